@@ -1,0 +1,168 @@
+"""The command line, in RecBole's manner: `--key=value` for any setting of RecBole or of the plugin.
+
+Values are read as YAML. `--flag` and `--no_flag` set a yes-or-no setting. `--help` lists all settings with
+their defaults, `--unlearn=?` the methods.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from recbole_unlearn import __version__
+from recbole_unlearn.errors import EXIT_CODE, UnlearnError
+
+USAGE = """\
+usage: python run_unlearn.py --model=NAME --dataset=NAME [--unlearn=METHOD] [--forget=FILE] [--key=value ...]
+       python run_unlearn.py --checkpoint=FILE --forget=FILE [--unlearn=METHOD] [--key=value ...]
+
+Make a trained RecBole model forget interactions, and measure how well it did.
+"""
+
+
+def parse(arguments: Sequence[str]) -> dict[str, Any]:
+    """`--key=value` arguments as a dict; `--key value` is taken too, as people type it."""
+    from recbole_unlearn.config import parse_value
+
+    values: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--") or argument == "--":
+            raise UnlearnError(f"Cannot read the argument {argument!r}; expected --key=value.")
+        key, equals, text = argument[2:].partition("=")
+        if not equals and rest and not rest[0].startswith("--"):
+            text, equals = rest.pop(0), "="
+        if equals:
+            value = parse_value(text)
+        elif key.startswith("no_"):
+            key, value = key[3:], False
+        else:
+            value = True
+        if key in values and values[key] != value:
+            raise UnlearnError(f"--{key} is given twice, with different values; leave one out.")
+        values[key] = value
+    return values
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line; returns the exit code (0, or 2 when the input has to be corrected)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if "--version" in arguments:
+            print(f"recbole-unlearn {__version__}")
+            return 0
+        if "--help" in arguments or "-h" in arguments or not arguments:
+            print(help_text(parse([a for a in arguments if a not in ("--help", "-h")])))
+            return 0
+        values = parse(arguments)
+        if values.get("unlearn") == "?":
+            print(method_list())
+            return 0
+        return _run(values)
+    except UnlearnError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return EXIT_CODE
+    except KeyboardInterrupt:
+        print("Stopped; no result was written.", file=sys.stderr)
+        return 130
+
+
+def _run(values: dict[str, Any]) -> int:
+    from recbole_unlearn.quick_start import run_unlearn
+    from recbole_unlearn.settings import as_list
+
+    files = values.pop("config_files", None)
+    files = files.split() if isinstance(files, str) and "," not in files else as_list(files)
+    model, dataset = values.pop("model", None), values.pop("dataset", None)
+    for key in ("checkpoint", "forget", "output_dir", "data_path", "cache_dir"):
+        if key in values and values[key] is not None:
+            values[key] = str(values[key])  # a name such as 2024 is a path here, not a number
+    result = run_unlearn(
+        None if model is None else str(model),
+        None if dataset is None else str(dataset),
+        config_files=files,
+        config_dict=values,
+    )
+    print(f"\n{result}\n{result.output_dir / 'result.json'}")
+    return 0
+
+
+def method_list() -> str:
+    """The unlearning methods with their help texts."""
+    from recbole_unlearn.methods import registry
+
+    return "\n".join(f"{method.name:<18} {method.help}" for method in registry.methods())
+
+
+def help_text(values: dict[str, Any]) -> str:
+    """All settings in groups, with defaults; those of a model too when `--model` is given."""
+    from recbole.utils import argument_list
+
+    from recbole_unlearn import settings
+    from recbole_unlearn.config import UnlearnConfig
+    from recbole_unlearn.methods import registry
+
+    model, dataset = str(values.get("model") or "BPR"), str(values.get("dataset") or "ml-100k")
+    config = UnlearnConfig(model, dataset)
+    blocks = [USAGE, "Required, unless a checkpoint tells:", "  --model", "  --dataset"]
+    for title, group in settings.GROUPS.items():
+        blocks += ["", f"{title}:", *_lines(group, config)]
+    for method in registry.methods():
+        blocks += ["", f"Method {method.name} ({method.help})"]
+        blocks += _lines(method.Settings, config.method_values(method.name))
+    comments = _recbole_comments()
+    listed = set()
+    for title in ("general", "training", "evaluation", "dataset"):
+        keys = getattr(argument_list, f"{title}_arguments")
+        listed |= set(keys)
+        blocks += ["", f"RecBole, {title}:"]
+        blocks += [_line(key, config[key], comments.get(key, "")) for key in keys]
+    if values.get("model"):
+        own = sorted(_model_keys(model) - listed)
+        blocks += ["", f"RecBole, {model}:", *(_line(key, config[key], "") for key in own)]
+    blocks += ["", "--config_files=a.yaml,b.yaml reads settings from files; the command line wins."]
+    return "\n".join(blocks)
+
+
+def _lines(group: type, values: Any) -> list[str]:
+    import dataclasses
+
+    return [
+        _line(f.name, values[f.name], f.metadata["help"], f.metadata["choices"])
+        for f in dataclasses.fields(group)
+    ]
+
+
+def _line(key: str, default: Any, help: str, choices: Sequence[str] | None = None) -> str:
+    shown = "" if default is None else f"={default}"
+    options = f" One of {', '.join(choices)}." if choices else ""
+    return f"  --{key}{shown}".ljust(34) + f" {help}{options}".rstrip()
+
+
+def _recbole_comments() -> dict[str, str]:
+    """RecBole documents its settings in comments of its property files: `key: value  # (type) text`."""
+    from pathlib import Path
+
+    import recbole
+
+    found = {}
+    folder = Path(recbole.__file__).parent / "properties"
+    for name in ("overall.yaml", "dataset/sample.yaml"):
+        text = (folder / name).read_text(encoding="utf-8")
+        for key, comment in re.findall(r"^(\w+):.*?#\s*\(\w[^)]*\)\s*(.+)$", text, re.M):
+            found[key] = comment.strip()
+    return found
+
+
+def _model_keys(model: str) -> set[str]:
+    from pathlib import Path
+
+    import recbole
+
+    from recbole_unlearn.config import read_yaml
+
+    file = Path(recbole.__file__).parent / "properties" / "model" / f"{model}.yaml"
+    return set(read_yaml(file)) if file.is_file() else set()

@@ -1,0 +1,87 @@
+"""Small repairs that let RecBole 1.2.x run on today's numpy, scipy and torch.
+
+Each one is applied for as short as possible, changes nothing when the installed versions do not need
+it, and names the line of RecBole it is for. Nothing here imports `recbole.quick_start`, which would
+pull in Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from recbole.evaluator import Collector
+
+_NUMPY_1_NAMES = {
+    "float_": np.float64,
+    "complex_": np.complex128,
+    "unicode_": np.str_,
+}
+
+
+def restore_numpy_names() -> None:
+    """Give numpy 2 the aliases `Config.compatibility_settings` and the metrics read."""
+    for name, target in _NUMPY_1_NAMES.items():
+        if name not in np.__dict__:
+            setattr(np, name, target)
+
+
+@contextlib.contextmanager
+def dok_update() -> Iterator[None]:
+    """Give scipy >= 1.13 the `dok_matrix._update` that RecBole's graph models call when built."""
+    if hasattr(sp.dok_matrix, "_update"):
+        yield
+        return
+
+    def _update(self: sp.dok_matrix, entries: dict) -> None:
+        self._dict.update(entries)
+
+    sp.dok_matrix._update = _update
+    try:
+        yield
+    finally:
+        del sp.dok_matrix._update
+
+
+class _NoWriter:
+    """Stands in for a SummaryWriter when TensorBoard is off."""
+
+    def add_scalar(self, *args: Any, **kwargs: Any) -> None:
+        """Drop a scalar."""
+
+    def add_hparams(self, *args: Any, **kwargs: Any) -> None:
+        """Drop hyper-parameters."""
+
+
+@contextlib.contextmanager
+def tensorboard_in(folder: Path | None) -> Iterator[None]:
+    """Send RecBole's TensorBoard files to ``folder`` (None: nowhere) instead of the working directory."""
+    from recbole.trainer import trainer as module
+    from torch.utils.tensorboard import SummaryWriter
+
+    original = module.get_tensorboard
+    module.get_tensorboard = lambda logger: _NoWriter() if folder is None else SummaryWriter(str(folder))
+    try:
+        yield
+    finally:
+        module.get_tensorboard = original
+
+
+class TensorCollector(Collector):
+    """RecBole's collector; 1.2.1 calls `.cpu()` on plain numbers (collector.py:226)."""
+
+    def get_data_struct(self) -> Any:
+        """Hand out what was collected, tensors on the CPU and plain values as they are."""
+        held = self.data_struct._data_dict
+        plain = {key: held.pop(key) for key in list(held) if not isinstance(held[key], torch.Tensor)}
+        for key in held:
+            held[key] = held[key].cpu()
+        struct = super().get_data_struct()
+        struct._data_dict.update(plain)
+        held.update(plain)
+        return struct

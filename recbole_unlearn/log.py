@@ -1,0 +1,39 @@
+"""Logging of a run: short lines on the screen, and the same in OUTPUT_DIR/run.log.
+
+RecBole logs through Python's root logger, so handlers are put there for the time of a run and taken away
+afterwards. Lines count people; they never name them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from recbole.utils.logger import RemoveColorFilter
+
+_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+
+
+@contextlib.contextmanager
+def logging_to(directory: Path, level: str = "INFO") -> Iterator[logging.Logger]:
+    """Log to ``directory``/run.log, and to the screen unless the caller has set up logging already."""
+    root = logging.getLogger()
+    before = root.level
+    file = logging.FileHandler(directory / "run.log", encoding="utf-8", delay=True)
+    file.addFilter(RemoveColorFilter())
+    handlers: list[logging.Handler] = [file]
+    if not root.handlers:
+        handlers.append(logging.StreamHandler())
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter(_FORMAT, "%H:%M:%S"))
+        root.addHandler(handler)
+    root.setLevel(getattr(logging, str(level).upper(), logging.INFO))
+    try:
+        yield root
+    finally:
+        root.setLevel(before)
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()

@@ -1,0 +1,36 @@
+"""Exact unlearning: a new model, trained from scratch on the retained rows.
+
+Slow and right by definition. It is the reference that every other method is measured against, so it has a
+seed of its own: sharing the original's initial weights and sampling would make it look nearer to the
+original than an independent retraining is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from recbole_unlearn.methods.registry import register
+from recbole_unlearn.settings import setting
+from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrainSettings:
+    """Settings of retraining."""
+
+    retrain_seed: int | None = setting("Seed of the new model; one more than the run's when empty.")
+
+
+@register("retrain", "Train again from scratch on the retained rows: exact and slow.", RetrainSettings)
+class Retrain(UnlearnTrainer):
+    """θ₋S = argmin of the training objective over D\\S, from a new initialisation."""
+
+    exact = True
+
+    def unlearn(self, task: UnlearnTask) -> None:
+        """Train on the retained rows; a second retraining in the same run gets the next seed."""
+        seed = task.settings.retrain_seed
+        seed = task.config["seed"] + 1 if seed is None else seed
+        trained = task.train(task.config.replace(seed=seed + task.repeat), task.data.retain, task.label)
+        trained.load_into(self.model)
+        self.seconds, self.from_cache = trained.seconds, trained.from_cache
