@@ -48,7 +48,7 @@ class StandIn:
     args: tuple = ()
     state: Any = None
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> StandIn:
+    def __new__(cls, *args: Any, **kwargs: Any) -> StandIn:  # noqa: D102
         self = object.__new__(cls)
         self.args = args
         return self
@@ -66,6 +66,7 @@ class _Refused(pickle.UnpicklingError):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        """Called for every global the file names."""
         found = _allowed(module, name)
         if found is None:
             raise _Refused(f"{module}.{name}")
@@ -106,8 +107,8 @@ def _allowed_numpy(module: str, name: str) -> Any:
     if name in ("ndarray", "dtype"):
         return getattr(np, name)
     if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name in ("_reconstruct", "scalar"):
-        multiarray = getattr(np, "_core", None) or np.core
-        return getattr(multiarray.multiarray, name)
+        home = "numpy._core" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "numpy.core"
+        return getattr(importlib.import_module(f"{home}.multiarray"), name)
     if module in ("numpy.core.numeric", "numpy._core.numeric") and name == "_frombuffer":
         return lambda data, dtype, shape, order: np.frombuffer(data, dtype).reshape(shape, order=order)
     candidate = getattr(np, name, None)

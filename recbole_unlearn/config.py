@@ -108,6 +108,7 @@ class UnlearnConfig(Config):
         config_dict: settings that win over the files.
         inherited: settings of an existing checkpoint or config. They stand above all property files and
             below what the user sets; keys in it that nobody knows are kept, not refused.
+
     """
 
     def __init__(

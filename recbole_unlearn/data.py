@@ -1,7 +1,7 @@
-"""From a dataset and a forget set to forget and retain data with the same ids.
+r"""From a dataset and a forget set to forget and retain data with the same ids.
 
 :func:`load` makes RecBole's dataset and splits it as RecBole would. :class:`UnlearnData` holds the two
-sides: D (``full``) and D\\S (``retain``), plus the deleted rows (``forget``). :func:`loaders` builds new
+sides: D (``full``) and D\S (``retain``), plus the deleted rows (``forget``). :func:`loaders` builds new
 samplers and loaders for either side; the samplers are never shared, or deleted pairs would stay excluded
 from the negatives and stay masked at test.
 
@@ -179,7 +179,7 @@ def _pairs(dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def divide(full: Splits, located: Located, source: str) -> UnlearnData:
-    """Divide D into S and D\\S by the rows that were located, applying the rules of this module."""
+    r"""Divide D into S and D\S by the rows that were located, applying the rules of this module."""
     remove = [torch.from_numpy(mask) for mask in (located.train, located.valid, located.test)]
     kept = Splits(*(_rows(part, ~mask) for part, mask in zip(full, remove, strict=True)))
     users, items = _orphans(full.train, kept.train)

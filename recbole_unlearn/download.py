@@ -7,31 +7,27 @@ finds either the whole dataset or no directory at all.
 """
 
 import difflib
-import errno
 import http.client
 import importlib.util
 import json
 import logging
-import lzma
 import os
 import posixpath
 import re
-import shutil
-import stat
 import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PureWindowsPath
+from typing import BinaryIO
 
 import yaml
 from tqdm import tqdm
 
+from recbole_unlearn.archive import NO_ROOM, BadArchiveError, unpack
 from recbole_unlearn.errors import UnlearnError
 
 TIMEOUT_SECONDS = 30.0
@@ -40,25 +36,8 @@ RETRIES = 3
 """How often a transfer that was cut off is continued before giving up."""
 RETRY_WAIT_SECONDS = 1.0
 CHUNK_BYTES = 1 << 16
-MAX_UNPACKED_BYTES = 64 << 30
-"""No archive may unpack to more than this."""
-MAX_EXPANSION = 200
-"""An archive may not unpack to more than this many times its size ..."""
-EXPANSION_FREE_BYTES = 1 << 30
-"""... unless what it unpacks to is small anyway: a repetitive text file compresses very well."""
 
 _ATOMIC_SUFFIXES = {".inter", ".user", ".item"}
-_UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    OSError,  # bz2, and a name that the file system does not take
-    RuntimeError,  # encrypted, or an unknown way of compression
-    ValueError,
-)
-"""What unpacking may raise because of the bytes in the archive."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 _logger = logging.getLogger()
 
@@ -84,6 +63,7 @@ def ensure_dataset(
 
     Raises:
         UnlearnError: the dataset is not complete and could not be downloaded.
+
     """
     directory = Path(directory)
     try:
@@ -261,7 +241,7 @@ def _receive(job: _Job, show_progress: bool) -> bool:
     return ended and (note.size is None or _size(job.part) == note.size)
 
 
-def _copy_body(response: http.client.HTTPResponse, sink, bar) -> bool:
+def _copy_body(response: http.client.HTTPResponse, sink: BinaryIO, bar: tqdm) -> bool:
     """Copy the body to ``sink``; False if it ended before its declared length."""
     left = response.length
     while left is None or left > 0:
@@ -330,7 +310,7 @@ def _request_failed(job: _Job, reason: str) -> UnlearnError:
 
 
 def _web_opener() -> urllib.request.OpenerDirector:
-    """urllib's opener without its file, data and ftp handlers, which a redirect could reach."""
+    """Urllib's opener without its file, data and ftp handlers, which a redirect could reach."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,
@@ -406,7 +386,7 @@ def _install(job: _Job) -> None:
             _put_in_place(job, unpacked)
     except (UnlearnError, OSError) as error:
         # A bad archive would only fail again, but a good one can wait for room on the disk.
-        if getattr(error, "errno", None) not in _NO_ROOM:
+        if getattr(error, "errno", None) not in NO_ROOM:
             _discard(job)
         raise
     _discard(job)
@@ -415,71 +395,9 @@ def _install(job: _Job) -> None:
 def _unpack(job: _Job, folder: Path) -> None:
     """Unpack the archive into ``folder``, all of it or (with an error) none that is kept."""
     try:
-        with zipfile.ZipFile(job.part) as archive:
-            _refuse_bomb(job, archive)
-            for info, path in _members(job, archive):
-                destination = folder / path
-                destination.parent.mkdir(parents=True, exist_ok=True)
-                # zipfile stops at the declared size and checks the CRC at the end.
-                with archive.open(info) as source, open(destination, "xb") as sink:
-                    shutil.copyfileobj(source, sink)
-    except _UNREADABLE as error:
-        if getattr(error, "errno", None) in _NO_ROOM:
-            raise
-        raise _bad_archive(job, f"it is not a readable zip file ({_one_line(error)})") from error
-
-
-def _refuse_bomb(job: _Job, archive: zipfile.ZipFile) -> None:
-    unpacked = sum(info.file_size for info in archive.infolist())
-    # The size on disk, as overlapping members can claim the same compressed bytes many times.
-    too_dense = unpacked > MAX_EXPANSION * _size(job.part) and unpacked > EXPANSION_FREE_BYTES
-    if unpacked > MAX_UNPACKED_BYTES or too_dense:
-        raise _bad_archive(job, f"it would unpack to {unpacked} bytes, too many for its size")
-
-
-def _members(job: _Job, archive: zipfile.ZipFile) -> list[tuple[zipfile.ZipInfo, str]]:
-    """The files to unpack, each with its path below the dataset's directory.
-
-    If files sit in a sub folder of the archive, the folder they have in common is dropped.
-    """
-    paths = {}
-    for info in archive.infolist():
-        path = _safe_path(job, info)
-        if _is_folder(info) or _is_desktop_clutter(path):
-            continue
-        paths[info] = path
-    folders = [folder for folder in map(posixpath.dirname, paths.values()) if folder]
-    common = posixpath.commonpath(folders) if folders else ""
-    members = [(info, _without(path, common)) for info, path in paths.items()]
-    if len({path for _, path in members}) < len(members):
-        raise _bad_archive(job, "it holds two files of the same name")
-    return members
-
-
-def _safe_path(job: _Job, info: zipfile.ZipInfo) -> str:
-    """The member's path with forward slashes; an error if it could leave the directory."""
-    # Windows rules are the stricter ones: both slashes separate, drives and shares are known.
-    path = PureWindowsPath(info.filename)
-    if path.anchor or ".." in path.parts or not (path.parts or _is_folder(info)):
-        raise _bad_archive(job, f"the path {info.filename!r} in it is not safe")
-    kind = stat.S_IFMT(info.external_attr >> 16)
-    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise _bad_archive(job, f"{info.filename!r} in it is a link or special file")
-    return "/".join(path.parts)
-
-
-def _is_folder(info: zipfile.ZipInfo) -> bool:
-    """``info.is_dir()``, but also for Windows slashes and the empty name (where that crashes)."""
-    return info.filename.endswith(("/", "\\"))
-
-
-def _is_desktop_clutter(path: str) -> bool:
-    """True for what macOS adds to an archive; it would hide the one folder to drop."""
-    return path.startswith("__MACOSX/") or posixpath.basename(path) == ".DS_Store"
-
-
-def _without(path: str, folder: str) -> str:
-    return path.removeprefix(f"{folder}/") if folder else path
+        unpack(job.part, folder)
+    except BadArchiveError as error:
+        raise _bad_archive(job, str(error)) from error
 
 
 def _bad_archive(job: _Job, reason: str) -> UnlearnError:

@@ -202,6 +202,7 @@ def locate(
         splits: RecBole datasets that share their ids.
         on_missing: "error" stops at a token or a pair that is nowhere in the data, "skip" leaves it out.
         clock: maps the request's timestamps to the dataset's, which RecBole may have normalised.
+
     """
     train = splits[0]
     ids = {}

@@ -36,6 +36,7 @@ def inject(
 
     Returns:
         D' and the rows of it that were injected.
+
     """
     rng = np.random.default_rng(seed)
     users, amounts = _choose_users(clean.train, settings, rng)
@@ -65,7 +66,7 @@ def _choose_users(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Users who get noise, sorted, and how many rows each."""
     users, counts = np.unique(train.inter_feat[train.uid_field].numpy(), return_counts=True)
-    number = int(round(settings.inject_users * len(users)))
+    number = round(settings.inject_users * len(users))
     if number == 0 or settings.inject_amount == 0:
         raise UnlearnError(
             f"inject_users={settings.inject_users:g} of {len(users)} users with "

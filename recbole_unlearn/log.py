@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,11 @@ def logging_to(directory: Path, level: str = "INFO") -> Iterator[logging.Logger]
         root.addHandler(handler)
     root.setLevel(getattr(logging, str(level).upper(), logging.INFO))
     try:
-        yield root
+        with warnings.catch_warnings():
+            # RecBole 1.2.x on today's pandas and torch; nothing a user of this plugin can act on.
+            warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
+            warnings.filterwarnings("ignore", category=UserWarning, module=r"recbole\.|torch\.")
+            yield root
     finally:
         root.setLevel(before)
         for handler in handlers:

@@ -87,6 +87,7 @@ def run_unlearn(
         config_files: YAML files in RecBole's manner.
         output_dir: where the result goes; a new folder in `saved/` by default.
         config_dict: any further setting of RecBole or of the plugin.
+
     """
     named = {
         "unlearn": unlearn,
@@ -288,7 +289,7 @@ def _unlearn(
     label: str,
     repeat: int = 0,
 ) -> UnlearnTrainer:
-    """A model built on D\\S with the original's weights, after ``method`` has worked on it."""
+    r"""A model built on D\S with the original's weights, after ``method`` has worked on it."""
     model = build_model(config, data.retain)
     original.load_weights(model)
     trainer = compose(method, config, model, label)
@@ -325,6 +326,7 @@ def unlearn_model(
         method: the unlearning method.
         optimizer: the optimizer that trained the model, for methods that read its state.
         **overrides: settings of the method or of the plugin.
+
     """
     ours = UnlearnConfig.from_recbole(config, unlearn=method, tensorboard=False, **overrides)
     cls = registry.get(method)

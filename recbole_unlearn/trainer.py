@@ -204,9 +204,9 @@ class UnlearnTask:
 
 
 class UnlearnTrainer(PhaseTrainer):
-    """Base of all methods: a RecBole trainer over the retained data with an unlearning phase.
+    r"""Base of all methods: a RecBole trainer over the retained data with an unlearning phase.
 
-    ``self.model`` was built on D\\S and holds the original's weights when :meth:`prepare` is called. A
+    ``self.model`` was built on D\S and holds the original's weights when :meth:`prepare` is called. A
     method overrides :meth:`unlearn`, which changes ``self.model``, and may override :meth:`prepare`.
     """
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from recbole_unlearn import download
+from recbole_unlearn import archive, download
 from recbole_unlearn.download import ensure_dataset
 from recbole_unlearn.errors import UnlearnError
 
@@ -458,7 +458,7 @@ def test_full_disk_while_unpacking_keeps_the_archive(site, target, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(download.shutil, "copyfileobj", full)
+        patch.setattr(archive.shutil, "copyfileobj", full)
         assert "No space left on device" in refused(site, target)
     assert not target.exists()
     assert left_in(target.parent) == [".tiny.zip.part", ".tiny.zip.part.json"]
@@ -599,21 +599,21 @@ def test_file_that_is_also_a_folder_is_refused(site, target, tmp_path):
 
 
 def test_archive_that_is_too_large_is_refused(site, target, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "MAX_UNPACKED_BYTES", len(INTER) - 1)
+    monkeypatch.setattr(archive, "MAX_UNPACKED_BYTES", len(INTER) - 1)
     assert f"unpack to {len(INTER)} bytes" in refused(site, target)
     assert left_in(tmp_path) == ["dataset"]
 
 
 def test_archive_that_is_too_dense_is_refused(site, target, tmp_path, monkeypatch):
     site.data = make_zip({"tiny.inter": bytes(1 << 20)}, compression=zipfile.ZIP_DEFLATED)
-    monkeypatch.setattr(download, "EXPANSION_FREE_BYTES", (1 << 20) - 1)
+    monkeypatch.setattr(archive, "EXPANSION_FREE_BYTES", (1 << 20) - 1)
     assert "too many for its size" in refused(site, target)
     assert left_in(tmp_path) == ["dataset"]
 
 
 def test_small_dense_archive_is_accepted(site, target, monkeypatch):
     site.data = make_zip({"tiny.inter": bytes(1 << 20)}, compression=zipfile.ZIP_DEFLATED)
-    monkeypatch.setattr(download, "EXPANSION_FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(archive, "EXPANSION_FREE_BYTES", 1 << 20)
     fetch(site, target)
     assert (target / "tiny.inter").stat().st_size == 1 << 20
 

@@ -23,7 +23,7 @@ class RetrainSettings:
 
 @register("retrain", "Train again from scratch on the retained rows: exact and slow.", RetrainSettings)
 class Retrain(UnlearnTrainer):
-    """θ₋S = argmin of the training objective over D\\S, from a new initialisation."""
+    r"""θ₋S = argmin of the training objective over D\S, from a new initialisation."""
 
     exact = True
 
