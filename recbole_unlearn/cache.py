@@ -21,12 +21,12 @@ import recbole
 import torch
 
 from recbole_unlearn import __version__, settings
-from recbole_unlearn.checkpoint import safe_load
 from recbole_unlearn.config import UnlearnConfig
 from recbole_unlearn.data import Splits
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_torch
 from recbole_unlearn.trainer import Trained, train
+from recbole_unlearn.unpickle import load_torch
 
 # Settings that change nothing in a trained model.
 _IRRELEVANT = {
@@ -80,7 +80,7 @@ class ModelCache:
         if not path.is_file():
             return None
         try:
-            content: dict[str, Any] = safe_load(path)
+            content: dict[str, Any] = load_torch(path)
             trained = Trained(**{**content, "from_cache": True})
         except (UnlearnError, TypeError) as error:
             logging.getLogger().warning("Cached model left aside, training again: %s", error)

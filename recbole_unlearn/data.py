@@ -10,7 +10,7 @@ Rules, in the words of docs/forget-sets.md:
 * Only training rows are unlearned. A request that also hits validation or test rows removes them from
   those splits for every phase alike, so that all figures speak of the same rows.
 * A user or an item that has no training row left (an *orphan*) cannot be ranked sensibly by any model.
-  Its validation and test rows are left out of utility for every phase, and counted.
+  Its validation and test rows are left out for every phase, and counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,12 +32,11 @@ from recbole.data.interaction import Interaction, cat_interactions
 from recbole.data.utils import create_samplers, get_dataloader
 from recbole.utils import init_seed
 
+from recbole_unlearn import retained
 from recbole_unlearn.config import UnlearnConfig
 from recbole_unlearn.download import ensure_dataset
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.forget import Located
-
-Clock = Callable[[np.ndarray], np.ndarray]
+from recbole_unlearn.forget import Clock, Located
 
 
 class Splits(NamedTuple):
@@ -73,23 +73,36 @@ class Source(NamedTuple):
     clock: Clock | None
 
 
-def load(config: UnlearnConfig) -> Source:
-    """Load and split the dataset exactly as a RecBole run with this config does."""
+def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
+    """Load and split the dataset exactly as a RecBole run with this config does.
+
+    Args:
+        config: names the dataset, its filters and its split.
+        saved: the retained data of an earlier request, to go on from instead of the source files.
+
+    """
     name = config["dataset"]
-    suffixes = config["benchmark_filename"]
-    files = [f"{name}.{suffix}.inter" for suffix in suffixes] if suffixes else [f"{name}.inter"]
-    ensure_dataset(name, config["data_path"], files, config["download_url"], bool(config["show_progress"]))
     init_seed(config["seed"], config["reproducibility"])
+    if saved is not None:
+        dataset, clock = retained.read_dataset(saved, config)
+    else:
+        suffixes = config["benchmark_filename"]
+        files = [f"{name}.{suffix}.inter" for suffix in suffixes] if suffixes else [f"{name}.inter"]
+        progress = bool(config["show_progress"])
+        ensure_dataset(name, config["data_path"], files, config["download_url"], progress)
+        try:
+            with _recorded_times() as raw:
+                dataset = create_dataset(config)
+            clock = _clock(raw, dataset)
+        except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+            raise UnlearnError(
+                f"RecBole cannot load the dataset {name} from {config['data_path']}: {error}. "
+                "Check load_col, the column names and the filters."
+            ) from error
     try:
-        with _recorded_times() as raw:
-            dataset = create_dataset(config)
-        clock = _clock(raw, dataset)
         parts = dataset.build()
-    except (ValueError, KeyError, TypeError, NotImplementedError, UnicodeDecodeError) as error:
-        raise UnlearnError(
-            f"RecBole cannot load the dataset {name} from {config['data_path']}: {error}. "
-            "Check load_col, the column names and the filters."
-        ) from error
+    except (ValueError, KeyError, TypeError, NotImplementedError, AssertionError) as error:
+        raise UnlearnError(f"RecBole cannot split the dataset {name}: {error}. Check eval_args.") from error
     if len(parts) != 3:
         raise UnlearnError(
             f"The split gives {len(parts)} parts; training, validation and test are needed. "
@@ -121,7 +134,7 @@ def _recorded_times() -> Iterator[dict[str, np.ndarray]]:
 
 
 def _clock(recorded: dict[str, np.ndarray], dataset: Dataset) -> Clock | None:
-    """The affine map from the file's timestamps to the dataset's, when they differ."""
+    """The map from the file's timestamps to the dataset's, when they differ."""
     if "time" not in recorded or dataset.time_field not in dataset.inter_feat:
         return None
     raw = recorded["time"]
@@ -131,7 +144,7 @@ def _clock(recorded: dict[str, np.ndarray], dataset: Dataset) -> Clock | None:
     low, high = raw.min(), raw.max()
     start, end = now[raw.argmin()], now[raw.argmax()]
     slope = (end - start) / (high - low) if high > low else 0.0
-    return lambda times: start + (times - low) * slope
+    return Clock(float(low), float(slope), float(start))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +154,8 @@ class UnlearnData:
     full: Splits
     retain: Splits
     forget: Dataset  # the deleted training rows, S
-    kept: Splits  # as retain, with the held-out rows of orphans: what is left of the dataset
-    source: str  # "file", "python" or "injected"
+    source: str  # "file", "python" or "injected ..."
+    clock: Clock | None
     counts: dict[str, int]
     orphan_users: torch.Tensor
     orphan_items: torch.Tensor
@@ -178,7 +191,7 @@ def _pairs(dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
     return dataset.inter_feat[dataset.uid_field], dataset.inter_feat[dataset.iid_field]
 
 
-def divide(full: Splits, located: Located, source: str) -> UnlearnData:
+def divide(full: Splits, located: Located, source: str, clock: Clock | None = None) -> UnlearnData:
     r"""Divide D into S and D\S by the rows that were located, applying the rules of this module."""
     remove = [torch.from_numpy(mask) for mask in (located.train, located.valid, located.test)]
     kept = Splits(*(_rows(part, ~mask) for part, mask in zip(full, remove, strict=True)))
@@ -201,7 +214,7 @@ def divide(full: Splits, located: Located, source: str) -> UnlearnData:
         "orphan_test_rows": int((~usable[1]).sum()),
     }
     forget = _rows(full.train, remove[0])
-    return UnlearnData(full, retain, forget, kept, source, counts, users, items)
+    return UnlearnData(full, retain, forget, source, clock, counts, users, items)
 
 
 def _rows(dataset: Dataset, mask: torch.Tensor) -> Dataset:

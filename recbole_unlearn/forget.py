@@ -12,7 +12,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,18 @@ from recbole.data.dataset import Dataset
 from recbole_unlearn.errors import UnlearnError
 
 SHOWN_ROWS = 5  # how many row numbers an error message gives
+
+
+class Clock(NamedTuple):
+    """The affine map from the timestamps of the source file to those RecBole loaded."""
+
+    low: float
+    slope: float
+    start: float
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        """Timestamps of the file as the dataset has them."""
+        return self.start + (times - self.low) * self.slope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +205,7 @@ def locate(
     request: ForgetRequest,
     splits: tuple[Dataset, Dataset, Dataset],
     on_missing: str = "error",
-    clock: Callable[[np.ndarray], np.ndarray] | None = None,
+    clock: Clock | None = None,
 ) -> Located:
     """Find the rows of ``splits`` (train, valid, test) that ``request`` means.
 
@@ -245,7 +257,7 @@ def _match(
     request: ForgetRequest,
     ids: dict[str, np.ndarray],
     splits: tuple[Dataset, Dataset, Dataset],
-    clock: Callable[[np.ndarray], np.ndarray] | None,
+    clock: Clock | None,
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Row masks of the splits, and which requests were found in any of them."""
     wanted = _keys(ids, splits[0].item_num)
@@ -279,7 +291,7 @@ def _match_times(
     wanted: np.ndarray,
     keys: np.ndarray,
     split: Dataset,
-    clock: Callable[[np.ndarray], np.ndarray] | None,
+    clock: Clock | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """As :func:`_match`, with the timestamp too, within the precision RecBole keeps (float32)."""
     if split.time_field not in split.inter_feat:

@@ -197,14 +197,16 @@ class _Pipeline:
                 "Give --forget=FILE with the requests, or leave --checkpoint out."
             )
         request = None if injected else read_request(forget, Fields.of(self.config))
-        source = load(self.config)
+        source = load(self.config, self.checkpoint.dataset_file if self.checkpoint else None)
         if request is not None:
             located = locate(request, source.splits, self.forget_settings.on_missing, source.clock)
-            return divide(source.splits, located, "file" if isinstance(forget, (str, Path)) else "python")
+            kind = "file" if isinstance(forget, (str, Path)) else "python"
+            return divide(source.splits, located, kind, source.clock)
         seed = self.forget_settings.inject_seed
         seed = self.config["seed"] if seed is None else seed
         full, located = inject(source.splits, self.forget_settings, seed, self._scorer(source.splits))
-        return divide(full, located, f"{INJECTED} {self.forget_settings.inject_mode}")
+        kind = f"{INJECTED} {self.forget_settings.inject_mode}"
+        return divide(full, located, kind, source.clock)
 
     def _scorer(self, clean: Splits) -> Any:
         """Scores by a model of the clean data, which chooses the injected items and nothing else."""
