@@ -21,6 +21,12 @@ usage: python run_unlearn.py --model=NAME --dataset=NAME [--unlearn=METHOD] [--f
 Make a trained RecBole model forget interactions, and measure how well it did.
 """
 
+# Taken as they are typed: a folder called 1e3 is a name, not a number.
+_NAMES = {
+    "model", "dataset", "unlearn", "checkpoint", "forget", "output_dir", "data_path", "cache_dir",
+    "config_files", "download_url",
+}  # fmt: skip
+
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """`--key=value` arguments as a dict; `--key value` is taken too, as people type it."""
@@ -36,7 +42,7 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
         if not equals and rest and not rest[0].startswith("--"):
             text, equals = rest.pop(0), "="
         if equals:
-            value = parse_value(text)
+            value = text if key in _NAMES else parse_value(text)
         elif key.startswith("no_"):
             key, value = key[3:], False
         else:
@@ -77,15 +83,7 @@ def _run(values: dict[str, Any]) -> int:
     files = values.pop("config_files", None)
     files = files.split() if isinstance(files, str) and "," not in files else as_list(files)
     model, dataset = values.pop("model", None), values.pop("dataset", None)
-    for key in ("checkpoint", "forget", "output_dir", "data_path", "cache_dir"):
-        if key in values and values[key] is not None:
-            values[key] = str(values[key])  # a name such as 2024 is a path here, not a number
-    result = run_unlearn(
-        None if model is None else str(model),
-        None if dataset is None else str(dataset),
-        config_files=files,
-        config_dict=values,
-    )
+    result = run_unlearn(model, dataset, config_files=files, config_dict=values)
     print(f"\n{result}\n{result.output_dir / 'result.json'}")
     return 0
 

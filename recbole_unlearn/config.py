@@ -61,9 +61,11 @@ def parse_value(text: str) -> Any:
     if text == "None":
         return None
     try:
-        return yaml.load(text, Loader=_YamlLoader)
+        value = yaml.load(text, Loader=_YamlLoader)
     except yaml.YAMLError:
         return text
+    # Only what is written in brackets is a collection: "?" and "a: b" are YAML mappings, but not meant so.
+    return text if isinstance(value, (dict, list)) and text.lstrip()[0] not in "[{" else value
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -94,14 +94,14 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
             with _recorded_times() as raw:
                 dataset = create_dataset(config)
             clock = _clock(raw, dataset)
-        except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UnlearnError(
                 f"RecBole cannot load the dataset {name} from {config['data_path']}: {error}. "
                 "Check load_col, the column names and the filters."
             ) from error
     try:
         parts = dataset.build()
-    except (ValueError, KeyError, TypeError, NotImplementedError, AssertionError) as error:
+    except (ValueError, LookupError, TypeError, NotImplementedError, AssertionError) as error:
         raise UnlearnError(f"RecBole cannot split the dataset {name}: {error}. Check eval_args.") from error
     if len(parts) != 3:
         raise UnlearnError(

@@ -108,10 +108,18 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
 
 def _text_reader(separator: str) -> Callable[[Path], pd.DataFrame]:
     def read(path: Path) -> pd.DataFrame:
-        return pd.read_csv(
-            path, sep=separator, dtype=str, keep_default_na=False, na_values=[""], encoding="utf-8-sig",
+        frame = pd.read_csv(
+            path,
+            sep=separator,
+            dtype=str,
+            keep_default_na=False,
+            na_values=[""],
+            encoding="utf-8-sig",
             skip_blank_lines=False,
-        )  # fmt: skip
+        )
+        if not isinstance(frame.index, pd.RangeIndex):  # pandas takes surplus values for an index
+            raise ValueError("its lines have more values than its header")
+        return frame
 
     return read
 

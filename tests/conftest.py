@@ -1,0 +1,137 @@
+"""Shared fixtures: a small dataset in RecBole's format, configs over it, and a plain RecBole checkpoint."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from recbole.config import Config
+from recbole.data import create_dataset, data_preparation
+from recbole.utils import get_model, get_trainer, init_seed
+
+from recbole_unlearn import compat
+from recbole_unlearn.config import UnlearnConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+USERS, ITEMS = 40, 60
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_directory(tmp_path, monkeypatch):
+    """Tests never write to the checkout, and never see pytest's arguments as RecBole's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    yield
+    logging.getLogger().handlers[:] = [
+        h for h in logging.getLogger().handlers if not isinstance(h, logging.FileHandler)
+    ]
+
+
+def tiny_rows(seed: int = 0) -> list[tuple[str, str, float, float]]:
+    """Two taste groups of users and items; everybody mostly likes their own half."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for user in range(USERS):
+        own = np.arange(ITEMS // 2) + (user % 2) * (ITEMS // 2)
+        other = np.arange(ITEMS // 2) + (1 - user % 2) * (ITEMS // 2)
+        liked = np.concatenate([rng.choice(own, 14, replace=False), rng.choice(other, 3, replace=False)])
+        for item in liked:
+            rows.append((f"u{user}", f"i{item}", float(rng.integers(1, 6)), 8.8e8 + rng.integers(0, 10**6)))
+    return [rows[i] for i in rng.permutation(len(rows))]
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory) -> Path:
+    """A data_path that holds the dataset `tiny`, with features of users and items."""
+    root = tmp_path_factory.mktemp("data")
+    folder = root / "tiny"
+    folder.mkdir()
+    lines = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
+    lines += [f"{u}\t{i}\t{r}\t{t:.0f}" for u, i, r, t in tiny_rows()]
+    (folder / "tiny.inter").write_text("\n".join(lines) + "\n")
+    users = ["user_id:token\tcity:token"] + [f"u{n}\tc{n % 3}" for n in range(USERS)]
+    (folder / "tiny.user").write_text("\n".join(users) + "\n")
+    items = ["item_id:token\tkind:token_seq"] + [f"i{n}\tk{n % 4} k{n % 5}" for n in range(ITEMS)]
+    (folder / "tiny.item").write_text("\n".join(items) + "\n")
+    return root
+
+
+@pytest.fixture
+def settings(tiny_path, tmp_path):
+    """Settings of a quick run on `tiny`."""
+    return {
+        "data_path": str(tiny_path),
+        "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},
+        "epochs": 4,
+        "eval_step": 2,
+        "embedding_size": 8,
+        "learning_rate": 0.01,
+        "train_batch_size": 64,
+        "show_progress": False,
+        "tensorboard": False,
+        "cache_dir": str(tmp_path / "cache"),
+        "checkpoint_dir": str(tmp_path / "work"),
+        "output_dir": str(tmp_path / "out"),
+        "demotion_negatives": 10,
+    }
+
+
+@pytest.fixture
+def make_config(settings):
+    """``make_config("BPR", key=value)``: a config over `tiny`."""
+
+    def make(model="BPR", **changes) -> UnlearnConfig:
+        return UnlearnConfig(model, "tiny", config_dict={**settings, **changes})
+
+    return make
+
+
+@pytest.fixture
+def flags(settings):
+    """The quick settings as command-line arguments; ``flags(epochs=1)`` changes some."""
+
+    def make(**changes) -> list[str]:
+        return [f"--{key}={value}" for key, value in {**settings, **changes}.items()]
+
+    return make
+
+
+def train_plain(model: str, folder: Path, **settings) -> Path:
+    """Train with RecBole's own classes, as `run_recbole` does, and return the checkpoint it saved."""
+    compat.restore_numpy_names()
+    dataset = settings.pop("dataset", "tiny")
+    config = Config(
+        model, dataset, config_dict={"checkpoint_dir": str(folder), "show_progress": False, **settings}
+    )
+    init_seed(config["seed"], config["reproducibility"])
+    loaded = create_dataset(config)
+    train, valid, _ = data_preparation(config, loaded)
+    init_seed(config["seed"], config["reproducibility"])
+    with compat.dok_update():
+        net = get_model(model)(config, train._dataset)
+    trainer = get_trainer(config["MODEL_TYPE"], model)(config, net)
+    trainer.fit(train, valid, verbose=False, show_progress=False)
+    return Path(trainer.saved_model_file)
+
+
+@pytest.fixture(scope="session")
+def plain_checkpoint(tiny_path, tmp_path_factory) -> Path:
+    """A checkpoint of BPR on `tiny`, written by RecBole itself with its default metrics and Adam."""
+    folder = tmp_path_factory.mktemp("plain")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return train_plain(
+            "BPR", folder, data_path=str(tiny_path), epochs=3, embedding_size=8, train_batch_size=64,
+            load_col={"inter": ["user_id", "item_id", "rating", "timestamp"]}, learning_rate=0.01,
+        )  # fmt: skip
+    finally:
+        os.chdir(before)

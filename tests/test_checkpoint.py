@@ -1,0 +1,125 @@
+"""Checkpoints of plain RecBole as a starting point."""
+
+import pickle
+
+import pytest
+import torch
+from recbole.utils import ModelType
+
+from recbole_unlearn import run_unlearn
+from recbole_unlearn.checkpoint import read_checkpoint
+from recbole_unlearn.errors import UnlearnError
+
+RUN = {"show_progress": False, "tensorboard": False, "demotion_negatives": 5}
+NAMED = {"final_config_dict": {"model": "BPR", "dataset": "t"}}
+
+
+@pytest.fixture
+def request_file(tmp_path):
+    path = tmp_path / "requests.csv"
+    path.write_text("user_id\nu3\nu8\n")
+    return path
+
+
+def test_model_dataset_and_settings_are_read(plain_checkpoint, tiny_path):
+    found = read_checkpoint(plain_checkpoint)
+    assert (found.model, found.dataset) == ("BPR", "tiny")
+    assert found.settings["embedding_size"] == 8
+    assert found.settings["metrics"] == ["Recall", "MRR", "NDCG", "Hit", "Precision"]
+    assert found.settings["data_path"] == str(tiny_path)
+    assert found.dataset_file is None
+    assert set(found.trained.optimizer["state"][0]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert not any(isinstance(value, ModelType) for value in found.settings.values())
+
+
+def test_the_original_is_the_model_recbole_saved(plain_checkpoint, request_file, tmp_path):
+    """From the checkpoint alone: the same split, and RecBole's own figures for the same weights."""
+    result = run_unlearn(
+        checkpoint=plain_checkpoint, forget=request_file, output_dir=tmp_path / "out",
+        config_dict=RUN | {"cache_dir": str(tmp_path / "c")},
+    )  # fmt: skip
+    phases = result.result["phases"]
+    assert phases["original"]["seconds"] is None
+    assert result.config["epochs"] == 3
+    saved = torch.load(plain_checkpoint, weights_only=False)
+    assert result.data.full.train.user_num == len(saved["state_dict"]["user_embedding.weight"])
+    # Whole users were forgotten: the retrained model still has their row as it was initialised.
+    assert result.result["forget"]["orphan_users"] == 2
+    assert {"mrr@10", "recall@50"} <= set(phases["unlearned"]["metrics"])
+
+
+def test_the_users_checkpoint_is_never_written(plain_checkpoint, request_file, tmp_path):
+    before = plain_checkpoint.read_bytes(), plain_checkpoint.stat().st_mtime_ns
+    names = sorted(path.name for path in plain_checkpoint.parent.iterdir())
+    run_unlearn(
+        checkpoint=plain_checkpoint, forget=request_file, output_dir=tmp_path / "out",
+        config_dict=RUN | {"cache_dir": str(tmp_path / "c"), "epochs": 1},
+    )  # fmt: skip
+    assert (plain_checkpoint.read_bytes(), plain_checkpoint.stat().st_mtime_ns) == before
+    assert sorted(path.name for path in plain_checkpoint.parent.iterdir()) == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "LightGCN"}, "is of the model BPR, not LightGCN"),
+        ({"dataset": "ml-1m"}, "is of the dataset tiny, not ml-1m"),
+        ({"config_dict": RUN | {"seed": 1}}, "seed=1 differs from the checkpoint's 2020"),
+        ({"config_dict": RUN | {"eval_args": {"split": {"RS": [6, 2, 2]}}}}, "eval_args"),
+        ({"config_dict": RUN | {"embedding_size": 16}}, r"item_embedding.weight is \[61, 8\] there"),
+        ({"forget": "injected"}, "cannot start from a checkpoint"),
+    ],
+)
+def test_what_does_not_fit_the_checkpoint(plain_checkpoint, request_file, tmp_path, arguments, message):
+    given = {"checkpoint": plain_checkpoint, "forget": request_file, "config_dict": RUN} | arguments
+    given["config_dict"] = given["config_dict"] | {"cache_dir": str(tmp_path / "c")}
+    with pytest.raises(UnlearnError, match=message):
+        run_unlearn(output_dir=tmp_path / "out", **given)
+    assert not (tmp_path / "out" / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"weights": 1}, "no state_dict"),
+        ([1, 2], "no state_dict"),
+        ({"state_dict": {"w": torch.zeros(1)}}, "does not say which model"),
+        ({"state_dict": {"w": 3}, "config": NAMED}, "tensor"),
+        ({"state_dict": {"w": torch.tensor([float("nan")])}, "config": NAMED}, "not finite"),
+    ],
+)  # fmt: skip
+def test_what_is_no_checkpoint(tmp_path, content, message):
+    torch.save(content, tmp_path / "x.pth")
+    with pytest.raises(UnlearnError, match=message):
+        read_checkpoint(tmp_path / "x.pth")
+
+
+def test_settings_in_a_checkpoint_are_never_evaluated(tmp_path, plain_checkpoint, request_file):
+    content = torch.load(plain_checkpoint, weights_only=False)
+    content["config"].final_config_dict["encoding"] = f"open({str(tmp_path / 'ran')!r}, 'w')"
+    torch.save(content, tmp_path / "evil.pth", pickle_protocol=4)
+    with pytest.raises(UnlearnError):
+        run_unlearn(
+            checkpoint=tmp_path / "evil.pth", forget=request_file, output_dir=tmp_path / "o", config_dict=RUN
+        )
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pickles_a_checkpoint_points_to_are_not_read(tmp_path, plain_checkpoint, request_file):
+    """RecBole would unpickle the saved dataset and loaders its config names."""
+
+    class Trap:
+        def __reduce__(self):
+            return open, (str(tmp_path / "ran"), "w")
+
+    trap = tmp_path / "trap.pth"
+    trap.write_bytes(pickle.dumps(Trap()))
+    content = torch.load(plain_checkpoint, weights_only=False)
+    for key in ("dataset_save_path", "dataloaders_save_path"):
+        content["config"].final_config_dict[key] = str(trap)
+    torch.save(content, tmp_path / "evil.pth", pickle_protocol=4)
+    run_unlearn(
+        checkpoint=tmp_path / "evil.pth", forget=request_file, output_dir=tmp_path / "o",
+        config_dict=RUN | {"epochs": 1, "cache": False},
+    )  # fmt: skip
+    assert not (tmp_path / "ran").exists()

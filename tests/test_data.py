@@ -1,0 +1,141 @@
+"""Forget and retain data: the same ids, nothing of S left in samplers, loaders and masks."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from recbole.config import Config
+from recbole.data import create_dataset, data_preparation
+from recbole.utils import init_seed
+
+from recbole_unlearn.config import UnlearnConfig
+from recbole_unlearn.data import divide, load, loaders
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.forget import Located
+
+
+def pairs(dataset):
+    return list(
+        zip(dataset.inter_feat["user_id"].tolist(), dataset.inter_feat["item_id"].tolist(), strict=True)
+    )
+
+
+def located(splits, train=(), valid=(), test=()):
+    masks = []
+    for split, rows in zip(splits, (train, valid, test), strict=True):
+        mask = np.zeros(len(split), dtype=bool)
+        mask[list(rows)] = True
+        masks.append(mask)
+    return Located(*masks)
+
+
+@pytest.fixture(scope="module")
+def source_and_config(tiny_path, tmp_path_factory):
+    values = {"data_path": str(tiny_path), "checkpoint_dir": str(tmp_path_factory.mktemp("w"))}
+    config = UnlearnConfig("BPR", "tiny", config_dict=values | {"show_progress": False})
+    return load(config), config
+
+
+def test_the_split_is_recboles_own(tiny_path, tmp_path):
+    values = {"data_path": str(tiny_path), "checkpoint_dir": str(tmp_path), "seed": 11}
+    theirs = Config("BPR", "tiny", config_dict=dict(values))
+    init_seed(theirs["seed"], theirs["reproducibility"])
+    expected = data_preparation(theirs, create_dataset(theirs))
+    ours = load(UnlearnConfig("BPR", "tiny", config_dict=values)).splits
+    assert pairs(ours.train) == pairs(expected[0]._dataset)
+    for mine, loader in zip(ours[1:], expected[1:], strict=True):
+        assert sorted(pairs(mine)) == sorted(pairs(loader._dataset))
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_dividing_loses_nothing_and_keeps_ids(source_and_config, data):
+    splits = source_and_config[0].splits
+    rows = data.draw(st.sets(st.integers(0, len(splits.train) - 1), min_size=1, max_size=200))
+    divided = divide(splits, located(splits, rows), "python")
+    everything = pairs(splits.train)
+    assert pairs(divided.forget) == [everything[row] for row in sorted(rows)]
+    assert pairs(divided.retain.train) == [p for row, p in enumerate(everything) if row not in rows]
+    assert divided.retain.train.field2token_id == splits.train.field2token_id
+    assert divided.retain.train.user_num == splits.train.user_num
+    left = {user for user, _ in pairs(divided.retain.train)}
+    assert set(divided.orphan_users.tolist()) == {u for u, _ in everything} - left
+    test = pairs(divided.retain.test)
+    assert len(test) + divided.counts["orphan_test_rows"] == len(splits.test)
+    gone_users, gone_items = set(divided.orphan_users.tolist()), set(divided.orphan_items.tolist())
+    assert not any(u in gone_users or i in gone_items for u, i in test)
+    assert divided.summary()["interactions"] == len(rows)
+
+
+def test_held_out_rows_of_a_request_leave_every_phase(source_and_config):
+    splits = source_and_config[0].splits
+    divided = divide(splits, located(splits, [0], [1, 2], [3]), "python")
+    assert (divided.counts["valid_rows_removed"], divided.counts["test_rows_removed"]) == (2, 1)
+    assert pairs(splits.test)[3] not in pairs(divided.retain.test)
+
+
+def test_a_request_that_leaves_nothing_to_measure_is_refused(source_and_config):
+    splits = source_and_config[0].splits
+    with pytest.raises(UnlearnError, match="no test row is left"):
+        divide(splits, located(splits, [0], [], range(len(splits.test))), "python")
+
+
+def test_deleted_pairs_become_negatives_and_are_not_masked(source_and_config):
+    source, config = source_and_config
+    user = int(source.splits.train.inter_feat["user_id"][0])
+    rows = torch.nonzero(source.splits.train.inter_feat["user_id"] == user).flatten().tolist()[:-2]
+    divided = divide(source.splits, located(source.splits, rows), "python")
+    deleted = {item for owner, item in pairs(divided.forget) if owner == user}
+    before, after = loaders(config, source.splits), loaders(config, divided.retain)
+    assert deleted <= before.train._sampler.used_ids[user]
+    assert not deleted & after.train._sampler.used_ids[user]
+    drawn = after.train._sampler.sample_by_user_ids(np.full(3000, user), None, 1)
+    assert deleted & set(drawn.tolist())
+    assert deleted <= set(before.test.uid2history_item[user].tolist())
+    assert not deleted & set(after.test.uid2history_item[user].tolist())
+
+
+def test_loaders_do_not_reorder_the_data(source_and_config):
+    source, config = source_and_config
+    before = [pairs(split) for split in source.splits]
+    for _ in loaders(config, source.splits).train:
+        pass
+    assert [pairs(split) for split in source.splits] == before
+
+
+def test_pairs_that_stay_in_another_row_are_not_called_deleted(source_and_config):
+    """The same pair twice in the data, one of them deleted by its timestamp: it is still known."""
+    from recbole_unlearn.data import append
+
+    splits = source_and_config[0].splits
+    twice = splits._replace(train=append(splits.train, splits.train.inter_feat[[0]]))
+    divided = divide(twice, located(twice, [0, 1]), "python")
+    users, items = divided.forget_pairs
+    assert list(zip(users.tolist(), items.tolist(), strict=True)) == [pairs(splits.train)[1]]
+
+
+def test_a_fingerprint_sees_every_row(source_and_config):
+    splits = source_and_config[0].splits
+    other = divide(splits, located(splits, [5]), "python").retain
+    assert splits.fingerprint() == source_and_config[0].splits.fingerprint()
+    assert splits.fingerprint() != other.fingerprint()
+
+
+def test_a_dataset_recbole_cannot_read_is_one_line(tmp_path, make_config):
+    folder = tmp_path / "d" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "tiny.inter").write_text("nothing useful\n")
+    with pytest.raises(UnlearnError, match="RecBole cannot load the dataset tiny"):
+        load(make_config(data_path=str(tmp_path / "d")))
+
+
+def test_a_split_without_test_rows_is_refused(make_config):
+    with pytest.raises(UnlearnError, match="2 parts"):
+        load(make_config(eval_args={"split": {"RS": [0.8, 0.2]}}))
+
+
+def test_filters_that_leave_nothing_are_refused(make_config):
+    with pytest.raises(UnlearnError, match=r"RecBole cannot|no training rows"):
+        load(make_config(val_interval={"rating": "[9,inf)"}))

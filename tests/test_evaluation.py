@@ -1,0 +1,158 @@
+"""Measures against closed forms: the demotion rate, groups of users, never-touched items."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from recbole.data.interaction import Interaction
+
+from recbole_unlearn.data import divide, load, loaders
+from recbole_unlearn.evaluation import ForgettingProbe, _never_touched, report_config, utility
+from recbole_unlearn.forget import Located
+from recbole_unlearn.trainer import PhaseTrainer, build_model, compose
+
+
+def located(splits, rows):
+    mask = np.zeros(len(splits.train), bool)
+    mask[list(rows)] = True
+    return Located(mask, np.zeros(len(splits.valid), bool), np.zeros(len(splits.test), bool))
+
+
+class FixedScores:
+    """Stands in for a trainer: item i scores -i, or what the test says."""
+
+    test_batch_size = 200
+
+    def __init__(self, scores):
+        self.table = scores
+
+    def scores(self, users, dataset):
+        return self.table[users]
+
+
+@pytest.fixture
+def divided(make_config):
+    splits = load(make_config()).splits
+    return divide(splits, located(splits, range(0, 120, 2)), "python")
+
+
+def test_negatives_were_never_touched_and_stay_the_same(divided):
+    probe = ForgettingProbe.of(divided, 10, seed=1)
+    touched = {
+        pair
+        for split in divided.full
+        for pair in zip(
+            split.inter_feat["user_id"].tolist(), split.inter_feat["item_id"].tolist(), strict=True
+        )
+    }
+    assert probe.negatives.shape == (60, 10)
+    for user, negatives in zip(probe.users.tolist(), probe.negatives.tolist(), strict=True):
+        assert all(item > 0 and (user, item) not in touched for item in negatives)
+    assert torch.equal(probe.negatives, ForgettingProbe.of(divided, 10, seed=1).negatives)
+    assert not torch.equal(probe.negatives, ForgettingProbe.of(divided, 10, seed=2).negatives)
+
+
+@hypothesis_settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), k=st.integers(1, 6), levels=st.integers(1, 9))
+def test_the_demotion_rate_is_the_double_loop(seed, k, levels):
+    """Few score levels make ties: a tie is not a demotion."""
+    rng = np.random.default_rng(seed)
+    users = torch.from_numpy(np.sort(rng.integers(1, 12, 30)))
+    items = torch.from_numpy(rng.integers(1, 20, 30))
+    negatives = torch.from_numpy(rng.integers(1, 20, (30, k)))
+    table = torch.from_numpy(rng.integers(0, levels, (12, 20))).float()
+    splits = type("S", (), {"train": type("T", (), {"item_num": 20})()})()
+    got = ForgettingProbe(users, items, negatives).demotion_rate(FixedScores(table), splits)
+    hits = [
+        bool(table[u, i] < table[u, n])
+        for u, i, row in zip(users, items, negatives, strict=True)
+        for n in row
+    ]
+    assert got == pytest.approx(sum(hits) / len(hits))
+
+
+def test_the_ends_of_the_demotion_rate(divided):
+    probe = ForgettingProbe.of(divided, 10, 0)
+    scores = torch.zeros(divided.full.train.user_num, divided.full.train.item_num)
+    scores[probe.users, probe.items] = 1.0
+    assert probe.demotion_rate(FixedScores(scores), divided.full) == 0.0
+    assert probe.demotion_rate(FixedScores(-scores), divided.full) == 1.0
+
+
+def test_users_who_touched_almost_everything(divided):
+    """One item left: it is the only negative. None left: the user is not asked."""
+    train = divided.full.train
+    items = torch.arange(1, train.item_num)
+    feat = Interaction({
+        "user_id": torch.cat([torch.full((len(items) - 1,), 1), torch.full((len(items),), 2)]),
+        "item_id": torch.cat([items[items != 17], items]),
+    })  # fmt: skip
+    empty = train.copy(Interaction({"user_id": torch.empty(0).long(), "item_id": torch.empty(0).long()}))
+    splits = divided.full._replace(train=train.copy(feat), valid=empty, test=empty)
+    drawn, usable = _never_touched(np.array([1, 2]), splits, 5, np.random.default_rng(0))
+    assert drawn[0].tolist() == [17] * 5
+    assert usable.tolist() == [True, False]
+
+
+def test_no_deleted_pair_means_no_rate(divided):
+    empty = torch.empty(0, dtype=torch.long)
+    assert ForgettingProbe(empty, empty, empty.view(0, 3)).demotion_rate(None, divided.full) is None
+
+
+def test_groups_add_up_and_equal_recboles_figures(make_config, divided):
+    """Metrics of all users are the mean over the two groups, weighted by how many users each has."""
+    config = make_config()
+    model = build_model(config, divided.full)
+    trainer = compose(PhaseTrainer, config, model, "x")
+    data = loaders(config, divided.retain)
+    measured = utility(trainer, config, data, divided.affected_users)
+    users = data.test.uid_list
+    affected = torch.isin(users, divided.affected_users)
+    assert 0 < affected.sum() < len(users)
+    for metric, value in measured["metrics"].items():
+        weighted = (
+            measured["affected"][metric] * affected.sum() + measured["unaffected"][metric] * (~affected).sum()
+        ) / len(users)
+        assert float(weighted) == pytest.approx(value, abs=2e-6)
+    trainer.eval_collector.data_collect(data.train)
+    plain = trainer.evaluate(data.test, load_best_model=False)
+    for metric, value in plain.items():
+        assert measured["metrics"][metric] == pytest.approx(value, abs=1e-4)
+
+
+def test_recall_and_ndcg_by_hand(make_config, divided):
+    """The reported numbers are the textbook ones, with training items masked and deleted ones not."""
+    config = make_config()
+    trainer = compose(PhaseTrainer, config, build_model(config, divided.full), "x")
+    data = loaders(config, divided.retain)
+    measured = utility(trainer, config, data, divided.affected_users)["metrics"]
+    recalls, ndcgs = [], []
+    for user in data.test.uid_list.tolist():
+        seen = {
+            item
+            for split in (divided.retain.train, divided.retain.valid)
+            for owner, item in zip(
+                split.inter_feat["user_id"].tolist(), split.inter_feat["item_id"].tolist(), strict=True
+            )
+            if owner == user
+        }
+        test = divided.retain.test.inter_feat
+        wanted = {
+            i for u, i in zip(test["user_id"].tolist(), test["item_id"].tolist(), strict=True) if u == user
+        }
+        scores = trainer.scores(torch.tensor([user]), divided.full.train)[0]
+        ranking = [i for i in scores.argsort(descending=True).tolist() if i not in seen and i != 0][:10]
+        gains = [1 / np.log2(rank + 2) for rank, item in enumerate(ranking) if item in wanted]
+        recalls.append(len(gains) / len(wanted))
+        ndcgs.append(sum(gains) / sum(1 / np.log2(rank + 2) for rank in range(min(10, len(wanted)))))
+    assert measured["recall@10"] == pytest.approx(np.mean(recalls), abs=1e-6)
+    assert measured["ndcg@10"] == pytest.approx(np.mean(ndcgs), abs=1e-6)
+
+
+def test_reported_metrics_are_always_there(make_config):
+    config = report_config(make_config(metrics=["MRR"], topk=[5], valid_metric="MRR@5"), item_num=61)
+    assert config["metrics"] == ["Recall", "NDCG", "MRR"]
+    assert config["topk"] == [5, 10, 20, 50]
+    assert report_config(make_config(), item_num=30)["topk"] == [10, 20]

@@ -1,0 +1,65 @@
+"""Settings: types and limits, and that property files and dataclasses name the same keys."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recbole_unlearn import settings
+from recbole_unlearn.config import model_names, properties_dir, read_yaml
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.methods import registry
+from recbole_unlearn.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    share: float = setting("a share", low=0.0, high=1.0)
+    count: int | None = setting("a count", low=1)
+    mode: str = setting("a mode", choices=("fast", "slow"))
+    names: list[str] = setting("names")
+    on: bool = setting("a switch")
+
+
+GOOD = {"share": 0.5, "count": None, "mode": "fast", "names": "a, b", "on": True}
+
+
+def test_good_values_are_read():
+    assert settings.read(Sample, GOOD) == Sample(0.5, None, "fast", ["a", "b"], True)
+
+
+@given(st.floats(0, 1) | st.integers(0, 1))
+def test_any_share_within_limits_is_read(share):
+    assert settings.read(Sample, GOOD | {"share": share}).share == share
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("share", 1.01), ("share", -0.1), ("share", float("nan")), ("share", "much"), ("share", True),
+        ("share", None), ("count", 0), ("count", 2.5), ("count", True), ("mode", "medium"), ("on", 1),
+    ],
+)  # fmt: skip
+def test_bad_values_name_the_key(key, value):
+    with pytest.raises(UnlearnError, match=f"^{key}="):
+        settings.read(Sample, GOOD | {key: value})
+
+
+def test_every_setting_has_one_default_in_overall_yaml():
+    declared = [key for group in settings.GROUPS.values() for key in settings.names(group)]
+    assert len(declared) == len(set(declared))
+    assert set(declared) <= set(read_yaml(properties_dir() / "overall.yaml"))
+
+
+@pytest.mark.parametrize("method", registry.methods(), ids=lambda method: method.name)
+def test_a_method_and_its_property_file_name_the_same_keys(method):
+    values = read_yaml(properties_dir() / "method" / f"{method.name}.yaml")
+    assert set(values) == set(settings.names(method.Settings))
+    settings.read(method.Settings, values)
+
+
+def test_no_property_file_is_an_orphan():
+    methods = {method.name for method in registry.methods()}
+    assert {path.stem for path in (properties_dir() / "method").glob("*.yaml")} == methods
+    assert {path.stem for path in (properties_dir() / "model").glob("*.yaml")} <= set(model_names())

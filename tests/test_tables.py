@@ -1,0 +1,65 @@
+"""Which rows belong to whom, and giving them back their initial values."""
+
+import pytest
+import torch
+
+from recbole_unlearn.data import load
+from recbole_unlearn.tables import Table, find_tables, reset_rows
+from recbole_unlearn.trainer import build_model
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("BPR", {("user_embedding.weight", "user", 0), ("item_embedding.weight", "item", 0)}),
+        ("LightGCN", {("user_embedding.weight", "user", 0), ("item_embedding.weight", "item", 0)}),
+        (
+            "NeuMF",
+            {
+                (f"{side}_{part}_embedding.weight", side, 0)
+                for side in ("user", "item")
+                for part in ("mf", "mlp")
+            },
+        ),
+    ],
+)
+def test_tables_are_found(make_config, model, expected):
+    config = make_config(model)
+    splits = load(config).splits
+    assert set(find_tables(build_model(config, splits), splits.train)) == {Table(*row) for row in expected}
+
+
+def test_equally_many_users_and_items_are_told_apart_by_name(make_config, monkeypatch):
+    config = make_config()
+    dataset = load(config).splits.train
+    same = type(
+        "Same", (), {"user_num": 50, "item_num": 50, "uid_field": "user_id", "iid_field": "item_id"}
+    )()
+    model = build_model(config, load(config).splits)
+    model.user_embedding = torch.nn.Embedding(50, 2)
+    model.item_embedding = torch.nn.Embedding(50, 2)
+    assert {table.side for table in find_tables(model, same)} == {"user", "item"}
+    assert dataset.user_num != dataset.item_num
+
+
+@pytest.mark.parametrize("model", ["BPR", "NeuMF", "FM"])
+def test_only_the_named_rows_are_reset(make_config, model):
+    config = make_config(model, load_col={"inter": ["user_id", "item_id"], "user": ["user_id", "city"]})
+    splits = load(config).splits
+    changed, fresh = build_model(config, splits), build_model(config, splits)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter += 1.0
+    users, items = torch.tensor([2, 5]), torch.tensor([7])
+    reset_rows(changed, fresh, splits.train, users, items)
+    tables = find_tables(changed, splits.train)
+    assert {table.side for table in tables} == {"user", "item"}
+    now, then = dict(changed.named_parameters()), dict(fresh.named_parameters())
+    for name, value in now.items():
+        difference = value - then[name]
+        expected = torch.ones_like(difference)
+        for table in tables:
+            if table.parameter == name:
+                ids = users if table.side == "user" else items
+                expected[ids + table.offset] = 0.0
+        assert torch.allclose(difference, expected), name

@@ -1,0 +1,155 @@
+"""Trainers: RecBole's training unchanged, the best epoch in memory, NaN guards, special trainers."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from recbole.utils import get_trainer
+
+from recbole_unlearn import compat
+from recbole_unlearn.data import load, loaders
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.trainer import PhaseTrainer, Trained, build_model, check_finite, compose, train
+from tests.conftest import train_plain
+
+
+def trainer_for(config, splits):
+    return compose(PhaseTrainer, config, build_model(config, splits), "test")
+
+
+def test_weights_equal_those_of_recboles_own_trainer(make_config, settings, tmp_path):
+    """Same seed, same settings: mixing in must not change a single bit of training."""
+    keys = ("data_path", "load_col", "epochs", "embedding_size", "learning_rate", "train_batch_size")
+    plain = train_plain("BPR", tmp_path, **{key: settings[key] for key in keys})
+    theirs = torch.load(plain, weights_only=False)
+    config = make_config(metrics=["Recall", "MRR"], topk=[10], valid_metric="MRR@10", eval_step=1)
+    ours = train(config, load(config).splits, "test")
+    assert ours.epoch == theirs["epoch"]
+    for name, value in theirs["state_dict"].items():
+        assert torch.equal(ours.state_dict[name], value), name
+    for index, state in theirs["optimizer"]["state"].items():
+        assert torch.equal(ours.optimizer["state"][index]["exp_avg_sq"], state["exp_avg_sq"])
+
+
+def test_weights_and_optimizer_are_of_the_best_epoch(make_config, monkeypatch):
+    """The pair belongs together: the live optimizer is the last epoch's, the snapshot the best one's."""
+    config = make_config(epochs=6, eval_step=1, stopping_step=10)
+    splits = load(config).splits
+    trainer = trainer_for(config, splits)
+    scores = iter([0.1, 0.2, 0.9, 0.3, 0.2, 0.1])
+    monkeypatch.setattr(type(trainer), "_valid_epoch", lambda self, *a, **k: (next(scores), {}))
+    best = trainer.train(loaders(config, splits))
+    assert best.epoch == 2
+    steps = int(best.optimizer["state"][0]["step"])
+    assert steps == 3 * len(loaders(config, splits).train)
+    assert int(trainer.optimizer.state_dict()["state"][0]["step"]) == 2 * steps
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, best.state_dict[name])
+
+
+def test_validation_is_not_part_of_the_time(make_config, monkeypatch):
+    config = make_config()
+    splits = load(config).splits
+    trainer = trainer_for(config, splits)
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr("recbole_unlearn.trainer.time.perf_counter", lambda: float(next(clock)))
+    trained = trainer.train(loaders(config, splits))
+    assert trainer.validation_seconds == 20.0  # two validations of ten ticks each
+    assert trained.seconds == 50.0 - 20.0
+
+
+def test_a_loss_that_is_not_a_number_stops_training(make_config, monkeypatch):
+    config = make_config()
+    splits = load(config).splits
+    trainer = trainer_for(config, splits)
+    for bad in (float("nan"), float("inf")):
+        monkeypatch.setattr(trainer.model, "calculate_loss", lambda batch, bad=bad: torch.tensor(bad))
+        with pytest.raises(UnlearnError, match=r"test model failed: the loss is (nan|inf).*learning_rate"):
+            trainer.train(loaders(config, splits))
+
+
+def test_weights_that_are_not_finite_are_refused(make_config):
+    config = make_config()
+    model = build_model(config, load(config).splits)
+    check_finite(model, "good")
+    with torch.no_grad():
+        model.item_embedding.weight[3, 2] = float("inf")
+    with pytest.raises(UnlearnError, match=r"bad model has weights that are not finite \(item_embedding"):
+        check_finite(model, "bad")
+
+
+def test_cached_embeddings_do_not_outlive_a_change_of_weights(make_config):
+    config = make_config("LightGCN")
+    splits = load(config).splits
+    trainer = trainer_for(config, splits)
+    users = torch.tensor([1, 2])
+    before = trainer.scores(users, splits.train)
+    assert trainer.model.restore_user_e is not None
+    assert "restore_user_e" not in trainer.snapshot().other_parameter
+    state = {name: value + 0.1 for name, value in trainer.model.state_dict().items()}
+    Trained(state, None, {}, 0).load_weights(trainer.model)
+    assert not torch.allclose(before[:, 1:], trainer.scores(users, splits.train)[:, 1:])
+
+
+def test_scores_are_the_models_full_sort(make_config):
+    for model in ("BPR", "FM"):  # FM has no full_sort_predict: RecBole's way round must give the same form
+        config = make_config(model)
+        splits = load(config).splits
+        trainer = trainer_for(config, splits)
+        scores = trainer.scores(torch.tensor([3, 1]), splits.train)
+        assert scores.shape == (2, splits.train.item_num)
+        assert torch.isneginf(scores[:, 0]).all()
+        assert torch.isfinite(scores[:, 1:]).all()
+
+
+def test_weights_of_another_size_are_explained(make_config):
+    small, large = make_config(), make_config(embedding_size=16)
+    splits = load(small).splits
+    trained = trainer_for(small, splits).snapshot()
+    with pytest.raises(UnlearnError, match=r"item_embedding.weight is \[61, 8\] there and \[61, 16\] here"):
+        trained.load_weights(build_model(large, splits))
+    del trained.state_dict["item_embedding.weight"]
+    with pytest.raises(UnlearnError, match=r"item_embedding\.weight is only in the model"):
+        trained.load_weights(build_model(small, splits))
+
+
+@pytest.mark.parametrize("model", ["RecVAE", "MultiVAE", "EASE", "Pop", "SimpleX", "NeuMF", "DMF"])
+def test_models_with_their_own_trainer_or_loader_train(make_config, model):
+    config = make_config(model, epochs=2, eval_step=1)
+    splits = load(config).splits
+    trainer = trainer_for(config, splits)
+    assert isinstance(trainer, get_trainer(config["MODEL_TYPE"], model))
+    trained = trainer.train(loaders(config, splits))
+    scores = trainer.scores(torch.tensor([1]), splits.train)
+    again = build_model(config, splits)
+    trained.load_into(again)
+    assert torch.allclose(
+        compose(PhaseTrainer, config, again, "again").scores(torch.tensor([1]), splits.train), scores
+    )
+
+
+def test_metrics_over_plain_numbers_work(make_config):
+    """RecBole 1.2.1 calls .cpu() on them (ItemCoverage needs the number of items)."""
+    config = make_config(metrics=["NDCG", "ItemCoverage", "GiniIndex"], valid_metric="NDCG@10")
+    splits = load(config).splits
+    trainer = trainer_for(config, splits)
+    trained = trainer.train(loaders(config, splits))
+    assert trained.epoch >= 0
+    assert 0 < trainer.best_valid_result["itemcoverage@10"] <= 1
+
+
+def test_graphs_are_built_on_every_scipy(make_config):
+    config = make_config("NGCF")
+    splits = load(config).splits
+    had = hasattr(sp.dok_matrix, "_update")
+    model = build_model(config, splits)
+    assert hasattr(sp.dok_matrix, "_update") == had
+    assert model.norm_adj_matrix._nnz() >= 2 * len(splits.train)
+
+
+def test_the_scipy_repair_sets_entries():
+    """On a scipy that has `_update` its own is used; the result is the same either way."""
+    matrix = sp.dok_matrix((3, 3))
+    with compat.dok_update():
+        matrix._update({(0, 1): 2.0, (2, 2): 5.0})
+    assert np.array_equal(matrix.toarray(), [[0, 2, 0], [0, 0, 0], [0, 0, 5]])
