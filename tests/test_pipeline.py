@@ -1,0 +1,271 @@
+"""Whole runs: the contract of result.json, the phases, the rules for whole users and items."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from recbole_unlearn import UnlearnConfig, cli, run_unlearn, unlearn_model
+from recbole_unlearn import result as results
+from recbole_unlearn.data import load, loaders
+from recbole_unlearn.trainer import build_model, train
+from tests.conftest import ROOT
+
+METRICS = {f"{name}@{k}" for name in ("recall", "ndcg") for k in (10, 20, 50)}
+
+
+def without_times(value):
+    """A result without what may differ between two runs: everything named after seconds or speed."""
+    if isinstance(value, dict):
+        return {k: without_times(v) for k, v in value.items() if "seconds" not in k and k != "speedup"}
+    return value
+
+
+def test_the_contract(settings, tmp_path):
+    outcome = run_unlearn("BPR", "tiny", compare="retrain", config_dict=settings)
+    written = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert written == outcome.result
+    assert {
+        "schema", "model", "dataset", "method", "seed", "settings", "forget", "phases", "recovered",
+        "speedup", "certificates", "environment",
+    } == set(written)  # fmt: skip
+    assert (written["schema"], written["model"], written["dataset"]) == (1, "BPR", "tiny")
+    assert (written["method"], written["seed"]) == ("retrain", 2020)
+    assert list(written["phases"]) == ["original", "unlearned", "retrained"]
+    for phase in written["phases"].values():
+        assert {"seconds", "metrics", "affected", "forgetting"} <= set(phase)
+        assert set(phase["metrics"]) == set(phase["affected"]) == METRICS
+        assert 0 <= phase["forgetting"]["demotion_rate"] <= 1
+        assert phase["seconds"] > 0
+    assert {"source", "interactions", "users", "items"} <= set(written["forget"])
+    assert written["forget"]["users"] == 8  # 20 % of 40
+    assert {"torch", "recbole", "python", "cores", "threads"} <= set(written["environment"])
+    before, after, target = (written["phases"][name]["affected"]["ndcg@20"] for name in written["phases"])
+    assert written["recovered"]["ndcg@20"] == pytest.approx((after - before) / (target - before), abs=1e-4)
+
+
+def test_paths_are_no_part_of_a_result(settings, tmp_path):
+    outcome = run_unlearn("BPR", "tiny", config_dict=settings)
+    assert str(tmp_path) not in json.dumps(outcome.result)
+
+
+def test_two_runs_agree_but_for_times(settings, tmp_path):
+    """Twice from nothing, and once from the cache."""
+    outcomes = [
+        run_unlearn(
+            "BPR", "tiny", compare="retrain",
+            config_dict=settings | {"cache_dir": str(tmp_path / cache), "output_dir": f"o{number}"},
+        ).result
+        for number, cache in enumerate(("a", "b", "b"))
+    ]  # fmt: skip
+    assert without_times(outcomes[0]) == without_times(outcomes[1]) == without_times(outcomes[2])
+    assert [o["phases"]["original"]["seconds_from_cache"] for o in outcomes] == [False, False, True]
+    assert outcomes[1]["phases"]["original"]["seconds"] == outcomes[2]["phases"]["original"]["seconds"]
+
+
+def test_another_seed_is_another_result(settings):
+    outcomes = [run_unlearn("BPR", "tiny", config_dict=settings | {"seed": seed}).result for seed in (1, 2)]
+    assert without_times(outcomes[0]["phases"]) != without_times(outcomes[1]["phases"])
+
+
+def test_the_reference_has_its_own_seed(settings):
+    """Under the protocol D'\\S = D: the model that chose the noise must not be the reference."""
+    outcome = run_unlearn("BPR", "tiny", config_dict=settings | {"cache": False})
+    clean = load(outcome.config).splits
+    assert torch.equal(outcome.data.retain.train.inter_feat["item_id"], clean.train.inter_feat["item_id"])
+    chooser = train(outcome.config, clean, "clean").state_dict["user_embedding.weight"]
+    reference = outcome.model.user_embedding.weight
+    assert not torch.allclose(chooser, reference)
+    expected = train(outcome.config.replace(seed=2021), outcome.data.retain, "x")
+    assert torch.equal(expected.state_dict["user_embedding.weight"], reference)
+
+
+def test_retraining_beside_retraining_is_the_floor(settings):
+    """Two retrained models with seeds of their own: their distance is what no method can undercut."""
+    outcome = run_unlearn("BPR", "tiny", unlearn="retrain", compare="retrain", config_dict=settings)
+    phases = outcome.result["phases"]
+    assert phases["unlearned"]["metrics"] != phases["retrained"]["metrics"]
+    alone = run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings).result["phases"]
+    assert alone["retrained"] == alone["unlearned"]
+    assert without_times(alone["unlearned"]) == without_times(phases["unlearned"])
+
+
+def test_a_whole_user_and_a_whole_item(settings):
+    for request, orphan in (({"user_id": ["u5"]}, "orphan_users"), ({"item_id": ["i7"]}, "orphan_items")):
+        outcome = run_unlearn("BPR", "tiny", forget=request, config_dict=settings)
+        counts = outcome.result["forget"]
+        assert counts[orphan] == 1
+        field, token = next(iter(request.items()))
+        row = outcome.data.full.train.token2id(field, token)
+        for part in outcome.data.retain:
+            assert not (part.inter_feat[field] == row).any()
+    assert outcome.result["phases"]["unlearned"]["forgetting"]["demotion_rate"] is not None
+
+
+def test_a_user_nobody_trained_on_keeps_its_initial_row(settings):
+    outcome = run_unlearn("BPR", "tiny", forget={"user_id": ["u5"]}, config_dict=settings)
+    row = outcome.data.full.train.token2id("user_id", "u5")
+    fresh = build_model(outcome.config.replace(seed=2021), outcome.data.retain)
+    assert torch.equal(outcome.model.user_embedding.weight[row], fresh.user_embedding.weight[row])
+    other = outcome.data.full.train.token2id("user_id", "u6")
+    assert not torch.equal(outcome.model.user_embedding.weight[other], fresh.user_embedding.weight[other])
+    # Nobody else asked, so there is no affected user with test rows, and no share can be given.
+    assert outcome.result["phases"]["unlearned"]["affected"] == {}
+    assert outcome.result["recovered"] == {}
+    assert "–" in str(outcome)
+
+
+def test_held_out_rows_of_an_orphan_are_left_out_and_counted(settings):
+    """All training rows of a user are deleted, their test rows are not asked for."""
+    splits = load(UnlearnConfig("BPR", "tiny", config_dict=settings)).splits
+    user = int(splits.test.inter_feat["user_id"][0])
+    mine = splits.train.inter_feat["user_id"] == user
+    items = splits.train.id2token("item_id", splits.train.inter_feat["item_id"][mine])
+    tokens = [splits.train.id2token("user_id", user)] * len(items)
+    outcome = run_unlearn("BPR", "tiny", forget=(tokens, items), config_dict=settings)
+    held_out = int((splits.test.inter_feat["user_id"] == user).sum())
+    assert outcome.result["forget"]["orphan_test_rows"] == held_out > 0
+    assert outcome.result["forget"]["test_rows_removed"] == 0
+
+
+def test_a_file_from_the_command_line(flags, tmp_path, capsys):
+    rows = pd.read_csv(_inter_file(flags), sep="\t").head(30)
+    rows = rows.rename(columns=lambda name: name.split(":")[0])[["user_id", "item_id", "timestamp"]]
+    rows.to_csv(tmp_path / "r.csv", index=False)
+    code = cli.main(["--model=BPR", "--dataset=tiny", f"--forget={tmp_path / 'r.csv'}", *flags()])
+    assert code == 0
+    out, err = capsys.readouterr()
+    assert "phase" in out
+    assert "demotion" in out
+    assert "Share of retraining recovered" in out
+    counts = json.loads((tmp_path / "out" / "result.json").read_text())["forget"]
+    assert counts["source"] == "file"
+    assert counts["interactions"] + counts["valid_rows_removed"] + counts["test_rows_removed"] == 30
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert "forgetting" in log
+    for text in (out, err, log):
+        assert not set(rows["user_id"]) & set(text.split())
+
+
+def _inter_file(flags):
+    path = next(flag for flag in flags() if flag.startswith("--data_path=")).split("=", 1)[1]
+    return f"{path}/tiny/tiny.inter"
+
+
+def test_ml_100k_without_any_configuration(tmp_path, capsys):
+    """The main job of README, shortened: RecBole's own data, no network, no settings that must be known."""
+    code = cli.main(
+        ["--model=LightGCN", "--dataset=ml-100k", "--unlearn=retrain", "--epochs=2", "--eval_step=1",
+         "--show_progress=False"]
+    )  # fmt: skip
+    assert code == 0
+    (path,) = (tmp_path / "saved").glob("LightGCN-ml-100k-retrain-*/result.json")
+    written = json.loads(path.read_text())
+    assert written["forget"]["users"] == round(0.2 * 942)
+    assert written["settings"]["val_interval"] == {"rating": "[4,inf)"}
+    assert {p.name for p in tmp_path.iterdir()} == {"saved"}  # nothing is strewn about
+
+
+def test_forgetting_helps_on_ml_100k(tmp_path):
+    """Injected noise costs affected users utility; a retrained model has it back and ranks noise low."""
+    outcome = run_unlearn(
+        "BPR", "ml-100k",
+        config_dict={"epochs": 30, "embedding_size": 32, "learning_rate": 0.005, "eval_step": 10,
+                     "show_progress": False, "tensorboard": False, "save_unlearned": False},
+    )  # fmt: skip
+    original, unlearned = (outcome.result["phases"][name] for name in ("original", "unlearned"))
+    assert unlearned["affected"]["ndcg@20"] > 1.1 * original["affected"]["ndcg@20"]
+    assert unlearned["forgetting"]["demotion_rate"] > original["forgetting"]["demotion_rate"] + 0.3
+
+
+def test_random_noise_needs_no_clean_model(settings, caplog):
+    outcome = run_unlearn("BPR", "tiny", config_dict=settings | {"inject_mode": "random"})
+    assert outcome.result["forget"]["source"] == "injected random"
+
+
+def test_the_pieces_for_people_with_their_own_setup(settings):
+    """config, model and loaders from RecBole; back comes a model and loaders over the retained rows."""
+    config = UnlearnConfig("BPR", "tiny", config_dict=settings)
+    plain = config.to_recbole()
+    splits = load(config).splits
+    data = loaders(config, splits)
+    model = build_model(config, splits)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    frame = pd.DataFrame({"user_id": ["u1", "u2"]})
+    unlearned = unlearn_model(plain, model, data, frame, method="retrain", retrain_seed=5)
+    expected = train(config.replace(seed=5), unlearned.data.retain, "x")
+    assert torch.equal(unlearned.model.user_embedding.weight, expected.state_dict["user_embedding.weight"])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    users = unlearned.loaders.train._dataset.inter_feat["user_id"].numpy()
+    assert not np.isin(users, splits.train.token2id("user_id", ["u1", "u2"])).any()
+    assert unlearned.seconds > 0
+
+
+def test_threads_and_handlers_are_given_back(settings):
+    import logging
+
+    handlers, threads = list(logging.getLogger().handlers), torch.get_num_threads()
+    run_unlearn("BPR", "tiny", config_dict=settings | {"threads": 2})
+    assert logging.getLogger().handlers == handlers
+    assert torch.get_num_threads() == threads
+
+
+def test_tensorboard_goes_to_the_output_directory(settings, tmp_path):
+    run_unlearn("BPR", "tiny", config_dict=settings | {"tensorboard": True, "cache": False})
+    folders = {path.name for path in (tmp_path / "out" / "tensorboard").iterdir()}
+    assert {"original", "unlearned"} <= folders
+    assert not (tmp_path / "log_tensorboard").exists()
+
+
+@pytest.mark.parametrize("after", [0.3, 1.5])
+def test_a_killed_run_leaves_no_half_result(tmp_path, after):
+    """SIGKILL in the middle of training: nothing stands under a final name, and the same run then works."""
+    command = [
+        sys.executable, str(ROOT / "run_unlearn.py"), "--model=BPR", "--dataset=ml-100k", "--epochs=500",
+        "--output_dir=out", "--cache_dir=cache", "--show_progress=False",
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "out").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(after)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    assert not [path for path in left if path.suffix in (".json", ".pth", ".pt")], left
+
+
+def test_the_table_says_when_times_are_old():
+    phase = {
+        "seconds": 1.0, "seconds_from_cache": True, "metrics": {"ndcg@20": 0.5},
+        "affected": {"ndcg@20": 0.25}, "forgetting": {"demotion_rate": None},
+    }  # fmt: skip
+    text = results.table(
+        {
+            "phases": {"original": phase},
+            "forget": {"interactions": 3, "users": 2, "items": 1, "source": "file"},
+        }
+    )
+    assert "1.0*" in text
+    assert "earlier run" in text
+    assert "0.2500" in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "target", "share"),
+    [(0.1, 0.2, 0.2, 1.0), (0.1, 0.15, 0.2, 0.5), (0.2, 0.1, 0.3, -1.0)],
+)
+def test_the_share_recovered(before, after, target, share):
+    phases = {
+        name: {"affected": {"ndcg@20": value, "recall@10": 0.3}}
+        for name, value in (("original", before), ("unlearned", after), ("retrained", target))
+    }
+    assert results.recovered(phases) == {"ndcg@20": pytest.approx(share)}  # recall did not move: no share
