@@ -1,6 +1,7 @@
 """Whole runs: the contract of result.json, the phases, the rules for whole users and items."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -209,8 +210,6 @@ def test_the_pieces_for_people_with_their_own_setup(settings):
 
 
 def test_threads_and_handlers_are_given_back(settings):
-    import logging
-
     handlers, threads = list(logging.getLogger().handlers), torch.get_num_threads()
     run_unlearn("BPR", "tiny", config_dict=settings | {"threads": 2})
     assert logging.getLogger().handlers == handlers
