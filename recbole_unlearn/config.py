@@ -25,7 +25,7 @@ import yaml
 from recbole.config import Config
 from recbole.utils import EvaluatorType, ModelType, dataset_arguments
 
-from recbole_unlearn import compat, settings
+from recbole_unlearn import compat, models, settings
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import registry
 
@@ -167,7 +167,8 @@ class UnlearnConfig(Config):
             )
         if not re.fullmatch(r"[\w.+-]+", str(dataset)):
             raise UnlearnError(f"dataset={dataset!r} is not a name; give the folder with --data_path.")
-        return super()._get_model_and_dataset(model, str(dataset))
+        name, model_class, dataset = super()._get_model_and_dataset(model, str(dataset))
+        return name, models.fast_class(model_class), dataset
 
     def _load_internal_config_dict(self, model: str, model_class: type, dataset: str) -> None:
         super()._load_internal_config_dict(model, model_class, dataset)
@@ -265,6 +266,7 @@ class UnlearnConfig(Config):
         state["external_config_dict"] = {}
         state["file_config_dict"] = state["variable_config_dict"] = state["cmd_config_dict"] = {}
         state["yaml_loader"] = yaml.FullLoader
+        state["model_class"] = models.plain_class(self.model_class)
         plain.__dict__.update(state)
         return plain
 

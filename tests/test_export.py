@@ -45,7 +45,7 @@ def test_the_checkpoint_keeps_nothing_of_what_was_deleted(unlearn):
     }  # fmt: skip
     model = result.model
     rows = result.data.full.train.token2id("user_id", GONE)
-    graph = model.norm_adj_matrix.coalesce()
+    graph = model.norm_adj_matrix.to_sparse_coo()
     assert not np.isin(graph.indices()[0].numpy(), rows).any()
     assert model.interaction_matrix.nnz == len(result.data.retain.train)
 

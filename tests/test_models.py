@@ -1,0 +1,84 @@
+"""Faster models give RecBole's numbers."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from recbole.model.general_recommender.bpr import BPR
+from recbole.model.general_recommender.lightgcn import LightGCN as RecBoleLightGCN
+
+from recbole_unlearn import compat, models
+from recbole_unlearn.data import append, load, loaders
+from recbole_unlearn.models.lightgcn import LightGCN, SymmetricProduct, normalised_adjacency
+from recbole_unlearn.trainer import PhaseTrainer, build_model, compose
+
+
+def both(config, splits):
+    """RecBole's LightGCN and ours, with the same weights."""
+    with compat.dok_update():
+        theirs = RecBoleLightGCN(config, splits.train)
+    ours = build_model(config, splits)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def test_ours_is_used_and_theirs_is_saved(make_config):
+    config = make_config("LightGCN")
+    assert config.model_class is LightGCN
+    assert config["model"] == "LightGCN"
+    assert config.to_recbole().model_class is RecBoleLightGCN
+    assert models.fast_class(BPR) is BPR
+    assert models.plain_class(BPR) is BPR
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(users=st.integers(1, 8), items=st.integers(1, 8), seed=st.integers(0, 999), rows=st.integers(0, 30))
+def test_the_adjacency_is_its_definition(users, items, seed, rows):
+    """D^-½ A D^-½ written out, with pairs that occur more than once and nodes without an edge."""
+    rng = np.random.default_rng(seed)
+    pairs = (rng.integers(0, users, rows), rng.integers(0, items, rows))
+    dense = np.zeros((users + items, users + items))
+    dense[pairs[0], pairs[1] + users] = dense[pairs[1] + users, pairs[0]] = 1.0
+    scale = np.diag((dense.sum(axis=1) + 1e-7) ** -0.5)
+    expected = scale @ dense @ scale
+    found = normalised_adjacency(sp.coo_matrix((np.ones(rows), pairs), (users, items))).to_dense().numpy()
+    assert np.allclose(found, expected, atol=1e-6)
+
+
+def test_the_gradient_of_the_product():
+    """Against finite differences, in double precision."""
+    matrix = torch.rand(5, 5, dtype=torch.float64)
+    matrix = ((matrix + matrix.T) * (matrix + matrix.T > 0.9)).to_sparse_csr()
+    x = torch.rand(5, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda y: SymmetricProduct.apply(matrix, y), (x,))
+
+
+def test_scores_loss_and_gradients_equal_recboles(make_config):
+    config = make_config("LightGCN", n_layers=3, reg_weight=0.01)
+    splits = load(config).splits
+    doubled = splits._replace(train=append(splits.train, splits.train.inter_feat[:20]))  # repeated pairs
+    theirs, ours = both(config, doubled)
+    batch = next(iter(loaders(config, doubled).train))
+    for model in (theirs, ours):
+        model.calculate_loss(batch).backward()
+    for (name, a), (_, b) in zip(theirs.named_parameters(), ours.named_parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, atol=1e-7), name
+    for a, b in zip(theirs.forward(), ours.forward(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_weights_after_training_equal_recboles(make_config, layers):
+    """Some epochs from the same weights with the same batches."""
+    config = make_config("LightGCN", n_layers=layers, epochs=3)
+    splits = load(config).splits
+    trained = []
+    for model in both(config, splits):
+        torch.manual_seed(1)
+        np.random.seed(1)
+        trained.append(compose(PhaseTrainer, config, model, "x").train(loaders(config, splits)).state_dict)
+    for name, value in trained[0].items():
+        assert torch.allclose(value, trained[1][name], atol=1e-5), name
