@@ -7,6 +7,7 @@ product forwards and one backwards.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,15 @@ def normalised_adjacency(interactions: sp.coo_matrix, epsilon: float = 1e-7) -> 
     scale = np.power(np.diff(adjacency.indptr) + epsilon, -0.5)
     rows = np.repeat(np.arange(users + items), np.diff(adjacency.indptr))
     values = scale[rows] * scale[adjacency.indices]
-    return torch.sparse_csr_tensor(
-        torch.from_numpy(adjacency.indptr.astype(np.int64)),
-        torch.from_numpy(adjacency.indices.astype(np.int64)),
-        torch.from_numpy(values.astype(np.float32)),
-        size=adjacency.shape,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(
+            torch.from_numpy(adjacency.indptr.astype(np.int64)),
+            torch.from_numpy(adjacency.indices.astype(np.int64)),
+            torch.from_numpy(values.astype(np.float32)),
+            size=adjacency.shape,
+            check_invariants=True,
+        )
 
 
 @faster(RecBoleLightGCN)
