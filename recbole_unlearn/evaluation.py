@@ -54,7 +54,9 @@ def utility(
     trainer.eval_collector, trainer.evaluator = compat.TensorCollector(config), evaluator
     try:
         trainer.eval_collector.data_collect(data.train)
-        everyone = trainer.evaluate(data.test, load_best_model=False)
+        everyone = trainer.evaluate(
+            data.test, load_best_model=False, show_progress=bool(config["show_progress"])
+        )
     finally:
         trainer.eval_collector, trainer.evaluator = held
     struct = evaluator.kept
