@@ -11,7 +11,7 @@ from recbole_unlearn.errors import UnlearnError
 
 
 @pytest.fixture
-def fails(capsys, tmp_path):
+def assert_fails(capsys, tmp_path):
     """Run the command line; it must fail with one line that holds ``words``, and write no result."""
 
     def run(arguments, *words):
@@ -39,67 +39,67 @@ def request(tmp_path, text):
 BASE = ["--model=BPR", "--dataset=tiny"]
 
 
-def test_unknown_model(fails, flags):
-    fails(["--model=BRP", "--dataset=tiny", *flags()], "Unknown model 'BRP'", "Did you mean BPR?")
+def test_unknown_model(assert_fails, flags):
+    assert_fails(["--model=BRP", "--dataset=tiny", *flags()], "Unknown model 'BRP'", "Did you mean BPR?")
 
 
-def test_unknown_dataset(fails, flags):
-    fails(["--model=BPR", "--dataset=ml-1n", *flags()], "ml-1n", "ml-1m")
+def test_unknown_dataset(assert_fails, flags):
+    assert_fails(["--model=BPR", "--dataset=ml-1n", *flags()], "ml-1n", "ml-1m")
 
 
-def test_unknown_method(fails, flags):
-    fails([*BASE, "--unlearn=retran", *flags()], "Unknown unlearning method", "Did you mean retrain?")
+def test_unknown_method(assert_fails, flags):
+    assert_fails([*BASE, "--unlearn=retran", *flags()], "Unknown unlearning method", "Did you mean retrain?")
 
 
-def test_unknown_key(fails, flags):
-    fails([*BASE, "--inject_user=0.5", *flags()], "Unknown setting 'inject_user'", "inject_users")
+def test_unknown_key(assert_fails, flags):
+    assert_fails([*BASE, "--inject_user=0.5", *flags()], "Unknown setting 'inject_user'", "inject_users")
 
 
-def test_wrong_value(fails, flags):
-    fails([*BASE, *flags(inject_users=1.5)], "inject_users=1.5")
-    fails([*BASE, *flags(on_missing="ignore")], "on_missing='ignore'", "error, skip")
+def test_wrong_value(assert_fails, flags):
+    assert_fails([*BASE, *flags(inject_users=1.5)], "inject_users=1.5")
+    assert_fails([*BASE, *flags(on_missing="ignore")], "on_missing='ignore'", "error, skip")
 
 
-def test_missing_files(fails, flags):
-    fails([*BASE, "--forget=none.csv", *flags()], "none.csv", "no such file")
-    fails([*BASE, "--config_files=none.yaml", *flags()], "none.yaml", "Check the path")
-    fails(["--checkpoint=none.pth", "--forget=x.csv"], "none.pth", "no file")
+def test_missing_files(assert_fails, flags):
+    assert_fails([*BASE, "--forget=none.csv", *flags()], "none.csv", "no such file")
+    assert_fails([*BASE, "--config_files=none.yaml", *flags()], "none.yaml", "Check the path")
+    assert_fails(["--checkpoint=none.pth", "--forget=x.csv"], "none.pth", "no file")
 
 
-def test_wrong_header(fails, flags, tmp_path):
-    fails(
+def test_wrong_header(assert_fails, flags, tmp_path):
+    assert_fails(
         [*BASE, request(tmp_path, "uid,iid\n1,2\n"), *flags()], "requests.csv", "uid, iid", "user_id,item_id"
     )
 
 
-def test_unknown_tokens(fails, flags, tmp_path):
-    line = fails(
+def test_unknown_tokens(assert_fails, flags, tmp_path):
+    line = assert_fails(
         [*BASE, request(tmp_path, "user_id,item_id\nu1,i1\nghost,i1\n"), *flags()],
         "requests.csv", "1 of 2", "line 3", "--on_missing=skip",
     )  # fmt: skip
     assert "ghost" not in line
 
 
-def test_a_pair_that_is_not_in_the_data(fails, flags, tmp_path, tiny_path):
+def test_a_pair_that_is_not_in_the_data(assert_fails, flags, tmp_path, tiny_path):
     rows = [line.split("\t")[:2] for line in (tiny_path / "tiny" / "tiny.inter").read_text().splitlines()[1:]]
     mine = {item for user, item in rows if user == "u1"}
     absent = next(f"i{n}" for n in range(60) if f"i{n}" not in mine)
     arguments = [*BASE, request(tmp_path, f"user_id,item_id\nu1,{absent}\n"), *flags()]
-    fails(arguments, "not in the training data", "line 2", "--on_missing=skip")
-    fails([*arguments, "--on_missing=skip"], "nothing to forget")
+    assert_fails(arguments, "not in the training data", "line 2", "--on_missing=skip")
+    assert_fails([*arguments, "--on_missing=skip"], "nothing to forget")
 
 
-def test_empty_requests(fails, flags, tmp_path):
-    fails([*BASE, request(tmp_path, ""), *flags()], "requests.csv", "empty")
-    fails([*BASE, request(tmp_path, "user_id,item_id\n"), *flags()], "requests.csv", "no rows")
+def test_empty_requests(assert_fails, flags, tmp_path):
+    assert_fails([*BASE, request(tmp_path, ""), *flags()], "requests.csv", "empty")
+    assert_fails([*BASE, request(tmp_path, "user_id,item_id\n"), *flags()], "requests.csv", "no rows")
 
 
-def test_a_request_for_everything(fails, flags, tmp_path):
+def test_a_request_for_everything(assert_fails, flags, tmp_path):
     text = "user_id\n" + "\n".join(f"u{n}" for n in range(40))
-    fails([*BASE, request(tmp_path, text), *flags()], "requests.csv", "all 600 training rows")
+    assert_fails([*BASE, request(tmp_path, text), *flags()], "requests.csv", "all 600 training rows")
 
 
-def test_checkpoint_of_another_dataset(fails, plain_checkpoint, tmp_path):
+def test_checkpoint_of_another_dataset(assert_fails, plain_checkpoint, tmp_path):
     """The data has changed since: fewer users than the checkpoint has rows."""
     folder = tmp_path / "data" / "tiny"
     folder.mkdir(parents=True)
@@ -107,7 +107,7 @@ def test_checkpoint_of_another_dataset(fails, plain_checkpoint, tmp_path):
     lines += [f"u{u}\ti{i}\t1\t{u + i}" for u in range(20) for i in range(u, u + 12)]
     (folder / "tiny.inter").write_text("\n".join(lines) + "\n")
     before = plain_checkpoint.read_bytes()
-    fails(
+    assert_fails(
         [f"--checkpoint={plain_checkpoint}", request(tmp_path, "user_id\nu1\n"), "--output_dir=out",
          f"--data_path={tmp_path / 'data'}", "--no_cache", "--no_tensorboard"],
         "do not fit", "_embedding.weight",
@@ -115,38 +115,42 @@ def test_checkpoint_of_another_dataset(fails, plain_checkpoint, tmp_path):
     assert plain_checkpoint.read_bytes() == before
 
 
-def test_truncated_checkpoint(fails, plain_checkpoint, tmp_path):
+def test_truncated_checkpoint(assert_fails, plain_checkpoint, tmp_path):
     path = tmp_path / "cut.pth"
     path.write_bytes(plain_checkpoint.read_bytes()[:3000])
-    fails([f"--checkpoint={path}", request(tmp_path, "user_id\nu1\n")], "cut.pth", "cut off")
+    assert_fails([f"--checkpoint={path}", request(tmp_path, "user_id\nu1\n")], "cut.pth", "cut off")
 
 
-def test_hostile_checkpoint(fails, tmp_path):
+def test_hostile_checkpoint(assert_fails, tmp_path):
     class Evil:
         def __reduce__(self):
             return os.system, (f"touch {tmp_path / 'ran'}",)
 
     torch.save({"state_dict": {}, "config": Evil()}, tmp_path / "evil.pth")
-    fails([f"--checkpoint={tmp_path / 'evil.pth'}", request(tmp_path, "user_id\nu1\n")], "evil.pth", "system")
+    assert_fails(
+        [f"--checkpoint={tmp_path / 'evil.pth'}", request(tmp_path, "user_id\nu1\n")], "evil.pth", "system"
+    )
     (tmp_path / "evil.pth").write_bytes(pickle.dumps(Evil()))
-    fails([f"--checkpoint={tmp_path / 'evil.pth'}", request(tmp_path, "user_id\nu1\n")], "evil.pth")
+    assert_fails([f"--checkpoint={tmp_path / 'evil.pth'}", request(tmp_path, "user_id\nu1\n")], "evil.pth")
     assert not (tmp_path / "ran").exists()
 
 
-def test_output_directory_that_cannot_be_written(fails, flags, tmp_path):
+def test_output_directory_that_cannot_be_written(assert_fails, flags, tmp_path):
     (tmp_path / "file").write_text("mine")
-    fails([*BASE, *flags(output_dir=tmp_path / "file")], "file", "--output_dir")
-    fails([*BASE, *flags(output_dir=tmp_path / "file" / "below")], "file", "--output_dir")
-    fails([*BASE, *flags(output_dir="/proc/nowhere")], "/proc/nowhere", "--output_dir")
+    assert_fails([*BASE, *flags(output_dir=tmp_path / "file")], "file", "--output_dir")
+    assert_fails([*BASE, *flags(output_dir=tmp_path / "file" / "below")], "file", "--output_dir")
+    assert_fails([*BASE, *flags(output_dir="/proc/nowhere")], "/proc/nowhere", "--output_dir")
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_model_that_cannot_be_unlearned(fails, flags):
-    fails(["--model=GRU4Rec", "--dataset=tiny", *flags()], "GRU4Rec", "General and context-aware models can")
+def test_a_model_that_cannot_be_unlearned(assert_fails, flags):
+    assert_fails(
+        ["--model=GRU4Rec", "--dataset=tiny", *flags()], "GRU4Rec", "General and context-aware models can"
+    )
 
 
-def test_a_loss_that_explodes(fails, flags):
-    fails(["--model=NeuMF", "--dataset=tiny", *flags(learning_rate=1e30)], "learning_rate")
+def test_a_loss_that_explodes(assert_fails, flags):
+    assert_fails(["--model=NeuMF", "--dataset=tiny", *flags(learning_rate=1e30)], "learning_rate")
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
