@@ -21,7 +21,7 @@ import recbole
 import torch
 
 from recbole_unlearn import __version__, settings
-from recbole_unlearn.config import UnlearnConfig
+from recbole_unlearn.config import UnlearnConfig, own_keys
 from recbole_unlearn.data import Splits
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_torch
@@ -61,7 +61,7 @@ class ModelCache:
 
     def key(self, config: UnlearnConfig, splits: Splits) -> str:
         """The digest an entry is filed under."""
-        ours = {name for group in settings.GROUPS.values() for name in settings.names(group)}
+        ours = own_keys()
         relevant = {
             name: repr(value)
             for name, value in config.final_config_dict.items()

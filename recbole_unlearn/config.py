@@ -100,6 +100,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {by_lower[found[0]]}?" if found else ""
 
 
+def own_keys() -> set[str]:
+    """The settings of this plugin and of its methods; RecBole reads none of them."""
+    groups = [*settings.GROUPS.values(), *(method.Settings for method in registry.methods())]
+    return {key for group in groups for key in settings.names(group)}
+
+
 class UnlearnConfig(Config):
     """RecBole's configuration with the settings of an unlearning run.
 
@@ -236,8 +242,11 @@ class UnlearnConfig(Config):
         return [str(values["unlearn"]), *settings.as_list(values["compare"])]
 
     def method_values(self, name: str) -> dict[str, Any]:
-        """Settings of method ``name``: its property file, with what the user set on top."""
+        """Settings of method ``name``: its property files (for this model), with what the user set on top."""
         values = read_yaml(properties_dir() / "method" / f"{name}.yaml")
+        own = properties_dir() / "method" / f"{name}-{self.model}.yaml"
+        if own.is_file():
+            values.update(read_yaml(own))
         external = self.external_config_dict
         return {key: external.get(key, default) for key, default in values.items()}
 
@@ -256,7 +265,7 @@ class UnlearnConfig(Config):
     def to_recbole(self, **changes: Any) -> Config:
         """The same settings as a plain RecBole `Config` that pickles without this plugin."""
         plain = Config.__new__(Config)
-        ours = {key for group in settings.GROUPS.values() for key in settings.names(group)}
+        ours = own_keys()
         state = copy.copy(self.__dict__)
         state["final_config_dict"] = {
             key: value for key, value in self.final_config_dict.items() if key not in ours

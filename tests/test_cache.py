@@ -63,6 +63,7 @@ def test_everything_that_matters_is_in_the_key(make_config, tmp_path):
     ]
     assert len(set(keys)) == len(keys)
     assert cache.key(config.replace(inject_users=0.5, unlearn="other"), splits) == keys[0]
+    assert cache.key(make_config(unlearn="obliviate", lac_steps=3), splits) == keys[0]
 
 
 def test_it_can_be_turned_off(make_config, tmp_path, counted):

@@ -60,6 +60,12 @@ def test_a_method_and_its_property_file_name_the_same_keys(method):
 
 
 def test_no_property_file_is_an_orphan():
-    methods = {method.name for method in registry.methods()}
-    assert {path.stem for path in (properties_dir() / "method").glob("*.yaml")} == methods
+    methods = {method.name: method for method in registry.methods()}
+    stems = {path.stem for path in (properties_dir() / "method").glob("*.yaml")}
+    assert set(methods) <= stems
+    for stem in stems - set(methods):  # METHOD-MODEL.yaml: values of a method for one model
+        method, model = stem.rsplit("-", 1)
+        assert model in model_names()
+        values = read_yaml(properties_dir() / "method" / f"{stem}.yaml")
+        assert set(values) <= set(settings.names(methods[method].Settings))
     assert {path.stem for path in (properties_dir() / "model").glob("*.yaml")} <= set(model_names())
