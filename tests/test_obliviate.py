@@ -292,9 +292,7 @@ def test_written_out_gradients_equal_autograd(make_config, divided):
 OBLIVIATE = {"lac_steps": 10, "lac_batch_size": 64}
 
 
-@pytest.mark.parametrize(
-    "model", ["BPR", "LightGCN", "NGCF", "NeuMF", "SGL", "SimpleX", "FM", "DeepFM"]
-)
+@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NGCF", "NeuMF", "SGL", "SimpleX", "FM", "DeepFM"])
 def test_it_works_on_many_models(settings, model):
     extra = {"history_len": 10} if model == "SimpleX" else {}
     outcome = run_unlearn(model, "tiny", unlearn="obliviate", config_dict=settings | OBLIVIATE | extra)
