@@ -293,9 +293,10 @@ def _unlearn(
 ) -> UnlearnTrainer:
     r"""A model built on D\S with the original's weights, after ``method`` has worked on it."""
     model = build_model(config, data.retain)
+    initial = {name: value.detach().clone() for name, value in model.named_parameters()}
     original.load_weights(model)
     trainer = compose(method, config, model, label)
-    trainer.run(UnlearnTask(config, data, original, method_settings, train_model, label, repeat))
+    trainer.run(UnlearnTask(config, data, original, initial, method_settings, train_model, label, repeat))
     return trainer
 
 

@@ -8,7 +8,7 @@ are equally many, by the word in its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -58,18 +58,18 @@ def _find(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]:
 @torch.no_grad()
 def reset_rows(
     model: AbstractRecommender,
-    fresh: AbstractRecommender,
+    initial: Mapping[str, torch.Tensor],
     dataset: Dataset,
     users: torch.Tensor,
     items: torch.Tensor,
 ) -> None:
-    """Give the rows of ``users`` and ``items`` in ``model`` their values in ``fresh``.
+    """Give the rows of ``users`` and ``items`` in ``model`` their values in ``initial``.
 
     For users and items that have no training row left: a model that never saw them would still have
     their row as it was initialised.
     """
     ids = {"user": users, "item": items}
-    target, source = dict(model.named_parameters()), dict(fresh.named_parameters())
+    target = dict(model.named_parameters())
     for table in find_tables(model, dataset):
         rows = (ids[table.side] + table.offset).to(target[table.parameter].device)
-        target[table.parameter][rows] = source[table.parameter][rows]
+        target[table.parameter][rows] = initial[table.parameter][rows]

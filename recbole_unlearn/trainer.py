@@ -197,6 +197,7 @@ class UnlearnTask:
     config: UnlearnConfig
     data: UnlearnData
     original: Trained
+    initial: dict[str, torch.Tensor]  # parameters of a model that has seen nothing yet
     settings: Any  # an instance of the method's Settings
     train: Callable[[UnlearnConfig, Splits, str], Trained]
     label: str = "unlearned"
@@ -235,12 +236,9 @@ class UnlearnTrainer(PhaseTrainer):
         start = time.perf_counter()
         self.unlearn(task)
         if not self.exact:
+            data = task.data
             tables.reset_rows(
-                self.model,
-                build_model(task.config, task.data.retain),
-                task.data.retain.train,
-                task.data.orphan_users,
-                task.data.orphan_items,
+                self.model, task.initial, data.retain.train, data.orphan_users, data.orphan_items
             )
         if self.seconds is None:
             self.seconds = time.perf_counter() - start

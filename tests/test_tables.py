@@ -51,7 +51,7 @@ def test_only_the_named_rows_are_reset(make_config, model):
         for parameter in changed.parameters():
             parameter += 1.0
     users, items = torch.tensor([2, 5]), torch.tensor([7])
-    reset_rows(changed, fresh, splits.train, users, items)
+    reset_rows(changed, dict(fresh.named_parameters()), splits.train, users, items)
     tables = find_tables(changed, splits.train)
     assert {table.side for table in tables} == {"user", "item"}
     now, then = dict(changed.named_parameters()), dict(fresh.named_parameters())

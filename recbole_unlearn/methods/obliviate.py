@@ -25,7 +25,7 @@ from recbole_unlearn.obliviate.region import Region, find_region
 from recbole_unlearn.obliviate.witness import Witness, as_batch
 from recbole_unlearn.settings import setting
 from recbole_unlearn.tables import Table, find_tables
-from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer, build_model, clear_caches
+from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer, clear_caches
 
 PASSES = {"items": ("item",), "users": ("user",), "both": ("user", "item")}
 
@@ -175,7 +175,6 @@ class Obliviate(UnlearnTrainer):
     ) -> tuple[AdapterSet, dict[str, float]]:
         """LUA: Newton downdate and retirement of the region's rows as adapters, and the energy each keeps."""
         options: ObliviateSettings = task.settings
-        fresh = dict(build_model(task.config, task.data.retain).named_parameters())
         own = dict(self.model.named_parameters())
         adapters, energy = [], {}
         for table in tables:
@@ -185,7 +184,7 @@ class Obliviate(UnlearnTrainer):
             rows = ids + table.offset
             base = own[table.parameter].detach()[rows].clone()
             share = region.share(table.side)[ids].to(base)
-            target = lua.retire(base, fresh[table.parameter].detach()[rows], share, options.lua_retire)
+            target = lua.retire(base, task.initial[table.parameter][rows], share, options.lua_retire)
             delta = target - base + newton.get(table.parameter, torch.zeros_like(base))
             low = _low_rank(delta, options)
             energy[table.parameter] = round(low.energy, 6)
