@@ -8,7 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch.nn.functional import softplus
 
-from recbole_unlearn import run_unlearn
+from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.data import divide, load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.forget import Located
@@ -337,6 +337,20 @@ def test_it_forgets_noise_and_keeps_what_is_liked(tmp_path):
     gap = abs(unlearned["forgetting"]["demotion_rate"] - retrained["forgetting"]["demotion_rate"])
     assert gap < 0.25
     assert unlearned["unaffected"]["ndcg@20"] > 0.95 * original["unaffected"]["ndcg@20"]
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF"])
+def test_one_interaction_is_not_too_small_a_request(settings, model):
+    """The commonest request takes a small share of its user's rows; the user's row must change all the same."""
+    splits = load(UnlearnConfig(model, "tiny", config_dict=settings)).splits
+    user, item = (int(splits.train.inter_feat[field][0]) for field in ("user_id", "item_id"))
+    pair = (splits.train.id2token("user_id", [user]), splits.train.id2token("item_id", [item]))
+    outcome = run_unlearn(model, "tiny", unlearn="obliviate", forget=pair, config_dict=settings | OBLIVIATE)
+    original = train(outcome.config, outcome.data.full, "original").state_dict
+    for name, value in outcome.model.state_dict().items():
+        if "user" in name:
+            changed = (value != original[name]).any(dim=1).nonzero().flatten().tolist()
+            assert changed == [user], name
 
 
 def test_same_seed_same_weights(settings):

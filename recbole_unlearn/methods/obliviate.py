@@ -35,7 +35,7 @@ class ObliviateSettings:
     """Settings of Obliviate."""
 
     lua_threshold: float = setting(
-        "Rows that lose at least this share of their training rows are changed; all others stay.",
+        "Items that lose at least this share of their rows are changed, as is every user with a deleted row.",
         low=0.0,
         high=1.0,
     )
@@ -159,11 +159,13 @@ class Obliviate(UnlearnTrainer):
                 own[name][ids] = base[name] + scale * directions[name]
             clear_caches(self.model)
             everything = torch.arange(len(pick))
-            losses = (
-                self.model.calculate_loss(witness.batch(chosen, drawn)),
-                self.model.calculate_loss(as_batch(task.config, reversed_rows, everything, deleted)),
+            return sum(
+                float(curvature.training_loss(self.model, batch))
+                for batch in (
+                    witness.batch(chosen, drawn),
+                    as_batch(task.config, reversed_rows, everything, deleted),
+                )
             )
-            return float(sum(sum(loss) if isinstance(loss, tuple) else loss for loss in losses))
 
         rms = max(float(step.square().mean().sqrt()) for step in directions.values())
         scale = lua.line_search(objective, start=1e-4 / max(rms, 1e-12))

@@ -77,10 +77,15 @@ def fisher(model: AbstractRecommender, batches: Iterable[Interaction]) -> Moment
     return {name: total / max(1, number) for name, total in totals.items()}
 
 
+def training_loss(model: AbstractRecommender, batch: Interaction) -> torch.Tensor:
+    """The model's own training loss on one batch; RecBole gives some losses in parts."""
+    loss = model.calculate_loss(batch.to(next(model.parameters()).device))
+    return sum(loss) if isinstance(loss, tuple) else loss
+
+
 def loss_gradients(model: AbstractRecommender, batch: Interaction) -> tuple[float, Moments]:
     """The model's own training loss on one batch, and its gradients by parameter name."""
-    loss = model.calculate_loss(batch)
-    loss = sum(loss) if isinstance(loss, tuple) else loss
+    loss = training_loss(model, batch)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
     return loss.item(), {name: g for (name, _), g in zip(named, gradients, strict=True) if g is not None}

@@ -43,9 +43,7 @@ class RowGradients:
     def __call__(self, chosen: torch.Tensor, drawn: torch.Tensor) -> tuple[float, list[torch.Tensor]]:
         """The training loss of rows ``chosen`` with negatives ``drawn``, and its gradients (n, d) by adapter."""
         self.model.train()
-        batch = self.witness.batch(chosen, drawn).to(next(self.model.parameters()).device)
-        with torch.enable_grad():
-            loss, gradients = loss_gradients(self.model, batch)
+        loss, gradients = loss_gradients(self.model, self.witness.batch(chosen, drawn))
         return loss, [
             gradients[adapter.name][adapter.rows]
             if adapter.name in gradients
@@ -64,15 +62,17 @@ class BPRGradients(RowGradients):
         super().__init__(model, witness, adapters)
         self.places = {}
         for adapter in adapters:
-            place = torch.full((len(dict(model.named_parameters())[adapter.name]),), -1)
+            size = len(dict(model.named_parameters())[adapter.name])
+            place = torch.full((size,), -1)
             place[adapter.rows] = torch.arange(len(adapter.rows))
-            self.places[adapter.name] = place
+            self.places[adapter.name] = place.to(adapter.base.device)
 
     @torch.no_grad()
     def __call__(self, chosen: torch.Tensor, drawn: torch.Tensor) -> tuple[float, list[torch.Tensor]]:
         """As :meth:`RowGradients.__call__`."""
-        users, items = self.witness.users[chosen], self.witness.items[chosen]
         p, q = self.model.user_embedding.weight, self.model.item_embedding.weight
+        triple = (self.witness.users[chosen], self.witness.items[chosen], drawn)
+        users, items, drawn = (ids.to(p.device) for ids in triple)
         p_u, x = p[users], q[items] - q[drawn]
         margin = (p_u * x).sum(dim=1)
         c = ((torch.sigmoid(margin) - 1.0) / len(users))[:, None]

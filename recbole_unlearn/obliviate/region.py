@@ -20,7 +20,11 @@ Side = Literal["user", "item"]
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """Deleted shares of all users and items, and the ids whose share reaches the threshold."""
+    """Deleted shares of all users and items, and which of them are to be changed.
+
+    Every user with a deleted row is inside, or a small request would change nothing. An item is inside when its
+    share reaches the threshold: a popular one is hardly moved by a few rows, and many users depend on it.
+    """
 
     user_share: torch.Tensor  # (users,)
     item_share: torch.Tensor  # (items,)
@@ -33,7 +37,7 @@ class Region:
     def inside(self, side: Side) -> torch.Tensor:
         """Which users or items belong to the region (a mask)."""
         share = self.share(side)
-        return (share > 0) & (share >= self.threshold)
+        return (share > 0) & (share >= (self.threshold if side == "item" else 0.0))
 
     def ids(self, side: Side) -> torch.Tensor:
         """Their ids, sorted."""
