@@ -242,13 +242,24 @@ class UnlearnConfig(Config):
         return [str(values["unlearn"]), *settings.as_list(values["compare"])]
 
     def method_values(self, name: str) -> dict[str, Any]:
-        """Settings of method ``name``: its property files (for this model), with what the user set on top."""
-        values = read_yaml(properties_dir() / "method" / f"{name}.yaml")
-        own = properties_dir() / "method" / f"{name}-{self.model}.yaml"
-        if own.is_file():
-            values.update(read_yaml(own))
+        """Settings of method ``name``: its property files, with what the user set on top."""
+        values = self._property_values(name)
         external = self.external_config_dict
         return {key: external.get(key, default) for key, default in values.items()}
+
+    def _property_values(self, name: str) -> dict[str, Any]:
+        """What the property files of a method say for this model and dataset, the most special last.
+
+        A file that begins with `preset_of: OTHER` holds only what differs from that method.
+        """
+        folder = properties_dir() / "method"
+        values = read_yaml(folder / f"{name}.yaml")
+        if base := values.pop("preset_of", None):
+            values = {**self._property_values(base), **values}
+        for special in (self.model, self.dataset, f"{self.model}-{self.dataset}"):
+            if (own := folder / f"{name}-{special}.yaml").is_file():
+                values.update(read_yaml(own))
+        return values
 
     def replace(self, **changes: Any) -> UnlearnConfig:
         """A copy with some keys changed; the original is left as it is."""

@@ -154,6 +154,7 @@ class UnlearnData:
     full: Splits
     retain: Splits
     forget: Dataset  # the deleted training rows, S
+    deleted: torch.Tensor  # (|D|,), which rows of full.train they are
     source: str  # "file", "python" or "injected ..."
     clock: Clock | None
     counts: dict[str, int]
@@ -214,7 +215,7 @@ def divide(full: Splits, located: Located, source: str, clock: Clock | None = No
         "orphan_test_rows": int((~usable[1]).sum()),
     }
     forget = _rows(full.train, remove[0])
-    return UnlearnData(full, retain, forget, source, clock, counts, users, items)
+    return UnlearnData(full, retain, forget, remove[0], source, clock, counts, users, items)
 
 
 def _rows(dataset: Dataset, mask: torch.Tensor) -> Dataset:

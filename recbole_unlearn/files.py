@@ -62,6 +62,12 @@ def write_json(path: Path, content: Any) -> None:
         stream.write(text.encode())
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write ``content`` as it is."""
+    with atomic(path) as stream:
+        stream.write(content)
+
+
 def write_torch(path: Path, content: Any) -> None:
     """Write ``content`` with `torch.save`, in the pickle protocol RecBole uses."""
     with atomic(path) as stream:

@@ -122,7 +122,9 @@ def read(cls: type[T], values: Mapping[str, Any] | Any) -> T:
 
 
 def as_list(value: Any) -> list[str]:
-    """`a,b`, a list or nothing, as a list of names."""
+    """`a,b`, a list, one number or nothing, as a list of names."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return [str(value)]
     items = value.split(",") if isinstance(value, str) else list(value or [])
     return [str(item).strip() for item in items if str(item).strip()]
 

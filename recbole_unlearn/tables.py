@@ -4,6 +4,10 @@ RecBole's models keep a user or an item as a row of an embedding table (`user_em
 context-aware models as a block of one table for all fields. :func:`find_tables` names them for any model,
 so that methods can work on rows. A table is recognised by its module and its size; when users and items
 are equally many, by the word in its name.
+
+A side that has no table may have weight matrices instead: an autoencoder reads items through the columns of its
+first layer and scores them through the rows (and biases) of its last. Those are tables as well, seen along the
+right axis (:func:`as_rows`).
 """
 
 from __future__ import annotations
@@ -23,15 +27,26 @@ class Table(NamedTuple):
 
     parameter: str
     side: Literal["user", "item"]
-    offset: int
+    offset: int = 0
+    axis: int = 0
+
+
+def as_rows(parameter: torch.Tensor, axis: int = 0) -> torch.Tensor:
+    """A view (n, d) of a parameter with users or items along ``axis``; writing to it writes to the parameter."""
+    parameter = parameter.detach()
+    if parameter.dim() == 1:
+        return parameter[:, None]
+    return parameter.T if axis == 1 else parameter
 
 
 def find_tables(model: AbstractRecommender, dataset: Dataset) -> list[Table]:
     """All tables of ``model`` with one row per user or per item."""
-    return list(_find(model, dataset))
+    tables = list(_embeddings(model, dataset))
+    missing = {"user", "item"} - {table.side for table in tables}
+    return tables + list(_matrices(model, dataset, missing))
 
 
-def _find(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]:
+def _embeddings(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]:
     sizes = {"user": dataset.user_num, "item": dataset.item_num}
     fields = {dataset.uid_field: "user", dataset.iid_field: "item"}
     joint = {
@@ -48,11 +63,31 @@ def _find(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]:
                 if field in fields:
                     yield Table(f"{name}.weight", fields[field], int(offset))
             continue
-        sides = [side for side, size in sizes.items() if module.num_embeddings == size]
-        if len(sides) == 2:
-            sides = [side for side in sides if side in name] or sides[:0]
+        sides = _sides(name, module.num_embeddings, sizes)
         if len(sides) == 1:
-            yield Table(f"{name}.weight", sides[0], 0)
+            yield Table(f"{name}.weight", sides[0])
+
+
+def _matrices(model: AbstractRecommender, dataset: Dataset, missing: set[str]) -> Iterator[Table]:
+    """Matrices and biases with one row or column per user or item, for sides that have no embedding table."""
+    sizes = {
+        side: size
+        for side, size in (("user", dataset.user_num), ("item", dataset.item_num))
+        if side in missing
+    }
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 2:
+            continue
+        for axis, size in enumerate(parameter.shape):
+            sides = _sides(name, size, sizes)
+            if len(sides) == 1:
+                yield Table(name, sides[0], 0, axis)
+                break
+
+
+def _sides(name: str, size: int, sizes: Mapping[str, int]) -> list[str]:
+    sides = [side for side, number in sizes.items() if number == size]
+    return sides if len(sides) < 2 else [side for side in sides if side in name]
 
 
 @torch.no_grad()
@@ -71,5 +106,9 @@ def reset_rows(
     ids = {"user": users, "item": items}
     target = dict(model.named_parameters())
     for table in find_tables(model, dataset):
-        rows = (ids[table.side] + table.offset).to(target[table.parameter].device)
-        target[table.parameter][rows] = initial[table.parameter][rows]
+        own, fresh = (
+            as_rows(target[table.parameter], table.axis),
+            as_rows(initial[table.parameter], table.axis),
+        )
+        rows = (ids[table.side] + table.offset).to(own.device)
+        own[rows] = fresh[rows]

@@ -218,6 +218,7 @@ class UnlearnTrainer(PhaseTrainer):
 
     seconds: float | None = None
     from_cache: bool = False
+    refits_orphan_items: bool = False  # the method itself set them back, and fitted them as negatives
 
     def __init__(self, config: UnlearnConfig, model: AbstractRecommender) -> None:
         super().__init__(config, model)
@@ -230,6 +231,9 @@ class UnlearnTrainer(PhaseTrainer):
         """Change ``self.model`` so that it behaves as if it had never seen ``task.data.forget``."""
         raise NotImplementedError(f"{type(self).__name__} does not implement unlearn().")
 
+    def certify(self, task: UnlearnTask) -> None:
+        """Fill in ``self.certificates`` once the model is final; not timed. By default nothing."""
+
     def run(self, task: UnlearnTask) -> None:
         """The phase: prepare, unlearn (timed), and leave a model that is clean and finite."""
         self.prepare(task)
@@ -237,13 +241,14 @@ class UnlearnTrainer(PhaseTrainer):
         self.unlearn(task)
         if not self.exact:
             data = task.data
-            tables.reset_rows(
-                self.model, task.initial, data.retain.train, data.orphan_users, data.orphan_items
-            )
+            items = data.orphan_items[:0] if self.refits_orphan_items else data.orphan_items
+            tables.reset_rows(self.model, task.initial, data.retain.train, data.orphan_users, items)
         if self.seconds is None:
             self.seconds = time.perf_counter() - start
         clear_caches(self.model)
         check_finite(self.model, task.label)
+        self.certify(task)
+        clear_caches(self.model)
 
 
 def compose(cls: type[PhaseTrainer], config: UnlearnConfig, model: AbstractRecommender, label: str) -> Any:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recbole_unlearn.data import load
-from recbole_unlearn.tables import Table, find_tables, reset_rows
+from recbole_unlearn.tables import Table, as_rows, find_tables, reset_rows
 from recbole_unlearn.trainer import build_model
 
 
@@ -21,6 +21,15 @@ from recbole_unlearn.trainer import build_model
                 for part in ("mf", "mlp")
             },
         ),
+        (
+            "MultiVAE",
+            {
+                ("encoder.0.weight", "item", 0, 1),
+                ("decoder.2.weight", "item", 0, 0),
+                ("decoder.2.bias", "item", 0, 0),
+            },
+        ),
+        ("DMF", {("user_linear.weight", "item", 0, 1), ("item_linear.weight", "user", 0, 1)}),
     ],
 )
 def test_tables_are_found(make_config, model, expected):
@@ -40,6 +49,14 @@ def test_equally_many_users_and_items_are_told_apart_by_name(make_config, monkey
     model.item_embedding = torch.nn.Embedding(50, 2)
     assert {table.side for table in find_tables(model, same)} == {"user", "item"}
     assert dataset.user_num != dataset.item_num
+
+
+def test_matrices_are_seen_along_the_right_axis():
+    matrix, bias = torch.arange(6.0).reshape(2, 3), torch.zeros(4)
+    as_rows(matrix, 1)[2] = 9.0
+    as_rows(bias)[1] = 5.0
+    assert matrix.tolist() == [[0.0, 1.0, 9.0], [3.0, 4.0, 9.0]]
+    assert bias.tolist() == [0.0, 5.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("model", ["BPR", "NeuMF", "FM"])

@@ -1,157 +1,175 @@
 """Stage 2, LAC: calibrate the adapters on the witness set, a few steps, everything else frozen.
 
-The loss is the model's own training loss on retained rows. A step takes its gradient with respect to the region's
-rows, G (n, d), and gives the adapter G B (since ΔW = A Bᵀ), with Adam and a learning rate that falls to zero: the
-fall matters more than the loss. B is fixed, so the rows are linear in what is trained.
+The objective is a weighted sum of the losses in `losses.py`:
+
+    λ_rank · own training loss on R + λ_forget · (reverse ranking or stand-ins) on S
+    + λ_distill · distillation to θ₀ on R + λ_drift · ‖Δθ‖²
+
+The first alone is the default; the other three are the paper's. A step takes the gradient of the adapters' A; B is
+fixed, so the rows are linear in what is trained. The learning rate falls to zero, which matters more than the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from recbole.model.abstract_recommender import AbstractRecommender
-from recbole.model.general_recommender.bpr import BPR
 from tqdm import tqdm
 
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.obliviate import losses
 from recbole_unlearn.obliviate.adapters import Adapter, AdapterSet
-from recbole_unlearn.obliviate.curvature import loss_gradients
-from recbole_unlearn.obliviate.witness import Witness
-from recbole_unlearn.tables import Table
+from recbole_unlearn.obliviate.gradients import RowGradients, row_gradients
+from recbole_unlearn.obliviate.level import Standing
+from recbole_unlearn.obliviate.witness import Triples, Witness
 
-BETAS = (0.9, 0.999)
-EPSILON = 1e-8
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+}
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + float(torch.cos(torch.tensor(done * torch.pi)))),
+    "constant": lambda done: 1.0,
+}
+CHECK_EVERY = 10  # steps between looks at the level of never-seen items
 
 
-class Pass(NamedTuple):
-    """One calibration: of which sides, and how."""
+class Plan(NamedTuple):
+    """How long and how fast."""
 
-    sides: tuple[str, ...]
     steps: int
     learning_rate: float
     batch_size: int
+    optimizer: str = "adam"
+    schedule: str = "linear"
+    train_b: bool = False  # B too, as the paper prints it
 
 
-class RowGradients:
-    """Loss and gradients of the adapters' rows on one batch, for any model."""
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """The weights of the losses, and what the losses on S need."""
 
-    def __init__(self, model: AbstractRecommender, witness: Witness, adapters: Sequence[Adapter]) -> None:
-        self.model, self.witness, self.adapters = model, witness, adapters
+    rank: float = 1.0
+    forget: float = 0.0
+    distill: float = 0.0
+    drift: float = 0.0
+    hard_negatives: int = 1  # candidates of which the hardest is taken; 1 is uniform
+    standing: Standing | None = None  # of deleted pairs, for stand-ins and for the stop
+    stand_ins: bool = False
+    stop: bool = False
+    teacher: Callable[[torch.Tensor], torch.Tensor] | None = None  # rows of D to scores at θ₀
 
-    def __call__(self, chosen: torch.Tensor, drawn: torch.Tensor) -> tuple[float, list[torch.Tensor]]:
-        """The training loss of rows ``chosen`` with negatives ``drawn``, and its gradients (n, d) by adapter."""
-        self.model.train()
-        loss, gradients = loss_gradients(self.model, self.witness.batch(chosen, drawn))
-        return loss, [
-            gradients[adapter.name][adapter.rows]
-            if adapter.name in gradients
-            else torch.zeros_like(adapter.base)
-            for adapter in self.adapters
-        ]
+    def value(self, gradients: RowGradients, witness: Witness, batch: Triples) -> float:
+        """The objective on a batch of R and as many rows of S; gradients are added to ``gradients``."""
+        value = gradients.own(batch, self.rank) if self.rank else 0.0
+        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if self.forget:
+            users, items, others = self._deleted(gradients, witness, len(batch.users))
+            parts += [(users, items), (users, others)]
+        if self.distill:
+            parts.append((batch.users, batch.items))
+        if not parts:
+            return value
+        scores = gradients.scores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        scores = scores.clone().requires_grad_()
+        pieces = list(scores.split([len(part[0]) for part in parts]))
+        loss = torch.zeros((), device=scores.device)
+        if self.forget:
+            deleted, others = pieces[:2]
+            of = losses.stand_in if self.stand_ins else losses.reverse_ranking
+            loss = loss + self.forget * of(deleted, others)
+        if self.distill:
+            assert self.teacher is not None
+            loss = loss + self.distill * losses.distillation(pieces[-1], self.teacher(batch.rows).to(scores))
+        loss.backward()
+        gradients.back(scores.grad)
+        return value + loss.item()
+
+    def _deleted(
+        self, gradients: RowGradients, witness: Witness, size: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Deleted pairs and what each is compared with: its stand-in, or a negative."""
+        if self.stand_ins:
+            assert self.standing is not None
+            known = self.standing.deleted
+            pick = torch.randint(
+                0, len(known.users), (min(size, len(known.users)),), generator=witness.generator
+            )
+            return known.users[pick], known.items[pick], self.standing.stand_ins[pick]
+        drawn = witness.deleted(size)
+        if self.hard_negatives <= 1:
+            return drawn.users, drawn.items, drawn.negatives
+        users = drawn.users[:, None].expand(-1, self.hard_negatives).contiguous()
+        candidates = witness.retained.negatives(users, witness.generator)
+        scores = gradients.scores(users.view(-1), candidates.view(-1)).cpu().view(candidates.shape)
+        return drawn.users, drawn.items, losses.hardest(scores, candidates)
+
+    def reached(self, gradients: RowGradients) -> bool:
+        """Whether deleted items stand as low as never-seen ones would."""
+        if not self.stop or self.standing is None:
+            return False
+        return demotion(gradients, self.standing.deleted) >= self.standing.level
 
 
-class BPRGradients(RowGradients):
-    """The same for BPR, written out: only rows of the batch are touched, no (users, d) tensor is made.
-
-    With x = q_i − q_j and c = σ(p_u·x) − 1: ∂/∂p_u = c x, ∂/∂q_i = c p_u, ∂/∂q_j = −c p_u, averaged over the batch.
-    """
-
-    def __init__(self, model: AbstractRecommender, witness: Witness, adapters: Sequence[Adapter]) -> None:
-        super().__init__(model, witness, adapters)
-        self.places = {}
-        for adapter in adapters:
-            size = len(dict(model.named_parameters())[adapter.name])
-            place = torch.full((size,), -1)
-            place[adapter.rows] = torch.arange(len(adapter.rows))
-            self.places[adapter.name] = place.to(adapter.base.device)
-
-    @torch.no_grad()
-    def __call__(self, chosen: torch.Tensor, drawn: torch.Tensor) -> tuple[float, list[torch.Tensor]]:
-        """As :meth:`RowGradients.__call__`."""
-        p, q = self.model.user_embedding.weight, self.model.item_embedding.weight
-        triple = (self.witness.users[chosen], self.witness.items[chosen], drawn)
-        users, items, drawn = (ids.to(p.device) for ids in triple)
-        p_u, x = p[users], q[items] - q[drawn]
-        margin = (p_u * x).sum(dim=1)
-        c = ((torch.sigmoid(margin) - 1.0) / len(users))[:, None]
-        gradients = []
-        for adapter in self.adapters:
-            gradient = torch.zeros_like(adapter.base)
-            if adapter.name == "user_embedding.weight":
-                self._add(gradient, adapter.name, users, c * x)
-            else:
-                self._add(gradient, adapter.name, items, c * p_u)
-                self._add(gradient, adapter.name, drawn, -c * p_u)
-            gradients.append(gradient)
-        return float(torch.nn.functional.softplus(-margin).mean()), gradients
-
-    def _add(self, gradient: torch.Tensor, name: str, ids: torch.Tensor, values: torch.Tensor) -> None:
-        place = self.places[name][ids]
-        inside = place >= 0
-        gradient.index_add_(0, place[inside], values[inside])
-
-
-_FAST: dict[type, type[RowGradients]] = {BPR: BPRGradients}
-
-
-def row_gradients(model: AbstractRecommender, witness: Witness, adapters: Sequence[Adapter]) -> RowGradients:
-    """The fastest way to this model's row gradients."""
-    return _FAST.get(type(model), RowGradients)(model, witness, adapters)
+def demotion(gradients: RowGradients, deleted: Triples) -> float:
+    """The share of deleted pairs that score below their negative."""
+    if len(deleted.users) == 0:
+        return 1.0
+    own, other = gradients.scores(
+        torch.cat([deleted.users, deleted.users]), torch.cat([deleted.items, deleted.negatives])
+    ).chunk(2)
+    return float((own < other).float().mean())
 
 
 def calibrate(
     adapters: AdapterSet,
-    tables: Sequence[Table],
     witness: Witness,
-    passes: Sequence[Pass],
-    show: Callable[[int, str], tqdm],
+    objective: Objective,
+    plan: Plan,
+    rows: torch.Tensor | None,
+    bar: tqdm,
 ) -> list[float]:
-    """Run ``passes`` one after the other; returns the loss of every step."""
-    side_of = {table.parameter: table.side for table in tables}
-    losses: list[float] = []
-    for plan in passes:
-        chosen = [adapter for adapter in adapters.adapters if side_of[adapter.name] in plan.sides]
-        rows = witness.rows(plan.sides)
-        if not chosen or len(rows) == 0 or plan.steps == 0:
-            continue
-        losses += _one_pass(adapters, chosen, rows, witness, plan, show)
-    return losses
+    """Fit the adapters to ``rows`` (those that touch the region when None); returns the objective of every step."""
+    rows = witness.rows() if rows is None else rows
+    values: list[float] = []
+    chosen = adapters.adapters
+    if not chosen or len(rows) == 0 or plan.steps == 0:
+        return values
+    gradients = row_gradients(adapters, chosen, witness, plan.train_b)
+    trained = [x.a for x in chosen] + ([x.b for x in chosen] if plan.train_b else [])
+    optimizer = OPTIMIZERS[plan.optimizer](trained, lr=plan.learning_rate)
+    for step, batch in enumerate(witness.batches(rows, plan.batch_size, plan.steps)):
+        if step % CHECK_EVERY == 0 and objective.reached(gradients):
+            break
+        value = objective.value(gradients, witness, batch)
+        for adapter, gradient in zip(chosen, gradients.take(), strict=True):
+            adapter.a.grad = gradient @ adapter.b if plan.train_b else gradient
+            adapter.b.grad = gradient.T @ adapter.a if plan.train_b else None
+            if objective.drift:
+                value += objective.drift * _add_drift(adapter, objective.drift)
+        if value != value:
+            raise UnlearnError("LAC failed: its loss is not a number. Lower lac_learning_rate.")
+        values.append(value)
+        for group in optimizer.param_groups:
+            group["lr"] = plan.learning_rate * SCHEDULES[plan.schedule](step / plan.steps)
+        optimizer.step()
+        gradients.changed()
+        bar.update()
+    for adapter in chosen:
+        adapter.a.grad = adapter.b.grad = None
+    adapters.attach()
+    return values
 
 
-def _one_pass(
-    adapters: AdapterSet,
-    chosen: Sequence[Adapter],
-    rows: torch.Tensor,
-    witness: Witness,
-    plan: Pass,
-    show: Callable[[int, str], tqdm],
-) -> list[float]:
-    gradients_of = row_gradients(adapters.model, witness, chosen)
-    first = [torch.zeros_like(adapter.a) for adapter in chosen]
-    second = [torch.zeros_like(adapter.a) for adapter in chosen]
-    losses = []
-    with show(plan.steps, " and ".join(plan.sides) + " rows") as bar:
-        for step in range(plan.steps):
-            loss, gradients = gradients_of(*witness.triples(rows, plan.batch_size, "item" in plan.sides))
-            if loss != loss:
-                raise UnlearnError("LAC failed: its loss is not a number. Lower lac_learning_rate.")
-            losses.append(loss)
-            rate = plan.learning_rate * (1.0 - step / plan.steps)
-            with torch.no_grad():
-                for adapter, m, v, gradient in zip(chosen, first, second, gradients, strict=True):
-                    _adam(adapter.a, m, v, gradient @ adapter.b, step + 1, rate)
-                    adapters.parameter(adapter)[adapter.rows] = adapter.base + adapter.delta
-            bar.update()
-    return losses
-
-
-def _adam(
-    a: torch.Tensor, m: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor, step: int, rate: float
-) -> None:
-    """One step of Adam on ``a``, in place."""
-    m.mul_(BETAS[0]).add_(gradient, alpha=1 - BETAS[0])
-    v.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-    scale = (v / (1 - BETAS[1] ** step)).sqrt_().add_(EPSILON)
-    a.addcdiv_(m, scale, value=-rate / (1 - BETAS[0] ** step))
+def _add_drift(adapter: Adapter, weight: float) -> float:
+    """Add the gradient of λ‖ABᵀ‖²: 2λ A BᵀB for A, 2λ B AᵀA for B. Returns ‖ABᵀ‖²."""
+    a, b = adapter.a, adapter.b
+    a.grad = a.grad + 2.0 * weight * a @ (b.T @ b)
+    if b.grad is not None:
+        b.grad = b.grad + 2.0 * weight * b @ (a.T @ a)
+    return float(losses.drift([adapter.delta]))

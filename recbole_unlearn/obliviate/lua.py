@@ -6,15 +6,15 @@ Two downdates, each in the regime where it is right:
   J − J_S gives −g_S + HΔ = 0, so Δ = **+**H⁻¹g_S: up the deleted loss. (The paper prints a minus in its theorem and
   in LUA; that learns S a second time.) The curvature is √v̂ + ε, and the scale η is found by a line search, since g_S
   is a sum over S while √v̂ is the size of a mini-batch mean.
-* **Retirement.** Where a large share ρ of a row's data goes, θ₀ is no place to linearise at: the row goes back
-  towards the value it was initialised with, W ← W₀ + (1 − min(1, kρ)) (W − W₀), and LAC fits it again.
+* **A new start** (`reembed.py`). Where a row loses much of its data, θ₀ is no place to linearise at: the row is
+  replaced by what its retained neighbours tell, or by its initial value, and the downdate is the difference.
 
 The result is projected to rank r by a truncated SVD, exact from the region's rows only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -75,20 +75,37 @@ def line_search(
     return best
 
 
-def retire(
-    weights: torch.Tensor, initial: torch.Tensor, share: torch.Tensor, strength: float
-) -> torch.Tensor:
-    """W₀ + (1 − min(1, kρ)) (W − W₀) for rows (n, d) with deleted shares ρ (n,) and strength k."""
-    keep = 1.0 - (strength * share).clamp(max=1.0)
-    return initial + keep[:, None] * (weights - initial)
-
-
 class LowRank(NamedTuple):
     """ΔW ≈ A Bᵀ, and the part of ‖ΔW‖² that it keeps."""
 
     a: torch.Tensor  # (n, r)
     b: torch.Tensor  # (d, r)
     energy: float
+
+
+def project_all(
+    deltas: Sequence[torch.Tensor], rank: int | str, energy: float, shared: bool
+) -> list[LowRank]:
+    """Each of ``deltas`` (n_k, d_k) at ``rank``: a number, "auto" (least that keeps ``energy``), or "full" rows.
+
+    With ``shared`` those of one width have one B, that of their stack.
+    """
+    if rank == "full":
+        return [
+            LowRank(delta, torch.eye(delta.shape[1], dtype=delta.dtype, device=delta.device), 1.0)
+            for delta in deltas
+        ]
+    number = None if rank == "auto" else int(rank)
+    if not shared:
+        return [project(delta, number, energy) for delta in deltas]
+    found: list[LowRank | None] = [None] * len(deltas)
+    for width in {delta.shape[1] for delta in deltas}:
+        mine = [k for k, delta in enumerate(deltas) if delta.shape[1] == width]
+        b = project(torch.cat([deltas[k] for k in mine]), number, energy).b
+        for k in mine:
+            a, total = deltas[k] @ b, deltas[k].square().sum()
+            found[k] = LowRank(a, b, float(a.square().sum() / total) if total > 0 else 1.0)
+    return found
 
 
 def project(delta: torch.Tensor, rank: int | None = None, energy: float = 1.0) -> LowRank:

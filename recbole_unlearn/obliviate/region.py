@@ -8,52 +8,100 @@ is right for a small share, and has little left to start from at a large one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Literal
 
 import torch
-from recbole.data.dataset import Dataset
 
-from recbole_unlearn.data import UnlearnData
+from recbole_unlearn.obliviate.index import Retained, TrainIndex
 
 Side = Literal["user", "item"]
+PLACES = 2**17  # up to this id, a table of positions is quicker than a search
+OTHER: dict[Side, Side] = {"user": "item", "item": "user"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Region:
-    """Deleted shares of all users and items, and which of them are to be changed.
+class Members:
+    """Users or items of the region."""
+
+    ids: torch.Tensor  # (n,), sorted
+    share: torch.Tensor  # (n,), of their rows that are deleted
+
+    def place(self, ids: torch.Tensor) -> torch.Tensor:
+        """The position of each of ``ids`` among the members, -1 for those outside."""
+        if len(self.ids) == 0:
+            return torch.full(ids.shape, -1)
+        if self._places is not None:
+            return self._places[ids.clamp(max=len(self._places) - 1)]
+        place = torch.searchsorted(self.ids, ids).clamp_(max=len(self.ids) - 1)
+        return torch.where(self.ids[place] == ids, place, -1)
+
+    @functools.cached_property
+    def _places(self) -> torch.Tensor | None:
+        """Positions by id, where the ids are small enough for that; the last entry stands for all larger ones."""
+        if int(self.ids[-1]) > PLACES:
+            return None
+        places = torch.full((int(self.ids[-1]) + 2,), -1)
+        places[self.ids] = torch.arange(len(self.ids))
+        return places
+
+    def contains(self, ids: torch.Tensor) -> torch.Tensor:
+        """Which of ``ids`` are members (a mask)."""
+        return self.place(ids) >= 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Region(dict[Side, Members]):
+    """The members on both sides."""
+
+
+def find_region(index: TrainIndex, users: torch.Tensor, items: torch.Tensor, threshold: float) -> Region:
+    """The region of the deleted rows (``users``, ``items``).
 
     Every user with a deleted row is inside, or a small request would change nothing. An item is inside when its
-    share reaches the threshold: a popular one is hardly moved by a few rows, and many users depend on it.
+    share reaches ``threshold``: a popular one is hardly moved by a few rows, and many users depend on it.
     """
-
-    user_share: torch.Tensor  # (users,)
-    item_share: torch.Tensor  # (items,)
-    threshold: float
-
-    def share(self, side: Side) -> torch.Tensor:
-        """The deleted share of every user or item."""
-        return self.user_share if side == "user" else self.item_share
-
-    def inside(self, side: Side) -> torch.Tensor:
-        """Which users or items belong to the region (a mask)."""
-        share = self.share(side)
-        return (share > 0) & (share >= (self.threshold if side == "item" else 0.0))
-
-    def ids(self, side: Side) -> torch.Tensor:
-        """Their ids, sorted."""
-        return self.inside(side).nonzero().flatten()
+    members = Region()
+    for side, ids, least in (("user", users, 0.0), ("item", items, threshold)):
+        ids, gone = torch.unique(ids, return_counts=True)
+        share = gone / index.counts(side, ids)
+        inside = share >= least
+        members[side] = Members(ids[inside], share[inside])
+    return members
 
 
-def find_region(data: UnlearnData, threshold: float) -> Region:
-    """The region of ``data.forget`` in ``data.full``."""
-    train = data.full.train
+def with_neighbours(
+    region: Region, retained: Retained, hops: int, decay: float, least: float, cap: int
+) -> Region:
+    """The region and those its members share retained rows with, up to ``hops`` away.
 
-    def share(field: str, size: int) -> torch.Tensor:
-        deleted, total = (_count(part, field, size) for part in (data.forget, train))
-        return deleted / total.clamp(min=1)
+    One hop from a user leads to the items of its retained rows, and back. A neighbour's share is that of the member
+    times ``decay`` for each hop, weighted by how much of the neighbour's rows lead to the region:
 
-    return Region(share(train.uid_field, train.user_num), share(train.iid_field, train.item_num), threshold)
+        ρ(b) = decay · Σ over rows (a, b) of ρ(a) / |D_b|
 
-
-def _count(dataset: Dataset, field: str, size: int) -> torch.Tensor:
-    return torch.bincount(dataset.inter_feat[field], minlength=size).float()
+    Those whose share reaches ``least`` join, and of them the ``cap`` largest of a side.
+    """
+    grown = Region(region)
+    frontier = dict(region)
+    index = retained.index
+    for _ in range(hops):
+        reached: dict[Side, Members] = {}
+        for side, members in frontier.items():
+            other = OTHER[side]
+            rows = retained.only(index.rows(side, members.ids))
+            weight = members.share[members.place(index.ids[side][rows])]
+            ids, position = torch.unique(index.ids[other][rows], return_inverse=True)
+            share = torch.zeros(len(ids)).index_add_(0, position, weight.float())
+            share = decay * share / index.counts(other, ids).clamp(min=1)
+            new = ~grown[other].contains(ids) & (share >= least)
+            ids, share = ids[new], share[new]
+            best = share.topk(min(cap, len(share))).indices.sort().values
+            reached[other] = Members(ids[best], share[best])
+        for side, members in reached.items():
+            ids, order = torch.cat([grown[side].ids, members.ids]).sort()
+            grown[side] = Members(ids, torch.cat([grown[side].share, members.share])[order])
+        frontier = reached
+    return grown

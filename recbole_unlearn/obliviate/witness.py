@@ -1,11 +1,14 @@
-"""The witness set: retained rows that tell what the region's rows should be, drawn in batches.
+r"""The witness set: rows that tell what the region's rows should be, drawn in batches.
 
-A batch is what RecBole's loader would give the model (pairs with a negative, labelled rows, or users), drawn with
-vectorised negatives. Where items are calibrated, part of a batch has an item of the region as the negative: in
-training every item is a negative far more often than a positive, and its own rows alone would not tell.
+Three parts, as in the paper: R, retained rows; S, the deleted ones; Neg(S), negatives for them. R is drawn in epochs,
+each row once with a new uniform negative. Where items are calibrated, some of R has an item of the region as the
+negative: in training every item is a negative far more often than a positive, and its own rows alone would not tell.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from recbole.data.dataset import Dataset
@@ -13,102 +16,116 @@ from recbole.data.interaction import Interaction, cat_interactions
 from recbole.utils import InputType
 
 from recbole_unlearn.config import UnlearnConfig
+from recbole_unlearn.obliviate.index import Retained
 from recbole_unlearn.obliviate.region import Region
 
-TABLE_BYTES = 2**28  # up to this size a table of all pairs is kept, which is quicker to look up
 
+class Triples(NamedTuple):
+    """Rows with their users, items and a negative each; all (m,)."""
 
-class Negatives:
-    """Uniform items a user has no row with, all at once."""
+    rows: torch.Tensor
+    users: torch.Tensor
+    items: torch.Tensor
+    negatives: torch.Tensor
 
-    def __init__(self, train: Dataset, generator: torch.Generator) -> None:
-        self.item_num = train.item_num
-        self.generator = generator
-        keys = train.inter_feat[train.uid_field] * self.item_num + train.inter_feat[train.iid_field]
-        self.table = None
-        if train.user_num * train.item_num <= TABLE_BYTES:
-            self.table = torch.zeros(train.user_num * train.item_num, dtype=torch.bool)
-            self.table[keys] = True
-        else:
-            self.known = torch.unique(keys)
-
-    def are_known(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Which pairs stand in the data (a mask)."""
-        keys = users * self.item_num + items
-        if self.table is not None:
-            return self.table[keys]
-        place = torch.searchsorted(self.known, keys).clamp(max=len(self.known) - 1)
-        return self.known[place] == keys
-
-    def draw(self, users: torch.Tensor, tries: int = 8) -> torch.Tensor:
-        """One item per user, drawn again while it is known; after ``tries`` a known one may remain."""
-        items = torch.randint(1, self.item_num, users.shape, generator=self.generator)
-        for _ in range(tries):
-            known = self.are_known(users, items).nonzero().flatten()
-            if len(known) == 0:
-                break
-            items[known] = torch.randint(1, self.item_num, known.shape, generator=self.generator)
-        return items
+    def part(self, which: torch.Tensor | slice) -> Triples:
+        """Some of them."""
+        return Triples(*(column[which] for column in self))
 
 
 class Witness:
-    """Batches of retained rows that touch the region."""
+    """Batches of retained and of deleted rows."""
 
     def __init__(
         self,
         config: UnlearnConfig,
-        train: Dataset,
+        retained: Retained,
         region: Region,
         generator: torch.Generator,
-        region_negatives: float,
+        region_negatives: float = 1.0,
     ) -> None:
-        self.config, self.train, self.generator = config, train, generator
-        self.negatives = Negatives(train, generator)
-        self.users = train.inter_feat[train.uid_field]
-        self.items = train.inter_feat[train.iid_field]
-        self.inside = {side: region.inside(side) for side in ("user", "item")}
-        self.region_items = region.ids("item")
+        self.config, self.retained, self.region, self.generator = config, retained, region, generator
+        self.index = retained.index
         self.region_negatives = region_negatives
 
-    def rows(self, sides: tuple[str, ...]) -> torch.Tensor:
-        """Retained rows that tell of the region's users, of its items, or of both.
+    def rows(self) -> torch.Tensor:
+        """Retained rows of the region's users or items."""
+        rows = [self.index.rows(side, members.ids) for side, members in self.region.items()]
+        return self.retained.only(torch.unique(torch.cat(rows)))
 
-        Items alone learn from users outside the region: those inside are yet to be fitted.
+    def buffer(self, share: float) -> torch.Tensor:
+        """A uniform sample of all retained rows, the paper's R."""
+        size = max(1, round(share * self.retained.size))
+        return self._any(size)
+
+    def _any(self, size: int) -> torch.Tensor:
+        """``size`` retained rows, uniform, with replacement."""
+        rows = torch.randint(0, len(self.index), (size,), generator=self.generator)
+        gone = self.retained.deleted[rows].nonzero().flatten()
+        while len(gone):
+            rows[gone] = torch.randint(0, len(self.index), gone.shape, generator=self.generator)
+            gone = gone[self.retained.deleted[rows[gone]]]
+        return rows
+
+    def triples(self, rows: torch.Tensor) -> Triples:
+        """Rows of D with uniform negatives."""
+        users = self.index.ids["user"][rows]
+        return Triples(
+            rows, users, self.index.ids["item"][rows], self.retained.negatives(users, self.generator)
+        )
+
+    def against_region(self, size: int) -> Triples:
+        """About ``size`` retained rows of any user, with an item of the region as negative."""
+        rows = self._any(size)
+        users = self.index.ids["user"][rows]
+        pick = torch.randint(0, len(self.region["item"]), (size,), generator=self.generator)
+        items = self.region["item"].ids[pick]
+        fits = ~self.retained.are_known(users, items)
+        return Triples(rows, users, self.index.ids["item"][rows], items).part(fits)
+
+    def extra(self) -> int:
+        r"""How many rows with an item of the region as negative an epoch has.
+
+        In training each of the |D\S| rows draws one of n items, so the region's b items are drawn |D\S| b / n times
+        an epoch; ``region_negatives`` scales that.
         """
-        user, item = self.inside["user"][self.users], self.inside["item"][self.items]
-        if sides == ("user",):
-            touched = user
-        elif sides == ("item",):
-            touched = item & ~user
-        else:
-            touched = user | item
-        return touched.nonzero().flatten()
+        often = self.retained.size * len(self.region["item"]) / self.index.sizes["item"]
+        return round(self.region_negatives * often)
 
-    def negative_share(self, rows: torch.Tensor) -> float:
-        r"""The part of a batch in which an item of the region is the negative.
+    def batches(self, rows: torch.Tensor, size: int, steps: int) -> Iterator[Triples]:
+        """``steps`` batches of ``size`` triples at most, in epochs over ``rows``."""
+        extra, done = self.extra(), 0
+        while done < steps:
+            # No more than what is left to do: an epoch of a large request is never drawn whole.
+            part = min(1.0, (steps - done) * size / (len(rows) + extra))
+            taken = rows[
+                torch.randperm(len(rows), generator=self.generator)[: max(1, round(part * len(rows)))]
+            ]
+            epoch = self.triples(taken)
+            if extra:
+                more = self.against_region(round(part * extra))
+                epoch = Triples(*(torch.cat(pair) for pair in zip(epoch, more, strict=True)))
+                epoch = epoch.part(torch.randperm(len(epoch.rows), generator=self.generator))
+            for start in range(0, len(epoch.rows), size):
+                if done == steps:
+                    break
+                done += 1
+                yield epoch.part(slice(start, start + size))
 
-        In training each of |D\S| rows draws one of n items, so the region's b items are drawn |D\S| b / n times
-        for each time ``rows`` are seen; ``region_negatives`` scales that.
-        """
-        often = self.region_negatives * len(self.users) * len(self.region_items) / self.train.item_num
-        return often / (often + len(rows)) if often else 0.0
+    def deleted(self, size: int) -> Triples:
+        """``size`` deleted rows at most, with uniform negatives. Only pairs of which no row is left."""
+        gone = self.retained.gone
+        if len(gone) > size:
+            gone = gone[torch.randint(0, len(gone), (size,), generator=self.generator)]
+        item_num = self.index.sizes["item"]
+        users, items = gone // item_num, gone % item_num
+        return Triples(
+            torch.full_like(users, -1), users, items, self.retained.negatives(users, self.generator)
+        )
 
-    def triples(self, rows: torch.Tensor, size: int, items: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Row numbers (m,) and negatives (m,), m ≤ ``size``: of ``rows``, and of any row against the region."""
-        extra = int(size * self.negative_share(rows)) if items else 0
-        chosen = rows[torch.randint(0, len(rows), (size - extra,), generator=self.generator)]
-        drawn = self.negatives.draw(self.users[chosen])
-        if extra:
-            more = torch.randint(0, len(self.users), (extra,), generator=self.generator)
-            pick = torch.randint(0, len(self.region_items), (extra,), generator=self.generator)
-            other = self.region_items[pick]
-            fits = ~self.negatives.are_known(self.users[more], other)
-            chosen, drawn = torch.cat([chosen, more[fits]]), torch.cat([drawn, other[fits]])
-        return chosen, drawn
-
-    def batch(self, chosen: torch.Tensor, drawn: torch.Tensor) -> Interaction:
-        """Retained rows and negatives in the form the model's loss takes."""
-        return as_batch(self.config, self.train, chosen, drawn)
+    def batch(self, triples: Triples) -> Interaction:
+        """Triples in the form the model's loss takes."""
+        return as_batch(self.config, self.index.train, triples.rows, triples.negatives)
 
 
 def as_batch(config: UnlearnConfig, train: Dataset, chosen: torch.Tensor, drawn: torch.Tensor) -> Interaction:
@@ -127,3 +144,8 @@ def as_batch(config: UnlearnConfig, train: Dataset, chosen: torch.Tensor, drawn:
         both.update(Interaction({config["LABEL_FIELD"]: labels}))
         return both
     return Interaction({train.uid_field: torch.unique(train.inter_feat[train.uid_field][chosen])})
+
+
+def pairs_batch(train: Dataset, users: torch.Tensor, items: torch.Tensor) -> Interaction:
+    """Pairs in the form `predict` takes, with the features of both sides."""
+    return train.join(Interaction({train.uid_field: users, train.iid_field: items}))

@@ -1,0 +1,90 @@
+"""What can be proved of an unlearned model, as it stands in result.json under `certificates`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from recbole.data.dataset import Dataset
+from recbole.model.abstract_recommender import AbstractRecommender
+
+from recbole_unlearn.obliviate import losses
+from recbole_unlearn.obliviate.adapters import AdapterSet
+from recbole_unlearn.obliviate.witness import Witness, pairs_batch
+from recbole_unlearn.trainer import clear_caches
+
+PAIRS = 8192  # rows looked at
+CHUNK = 2048  # scored at once: some models hold a row of the catalogue for each
+
+
+def margin_bound(loss: float) -> float:
+    """The least margin that a loss allows: log(1 + e^−m) ≤ ε gives m ≥ −log(e^ε − 1).
+
+    The paper prints the negative of it. The loss is convex in m, so a mean loss of ε gives the same bound for the
+    mean margin.
+    """
+    if loss <= 0.0:
+        return math.inf
+    return -math.log(math.expm1(loss)) if loss < 500 else -loss
+
+
+def drift_bound(start: float, weight: float) -> float:
+    """‖Δθ‖² ≤ L(φ₀)/λ for every φ with L(φ) ≤ L(φ₀), since all other losses are at least 0."""
+    return start / weight
+
+
+def _round(value: float) -> float:
+    return round(value, 6) if math.isfinite(value) else math.copysign(1e9, value)
+
+
+@torch.no_grad()
+def pair_scores(
+    model: AbstractRecommender, train: Dataset, users: torch.Tensor, items: torch.Tensor
+) -> torch.Tensor:
+    """Scores of pairs (m,), on the CPU."""
+    model.eval()
+    clear_caches(model)
+    device = next(model.parameters()).device
+    parts = [
+        model.predict(pairs_batch(train, u, i).to(device)).reshape(-1).cpu()
+        for u, i in zip(users.split(CHUNK), items.split(CHUNK), strict=True)
+    ]
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def margin(model: AbstractRecommender, witness: Witness) -> dict[str, Any]:
+    """How far deleted items are below uniform negatives: the mean reverse ranking loss, its bound, and the mean."""
+    deleted = witness.deleted(PAIRS)
+    if len(deleted.users) == 0:
+        return {}
+    train = witness.index.train
+    own, other = (
+        pair_scores(model, train, deleted.users, items) for items in (deleted.items, deleted.negatives)
+    )
+    loss = float(losses.reverse_ranking(own, other))
+    return {
+        "loss": _round(loss),
+        "bound": _round(margin_bound(loss)),
+        "mean": _round(float((other - own).mean())),
+        "pairs": len(own),
+    }
+
+
+def retained_change(adapters: AdapterSet, witness: Witness) -> dict[str, Any]:
+    """How much the scores of retained pairs moved from those at θ₀ on the same data: the largest and the mean."""
+    rows = (
+        witness.buffer(PAIRS / witness.retained.size)
+        if witness.retained.size
+        else torch.empty(0, dtype=torch.long)
+    )
+    users, items = (witness.index.ids[side][rows] for side in ("user", "item"))
+    after = pair_scores(adapters.model, witness.index.train, users, items)
+    adapters.detach()
+    try:
+        before = pair_scores(adapters.model, witness.index.train, users, items)
+    finally:
+        adapters.attach()
+        clear_caches(adapters.model)
+    change = (after - before).abs()
+    return {"largest": _round(float(change.max())), "mean": _round(float(change.mean())), "pairs": len(rows)}

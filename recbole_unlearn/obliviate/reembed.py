@@ -1,0 +1,98 @@
+r"""Where a row belongs by its retained neighbours: the map from neighbours to rows that the model itself learned.
+
+A trained model gives users with similar items similar rows. So the row a user would have without S can be read off
+users that S does not touch: fit, by least squares over such users u,
+
+    p_u ≈ T · [√n m, log(n) m, √n, log n, 1],    m = mean of q_i over the n rows (u, i) of D\S,
+
+and apply T to the retained rows of the users in the region; the same for items, from users outside the region. It
+takes a fraction of a second, uses nothing of S and nothing of the rows that saw S, and is nearer to a retrained model
+than the initial value or than the old row. Closed form, so no step count and no learning rate.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from recbole_unlearn.obliviate.index import Retained
+from recbole_unlearn.obliviate.region import OTHER, Region, Side
+
+SAMPLE = 3000  # untouched users or items the map is fitted to
+RIDGE = 1e-3  # relative to the mean of the Gram matrix's diagonal
+
+
+class Neighbours(NamedTuple):
+    """The mean of each row's neighbours (n, d), and their number (n,)."""
+
+    mean: torch.Tensor
+    count: torch.Tensor
+
+
+def neighbours(
+    retained: Retained, region: Region, side: Side, ids: torch.Tensor, others: torch.Tensor
+) -> Neighbours:
+    """The means of rows of the other side's table ``others`` over the retained rows of ``ids``.
+
+    For items, users of the region are left out: their rows have seen S.
+    """
+    index = retained.index
+    rows = retained.only(index.rows(side, ids))
+    own, other = index.ids[side][rows], index.ids[OTHER[side]][rows]
+    if side == "item":
+        outside = ~region["user"].contains(other)
+        own, other = own[outside], other[outside]
+    place = torch.searchsorted(ids, own).to(others.device)
+    count = torch.bincount(place, minlength=len(ids)).to(others.dtype)
+    total = torch.zeros(len(ids), others.shape[1], dtype=others.dtype, device=others.device)
+    total.index_add_(0, place, others[other.to(others.device)])
+    return Neighbours(total / count.clamp(min=1)[:, None], count)
+
+
+def untouched(retained: Retained, region: Region, side: Side, generator: torch.Generator) -> torch.Tensor:
+    """A sample of users or items outside the region that have rows, sorted."""
+    size = retained.index.sizes[side]
+    if size <= 4 * SAMPLE:
+        ids = torch.randperm(size - 1, generator=generator) + 1
+    else:
+        ids = torch.randint(1, size, (2 * SAMPLE,), generator=generator).unique()
+        ids = ids[torch.randperm(len(ids), generator=generator)]
+    ids = ids[(retained.index.counts(side, ids) > 0) & ~region[side].contains(ids)]
+    return ids[:SAMPLE].sort().values
+
+
+def predict(
+    retained: Retained,
+    region: Region,
+    side: Side,
+    own: torch.Tensor,
+    others: torch.Tensor,
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows for the region's members of ``side`` by their neighbours (n, d), and for which of them that can be told.
+
+    ``own`` and ``others`` are the tables of this side and of the other, with row k for id k.
+    """
+    known = untouched(retained, region, side, generator)
+    members = region[side].ids
+    if len(known) < 4 * others.shape[1]:
+        return own[members], torch.zeros(len(members), dtype=torch.bool, device=own.device)
+    seen = neighbours(retained, region, side, known, others)
+    told = seen.count > 0
+    x, y = features(seen)[told].double(), own[known][told].double()
+    gram = x.T @ x
+    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+    transform = torch.linalg.solve(gram, x.T @ y).to(own.dtype)
+    asked = neighbours(retained, region, side, members, others)
+    return features(asked) @ transform, asked.count > 0
+
+
+def features(near: Neighbours) -> torch.Tensor:
+    """[√n m, log(n) m, √n, log n, 1] (k, 2d + 3) with m the mean of n neighbours.
+
+    Rows grow with the number of their rows in the data, like its root while few, like its logarithm later.
+    """
+    count = near.count.clamp(min=1)[:, None]
+    root, log = count.sqrt(), count.log()
+    return torch.cat([root * near.mean, log * near.mean, root, log, torch.ones_like(count)], dim=1)

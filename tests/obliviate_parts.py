@@ -1,0 +1,68 @@
+"""What the tests of Obliviate's parts share: divided data, a witness over it, and adapters of a model."""
+
+import numpy as np
+import torch
+
+from recbole_unlearn.data import divide, load
+from recbole_unlearn.forget import Located
+from recbole_unlearn.obliviate.adapters import Adapter, AdapterSet
+from recbole_unlearn.obliviate.index import Retained, TrainIndex
+from recbole_unlearn.obliviate.region import find_region
+from recbole_unlearn.obliviate.witness import Witness
+from recbole_unlearn.tables import as_rows, find_tables
+from recbole_unlearn.trainer import build_model
+
+
+class Rows:
+    """As much of a RecBole dataset as the index reads."""
+
+    uid_field, iid_field = "user_id", "item_id"
+
+    def __init__(self, pairs, users=8, items=9):
+        self.inter_feat = {
+            "user_id": torch.tensor([u for u, _ in pairs], dtype=torch.long),
+            "item_id": torch.tensor([i for _, i in pairs], dtype=torch.long),
+        }
+        self.user_num, self.item_num = users, items
+
+
+def divided(config):
+    """`tiny` without every other row of users 1 to 5."""
+    splits = load(config).splits
+    mask = np.zeros(len(splits.train), bool)
+    users = splits.train.inter_feat["user_id"].numpy()
+    mask[np.flatnonzero(users <= 5)[::2]] = True
+    nothing = [np.zeros(len(part), bool) for part in (splits.valid, splits.test)]
+    return divide(splits, Located(mask, *nothing), "x")
+
+
+def make_witness(config, data, threshold=0.1, negatives=1.0, seed=0):
+    index = TrainIndex(data.full.train)
+    pairs = data.forget.inter_feat["user_id"], data.forget.inter_feat["item_id"]
+    retained = Retained(index, *pairs, data.deleted)
+    region = find_region(index, *pairs, threshold)
+    return Witness(config, retained, region, torch.Generator().manual_seed(seed), negatives)
+
+
+def make_adapters(config, data, witness, rank=None, shared=False, seed=0):
+    """A new model with adapters of random A on the region; B is random and orthonormal, the identity without rank."""
+    generator = torch.Generator().manual_seed(seed)
+    model = build_model(config, data.retain)
+    named = dict(model.named_parameters())
+    adapters, same = [], None
+    for table in find_tables(model, data.full.train):
+        rows = witness.region[table.side].ids + table.offset
+        base = as_rows(named[table.parameter], table.axis)[rows].clone()
+        d = base.shape[1]
+        if shared and same is not None:
+            b = same.clone()
+        elif rank:
+            b = torch.linalg.qr(torch.randn(d, min(rank, d), generator=generator))[0]
+        else:
+            b = torch.eye(d)
+        same = b
+        a = 0.1 * torch.randn(len(rows), b.shape[1], generator=generator)
+        adapters.append(Adapter(table.parameter, rows, a, b, base, table.axis, table.side))
+    found = AdapterSet(model, adapters)
+    found.attach()
+    return found

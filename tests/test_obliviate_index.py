@@ -1,0 +1,154 @@
+"""Which rows a request touches: the index, the region and the witness set, against plain counting."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from recbole_unlearn.data import load
+from recbole_unlearn.obliviate import index as index_module
+from recbole_unlearn.obliviate import region as region_module
+from recbole_unlearn.obliviate.index import Retained, TrainIndex
+from recbole_unlearn.obliviate.region import Members, find_region, with_neighbours
+from recbole_unlearn.obliviate.witness import as_batch
+from recbole_unlearn.trainer import build_model
+from tests.obliviate_parts import Rows, divided, make_witness
+
+PAIRS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 8)), min_size=1, max_size=40)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(PAIRS, st.data(), st.booleans())
+def test_the_index_agrees_with_counting(pairs, data, table):
+    """Any rows, any deletion, doubled pairs included; with and without the table of pairs."""
+    gone = data.draw(st.lists(st.booleans(), min_size=len(pairs), max_size=len(pairs)))
+    before = index_module.TABLE_BYTES
+    index_module.TABLE_BYTES = before if table else 0
+    try:
+        index = TrainIndex(Rows(pairs))
+    finally:
+        index_module.TABLE_BYTES = before
+    assert (index.table is not None) == table
+    deleted = torch.tensor(gone)
+    users, items = (index.ids[side][deleted] for side in ("user", "item"))
+    retained = Retained(index, users, items, deleted)
+    left = [pair for pair, out in zip(pairs, gone, strict=True) if not out]
+    assert retained.size == len(left)
+    for side, place in (("user", 0), ("item", 1)):
+        ids = torch.arange(1, index.sizes[side])
+        counts = [sum(pair[place] == k for pair in pairs) for k in ids.tolist()]
+        assert index.counts(side, ids).tolist() == counts
+        rows = index.rows(side, ids)
+        assert sorted(rows.tolist()) == list(range(len(pairs)))
+        assert index.ids[side][rows].tolist() == sorted(pair[place] for pair in pairs)
+        assert sorted(retained.only(rows).tolist()) == [k for k, out in enumerate(gone) if not out]
+    grid = torch.cartesian_prod(torch.arange(1, 8), torch.arange(1, 9))
+    known = retained.are_known(grid[:, 0], grid[:, 1])
+    assert known.tolist() == [tuple(pair) in left for pair in grid.tolist()]
+    drawn = retained.negatives(torch.arange(1, 8).repeat(30), torch.Generator().manual_seed(0), tries=60)
+    full = {u for u in range(1, 8) if len({i for v, i in left if v == u}) == 8}
+    assert not {
+        (u, i) for u, i in zip(list(range(1, 8)) * 30, drawn.tolist(), strict=True) if u not in full
+    } & set(left)
+
+
+def test_no_rows_of_nobody():
+    index = TrainIndex(Rows([(1, 2)]))
+    assert len(index.rows("user", torch.empty(0, dtype=torch.long))) == 0
+
+
+@pytest.mark.parametrize("limit", [0, 2**17])
+def test_places_of_members(monkeypatch, limit):
+    monkeypatch.setattr(region_module, "PLACES", limit)
+    members = Members(torch.tensor([2, 5, 9]), torch.ones(3))
+    assert members.place(torch.tensor([9, 1, 2, 100, 5])).tolist() == [2, -1, 0, -1, 1]
+    assert members.contains(torch.tensor([3, 5])).tolist() == [False, True]
+    nobody = Members(torch.empty(0, dtype=torch.long), torch.empty(0))
+    assert nobody.place(torch.tensor([1])).tolist() == [-1]
+
+
+def test_shares_are_counted(make_config):
+    data = divided(make_config())
+    region = make_witness(make_config(), data, threshold=0.3).region
+    full, gone = (part.inter_feat["item_id"].tolist() for part in (data.full.train, data.forget))
+    shares = {item: gone.count(item) / full.count(item) for item in set(gone)}
+    expected = sorted(item for item, share in shares.items() if share >= 0.3)
+    assert region["item"].ids.tolist() == expected
+    assert region["item"].share.tolist() == pytest.approx([shares[item] for item in expected])
+    assert region["user"].ids.tolist() == [1, 2, 3, 4, 5]  # users always, however small their share
+
+
+def test_neighbours_join_by_their_share_and_no_more_than_the_cap():
+    """User 1 loses a row; its item 2 is shared with user 2 alone, item 3 with many."""
+    pairs = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3), (4, 3), (5, 4)]
+    index = TrainIndex(Rows(pairs))
+    deleted = torch.tensor([True] + [False] * 7)
+    users, items = index.ids["user"][:1], index.ids["item"][:1]
+    retained = Retained(index, users, items, deleted)
+    region = find_region(index, users, items, 0.0)
+    assert (region["user"].ids.tolist(), region["item"].ids.tolist()) == ([1], [1])
+    one = with_neighbours(region, retained, hops=1, decay=0.5, least=0.0, cap=10)
+    assert one["item"].ids.tolist() == [1, 2, 3]
+    third = 1 / 3  # of user 1's rows
+    assert one["item"].share.tolist() == pytest.approx([1.0, 0.5 * third / 2, 0.5 * third / 4])
+    assert with_neighbours(region, retained, 1, 0.5, 0.0, cap=1)["item"].ids.tolist() == [1, 2]
+    assert with_neighbours(region, retained, 1, 0.5, 0.06, cap=10)["item"].ids.tolist() == [1, 2]
+    two = with_neighbours(region, retained, 2, 0.5, 0.0, 10)
+    assert two["user"].ids.tolist() == [1, 2, 3, 4]  # user 5 shares nothing with anybody
+    assert region["item"].ids.tolist() == [1]  # the region itself is as it was
+
+
+def test_witness_rows_touch_the_region(make_config):
+    data = divided(make_config())
+    witness = make_witness(make_config(), data)
+    users, items = (witness.index.ids[side] for side in ("user", "item"))
+    touched = witness.region["user"].contains(users) | witness.region["item"].contains(items)
+    assert torch.equal(witness.rows(), (touched & ~data.deleted).nonzero().flatten())
+
+
+def test_batches_are_epochs_of_retained_rows(make_config):
+    data = divided(make_config())
+    witness = make_witness(make_config(), data, negatives=0.0)
+    rows = witness.rows()
+    steps = -(-len(rows) // 50)
+    once = torch.cat([batch.rows for batch in witness.batches(rows, 50, steps)])
+    assert torch.equal(once.sort().values, rows)
+    seen = list(witness.batches(rows, 50, 3 * steps))
+    assert len(seen) == 3 * steps
+    assert not data.deleted[torch.cat([batch.rows for batch in seen])].any()
+    for batch in seen:
+        assert not witness.retained.are_known(batch.users, batch.negatives).any()
+
+
+def test_items_of_the_region_are_negatives_as_often_as_in_training(make_config):
+    data = divided(make_config())
+    witness = make_witness(make_config(), data)
+    often = witness.retained.size * len(witness.region["item"]) / witness.index.sizes["item"]
+    assert witness.extra() == round(often)
+    assert make_witness(make_config(), data, negatives=0.0).extra() == 0
+    drawn = witness.against_region(500)
+    assert witness.region["item"].contains(drawn.negatives).all()
+    assert not witness.retained.are_known(drawn.users, drawn.negatives).any()
+    assert not data.deleted[drawn.rows].any()
+
+
+def test_deleted_pairs_and_the_buffer(make_config):
+    data = divided(make_config())
+    witness = make_witness(make_config(), data)
+    wanted = set(zip(*(data.forget.inter_feat[f].tolist() for f in ("user_id", "item_id")), strict=True))
+    deleted = witness.deleted(10**6)
+    assert set(zip(deleted.users.tolist(), deleted.items.tolist(), strict=True)) == wanted
+    assert len(witness.deleted(3).users) == 3
+    buffer = witness.buffer(0.5)
+    assert len(buffer) == round(0.5 * witness.retained.size)
+    assert not data.deleted[buffer].any()
+
+
+@pytest.mark.parametrize("model", ["BPR", "NeuMF", "FM", "MultiVAE"])
+def test_batches_have_the_form_the_model_takes(make_config, model):
+    config = make_config(model)
+    splits = load(config).splits
+    batch = as_batch(config, splits.train, torch.arange(6), torch.arange(1, 7))
+    loss = build_model(config, splits).calculate_loss(batch)
+    assert torch.isfinite(sum(loss) if isinstance(loss, tuple) else loss)
