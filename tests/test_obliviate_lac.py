@@ -210,7 +210,7 @@ def test_it_stops_at_the_level_of_never_seen_items(make_config):
         standing.percentile[:] = 0.6
         objective = Objective(rank=0.0, forget=1.0, standing=standing, stop=stop)
         with tqdm(disable=True) as bar:
-            steps[stop] = len(calibrate(adapters, witness, objective, Plan(300, 0.02, 1000), None, bar))
+            steps[stop] = len(calibrate(adapters, witness, objective, Plan(300, 0.005, 1000), None, bar))
         reached = demotion(row_gradients(adapters, adapters.adapters, witness), standing.deleted)
         assert (0.6 <= reached < 0.8) if stop else reached > 0.8
     assert steps[True] < steps[False] == 300

@@ -53,19 +53,25 @@ def test_every_setting_has_one_default_in_overall_yaml():
 
 
 @pytest.mark.parametrize("method", registry.methods(), ids=lambda method: method.name)
-def test_a_method_and_its_property_file_name_the_same_keys(method):
-    values = read_yaml(properties_dir() / "method" / f"{method.name}.yaml")
+def test_a_method_and_its_property_file_name_the_same_keys(method, make_config):
+    values = make_config().method_values(method.name)  # presets together with what they are presets of
     assert set(values) == set(settings.names(method.Settings))
     settings.read(method.Settings, values)
 
 
 def test_no_property_file_is_an_orphan():
     methods = {method.name: method for method in registry.methods()}
-    stems = {path.stem for path in (properties_dir() / "method").glob("*.yaml")}
+    folder = properties_dir() / "method"
+    stems = {path.stem for path in folder.glob("*.yaml")}
     assert set(methods) <= stems
-    for stem in stems - set(methods):  # METHOD-MODEL.yaml: values of a method for one model
-        method, model = stem.rsplit("-", 1)
-        assert model in model_names()
-        values = read_yaml(properties_dir() / "method" / f"{stem}.yaml")
-        assert set(values) <= set(settings.names(methods[method].Settings))
+    datasets = {path.stem for path in (properties_dir() / "dataset").glob("*.yaml")}
+    places = {*model_names(), *datasets, *(f"{model}-{name}" for model in model_names() for name in datasets)}
+    for stem in stems - set(methods):  # METHOD-MODEL, METHOD-DATASET, METHOD-MODEL-DATASET
+        method, place = stem.split("-", 1)
+        assert place in places
+        assert set(read_yaml(folder / f"{stem}.yaml")) <= set(settings.names(methods[method].Settings))
+    for name, method in methods.items():
+        own = read_yaml(folder / f"{name}.yaml")
+        assert own.pop("preset_of", name) in methods
+        assert set(own) <= set(settings.names(method.Settings))
     assert {path.stem for path in (properties_dir() / "model").glob("*.yaml")} <= set(model_names())
