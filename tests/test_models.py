@@ -7,19 +7,21 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from recbole.model.general_recommender import ngcf
 from recbole.model.general_recommender.bpr import BPR
 from recbole.model.general_recommender.lightgcn import LightGCN as RecBoleLightGCN
 
 from recbole_unlearn import compat, models
 from recbole_unlearn.data import append, load, loaders
-from recbole_unlearn.models.lightgcn import LightGCN, SymmetricProduct, normalised_adjacency
+from recbole_unlearn.models.graph import SymmetricProduct, normalised_adjacency
+from recbole_unlearn.models.lightgcn import LightGCN
 from recbole_unlearn.trainer import PhaseTrainer, build_model, compose
 
 
 def both(config, splits):
-    """RecBole's LightGCN and ours, with the same weights."""
+    """RecBole's model and ours, with the same weights."""
     with compat.dok_update():
-        theirs = RecBoleLightGCN(config, splits.train)
+        theirs = models.plain_class(config.model_class)(config, splits.train)
     ours = build_model(config, splits)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
@@ -56,16 +58,28 @@ def test_the_gradient_of_the_product():
     assert torch.autograd.gradcheck(lambda y: SymmetricProduct.apply(matrix, y), (x,))
 
 
-def test_scores_loss_and_gradients_equal_recboles(make_config):
-    config = make_config("LightGCN", n_layers=3, reg_weight=0.01)
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("LightGCN", {"n_layers": 3}),
+        ("NGCF", {"node_dropout": 0.0, "message_dropout": 0.0}),
+        ("NGCF", {"node_dropout": 0.3, "message_dropout": 0.1}),
+    ],
+)
+def test_scores_loss_and_gradients_equal_recboles(make_config, model, changes):
+    config = make_config(model, reg_weight=0.01, **changes)
+    assert models.plain_class(config.model_class) in (RecBoleLightGCN, ngcf.NGCF)
     splits = load(config).splits
     doubled = splits._replace(train=append(splits.train, splits.train.inter_feat[:20]))  # repeated pairs
     theirs, ours = both(config, doubled)
     batch = next(iter(loaders(config, doubled).train))
-    for model in (theirs, ours):
-        model.calculate_loss(batch).backward()
+    for net in (theirs, ours):
+        torch.manual_seed(0)  # what is dropped
+        net.calculate_loss(batch).backward()
     for (name, a), (_, b) in zip(theirs.named_parameters(), ours.named_parameters(), strict=True):
         assert torch.allclose(a.grad, b.grad, atol=1e-7), name
+    theirs.eval()
+    ours.eval()
     for a, b in zip(theirs.forward(), ours.forward(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 
