@@ -1,4 +1,4 @@
-"""How unlearning grows with the catalogue: 100 interactions deleted from a BPR model of 10⁴, 10⁵ and 10⁶ users and items.
+"""How unlearning grows with the catalogue: 100 interactions of a BPR model with 10⁴, 10⁵, 10⁶ users and items.
 
     python benchmarks/catalogue.py
 

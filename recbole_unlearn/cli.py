@@ -108,9 +108,16 @@ def help_text(values: dict[str, Any]) -> str:
     blocks = [USAGE, "Required, unless a checkpoint tells:", "  --model", "  --dataset"]
     for title, group in settings.GROUPS.items():
         blocks += ["", f"{title}:", *_lines(group, config)]
-    for method in registry.methods():
+    shown: dict[type, dict[str, Any]] = {}
+    for method in sorted(registry.methods(), key=lambda method: len(method.mro())):  # a preset after its base
+        own = shown[method] = config.method_values(method.name)
         blocks += ["", f"Method {method.name} ({method.help})"]
-        blocks += _lines(method.Settings, config.method_values(method.name))
+        base = next((cls for cls in method.mro()[1:] if cls in shown), None)
+        if base is None:
+            blocks += _lines(method.Settings, own)
+        else:
+            blocks.append(f"  As {base.name}, but for")
+            blocks += [f"  --{key}={value}" for key, value in own.items() if value != shown[base][key]]
     comments = _recbole_comments()
     listed = set()
     for title in ("general", "training", "evaluation", "dataset"):

@@ -22,15 +22,15 @@ class ObliviatePaper(Obliviate):
 @register(
     "no_lua", "obliviate_paper without stage 1: calibration from the original's weights.", ObliviateSettings
 )
-class NoLUA(Obliviate):
+class NoLUA(ObliviatePaper):
     """LAC alone."""
 
 
 @register("no_lac", "obliviate_paper without stage 2: the rank-r downdate alone.", ObliviateSettings)
-class NoLAC(Obliviate):
+class NoLAC(ObliviatePaper):
     """LUA alone."""
 
 
 @register("no_distill", "obliviate_paper without distillation of retained pairs.", ObliviateSettings)
-class NoDistill(Obliviate):
+class NoDistill(ObliviatePaper):
     """LUA and LAC, with λ_d = 0."""

@@ -1,4 +1,4 @@
-"""NGCF with the sparse product of `graph.py`, unless edges are dropped: then the matrix is another one at every step."""
+"""NGCF with the sparse product of `graph.py`, unless edges are dropped: then each step has another matrix."""
 
 from __future__ import annotations
 
