@@ -17,6 +17,7 @@ from recbole_unlearn.errors import EXIT_CODE, UnlearnError
 USAGE = """\
 usage: python run_unlearn.py --model=NAME --dataset=NAME [--unlearn=METHOD] [--forget=FILE] [--key=value ...]
        python run_unlearn.py --checkpoint=FILE --forget=FILE [--unlearn=METHOD] [--key=value ...]
+       python run_unlearn.py --report=DIR1,DIR2,... [--output_dir=DIR]
 
 Make a trained RecBole model forget interactions, and measure how well it did.
 """
@@ -24,7 +25,7 @@ Make a trained RecBole model forget interactions, and measure how well it did.
 # Taken as they are typed: a folder called 1e3 is a name, not a number.
 _NAMES = {
     "model", "dataset", "unlearn", "checkpoint", "forget", "output_dir", "data_path", "cache_dir",
-    "config_files", "download_url",
+    "config_files", "download_url", "report",
 }  # fmt: skip
 
 
@@ -67,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if values.get("unlearn") == "?":
             print(method_list())
             return 0
+        if values.get("report") not in (None, "html", "none"):
+            return _compare(values)
         return _run(values)
     except UnlearnError as error:
         print(f"Error: {error}", file=sys.stderr)
@@ -85,6 +88,29 @@ def _run(values: dict[str, Any]) -> int:
     model, dataset = values.pop("model", None), values.pop("dataset", None)
     result = run_unlearn(model, dataset, config_files=files, config_dict=values)
     print(f"\n{result}\n{result.output_dir / 'result.json'}")
+    return 0
+
+
+def _compare(values: dict[str, Any]) -> int:
+    """`--report=DIR1,DIR2,...`: one page over the results in those directories, or in directories below them."""
+    from pathlib import Path
+
+    from recbole_unlearn.files import make_directory
+    from recbole_unlearn.report import write_comparison
+    from recbole_unlearn.settings import as_list
+
+    others = sorted(set(values) - {"report", "output_dir"})
+    if others:
+        raise UnlearnError(
+            f"--report=DIRECTORIES runs nothing, so --{others[0]} has no meaning there. "
+            "Use --report=html to run with a report."
+        )
+    directories: list[Path] = []
+    for name in as_list(values["report"]):
+        below = sorted(path.parent for path in Path(name).glob("*/result.json"))
+        directories += [Path(name)] if (Path(name) / "result.json").exists() or not below else below
+    target = make_directory(values.get("output_dir") or ".") / "comparison.html"
+    print(write_comparison(directories, target))
     return 0
 
 

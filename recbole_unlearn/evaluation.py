@@ -1,4 +1,4 @@
-"""Measuring a phase: utility by RecBole's evaluator, and forgetting by the demotion rate.
+"""Measuring a phase: utility by RecBole's evaluator, and forgetting by the measures of `measures/`.
 
 Every phase is measured on the same rows with the same masks: the retained data's. Deleted items are *not*
 masked, so a forgotten item that is still recommended costs utility. Utility is reported for all users, for
@@ -7,7 +7,6 @@ affected users (those with a deleted row) and for the others; one scoring pass s
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,16 @@ from recbole.utils import EvaluatorType
 
 from recbole_unlearn import compat
 from recbole_unlearn.config import UnlearnConfig
-from recbole_unlearn.data import Loaders, Splits, UnlearnData
+from recbole_unlearn.data import Loaders, Splits, UnlearnData, append
+from recbole_unlearn.index import Retained, TrainIndex
+from recbole_unlearn.measures import attack, groups, overlap, scores
+from recbole_unlearn.measures.observe import Observation, Pairs, Plan, observe
 from recbole_unlearn.trainer import PhaseTrainer
 
 REPORTED_METRICS = ("Recall", "NDCG")
 REPORTED_TOPK = (10, 20, 50)
 DECIMALS = 6
+BINS = 60  # of the score distributions
 
 
 class _KeepingEvaluator(Evaluator):
@@ -78,88 +81,129 @@ def _only(struct: DataStruct, users: torch.Tensor) -> DataStruct:
     return part
 
 
-@dataclasses.dataclass(frozen=True)
-class ForgettingProbe:
-    """Deleted pairs and, for each, items the user never touched; the same for every phase."""
-
-    users: torch.Tensor  # (pairs,), sorted
-    items: torch.Tensor  # (pairs,)
-    negatives: torch.Tensor  # (pairs, k)
-
-    @classmethod
-    def of(cls, data: UnlearnData, negatives: int, seed: int) -> ForgettingProbe:
-        """Draw ``negatives`` items per deleted pair that the user met in no split, uniformly."""
-        users, items = (part.numpy() for part in data.forget_pairs)
-        drawn, usable = _never_touched(users, data.full, negatives, np.random.default_rng(seed))
-        return cls(*(torch.from_numpy(part[usable]) for part in (users, items, drawn)))
-
-    def demotion_rate(self, trainer: PhaseTrainer, splits: Splits) -> float | None:
-        """Share of (deleted item, never-touched item) pairs in which the deleted item scores lower.
-
-        DR = mean over S and negatives of 1[s(u, i_deleted) < s(u, i_never_touched)]. None without pairs.
-        """
-        if len(self.users) == 0:
-            return None
-        names, counts = torch.unique_consecutive(self.users, return_counts=True)
-        ends = counts.cumsum(0)
-        step = max(1, trainer.test_batch_size // splits.train.item_num)
-        lower = 0
-        for start in range(0, len(names), step):
-            chunk = names[start : start + step]
-            first = int(ends[start - 1]) if start else 0
-            last = int(ends[start + len(chunk) - 1])
-            scores = trainer.scores(chunk, splits.train)
-            row = torch.searchsorted(chunk, self.users[first:last])
-            deleted = scores[row, self.items[first:last]]
-            others = scores[row[:, None], self.negatives[first:last]]
-            lower += int((deleted[:, None] < others).sum())
-        return lower / self.negatives.numel()
+def deleted_pairs(data: UnlearnData, negatives: int, seed: int) -> Pairs:
+    """The deleted pairs, each with ``negatives`` items that its user met in no split, uniform."""
+    users, items = data.forget_pairs
+    drawn, usable = never_touched(users, data.full, negatives, torch.Generator().manual_seed(seed))
+    return Pairs(users[usable], items[usable], drawn[usable])
 
 
-def _never_touched(
-    users: np.ndarray, splits: Splits, k: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Items (n, k) that each of ``users`` met in no split, and which users have any such item."""
-    item_num = splits.train.item_num
-    touched = np.unique(
-        np.concatenate(
-            [
-                part.inter_feat[part.uid_field].numpy() * item_num + part.inter_feat[part.iid_field].numpy()
-                for part in splits
-            ]
-        )
-    )
-    drawn = rng.integers(1, item_num, (len(users), k))
-    usable = np.ones(len(users), dtype=bool)
-    bad = np.isin(users[:, None] * item_num + drawn, touched)
-    for _ in range(20):
-        if not bad.any():
-            return drawn, usable
-        drawn[bad] = rng.integers(1, item_num, int(bad.sum()))
-        bad[bad] = np.isin((users[:, None] * item_num + drawn)[bad], touched)
+def never_touched(
+    users: torch.Tensor, splits: Splits, k: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Items (n, k) that each of ``users`` met in no split, and which users have any such item (n,)."""
+    index = TrainIndex(append(append(splits.train, splits.valid.inter_feat), splits.test.inter_feat))
+    nothing = torch.empty(0, dtype=torch.long)
+    met = Retained(index, nothing, nothing, torch.zeros(len(index), dtype=torch.bool))
+    several = users[:, None].expand(-1, k).contiguous()
+    drawn = met.negatives(several, generator, tries=20)
+    usable = torch.ones(len(users), dtype=torch.bool)
     # Users who met almost everything: choose among what is left, one by one.
-    for row in np.flatnonzero(bad.any(axis=1)):
-        own = np.arange(1, item_num)
-        own = own[~np.isin(users[row] * item_num + own, touched)]
+    left = met.are_known(several.view(-1), drawn.view(-1)).view(drawn.shape).any(dim=1)
+    everything = torch.arange(1, index.sizes["item"])
+    for row in left.nonzero().flatten().tolist():
+        own = everything[~met.are_known(users[row].expand(len(everything)), everything)]
         usable[row] = len(own) > 0
-        if usable[row]:
-            drawn[row] = rng.choice(own, k)
+        if len(own):
+            drawn[row] = own[torch.randint(0, len(own), (k,), generator=generator)]
     return drawn, usable
 
 
-def measure(
-    trainer: PhaseTrainer,
-    config: UnlearnConfig,
-    data: UnlearnData,
-    test: Loaders,
-    probe: ForgettingProbe,
-) -> dict[str, Any]:
-    """All measures of one phase, as they stand in result.json."""
-    return {
-        **utility(trainer, config, test, data.affected_users),
-        "forgetting": {"demotion_rate": _rounded(probe.demotion_rate(trainer, data.retain))},
-    }
+class Measurement:
+    """All measures of one run: the same questions to every phase, and its distances to the retrained one."""
+
+    def __init__(self, config: UnlearnConfig, data: UnlearnData, test: Loaders, negatives: int) -> None:
+        self.config, self.data, self.test = config, data, test
+        self.plan = Plan.of(data, deleted_pairs(data, negatives, config["seed"]), config["seed"])
+        self.seen: dict[str, Observation] = {}
+
+    def phase(self, name: str, trainer: PhaseTrainer) -> dict[str, Any]:
+        """What can be said of a phase by itself, as it stands in result.json."""
+        seen = self.seen[name] = observe(trainer, self.plan, self.data.retain)
+        found = utility(trainer, self.config, self.test, self.data.affected_users)
+        forgetting: dict[str, Any] = {"demotion_rate": None}
+        if len(self.plan.deleted):
+            forgetting["demotion_rate"] = _rounded(seen.deleted.demoted.double().mean())
+            forgetting |= self._resurfacing(seen)
+            forgetting |= _present(attack=attack.membership(self.plan, seen))
+            if name != "original" and "original" in self.seen:
+                both = attack.membership(self.plan, seen, self.seen["original"])
+                forgetting |= _present(attack_before_after=both)
+        return {
+            **found,
+            "masked": self._masked(seen),
+            "forgetting": forgetting,
+            "groups": groups.by_group(self.plan, self.data, seen.top),
+        }
+
+    def compare(self, phases: dict[str, Any]) -> None:
+        """Add to every phase its distances to the retrained one, and the distributions all of them share."""
+        if len(self.plan.deleted) == 0:
+            return
+        everything = torch.cat([seen.deleted.score for seen in self.seen.values()]).numpy()
+        edges = np.linspace(*np.quantile(everything, [0.001, 0.999]), BINS + 1)
+        for name, seen in self.seen.items():
+            phases[name]["distribution"] = scores.histogram(seen.deleted.score, edges)
+        if "retrained" not in self.seen:
+            return
+        target = self.seen["retrained"]
+        who = {"all": slice(None), "affected": self.plan.affected, "unaffected": ~self.plan.affected}
+        for name, seen in self.seen.items():
+            if name == "retrained" or seen is target:
+                continue
+            alike = {
+                "overlap@20": overlap.top_k_overlap(seen.top, target.top, 20),
+                "rbo": overlap.rank_biased_overlap(seen.top, target.top),
+            }
+            phases[name]["forgetting"] |= {
+                "ks": _rounded(scores.kolmogorov_smirnov(seen.deleted.score, target.deleted.score)),
+                "wasserstein": _rounded(scores.wasserstein(seen.deleted.score, target.deleted.score)),
+                **{
+                    key: {
+                        group: _rounded(values[mask].mean())
+                        for group, mask in who.items()
+                        if len(values[mask])
+                    }
+                    for key, values in alike.items()
+                },
+            }
+
+    def _resurfacing(self, seen: Observation) -> dict[str, float]:
+        """Share of deleted items among the first K of their user, nothing but the retained history masked."""
+        pairs = self.plan.deleted
+        lists = seen.top[torch.searchsorted(self.plan.users, pairs.users)]
+        hits = lists == pairs.items[:, None]
+        return {
+            f"resurfacing@{k}": _rounded(hits[:, :k].any(dim=1).double().mean())
+            for k in REPORTED_TOPK
+            if k <= lists.shape[1]
+        }
+
+    def _masked(self, seen: Observation) -> dict[str, float]:
+        """RecBole's metrics over all users when deleted items are masked too."""
+        test = self.data.retain.test
+        users, items = test.inter_feat[test.uid_field], test.inter_feat[test.iid_field]
+        tested = torch.unique(users)
+        lists = seen.top_masked[torch.searchsorted(self.plan.users, tested)]
+        hits = torch.isin(tested[:, None] * test.item_num + lists, users * test.item_num + items)
+        number = torch.bincount(
+            torch.searchsorted(tested, torch.unique(users * test.item_num + items) // test.item_num)
+        )
+        config = report_config(self.config, test.item_num)
+        config = config.replace(
+            metrics=list(REPORTED_METRICS), topk=[k for k in config["topk"] if k <= lists.shape[1]]
+        )
+        struct = DataStruct()
+        struct.set(
+            "rec.topk", torch.cat([hits[:, : max(config["topk"])].int(), number[:, None].int()], dim=1)
+        )
+        return dict(Evaluator(config).evaluate(struct))
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, DECIMALS)
+def _present(**values: Any) -> dict[str, Any]:
+    """Those that are not None: what cannot be measured is absent, not zero."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _rounded(value: Any) -> float:
+    return round(float(value), DECIMALS)

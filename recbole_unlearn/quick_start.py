@@ -29,12 +29,13 @@ from recbole_unlearn.checkpoint import Checkpoint, read_checkpoint
 from recbole_unlearn.config import UnlearnConfig
 from recbole_unlearn.data import Loaders, Splits, UnlearnData, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.evaluation import ForgettingProbe, measure
+from recbole_unlearn.evaluation import Measurement
 from recbole_unlearn.export import refuse_overwriting, write_unlearned
 from recbole_unlearn.files import make_directory, write_json
 from recbole_unlearn.forget import Fields, locate, read_request
 from recbole_unlearn.injection import inject
 from recbole_unlearn.log import logging_to
+from recbole_unlearn.measures.difficulty import difficulty
 from recbole_unlearn.methods import registry
 from recbole_unlearn.trainer import (
     PhaseTrainer,
@@ -175,18 +176,30 @@ class _Pipeline:
         self.data = self._data(forget)
         self._say_what_is_forgotten()
         self.test = loaders(self.config, self.data.retain)
-        self.probe = ForgettingProbe.of(self.data, self.evaluation.demotion_negatives, self.config["seed"])
+        self.measurement = Measurement(self.config, self.data, self.test, self.evaluation.demotion_negatives)
         self.original = self._original()
         trainers = [self._method_phase(position) for position in range(len(self.methods))]
         if self.methods[0].exact and "retrained" not in self.phases:
             self.phases["retrained"] = dict(self.phases["unlearned"])
-        certificates = trainers[0].certificates
-        result = results.build(self.config, self.data.summary(), self.phases, certificates)
+            self.measurement.seen["retrained"] = self.measurement.seen["unlearned"]
+        self.measurement.compare(self.phases)
+        result = results.build(
+            self.config,
+            self.data.summary(),
+            self.phases,
+            difficulty=self.difficulty,
+            certificates=trainers[0].certificates,
+            curves={trainer.label: trainer.curves for trainer in trainers if trainer.curves},
+        )
         if self.run_settings.save_unlearned:
             path = write_unlearned(self.directory, self.config, trainers[0], self.data)
             self.logger.info("Unlearned model, for RecBole: %s", path)
         write_json(self.directory / "result.json", result)
         self.logger.info("Result: %s", self.directory / "result.json")
+        if self.run_settings.report != "none":
+            from recbole_unlearn.report import write_report  # plotly, only where something is drawn
+
+            self.logger.info("Report: %s", write_report(result, self.directory))
         return UnlearnResult(result, trainers[0].model, self.config, self.data, self.directory)
 
     def _data(self, forget: Any) -> UnlearnData:
@@ -227,6 +240,7 @@ class _Pipeline:
         else:
             original = self.cache.train(self.config, self.data.full, "original")
         trainer = self._trainer(PhaseTrainer, original, self.data.full, "original")
+        self.difficulty = difficulty(trainer.model, self.data, self.config["seed"])
         self._record("original", trainer, original.seconds, original.from_cache)
         return original
 
@@ -235,6 +249,8 @@ class _Pipeline:
         method = self.methods[position]
         earlier = [m.name for m in self.methods[:position]].count(method.name)
         name = "unlearned" if position == 0 else "retrained" if method.exact else method.name
+        if name in self.phases:  # asked for again, with another seed
+            name = f"{name}_{earlier + (self.methods[0] is not method)}"
         trainer = _unlearn(
             method, self.method_settings[position], self.config, self.data, self.original,
             self.cache.train, name, earlier,
@@ -243,7 +259,7 @@ class _Pipeline:
         return trainer
 
     def _record(self, name: str, trainer: PhaseTrainer, seconds: float | None, from_cache: bool) -> None:
-        measured = measure(trainer, self.config, self.data, self.test, self.probe)
+        measured = self.measurement.phase(name, trainer)
         self.phases[name] = {
             "seconds": None if seconds is None else round(seconds, 4),
             "seconds_from_cache": from_cache,

@@ -17,6 +17,7 @@ from tabulate import tabulate
 
 from recbole_unlearn import __version__, settings
 from recbole_unlearn.config import UnlearnConfig
+from recbole_unlearn.measures.verdict import verdict
 
 SCHEMA = 1
 _PATHS = {"data_path", "checkpoint_dir", "output_dir", "checkpoint", "forget", "cache_dir", "config_files"}
@@ -96,7 +97,10 @@ def build(
     config: UnlearnConfig,
     forget: dict[str, Any],
     phases: dict[str, Any],
+    *,
+    difficulty: dict[str, Any],
     certificates: dict[str, Any],
+    curves: dict[str, Any],
 ) -> dict[str, Any]:
     """The content of `result.json`."""
     run = settings.read(settings.RunSettings, config)
@@ -109,7 +113,9 @@ def build(
         "settings": plain_values(config),
         "forget": forget,
         "phases": phases,
+        "difficulty": difficulty,
         "certificates": certificates,
+        "curves": curves,
         "environment": environment(run.threads, config["device"]),
     }
     if "retrained" in phases:
@@ -117,6 +123,7 @@ def build(
         ratio = speedup(phases)
         if ratio is not None:
             result["speedup"] = round(ratio, 2)
+    result["verdict"] = verdict(result)
     return result
 
 
@@ -160,8 +167,9 @@ def _seconds(phase: dict[str, Any]) -> str:
 def _closing_lines(result: dict[str, Any]) -> str:
     forget = result["forget"]
     lines = [
+        result["verdict"]["text"],
         f"R recall, N NDCG. Forgotten: {forget['interactions']} interactions of {forget['users']} users "
-        f"and {forget['items']} items ({forget['source']})."
+        f"and {forget['items']} items ({forget['source']}).",
     ]
     share = result.get("recovered", {}).get("ndcg@20")
     if share is not None:

@@ -48,6 +48,9 @@ class RunSettings:
     )
     threads: int = setting("CPU threads of torch; part of what makes a run repeatable.", low=1)
     tensorboard: bool = setting("Write training curves to OUTPUT_DIR/tensorboard.")
+    report: str = setting(
+        "html writes OUTPUT_DIR/report.html, none does not; DIR1,DIR2,... compares the results in those directories."
+    )
     download_url: str | None = setting(
         "Zip file to fetch a missing dataset from, instead of RecBole's own list."
     )

@@ -223,6 +223,7 @@ class UnlearnTrainer(PhaseTrainer):
     def __init__(self, config: UnlearnConfig, model: AbstractRecommender) -> None:
         super().__init__(config, model)
         self.certificates: dict[str, Any] = {}  # what the method can prove of its result
+        self.curves: dict[str, list[tuple[int, float]]] = {}  # (step, value), for the report
 
     def prepare(self, task: UnlearnTask) -> None:
         """Work that is done once before a request arrives and is not timed. By default nothing."""
@@ -249,6 +250,9 @@ class UnlearnTrainer(PhaseTrainer):
         check_finite(self.model, task.label)
         self.certify(task)
         clear_caches(self.model)
+        for name, points in self.curves.items():
+            for step, value in points:
+                self.tensorboard.add_scalar(f"Unlearn/{name}", value, step)
 
 
 def compose(cls: type[PhaseTrainer], config: UnlearnConfig, model: AbstractRecommender, label: str) -> Any:

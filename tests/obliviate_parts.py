@@ -5,8 +5,8 @@ import torch
 
 from recbole_unlearn.data import divide, load
 from recbole_unlearn.forget import Located
+from recbole_unlearn.index import Retained, TrainIndex
 from recbole_unlearn.obliviate.adapters import Adapter, AdapterSet
-from recbole_unlearn.obliviate.index import Retained, TrainIndex
 from recbole_unlearn.obliviate.region import find_region
 from recbole_unlearn.obliviate.witness import Witness
 from recbole_unlearn.tables import as_rows, find_tables

@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 from recbole.data.interaction import Interaction
 
 from recbole_unlearn.data import divide, load, loaders
-from recbole_unlearn.evaluation import ForgettingProbe, _never_touched, report_config, utility
+from recbole_unlearn.evaluation import deleted_pairs, never_touched, report_config, utility
 from recbole_unlearn.forget import Located
 from recbole_unlearn.trainer import PhaseTrainer, build_model, compose
 
@@ -20,18 +17,6 @@ def located(splits, rows):
     return Located(mask, np.zeros(len(splits.valid), bool), np.zeros(len(splits.test), bool))
 
 
-class FixedScores:
-    """Stands in for a trainer: item i scores -i, or what the test says."""
-
-    test_batch_size = 200
-
-    def __init__(self, scores):
-        self.table = scores
-
-    def scores(self, users, dataset):
-        return self.table[users]
-
-
 @pytest.fixture
 def divided(make_config):
     splits = load(make_config()).splits
@@ -39,7 +24,7 @@ def divided(make_config):
 
 
 def test_negatives_were_never_touched_and_stay_the_same(divided):
-    probe = ForgettingProbe.of(divided, 10, seed=1)
+    pairs = deleted_pairs(divided, 10, seed=1)
     touched = {
         pair
         for split in divided.full
@@ -47,38 +32,11 @@ def test_negatives_were_never_touched_and_stay_the_same(divided):
             split.inter_feat["user_id"].tolist(), split.inter_feat["item_id"].tolist(), strict=True
         )
     }
-    assert probe.negatives.shape == (60, 10)
-    for user, negatives in zip(probe.users.tolist(), probe.negatives.tolist(), strict=True):
+    assert pairs.others.shape == (60, 10)
+    for user, negatives in zip(pairs.users.tolist(), pairs.others.tolist(), strict=True):
         assert all(item > 0 and (user, item) not in touched for item in negatives)
-    assert torch.equal(probe.negatives, ForgettingProbe.of(divided, 10, seed=1).negatives)
-    assert not torch.equal(probe.negatives, ForgettingProbe.of(divided, 10, seed=2).negatives)
-
-
-@hypothesis_settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10_000), k=st.integers(1, 6), levels=st.integers(1, 9))
-def test_the_demotion_rate_is_the_double_loop(seed, k, levels):
-    """Few score levels make ties: a tie is not a demotion."""
-    rng = np.random.default_rng(seed)
-    users = torch.from_numpy(np.sort(rng.integers(1, 12, 30)))
-    items = torch.from_numpy(rng.integers(1, 20, 30))
-    negatives = torch.from_numpy(rng.integers(1, 20, (30, k)))
-    table = torch.from_numpy(rng.integers(0, levels, (12, 20))).float()
-    splits = type("S", (), {"train": type("T", (), {"item_num": 20})()})()
-    got = ForgettingProbe(users, items, negatives).demotion_rate(FixedScores(table), splits)
-    hits = [
-        bool(table[u, i] < table[u, n])
-        for u, i, row in zip(users, items, negatives, strict=True)
-        for n in row
-    ]
-    assert got == pytest.approx(sum(hits) / len(hits))
-
-
-def test_the_ends_of_the_demotion_rate(divided):
-    probe = ForgettingProbe.of(divided, 10, 0)
-    scores = torch.zeros(divided.full.train.user_num, divided.full.train.item_num)
-    scores[probe.users, probe.items] = 1.0
-    assert probe.demotion_rate(FixedScores(scores), divided.full) == 0.0
-    assert probe.demotion_rate(FixedScores(-scores), divided.full) == 1.0
+    assert torch.equal(pairs.others, deleted_pairs(divided, 10, seed=1).others)
+    assert not torch.equal(pairs.others, deleted_pairs(divided, 10, seed=2).others)
 
 
 def test_users_who_touched_almost_everything(divided):
@@ -91,14 +49,9 @@ def test_users_who_touched_almost_everything(divided):
     })  # fmt: skip
     empty = train.copy(Interaction({"user_id": torch.empty(0).long(), "item_id": torch.empty(0).long()}))
     splits = divided.full._replace(train=train.copy(feat), valid=empty, test=empty)
-    drawn, usable = _never_touched(np.array([1, 2]), splits, 5, np.random.default_rng(0))
+    drawn, usable = never_touched(torch.tensor([1, 2]), splits, 5, torch.Generator().manual_seed(0))
     assert drawn[0].tolist() == [17] * 5
     assert usable.tolist() == [True, False]
-
-
-def test_no_deleted_pair_means_no_rate(divided):
-    empty = torch.empty(0, dtype=torch.long)
-    assert ForgettingProbe(empty, empty, empty.view(0, 3)).demotion_rate(None, divided.full) is None
 
 
 def test_groups_add_up_and_equal_recboles_figures(make_config, divided):

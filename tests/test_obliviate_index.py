@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from recbole_unlearn import index as index_module
 from recbole_unlearn.data import load
-from recbole_unlearn.obliviate import index as index_module
+from recbole_unlearn.index import Retained, TrainIndex
 from recbole_unlearn.obliviate import region as region_module
-from recbole_unlearn.obliviate.index import Retained, TrainIndex
 from recbole_unlearn.obliviate.region import Members, find_region, with_neighbours
 from recbole_unlearn.obliviate.witness import as_batch
 from recbole_unlearn.trainer import build_model

@@ -163,7 +163,7 @@ def test_calibration_lowers_its_objective(make_config, optimizer, train_b):
     plan = Plan(30, 30.0 if optimizer == "sgd" else 0.05, 500, optimizer, "cosine", train_b)
     objective = Objective(drift=0.001)
     with tqdm(disable=True) as bar:
-        values = calibrate(adapters, witness, objective, plan, None, bar)
+        values = calibrate(adapters, witness, objective, plan, None, bar).values
     assert len(values) == 30
     assert sum(values[-5:]) < sum(values[:5])
     for adapter, (a, b) in zip(adapters.adapters, before, strict=True):
@@ -210,7 +210,9 @@ def test_it_stops_at_the_level_of_never_seen_items(make_config):
         standing.percentile[:] = 0.6
         objective = Objective(rank=0.0, forget=1.0, standing=standing, stop=stop)
         with tqdm(disable=True) as bar:
-            steps[stop] = len(calibrate(adapters, witness, objective, Plan(300, 0.005, 1000), None, bar))
+            trace = calibrate(adapters, witness, objective, Plan(300, 0.005, 1000), None, bar)
+        steps[stop] = len(trace.values)
+        assert [step for step, _ in trace.demotion][:3] == [0, 10, 20]
         reached = demotion(row_gradients(adapters, adapters.adapters, witness), standing.deleted)
         assert (0.6 <= reached < 0.8) if stop else reached > 0.8
     assert steps[True] < steps[False] == 300
@@ -361,7 +363,7 @@ def test_drift_stays_below_its_bound(make_config):
     adapters = make_adapters(config, data, witness, rank=2)
     with tqdm(disable=True) as bar:
         plan = Plan(60, 0.05, 10**6, train_b=True)
-        values = calibrate(adapters, witness, Objective(forget=1.0, drift=0.05), plan, None, bar)
+        values = calibrate(adapters, witness, Objective(forget=1.0, drift=0.05), plan, None, bar).values
     assert values[-1] < values[0]
     assert adapters.drift() <= certificates.drift_bound(values[0], 0.05)
 

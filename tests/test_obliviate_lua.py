@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import softplus
 
 from recbole_unlearn.data import load
+from recbole_unlearn.index import Retained, TrainIndex
 from recbole_unlearn.obliviate import curvature, lua, newton, reembed
-from recbole_unlearn.obliviate.index import Retained, TrainIndex
 from recbole_unlearn.obliviate.region import find_region
 from recbole_unlearn.obliviate.witness import as_batch
 from recbole_unlearn.trainer import build_model, train

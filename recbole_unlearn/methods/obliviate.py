@@ -15,10 +15,10 @@ from recbole.utils import ModelType, set_color
 from tqdm import tqdm
 
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.index import Retained, TrainIndex
 from recbole_unlearn.methods.registry import register
 from recbole_unlearn.obliviate import certificates, curvature, lua, newton, reembed
 from recbole_unlearn.obliviate.adapters import Adapter, AdapterSet
-from recbole_unlearn.obliviate.index import Retained, TrainIndex
 from recbole_unlearn.obliviate.lac import OPTIMIZERS, SCHEDULES, Objective, Plan, calibrate
 from recbole_unlearn.obliviate.level import Standing
 from recbole_unlearn.obliviate.region import Region, find_region, with_neighbours
@@ -131,13 +131,17 @@ class Obliviate(UnlearnTrainer):
             options.lac_optimizer, options.lac_schedule, options.lac_train_b,
         )  # fmt: skip
         with self._bar_for(plan.steps) as bar:
-            values = calibrate(self.adapters, self.witness, objective, plan, rows, bar)
+            trace = calibrate(self.adapters, self.witness, objective, plan, rows, bar)
         # Items that lost all their rows started from their initial value, and were negatives of retained rows.
         self.refits_orphan_items = options.rank == "full" and options.lua_target != "none"
-        self.certificates |= {"lua_scale": scale, "lac": _summary(values, objective)}
+        self.certificates |= {"lua_scale": scale, "lac": _summary(trace.values)}
+        self.curves = {
+            "loss": [(step + 1, round(value, 6)) for step, value in enumerate(trace.values)],
+            "demotion": [(step, round(value, 6)) for step, value in trace.demotion],
+        }
         logging.getLogger().info(
             "Obliviate changed %d user and %d item rows, %d steps of calibration.",
-            len(self.witness.region["user"]), len(self.witness.region["item"]), len(values),
+            len(self.witness.region["user"]), len(self.witness.region["item"]), len(trace.values),
         )  # fmt: skip
 
     def _fit_anew(self, task: UnlearnTask) -> None:
@@ -322,7 +326,7 @@ def _label(adapter: Adapter) -> str:
     )
 
 
-def _summary(values: list[float], objective: Objective) -> dict[str, float]:
+def _summary(values: list[float]) -> dict[str, float]:
     """The objective at the first and over the last steps."""
     if not values:
         return {}

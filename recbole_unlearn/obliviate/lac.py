@@ -36,7 +36,15 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: 0.5 * (1.0 + float(torch.cos(torch.tensor(done * torch.pi)))),
     "constant": lambda done: 1.0,
 }
-CHECK_EVERY = 10  # steps between looks at the level of never-seen items
+CHECK_EVERY = 10  # steps between looks at how far deleted items have come down
+WATCHED = 1024  # deleted pairs that are looked at
+
+
+class Trace(NamedTuple):
+    """How a calibration went: the objective of every step, and the demotion of deleted pairs every few steps."""
+
+    values: list[float]
+    demotion: list[tuple[int, float]]
 
 
 class Plan(NamedTuple):
@@ -133,19 +141,22 @@ def calibrate(
     plan: Plan,
     rows: torch.Tensor | None,
     bar: tqdm,
-) -> list[float]:
-    """Fit the adapters to ``rows`` (those that touch the region when None); returns the objective of every step."""
+) -> Trace:
+    """Fit the adapters to ``rows`` (those that touch the region when None)."""
     rows = witness.rows() if rows is None else rows
-    values: list[float] = []
+    trace = Trace([], [])
     chosen = adapters.adapters
     if not chosen or len(rows) == 0 or plan.steps == 0:
-        return values
+        return trace
     gradients = row_gradients(adapters, chosen, witness, plan.train_b)
     trained = [x.a for x in chosen] + ([x.b for x in chosen] if plan.train_b else [])
     optimizer = OPTIMIZERS[plan.optimizer](trained, lr=plan.learning_rate)
+    watched = witness.deleted(WATCHED)
     for step, batch in enumerate(witness.batches(rows, plan.batch_size, plan.steps)):
-        if step % CHECK_EVERY == 0 and objective.reached(gradients):
-            break
+        if step % CHECK_EVERY == 0:
+            trace.demotion.append((step, demotion(gradients, watched)))
+            if objective.reached(gradients):
+                break
         value = objective.value(gradients, witness, batch)
         for adapter, gradient in zip(chosen, gradients.take(), strict=True):
             adapter.a.grad = gradient @ adapter.b if plan.train_b else gradient
@@ -154,16 +165,17 @@ def calibrate(
                 value += objective.drift * _add_drift(adapter, objective.drift)
         if value != value:
             raise UnlearnError("LAC failed: its loss is not a number. Lower lac_learning_rate.")
-        values.append(value)
+        trace.values.append(value)
         for group in optimizer.param_groups:
             group["lr"] = plan.learning_rate * SCHEDULES[plan.schedule](step / plan.steps)
         optimizer.step()
         gradients.changed()
         bar.update()
+    trace.demotion.append((len(trace.values), demotion(gradients, watched)))
     for adapter in chosen:
         adapter.a.grad = adapter.b.grad = None
     adapters.attach()
-    return values
+    return trace
 
 
 def _add_drift(adapter: Adapter, weight: float) -> float:

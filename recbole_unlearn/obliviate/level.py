@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg
 import torch
 
-from recbole_unlearn.obliviate.index import Retained
+from recbole_unlearn.index import Retained
 from recbole_unlearn.obliviate.witness import Triples, Witness
 
 EASE_ITEMS = 5000  # beyond, EASE's matrix is too large to invert in seconds

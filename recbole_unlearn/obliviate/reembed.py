@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from recbole_unlearn.obliviate.index import Retained
+from recbole_unlearn.index import Retained
 from recbole_unlearn.obliviate.region import OTHER, Region, Side
 
 SAMPLE = 3000  # untouched users or items the map is fitted to

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from recbole_unlearn.obliviate.index import Retained, TrainIndex
+from recbole_unlearn.index import Retained, TrainIndex
 
 Side = Literal["user", "item"]
 PLACES = 2**17  # up to this id, a table of positions is quicker than a search

@@ -16,7 +16,7 @@ from recbole.data.interaction import Interaction, cat_interactions
 from recbole.utils import InputType
 
 from recbole_unlearn.config import UnlearnConfig
-from recbole_unlearn.obliviate.index import Retained
+from recbole_unlearn.index import Retained
 from recbole_unlearn.obliviate.region import Region
 
 

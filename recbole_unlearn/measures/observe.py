@@ -1,0 +1,143 @@
+r"""What the measures need of a model, from one pass over its scores.
+
+The *plan* is made once a run and is the same for every phase: which users are looked at, the deleted pairs, the items
+each is compared with, and held-out positives of the same users that a membership attack has to tell them from. An
+*observation* is what one model answers. Items of the retained history are masked, deleted ones are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from recbole_unlearn.data import Splits, UnlearnData, append
+from recbole_unlearn.index import TrainIndex
+from recbole_unlearn.trainer import PhaseTrainer
+
+DEPTH = 50  # of the ranked lists that are kept
+
+
+class Pairs:
+    """Pairs of users and items, sorted by user, with the items they are compared with."""
+
+    def __init__(self, users: torch.Tensor, items: torch.Tensor, others: torch.Tensor) -> None:
+        order = torch.argsort(users, stable=True)
+        self.users, self.items, self.others = users[order], items[order], others[order]
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def of(self, users: torch.Tensor) -> slice:
+        """The pairs of a run of sorted ``users``."""
+        ends = torch.searchsorted(self.users, torch.stack([users[0], users[-1] + 1]))
+        return slice(int(ends[0]), int(ends[1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is looked at, in every phase."""
+
+    users: torch.Tensor  # (n,), sorted: those with test rows and those with deleted ones
+    affected: torch.Tensor  # (n,), a mask
+    deleted: Pairs
+    members: torch.Tensor  # (m,), positions of deleted pairs that have a match
+    held_out: Pairs  # (m pairs), the matches, in the order of ``members``
+    history: TrainIndex  # of the retained rows before test: what evaluation masks
+
+    @classmethod
+    def of(cls, data: UnlearnData, deleted: Pairs, seed: int) -> Plan:
+        """Look at all users with test rows or deleted rows, and match deleted pairs with held-out ones."""
+        test = data.retain.test.inter_feat[data.retain.test.uid_field]
+        users = torch.unique(torch.cat([test, data.affected_users]))
+        members, held_out = match(deleted, data, np.random.default_rng(seed))
+        affected = torch.isin(users, data.affected_users)
+        history = TrainIndex(append(data.retain.train, data.retain.valid.inter_feat))
+        return cls(users, affected, deleted, members, held_out, history)
+
+
+def match(deleted: Pairs, data: UnlearnData, rng: np.random.Generator) -> tuple[torch.Tensor, Pairs]:
+    """For held-out positives a deleted pair of the same user, as equal in popularity as can be; each is used once.
+
+    Without the match an attacker could tell deleted pairs by their user or their item alone.
+    """
+    train = data.full.train
+    popularity = np.bincount(train.inter_feat[train.iid_field].numpy(), minlength=train.item_num)
+    parts = [data.retain.valid, data.retain.test]
+    users, items = (
+        np.concatenate([part.inter_feat[field].numpy() for part in parts])
+        for field in (train.uid_field, train.iid_field)
+    )
+    order = np.argsort(users, kind="stable")
+    users, items = users[order], items[order]
+    chosen, matches = [], []
+    own_users, own_items = deleted.users.numpy(), deleted.items.numpy()
+    for user in np.unique(own_users):
+        mine = np.arange(*np.searchsorted(own_users, [user, user + 1]))
+        free = np.ones(len(mine), dtype=bool)
+        level = popularity[own_items[mine]].astype(float)
+        for item in rng.permutation(items[slice(*np.searchsorted(users, [user, user + 1]))]):
+            if not free.any():
+                break
+            nearest = int(np.argmin(np.where(free, np.abs(level - popularity[item]), np.inf)))
+            free[nearest] = False
+            chosen.append(mine[nearest])
+            matches.append(item)
+    places = np.array(chosen, dtype=np.int64)
+    order = np.argsort(places, kind="stable")
+    members = torch.from_numpy(places[order])
+    found = torch.from_numpy(np.array(matches, dtype=np.int64)[order])
+    return members, Pairs(deleted.users[members], found, deleted.others[members])
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """How pairs stand with their users."""
+
+    score: torch.Tensor  # (m,), (s − mean)/std over all items of the user
+    demoted: torch.Tensor  # (m,), share of the compared items that score higher
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """What a model answers to a plan."""
+
+    top: torch.Tensor  # (n, depth), best items of each user, retained history left out
+    top_masked: torch.Tensor  # the same with deleted items left out too
+    deleted: Standing
+    held_out: Standing
+
+
+@torch.no_grad()
+def observe(trainer: PhaseTrainer, plan: Plan, splits: Splits) -> Observation:
+    """Score all users of the plan once."""
+    size = plan.history.sizes["item"]
+    depth = min(DEPTH, size - 1)
+    step = max(1, trainer.test_batch_size // size)
+    tops, masked = [], []
+    standings: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {"deleted": [], "held_out": []}
+    for users in plan.users.split(step):
+        scores = trainer.scores(users, splits.train)
+        asked = torch.isin(users, plan.deleted.users).nonzero().flatten()
+        spread, mean = torch.std_mean(scores[asked, 1:], dim=1)
+        for name, pairs in (("deleted", plan.deleted), ("held_out", plan.held_out)):
+            mine = pairs.of(users)
+            row, place = (torch.searchsorted(x, pairs.users[mine]) for x in (users, users[asked]))
+            own = scores[row, pairs.items[mine]]
+            others = scores[row[:, None], pairs.others[mine]]
+            demoted = (own[:, None] < others).float().mean(dim=1)
+            standings[name].append(((own - mean[place]) / spread[place].clamp(min=1e-12), demoted))
+        known = plan.history.rows("user", users)
+        scores[
+            torch.searchsorted(users, plan.history.ids["user"][known]), plan.history.ids["item"][known]
+        ] = -torch.inf
+        tops.append(scores.topk(depth, dim=1).indices)
+        gone = plan.deleted.of(users)
+        scores[torch.searchsorted(users, plan.deleted.users[gone]), plan.deleted.items[gone]] = -torch.inf
+        masked.append(tops[-1].clone())
+        masked[-1][asked] = scores[asked].topk(depth, dim=1).indices
+    joined = {
+        name: Standing(*(torch.cat(x) for x in zip(*parts, strict=True))) for name, parts in standings.items()
+    }
+    return Observation(torch.cat(tops), torch.cat(masked), **joined)

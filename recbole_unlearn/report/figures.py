@@ -1,0 +1,224 @@
+"""The figures, as plotly describes them: mappings with `data` and `layout`, drawn by `page.py`.
+
+A phase has the same colour, dash and marker in every figure, so it can be told apart without colours too. The colours
+are those of Okabe and Ito, shifted to a contrast of at least 3:1 on white and on the dark background. Paper and plot
+are transparent; text and grid lines get their colours from the style sheet, which knows about dark mode and print.
+A function returns None when there is nothing to draw.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from recbole_unlearn.report.values import RETRAINED, SECOND, difference, mapping, number, phase_title
+
+Figure = dict[str, Any]
+Phases = Mapping[str, Mapping[str, Any]]
+
+
+class Look(NamedTuple):
+    """How a phase is drawn."""
+
+    color: str
+    dash: str
+    symbol: str
+
+
+class Point(NamedTuple):
+    """One phase of one run in a trade-off."""
+
+    name: str
+    x: float
+    y: float
+
+
+_FIXED = {
+    "original": Look("#858b94", "solid", "square"),
+    "unlearned": Look("#1f7ac2", "solid", "circle"),
+    RETRAINED: Look("#d55e00", "dash", "diamond"),
+    SECOND: Look("#b8860b", "dot", "diamond-open"),
+}
+_METHODS = (
+    Look("#009e73", "dashdot", "triangle-up"),
+    Look("#c065a0", "longdash", "triangle-down"),
+    Look("#8566c9", "longdashdot", "cross"),
+    Look("#3a9fb5", "dot", "x"),
+    Look("#8c7a2e", "dash", "star"),
+)
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """The look of each phase; methods take theirs in the order they come.
+
+    Where no phase is called unlearned, because all go by the name of their method, the first one looks like it.
+    """
+    names = list(names)
+    palette = _METHODS if "unlearned" in names else (_FIXED["unlearned"], *_METHODS)
+    methods = [name for name in names if name not in _FIXED]
+    return _FIXED | {name: palette[place % len(palette)] for place, name in enumerate(methods)}
+
+
+def distribution(phases: Phases) -> Figure | None:
+    """How the scores of deleted pairs spread: per bin, count / all counts, as steps."""
+    traces = []
+    for name, look in _drawn(phases):
+        edges, counts = (_numbers(mapping(phases[name], "distribution").get(k)) for k in ("edges", "counts"))
+        if not counts or len(edges) != len(counts) + 1 or sum(counts) <= 0:
+            continue
+        shares = [value / sum(counts) for value in counts]
+        trace = _line(name, look, [edges[0], *edges], [0, *shares, 0]) | {"mode": "lines"}
+        trace["line"] = {**trace["line"], "shape": "hv"}
+        # Filling compared methods as well would hide the three curves the figure is about.
+        if name in ("original", "unlearned", RETRAINED):
+            trace |= {"fill": "tozeroy", "fillcolor": _faint(look.color)}
+        traces.append(trace)
+    return _figure(traces, "normalised score of a deleted pair", "share of deleted pairs", y_format=".0%")
+
+
+def by_k(phases: Phases, metric: str, group: str = "affected") -> Figure | None:
+    """``metric`` at each K it was measured at, a line per phase."""
+    traces = []
+    for name, look in _drawn(phases):
+        figures = mapping(phases[name], group)
+        keys = [key for key in figures if key.startswith(f"{metric}@") and number(figures, key) is not None]
+        keys = sorted(
+            (key for key in keys if key.split("@")[1].isdecimal()), key=lambda k: int(k.split("@")[1])
+        )
+        if keys:
+            cuts = [key.split("@")[1] for key in keys]
+            traces.append(_line(name, look, cuts, [figures[key] for key in keys]))
+    return _figure(traces, "K", f"{metric_title(metric)}@K", x_axis={"type": "category"})
+
+
+def damage(phases: Phases, grouping: str, size: str) -> Figure | None:
+    """Change of recall@20 against the original, recall(phase) − recall(original), a bar per group and phase."""
+    before = mapping(phases, "original", "groups", grouping)
+    traces = []
+    for name, look in _drawn(phases):
+        if name == "original":
+            continue
+        after = mapping(phases[name], "groups", grouping)
+        changes = {
+            group: difference(number(after, group, "recall@20"), number(before, group, "recall@20"))
+            for group in after
+        }
+        known = {group: change for group, change in changes.items() if change is not None}
+        if known:
+            titles = [_with_size(group, number(before, group, size), size) for group in known]
+            trace = {"type": "bar", "name": label(phase_title(name)), "x": titles, "y": list(known.values())}
+            trace["marker"] = {"color": look.color}
+            traces.append(trace)
+    figure = _figure(traces, grouping.replace("_", " "), "change of recall@20", x_axis={"type": "category"})
+    if figure:
+        figure["layout"]["yaxis"] |= {"zeroline": True, "zerolinewidth": 2}
+    return figure
+
+
+def curve(curves: Phases, kind: str, y_title: str, goal: float | None = None) -> Figure | None:
+    """``kind`` of LAC by step, a line per phase; ``goal`` is the retrained model's value."""
+    traces = []
+    for name, look in looks(curves).items():
+        points = mapping(curves, name).get(kind)
+        points = [_numbers(point) for point in points] if isinstance(points, list) else []
+        points = [point for point in points if len(point) == 2]
+        if points:
+            steps, heights = zip(*points, strict=True)
+            traces.append(_line(name, look, steps, heights) | {"mode": "lines"})
+    if traces and goal is not None:
+        ends = [min(min(trace["x"]) for trace in traces), max(max(trace["x"]) for trace in traces)]
+        traces.append(_line(RETRAINED, _FIXED[RETRAINED], ends, [goal, goal]) | {"mode": "lines"})
+    return _figure(traces, "step of LAC", y_title)
+
+
+def trade_off(
+    points: Sequence[Point],
+    methods: Mapping[str, Look],
+    x_title: str,
+    y_title: str,
+    logarithmic: bool = False,
+) -> Figure | None:
+    """A point per phase and run; ``methods`` gives the looks, so that they agree over several figures."""
+    traces = []
+    for name in dict.fromkeys(point.name for point in points):
+        own = [point for point in points if point.name == name]
+        trace = _line(name, methods[name], [point.x for point in own], [point.y for point in own])
+        traces.append(trace | {"mode": "markers", "marker": {**trace["marker"], "size": 12, "opacity": 0.85}})
+    axis = {}
+    if logarithmic and points:
+        wide = max(point.x for point in points) > 1000 * min(point.x for point in points)
+        # Marks at 1, 2, 5, 10, 20, ...; at powers of ten where those would touch.
+        axis = {"type": "log", "tickformat": "~g", "dtick": 1 if wide else "D2"}
+    return _figure(traces, x_title, y_title, x_axis=axis)
+
+
+def label(text: str) -> str:
+    """Text for a figure: plotly reads markup in labels, so it is escaped there as it is in a page."""
+    return html.escape(text, quote=False)
+
+
+def metric_title(metric: str) -> str:
+    """NDCG@20 of ndcg@20, Recall@20 of recall@20."""
+    name, at, cut = metric.partition("@")
+    return (name.upper() if name in ("ndcg", "mrr", "map", "gauc") else name.capitalize()) + at + cut
+
+
+def _drawn(phases: Phases) -> list[tuple[str, Look]]:
+    chosen = looks(phases)
+    return [(name, chosen[name]) for name in phases]
+
+
+def _line(name: str, look: Look, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": label(phase_title(name)),
+        "x": list(x),
+        "y": list(y),
+        "line": {"color": look.color, "dash": look.dash, "width": 3 if name == "unlearned" else 2},
+        "marker": {"color": look.color, "symbol": look.symbol, "size": 8},
+    }
+
+
+def _figure(
+    traces: list[dict[str, Any]],
+    x_title: str,
+    y_title: str,
+    y_format: str | None = None,
+    x_axis: Mapping[str, Any] | None = None,
+) -> Figure | None:
+    if not traces:
+        return None
+    axis = {"automargin": True, "zeroline": False, "ticks": "", "fixedrange": True}
+    layout = {
+        "autosize": True,
+        "margin": {"l": 56, "r": 16, "t": 8, "b": 48},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, sans-serif", "size": 13},
+        "showlegend": True,
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "hovermode": "closest",
+        "bargap": 0.25,
+        "xaxis": {**axis, "title": {"text": label(x_title)}, "showgrid": False, **(x_axis or {})},
+        "yaxis": {**axis, "title": {"text": label(y_title)}},
+    }
+    if y_format:
+        layout["yaxis"]["tickformat"] = y_format
+    return {"data": traces, "layout": layout}
+
+
+def _with_size(group: str, size: float | None, unit: str) -> str:
+    return label(str(group)) + (f"<br>{size:,.0f} {unit}" if size is not None else "")
+
+
+def _numbers(values: Any) -> list[float]:
+    """``values`` when it is a list of numbers throughout, else nothing."""
+    known = [number(value) for value in values] if isinstance(values, (list, tuple)) else []
+    return [] if None in known else known
+
+
+def _faint(color: str) -> str:
+    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.14)"
