@@ -182,6 +182,21 @@ def test_items_are_told_by_users_outside_the_region_only(make_config):
     assert float(near.mean.abs().max()) == 0.0
 
 
+def test_an_item_nobody_can_tell_of_is_like_the_rarest(monkeypatch):
+    """Item 9 loses all its rows; items 1 to 8 have n rows each, and their rows in the table say n."""
+    pairs = [(user, item) for item in range(1, 9) for user in range(1, 1 + 4 * item)] + [(1, 9), (2, 9)]
+    index = TrainIndex(Rows(pairs, users=40, items=10))
+    deleted = index.ids["item"] == 9
+    gone = [index.ids[side][deleted] for side in ("user", "item")]
+    retained, region = Retained(index, *gone, deleted), find_region(index, *gone, 0.1)
+    monkeypatch.setattr(reembed, "RAREST", 2)
+    own = torch.arange(10.0)[:, None] * torch.ones(1, 2)
+    users = torch.randn(40, 2)
+    told, known = reembed.predict(retained, region, "item", own, users, torch.Generator().manual_seed(0))
+    assert known.all()
+    assert told.tolist() == [[1.5, 1.5]]  # of items 1 and 2
+
+
 def test_too_few_to_learn_from(make_config):
     config = make_config(embedding_size=16)
     data = divided(config)

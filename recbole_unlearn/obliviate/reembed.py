@@ -19,7 +19,8 @@ import torch
 from recbole_unlearn.index import Retained
 from recbole_unlearn.obliviate.region import OTHER, Region, Side
 
-SAMPLE = 3000  # untouched users or items the map is fitted to
+SAMPLE = 3000  # untouched users or items the map is fitted to, at least where there are as many
+RAREST = 10  # untouched items whose mean row stands for an item without neighbours, at least
 RIDGE = 1e-3  # relative to the mean of the Gram matrix's diagonal
 
 
@@ -50,16 +51,18 @@ def neighbours(
     return Neighbours(total / count.clamp(min=1)[:, None], count)
 
 
-def untouched(retained: Retained, region: Region, side: Side, generator: torch.Generator) -> torch.Tensor:
-    """A sample of users or items outside the region that have rows, sorted."""
+def untouched(
+    retained: Retained, region: Region, side: Side, most: int, generator: torch.Generator
+) -> torch.Tensor:
+    """A sample of up to ``most`` users or items outside the region that have rows, sorted."""
     size = retained.index.sizes[side]
-    if size <= 4 * SAMPLE:
+    if size <= 4 * most:
         ids = torch.randperm(size - 1, generator=generator) + 1
     else:
-        ids = torch.randint(1, size, (2 * SAMPLE,), generator=generator).unique()
+        ids = torch.randint(1, size, (2 * most,), generator=generator).unique()
         ids = ids[torch.randperm(len(ids), generator=generator)]
     ids = ids[(retained.index.counts(side, ids) > 0) & ~region[side].contains(ids)]
-    return ids[:SAMPLE].sort().values
+    return ids[:most].sort().values
 
 
 def predict(
@@ -74,9 +77,10 @@ def predict(
 
     ``own`` and ``others`` are the tables of this side and of the other, with row k for id k.
     """
-    known = untouched(retained, region, side, generator)
+    width = others.shape[1]
+    known = untouched(retained, region, side, max(SAMPLE, 16 * width), generator)
     members = region[side].ids
-    if len(known) < 4 * others.shape[1]:
+    if len(known) < 4 * width:
         return own[members], torch.zeros(len(members), dtype=torch.bool, device=own.device)
     seen = neighbours(retained, region, side, known, others)
     told = seen.count > 0
@@ -85,7 +89,14 @@ def predict(
     gram.diagonal().add_(RIDGE * gram.diagonal().mean())
     transform = torch.linalg.solve(gram, x.T @ y).to(own.dtype)
     asked = neighbours(retained, region, side, members, others)
-    return features(asked) @ transform, asked.count > 0
+    rows, sure = features(asked) @ transform, asked.count > 0
+    if side == "item":
+        # An item that nobody can tell of is known to training as a negative only, like the rarest of the others.
+        counts = retained.index.counts(side, known)
+        rare = known[counts.argsort(stable=True)[: max(RAREST, len(known) // 50)]]
+        rows = torch.where(sure[:, None], rows, own[rare].mean(dim=0))
+        sure = torch.ones_like(sure)
+    return rows, sure
 
 
 def features(near: Neighbours) -> torch.Tensor:
