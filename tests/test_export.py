@@ -3,6 +3,7 @@
 import os
 import pickle
 import pickletools
+import re
 import subprocess
 import sys
 import zipfile
@@ -64,7 +65,10 @@ def test_no_file_names_the_people(unlearn):
             assert not tokens & strings, path
             assert not any("recbole_unlearn" in text for text in strings), path
         elif path.is_file():
-            words = set(path.read_text().replace('"', " ").replace(",", " ").split())
+            text = path.read_text()
+            if path.suffix == ".html":  # without plotly.js itself, whose variables have short names
+                text = text.replace(max(re.findall(r"<script.*?</script>", text, re.S), key=len), "")
+            words = set(text.replace('"', " ").replace(",", " ").split())
             assert not tokens & words, path
 
 
@@ -187,7 +191,7 @@ def test_a_damaged_dataset_is_refused(unlearn, tmp_path, damage):
 
 def test_nothing_is_saved_when_not_asked(unlearn):
     result = unlearn("BPR", save_unlearned=False)
-    assert {path.name for path in result.output_dir.iterdir()} == {"result.json", "run.log"}
+    assert {path.name for path in result.output_dir.iterdir()} == {"report.html", "result.json", "run.log"}
 
 
 @pytest.mark.parametrize("model", ["EASE", "ItemKNN", "MultiVAE", "DMF"])

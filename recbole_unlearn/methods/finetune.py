@@ -1,0 +1,52 @@
+r"""Fine-tuning: a few more epochs on the retained rows, from the original's weights.
+
+The simplest baseline there is, and no paper's: training goes on as RecBole does it, on D\S only, and what is no
+longer rehearsed fades. Filled in: a new optimizer (the moments of the old one hold gradients of S), new
+samplers over D\S (a deleted item can be drawn as a negative again), and a learning rate of its own. Avoided:
+starting from a loader over D, whose sampler keeps deleted pairs from ever being negatives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from recbole.utils import init_seed
+
+from recbole_unlearn.data import loaders
+from recbole_unlearn.influence.request import progress, refuse_closed_form
+from recbole_unlearn.methods.registry import register
+from recbole_unlearn.settings import setting
+from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneSettings:
+    """Settings of fine-tuning."""
+
+    finetune_epochs: int = setting("Epochs over the retained rows.", low=1)
+    finetune_learning_rate: float | None = setting(
+        "Learning rate of these epochs; the model's own when empty.", low=0.0
+    )
+
+
+@register("finetune", "Train a few more epochs on the retained rows.", FinetuneSettings)
+class Finetune(UnlearnTrainer):
+    r"""θ after `finetune_epochs` epochs of the training objective over D\S, from θ₀. May change every weight."""
+
+    def unlearn(self, task: UnlearnTask) -> None:
+        """The epochs, as RecBole trains them."""
+        options: FinetuneSettings = task.settings
+        refuse_closed_form(task, self.name)
+        init_seed(task.config["seed"], task.config["reproducibility"])
+        if options.finetune_learning_rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = options.finetune_learning_rate
+        data = loaders(task.config, task.data.retain).train
+        points = []
+        with progress(f"Finetune {self.label}", options.finetune_epochs, task.config) as self._bar:
+            for epoch in range(options.finetune_epochs):
+                loss = self._train_epoch(data, epoch)
+                loss = sum(loss) if isinstance(loss, tuple) else loss
+                points.append((epoch + 1, round(loss / len(data), 6)))
+        self._bar = None
+        self.curves["loss"] = points

@@ -1,0 +1,119 @@
+r"""Gradient ascent: a few steps up the loss of the deleted rows, until the retained ones suffer.
+
+A folk baseline of machine unlearning. The loss of S has no upper bound, so ascent without a stop ends in a model that
+knows nothing.
+
+Filled in: Adam for the steps (gradients of embedding rows are small and of very different size), fresh uniform
+negatives at every step, and the stop: a fixed sample of retained rows is watched, and the step that makes its
+loss rise by more than a given share is taken back. Autoencoders learn by user, so their loss of S is the user's
+loss with S minus that without (`influence/request.py`).
+
+Avoided: a fixed number of epochs whatever happens to retained rows; and, for an autoencoder, a batch of the request's
+users, whose loss is that of their retained history and would be unlearned in the place of S.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.index import TrainIndex
+from recbole_unlearn.influence.request import Request, progress, refuse_closed_form
+from recbole_unlearn.methods.registry import register
+from recbole_unlearn.obliviate.curvature import training_loss
+from recbole_unlearn.settings import setting
+from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer
+
+WATCHED = 8192  # retained rows whose loss is watched
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientAscentSettings:
+    """Settings of gradient ascent."""
+
+    gradient_ascent_steps: int = setting("Steps at most.", low=1)
+    gradient_ascent_learning_rate: float = setting("Adam's learning rate.", low=0.0)
+    gradient_ascent_batch_size: int = setting("Deleted rows in a step.", low=1)
+    gradient_ascent_tolerance: float = setting(
+        "Stop before the loss of retained rows has risen by more than this share.", low=0.0
+    )
+
+
+@register("gradient_ascent", "Climb the loss of the deleted rows for a few steps.", GradientAscentSettings)
+class GradientAscent(UnlearnTrainer):
+    """θ ← θ + η Adam(∇L_S(θ)) while L_R(θ) ≤ (1 + tolerance) L_R(θ₀).
+
+    May change every weight; with a model whose loss reads rows of its batch only (BPR), those are the rows of the
+    request's users and items and of drawn negatives.
+    """
+
+    def prepare(self, task: UnlearnTask) -> None:
+        """Index the training rows; the index serves any number of requests."""
+        self.index = TrainIndex(task.data.full.train)
+
+    def unlearn(self, task: UnlearnTask) -> None:
+        """Steps up, one at a time, each looked at before it is kept."""
+        options: GradientAscentSettings = task.settings
+        refuse_closed_form(task, self.name)
+        request = Request(task, self.model, self.index)
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        optimizer = torch.optim.Adam(parameters, lr=options.gradient_ascent_learning_rate, maximize=True)
+        watched = request.kept_sample(WATCHED)
+        start = self._watch(watched)
+        limit = start + options.gradient_ascent_tolerance * abs(start)
+        losses, kept = [], [(0, round(start, 6))]
+        with progress(f"Ascent {self.label}", options.gradient_ascent_steps, task.config) as bar:
+            for step, chosen in enumerate(_batches(request, options)):
+                before = [parameter.detach().clone() for parameter in parameters]
+                loss = request.deleted_loss(chosen)
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.grad = gradient
+                optimizer.step()
+                now = self._watch(watched)
+                if now > limit:
+                    _restore(parameters, before)
+                    break
+                losses.append((step + 1, round(loss.item(), 6)))
+                kept.append((step + 1, round(now, 6)))
+                bar.update()
+        optimizer.zero_grad()
+        self.curves = {"loss": losses, "retained_loss": kept}
+        self.certificates |= {
+            "steps": len(losses),
+            "retained_loss": {"first": kept[0][1], "last": kept[-1][1]},
+        }
+
+    def certify(self, task: UnlearnTask) -> None:
+        """Nothing more; the index holds deleted rows."""
+        del self.index
+
+    @torch.no_grad()
+    def _watch(self, batch: object) -> float:
+        loss = training_loss(self.model, batch).item()
+        if loss != loss:
+            raise UnlearnError(
+                "gradient_ascent failed: the loss is not a number. Lower gradient_ascent_learning_rate."
+            )
+        return loss
+
+
+def _batches(request: Request, options: GradientAscentSettings) -> Iterator[torch.Tensor]:
+    """Numbers of deleted rows, in epochs over S."""
+    rows, done = request.deleted_rows(), 0
+    while True:
+        order = rows[torch.randperm(len(rows), generator=request.generator)]
+        for chosen in order.split(options.gradient_ascent_batch_size):
+            if done == options.gradient_ascent_steps:
+                return
+            done += 1
+            yield chosen
+
+
+@torch.no_grad()
+def _restore(parameters: list[torch.nn.Parameter], values: list[torch.Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

@@ -1,0 +1,240 @@
+r"""IFRU: the leave-out optimum by an influence function, with the graph's spillover and importance pruning.
+
+From the paper (*Recommendation unlearning via influence function*), written in sums over rows so that n cancels:
+
+    Δ = (H + Λ)⁻¹ b,    b = Σ over S of ∇ℓ(z; G)  +  Σ over R' of [∇ℓ(z; G) - ∇ℓ(z; G')]
+
+G is the graph of D and G' that of D\S. The second sum is the *spillover*: what happens to retained rows when S
+leaves the graph, over the rows R' whose user or item lost more than 1 % of its degree. θ = θ₀ **+** Δ goes up
+the deleted loss. *Pruning*: only rows of touched users and items change, and of their neighbours up to some
+hops away those of most weight, where a deleted node weighs (deleted rows / degree) and hands on w_j += w_i /
+deg_j. The authors solve by Adam on Δ from 0 and stop on validation (patience 10), keeping the best:
+`ifru_solver: adam`.
+
+Filled in:
+
+* Conjugate gradients on one fixed batch, the default. H is that of retained rows on G': then Δ is the exact leave-out
+  optimum where the loss is quadratic (`test_ifru_finds_the_leave_out_optimum`).
+* H counts the retained rows that touch what changes, with the items among it as negatives as often as training draws
+  them. Rows that reach it only through a graph's propagation are left out of H.
+* Λ is `ifru_damping` for each training row of a user or item. Where H + Λ is not positive definite all the same,
+  conjugate gradients begin again with four times as much; `certificates.solver` tells how much it took.
+* Adam's step is one of θ itself, so that it does not depend on n: authors' defaults are for n Δ and do not transfer
+  between datasets.
+* Spillover for every model that knows its data, told by whether its loss changes with it: graphs, but also
+  autoencoders, where the user's loss with S minus that without is all there is.
+* Dropout is off, so that all products are of one function.
+
+Avoided: another mini-batch in each iteration of the solver, pruning that drops deleted nodes, a step size tuned
+to one dataset, and choosing on test data.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import torch
+
+from recbole_unlearn.data import loaders
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.index import Retained, TrainIndex
+from recbole_unlearn.influence.hessian import HessianProduct, Selection, gradient_sum
+from recbole_unlearn.influence.request import Request, progress, refuse_closed_form
+from recbole_unlearn.influence.solver import Solution, adam, damped
+from recbole_unlearn.methods.registry import register
+from recbole_unlearn.obliviate.curvature import training_loss
+from recbole_unlearn.obliviate.region import Members, Region, with_neighbours
+from recbole_unlearn.settings import setting
+from recbole_unlearn.tables import Table, find_tables
+from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer, clear_caches
+
+CHECK_EVERY = 5  # steps of Adam between looks at validation data
+
+
+@dataclasses.dataclass(frozen=True)
+class IFRUSettings:
+    """Settings of IFRU."""
+
+    ifru_solver: str = setting(
+        "Conjugate gradients, or the authors' Adam with a stop on validation.", choices=("cg", "adam")
+    )
+    ifru_damping: float = setting("Damping for each training row of a user or item.", low=0.0)
+    ifru_steps: int = setting("Iterations of the solver at most.", low=1)
+    ifru_tolerance: float = setting("Relative residual at which the solver stops.", low=0.0)
+    ifru_learning_rate: float = setting("adam: its learning rate.", low=0.0)
+    ifru_patience: int = setting("adam: looks at validation without a gain before it stops.", low=1)
+    ifru_batch_size: int = setting("Retained rows in the fixed batch of the Hessian.", low=1)
+    ifru_draws: int = setting("Draws of negatives over which the deleted gradient is averaged.", low=1)
+    ifru_hops: int = setting("Neighbours up to this many hops away may change too.", low=0)
+    ifru_keep: float = setting("Share of the neighbours that are kept, by weight.", low=0.0, high=1.0)
+    ifru_spillover: float = setting(
+        "Graphs: rows count whose user or item lost more than this share; 1 for no spillover.",
+        low=0.0,
+        high=1.0,
+    )
+
+
+@register("ifru", "An influence step of touched users and items, with spillover of graphs.", IFRUSettings)
+class IFRU(UnlearnTrainer):
+    """θ = θ₀ + (H + Λ)⁻¹ b on the rows of touched users and items; every other weight stays bit for bit."""
+
+    def prepare(self, task: UnlearnTask) -> None:
+        """Index the training rows; the index serves any number of requests."""
+        self.index = TrainIndex(task.data.full.train)
+
+    def unlearn(self, task: UnlearnTask) -> None:
+        """One Newton step of the chosen rows."""
+        options: IFRUSettings = task.settings
+        refuse_closed_form(task, self.name)
+        self.tables = find_tables(self.model, task.data.full.train)
+        request = Request(task, self.model, self.index)
+        region = importance_region(request.region, request.retained, options.ifru_hops, options.ifru_keep)
+        selection = self._selection(self.model, self.tables, region)
+        watch = self._watch(task, region) if options.ifru_solver == "adam" else None
+        b = gradient_sum(self._deleted(request, options), selection)
+        spilt = gradient_sum(self._spillover(request, options), selection)
+        batch, rows = request.fixed_batch(region, options.ifru_batch_size)
+        product = HessianProduct(training_loss(self.model, batch), selection, rows)
+        with progress(f"IFRU {self.label}", options.ifru_steps, task.config) as bar:
+            solution = self._solve(product, b + spilt, selection, options, watch, bar.update)
+        if not torch.isfinite(solution.x).all():
+            raise UnlearnError("ifru failed: its step is not finite. Raise ifru_damping.")
+        selection.write(selection.read() + solution.x)
+        self.curves["residual"] = [(k + 1, round(r, 9)) for k, r in enumerate(solution.residuals)]
+        self.certificates |= {
+            "solver": solution.certificate(),
+            "rows": {side: len(members) for side, members in region.items()},
+            "norm": round(float(solution.x.norm()), 6),
+            "spillover": round(float(spilt.norm() / b.norm().clamp(min=1e-12)), 6),
+        }
+
+    def certify(self, task: UnlearnTask) -> None:
+        """Nothing more; the index holds deleted rows."""
+        del self.index
+
+    def _selection(self, model: torch.nn.Module, tables: list[Table], region: Region) -> Selection:
+        selection = Selection(
+            model, tables, {side: members.ids for side, members in region.items()}, self.index
+        )
+        if len(selection) == 0:
+            raise UnlearnError(
+                f"{type(model).__name__} has no weights that belong to users or items, which ifru works on. "
+                "Use --unlearn=retrain."
+            )
+        return selection
+
+    def _deleted(self, request: Request, options: IFRUSettings) -> Iterator[tuple[torch.Tensor, float]]:
+        """Losses on S over the graph of D, with the rows each stands for."""
+        for _ in range(options.ifru_draws):
+            for chosen in request.deleted_rows().split(options.ifru_batch_size):
+                loss = request.deleted_loss(chosen, request.before())
+                yield loss, len(chosen) / options.ifru_draws
+
+    def _spillover(self, request: Request, options: IFRUSettings) -> Iterator[tuple[torch.Tensor, float]]:
+        """Losses of retained rows on the graph of D minus those on that of D without S."""
+        if request.by_user or options.ifru_spillover >= 1.0 or not knows_its_data(request):
+            return  # the loss on S of a model that learns by user is that difference already
+        witness = request.witness(losers(request.region, options.ifru_spillover))
+        for rows in witness.rows().split(options.ifru_batch_size):
+            batch = witness.batch(witness.triples(rows))
+            yield training_loss(request.before(), batch) - training_loss(self.model, batch), len(rows)
+
+    def _solve(
+        self,
+        product: HessianProduct,
+        b: torch.Tensor,
+        selection: Selection,
+        options: IFRUSettings,
+        watch: Callable[[torch.Tensor], float] | None,
+        done: Callable[[], object],
+    ) -> Solution:
+        weights, steps, tolerance = selection.weights(), options.ifru_steps, options.ifru_tolerance
+        if watch is None:
+            return damped(product, b, weights, options.ifru_damping, steps, tolerance, done)
+        best = Best(watch, options.ifru_patience)
+        damping = options.ifru_damping * weights
+        solution = adam(product, b, damping, steps, tolerance, options.ifru_learning_rate, best, done)
+        self.curves["validation"] = best.scores
+        return dataclasses.replace(solution, x=best.x if best.x is not None else solution.x)
+
+    def _watch(self, task: UnlearnTask, region: Region) -> Callable[[torch.Tensor], float]:
+        """Validation by step: θ₀ + Δ is put into a copy of the model, for the Hessian's graph holds the original."""
+        data = loaders(task.config, task.data.retain)
+        self.eval_collector.data_collect(data.train)
+        twin = copy.deepcopy(self.model)
+        selection = self._selection(twin, self.tables, region)
+        start = selection.read()
+        sign = 1.0 if self.valid_metric_bigger else -1.0
+
+        def score(step: torch.Tensor) -> float:
+            selection.write(start + step)
+            clear_caches(twin)
+            own, self.model = self.model, twin
+            try:
+                return sign * float(self._valid_epoch(data.valid)[0])
+            finally:
+                self.model = own
+
+        return score
+
+
+class Best:
+    """Called with x after every step: keeps the x of the best score, and says when to stop."""
+
+    def __init__(self, score: Callable[[torch.Tensor], float], patience: int) -> None:
+        self.score, self.patience = score, patience
+        self.x: torch.Tensor | None = None
+        self.scores: list[tuple[int, float]] = []
+        self._steps, self._since = 0, 0
+
+    def __call__(self, x: torch.Tensor) -> bool:
+        """Whether ``patience`` looks in a row brought nothing better; looks are a few steps apart."""
+        self._steps += 1
+        if self._steps % CHECK_EVERY:
+            return False
+        value = self.score(x)
+        if self.x is None or value > max(value for _, value in self.scores):
+            self.x, self._since = x.clone(), 0
+        else:
+            self._since += 1
+        self.scores.append((self._steps, value))
+        return self._since >= self.patience
+
+
+def importance_region(touched: Region, retained: Retained, hops: int, keep: float) -> Region:
+    """The touched users and items, and the share ``keep`` of their neighbours with the largest weights.
+
+    A touched node weighs (deleted rows / degree); a neighbour Σ w_i / deg_j over the rows that lead to it.
+    Touched nodes are never dropped.
+    """
+    if hops == 0 or keep == 0.0:
+        return touched
+    most = max(retained.index.sizes.values())
+    grown = with_neighbours(touched, retained, hops, decay=1.0, least=0.0, cap=most)
+    own = {side: touched[side].contains(grown[side].ids) for side in grown}
+    weights = torch.cat([grown[side].share[~own[side]] for side in grown])
+    number = round(keep * len(weights))
+    least = weights.sort(descending=True).values[number - 1] if number else torch.inf
+    chosen = Region()
+    for side, members in grown.items():
+        inside = own[side] | (members.share >= least)
+        chosen[side] = Members(members.ids[inside], members.share[inside])
+    return chosen
+
+
+def losers(region: Region, share: float) -> Region:
+    """Those of a region that lost more than ``share`` of their rows."""
+    chosen = Region()
+    for side, members in region.items():
+        inside = members.share > share
+        chosen[side] = Members(members.ids[inside], members.share[inside])
+    return chosen
+
+
+@torch.no_grad()
+def knows_its_data(request: Request) -> bool:
+    """Whether the model's loss depends on the rows it was built on, beside the weights and the batch."""
+    batch = request.deleted_batch(request.deleted_rows()[:1024])
+    return not torch.equal(training_loss(request.before(), batch), training_loss(request.model, batch))
