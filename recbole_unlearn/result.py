@@ -167,7 +167,7 @@ def _seconds(phase: dict[str, Any]) -> str:
 def _closing_lines(result: dict[str, Any]) -> str:
     forget = result["forget"]
     lines = [
-        result["verdict"]["text"],
+        *([result["verdict"]["text"]] if "verdict" in result else []),
         f"R recall, N NDCG. Forgotten: {forget['interactions']} interactions of {forget['users']} users "
         f"and {forget['items']} items ({forget['source']}).",
     ]

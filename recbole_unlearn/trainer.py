@@ -89,9 +89,12 @@ def build_model(config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
         with compat.dok_update():
             return config.model_class(config, splits.train).to(config["device"])
     except ImportError as error:
-        raise UnlearnError(
-            f"{config['model']} needs a package that is not installed: {error.name or error}."
-        ) from error
+        raise _missing_package(config, error) from error
+
+
+def _missing_package(config: UnlearnConfig, error: ImportError) -> UnlearnError:
+    """Some of RecBole's models import what RecBole does not install, when built or while they train."""
+    return UnlearnError(f"{config['model']} needs a package that is not installed: {error.name or error}.")
 
 
 class PhaseTrainer:
@@ -120,7 +123,10 @@ class PhaseTrainer:
             unit="epoch",
             disable=not self.config["show_progress"],
         ) as self._bar:
-            self.fit(data.train, data.valid, verbose=False, saved=True, show_progress=False)
+            try:
+                self.fit(data.train, data.valid, verbose=False, saved=True, show_progress=False)
+            except ImportError as error:
+                raise _missing_package(self.config, error) from error
         self._bar = None
         seconds = time.perf_counter() - start - self.validation_seconds
         assert self.best is not None, "fit() saves at least one epoch"

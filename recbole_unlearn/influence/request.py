@@ -11,20 +11,22 @@ Both come from the model's own training loss, the first from a model that is bui
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from recbole.data.dataloader import UserDataLoader
 from recbole.data.interaction import Interaction
 from recbole.data.utils import get_dataloader
 from recbole.model.abstract_recommender import AbstractRecommender
-from recbole.utils import InputType, ModelType, set_color
+from recbole.utils import InputType, ModelType, init_seed, set_color
 from tqdm import tqdm
 
 from recbole_unlearn.config import UnlearnConfig
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.index import Retained, TrainIndex
 from recbole_unlearn.obliviate.curvature import training_loss
-from recbole_unlearn.obliviate.region import Region, find_region
-from recbole_unlearn.obliviate.witness import Witness, as_batch
+from recbole_unlearn.obliviate.region import Members, Region, find_region
+from recbole_unlearn.obliviate.witness import Triples, Witness, as_batch
 from recbole_unlearn.trainer import UnlearnTask, build_model
 
 
@@ -73,14 +75,14 @@ class Request:
         self.generator = torch.Generator().manual_seed(task.config["seed"])
         self.by_user = learns_by_user(task.config)
         self._before: AbstractRecommender | None = None
-        model.eval()
+        _still(model, self.config)
 
     def before(self) -> AbstractRecommender:
         """The model on D with the same weights, as the tensors of ``model``."""
         if self._before is None:
             self._before = build_model(self.config, self.data.full)
             tie(self._before, self.model)
-            self._before.eval()
+            _still(self._before, self.config)
         return self._before
 
     def witness(self, region: Region | None = None) -> Witness:
@@ -108,18 +110,19 @@ class Request:
         return training_loss(model or self.model, batch)
 
     def fixed_batch(self, region: Region, size: int) -> tuple[Interaction, int]:
-        """``size`` of the retained rows that touch a region, and the number of rows they stand for."""
+        """``size`` of the retained rows that touch a region, and the number of rows they stand for.
+
+        A row touches it by its user, its item, or the negative that training would draw for it.
+        """
         witness = self.witness(region)
-        rows = self.kept_units(witness.rows())
-        if len(rows) == 0:
-            raise UnlearnError(
-                "No retained row is left of the users and items of this request, so there is no loss whose "
-                "curvature could be taken. Use --unlearn=obliviate or --unlearn=retrain."
-            )
-        if self.by_user:
-            chosen = rows[torch.randperm(len(rows), generator=self.generator)[:size]]
-            return witness.batch(witness.triples(chosen)), len(rows)
-        return witness.batch(next(witness.batches(rows, size, 1))), len(rows) + witness.extra()
+        triples = witness.triples(self.kept_units(witness.rows()))
+        if not self.by_user and len(region["item"]):
+            more = witness.against_region(witness.extra())
+            new = ~(region["user"].contains(more.users) | region["item"].contains(more.items))
+            triples = Triples(*(torch.cat(pair) for pair in zip(triples, more.part(new), strict=True)))
+        rows = len(triples.rows)
+        chosen = torch.randperm(rows, generator=self.generator)[:size]
+        return witness.batch(triples.part(chosen)), rows
 
     def kept_sample(self, size: int) -> Interaction:
         """``size`` of all retained rows, uniform, as one batch."""
@@ -138,6 +141,30 @@ def turned(config: UnlearnConfig, batch: Interaction) -> Interaction:
     else:
         values[config["LABEL_FIELD"]] = torch.zeros_like(values[config["LABEL_FIELD"]])
     return Interaction(values)
+
+
+def _still(model: AbstractRecommender, config: UnlearnConfig) -> None:
+    """Evaluation mode. Training mode comes first: some models (SGL) draw there what their loss needs."""
+    init_seed(config["seed"], config["reproducibility"])
+    model.train()
+    model.eval()
+
+
+def with_rows_left(region: Region) -> Region:
+    """Those of a region that did not lose all their rows: the others start anew, and no step of theirs would stay."""
+    return _only(region, {side: members.share < 1.0 for side, members in region.items()})
+
+
+def losers(region: Region, share: float) -> Region:
+    """Those of a region that lost more than ``share`` of their rows."""
+    return _only(region, {side: members.share > share for side, members in region.items()})
+
+
+def _only(region: Region, inside: Mapping[str, torch.Tensor]) -> Region:
+    chosen = Region()
+    for side, members in region.items():
+        chosen[side] = Members(members.ids[inside[side]], members.share[inside[side]])
+    return chosen
 
 
 def _first_of_each(ids: torch.Tensor) -> torch.Tensor:

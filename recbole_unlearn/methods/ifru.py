@@ -31,7 +31,6 @@ to one dataset, and choosing on test data.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 
@@ -41,14 +40,14 @@ from recbole_unlearn.data import loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.index import Retained, TrainIndex
 from recbole_unlearn.influence.hessian import HessianProduct, Selection, gradient_sum
-from recbole_unlearn.influence.request import Request, progress, refuse_closed_form
+from recbole_unlearn.influence.request import Request, losers, progress, refuse_closed_form, with_rows_left
 from recbole_unlearn.influence.solver import Solution, adam, damped
 from recbole_unlearn.methods.registry import register
 from recbole_unlearn.obliviate.curvature import training_loss
 from recbole_unlearn.obliviate.region import Members, Region, with_neighbours
 from recbole_unlearn.settings import setting
 from recbole_unlearn.tables import Table, find_tables
-from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer, clear_caches
+from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer, build_model, clear_caches
 
 CHECK_EVERY = 5  # steps of Adam between looks at validation data
 
@@ -91,6 +90,9 @@ class IFRU(UnlearnTrainer):
         self.tables = find_tables(self.model, task.data.full.train)
         request = Request(task, self.model, self.index)
         region = importance_region(request.region, request.retained, options.ifru_hops, options.ifru_keep)
+        region = with_rows_left(region)
+        if not any(len(members) for members in region.values()):
+            return  # nothing is left of anybody in the request: all start anew
         selection = self._selection(self.model, self.tables, region)
         watch = self._watch(task, region) if options.ifru_solver == "adam" else None
         b = gradient_sum(self._deleted(request, options), selection)
@@ -163,7 +165,8 @@ class IFRU(UnlearnTrainer):
         """Validation by step: θ₀ + Δ is put into a copy of the model, for the Hessian's graph holds the original."""
         data = loaders(task.config, task.data.retain)
         self.eval_collector.data_collect(data.train)
-        twin = copy.deepcopy(self.model)
+        twin = build_model(task.config, task.data.retain)
+        twin.load_state_dict(self.model.state_dict())
         selection = self._selection(twin, self.tables, region)
         start = selection.read()
         sign = 1.0 if self.valid_metric_bigger else -1.0
@@ -220,15 +223,6 @@ def importance_region(touched: Region, retained: Retained, hops: int, keep: floa
     chosen = Region()
     for side, members in grown.items():
         inside = own[side] | (members.share >= least)
-        chosen[side] = Members(members.ids[inside], members.share[inside])
-    return chosen
-
-
-def losers(region: Region, share: float) -> Region:
-    """Those of a region that lost more than ``share`` of their rows."""
-    chosen = Region()
-    for side, members in region.items():
-        inside = members.share > share
         chosen[side] = Members(members.ids[inside], members.share[inside])
     return chosen
 

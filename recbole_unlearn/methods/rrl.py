@@ -1,10 +1,10 @@
 r"""RRL: reverse ranking of the deleted pairs, held by the Fisher information of the retained rows.
 
-Built from the description of the paper (*Recommendation unlearning via reverse ranking*): its authors published
-no code.
+Built from the description of the paper (*RRL: Recommendation Reverse Learning*, AAAI 2024), whose authors
+published no code; details that only its text has may differ.
 
 From the paper: for a deleted pair (u, i) and an item j the user never touched, the ranking that training has is
-reversed,
+reversed, and Fisher information says which weights matter to others,
 
     L = -mean over S of log σ(s(u, j) - s(u, i))  +  (λ/2) Σ_k F_k (θ_k - θ₀_k)²
 
@@ -37,7 +37,7 @@ from recbole_unlearn.obliviate import losses
 from recbole_unlearn.obliviate.curvature import Moments, fisher
 from recbole_unlearn.obliviate.witness import Triples, pairs_batch
 from recbole_unlearn.settings import setting
-from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer
+from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer, clear_caches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +105,7 @@ class RRL(UnlearnTrainer):
         users = torch.cat([deleted.users, deleted.users])
         items = torch.cat([deleted.items, deleted.negatives])
         batch = pairs_batch(self.index.train, users, items).to(self.device)
+        clear_caches(self.model)
         own, other = self.model.predict(batch).reshape(-1).chunk(2)
         return losses.reverse_ranking(own, other)
 

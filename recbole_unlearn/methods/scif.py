@@ -30,7 +30,7 @@ import torch
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.index import TrainIndex
 from recbole_unlearn.influence.hessian import HessianProduct, Selection, gradient_sum
-from recbole_unlearn.influence.request import Request, progress, refuse_closed_form, turned
+from recbole_unlearn.influence.request import Request, progress, refuse_closed_form, turned, with_rows_left
 from recbole_unlearn.influence.solver import damped
 from recbole_unlearn.methods.registry import register
 from recbole_unlearn.obliviate.curvature import training_loss
@@ -72,7 +72,9 @@ class SCIF(UnlearnTrainer):
                 "Use --unlearn=ifru or --unlearn=obliviate."
             )
         nobody = torch.empty(0, dtype=torch.long)
-        region = Region(user=request.region["user"], item=Members(nobody, nobody.float()))
+        region = Region(user=with_rows_left(request.region)["user"], item=Members(nobody, nobody.float()))
+        if len(region["user"]) == 0:
+            return  # nothing is left of anybody in the request: all start anew
         selection = Selection(self.model, tables, {"user": region["user"].ids}, self.index)
         batch, rows = request.fixed_batch(region, options.scif_batch_size)
         product = HessianProduct(training_loss(self.model, batch), selection, rows)

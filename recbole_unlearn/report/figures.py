@@ -117,7 +117,7 @@ def damage(phases: Phases, grouping: str, size: str) -> Figure | None:
 
 
 def curve(curves: Phases, kind: str, y_title: str, goal: float | None = None) -> Figure | None:
-    """``kind`` of LAC by step, a line per phase; ``goal`` is the retrained model's value."""
+    """``kind`` of curve by step of the method, a line per phase; ``goal`` is the retrained model's value."""
     traces = []
     for name, look in looks(curves).items():
         points = mapping(curves, name).get(kind)
@@ -129,7 +129,7 @@ def curve(curves: Phases, kind: str, y_title: str, goal: float | None = None) ->
     if traces and goal is not None:
         ends = [min(min(trace["x"]) for trace in traces), max(max(trace["x"]) for trace in traces)]
         traces.append(_line(RETRAINED, _FIXED[RETRAINED], ends, [goal, goal]) | {"mode": "lines"})
-    return _figure(traces, "step of LAC", y_title)
+    return _figure(traces, "step", y_title)
 
 
 def trade_off(

@@ -341,10 +341,14 @@ def _curves(result: Mapping[str, Any], phases: figures.Phases) -> Html:
     curves = mapping(result, "curves")
     goal = number(phases, RETRAINED, "forgetting", "demotion_rate")
     return page.section(
-        "How LAC went",
+        "How it went, step by step",
         _drawings(
-            (figures.curve(curves, "loss", "objective"), "LAC's objective by step.", ""),
-            (figures.curve(curves, "demotion", "demotion rate", goal), "Demotion rate by step of LAC.", ""),
+            (figures.curve(curves, "loss", "objective"), "The method's objective by step.", ""),
+            (
+                figures.curve(curves, "demotion", "demotion rate", goal),
+                "Demotion rate of deleted pairs by step.",
+                "",
+            ),
         ),
     )
 

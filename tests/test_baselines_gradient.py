@@ -1,0 +1,704 @@
+"""The baselines that need gradients only: their numerics against closed forms, and each of them end to end."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from recbole.data.interaction import Interaction
+from recbole.model.general_recommender.bpr import BPR
+from recbole.utils import InputType
+from torch.nn.functional import softplus
+
+from recbole_unlearn import run_unlearn
+from recbole_unlearn import settings as plugin_settings
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.index import TrainIndex
+from recbole_unlearn.influence import solver
+from recbole_unlearn.influence.hessian import HessianProduct, Selection, gradient_sum
+from recbole_unlearn.influence.request import Request, learns_by_user, losers, tie, turned, with_rows_left
+from recbole_unlearn.methods import ifru, registry, rrl, scif
+from recbole_unlearn.obliviate.certificates import pair_scores
+from recbole_unlearn.obliviate.curvature import training_loss
+from recbole_unlearn.obliviate.region import find_region
+from recbole_unlearn.tables import Table, as_rows, find_tables
+from recbole_unlearn.trainer import UnlearnTask, build_model, compose, train
+from tests.obliviate_parts import Rows, divided, make_witness
+
+METHODS = ["finetune", "gradient_ascent", "ifru", "rrl", "scif"]
+QUICK = {
+    "finetune": {"finetune_epochs": 2},
+    "gradient_ascent": {"gradient_ascent_steps": 8, "gradient_ascent_batch_size": 64},
+    "rrl": {"rrl_steps": 8, "rrl_batch_size": 64, "rrl_fisher_batches": 8, "rrl_fisher_size": 16},
+    "scif": {"scif_steps": 10, "scif_batch_size": 256},
+    "ifru": {"ifru_steps": 10, "ifru_batch_size": 256},
+}
+
+
+def run(settings, method, model="BPR", **changes):
+    forget = {key: changes.pop(key) for key in ("forget",) if key in changes}
+    config = settings | QUICK[method] | {"save_unlearned": False, "report": "none"} | changes
+    return run_unlearn(model, "tiny", unlearn=method, **forget, config_dict=config)
+
+
+def make_task(config, data, method, original=None, **changes):
+    """A method's trainer on a model of the retained rows with the original's weights, and its task."""
+    cls = registry.get(method)
+    original = original or train(config, data.full, "original")
+    model = build_model(config, data.retain)
+    initial = {name: value.detach().clone() for name, value in model.named_parameters()}
+    original.load_weights(model)
+    values = config.method_values(method) | QUICK[method] | changes
+    task = UnlearnTask(config, data, original, initial, plugin_settings.read(cls.Settings, values), train)
+    return compose(cls, config, model, "unlearned"), task
+
+
+def definite(seed, size, dtype=torch.float64):
+    """A positive definite matrix and a right-hand side."""
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(size, size, generator=generator, dtype=dtype)
+    return a @ a.T / size + 0.1 * torch.eye(size, dtype=dtype), torch.randn(
+        size, generator=generator, dtype=dtype
+    )
+
+
+# Solvers
+
+
+@hypothesis_settings(max_examples=20, deadline=None)
+@given(st.integers(0, 999), st.integers(1, 12), st.floats(0.0, 2.0))
+def test_conjugate_gradients_solve(seed, size, damping):
+    matrix, b = definite(seed, size)
+    found = solver.conjugate_gradient(lambda v: matrix @ v, b, damping, 10 * size, 1e-10)
+    exact = torch.linalg.solve(matrix + damping * torch.eye(size, dtype=b.dtype), b)
+    assert torch.allclose(found.x, exact, atol=1e-7)
+    assert found.residuals[-1] <= 1e-10
+    assert not found.negative_curvature
+
+
+def test_the_damping_may_differ_by_coordinate():
+    matrix, b = definite(0, 6)
+    weights = torch.arange(1.0, 7.0, dtype=b.dtype)
+    found = solver.damped(lambda v: matrix @ v, b, weights, 0.3, 60, 1e-10)
+    assert torch.allclose(found.x, torch.linalg.solve(matrix + 0.3 * torch.diag(weights), b), atol=1e-7)
+    assert found.damping == 0.3
+
+
+def test_negative_curvature_stops_the_solver_and_more_damping_helps():
+    matrix, b = torch.diag(torch.tensor([1.0, -0.5, 2.0])), torch.ones(3)
+    assert solver.conjugate_gradient(lambda v: matrix @ v, b, 0.0, 20, 1e-6).negative_curvature
+    found = solver.damped(lambda v: matrix @ v, b, torch.ones(3), 0.0, 20, 1e-6)
+    assert found.damping > 0.5
+    assert torch.allclose(found.x, 1.0 / (matrix.diag() + found.damping), atol=1e-4)
+    with pytest.raises(UnlearnError, match="not positive definite"):
+        solver.damped(lambda v: -1e30 * v, b, torch.ones(3), 0.0, 20, 1e-6)
+
+
+def test_adam_comes_to_the_same_solution():
+    matrix, b = definite(1, 5)
+    found = solver.adam(lambda v: matrix @ v, b, 0.5, 600, 1e-6, 0.05, lambda x: False)
+    assert torch.allclose(
+        found.x, torch.linalg.solve(matrix + 0.5 * torch.eye(5, dtype=b.dtype), b), atol=1e-4
+    )
+    assert len(solver.adam(lambda v: matrix @ v, b, 0.5, 50, 0.0, 0.01, lambda x: True).residuals) == 1
+
+
+@pytest.mark.parametrize("solve", [
+    lambda product, b: solver.conjugate_gradient(product, b, 0.1, 5, 1e-6),
+    lambda product, b: solver.adam(product, b, 0.1, 5, 1e-6, 0.1, lambda x: False),
+])  # fmt: skip
+def test_solvers_on_nothing_and_on_nan(solve):
+    found = solve(lambda v: v, torch.zeros(3))
+    assert torch.equal(found.x, torch.zeros(3))
+    assert found.certificate()["steps"] == 0
+    with pytest.raises(UnlearnError, match="not finite"):
+        solve(lambda v: v * float("nan"), torch.ones(3))
+    with pytest.raises(UnlearnError, match="not finite"):
+        solve(lambda v: v, torch.full((3,), float("nan")))
+
+
+def test_the_best_on_validation_is_kept():
+    scores = iter([0.1, 0.3, 0.2, 0.25])
+    best = ifru.Best(lambda x: next(scores), patience=2)
+    stopped = [best(torch.tensor([float(k)])) for k in range(4 * ifru.CHECK_EVERY)]
+    assert stopped.index(True) == len(stopped) - 1
+    assert best.x.item() == 2 * ifru.CHECK_EVERY - 1
+    assert [step for step, _ in best.scores] == [ifru.CHECK_EVERY * k for k in range(1, 5)]
+
+
+# Hessian-vector products
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF", "FM"])
+def test_hessian_products_agree_with_finite_differences(make_config, model):
+    config = make_config(model)
+    data = divided(config)
+    net = build_model(config, data.retain).double()
+    if model == "LightGCN":
+        net.norm_adj_matrix = net.norm_adj_matrix.double()
+    net.eval()
+    witness = make_witness(config, data)
+    batch = witness.batch(witness.triples(witness.rows()[:40]))
+    ids = {side: members.ids for side, members in witness.region.items()}
+    selection = Selection(net, find_tables(net, data.full.train), ids, witness.index)
+    start = selection.read()
+    v = torch.randn(len(start), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = HessianProduct(training_loss(net, batch), selection, 3.0)(v)
+    gradients = []
+    for sign in (1.0, -1.0):
+        selection.write(start + sign * 1e-6 * v)
+        gradients.append(gradient_sum([(training_loss(net, batch), 3.0)], selection))
+    assert torch.allclose(found, (gradients[0] - gradients[1]) / 2e-6, atol=1e-6, rtol=1e-4)
+    assert float(found.norm()) > 0
+
+
+def test_a_selection_reads_and_writes_its_rows_only():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.users = torch.nn.Parameter(torch.randn(8, 3))
+            self.columns = torch.nn.Parameter(torch.randn(2, 9))
+            self.other = torch.nn.Parameter(torch.randn(4))
+
+    net = Net()
+    before = {name: value.detach().clone() for name, value in net.named_parameters()}
+    index = TrainIndex(Rows([(1, 1), (1, 2), (2, 3)]))
+    ids = {"user": torch.tensor([1, 4]), "item": torch.tensor([3])}
+    selection = Selection(net, [Table("users", "user"), Table("columns", "item", 0, 1)], ids, index)
+    assert len(selection) == 2 * 3 + 2
+    assert selection.weights().tolist() == pytest.approx([2.0] * 3 + [1.0] * 3 + [1.0 + 3 / 9] * 2)
+    selection.write(selection.read() + 1.0)
+    assert torch.equal(net.users[[1, 4]], before["users"][[1, 4]] + 1.0)
+    assert torch.equal(net.columns[:, 3], before["columns"][:, 3] + 1.0)
+    assert torch.equal(net.users[[0, 2, 3, 5, 6, 7]], before["users"][[0, 2, 3, 5, 6, 7]])
+    assert torch.equal(net.other, before["other"])
+    full = selection.scatter(torch.arange(8.0))
+    assert torch.equal(selection.gather(full), torch.arange(8.0))
+    assert float(full["users"].sum() + full["columns"].sum()) == 28.0
+
+
+def test_a_linear_loss_has_no_curvature():
+    net = torch.nn.Linear(3, 1, bias=False)
+    index = TrainIndex(Rows([(1, 1)]))
+    selection = Selection(net, [Table("weight", "user", 0, 1)], {"user": torch.tensor([0, 2])}, index)
+    product = HessianProduct(net(torch.ones(1, 3)).sum(), selection)
+    assert torch.equal(product(torch.ones(2)), torch.zeros(2))
+
+
+# IFRU
+
+
+def regression(kind, seed, n=60, d=4):
+    """Sums of losses over rows as functions of θ, for ridge and for logistic regression with a penalty a row."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 2, (n,), generator=generator).double() * 2 - 1
+
+    def loss(theta, rows):
+        margin = x[rows] @ theta
+        fit = 0.5 * (margin - y[rows]).square() if kind == "ridge" else softplus(-y[rows] * margin)
+        return fit.sum() + 0.05 * len(rows) * theta.square().sum()
+
+    def optimum(rows):
+        theta = torch.zeros(d, dtype=torch.float64)
+        for _ in range(30):
+            at = theta.clone().requires_grad_()
+            gradient = torch.autograd.grad(loss(at, rows), at)[0]
+            hessian = torch.autograd.functional.hessian(lambda t: loss(t, rows), theta)
+            theta = theta - torch.linalg.solve(hessian, gradient)
+        return theta
+
+    return loss, optimum
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("kind", "error"), [("ridge", 1e-7), ("logistic", 0.1)])
+def test_the_influence_step_goes_to_the_leave_out_optimum(kind, error, seed):
+    """θ₀ + H⁻¹b: exact for squares, up to second order for logistic regression; with minus it is twice as far off."""
+    loss, optimum = regression(kind, seed)
+    deleted, kept = torch.arange(4), torch.arange(4, 60)
+    start, target = optimum(torch.arange(60)), optimum(kept)
+    net = torch.nn.Linear(4, 1, bias=False).double()
+    net.weight.data.copy_(start[None])
+    index = TrainIndex(Rows([(1, 1)]))
+    selection = Selection(net, [Table("weight", "user", 0, 1)], {"user": torch.arange(4)}, index)
+    product = HessianProduct(loss(net.weight[0], kept), selection)
+    b = gradient_sum([(loss(net.weight[0], deleted), 1.0)], selection)
+    step = solver.damped(product, b, selection.weights(), 0.0, 40, 1e-12).x
+    away = float((start - target).norm())
+    assert float((start + step - target).norm()) <= error * away
+    assert float((start - step - target).norm()) > 1.9 * away
+
+
+class Ridge(BPR):
+    """Users' rows by ridge regression on fixed items: convex, and the optimum is known for any set of rows.
+
+    ℓ(u, i) = ½ (p_u·q_i - 1)² + ½ |p_u|² / 10
+    """
+
+    input_type = InputType.PAIRWISE
+
+    def calculate_loss(self, interaction):
+        p, q = self.forward(interaction[self.USER_ID], interaction[self.ITEM_ID])
+        fit = 0.5 * ((p * q.detach()).sum(dim=1) - 1.0).square()
+        return (fit + 0.05 * p.square().sum(dim=1)).mean()
+
+
+def ridge_optimum(model, dataset):
+    """The optimum of every user with rows; others as they are."""
+    users, items = dataset.inter_feat["user_id"], dataset.inter_feat["item_id"]
+    best = model.user_embedding.weight.detach().clone()
+    for user in torch.unique(users):
+        q = model.item_embedding.weight.detach()[items[users == user]].double()
+        a = q.T @ q + 0.1 * len(q) * torch.eye(q.shape[1], dtype=torch.float64)
+        best[user] = torch.linalg.solve(a, q.sum(dim=0)).float()
+    return best
+
+
+@pytest.mark.parametrize("solve", ["cg", "adam"])
+def test_ifru_finds_the_leave_out_optimum(make_config, settings, solve):
+    """The whole method on a convex model: it ends where training without S ends."""
+    config = make_config(Ridge, epochs=1)
+    data = divided(config)
+    original = train(config, data.full, "original")
+    start = build_model(config, data.full)
+    start.item_embedding.weight.data.mul_(20.0)
+    original.state_dict["item_embedding.weight"] = start.item_embedding.weight.detach().clone()
+    original.state_dict["user_embedding.weight"] = ridge_optimum(start, data.full.train)
+    trainer, task = make_task(
+        config, data, "ifru", original, ifru_damping=0.0, ifru_tolerance=1e-7, ifru_batch_size=10**6,
+        ifru_solver=solve, ifru_steps=100 if solve == "cg" else 600, ifru_patience=10**6,
+    )  # fmt: skip
+    trainer.run(task)
+    target = ridge_optimum(start, data.retain.train)
+    found, before = trainer.model.user_embedding.weight.detach(), original.state_dict["user_embedding.weight"]
+    users = data.affected_users
+    away = float((before[users] - target[users]).norm())
+    if solve == "cg":  # Adam keeps what was best on validation, on its way there
+        assert float((found[users] - target[users]).norm()) < 1e-3 * away
+        assert trainer.certificates["solver"]["residual"] <= 1e-6
+    else:
+        assert float((found[users] - target[users]).norm()) < away
+        assert trainer.curves["validation"]
+    others = torch.ones(len(found), dtype=torch.bool)
+    others[users] = False
+    assert torch.equal(found[others], before[others])
+    assert torch.equal(trainer.model.item_embedding.weight, original.state_dict["item_embedding.weight"])
+
+
+def test_the_spillover_is_the_change_of_the_retained_loss(make_config):
+    """Graphs: b is the gradient of D's loss on its graph minus that of what is retained on its own."""
+    config = make_config("LightGCN", reg_weight=0.0)
+    data = divided(config)
+    trainer, task = make_task(config, data, "ifru")
+    trainer.prepare(task)
+    request = Request(task, trainer.model, trainer.index)
+    assert ifru.knows_its_data(request)
+    everyone = {
+        "user": torch.arange(data.full.train.user_num),
+        "item": torch.arange(data.full.train.item_num),
+    }
+    selection = Selection(trainer.model, find_tables(trainer.model, data.full.train), everyone, trainer.index)
+    state = request.generator.get_state()
+    options = dataclasses.replace(task.settings, ifru_spillover=0.0, ifru_batch_size=10**6)
+    found = gradient_sum(trainer._spillover(request, options), selection)
+    request.generator.set_state(state)
+    request.deleted_batch(request.deleted_rows()[:1024])  # what knows_its_data draws
+    witness = request.witness(losers(request.region, 0.0))
+    rows = witness.rows()
+    batch = witness.batch(witness.triples(rows))
+    on_full, on_retained = build_model(config, data.full), trainer.model
+    on_full.load_state_dict(on_retained.state_dict())
+    expected = []
+    for net in (on_full, on_retained):
+        u, i = net.forward()
+        users, items, negatives = (batch[key] for key in ("user_id", "item_id", "neg_item_id"))
+        loss = softplus(-(u[users] * (i[items] - i[negatives])).sum(dim=1)).sum()
+        parameters = [net.user_embedding.weight, net.item_embedding.weight]
+        expected.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)]))
+    assert torch.allclose(found, expected[0] - expected[1], atol=1e-4)
+    assert float(found.norm()) > 0
+
+
+def test_there_is_no_spillover_without_a_graph(make_config):
+    config = make_config()
+    data = divided(config)
+    trainer, task = make_task(config, data, "ifru")
+    trainer.prepare(task)
+    request = Request(task, trainer.model, trainer.index)
+    assert not ifru.knows_its_data(request)
+    assert list(trainer._spillover(request, task.settings)) == []
+
+
+def test_pruning_keeps_the_heaviest_neighbours_and_never_drops_a_deleted_node():
+    pairs = [(1, 1), (1, 2), (1, 3), (2, 2), (3, 2), (4, 2), (2, 3), (5, 4), (5, 5)]
+    index = TrainIndex(Rows(pairs))
+    deleted = torch.zeros(len(pairs), dtype=torch.bool)
+    deleted[0] = True
+    users, items = index.ids["user"][deleted], index.ids["item"][deleted]
+    retained = ifru.Retained(index, users, items, deleted)
+    touched = find_region(index, users, items, 0.0)
+    assert ifru.importance_region(touched, retained, 0, 0.5) is touched
+    assert ifru.importance_region(touched, retained, 1, 0.0) is touched
+    # Item 3 is reached by user 1 with weight ⅓ over a degree of 2, item 2 over one of 4.
+    half = ifru.importance_region(touched, retained, 1, 0.5)
+    assert half["user"].ids.tolist() == [1]
+    assert half["item"].ids.tolist() == [1, 3]
+    assert half["item"].share[1].item() == pytest.approx(1 / 3 / 2)
+    everyone = ifru.importance_region(touched, retained, 1, 1.0)
+    assert everyone["item"].ids.tolist() == [1, 2, 3]
+    far = ifru.importance_region(touched, retained, 2, 1.0)
+    assert far["user"].ids.tolist() == [1, 2, 3, 4]
+    light = ifru.importance_region(touched, retained, 2, 0.01)
+    assert (light["user"].ids.tolist(), light["item"].ids.tolist()) == ([1], [1])
+
+
+def test_those_without_rows_and_those_who_lost_most():
+    region = find_region(
+        TrainIndex(Rows([(1, 1), (1, 2), (2, 2)])), torch.tensor([1, 2]), torch.tensor([1, 2]), 0.0
+    )
+    assert with_rows_left(region)["user"].ids.tolist() == [1]
+    assert with_rows_left(region)["item"].ids.tolist() == [2]
+    assert losers(region, 0.5)["user"].ids.tolist() == [2]
+
+
+# RRL
+
+
+def deleted_margin(model, data):
+    users, items = data.forget_pairs
+    others = items.roll(1) % (data.full.train.item_num - 1) + 1
+    return pair_scores(model, data.full.train, users, items), pair_scores(
+        model, data.full.train, users, others
+    )
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF", "MultiVAE"])
+def test_rrl_lowers_the_scores_of_deleted_pairs(make_config, model):
+    """The sign: a public port ranks deleted pairs up."""
+    config = make_config(model, epochs=10)
+    data = divided(config)
+    trainer, task = make_task(config, data, "rrl", rrl_steps=15)
+    (own, other) = deleted_margin(trainer.model, data)
+    trainer.run(task)
+    (own_after, other_after) = deleted_margin(trainer.model, data)
+    assert float((own_after - other_after).mean()) < float((own - other).mean())
+    assert trainer.curves["loss"][-1][1] < trainer.curves["loss"][0][1]
+
+
+def test_the_fisher_term_keeps_important_weights(make_config):
+    config = make_config(epochs=10)
+    data = divided(config)
+    original = train(config, data.full, "original")
+    moved = {}
+    for weight in (0.0, 100.0):
+        trainer, task = make_task(config, data, "rrl", original, rrl_fisher=weight, rrl_steps=30)
+        trainer.prepare(task)
+        request = Request(task, trainer.model, trainer.index)
+        held = trainer._fisher(request, task.settings)["item_embedding.weight"]
+        trainer.unlearn(task)
+        change = trainer.model.item_embedding.weight.detach() - original.state_dict["item_embedding.weight"]
+        important = held > held[held > 0].quantile(0.9)
+        moved[weight] = float(change[important].abs().mean()), float(change[~important].abs().mean())
+    assert moved[100.0][0] < 0.7 * moved[0.0][0]
+    assert moved[100.0][0] / moved[100.0][1] < moved[0.0][0] / moved[0.0][1]
+
+
+def test_fisher_information_is_a_sum_of_squares_over_retained_rows(make_config):
+    """With one row a batch it is n times the mean square; every retained row was drawn a few times."""
+    config = make_config()
+    data = divided(config)
+    trainer, task = make_task(config, data, "rrl", rrl_fisher_batches=1000, rrl_fisher_size=1)
+    trainer.prepare(task)
+    request = Request(task, trainer.model, trainer.index)
+    found = trainer._fisher(request, task.settings)["user_embedding.weight"]
+    p, q = trainer.model.user_embedding.weight.detach(), trainer.model.item_embedding.weight.detach()
+    users, items = (data.retain.train.inter_feat[key] for key in ("user_id", "item_id"))
+    expected = torch.zeros_like(p)
+    draws = 20
+    for _ in range(draws):
+        x = q[items] - q[request.retained.negatives(users, request.generator)]
+        g = (torch.sigmoid((p[users] * x).sum(dim=1)) - 1.0)[:, None] * x
+        expected.index_add_(0, users, g.square() / draws)
+    assert float(found.sum()) == pytest.approx(float(expected.sum()), rel=0.1)
+    by_user = torch.stack([found[data.affected_users], expected[data.affected_users]]).sum(dim=2)
+    assert torch.allclose(by_user[0], by_user[1], rtol=0.5)
+
+
+def test_the_fisher_term_is_a_weighted_square():
+    named = {"a": torch.nn.Parameter(torch.tensor([1.0, 2.0])), "b": torch.nn.Parameter(torch.ones(1))}
+    anchor, held = {"a": torch.tensor([0.0, 4.0])}, {"a": torch.tensor([3.0, 0.5])}
+    assert rrl.fisher_term(named, anchor, held).item() == pytest.approx(0.5 * (3.0 + 0.5 * 4.0))
+
+
+def test_rrl_leaves_a_model_alone_whose_deleted_pairs_are_all_retained(make_config):
+    config = make_config(epochs=1)
+    data = divided(config)
+    trainer, task = make_task(config, data, "rrl")
+    trainer.prepare(task)
+    before = trainer.snapshot().state_dict
+    trainer.index.pairs = torch.cat([trainer.index.pairs, trainer.index.pairs]).sort().values
+    trainer.unlearn(task)
+    for name, value in trainer.model.named_parameters():
+        assert torch.equal(value, before[name])
+
+
+# SCIF
+
+
+@pytest.mark.parametrize("model", ["BPR", "NeuMF"])
+def test_positives_are_turned_round(make_config, model):
+    config = make_config(model)
+    data = divided(config)
+    witness = make_witness(config, data)
+    triples = witness.triples(witness.rows()[:5])
+    batch, other = witness.batch(triples), turned(config, witness.batch(triples))
+    if model == "BPR":
+        assert torch.equal(other["item_id"], batch["neg_item_id"])
+        assert torch.equal(other["neg_item_id"], batch["item_id"])
+    else:
+        assert torch.equal(other["item_id"], batch["item_id"])
+        assert batch["label"].tolist() == [1.0] * 5 + [0.0] * 5
+        assert not other["label"].any()
+    assert torch.equal(other["user_id"], batch["user_id"])
+
+
+def test_scif_is_the_closed_form_of_bpr(make_config):
+    """With fixed items each user is a logistic regression: Δ_u = (H_u + λ n_u)⁻¹ · -½ Σ over S of (q_i - q_j)."""
+    config = make_config(epochs=10)
+    data = divided(config)
+    changes = {
+        "scif_batch_size": 10**6,
+        "scif_draws": 1,
+        "scif_cap": 1e9,
+        "scif_steps": 200,
+        "scif_tolerance": 1e-7,
+    }
+    trainer, task = make_task(config, data, "scif", **changes)
+    trainer.prepare(task)
+    before = trainer.snapshot().state_dict
+    request = Request(task, trainer.model, trainer.index)
+    none = torch.empty(0, dtype=torch.long)
+    kept, rows = request.fixed_batch(
+        scif.Region(user=request.region["user"], item=scif.Members(none, none)), 10**6
+    )
+    gone = request.deleted_batch(request.deleted_rows())
+    trainer.unlearn(task)
+    p, q = before["user_embedding.weight"].double(), before["item_embedding.weight"].double()
+    assert rows == len(kept["user_id"])
+    for user in data.affected_users:
+        mine = kept["user_id"] == user
+        x = (q[kept["item_id"]] - q[kept["neg_item_id"]])[mine]
+        s = torch.sigmoid(x @ p[user])
+        damping = 0.01 * float(rows_of(data, user))
+        hessian = x.T @ (x * (s * (1 - s))[:, None]) + damping * torch.eye(x.shape[1], dtype=x.dtype)
+        mine = gone["user_id"] == user
+        b = -0.5 * (q[gone["item_id"]] - q[gone["neg_item_id"]])[mine].sum(dim=0)
+        step = trainer.model.user_embedding.weight.detach()[user].double() - p[user]
+        assert torch.allclose(step, torch.linalg.solve(hessian, b), atol=1e-4)
+
+
+def rows_of(data, user):
+    return (data.full.train.inter_feat["user_id"] == user).sum()
+
+
+def test_the_mean_label():
+    assert scif.mean_label({"sample_num": 1}) == 0.5
+    assert scif.mean_label({"sample_num": 3}) == 0.25
+    assert scif.mean_label(None) == scif.mean_label({"distribution": "none"}) == 0.5
+
+
+def test_scif_steps_are_capped(make_config):
+    config = make_config(epochs=2)
+    data = divided(config)
+    original = train(config, data.full, "original")
+    trainer, task = make_task(config, data, "scif", original, scif_cap=0.3, scif_damping=0.0)
+    trainer.run(task)
+    before = original.state_dict["user_embedding.weight"]
+    change = (trainer.model.user_embedding.weight.detach() - before).norm(dim=1)
+    assert (change <= 0.3 * before.norm(dim=1) * 1.001).all()
+    assert trainer.certificates["capped"] > 0
+    assert torch.equal(trainer.model.item_embedding.weight, original.state_dict["item_embedding.weight"])
+
+
+# Gradient ascent
+
+
+def test_ascent_raises_the_loss_of_deleted_rows_and_stops_before_retained_ones_suffer(make_config):
+    config = make_config(epochs=10)
+    data = divided(config)
+    original = train(config, data.full, "original")
+    losses = {}
+    for tolerance in (0.0, 0.02, 10.0):
+        trainer, task = make_task(
+            config, data, "gradient_ascent", original, gradient_ascent_learning_rate=0.05,
+            gradient_ascent_tolerance=tolerance, gradient_ascent_steps=60,
+        )  # fmt: skip
+        trainer.run(task)
+        kept = [value for _, value in trainer.curves["retained_loss"]]
+        assert max(kept) <= kept[0] * (1 + tolerance) + 1e-6
+        losses[tolerance] = len(kept)
+        if tolerance == 10.0:
+            points = trainer.curves["loss"]
+            assert points[-1][1] > points[0][1]
+    assert losses[0.0] <= losses[0.02] < losses[10.0]
+
+
+def test_an_autoencoder_s_loss_on_deleted_rows_is_what_they_added(make_config):
+    config = make_config("MultiVAE")
+    data = divided(config)
+    trainer, task = make_task(config, data, "gradient_ascent")
+    trainer.prepare(task)
+    request = Request(task, trainer.model, trainer.index)
+    assert request.by_user
+    assert not learns_by_user(make_config())
+    chosen = request.deleted_rows()
+    assert torch.equal(request.users[chosen], data.affected_users)
+    full = build_model(config, data.full)
+    full.load_state_dict(trainer.model.state_dict())
+    full.eval()
+    batch = Interaction({"user_id": data.affected_users})
+    expected = training_loss(full, batch) - training_loss(trainer.model, batch)
+    assert torch.allclose(request.deleted_loss(chosen), expected, atol=1e-4)
+
+
+def test_tied_models_share_their_weights(make_config):
+    config = make_config("LightGCN")
+    data = divided(config)
+    one, other = build_model(config, data.retain), build_model(config, data.full)
+    tie(other, one)
+    assert other.user_embedding.weight is one.user_embedding.weight
+    assert not torch.equal(other.forward()[0], one.forward()[0])
+
+
+# All of them, end to end
+
+
+def changed_rows(model, data, original):
+    """By side, the users and items with a row that changed; and whether anything else did."""
+    rest = {name: value.detach() != original[name] for name, value in model.named_parameters()}
+    changed = {"user": set(), "item": set()}
+    sizes = {"user": data.full.train.user_num, "item": data.full.train.item_num}
+    for table in find_tables(model, data.full.train):
+        part = as_rows(rest[table.parameter], table.axis)[table.offset : table.offset + sizes[table.side]]
+        changed[table.side] |= set(part.any(dim=1).nonzero().flatten().tolist())
+        part[:] = False
+    return changed, any(value.any() for value in rest.values())
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN", "SGL", "NeuMF", "MultiVAE", "FM"])
+def test_every_method_on_many_models(make_config, model):
+    """It changes the model, and no row that is not the method's to change."""
+    config = make_config(model, epochs=2)
+    data = divided(config)
+    original = train(config, data.full, "original")
+    users, items = (set(data.forget.inter_feat[key].tolist()) for key in ("user_id", "item_id"))
+    for method in METHODS:
+        trainer, task = make_task(config, data, method, original)
+        if (method, model) == ("scif", "MultiVAE"):
+            with pytest.raises(UnlearnError, match="MultiVAE has none"):
+                trainer.run(task)
+            continue
+        trainer.run(task)
+        changed, others = changed_rows(trainer.model, data, original.state_dict)
+        assert changed["user"] or changed["item"]
+        assert trainer.curves
+        if method in ("scif", "ifru"):
+            assert not others
+            assert changed["user"] <= users
+            assert changed["item"] <= (set() if method == "scif" else items)
+            assert trainer.certificates["solver"]["steps"] > 0
+        if method in ("rrl", "gradient_ascent") and model == "BPR":
+            assert changed["user"] <= users
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+def test_all_in_one_run(settings, model):
+    """The command people give, on the injected noise."""
+    config = settings | {"save_unlearned": False, "report": "none"}
+    for values in QUICK.values():
+        config |= values
+    outcome = run_unlearn(model, "tiny", unlearn=METHODS[0], compare=METHODS[1:], config_dict=config)
+    phases = outcome.result["phases"]
+    assert list(phases) == ["original", "unlearned", *METHODS[1:]]
+    assert all(phases[name]["metrics"] != phases["original"]["metrics"] for name in list(phases)[1:])
+    assert set(outcome.result["curves"]) == {"unlearned", *METHODS[1:]}
+    assert outcome.result["curves"]["unlearned"]["loss"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+def test_same_seed_same_weights(make_config, method, model):
+    config = make_config(model, epochs=1)
+    data = divided(config)
+    original = train(config, data.full, "original")
+    found = []
+    for _ in range(2):
+        trainer, task = make_task(config, data, method, original)
+        torch.rand(3)  # the state others leave behind does not matter
+        trainer.run(task)
+        found.append(trainer.model.state_dict())
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name])
+
+
+@pytest.mark.parametrize("changes", [{"ifru_solver": "adam"}, {"ifru_hops": 1}, {"ifru_spillover": 1.0}])
+def test_variants_of_ifru(settings, changes):
+    outcome = run(settings, "ifru", "LightGCN", **changes)
+    certificates = outcome.result["certificates"]
+    assert certificates["norm"] > 0
+    assert (certificates["spillover"] == 0) == ("ifru_spillover" in changes)
+    if "ifru_hops" in changes:
+        assert certificates["rows"]["user"] > len(outcome.data.affected_users)
+    if "ifru_solver" in changes:
+        assert outcome.result["curves"]["unlearned"]["validation"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_whole_user_is_forgotten(settings, method):
+    """Nothing is retained of the user, who starts anew; others of the request are still unlearned."""
+    outcome = run(settings, method, forget={"user_id": ["u5"]})
+    row = outcome.data.full.train.token2id("user_id", "u5")
+    fresh = build_model(outcome.config, outcome.data.retain)
+    assert torch.equal(outcome.model.user_embedding.weight[row], fresh.user_embedding.weight[row])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_closed_form_models_are_refused(settings, method):
+    with pytest.raises(UnlearnError, match="--unlearn=obliviate or --unlearn=retrain, which are exact"):
+        run(settings, method, "EASE", epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("finetune", {"finetune_epochs": 0}, "finetune_epochs=0"),
+        ("finetune", {"finetune_learning_rate": -1.0}, "finetune_learning_rate=-1.0"),
+        ("finetune", {"finetune_learning_rate": 1e30}, "Training of the unlearned model failed|not finite"),
+        ("gradient_ascent", {"gradient_ascent_tolerance": -0.1}, "gradient_ascent_tolerance=-0.1"),
+        ("gradient_ascent", {"gradient_ascent_learning_rate": 1e30}, "gradient_ascent failed"),
+        ("rrl", {"rrl_fisher": -1.0}, "rrl_fisher=-1.0"),
+        ("rrl", {"rrl_learning_rate": 1e30}, "rrl failed"),
+        ("scif", {"scif_damping": -0.01}, "scif_damping=-0.01"),
+        ("scif", {"scif_cap": "much"}, "scif_cap='much'"),
+        ("ifru", {"ifru_solver": "magic"}, "ifru_solver='magic'"),
+        ("ifru", {"ifru_keep": 1.5}, "ifru_keep=1.5"),
+        ("ifru", {"rrl_steps": 3}, "rrl_steps is a setting of rrl"),
+    ],
+)  # fmt: skip
+def test_what_they_cannot_do_is_said(settings, method, changes, message):
+    with pytest.raises(UnlearnError, match=message):
+        run(settings, method, **changes)
+
+
+@pytest.mark.parametrize("method", ["scif", "ifru", "gradient_ascent"])
+def test_weights_that_are_not_numbers_are_refused(make_config, method):
+    config = make_config(epochs=1)
+    data = divided(config)
+    original = train(config, data.full, "original")
+    original.state_dict["user_embedding.weight"][3] = float("nan")
+    trainer, task = make_task(config, data, method, original)
+    with pytest.raises(UnlearnError, match=r"not finite|not a number"):
+        trainer.run(task)
