@@ -156,7 +156,8 @@ def test_the_report_says_it_in_order(tmp_path, light):
     parts = [
         "Forgets too little", *VERDICT.split("; ", 1), "96%\n", "29.1×",
         "7,191", "Results", "Scores of the deleted pairs", "What affected users get", "Forgetting",
-        "Where the damage fell", "How it went, step by step", "Certificates", "How it was made", "All 4 settings", "3.11.7",
+        "Where the damage fell", "How it went, step by step", "Certificates", "How it was made",
+        "All 4 settings", "3.11.7",
     ]  # fmt: skip
     places = [reader.text.index(part) for part in parts]
     assert places == sorted(places)
