@@ -24,6 +24,19 @@ _NUMPY_1_NAMES = {
 }
 
 
+@contextlib.contextmanager
+def anomaly_mode_kept() -> Iterator[None]:
+    """Importing RecBole's sequential models turns autograd's anomaly mode on for the whole process (sine.py).
+
+    That makes all training slower, and a NaN a RuntimeError of autograd.
+    """
+    before = torch.is_anomaly_enabled()
+    try:
+        yield
+    finally:
+        torch.autograd.set_detect_anomaly(before)
+
+
 def restore_numpy_names() -> None:
     """Give numpy 2 the aliases `Config.compatibility_settings` and the metrics read."""
     for name, target in _NUMPY_1_NAMES.items():

@@ -173,7 +173,8 @@ class UnlearnConfig(Config):
             )
         if not re.fullmatch(r"[\w.+-]+", str(dataset)):
             raise UnlearnError(f"dataset={dataset!r} is not a name; give the folder with --data_path.")
-        name, model_class, dataset = super()._get_model_and_dataset(model, str(dataset))
+        with compat.anomaly_mode_kept():
+            name, model_class, dataset = super()._get_model_and_dataset(model, str(dataset))
         return name, models.fast_class(model_class), dataset
 
     def _load_internal_config_dict(self, model: str, model_class: type, dataset: str) -> None:

@@ -96,12 +96,11 @@ def never_touched(
     nothing = torch.empty(0, dtype=torch.long)
     met = Retained(index, nothing, nothing, torch.zeros(len(index), dtype=torch.bool))
     several = users[:, None].expand(-1, k).contiguous()
-    drawn = met.negatives(several, generator, tries=20)
+    drawn, left = met.draw(several, generator, tries=20)
     usable = torch.ones(len(users), dtype=torch.bool)
     # Users who met almost everything: choose among what is left, one by one.
-    left = met.are_known(several.view(-1), drawn.view(-1)).view(drawn.shape).any(dim=1)
     everything = torch.arange(1, index.sizes["item"])
-    for row in left.nonzero().flatten().tolist():
+    for row in torch.unique(left // k).tolist():
         own = everything[~met.are_known(users[row].expand(len(everything)), everything)]
         usable[row] = len(own) > 0
         if len(own):

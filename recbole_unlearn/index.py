@@ -7,6 +7,8 @@ thousand (benchmarks/catalogue.py).
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from recbole.data.dataset import Dataset
 
@@ -24,17 +26,33 @@ class TrainIndex:
             "item": train.inter_feat[train.iid_field].cpu(),
         }
         self.sizes = {"user": train.user_num, "item": train.item_num}
-        self._order, self._start = {}, {}
-        for side in FIELDS:
-            counts = torch.bincount(self.ids[side], minlength=self.sizes[side])
-            self._order[side] = torch.argsort(self.ids[side], stable=True)
-            self._start[side] = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
-        keys = self.keys(self.ids["user"], self.ids["item"])
         self.table: torch.Tensor | None = None
         if train.user_num * train.item_num <= TABLE_BYTES:
             self.table = torch.zeros(train.user_num * train.item_num, dtype=torch.bool)
-            self.table[keys] = True
-        self.pairs = keys.sort().values
+            self.table[self.keys(self.ids["user"], self.ids["item"])] = True
+
+    @functools.cached_property
+    def pairs(self) -> torch.Tensor:
+        """The keys of all rows, sorted."""
+        return self.keys(self.ids["user"], self.ids["item"]).sort().values
+
+    @functools.cached_property
+    def _start(self) -> dict[str, torch.Tensor]:
+        """Where the rows of each id begin in ``_order``."""
+        counts = {side: torch.bincount(self.ids[side], minlength=self.sizes[side]) for side in FIELDS}
+        return {
+            side: torch.cat([torch.zeros(1, dtype=torch.long), n.cumsum(0)]) for side, n in counts.items()
+        }
+
+    @functools.cached_property
+    def _order(self) -> dict[str, torch.Tensor]:
+        """Row numbers by id."""
+        return {side: torch.argsort(self.ids[side], stable=True) for side in FIELDS}
+
+    def complete(self) -> TrainIndex:
+        """Make all parts now, not when they are first asked for."""
+        _ = self.pairs, self._start, self._order
+        return self
 
     def __len__(self) -> int:
         return len(self.ids["user"])
@@ -64,10 +82,12 @@ class Retained:
     ) -> None:
         """``users`` and ``items`` (m,) are the deleted rows, ``deleted`` (|D|,) their mask in D."""
         self.index, self.deleted = index, deleted
-        keys, gone = torch.unique(index.keys(users, items), return_counts=True)
-        first = torch.searchsorted(index.pairs, keys)
-        last = torch.searchsorted(index.pairs, keys, right=True)
-        self.gone = keys[gone == last - first]  # pairs of which no row is left
+        self.gone = index.keys(users, items)  # pairs of which no row is left
+        if len(users):
+            keys, gone = torch.unique(self.gone, return_counts=True)
+            first = torch.searchsorted(index.pairs, keys)
+            last = torch.searchsorted(index.pairs, keys, right=True)
+            self.gone = keys[gone == last - first]
         self.size = len(index) - len(users)
         self.table = None
         if index.table is not None:
@@ -87,6 +107,12 @@ class Retained:
 
     def negatives(self, users: torch.Tensor, generator: torch.Generator, tries: int = 8) -> torch.Tensor:
         """An item for each user that has no row with it, uniform; after ``tries`` a known one may remain."""
+        return self.draw(users, generator, tries)[0]
+
+    def draw(
+        self, users: torch.Tensor, generator: torch.Generator, tries: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As :meth:`negatives`, and where a known one remains (places in the flattened result)."""
         item_num = self.index.sizes["item"]
         items = torch.randint(1, item_num, users.shape, generator=generator)
         flat_users, flat = users.reshape(-1), items.view(-1)
@@ -96,7 +122,7 @@ class Retained:
                 break
             flat[known] = torch.randint(1, item_num, known.shape, generator=generator)
             known = known[self.are_known(flat_users[known], flat[known])]
-        return items
+        return items, known
 
 
 def _contains(ordered: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ import pickletools
 import sys
 
 import pytest
+import torch
 from recbole.config import Config
 from recbole.utils import ModelType
 
@@ -159,3 +160,10 @@ def test_a_plain_config_pickles_without_the_plugin(make_config):
 
 def test_properties_are_found():
     assert (properties_dir() / "overall.yaml").is_file()
+
+
+def test_looking_for_a_sequential_model_leaves_autograd_as_it_is(settings):
+    """RecBole's sine.py turns anomaly mode on when it is imported."""
+    with pytest.raises(UnlearnError):
+        UnlearnConfig("SASRec", "tiny", config_dict=settings)
+    assert not torch.is_anomaly_enabled()

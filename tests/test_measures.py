@@ -256,8 +256,8 @@ def test_without_retraining_distances_are_absent(settings):
 
 
 QUICK = {
-    "BPR": {"epochs": 60, "embedding_size": 32, "learning_rate": 0.005},
-    "LightGCN": {"epochs": 30, "embedding_size": 32, "learning_rate": 0.01},
+    "BPR": {"epochs": 30, "embedding_size": 32, "learning_rate": 0.01},
+    "LightGCN": {"epochs": 14, "embedding_size": 32, "learning_rate": 0.02},
 }
 
 
@@ -265,7 +265,7 @@ QUICK = {
 def judged(request, tmp_path_factory):
     """Retraining against itself with another seed on ml-100k, and everything needed to judge other models."""
     values = QUICK[request.param] | {
-        "eval_step": 10, "show_progress": False, "tensorboard": False, "save_unlearned": False, "report": "none",
+        "eval_step": 7, "show_progress": False, "tensorboard": False, "save_unlearned": False, "report": "none",
         "cache_dir": str(tmp_path_factory.mktemp("cache")), "output_dir": str(tmp_path_factory.mktemp("out")),
     }  # fmt: skip
     return run_unlearn(request.param, "ml-100k", unlearn="retrain", compare="retrain", config_dict=values)

@@ -106,7 +106,7 @@ class Obliviate(UnlearnTrainer):
 
     def prepare(self, task: UnlearnTask) -> None:
         """Index the training rows; the index serves any number of requests."""
-        self.index = TrainIndex(task.data.full.train)
+        self.index = TrainIndex(task.data.full.train).complete()
 
     def unlearn(self, task: UnlearnTask) -> None:
         r"""The two stages, on ``self.model`` (built on D\S, with the original's weights)."""
