@@ -130,7 +130,7 @@ class Measurement:
                 forgetting |= _present(attack_before_after=both)
         return {
             **found,
-            "masked": self._masked(seen),
+            "masked": self._masked(seen, found["unaffected"]),
             "forgetting": forgetting,
             "groups": groups.by_group(self.plan, self.data, seen.top),
         }
@@ -178,25 +178,31 @@ class Measurement:
             if k <= lists.shape[1]
         }
 
-    def _masked(self, seen: Observation) -> dict[str, float]:
-        """RecBole's metrics over all users when deleted items are masked too."""
+    def _masked(self, seen: Observation, unaffected: dict[str, float]) -> dict[str, float]:
+        """Recall and NDCG over all users when deleted items are masked too.
+
+        Both are means over users, and for those without deleted items the mask changes nothing.
+        """
         test = self.data.retain.test
-        users, items = test.inter_feat[test.uid_field], test.inter_feat[test.iid_field]
-        tested = torch.unique(users)
-        lists = seen.top_masked[torch.searchsorted(self.plan.users, tested)]
-        hits = torch.isin(tested[:, None] * test.item_num + lists, users * test.item_num + items)
-        number = torch.bincount(
-            torch.searchsorted(tested, torch.unique(users * test.item_num + items) // test.item_num)
-        )
+        keys = torch.unique(test.inter_feat[test.uid_field] * test.item_num + test.inter_feat[test.iid_field])
+        tested, number = torch.unique(keys // test.item_num, return_counts=True)
+        mine = torch.isin(tested, self.data.affected_users)
+        users, number = tested[mine], number[mine]
         config = report_config(self.config, test.item_num)
-        config = config.replace(
-            metrics=list(REPORTED_METRICS), topk=[k for k in config["topk"] if k <= lists.shape[1]]
-        )
+        topk = [k for k in config["topk"] if k <= seen.top_masked.shape[1]]
+        names = [f"{metric.lower()}@{k}" for metric in REPORTED_METRICS for k in topk]
+        if len(users) == 0:
+            return {name: unaffected[name] for name in names}
+        lists = seen.top_masked[torch.searchsorted(self.plan.users, users), : max(topk)]
+        hits = torch.isin(users[:, None] * test.item_num + lists, keys)
         struct = DataStruct()
-        struct.set(
-            "rec.topk", torch.cat([hits[:, : max(config["topk"])].int(), number[:, None].int()], dim=1)
-        )
-        return dict(Evaluator(config).evaluate(struct))
+        struct.set("rec.topk", torch.cat([hits.int(), number[:, None].int()], dim=1))
+        config = config.replace(metrics=list(REPORTED_METRICS), topk=topk)
+        masked = Evaluator(config).evaluate(struct)
+        share = len(users) / len(tested)
+        return {
+            name: _rounded(share * masked[name] + (1 - share) * unaffected.get(name, 0.0)) for name in names
+        }
 
 
 def _present(**values: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from recbole_unlearn import run_unlearn
 from recbole_unlearn.data import loaders
 from recbole_unlearn.evaluation import Measurement, deleted_pairs
 from recbole_unlearn.measures import attack, groups, overlap, scores
+from recbole_unlearn.measures import observe as observe_module
 from recbole_unlearn.measures.difficulty import difficulty, entanglement
 from recbole_unlearn.measures.observe import Pairs, Plan, observe
 from recbole_unlearn.measures.verdict import verdict
@@ -240,10 +241,25 @@ def test_masked_utility_equals_recboles_when_nothing_deleted_is_recommended(make
     measurement = Measurement(config, data, loaders(config, data.retain), 10)
     found = measurement.phase("original", trainer)
     seen = measurement.seen["original"]
-    measurement.seen["original"] = seen
-    unmasked = measurement._masked(type(seen)(seen.top, seen.top, seen.deleted, seen.held_out))
-    assert unmasked == pytest.approx({key: found["metrics"][key] for key in unmasked}, abs=1e-5)
-    assert found["masked"].keys() == unmasked.keys()
+    unmasked = type(seen)(seen.top, seen.top, seen.deleted, seen.held_out)
+    plain = measurement._masked(unmasked, found["unaffected"])
+    assert plain == pytest.approx({key: found["metrics"][key] for key in plain}, abs=1e-5)
+    assert found["masked"].keys() == plain.keys()
+
+
+def test_a_sample_of_the_others_is_enough(make_config, data, monkeypatch):
+    """All affected users and some of the others are looked at; the same every time."""
+    monkeypatch.setattr(observe_module, "OTHERS", 10)
+    pairs = deleted_pairs(data, 10, 0)
+    plan = Plan.of(data, pairs, 3)
+    assert int(plan.affected.sum()) == len(data.affected_users)
+    assert int((~plan.affected).sum()) == 10
+    assert torch.equal(plan.users, Plan.of(data, pairs, 3).users)
+    config = make_config()
+    trainer = compose(PhaseTrainer, config, build_model(config, data.retain), "x")
+    found = Measurement(config, data, loaders(config, data.retain), 10).phase("original", trainer)
+    assert sum(group["users"] for group in found["groups"]["user_activity"].values()) <= len(plan.users)
+    assert found["masked"]["recall@20"] >= 0
 
 
 def test_without_retraining_distances_are_absent(settings):

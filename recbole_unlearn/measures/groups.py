@@ -27,6 +27,8 @@ def by_group(plan: Plan, data: UnlearnData, top: torch.Tensor, k: int = 20) -> d
     """Recall@K of users by activity (mean over users), and of test rows by popularity (share that is found)."""
     test = data.retain.test
     users, items = test.inter_feat[test.uid_field], test.inter_feat[test.iid_field]
+    looked_at = torch.isin(users, plan.users)
+    users, items = users[looked_at], items[looked_at]
     row = torch.searchsorted(plan.users, users)
     found = (top[row, :k] == items[:, None]).any(dim=1).float()
     total = torch.bincount(row, minlength=len(plan.users))

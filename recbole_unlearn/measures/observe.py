@@ -17,6 +17,7 @@ from recbole_unlearn.index import TrainIndex
 from recbole_unlearn.trainer import PhaseTrainer
 
 DEPTH = 50  # of the ranked lists that are kept
+OTHERS = 1000  # users without deleted rows that are looked at
 
 
 class Pairs:
@@ -39,7 +40,9 @@ class Pairs:
 class Plan:
     """What is looked at, in every phase."""
 
-    users: torch.Tensor  # (n,), sorted: those with test rows and those with deleted ones
+    users: (
+        torch.Tensor
+    )  # (n,), sorted: those with deleted rows, and a sample of the others that have test rows
     affected: torch.Tensor  # (n,), a mask
     deleted: Pairs
     members: torch.Tensor  # (m,), positions of deleted pairs that have a match
@@ -48,9 +51,11 @@ class Plan:
 
     @classmethod
     def of(cls, data: UnlearnData, deleted: Pairs, seed: int) -> Plan:
-        """Look at all users with test rows or deleted rows, and match deleted pairs with held-out ones."""
-        test = data.retain.test.inter_feat[data.retain.test.uid_field]
-        users = torch.unique(torch.cat([test, data.affected_users]))
+        """Look at all users with deleted rows and some others, and match deleted pairs with held-out ones."""
+        others = torch.unique(data.retain.test.inter_feat[data.retain.test.uid_field])
+        others = others[~torch.isin(others, data.affected_users)]
+        pick = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))[:OTHERS]
+        users = torch.cat([others[pick], data.affected_users]).sort().values
         members, held_out = match(deleted, data, np.random.default_rng(seed))
         affected = torch.isin(users, data.affected_users)
         history = TrainIndex(append(data.retain.train, data.retain.valid.inter_feat))
@@ -125,7 +130,7 @@ def observe(trainer: PhaseTrainer, plan: Plan, splits: Splits) -> Observation:
             mine = pairs.of(users)
             row, place = (torch.searchsorted(x, pairs.users[mine]) for x in (users, users[asked]))
             own = scores[row, pairs.items[mine]]
-            others = scores[row[:, None], pairs.others[mine]]
+            others = scores.take(row[:, None] * size + pairs.others[mine])
             demoted = (own[:, None] < others).float().mean(dim=1)
             standings[name].append(((own - mean[place]) / spread[place].clamp(min=1e-12), demoted))
         known = plan.history.rows("user", users)
