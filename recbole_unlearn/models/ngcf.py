@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from recbole.model.general_recommender import ngcf
+from torch import nn
 from torch.nn import functional
 
 from recbole_unlearn.models import faster
@@ -25,10 +26,12 @@ class NGCF(ngcf.NGCF):
             return super().forward()
         layer = self.get_ego_embeddings()
         layers = [layer]
+        # RecBole 1.2.0 makes a new module at every step, which drops in evaluation too: its numbers, so ours.
+        dropout = getattr(self, "emb_dropout", None) or nn.Dropout(self.message_dropout)
         for step in self.GNNlayers:
             near = SymmetricProduct.apply(self.norm_adj_matrix, layer)
             layer = step.linear(layer + near) + step.interActTransform(near * layer)
-            layer = self.emb_dropout(functional.leaky_relu(layer, negative_slope=0.2))
+            layer = dropout(functional.leaky_relu(layer, negative_slope=0.2))
             layer = functional.normalize(layer, p=2, dim=1)
             layers.append(layer)
         return torch.split(torch.cat(layers, dim=1), [self.n_users, self.n_items])
