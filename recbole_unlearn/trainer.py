@@ -26,6 +26,7 @@ from recbole_unlearn import compat, tables
 from recbole_unlearn.config import UnlearnConfig
 from recbole_unlearn.data import Loaders, Splits, UnlearnData, loaders
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.index import TrainIndex
 
 
 @dataclasses.dataclass
@@ -259,6 +260,18 @@ class UnlearnTrainer(PhaseTrainer):
         for name, points in self.curves.items():
             for step, value in points:
                 self.tensorboard.add_scalar(f"Unlearn/{name}", value, step)
+
+
+class IndexedTrainer(UnlearnTrainer):
+    """Base of methods that look rows up by user, item and pair."""
+
+    def prepare(self, task: UnlearnTask) -> None:
+        """Index the training rows; the index serves any number of requests."""
+        self.index = TrainIndex(task.data.full.train).complete()
+
+    def certify(self, task: UnlearnTask) -> None:
+        """Drop the index, which holds deleted rows."""
+        del self.index
 
 
 def compose(cls: type[PhaseTrainer], config: UnlearnConfig, model: AbstractRecommender, label: str) -> Any:

@@ -15,7 +15,7 @@ from recbole_unlearn.obliviate import certificates, level, losses
 from recbole_unlearn.obliviate.adapters import CONFIG, WEIGHTS, Adapter, AdapterSet, fingerprint
 from recbole_unlearn.obliviate.gradients import BPRGradients, LightGCNGradients, RowGradients, row_gradients
 from recbole_unlearn.obliviate.lac import Objective, Plan, calibrate, demotion
-from recbole_unlearn.obliviate.level import Reference, Standing
+from recbole_unlearn.obliviate.level import ExpectedStanding, Reference
 from recbole_unlearn.trainer import build_model
 from tests.obliviate_parts import divided, make_adapters, make_witness
 
@@ -123,7 +123,7 @@ def test_the_objective_s_gradient_agrees_with_finite_differences(make_config, mo
     base = make_witness(config, data)
     adapters = make_adapters(config, data, base)
     batch = batch_of(base, 50)
-    standing = Standing(base, base.deleted(100))
+    standing = ExpectedStanding(base, base.deleted(100))
     teacher = torch.zeros(len(data.full.train))
 
     def make():
@@ -206,7 +206,7 @@ def test_it_stops_at_the_level_of_never_seen_items(make_config):
     for stop in (False, True):
         witness = make_witness(config, data, threshold=0.0)
         adapters = make_adapters(config, data, witness)
-        standing = Standing(witness, witness.deleted(1000))
+        standing = ExpectedStanding(witness, witness.deleted(1000))
         standing.percentile[:] = 0.6
         objective = Objective(rank=0.0, forget=1.0, standing=standing, stop=stop)
         with tqdm(disable=True) as bar:
@@ -240,7 +240,7 @@ def test_the_standing_tells_what_is_liked_from_what_is_not(make_config, monkeypa
     config = make_config()
     data = divided(config)
     witness = make_witness(config, data)
-    standing = Standing(witness, witness.deleted(10**6))
+    standing = ExpectedStanding(witness, witness.deleted(10**6))
     train = data.full.train
     taste = [int(token[1:]) % 2 for token in train.id2token("user_id", standing.deleted.users)]
     half = [int(token[1:]) >= 30 for token in train.id2token("item_id", standing.deleted.items)]

@@ -241,9 +241,9 @@ def test_any_key_may_be_missing_or_strange(tmp_path, light, monkeypatch, instead
             del parent[last]
         else:
             parent[last] = instead
-        write_report(changed, tmp_path)
-        comparison.page_of([changed])
-    write_report({}, tmp_path)
+        assert write_report(changed, tmp_path).name == "report.html"
+        assert b"</html>" in comparison.page_of([changed])
+    assert write_report({}, tmp_path).name == "report.html"
 
 
 def test_what_is_missing_is_never_zero(tmp_path, light):

@@ -20,12 +20,11 @@ from collections.abc import Iterator
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.index import TrainIndex
 from recbole_unlearn.influence.request import Request, progress, refuse_closed_form
 from recbole_unlearn.methods.registry import register
 from recbole_unlearn.obliviate.curvature import training_loss
 from recbole_unlearn.settings import setting
-from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer
+from recbole_unlearn.trainer import IndexedTrainer, UnlearnTask
 
 WATCHED = 8192  # retained rows whose loss is watched
 
@@ -43,16 +42,12 @@ class GradientAscentSettings:
 
 
 @register("gradient_ascent", "Climb the loss of the deleted rows for a few steps.", GradientAscentSettings)
-class GradientAscent(UnlearnTrainer):
+class GradientAscent(IndexedTrainer):
     """θ ← θ + η Adam(∇L_S(θ)) while L_R(θ) ≤ (1 + tolerance) L_R(θ₀).
 
     May change every weight; with a model whose loss reads rows of its batch only (BPR), those are the rows of the
     request's users and items and of drawn negatives.
     """
-
-    def prepare(self, task: UnlearnTask) -> None:
-        """Index the training rows; the index serves any number of requests."""
-        self.index = TrainIndex(task.data.full.train)
 
     def unlearn(self, task: UnlearnTask) -> None:
         """Steps up, one at a time, each looked at before it is kept."""
@@ -86,10 +81,6 @@ class GradientAscent(UnlearnTrainer):
             "steps": len(losses),
             "retained_loss": {"first": kept[0][1], "last": kept[-1][1]},
         }
-
-    def certify(self, task: UnlearnTask) -> None:
-        """Nothing more; the index holds deleted rows."""
-        del self.index
 
     @torch.no_grad()
     def _watch(self, batch: object) -> float:

@@ -38,7 +38,7 @@ import torch
 
 from recbole_unlearn.data import loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.index import Retained, TrainIndex
+from recbole_unlearn.index import Retained
 from recbole_unlearn.influence.hessian import HessianProduct, Selection, gradient_sum
 from recbole_unlearn.influence.request import Request, losers, progress, refuse_closed_form, with_rows_left
 from recbole_unlearn.influence.solver import Solution, adam, damped
@@ -47,7 +47,7 @@ from recbole_unlearn.obliviate.curvature import training_loss
 from recbole_unlearn.obliviate.region import Members, Region, with_neighbours
 from recbole_unlearn.settings import setting
 from recbole_unlearn.tables import Table, find_tables
-from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer, build_model, clear_caches
+from recbole_unlearn.trainer import IndexedTrainer, UnlearnTask, build_model, clear_caches
 
 CHECK_EVERY = 5  # steps of Adam between looks at validation data
 
@@ -76,12 +76,8 @@ class IFRUSettings:
 
 
 @register("ifru", "An influence step of touched users and items, with spillover of graphs.", IFRUSettings)
-class IFRU(UnlearnTrainer):
+class IFRU(IndexedTrainer):
     """θ = θ₀ + (H + Λ)⁻¹ b on the rows of touched users and items; every other weight stays bit for bit."""
-
-    def prepare(self, task: UnlearnTask) -> None:
-        """Index the training rows; the index serves any number of requests."""
-        self.index = TrainIndex(task.data.full.train)
 
     def unlearn(self, task: UnlearnTask) -> None:
         """One Newton step of the chosen rows."""
@@ -111,10 +107,6 @@ class IFRU(UnlearnTrainer):
             "norm": round(float(solution.x.norm()), 6),
             "spillover": round(float(spilt.norm() / b.norm().clamp(min=1e-12)), 6),
         }
-
-    def certify(self, task: UnlearnTask) -> None:
-        """Nothing more; the index holds deleted rows."""
-        del self.index
 
     def _selection(self, model: torch.nn.Module, tables: list[Table], region: Region) -> Selection:
         selection = Selection(

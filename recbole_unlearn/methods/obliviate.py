@@ -15,17 +15,17 @@ from recbole.utils import ModelType, set_color
 from tqdm import tqdm
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.index import Retained, TrainIndex
+from recbole_unlearn.index import Retained
 from recbole_unlearn.methods.registry import register
 from recbole_unlearn.obliviate import certificates, curvature, lua, newton, reembed
 from recbole_unlearn.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.obliviate.lac import OPTIMIZERS, SCHEDULES, Objective, Plan, calibrate
-from recbole_unlearn.obliviate.level import Standing
+from recbole_unlearn.obliviate.level import ExpectedStanding
 from recbole_unlearn.obliviate.region import Region, find_region, with_neighbours
 from recbole_unlearn.obliviate.witness import Witness
 from recbole_unlearn.settings import setting
 from recbole_unlearn.tables import Table, as_rows, find_tables
-from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer
+from recbole_unlearn.trainer import IndexedTrainer, UnlearnTask
 
 STANDING_PAIRS = 8192  # deleted pairs whose standing is looked up
 
@@ -101,12 +101,8 @@ class ObliviateSettings:
     "Downdate the rows a request touches (LUA), then calibrate them on retained rows (LAC).",
     ObliviateSettings,
 )
-class Obliviate(UnlearnTrainer):
+class Obliviate(IndexedTrainer):
     """W' = W + A Bᵀ on the rows of the region."""
-
-    def prepare(self, task: UnlearnTask) -> None:
-        """Index the training rows; the index serves any number of requests."""
-        self.index = TrainIndex(task.data.full.train).complete()
 
     def unlearn(self, task: UnlearnTask) -> None:
         r"""The two stages, on ``self.model`` (built on D\S, with the original's weights)."""
@@ -132,7 +128,7 @@ class Obliviate(UnlearnTrainer):
         )  # fmt: skip
         with self._bar_for(plan.steps) as bar:
             trace = calibrate(self.adapters, self.witness, objective, plan, rows, bar)
-        # Items that lost all their rows started from their initial value, and were negatives of retained rows.
+        # Items that lost all their rows started again from retained data, and were negatives of retained rows.
         self.refits_orphan_items = options.rank == "full" and options.lua_target != "none"
         self.certificates |= {"lua_scale": scale, "lac": _summary(trace.values)}
         self.curves = {
@@ -157,6 +153,7 @@ class Obliviate(UnlearnTrainer):
 
     def certify(self, task: UnlearnTask) -> None:
         """Kept energy, drift and its bound, forgetting margin, largest change on retained pairs."""
+        super().certify(task)
         if "exact" in self.certificates:
             return
         drift = self.adapters.drift()
@@ -172,7 +169,7 @@ class Obliviate(UnlearnTrainer):
             self.certificates["drift_bound"] = round(certificates.drift_bound(lac["first"], weight), 6)
         if task.settings.save_adapters and task.config["output_dir"]:
             self.adapters.save(f"{task.config['output_dir']}/adapters", method=self.name)
-        del self.adapters, self.witness, self.index, self.touched  # they hold the original's rows
+        del self.adapters, self.witness, self.touched  # they hold the original's rows
 
     def _witness(self, task: UnlearnTask, tables: list[Table]) -> Witness:
         """The region of the request and the rows that tell of it."""
@@ -283,7 +280,7 @@ class Obliviate(UnlearnTrainer):
         forget = 0.0 if kind == "auto" or len(self.witness.retained.gone) == 0 else options.lac_forget
         standing = None
         if forget and kind in ("genuine", "noise"):
-            standing = Standing(self.witness, self.witness.deleted(STANDING_PAIRS))
+            standing = ExpectedStanding(self.witness, self.witness.deleted(STANDING_PAIRS))
             logging.getLogger().info("Level of never-seen items: a demotion rate of %.3f.", standing.level)
             self.certificates["level"] = round(standing.level, 6)
         rows = self.witness.buffer(options.lac_buffer) if options.lac_buffer else None

@@ -30,14 +30,13 @@ import torch
 from recbole.data.interaction import Interaction
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.index import TrainIndex
 from recbole_unlearn.influence.request import Request, progress, refuse_closed_form
 from recbole_unlearn.methods.registry import register
 from recbole_unlearn.obliviate import losses
 from recbole_unlearn.obliviate.curvature import Moments, fisher
 from recbole_unlearn.obliviate.witness import Triples, pairs_batch
 from recbole_unlearn.settings import setting
-from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer, clear_caches
+from recbole_unlearn.trainer import IndexedTrainer, UnlearnTask, clear_caches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +52,11 @@ class RRLSettings:
 
 
 @register("rrl", "Reverse the ranking of deleted pairs, held by Fisher information.", RRLSettings)
-class RRL(UnlearnTrainer):
+class RRL(IndexedTrainer):
     """Minimises reverse ranking on S plus the Fisher term from θ₀.
 
     May change every weight that has a part in the scores of deleted pairs and of the negatives drawn for them.
     """
-
-    def prepare(self, task: UnlearnTask) -> None:
-        """Index the training rows; the index serves any number of requests."""
-        self.index = TrainIndex(task.data.full.train)
 
     def unlearn(self, task: UnlearnTask) -> None:
         """The Fisher information at θ₀, then the steps."""
@@ -95,10 +90,6 @@ class RRL(UnlearnTrainer):
         optimizer.zero_grad()
         self.curves["loss"] = points
         self.certificates["objective"] = {"first": points[0][1], "last": points[-1][1]}
-
-    def certify(self, task: UnlearnTask) -> None:
-        """Nothing more; the index holds deleted rows."""
-        del self.index
 
     def _reverse(self, deleted: Triples) -> torch.Tensor:
         """-mean log σ(s(u, j) - s(u, i)) of deleted pairs, a scalar with its graph."""

@@ -28,7 +28,6 @@ from collections.abc import Iterator
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.index import TrainIndex
 from recbole_unlearn.influence.hessian import HessianProduct, Selection, gradient_sum
 from recbole_unlearn.influence.request import Request, progress, refuse_closed_form, turned, with_rows_left
 from recbole_unlearn.influence.solver import damped
@@ -37,7 +36,7 @@ from recbole_unlearn.obliviate.curvature import training_loss
 from recbole_unlearn.obliviate.region import Members, Region
 from recbole_unlearn.settings import setting
 from recbole_unlearn.tables import find_tables
-from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer
+from recbole_unlearn.trainer import IndexedTrainer, UnlearnTask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +52,8 @@ class SCIFSettings:
 
 
 @register("scif", "An influence step of the users' rows, towards the user's mean label.", SCIFSettings)
-class SCIF(UnlearnTrainer):
+class SCIF(IndexedTrainer):
     """p_u ← p_u + Δ_u for users with deleted rows; every other weight stays bit for bit."""
-
-    def prepare(self, task: UnlearnTask) -> None:
-        """Index the training rows; the index serves any number of requests."""
-        self.index = TrainIndex(task.data.full.train)
 
     def unlearn(self, task: UnlearnTask) -> None:
         """One Newton step of the users' rows."""
@@ -93,10 +88,6 @@ class SCIF(UnlearnTrainer):
             "capped": capped,
             "norm": round(float(step.norm()), 6),
         }
-
-    def certify(self, task: UnlearnTask) -> None:
-        """Nothing more; the index holds deleted rows."""
-        del self.index
 
     def _changes(self, request: Request, options: SCIFSettings) -> Iterator[tuple[torch.Tensor, float]]:
         """(1 - ȳ)(ℓ(z) - ℓ(z')) on batches of S, with the rows each stands for."""

@@ -22,7 +22,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.obliviate import losses
 from recbole_unlearn.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.obliviate.gradients import RowGradients, row_gradients
-from recbole_unlearn.obliviate.level import Standing
+from recbole_unlearn.obliviate.level import ExpectedStanding
 from recbole_unlearn.obliviate.witness import Triples, Witness
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -67,7 +67,7 @@ class Objective:
     distill: float = 0.0
     drift: float = 0.0
     hard_negatives: int = 1  # candidates of which the hardest is taken; 1 is uniform
-    standing: Standing | None = None  # of deleted pairs, for stand-ins and for the stop
+    standing: ExpectedStanding | None = None  # of deleted pairs, for stand-ins and for the stop
     stand_ins: bool = False
     stop: bool = False
     teacher: Callable[[torch.Tensor], torch.Tensor] | None = None  # rows of D to scores at θ₀

@@ -63,8 +63,8 @@ class Reference:
         return found
 
 
-class Standing:
-    """The standing of deleted pairs among items their user never touched."""
+class ExpectedStanding:
+    """The standing that a model which never saw them would give deleted pairs, among items never touched."""
 
     def __init__(self, witness: Witness, deleted: Triples) -> None:
         """``deleted``: the pairs to place, as :meth:`Witness.deleted` draws them."""

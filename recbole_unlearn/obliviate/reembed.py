@@ -6,8 +6,9 @@ users that S does not touch: fit, by least squares over such users u,
     p_u ≈ T · [√n m, log(n) m, √n, log n, 1],    m = mean of q_i over the n rows (u, i) of D\S,
 
 and apply T to the retained rows of the users in the region; the same for items, from users outside the region. It
-takes a fraction of a second, uses nothing of S and nothing of the rows that saw S, and is nearer to a retrained model
-than the initial value or than the old row. Closed form, so no step count and no learning rate.
+takes a fraction of a second, reads no deleted row and no weight of the region's users, and is nearer to a retrained
+model than the initial value or than the old row. Closed form, so no step count and no learning rate. Rows outside the
+region were trained beside S all the same: popular items that lost a few rows are among them.
 """
 
 from __future__ import annotations
