@@ -144,6 +144,11 @@ class UnlearnConfig(Config):
         compat.restore_numpy_names()
         super().compatibility_settings()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A config that comes to another process brings the names along that RecBole needs there."""
+        self.__dict__.update(state)
+        self.compatibility_settings()
+
     def _build_yaml_loader(self) -> type:
         return _YamlLoader
 

@@ -47,6 +47,12 @@ class RunSettings:
         "Write the unlearned checkpoint and the retained data in RecBole's format."
     )
     threads: int = setting("CPU threads of torch; part of what makes a run repeatable.", low=1)
+    workers: int | None = setting(
+        "Models trained at a time; 1 never starts Ray, empty starts it on this machine when that pays.", low=1
+    )
+    ray_address: str | None = setting(
+        "A Ray cluster to work on (for example auto, or ray://HOST:10001); docs/ray.md."
+    )
     tensorboard: bool = setting("Write training curves to OUTPUT_DIR/tensorboard.")
     report: str = setting(
         "html writes OUTPUT_DIR/report.html, none does not; DIR1,DIR2,... compares the results in those directories."

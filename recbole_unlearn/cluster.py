@@ -1,0 +1,141 @@
+"""Ray, where it is asked for or pays: a session on this machine or on a cluster, and independent work on it.
+
+Ray is imported here only, and only when something is to run on it. :func:`session` connects to a cluster or starts
+Ray on this machine for as long as it is needed; :class:`Workers` does a list of independent pieces of work, here one
+after the other or on Ray. What a piece of work needs travels with it: no shared disk is assumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from recbole_unlearn.errors import UnlearnError
+
+START_SECONDS = 12.0  # what starting Ray and its workers costs, about: they import torch and RecBole
+KNOCK_SECONDS = 5.0  # how long a cluster may take to answer
+
+
+def import_ray() -> Any:
+    """Ray, or an error that says how to get it."""
+    try:
+        import ray
+    except ImportError as error:
+        raise UnlearnError(
+            'Ray is not installed; use pip install "recbole-unlearn[tune]", or --workers=1 to do without.'
+        ) from error
+    return ray
+
+
+@contextlib.contextmanager
+def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any]:
+    """The module `ray`, connected: to ``address``, to what the caller has connected, or to a Ray of our own.
+
+    A Ray that was started here is stopped at the end; one that was there before is left running.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns about it in every task
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address is None:
+        options |= {"num_cpus": cpus or os.cpu_count(), "include_dashboard": False}
+    try:
+        _knock(address)
+        ray.init(address=address, **options)
+    except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError) as error:
+        where = f"the Ray cluster at {address}" if address else "Ray on this machine"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UnlearnError(
+            f"Cannot connect to {where}: {reason.rstrip('.')}. Check --ray_address, or leave it out to work here."
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Refuse a host that does not answer at once; Ray itself tries for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+
+
+class Workers:
+    """Does independent pieces of work.
+
+    Args:
+        number: pieces at a time. 1 never starts Ray; None starts it when that pays, told by how long the first takes.
+        address: of a Ray cluster, which is then always used.
+
+    """
+
+    def __init__(self, number: int | None = 1, address: str | None = None) -> None:
+        self.number, self.address = number, address
+
+    def do(self, work: Callable[..., Any], pieces: Sequence[tuple]) -> Iterator[tuple[int, Any]]:
+        """``work(*piece)`` for every piece; yields (position, result) in the order in which they end."""
+        left = list(range(len(pieces)))
+        while left and not self._ray_pays(len(left), None):
+            start = time.perf_counter()
+            yield left[0], work(*pieces[left[0]])
+            left.pop(0)
+            if left and self._ray_pays(len(left), time.perf_counter() - start):
+                break
+        if left:
+            yield from self._on_ray(work, pieces, left)
+
+    def _ray_pays(self, left: int, seconds: float | None) -> bool:
+        """Whether ``left`` pieces, each of about ``seconds`` (None: not known yet), are to go to Ray."""
+        if self.address is not None:
+            return True
+        if self.number is not None or seconds is None:
+            return (self.number or 1) > 1 and left > 1
+        cores = os.cpu_count() or 1
+        rounds = -(-left // cores)
+        return cores > 1 and (left - rounds) * seconds > START_SECONDS and _installed()
+
+    def _on_ray(
+        self, work: Callable[..., Any], pieces: Sequence[tuple], left: Sequence[int]
+    ) -> Iterator[tuple[int, Any]]:
+        threads = torch.get_num_threads()
+        with session(self.address, self.number) as ray:
+            remote = ray.remote(num_cpus=1, max_retries=1)(_with_threads)
+            position = {remote.remote(threads, work, pieces[k]): k for k in left}
+            waiting = list(position)
+            while waiting:
+                done, waiting = ray.wait(waiting, num_returns=1)
+                try:
+                    result = ray.get(done[0])
+                except ray.exceptions.RayTaskError as error:
+                    for task in waiting:
+                        ray.cancel(task)
+                    raise error.cause if isinstance(error.cause, Exception) else error from None
+                except ray.exceptions.RayError as error:
+                    raise UnlearnError(
+                        f"A Ray worker died ({type(error).__name__}); it may have run out of memory. "
+                        "Use --workers=1, or larger machines."
+                    ) from error
+                yield position[done[0]], result
+
+
+def _installed() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("ray") is not None
+
+
+def _with_threads(threads: int, work: Callable[..., Any], piece: tuple) -> Any:
+    """A piece of work in a process of Ray, with the threads of the process that asked: the same result as there."""
+    torch.set_num_threads(threads)
+    logging.getLogger().setLevel(logging.WARNING)
+    return work(*piece)
