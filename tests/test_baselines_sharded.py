@@ -565,3 +565,47 @@ def test_shards_come_from_the_cache_one_by_one(settings, tmp_path, monkeypatch):
     run(settings | {"output_dir": str(tmp_path / "b")}, "sisa", forget={"user_id": ["u7"]}, epochs=1)
     assert len(calls) == 5
     assert calls[-1].startswith("unlearned shard")
+
+
+# On ml-100k
+
+
+def ml_100k(tmp_path, forget="injected", **changes):
+    config = {
+        "epochs": 30, "embedding_size": 32, "learning_rate": 0.005, "eval_step": 10, "show_progress": False,
+        "tensorboard": False, "save_unlearned": False, "report": "none", "workers": 1,
+        "cache_dir": str(tmp_path / "cache"), "output_dir": str(tmp_path / "out"),
+    }  # fmt: skip
+    return run_unlearn("BPR", "ml-100k", forget=forget, config_dict=config | changes)
+
+
+def test_with_noise_in_all_shards_an_ensemble_recovers_as_retraining_does(tmp_path):
+    outcome = ml_100k(
+        tmp_path, unlearn="finetune", compare=["retrain", "sisa"], inject_mode="random", finetune_epochs=1
+    )
+    phases = outcome.result["phases"]
+
+    def gain(phase, before):
+        return phase["affected"]["ndcg@20"] - before["affected"]["ndcg@20"]
+
+    retrained = gain(phases["retrained"], phases["original"])
+    assert retrained > 0.02
+    sisa, before = phases["sisa"], phases["sisa"]["before"]
+    assert gain(sisa, before) > 0.5 * retrained
+    rates = [part["forgetting"]["demotion_rate"] for part in (before, sisa, phases["retrained"])]
+    assert rates[0] < 0.3
+    assert rates[1] > rates[2] - 0.2
+
+
+def test_a_request_in_one_shard_trains_one_shard(tmp_path, monkeypatch):
+    rows = []
+    original = cache_module.train
+    monkeypatch.setattr(
+        cache_module,
+        "train",
+        lambda *job: (rows.append((job[2], len(job[1].train))), original(*job))[1],
+    )
+    outcome = ml_100k(tmp_path, unlearn="sisa", forget={"user_id": ["196"]}, epochs=1, eval_step=1)
+    unlearned = [number for label, number in rows if label.startswith("unlearned")]
+    assert outcome.result["certificates"]["restarted"] == len(unlearned) == 1
+    assert 0.15 < unlearned[0] / len(outcome.data.retain.train) < 0.35  # about 1/4
