@@ -25,7 +25,7 @@ Make a trained RecBole model forget interactions, and measure how well it did.
 # Taken as they are typed: a folder called 1e3 is a name, not a number.
 _NAMES = {
     "model", "dataset", "unlearn", "checkpoint", "forget", "output_dir", "data_path", "cache_dir",
-    "config_files", "download_url", "report", "ray_address",
+    "config_files", "download_url", "report", "ray_address", "space",
 }  # fmt: skip
 
 

@@ -42,6 +42,7 @@ from recbole_unlearn.trainer import (
     Trained,
     UnlearnTask,
     UnlearnTrainer,
+    Watch,
     build_model,
     compose,
     train,
@@ -90,6 +91,32 @@ def run_unlearn(
         config_dict: any further setting of RecBole or of the plugin.
 
     """
+    given = {
+        "forget": forget, "unlearn": unlearn, "compare": compare, "checkpoint": checkpoint,
+        "config_files": config_files, "output_dir": output_dir, "config_dict": config_dict,
+    }  # fmt: skip
+    with opened(model, dataset, **given) as (pipeline, wanted):
+        if pipeline.config["tune"]:
+            raise UnlearnError(
+                "tune makes a sweep of runs: give --tune on the command line, or use tune_unlearn()."
+            )
+        return pipeline.run(wanted)
+
+
+@contextlib.contextmanager
+def opened(
+    model: str | type | None = None,
+    dataset: str | None = None,
+    *,
+    forget: str | Path | pd.DataFrame | dict | tuple | None = None,
+    unlearn: str | None = None,
+    compare: str | Sequence[str] | None = None,
+    checkpoint: str | Path | None = None,
+    config_files: Sequence[str] | None = None,
+    output_dir: str | Path | None = None,
+    config_dict: dict[str, Any] | None = None,
+) -> Iterator[tuple[_Pipeline, Any]]:
+    """A pipeline with its directory, log and threads, and the request; arguments as :func:`run_unlearn` has them."""
     named = {
         "unlearn": unlearn,
         "compare": None if compare is None else settings.as_list(compare),
@@ -113,7 +140,7 @@ def run_unlearn(
             dataloaders_save_path=None, save_dataset=False, save_dataloaders=False,
         )  # fmt: skip
         wanted = config["forget"] if forget is None or named["forget"] else forget
-        return _Pipeline(config, directory, original).run(wanted)
+        yield _Pipeline(config, directory, original), wanted
 
 
 def _config(
@@ -173,11 +200,10 @@ class _Pipeline:
 
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
-        self.data = self._data(forget)
-        self._say_what_is_forgotten()
+        self.prepare(forget)
         self.test = loaders(self.config, self.data.retain)
         self.measurement = Measurement(self.config, self.data, self.test, self.evaluation.demotion_negatives)
-        self.original = self._original()
+        self._measure_original()
         trainers = [self._method_phase(position) for position in range(len(self.methods))]
         if self.methods[0].exact and "retrained" not in self.phases:
             self.phases["retrained"] = dict(self.phases["unlearned"])
@@ -201,6 +227,15 @@ class _Pipeline:
 
             self.logger.info("Report: %s", write_report(result, self.directory))
         return UnlearnResult(result, trainers[0].model, self.config, self.data, self.directory)
+
+    def prepare(self, forget: Any) -> None:
+        """What all methods start from: the data, and the trained original."""
+        self.data = self._data(forget)
+        self._say_what_is_forgotten()
+        if self.checkpoint is not None:
+            self.original = self.checkpoint.trained
+        else:
+            self.original = self.cache.train(self.config, self.data.full, "original")
 
     def _data(self, forget: Any) -> UnlearnData:
         injected = isinstance(forget, str) and forget == INJECTED
@@ -234,15 +269,10 @@ class _Pipeline:
         trained.load_into(model)
         return compose(cls, self.config, model, label)
 
-    def _original(self) -> Trained:
-        if self.checkpoint is not None:
-            original = self.checkpoint.trained
-        else:
-            original = self.cache.train(self.config, self.data.full, "original")
-        trainer = self._trainer(PhaseTrainer, original, self.data.full, "original")
+    def _measure_original(self) -> None:
+        trainer = self._trainer(PhaseTrainer, self.original, self.data.full, "original")
         self.difficulty = difficulty(trainer.model, self.data, self.config["seed"])
-        self._record("original", trainer, original.seconds, original.from_cache)
-        return original
+        self._record("original", trainer, self.original.seconds, self.original.from_cache)
 
     def _method_phase(self, position: int) -> UnlearnTrainer:
         """Run one method: the first is `unlearned`, an exact one beside it is `retrained`."""
@@ -306,13 +336,16 @@ def _unlearn(
     train_model: Any,
     label: str,
     repeat: int = 0,
+    watch: Watch | None = None,
 ) -> UnlearnTrainer:
     r"""A model built on D\S with the original's weights, after ``method`` has worked on it."""
     model = build_model(config, data.retain)
     initial = {name: value.detach().clone() for name, value in model.named_parameters()}
     original.load_weights(model)
     trainer = compose(method, config, model, label)
-    trainer.run(UnlearnTask(config, data, original, initial, method_settings, train_model, label, repeat))
+    trainer.run(
+        UnlearnTask(config, data, original, initial, method_settings, train_model, label, repeat, watch)
+    )
     return trainer
 
 
