@@ -10,6 +10,7 @@ __all__ = [
     "__version__",
     "read_checkpoint",
     "run_unlearn",
+    "tune_unlearn",
     "unlearn_model",
 ]
 
@@ -18,6 +19,7 @@ _HOMES = {
     "UnlearnError": "recbole_unlearn.errors",
     "read_checkpoint": "recbole_unlearn.checkpoint",
     "run_unlearn": "recbole_unlearn.quick_start",
+    "tune_unlearn": "recbole_unlearn.tuning.sweep",
     "unlearn_model": "recbole_unlearn.quick_start",
 }
 

@@ -17,6 +17,7 @@ from recbole_unlearn.errors import EXIT_CODE, UnlearnError
 USAGE = """\
 usage: python run_unlearn.py --model=NAME --dataset=NAME [--unlearn=METHOD] [--forget=FILE] [--key=value ...]
        python run_unlearn.py --checkpoint=FILE --forget=FILE [--unlearn=METHOD] [--key=value ...]
+       python run_unlearn.py --model=NAME --dataset=NAME --unlearn=METHOD --tune [--space=FILE] [--key=value ...]
        python run_unlearn.py --report=DIR1,DIR2,... [--output_dir=DIR]
 
 Make a trained RecBole model forget interactions, and measure how well it did.
@@ -80,14 +81,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(values: dict[str, Any]) -> int:
-    from recbole_unlearn.quick_start import run_unlearn
+    """One run, or with `--tune` a sweep of them."""
     from recbole_unlearn.settings import as_list
 
+    if values.get("tune"):
+        from recbole_unlearn.tuning.sweep import tune_unlearn as run
+
+        written = "tune.json"
+    else:
+        from recbole_unlearn.quick_start import run_unlearn as run
+
+        written = "result.json"
     files = values.pop("config_files", None)
     files = files.split() if isinstance(files, str) and "," not in files else as_list(files)
     model, dataset = values.pop("model", None), values.pop("dataset", None)
-    result = run_unlearn(model, dataset, config_files=files, config_dict=values)
-    print(f"\n{result}\n{result.output_dir / 'result.json'}")
+    result = run(model, dataset, config_files=files, config_dict=values)
+    print(f"\n{result}\n{result.output_dir / written}")
     return 0
 
 

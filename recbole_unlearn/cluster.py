@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +27,9 @@ KNOCK_SECONDS = 5.0  # how long a cluster may take to answer
 def import_ray() -> Any:
     """Ray, or an error that says how to get it."""
     try:
-        import ray
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Ray 2.6 imports pkg_resources, which says that it is deprecated
+            import ray
     except ImportError as error:
         raise UnlearnError(
             'Ray is not installed; use pip install "recbole-unlearn[tune]", or --workers=1 to do without.'

@@ -78,7 +78,7 @@ class Journal:
             raise UnlearnError(f"{self.path} is damaged; choose another --output_dir.") from error
         if head is not None and head != sweep:
             raise UnlearnError(
-                f"The sweep in {self.path.parent} was made with another original, other data or another objective, so "
+                f"The sweep in {self.path.parent} was made with another original, data or objective, so "
                 "its figures do not compare. Repeat its command, or choose another --output_dir."
             )
         self.records = records

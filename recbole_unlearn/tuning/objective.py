@@ -5,13 +5,14 @@ r"""What a sweep looks for: utility against forgetting, both on training and val
     score    = utility / utility of the original − w · distance                      w: tune_weight
 
 The target is the retrained model's demotion rate where there is one, and else what a closed-form ranker on D\S
-expects of a model that never saw the deleted rows (`obliviate/level.py`). The *front* are the candidates that no other
-beats in both utility and distance; whatever the weight, the best score is on it.
+expects of a model that never saw the deleted rows (`obliviate/level.py`). The *front* are the candidates that no
+other beats in both utility and distance; whatever the weight, the best score is on it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,7 +82,7 @@ class Objective:
         return {key: None if value is None else round(value, DECIMALS) for key, value in values.items()}
 
 
-def read_metric(options: TuneSettings, config: UnlearnConfig, item_num: int) -> str:
+def read_metric(options: TuneSettings, config: UnlearnConfig, item_num: int = sys.maxsize) -> str:
     """The metric of a sweep as results name it, or an error when nothing of that name is measured."""
     measured = report_config(config, item_num)
     names = {f"{metric.lower()}@{k}" for metric in measured["metrics"] for k in measured["topk"]}

@@ -55,6 +55,10 @@ class Values:
         """Values that are allowed if and only if all are."""
         return list(self.values)
 
+    def holds(self, value: Any) -> bool:
+        """Whether ``value`` is one of them; 1, 1.0 and yes are three."""
+        return any(type(own) is type(value) and own == value for own in self.values)
+
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
@@ -78,6 +82,10 @@ class Whole:
     def ends(self) -> list[int]:
         """The first and the last."""
         return [self.low, self.low + (self.high - self.low) // self.step * self.step]
+
+    def holds(self, value: Any) -> bool:
+        """Whether ``value`` is one of them."""
+        return type(value) is int and self.low <= value <= self.high and (value - self.low) % self.step == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +116,10 @@ class Range:
         """The lowest and the highest."""
         return [self.low, self.high]
 
+    def holds(self, value: Any) -> bool:
+        """Whether ``value`` is one of them."""
+        return type(value) is float and self.low <= value <= self.high
+
 
 Domain = Values | Whole | Range
 
@@ -117,6 +129,12 @@ class Space:
     """The settings of a sweep, each with its domain, in the order of the file."""
 
     domains: Mapping[str, Domain]
+
+    def holds(self, values: Settings) -> bool:
+        """Whether a sweep over this space can try ``values``."""
+        return values.keys() == self.domains.keys() and all(
+            self.domains[k].holds(v) for k, v in values.items()
+        )
 
     def grid(self) -> list[Settings]:
         """All combinations; ranges have none."""
