@@ -48,12 +48,13 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
         yield ray
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns about it in every task
-    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    options: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        options |= {"num_cpus": cpus or os.cpu_count(), "include_dashboard": False}
+        # Without "local" Ray would join a cluster that runs on this machine, and refuse the number of CPUs.
+        options |= {"address": "local", "num_cpus": cpus or os.cpu_count(), "include_dashboard": False}
     try:
         _knock(address)
-        ray.init(address=address, **options)
+        ray.init(**options)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError) as error:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -47,7 +47,7 @@ class Listener(Protocol):
 
 def check(searcher: str, address: str | None) -> None:
     """Refuse what cannot work before anything is trained."""
-    if searcher in ("optuna", "hyperopt") and importlib.util.find_spec(searcher) is None:
+    if searcher in ("optuna", "hyperopt") and not _installed(searcher):
         raise UnlearnError(
             f"searcher={searcher} needs the package {searcher}: pip install {searcher}, or use --searcher=random."
         )
@@ -56,6 +56,10 @@ def check(searcher: str, address: str | None) -> None:
             "A sweep is driven from a machine of the cluster, not through a Ray client: start it there with "
             "--ray_address=auto (or HOST:6379)."
         )
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def sweep(
@@ -108,7 +112,8 @@ def sweep(
             for record in known.values()
             if space.holds(record["settings"])
         ]
-        options |= {"search_alg": _searcher(searcher, seed, points), "num_samples": trials}
+        # With the seed of the first part, a sweep that goes on would suggest what that part suggested.
+        options |= {"search_alg": _searcher(searcher, seed + len(points), points), "num_samples": trials}
         parameters = {key: _ray_domain(tune, domain) for key, domain in space.domains.items()}
     else:
         parameters = {"position": tune.grid_search(list(range(len(listed))))}

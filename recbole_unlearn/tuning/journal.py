@@ -33,7 +33,7 @@ def fingerprint(shared: Shared) -> str:
     parts = {
         "versions": [__version__, recbole.__version__, torch.__version__],
         "method": shared.method.name,
-        "settings": config.method_values(shared.method.name),
+        "settings": shared.values,
         "run": [config["seed"], shared.looks, shared.negatives, shared.threads, str(config["device"])],
         "objective": [
             objective.metric,

@@ -140,8 +140,8 @@ class _Sweep:
             source = "the level of never-seen items" if self.retrained is None else "the retrained model's"
             self.logger.info("Demotion rate to reach: %.3f (%s).", target, source)
         return Shared(
-            self.config, data, pipeline.original, self.method, objective, options.tune_looks,
-            pipeline.evaluation.demotion_negatives, pipeline.run_settings.threads,
+            self.config, data, pipeline.original, self.method, self.config.method_values(self.method.name),
+            objective, options.tune_looks, pipeline.evaluation.demotion_negatives, pipeline.run_settings.threads,
         )  # fmt: skip
 
     def _figures(self, bench: Bench, trained: Trained) -> Figures:
@@ -165,12 +165,19 @@ class _Sweep:
         options = self.options
         total = options.trials if self.listed is None else len(self.listed)
         with self._progress(total) as progress:
-            backend.sweep(
-                ray, self.shared, self.space, self.listed, known, _Keeper(self.journal, known, progress),
-                trials=options.trials, searcher=options.searcher, scheduler=options.scheduler,
-                looks=options.tune_looks, seed=self.config["seed"],
-                workers=self.pipeline.run_settings.workers,
-            )  # fmt: skip
+            try:
+                backend.sweep(
+                    ray, self.shared, self.space, self.listed, known, _Keeper(self.journal, known, progress),
+                    trials=options.trials, searcher=options.searcher, scheduler=options.scheduler,
+                    looks=options.tune_looks, seed=self.config["seed"],
+                    workers=self.pipeline.run_settings.workers,
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                self.logger.warning(
+                    "Stopped: %d trials have ended and are kept; go on with --resume.",
+                    len(self.journal.records),
+                )
+                raise
 
     @contextlib.contextmanager
     def _progress(self, total: int) -> Iterator[tqdm]:

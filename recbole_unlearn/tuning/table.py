@@ -6,7 +6,6 @@ from typing import Any
 
 from tabulate import tabulate
 
-from recbole_unlearn.report.values import plain
 from recbole_unlearn.tuning.journal import FAILED, STOPPED
 from recbole_unlearn.tuning.objective import Candidate, best
 
@@ -16,6 +15,11 @@ ROWS = 15  # trials that are shown
 def figure(value: float | None, digits: int = 4) -> str:
     """0.1234, or a dash."""
     return "–" if value is None else f"{value:.{digits}f}"
+
+
+def plain(value: Any) -> str:
+    """The value of a setting as a file has it, numbers to four digits that count."""
+    return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
 
 
 def table(result: dict[str, Any]) -> str:

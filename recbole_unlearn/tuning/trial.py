@@ -33,6 +33,7 @@ class Shared:
     data: UnlearnData  # without test rows
     original: Trained
     method: type[UnlearnTrainer]
+    values: dict[str, Any]  # of the method's settings, where a trial has no other
     objective: Objective
     looks: int
     negatives: int
@@ -58,7 +59,7 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
     logging.getLogger().setLevel(logging.WARNING)
     start = time.perf_counter()
     method = shared.method
-    options = settings.read(method.Settings, shared.config.method_values(method.name) | values)
+    options = settings.read(method.Settings, shared.values | values)
     method.check(options)
     total = method.steps(options)
 
