@@ -1,6 +1,5 @@
-"""Sweeps on Ray: the same figures as without, failing and dying trials, a kill, searchers, and a cluster of two nodes."""
+"""Sweeps on Ray: the same figures as without it, failing and dying trials, a kill, searchers, two nodes."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -12,11 +11,9 @@ import pytest
 
 from recbole_unlearn import cluster, tune_unlearn
 from recbole_unlearn import config as config_module
-from recbole_unlearn.config import properties_dir
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import registry
-from recbole_unlearn.settings import setting
-from recbole_unlearn.trainer import UnlearnTrainer
+from recbole_unlearn.methods.obliviate import Obliviate
 from recbole_unlearn.tuning import backend, journal
 from tests.conftest import ROOT
 from tests.test_tuning import in_this_process, small, untimed
@@ -38,7 +35,6 @@ def without_nodes(result):
 
 def test_ray_changes_nothing_and_a_sweep_goes_on_after_a_kill(two_workers, small, tmp_path, monkeypatch):
     """A sweep in a process of its own is killed; the rest is done here, and equals a sweep without Ray or kill."""
-    ray.shutdown()  # the killed process starts a Ray of its own
     values = small | {"trials": 60, "output_dir": str(tmp_path / "killed")}
     flags = [f"--{key}={value}" for key, value in values.items()]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -59,10 +55,9 @@ def test_ray_changes_nothing_and_a_sweep_goes_on_after_a_kill(two_workers, small
     done = [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()][1:]
     assert 3 <= len(done) < 60
     number = len(done) + 4
-    with cluster.session(None, 2):
-        resumed = tune_unlearn(
-            "BPR", "tiny", config_dict=values | {"trials": number, "resume": True, "workers": 2}
-        ).result
+    resumed = tune_unlearn(
+        "BPR", "tiny", config_dict=values | {"trials": number, "resume": True, "workers": 2}
+    ).result
     kept = {json.dumps(record, sort_keys=True) for record in resumed["trials"]}
     assert {
         json.dumps(record, sort_keys=True) for record in done
@@ -75,33 +70,31 @@ def test_ray_changes_nothing_and_a_sweep_goes_on_after_a_kill(two_workers, small
     assert untimed(resumed["best"]) == untimed(whole.result["best"])
 
 
-@dataclasses.dataclass(frozen=True)
-class FragileSettings:
-    """Settings of a method that may fail."""
-
-    fragile: str = setting("What happens.", choices=("nothing", "error", "death"))
-
-
-def test_trials_that_fail_and_trials_that_die(small, tmp_path, monkeypatch):
-    class Fragile(UnlearnTrainer):  # local, so that Ray carries it to its workers by value
+def test_trials_that_fail_and_trials_that_die(two_workers, small, tmp_path, monkeypatch):
+    class Fragile(Obliviate):  # local, so that Ray carries it to its workers by value
         """Leaves the original as it is, or does worse."""
 
         def unlearn(self, task):
-            if task.settings.fragile == "error":
+            if task.settings.lac_steps == 2:
                 raise ZeroDivisionError("by accident\nand a long story")
-            if task.settings.fragile == "death":
+            if task.settings.lac_steps == 1:
                 os._exit(3)
 
+        def certify(self, task):
+            """Nothing to say."""
+
+        @classmethod
+        def steps(cls, settings):
+            return 0
+
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
-    registry.register("fragile", "Fail.", FragileSettings)(Fragile)
-    monkeypatch.setattr(
-        config_module.UnlearnConfig, "method_values", lambda self, name: {"fragile": "nothing"}
-    )
-    assert properties_dir().is_dir()
+    registry.register("fragile", "Fail.", Obliviate.Settings)(Fragile)
+    values = config_module.UnlearnConfig("BPR", "tiny").method_values("obliviate")
+    monkeypatch.setattr(config_module.UnlearnConfig, "method_values", lambda self, name: values)
     file = tmp_path / "fragile.yaml"
-    file.write_text("fragile: {grid: [death, error, nothing]}\n")
-    values = small | {"unlearn": "fragile", "space": str(file), "searcher": "grid", "workers": 2}
-    outcome = tune_unlearn("BPR", "tiny", config_dict=values)
+    file.write_text("lac_steps: {grid: [1, 2, 3]}\n")
+    asked = small | {"unlearn": "fragile", "space": str(file), "searcher": "grid", "workers": 2}
+    outcome = tune_unlearn("BPR", "tiny", config_dict=asked)
     died, failed, good = outcome.result["trials"]
     assert (died["state"], failed["state"], good["state"]) == ("failed", "failed", "finished")
     assert "its process died" in died["error"]
@@ -111,13 +104,12 @@ def test_trials_that_fail_and_trials_that_die(small, tmp_path, monkeypatch):
         assert line in str(outcome)
 
 
-def test_searchers_and_asha(small, tmp_path):
+def test_searchers_and_asha(two_workers, small):
     """Optuna suggests and ASHA stops; going on with more trials does not repeat those that are there."""
     pytest.importorskip("optuna")
     values = small | {"searcher": "optuna", "scheduler": "asha", "trials": 5, "workers": 2}
-    with cluster.session(None, 2):
-        first = tune_unlearn("BPR", "tiny", config_dict=values).result
-        second = tune_unlearn("BPR", "tiny", config_dict=values | {"trials": 7, "resume": True}).result
+    first = tune_unlearn("BPR", "tiny", config_dict=values).result
+    second = tune_unlearn("BPR", "tiny", config_dict=values | {"trials": 7, "resume": True}).result
     assert 1 <= len(first["trials"]) <= 5
     assert {record["state"] for record in first["trials"]} == {"finished", "stopped"}
     for record in first["trials"]:
@@ -139,6 +131,7 @@ def test_a_listener_that_fails_ends_the_sweep(two_workers, small, tmp_path, monk
 def test_a_cluster_of_two_nodes(small, tmp_path):
     from ray.cluster_utils import Cluster
 
+    ray.shutdown()  # the Ray of the other tests
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         nodes.add_node(num_cpus=1)
