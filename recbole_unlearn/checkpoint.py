@@ -11,6 +11,7 @@ import torch
 from recbole_unlearn import retained, unpickle
 from recbole_unlearn.config import plain_settings
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.sharding import storage
 from recbole_unlearn.trainer import Trained
 
 
@@ -22,13 +23,19 @@ class Checkpoint:
     model: str
     dataset: str
     settings: dict[str, Any]
-    trained: Trained
+    trained: Trained | None  # None for an ensemble, which its method reads itself
     dataset_file: Path | None  # the retained data this plugin wrote beside it
+    method: str | None = None  # of an ensemble: the method that trained it
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint that RecBole's trainer (or this plugin) wrote."""
+    """Read a checkpoint that RecBole's trainer (or this plugin) wrote, or the directory of an ensemble."""
     path = Path(path)
+    if path.is_dir():
+        stored = storage.read_head(path)
+        return Checkpoint(
+            path, stored.model, stored.dataset, stored.settings, None, stored.dataset_file, stored.method
+        )
     content = unpickle.load_torch(path)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise UnlearnError(f"{path} is not a checkpoint of RecBole: it has no state_dict.")

@@ -21,6 +21,7 @@ import torch
 from recbole_unlearn.errors import UnlearnError
 
 START_SECONDS = 12.0  # what starting Ray and its workers costs, about: they import torch and RecBole
+RETRIES = 1  # of work whose worker died
 KNOCK_SECONDS = 5.0  # how long a cluster may take to answer
 
 
@@ -113,7 +114,7 @@ class Workers:
     ) -> Iterator[tuple[int, Any]]:
         threads = torch.get_num_threads()
         with session(self.address, self.number) as ray:
-            remote = ray.remote(num_cpus=1, max_retries=1)(_with_threads)
+            remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_with_threads)
             position = {remote.remote(threads, work, pieces[k]): k for k in left}
             waiting = list(position)
             while waiting:
@@ -123,13 +124,23 @@ class Workers:
                 except ray.exceptions.RayTaskError as error:
                     for task in waiting:
                         ray.cancel(task)
-                    raise error.cause if isinstance(error.cause, Exception) else error from None
+                    raise _reason(ray, error) from None
                 except ray.exceptions.RayError as error:
                     raise UnlearnError(
                         f"A Ray worker died ({type(error).__name__}); it may have run out of memory. "
                         "Use --workers=1, or larger machines."
                     ) from error
                 yield position[done[0]], result
+
+
+def _reason(ray: Any, error: Any) -> Exception:
+    """What a task raised, as it would have been raised here."""
+    if isinstance(error.cause, ray.exceptions.RayError):
+        return UnlearnError(
+            "A Ray worker could not read its work: install the same recbole-unlearn, with the same packages, on "
+            "every node of the cluster."
+        )
+    return error.cause if isinstance(error.cause, Exception) else error
 
 
 def _installed() -> bool:

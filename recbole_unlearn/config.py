@@ -248,10 +248,10 @@ class UnlearnConfig(Config):
         return [str(values["unlearn"]), *settings.as_list(values["compare"])]
 
     def method_values(self, name: str) -> dict[str, Any]:
-        """Settings of method ``name``: its property files, with what the user set on top."""
+        """Settings of method ``name``: its property files, then what a saved ensemble or the user set."""
         values = self._property_values(name)
-        external = self.external_config_dict
-        return {key: external.get(key, default) for key, default in values.items()}
+        chosen = {**self.inherited, **self.external_config_dict}
+        return {key: chosen.get(key, default) for key, default in values.items()}
 
     def _property_values(self, name: str) -> dict[str, Any]:
         """What the property files of a method say for this model and dataset, the most special last.
@@ -272,6 +272,10 @@ class UnlearnConfig(Config):
         other = copy.copy(self)
         other.final_config_dict = {**self.final_config_dict, **changes}
         return other
+
+    def given(self, **changes: Any) -> UnlearnConfig:
+        """As :meth:`replace`, with None for a key that stays as it is."""
+        return self.replace(**{key: value for key, value in changes.items() if value is not None})
 
     @classmethod
     def from_recbole(cls, config: Config, **overrides: Any) -> UnlearnConfig:

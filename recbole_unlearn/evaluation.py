@@ -116,8 +116,8 @@ class Measurement:
         self.plan = Plan.of(data, deleted_pairs(data, negatives, config["seed"]), config["seed"])
         self.seen: dict[str, Observation] = {}
 
-    def phase(self, name: str, trainer: PhaseTrainer) -> dict[str, Any]:
-        """What can be said of a phase by itself, as it stands in result.json."""
+    def phase(self, name: str, trainer: PhaseTrainer, before: str = "original") -> dict[str, Any]:
+        """What can be said of a phase by itself, and of it beside the phase ``before`` it, as in result.json."""
         seen = self.seen[name] = observe(trainer, self.plan, self.data.retain)
         found = utility(trainer, self.config, self.test, self.data.affected_users)
         forgetting: dict[str, Any] = {"demotion_rate": None}
@@ -125,8 +125,8 @@ class Measurement:
             forgetting["demotion_rate"] = _rounded(seen.deleted.demoted.double().mean())
             forgetting |= self._resurfacing(seen)
             forgetting |= _present(attack=attack.membership(self.plan, seen))
-            if name != "original" and "original" in self.seen:
-                both = attack.membership(self.plan, seen, self.seen["original"])
+            if name != before and before in self.seen:
+                both = attack.membership(self.plan, seen, self.seen[before])
                 forgetting |= _present(attack_before_after=both)
         return {
             **found,
@@ -139,15 +139,16 @@ class Measurement:
         """Add to every phase its distances to the retrained one, and the distributions all of them share."""
         if len(self.plan.deleted) == 0:
             return
-        everything = torch.cat([seen.deleted.score for seen in self.seen.values()]).numpy()
+        mine = {name: self.seen[name] for name in phases}
+        everything = torch.cat([seen.deleted.score for seen in mine.values()]).numpy()
         edges = np.linspace(*np.quantile(everything, [0.001, 0.999]), BINS + 1)
-        for name, seen in self.seen.items():
+        for name, seen in mine.items():
             phases[name]["distribution"] = scores.histogram(seen.deleted.score, edges)
         if "retrained" not in self.seen:
             return
         target = self.seen["retrained"]
         who = {"all": slice(None), "affected": self.plan.affected, "unaffected": ~self.plan.affected}
-        for name, seen in self.seen.items():
+        for name, seen in mine.items():
             if name == "retrained" or seen is target:
                 continue
             alike = {

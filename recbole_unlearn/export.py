@@ -33,6 +33,8 @@ def checkpoint_path(directory: Path, config: UnlearnConfig) -> Path:
 def refuse_overwriting(directory: Path, config: UnlearnConfig, original: Path | None) -> None:
     """Stop before any work if the result would replace the checkpoint it starts from."""
     target = checkpoint_path(directory, config)
+    if original is not None and original.is_dir():
+        target = target.with_suffix("")  # an ensemble
     if original is not None and target.exists() and target.samefile(original):
         raise UnlearnError(
             f"The result would overwrite the checkpoint you passed, {target}. Choose another --output_dir."
@@ -42,7 +44,9 @@ def refuse_overwriting(directory: Path, config: UnlearnConfig, original: Path | 
 def write_unlearned(
     directory: Path, config: UnlearnConfig, trainer: UnlearnTrainer, data: UnlearnData
 ) -> Path:
-    """Write the retained dataset and the unlearned checkpoint; returns the checkpoint's path."""
+    """Write the retained dataset and the unlearned checkpoint (or what the method saves); returns its path."""
+    if (own := trainer.save(directory, data)) is not None:
+        return own
     name = type(data.retain.train).__name__
     dataset_file = directory / f"{config['dataset']}-{name}.pth"
     plain = config.to_recbole(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,29 @@ def write_torch(path: Path, content: Any) -> None:
         except RuntimeError as error:
             # torch reports a failed write (a full disk) as a RuntimeError of its zip writer.
             raise OSError(str(error).splitlines()[0]) from error
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A temporary directory beside ``path`` to fill; it takes the name when the block succeeds."""
+    path = Path(path)
+    temporary: Path | None = None
+    try:
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
+        yield temporary
+        os.chmod(temporary, 0o777 & ~_umask())
+        if path.exists():  # a directory cannot be renamed over another: the old one steps aside
+            aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
+            os.replace(path, aside / path.name)
+            os.replace(temporary, path)
+            shutil.rmtree(aside)
+        else:
+            os.replace(temporary, path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_directory(path: str | os.PathLike) -> Path:

@@ -26,6 +26,7 @@ from recbole_unlearn import result as results
 from recbole_unlearn import settings
 from recbole_unlearn.cache import ModelCache
 from recbole_unlearn.checkpoint import Checkpoint, read_checkpoint
+from recbole_unlearn.cluster import Workers
 from recbole_unlearn.config import UnlearnConfig
 from recbole_unlearn.data import Loaders, Splits, UnlearnData, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
@@ -42,13 +43,12 @@ from recbole_unlearn.trainer import (
     Trained,
     UnlearnTask,
     UnlearnTrainer,
-    Watch,
     build_model,
     compose,
-    train,
 )
 
 INJECTED = "injected"
+_BEFORE_KEYS = ("seconds", "seconds_from_cache", "metrics", "affected", "unaffected", "forgetting")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,9 +161,21 @@ def _config(
                 f"{checkpoint.path} is of the {key} {own}, not {given}: leave --{key} out, or give the "
                 "right checkpoint."
             )
-    return UnlearnConfig(
+    config = UnlearnConfig(
         model or checkpoint.model, checkpoint.dataset, files, values, inherited=checkpoint.settings
     )
+    method = config["unlearn"]
+    if checkpoint.method is not None and method != checkpoint.method:
+        raise UnlearnError(
+            f"{checkpoint.path} is an ensemble of {checkpoint.method}, and --unlearn={method} cannot start from it. "
+            f"Use --unlearn={checkpoint.method}."
+        )
+    if checkpoint.method is None and registry.get(method).own_original:
+        raise UnlearnError(
+            f"{method} starts from an ensemble of its own, and {checkpoint.path} is one model. Leave --checkpoint "
+            f"out, or give the directory that an earlier --unlearn={method} wrote."
+        )
+    return config
 
 
 def _default_directory(config: UnlearnConfig) -> Path:
@@ -194,16 +206,19 @@ class _Pipeline:
         self.method_settings = [
             settings.read(method.Settings, config.method_values(method.name)) for method in self.methods
         ]
-        self.cache = ModelCache(cache_settings, self.run_settings.threads)
+        workers = Workers(self.run_settings.workers, self.run_settings.ray_address)
+        self.cache = ModelCache(cache_settings, self.run_settings.threads, workers)
         self.logger = logging.getLogger()
         self.phases: dict[str, Any] = {}
+        self.befores: dict[str, Any] = {}  # originals beside the run's, by name
 
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
         self.prepare(forget)
         self.test = loaders(self.config, self.data.retain)
         self.measurement = Measurement(self.config, self.data, self.test, self.evaluation.demotion_negatives)
-        self._measure_original()
+        if not self.methods[0].own_original:
+            self._record_original(*self._plain_phase())
         trainers = [self._method_phase(position) for position in range(len(self.methods))]
         if self.methods[0].exact and "retrained" not in self.phases:
             self.phases["retrained"] = dict(self.phases["unlearned"])
@@ -219,7 +234,7 @@ class _Pipeline:
         )
         if self.run_settings.save_unlearned:
             path = write_unlearned(self.directory, self.config, trainers[0], self.data)
-            self.logger.info("Unlearned model, for RecBole: %s", path)
+            self.logger.info("Unlearned model: %s", path)
         write_json(self.directory / "result.json", result)
         self.logger.info("Result: %s", self.directory / "result.json")
         if self.run_settings.report != "none":
@@ -229,13 +244,9 @@ class _Pipeline:
         return UnlearnResult(result, trainers[0].model, self.config, self.data, self.directory)
 
     def prepare(self, forget: Any) -> None:
-        """What all methods start from: the data, and the trained original."""
+        """The data that every method starts from, divided by the request."""
         self.data = self._data(forget)
         self._say_what_is_forgotten()
-        if self.checkpoint is not None:
-            self.original = self.checkpoint.trained
-        else:
-            self.original = self.cache.train(self.config, self.data.full, "original")
 
     def _data(self, forget: Any) -> UnlearnData:
         injected = isinstance(forget, str) and forget == INJECTED
@@ -269,10 +280,16 @@ class _Pipeline:
         trained.load_into(model)
         return compose(cls, self.config, model, label)
 
-    def _measure_original(self) -> None:
+    @functools.cached_property
+    def original(self) -> Trained:
+        """The plain model of D, from the checkpoint or trained."""
+        if self.checkpoint is not None and self.checkpoint.trained is not None:
+            return self.checkpoint.trained
+        return self.cache.train(self.config, self.data.full, "original")
+
+    def _plain_phase(self) -> tuple[PhaseTrainer, float | None, bool]:
         trainer = self._trainer(PhaseTrainer, self.original, self.data.full, "original")
-        self.difficulty = difficulty(trainer.model, self.data, self.config["seed"])
-        self._record("original", trainer, self.original.seconds, self.original.from_cache)
+        return trainer, self.original.seconds, self.original.from_cache
 
     def _method_phase(self, position: int) -> UnlearnTrainer:
         """Run one method: the first is `unlearned`, an exact one beside it is `retrained`."""
@@ -281,20 +298,53 @@ class _Pipeline:
         name = "unlearned" if position == 0 else "retrained" if method.exact else method.name
         if name in self.phases:  # asked for again, with another seed
             name = f"{name}_{earlier + (self.methods[0] is not method)}"
-        trainer = _unlearn(
-            method, self.method_settings[position], self.config, self.data, self.original,
-            self.cache.train, name, earlier,
+        trainer, task = _begin(
+            method, self.method_settings[position], self.config, self.data,
+            self.original if method.needs_original or not self.methods[0].own_original else None,
+            self.cache, name, earlier,
+            self.checkpoint.path if position == 0 and self.checkpoint and method.own_original else None,
         )  # fmt: skip
-        self._record(name, trainer, trainer.seconds, trainer.from_cache)
+        before = self._before(position, trainer, task)
+        trainer.run(task)
+        self.phases[name] = self._measured(name, trainer, trainer.seconds, trainer.from_cache, before)
+        if before != "original":
+            self.phases[name]["before"] = self.befores[before]
         return trainer
 
-    def _record(self, name: str, trainer: PhaseTrainer, seconds: float | None, from_cache: bool) -> None:
-        measured = self.measurement.phase(name, trainer)
-        self.phases[name] = {
-            "seconds": None if seconds is None else round(seconds, 4),
-            "seconds_from_cache": from_cache,
-            **measured,
-        }
+    def _before(self, position: int, trainer: UnlearnTrainer, task: UnlearnTask) -> str:
+        """The name of what a method starts from, measured: the run's `original`, or another one in ``befores``."""
+        method, first = self.methods[position], self.methods[0]
+        if not method.own_original and not (method.needs_original and first.own_original):
+            return "original"
+        name = f"original of {task.label}" if method.own_original else "plain original"
+        if name in self.befores:
+            return name
+        if method.own_original:
+            made = trainer.originate(task)
+            start = compose(PhaseTrainer, self.config, made.model, "original"), made.seconds, made.from_cache
+            if position == 0:
+                self._record_original(*start)
+                return "original"
+        else:
+            start = self._plain_phase()
+        measured = self._measured(name, *start, before=name)
+        self.befores[name] = {key: measured[key] for key in _BEFORE_KEYS}
+        return name
+
+    def _record_original(self, trainer: PhaseTrainer, seconds: float | None, from_cache: bool) -> None:
+        self.difficulty = difficulty(trainer.model, self.data, self.config["seed"])
+        self.phases["original"] = self._measured("original", trainer, seconds, from_cache)
+
+    def _measured(
+        self,
+        name: str,
+        trainer: PhaseTrainer,
+        seconds: float | None,
+        from_cache: bool,
+        before: str = "original",
+    ) -> dict[str, Any]:
+        """All figures of a phase; says the main ones."""
+        measured = self.measurement.phase(name, trainer, before)
         took = "loaded" if seconds is None else f"{seconds:.1f} s" + (" (cached)" if from_cache else "")
         parts = [f"{name}: {took}"]
         for group, label in (("metrics", "all"), ("affected", "affected")):
@@ -304,6 +354,11 @@ class _Pipeline:
         if rate is not None:
             parts.append(f"demotion rate {rate:.3f}")
         self.logger.info(", ".join(parts))
+        return {
+            "seconds": None if seconds is None else round(seconds, 4),
+            "seconds_from_cache": from_cache,
+            **measured,
+        }
 
     def _say_what_is_forgotten(self) -> None:
         counts = self.data.summary()
@@ -327,26 +382,35 @@ class _Pipeline:
             )  # fmt: skip
 
 
-def _unlearn(
+def _begin(
     method: type[UnlearnTrainer],
     method_settings: Any,
     config: UnlearnConfig,
     data: UnlearnData,
-    original: Trained,
-    train_model: Any,
+    original: Trained | None,
+    models: ModelCache,
     label: str,
     repeat: int = 0,
-    watch: Watch | None = None,
-) -> UnlearnTrainer:
-    r"""A model built on D\S with the original's weights, after ``method`` has worked on it."""
+    stored: Path | None = None,
+) -> tuple[UnlearnTrainer, UnlearnTask]:
+    r"""A trainer of ``method`` over a model built on D\S with the original's weights, and its task."""
     model = build_model(config, data.retain)
     initial = {name: value.detach().clone() for name, value in model.named_parameters()}
-    original.load_weights(model)
-    trainer = compose(method, config, model, label)
-    trainer.run(
-        UnlearnTask(config, data, original, initial, method_settings, train_model, label, repeat, watch)
+    if method.needs_original:
+        original.load_weights(model)
+    task = UnlearnTask(
+        config,
+        data,
+        original,
+        initial,
+        method_settings,
+        models.train,
+        label,
+        repeat,
+        models.train_all,
+        stored,
     )
-    return trainer
+    return compose(method, config, model, label), task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,6 +446,11 @@ def unlearn_model(
     """
     ours = UnlearnConfig.from_recbole(config, unlearn=method, tensorboard=False, **overrides)
     cls = registry.get(method)
+    if cls.own_original:
+        raise UnlearnError(
+            f"{method} trains several models from the start and cannot begin with one that you hold. "
+            "Use run_unlearn, or another method."
+        )
     options = settings.read(cls.Settings, ours.method_values(method))
     forget_settings = settings.read(settings.ForgetSettings, ours)
     full = Splits(*(getattr(part, "_dataset", part) for part in data))
@@ -395,5 +464,9 @@ def unlearn_model(
         tempfile.TemporaryDirectory() as work,
     ):
         ours = ours.replace(checkpoint_dir=work, output_dir=None)
-        trainer = _unlearn(cls, options, ours, divided, original, train, "unlearned")
+        run = settings.read(settings.RunSettings, ours)
+        nothing_kept = dataclasses.replace(settings.read(settings.CacheSettings, ours), cache=False)
+        models = ModelCache(nothing_kept, run.threads)
+        trainer, task = _begin(cls, options, ours, divided, original, models, "unlearned")
+        trainer.run(task)
         return Unlearned(trainer.model, divided, loaders(ours, divided.retain), trainer.seconds)

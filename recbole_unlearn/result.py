@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
@@ -132,7 +133,7 @@ def table(result: dict[str, Any]) -> str:
     phases = result["phases"]
     metrics = [m for m in next(iter(phases.values()))["metrics"] if m.split("@")[0] in ("recall", "ndcg")]
     rows = []
-    for name, phase in phases.items():
+    for name, phase in _with_befores(phases):
         for group, key in (("all", "metrics"), ("affected", "affected")):
             first = key == "metrics"
             rows.append(
@@ -152,6 +153,17 @@ def table(result: dict[str, Any]) -> str:
         colalign=("left", "left", *["right"] * (len(short) + 2)),
     )
     return text + "\n" + _closing_lines(result)
+
+
+def _with_befores(phases: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All phases; one that has an original of its own comes after it."""
+    shown: list[Any] = []
+    for name, phase in phases.items():
+        before = phase.get("before")
+        if before is not None and before not in shown:
+            shown.append(before)
+            yield f"{name} before", before
+        yield name, phase
 
 
 def _number(value: float | None, digits: int = 4) -> str:

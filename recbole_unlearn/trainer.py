@@ -12,9 +12,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from recbole.data.interaction import Interaction
@@ -72,12 +72,13 @@ def _misfit(state: dict[str, torch.Tensor], model: AbstractRecommender) -> str:
 
 
 def clear_caches(model: AbstractRecommender) -> None:
-    """Forget embeddings a model keeps for evaluation; RecBole clears them only in `calculate_loss`."""
-    for name in cache_names(model):
-        setattr(model, name, None)
+    """Forget embeddings a model (or a part of it) keeps for evaluation; RecBole does so only in `calculate_loss`."""
+    for part in model.modules():
+        for name in cache_names(part):
+            setattr(part, name, None)
 
 
-def cache_names(model: AbstractRecommender) -> list[str]:
+def cache_names(model: torch.nn.Module) -> list[str]:
     """Those of the model's `other_parameter_name` that only cache what the weights already say."""
     names = getattr(model, "other_parameter_name", [])
     return [name for name in names if name.startswith("restore_") or name == "i_embedding"]
@@ -109,6 +110,8 @@ class PhaseTrainer:
             folder = Path(config["output_dir"]) / "tensorboard" / self.label
         with compat.tensorboard_in(folder):
             super().__init__(config, model)
+        # RecBole's trainer of closed-form models sets one epoch after this was read, and would never evaluate.
+        self.eval_step = min(self.eval_step, self.epochs)
         self.eval_collector = compat.TensorCollector(config)
         self.best: Trained | None = None
         self.validation_seconds = 0.0
@@ -197,6 +200,30 @@ def check_finite(model: AbstractRecommender, label: str) -> None:
             )
 
 
+class Job(NamedTuple):
+    """One training: a model of ``splits`` from the config's seed, or from the weights ``start``."""
+
+    config: UnlearnConfig
+    splits: Splits
+    label: str
+    start: dict[str, torch.Tensor] | None = None
+
+
+def train(
+    config: UnlearnConfig, splits: Splits, label: str, start: dict[str, torch.Tensor] | None = None
+) -> Trained:
+    """Train a new model on ``splits``, see :class:`Job`."""
+    model = build_model(config, splits)
+    if start is not None:
+        model.load_state_dict(start)
+    return compose(PhaseTrainer, config, model, label).train(loaders(config, splits))
+
+
+def train_all(jobs: Sequence[Job]) -> list[Trained]:
+    """Independent trainings, one after the other."""
+    return [train(*job) for job in jobs]
+
+
 @dataclasses.dataclass(frozen=True)
 class Watch:
     """Somebody who wants to see the model before a method that works in steps has ended."""
@@ -204,7 +231,7 @@ class Watch:
     steps: frozenset[int]  # after which
     look: Callable[
         [UnlearnTrainer, int, float], None
-    ]  # gets the trainer, the step, and the method's seconds so far
+    ]  # at the trainer, after a step, the method's seconds so far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,13 +240,23 @@ class UnlearnTask:
 
     config: UnlearnConfig
     data: UnlearnData
-    original: Trained
+    original: Trained | None  # None where nothing in the run needs the plain original
     initial: dict[str, torch.Tensor]  # parameters of a model that has seen nothing yet
     settings: Any  # an instance of the method's Settings
-    train: Callable[[UnlearnConfig, Splits, str], Trained]
+    train: Callable[..., Trained]  # takes a Job's parts
     label: str = "unlearned"
     repeat: int = 0  # how often this method ran before in the same run
+    train_all: Callable[[Sequence[Job]], list[Trained]] = train_all
+    stored: Path | None = None  # where the method's own original was saved, when the run starts from it
     watch: Watch | None = None
+
+
+class Originated(NamedTuple):
+    """A method's own original: the model, and the time its training took."""
+
+    model: AbstractRecommender
+    seconds: float | None
+    from_cache: bool
 
 
 class UnlearnTrainer(PhaseTrainer):
@@ -233,6 +270,8 @@ class UnlearnTrainer(PhaseTrainer):
     help: ClassVar[str]
     Settings: ClassVar[type]
     exact: ClassVar[bool] = False  # the result is a model retrained on D\S
+    needs_original: ClassVar[bool] = True  # starts from the original's weights
+    own_original: ClassVar[bool] = False  # trains in a way of its own from the start, see originate
 
     seconds: float | None = None
     from_cache: bool = False
@@ -258,6 +297,10 @@ class UnlearnTrainer(PhaseTrainer):
         """What to change in ``settings`` so that the result is what :meth:`show` shows after ``step`` steps."""
         raise NotImplementedError(f"{cls.__name__} has no steps to watch.")
 
+    def originate(self, task: UnlearnTask) -> Originated:
+        """The model of D as this method trains it, for methods with an original of their own; comes before `run`."""
+        raise NotImplementedError(f"{type(self).__name__} starts from the plain original.")
+
     def prepare(self, task: UnlearnTask) -> None:
         """Work that is done once before a request arrives and is not timed. By default nothing."""
 
@@ -265,15 +308,26 @@ class UnlearnTrainer(PhaseTrainer):
         """Change ``self.model`` so that it behaves as if it had never seen ``task.data.forget``."""
         raise NotImplementedError(f"{type(self).__name__} does not implement unlearn().")
 
+    def reset_orphans(self, task: UnlearnTask) -> None:
+        """Give users and items without a row left their initial values."""
+        if not self.exact:
+            data = task.data
+            items = data.orphan_items[:0] if self.refits_orphan_items else data.orphan_items
+            tables.reset_rows(self.model, task.initial, data.retain.train, data.orphan_users, items)
+
     def certify(self, task: UnlearnTask) -> None:
         """Fill in ``self.certificates`` once the model is final; not timed. By default nothing."""
+
+    def save(self, directory: Path, data: UnlearnData) -> Path | None:
+        """Write the result in a form of the method's own; None where RecBole's checkpoint does."""
+        return None
 
     def run(self, task: UnlearnTask) -> None:
         """The phase: prepare, unlearn (timed), and leave a model that is clean and finite."""
         self.prepare(task)
         self._start = time.perf_counter()
         self.unlearn(task)
-        self._reset_orphans(task)
+        self.reset_orphans(task)
         if self.seconds is None:
             self.seconds = time.perf_counter() - self._start - self._looked
         clear_caches(self.model)
@@ -283,12 +337,6 @@ class UnlearnTrainer(PhaseTrainer):
         for name, points in self.curves.items():
             for step, value in points:
                 self.tensorboard.add_scalar(f"Unlearn/{name}", value, step)
-
-    def _reset_orphans(self, task: UnlearnTask) -> None:
-        if not self.exact:
-            data = task.data
-            items = data.orphan_items[:0] if self.refits_orphan_items else data.orphan_items
-            tables.reset_rows(self.model, task.initial, data.retain.train, data.orphan_users, items)
 
     def show(self, task: UnlearnTask, step: int) -> None:
         """Let ``task.watch`` see the model as if the method ended after ``step`` steps.
@@ -300,7 +348,7 @@ class UnlearnTrainer(PhaseTrainer):
         now = time.perf_counter()
         before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         with torch.random.fork_rng([self.device] if torch.device(self.device).type == "cuda" else []):
-            self._reset_orphans(task)
+            self.reset_orphans(task)
             clear_caches(self.model)
             check_finite(self.model, task.label)
             task.watch.look(self, step, now - self._start - self._looked)
@@ -328,9 +376,3 @@ def compose(cls: type[PhaseTrainer], config: UnlearnConfig, model: AbstractRecom
     base = get_trainer(config["MODEL_TYPE"], config["model"])
     combined = type(f"{cls.__name__}{base.__name__}", (cls, base), {"label": label})
     return combined(config, model)
-
-
-def train(config: UnlearnConfig, splits: Splits, label: str) -> Trained:
-    """Train a new model on ``splits`` from the config's seed."""
-    trainer = compose(PhaseTrainer, config, build_model(config, splits), label)
-    return trainer.train(loaders(config, splits))

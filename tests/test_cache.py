@@ -17,9 +17,9 @@ def counted(monkeypatch):
     calls = []
     original = module.train
 
-    def train(config, splits, label):
+    def train(config, splits, label, start):
         calls.append(label)
-        return original(config, splits, label)
+        return original(config, splits, label, start)
 
     monkeypatch.setattr(module, "train", train)
     return calls

@@ -204,6 +204,7 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
         ({"searcher": "genetic"}, "searcher='genetic' is not valid"),
         ({"compare": "obliviate_paper"}, "compares with retrain, not with obliviate_paper"),
         ({"unlearn": "retrain", "space": None}, "retrain has no search space"),
+        ({"unlearn": "sisa", "space": None}, "sisa trains an original of its own"),
         ({"ray_address": "127.0.0.1:1"}, "Cannot connect to the Ray cluster at 127.0.0.1:1"),
         ({"ray_address": "ray://127.0.0.1:1"}, "not through a Ray client"),
         ({"trials": 0}, "trials=0 is not valid"),

@@ -9,11 +9,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import settings as groups
+from recbole_unlearn.cache import ModelCache
 from recbole_unlearn.data import Splits, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.evaluation import Measurement
 from recbole_unlearn.methods import registry
-from recbole_unlearn.quick_start import _unlearn
+from recbole_unlearn.quick_start import _begin
 from recbole_unlearn.trainer import PhaseTrainer, Watch, build_model, compose, train
 from recbole_unlearn.tuning import objective, trial
 from recbole_unlearn.tuning.objective import Bench, Figures, Objective, validation_only
@@ -136,7 +137,10 @@ def test_a_split_without_validation_rows(make_config):
 
 def unlearned(config, data, original, watch=None, **changes):
     options = groups.read(OBLIVIATE.Settings, config.method_values("obliviate") | changes)
-    return _unlearn(OBLIVIATE, options, config, data, original, train, "x", watch=watch)
+    models = ModelCache(groups.read(groups.CacheSettings, config.replace(cache=False)), 1)
+    trainer, task = _begin(OBLIVIATE, options, config, data, original, models, "x")
+    trainer.run(dataclasses.replace(task, watch=watch))
+    return trainer
 
 
 def weights(model):

@@ -26,6 +26,7 @@ class Retrain(UnlearnTrainer):
     r"""θ₋S = argmin of the training objective over D\S, from a new initialisation."""
 
     exact = True
+    needs_original = False
 
     def unlearn(self, task: UnlearnTask) -> None:
         """Train on the retained rows; a second retraining in the same run gets the next seed."""

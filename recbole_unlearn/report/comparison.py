@@ -210,7 +210,7 @@ def _recovered(entries: list[_Entry]) -> float | None:
     path = ("affected", "ndcg@20")
     moves = [
         [
-            difference(number(phase, *path), number(entry.original, *path))
+            difference(number(phase, *path), number(entry.phase.get("before") or entry.original, *path))
             for phase in (entry.phase, entry.retrained)
         ]
         for entry in entries

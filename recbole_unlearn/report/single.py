@@ -192,6 +192,15 @@ def _results(phases: figures.Phases) -> Html:
             for name, phase in phases.items()
             if mapping(phase, group)
         ]
+        rows += [
+            [
+                page.lines(_heading(name, phases), "before: its own original"),
+                *(decimal(number(phase, "before", group, metric), 4) for metric in metrics),
+                _seconds(mapping(phase, "before")) if group == "metrics" else "",
+            ]
+            for name, phase in phases.items()
+            if mapping(mapping(phase, "before"), group)
+        ]
         if rows:
             bodies[title] = rows
     caption = "All phases on the same test rows, with the same masks. Time is a phase's own work, without evaluation."

@@ -21,7 +21,7 @@ from recbole_unlearn import cluster, settings
 from recbole_unlearn import result as results
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes, write_json
-from recbole_unlearn.quick_start import _Pipeline, _unlearn, opened
+from recbole_unlearn.quick_start import _begin, _Pipeline, opened
 from recbole_unlearn.trainer import PhaseTrainer, Trained, build_model, compose
 from recbole_unlearn.tuning import backend, journal
 from recbole_unlearn.tuning import space as spaces
@@ -69,6 +69,10 @@ class _Sweep:
         self.options = settings.read(settings.TuneSettings, self.config)
         self.method = pipeline.methods[0]
         self.logger = logging.getLogger()
+        if self.method.own_original:
+            raise UnlearnError(
+                f"{self.method.name} trains an original of its own, so its trials have none to share: it cannot be tuned."
+            )
         address = pipeline.run_settings.ray_address
         cluster.import_ray()
         backend.check(self.options.searcher, address)
@@ -155,10 +159,11 @@ class _Sweep:
         if len(self.pipeline.methods) == 1:
             return None
         method, options = self.pipeline.methods[1], self.pipeline.method_settings[1]
-        trainer = _unlearn(
-            method, options, self.config, self.pipeline.data, self.pipeline.original,
-            self.pipeline.cache.train, "retrained",
+        trainer, task = _begin(
+            method, options, self.config, self.pipeline.data, self.pipeline.original, self.pipeline.cache,
+            "retrained",
         )  # fmt: skip
+        trainer.run(task)
         return bench.measure(trainer)
 
     def _trials(self, ray: Any, known: dict[str, Record]) -> None:

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from recbole_unlearn import settings
+from recbole_unlearn.cache import ModelCache
 from recbole_unlearn.config import UnlearnConfig
 from recbole_unlearn.data import UnlearnData
-from recbole_unlearn.quick_start import _unlearn
-from recbole_unlearn.trainer import Trained, UnlearnTrainer, Watch, train
+from recbole_unlearn.quick_start import _begin
+from recbole_unlearn.trainer import Trained, UnlearnTrainer, Watch
 from recbole_unlearn.tuning.objective import Bench, Objective
 
 Report = dict[str, Any]
@@ -82,7 +83,8 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
         config = shared.config.replace(
             checkpoint_dir=work, output_dir=None, show_progress=False, tensorboard=False
         )
-        trainer = _unlearn(
-            method, options, config, shared.data, shared.original, train, "unlearned", watch=watch
-        )
+        kept = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
+        models = ModelCache(kept, shared.threads)
+        trainer, task = _begin(method, options, config, shared.data, shared.original, models, "unlearned")
+        trainer.run(dataclasses.replace(task, watch=watch))
         report(trainer, total, trainer.seconds or 0.0, last=True)

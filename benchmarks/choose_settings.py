@@ -1,0 +1,201 @@
+"""Settings of every method on validation rows, with the same budget for each: twelve candidates, one table.
+
+    python benchmarks/choose_settings.py --dataset=ml-100k --models=BPR,LightGCN --out=saved/choose
+
+The request is the paper's (noise in a fifth of the users). Measured are the retained *validation* rows; test rows are
+never looked at. A candidate is as good as
+
+    ½ (min(1, NDCG@20 / retrained's) over all users + the same over affected users) - |demotion rate - retrained's|
+
+What was measured stays in OUT/DATASET-MODEL.jsonl; a second call goes on where the first one stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from recbole_unlearn import settings
+from recbole_unlearn.config import UnlearnConfig
+from recbole_unlearn.data import UnlearnData, loaders
+from recbole_unlearn.evaluation import Measurement
+from recbole_unlearn.log import logging_to
+from recbole_unlearn.methods import registry
+from recbole_unlearn.quick_start import INJECTED, _begin, _Pipeline
+from recbole_unlearn.sharding.trainer import ShardedTrainer
+
+
+def grid(**values: list) -> list[dict[str, Any]]:
+    """All combinations."""
+    return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
+
+
+# Eight at first; then four more, where the first eight pointed to.
+CANDIDATES = {
+    "obliviate": [
+        *grid(lac_learning_rate=[0.005, 0.01, 0.02, 0.04], lac_steps=[20, 40]),
+        *grid(lac_learning_rate=[0.005, 0.01, 0.02, 0.04], lac_steps=[80]),
+    ],
+    "finetune": [
+        *grid(finetune_epochs=[5, 10, 20, 40], finetune_learning_rate=[None, 0.01]),
+        *grid(finetune_epochs=[10, 20], finetune_learning_rate=[0.005, 0.02]),
+    ],
+    "gradient_ascent": [
+        *grid(gradient_ascent_tolerance=[0.02, 0.05, 0.1, 0.2], gradient_ascent_learning_rate=[0.003, 0.01]),
+        *grid(
+            gradient_ascent_tolerance=[0.5, 1.0],
+            gradient_ascent_learning_rate=[0.003, 0.01],
+            gradient_ascent_steps=[300],
+        ),
+    ],
+    "rrl": [
+        *grid(rrl_fisher=[0.1, 1.0, 10.0, 100.0], rrl_learning_rate=[0.01, 0.02]),
+        *grid(rrl_fisher=[1.0, 10.0, 30.0, 100.0], rrl_learning_rate=[0.04]),
+    ],
+    "scif": [
+        *grid(scif_cap=[0.3, 0.5, 0.7, 1.0], scif_damping=[0.01, 0.1]),
+        *grid(scif_cap=[1.5, 2.0], scif_damping=[0.003, 0.01]),
+    ],
+    "ifru": [
+        *grid(ifru_damping=[0.02, 0.05, 0.1, 0.2], ifru_hops=[0, 1]),
+        *grid(ifru_solver=["adam"], ifru_learning_rate=[0.003, 0.01, 0.03, 0.1]),
+    ],
+    "sisa": [
+        *grid(sisa_learning_rate=[None, 0.002, 0.005, 0.01], sisa_epochs=[None, 400]),
+        *grid(sisa_learning_rate=[0.0005, 0.003, 0.007, 0.02]),
+    ],
+    "receraser": [
+        *grid(
+            receraser_partition=["interactions", "users"],
+            receraser_learning_rate=[None, 0.005],
+            receraser_attention_rate=[0.001, 0.003],
+        ),
+        *grid(receraser_partition=["items"], receraser_learning_rate=[None, 0.002]),
+        *grid(
+            receraser_partition=["users"],
+            receraser_learning_rate=[None, 0.002],
+            receraser_attention_rate=[0.01],
+        ),
+    ],
+    "ultrare": [
+        *grid(ultrare_learning_rate=[None, 0.002, 0.005, 0.01], ultrare_epochs=[None, 400]),
+        *grid(ultrare_learning_rate=[0.0005, 0.003, 0.007, 0.02]),
+    ],
+}
+BUDGET = 12
+assert all(len(own) == BUDGET for own in CANDIDATES.values())
+
+
+class OnValidation(_Pipeline):
+    """The pipeline with validation rows in the place of test rows."""
+
+    def _data(self, forget: Any) -> UnlearnData:
+        data = super()._data(forget)
+        return dataclasses.replace(data, retain=data.retain._replace(test=data.retain.valid))
+
+    def begin(self) -> None:
+        """Data, original and retrained model."""
+        self.data = self._data(INJECTED)
+        self.test = loaders(self.config, self.data.retain)
+        self.measurement = Measurement(self.config, self.data, self.test, self.evaluation.demotion_negatives)
+        self._record_original(*self._plain_phase())
+        self._method_phase(1)
+
+    def candidate(self, name: str, changes: dict[str, Any]) -> dict[str, float]:
+        """The figures of one candidate."""
+        method = registry.get(name)
+        options = settings.read(method.Settings, self.config.method_values(name) | changes)
+        trainer, task = _begin(method, options, self.config, self.data, self.original, self.cache, name)
+        if isinstance(trainer, ShardedTrainer):
+            # What the shards were before the request does not matter here, so they are not trained on D.
+            trainer.shards = trainer.untrained(task, trainer.pretrain(task))
+        trainer.run(task)
+        return self.figures(self._measured(name, trainer, trainer.seconds, trainer.from_cache))
+
+    def figures(self, phase: dict[str, Any]) -> dict[str, float]:
+        """What a candidate is judged by."""
+        goal = self.phases["retrained"]
+        shares = [phase[group]["ndcg@20"] / goal[group]["ndcg@20"] for group in ("metrics", "affected")]
+        gap = phase["forgetting"]["demotion_rate"] - goal["forgetting"]["demotion_rate"]
+        return {
+            "all": phase["metrics"]["ndcg@20"],
+            "affected": phase["affected"]["ndcg@20"],
+            "gap": gap,
+            "score": sum(min(1.0, share) for share in shares) / 2 - abs(gap),
+            "seconds": phase["seconds"],
+        }
+
+
+def found_in(file: Path) -> dict[tuple[str, str], dict]:
+    """What earlier calls measured, by method and candidate."""
+    if not file.exists():
+        return {}
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return {(row["method"], json.dumps(row["settings"], sort_keys=True)): row for row in rows}
+
+
+def rows_of(args: argparse.Namespace, model: str, names: list[str]) -> Iterator[dict]:
+    """All candidates of a model, measured now or before."""
+    file = Path(args.out) / f"{args.dataset}-{model}.jsonl"
+    known = found_in(file)
+    wanted = [(name, changes) for name in names for changes in CANDIDATES[name]]
+    missing = [w for w in wanted if (w[0], json.dumps(w[1], sort_keys=True)) not in known]
+    if missing:
+        with tempfile.TemporaryDirectory() as work, logging_to(Path(args.out)):
+            values = {
+                "seed": args.seed, "show_progress": False, "tensorboard": False, "cache_size": 20.0,
+                "cache_dir": str(Path(args.out) / "cache"), "checkpoint_dir": work, "compare": ["retrain"],
+                "unlearn": "obliviate", "workers": 1,
+            }  # fmt: skip
+            values |= {"data_path": args.data_path} if args.data_path else {}
+            pipeline = OnValidation(
+                UnlearnConfig(model, args.dataset, config_dict=values), Path(args.out), None
+            )
+            pipeline.begin()
+            for name in ("original", "retrained"):
+                figures = pipeline.figures(pipeline.phases[name])
+                known[name, "{}"] = {"method": name, "settings": {}, **figures}
+            for name, changes in missing:
+                row = {"method": name, "settings": changes, **pipeline.candidate(name, changes)}
+                known[name, json.dumps(changes, sort_keys=True)] = row
+                with file.open("a") as stream:
+                    stream.write(json.dumps(row) + "\n")
+    yield from known.values()
+
+
+def main() -> None:
+    """Measure what is missing, print all candidates, the best of a method first."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dataset", default="ml-100k")
+    parser.add_argument("--data_path")
+    parser.add_argument("--models", default="BPR,LightGCN")
+    parser.add_argument("--methods", default=",".join(CANDIDATES))
+    parser.add_argument("--seed", type=int, default=2020)
+    parser.add_argument("--out", default="saved/choose")
+    args = parser.parse_args()
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    for model in args.models.split(","):
+        rows = list(rows_of(args, model, args.methods.split(",")))
+        rows.sort(key=lambda row: (row["method"], -row["score"]))
+        table = [
+            [row["method"], json.dumps(row["settings"])[1:-1].replace('"', ""), *(row[key] for key in KEYS)]
+            for row in rows
+        ]
+        print(f"{model} on {args.dataset}, seed {args.seed}, validation rows")
+        print(tabulate(table, ["method", "settings", *KEYS], tablefmt="github", floatfmt=".4f"), flush=True)
+
+
+KEYS = ("score", "all", "affected", "gap", "seconds")
+
+if __name__ == "__main__":
+    main()

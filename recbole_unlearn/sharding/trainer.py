@@ -1,0 +1,173 @@
+r"""The base of sharded methods: how an ensemble is trained, and how it forgets.
+
+A method says how the rows are divided (:meth:`ShardedTrainer.divide`) and how the models answer together
+(:meth:`ShardedTrainer.ensemble`, :meth:`ShardedTrainer.fit_rule`); all else is here. The ensemble is trained from
+the start, so it is an original of its own, not the plain model. A request restarts the shards that hold one of its
+rows; the others are kept bit for bit.
+
+Times are sums over the shards' own trainings, whether they ran side by side or not, so that they compare with those
+of one model on one thread; `certificates` has the shards' times.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from recbole.utils import init_seed
+
+from recbole_unlearn.config import UnlearnConfig
+from recbole_unlearn.data import Splits, UnlearnData, loaders
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.influence.request import refuse_closed_form
+from recbole_unlearn.sharding import storage
+from recbole_unlearn.sharding.attention import vectors
+from recbole_unlearn.sharding.ensemble import Ensemble
+from recbole_unlearn.sharding.partition import Partition
+from recbole_unlearn.sharding.shards import Shards, Weights
+from recbole_unlearn.tables import as_rows, find_tables
+from recbole_unlearn.trainer import (
+    Originated,
+    Trained,
+    UnlearnTask,
+    UnlearnTrainer,
+    build_model,
+    clear_caches,
+)
+
+
+class ShardedTrainer(UnlearnTrainer):
+    r"""K models on parts of D; forgetting trains those anew that saw S, on their part of D\S."""
+
+    needs_original = False
+    own_original = True
+
+    shards: Shards
+
+    def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
+        """How a shard trains, and the number of its slices."""
+        return task.config, 1
+
+    def pretrain(self, task: UnlearnTask) -> Trained | None:
+        """A model of D that tells how to divide the rows, for methods that need one."""
+        return None
+
+    def divide(self, task: UnlearnTask, pretrained: Trained | None, generator: torch.Generator) -> Partition:
+        """Which shard each training row belongs to."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement divide().")
+
+    def ensemble(self, task: UnlearnTask, splits: Splits, models: list[Any]) -> Ensemble:
+        """The models with the rule that combines them, by default the mean of their scores."""
+        return Ensemble(task.config, models)
+
+    def fit_rule(self, task: UnlearnTask, ensemble: Ensemble, splits: Splits) -> None:
+        """Fit the rule to training rows, where it has anything to fit."""
+
+    def originate(self, task: UnlearnTask) -> Originated:
+        """Train the ensemble on D, or take it from where it was saved."""
+        refuse_closed_form(task, self.name)
+        full = task.data.full
+        if task.stored is not None:
+            self.shards, rule = storage.read(task.stored, self.shard_settings(task)[0], full)
+            return Originated(self._assembled(task, full, rule), None, False)
+        pretrained = self.pretrain(task)
+        start = time.perf_counter()
+        self.shards = self.untrained(task, pretrained)
+        spent = time.perf_counter() - start
+        self.shards, new = self.shards.trained(full, task.train_all, self.name)
+        trained = [one for several in new.values() for one in several]
+        trained += [] if pretrained is None else [pretrained]
+        start = time.perf_counter()
+        model = self._assembled(task, full)
+        spent += time.perf_counter() - start + sum(one.seconds or 0.0 for one in trained)
+        return Originated(model, spent, any(one.from_cache for one in trained))
+
+    def untrained(self, task: UnlearnTask, pretrained: Trained | None) -> Shards:
+        """The rows divided, with initial weights for each part."""
+        config, slices = self.shard_settings(task)
+        generator = torch.Generator().manual_seed(task.config["seed"])
+        partition = self.divide(task, pretrained, generator)
+        return Shards.new(config, task.data.full, partition, slices, generator)
+
+    def _assembled(self, task: UnlearnTask, splits: Splits, rule: Weights | None = None) -> Ensemble:
+        """The ensemble of the shards as they are, with the given rule or one that is fitted."""
+        models = self.shards.models(splits)
+        init_seed(task.config["seed"], task.config["reproducibility"])
+        ensemble = self.ensemble(task, splits, models)
+        if rule is None:
+            self.fit_rule(task, ensemble, splits)
+        else:
+            ensemble.load_own_state(rule)
+        clear_caches(ensemble)
+        return ensemble.eval()
+
+    def unlearn(self, task: UnlearnTask) -> None:
+        """Restart what saw a deleted row, and fit the rule anew."""
+        before = time.perf_counter()
+        self.shards = self.shards.without(task.data)
+        number, touched = self.shards.partition.number, self.shards.missing()
+        logging.getLogger().info("%s: %d of %d shards hold deleted rows.", self.name, len(touched), number)
+        finding = time.perf_counter() - before
+        self.shards, new = self.shards.trained(task.data.retain, task.train_all, self.label)
+        start = time.perf_counter()
+        self.model = self._assembled(task, task.data.retain)
+        rule = time.perf_counter() - start
+        spent = {shard: sum(one.seconds for one in steps) for shard, steps in new.items()}
+        self.seconds = finding + rule + sum(spent.values())
+        self.from_cache = any(one.from_cache for steps in new.values() for one in steps)
+        self.certificates |= {
+            "shards": number,
+            "restarted": len(touched),
+            "shard_seconds": {str(shard + 1): round(value, 4) for shard, value in spent.items()},
+            "rule_seconds": round(rule, 4),
+        }
+
+    def reset_orphans(self, task: UnlearnTask) -> None:
+        """Nothing to do: shards that held a deleted row began again, and no other ever saw it."""
+
+    def save(self, directory: Path, data: UnlearnData) -> Path:
+        """The ensemble as a directory."""
+        path = directory / f"{self.config['model']}-unlearned"
+        return storage.write(path, self.config, self.name, self.shards, self.model, data)
+
+    def validation(self, task: UnlearnTask, ensemble: Ensemble, splits: Splits) -> Callable[[], float]:
+        """A function that gives the ensemble's validation score, higher is better."""
+        data = loaders(task.config, splits)
+        self.eval_collector.data_collect(data.train)
+        sign = 1.0 if self.valid_metric_bigger else -1.0
+
+        def score() -> float:
+            own, self.model = self.model, ensemble
+            try:
+                return sign * float(self._valid_epoch(data.valid)[0])
+            finally:
+                self.model = own
+
+        return score
+
+
+def row_vectors(task: UnlearnTask, pretrained: Trained) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a pretrained model says of users (n, d) and items (m, d): its vectors, or its tables side by side."""
+    data = task.data.full
+    model = build_model(task.config, data)
+    pretrained.load_into(model)
+    try:
+        p, q = vectors(model, data.train)
+    except UnlearnError:
+        named = dict(model.named_parameters())
+        sizes = {"user": data.train.user_num, "item": data.train.item_num}
+        sides: dict[str, list[torch.Tensor]] = {"user": [], "item": []}
+        for table in find_tables(model, data.train):
+            rows = as_rows(named[table.parameter], table.axis)
+            sides[table.side].append(rows[table.offset : table.offset + sizes[table.side]])
+        if not all(sides.values()):
+            raise UnlearnError(
+                f"{task.config['model']} has no embeddings of {'users' if not sides['user'] else 'items'} to "
+                "divide the rows by. Use --unlearn=sisa."
+            ) from None
+        p, q = (torch.cat(rows, dim=1) for rows in sides.values())
+    return p.cpu(), q.cpu()

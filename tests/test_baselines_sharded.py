@@ -1,0 +1,567 @@
+"""SISA, RecEraser and UltraRE: what is restarted and what is kept, how models answer together, saving and loading."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recbole_unlearn import cache as cache_module
+from recbole_unlearn import run_unlearn, unlearn_model
+from recbole_unlearn import settings as plugin_settings
+from recbole_unlearn.data import divide, load, loaders
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.forget import Located
+from recbole_unlearn.methods import registry
+from recbole_unlearn.methods.ultrare import ranking_weights
+from recbole_unlearn.sharding import storage
+from recbole_unlearn.sharding.attention import AttentiveEnsemble, Fit, fit_attention, vectors
+from recbole_unlearn.sharding.ensemble import Ensemble, ItemEnsemble, WeightedEnsemble
+from recbole_unlearn.sharding.partition import Partition
+from recbole_unlearn.sharding.shards import Shards
+from recbole_unlearn.trainer import PhaseTrainer, UnlearnTask, build_model, compose, train, train_all
+from tests.obliviate_parts import divided
+
+METHODS = ["sisa", "receraser", "ultrare"]
+QUICK = {
+    "sisa": {"sisa_shards": 3},
+    "receraser": {"receraser_shards": 3, "receraser_attention_epochs": 3},
+    "ultrare": {"ultrare_shards": 3},
+}
+
+
+def run(settings, method, model="BPR", **changes):
+    forget = {key: changes.pop(key) for key in ("forget", "compare", "checkpoint") if key in changes}
+    quick = {} if "checkpoint" in forget else QUICK[method]
+    config = settings | quick | {"report": "none"} | changes
+    model, dataset = (None, None) if "checkpoint" in forget else (model, "tiny")
+    return run_unlearn(model, dataset, unlearn=method, **forget, config_dict=config)
+
+
+def make_task(config, data, method, all_jobs=train_all, **changes):
+    cls = registry.get(method)
+    model = build_model(config, data.retain)
+    initial = {name: value.detach().clone() for name, value in model.named_parameters()}
+    values = config.method_values(method) | QUICK[method] | changes
+    options = plugin_settings.read(cls.Settings, values)
+    task = UnlearnTask(config, data, None, initial, options, train, train_all=all_jobs)
+    return compose(cls, config, model, "unlearned"), task
+
+
+def without_user(splits, user):
+    """A request for every second row of one user."""
+    mask = np.zeros(len(splits.train), bool)
+    mask[np.flatnonzero(splits.train.inter_feat["user_id"].numpy() == user)[::2]] = True
+    nothing = [np.zeros(len(part), bool) for part in (splits.valid, splits.test)]
+    return divide(splits, Located(mask, *nothing), "x")
+
+
+def same(first, second):
+    return all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+# What is restarted, what is kept
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+@pytest.mark.parametrize("method", METHODS)
+def test_only_touched_shards_change(make_config, method, model):
+    config = make_config(model, epochs=2)
+    data = without_user(load(config).splits, 3)
+    trainer, task = make_task(config, data, method)
+    before = trainer.originate(task).model
+    old = [{k: v.clone() for k, v in part.state_dict().items()} for part in before.models]
+    rows = trainer.shards.partition.rows
+    touched = set(rows[data.deleted].tolist())
+    assert 0 < len(touched) < 3 or method == "receraser"
+    trainer.run(task)
+    after = [part.state_dict() for part in trainer.model.models]
+    for shard in range(3):
+        assert same(old[shard], after[shard]) == (shard not in touched)
+    assert trainer.certificates["restarted"] == len(touched)
+    assert set(trainer.certificates["shard_seconds"]) == {str(shard + 1) for shard in touched}
+
+
+def test_a_restarted_shard_is_one_that_never_saw_the_rows(make_config):
+    """Trained from its stored initial weights on what is left of its rows, and on nothing else."""
+    config = make_config(epochs=2)
+    data = without_user(load(config).splits, 3)
+    seen = []
+
+    def watched(jobs):
+        seen.append(jobs)
+        return train_all(jobs)
+
+    trainer, task = make_task(config, data, "sisa", watched)
+    trainer.originate(task)
+    initial = [dict(weights) for weights in trainer.shards.initial]
+    trainer.run(task)
+    first, second = seen
+    (job,) = second
+    (shard,) = set(trainer.shards.partition.users[torch.tensor([3])].tolist())
+    assert len(first) == 3
+    assert same(initial[shard], job.start)
+    assert same(first[shard].start, job.start)
+    rows = job.splits.train.inter_feat
+    assert len(rows) == len(first[shard].splits.train) - int(data.deleted.sum())
+    exact = train(*job)
+    assert same(exact.state_dict, trainer.model.models[shard].state_dict())
+    assert job.config["seed"] == config["seed"] + shard
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_rows_of_a_shard_are_its_own(make_config, method):
+    """Rows, negatives and the stop on validation: nothing of another shard."""
+    config = make_config(epochs=1)
+    data = divided(config)
+    trainer, task = make_task(config, data, method)
+    trainer.originate(task)
+    shards, full = trainer.shards, data.full
+    numbers = [len(shards.splits(full, shard).train) for shard in range(3)]
+    assert sum(numbers) == len(full.train)
+    for shard in range(3):
+        own = shards.splits(full, shard)
+        users, items = (own.train.inter_feat[field] for field in ("user_id", "item_id"))
+        known = loaders(config, own).train._sampler.used_ids
+        for user in torch.unique(users).tolist():
+            assert known[user] == set(items[users == user].tolist())
+        assert torch.isin(own.valid.inter_feat["user_id"], users).all()
+        assert torch.isin(own.valid.inter_feat["item_id"], items).all()
+
+
+def test_a_shard_without_validation_rows_stops_by_all(make_config):
+    config = make_config(epochs=1)
+    splits = load(config).splits
+    user = splits.train.inter_feat["user_id"][0]
+    alone = (splits.train.inter_feat["user_id"] == user).long()
+    mine = splits.valid.inter_feat["user_id"] == user
+    splits = splits._replace(valid=splits.valid.copy(splits.valid.inter_feat[~mine]))
+    shards = Shards.new(config, splits, Partition(2, alone, None, None), 1, torch.Generator())
+    assert len(shards.splits(splits, 1).valid) == len(splits.valid)
+
+
+def test_a_shard_that_lost_all_rows_is_as_it_began(make_config):
+    config = make_config(epochs=1)
+    splits = load(config).splits
+    users = splits.train.inter_feat["user_id"]
+    alone = users == users[0]
+    nothing = [np.zeros(len(part), bool) for part in (splits.valid, splits.test)]
+    data = divide(splits, Located(alone.numpy(), *nothing), "x")
+    shards = Shards.new(config, splits, Partition(2, alone.long(), None, None), 1, torch.Generator())
+    shards, _ = shards.trained(data.full, train_all, "x")
+    shards, new = shards.without(data).trained(data.retain, train_all, "x")
+    assert new == {1: []}
+    assert same(shards.initial[1], shards.steps[1][-1].state_dict)
+    assert not same(shards.initial[0], shards.steps[0][-1].state_dict)
+
+
+def test_slices_resume_at_the_last_clean_one(make_config):
+    config = make_config(epochs=3)
+    splits = load(config).splits
+    jobs = []
+
+    def watched(some):
+        jobs.extend(some)
+        return train_all(some)
+
+    everything = Partition(1, torch.zeros(len(splits.train), dtype=torch.long), None, None)
+    shards = Shards.new(config, splits, everything, 3, torch.Generator().manual_seed(0))
+    shards, _ = shards.trained(splits, watched, "x")
+    sizes = [len(job.splits.train) for job in jobs]
+    assert sizes == [int((shards.slices <= step).sum()) for step in range(3)]
+    assert [job.config["epochs"] for job in jobs] == [2, 2, 2]  # 2 · 3 / (3 + 1), rounded
+    mask = np.zeros(len(splits.train), bool)
+    mask[int((shards.slices == 2).nonzero()[0])] = True
+    nothing = [np.zeros(len(part), bool) for part in (splits.valid, splits.test)]
+    data = divide(splits, Located(mask, *nothing), "x")
+    jobs.clear()
+    after, new = shards.without(data).trained(data.retain, watched, "x")
+    assert len(jobs) == len(new[0]) == 1
+    assert same(jobs[0].start, shards.steps[0][1].state_dict)
+    assert after.steps[0][:2] == shards.steps[0][:2]
+    assert len(jobs[0].splits.train) == len(splits.train) - 1
+
+
+# How models answer together
+
+
+class Fixed(torch.nn.Module):
+    """A model with given scores (users, items)."""
+
+    def __init__(self, scores):
+        super().__init__()
+        self.scores = scores
+
+    def predict(self, interaction):
+        return self.scores[interaction["user_id"], interaction["item_id"]]
+
+    def full_sort_predict(self, interaction):
+        return self.scores[interaction["user_id"]].reshape(-1)
+
+
+@pytest.fixture
+def scores():
+    return torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0))
+
+
+def answers(ensemble):
+    """Scores (5, 7) by both ways RecBole asks; they must agree."""
+    from recbole.data.interaction import Interaction
+
+    users, items = torch.arange(5), torch.arange(7)
+    whole = ensemble.full_sort_predict(Interaction({"user_id": users})).reshape(5, 7)
+    pairs = Interaction({"user_id": users.repeat_interleave(7), "item_id": items.repeat(5)})
+    assert torch.allclose(ensemble.predict(pairs).reshape(5, 7), whole)
+    return whole
+
+
+def test_the_mean_of_scores(make_config, scores):
+    ensemble = Ensemble(make_config(), [Fixed(part) for part in scores])
+    assert torch.allclose(answers(ensemble), scores.mean(dim=0))
+    with pytest.raises(NotImplementedError, match="one by one"):
+        ensemble.calculate_loss(None)
+
+
+def test_the_score_of_the_items_model(make_config, scores):
+    shards = torch.tensor([-1, 0, 2, 1, 1, -1, 0])
+    found = answers(ItemEnsemble(make_config(), [Fixed(part) for part in scores], shards))
+    for item, shard in enumerate(shards.tolist()):
+        expected = scores[shard, :, item] if shard >= 0 else scores[:, :, item].mean(dim=0)
+        assert torch.allclose(found[:, item], expected)
+
+
+def test_weights_by_the_users_shard(make_config, scores):
+    shards = torch.tensor([-1, 0, 2, 1, 0])
+    ensemble = WeightedEnsemble(make_config(), [Fixed(part) for part in scores], shards)
+    assert torch.allclose(answers(ensemble), scores.mean(dim=0))
+    ensemble.weights[:3] = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
+    found = answers(ensemble)
+    for user, shard in enumerate(shards.tolist()):
+        weights = ensemble.weights[shard] if shard >= 0 else torch.full((3,), 1 / 3)
+        assert torch.allclose(found[user], (weights[:, None] * scores[:, user]).sum(dim=0), atol=1e-6)
+
+
+def test_the_regression_is_at_its_optimum():
+    """The gradient of Σ log σ(w · x) - ½ |w|² vanishes."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 3, generator=generator, dtype=torch.float64) + torch.tensor([1.0, 0.2, -0.1])
+    w = ranking_weights(x)
+    gradient = (torch.sigmoid(-(x @ w))[:, None] * x).sum(dim=0) - w
+    assert gradient.abs().max() < 0.05  # of sums over 400 rows
+    assert w[0] > w[1] > w[2]
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NGCF"])
+def test_vectors_give_the_models_scores(make_config, model):
+    config = make_config(model)
+    splits = load(config).splits
+    net = build_model(config, splits).eval()
+    p, q = vectors(net, splits.train)
+    trainer = compose(PhaseTrainer, config, net, "x")
+    users = torch.arange(1, 6)
+    assert torch.allclose((p @ q.T)[users, 1:], trainer.scores(users, splits.train)[:, 1:], atol=1e-5)
+
+
+def test_models_without_vectors_are_told_apart(make_config):
+    config = make_config("NeuMF")
+    splits = load(config).splits
+    with pytest.raises(UnlearnError, match="receraser_aggregation=mean"):
+        vectors(build_model(config, splits), splits.train)
+
+
+def make_attention(config, splits, number=2, dropout=0.0):
+    nets = [build_model(config.replace(seed=seed), splits) for seed in range(number)]
+    torch.manual_seed(0)
+    return nets, AttentiveEnsemble(config, nets, splits.train, 4, dropout).eval()
+
+
+def test_attention_over_one_model_is_that_model(make_config):
+    config = make_config()
+    splits = load(config).splits
+    (net,), ensemble = make_attention(config, splits, 1)
+    users = torch.arange(1, 6)
+    own, whole = (
+        compose(PhaseTrainer, config, one, "x").scores(users, splits.train) for one in (net, ensemble)
+    )
+    assert torch.allclose(own[:, 1:], whole[:, 1:], atol=1e-6)
+
+
+def test_attention_is_the_formula(make_config):
+    config = make_config()
+    splits = load(config).splits
+    nets, ensemble = make_attention(config, splits, 2)
+    with torch.no_grad():
+        ensemble.turn += 0.1 * torch.randn(ensemble.turn.shape, generator=torch.Generator().manual_seed(1))
+        ensemble.shift += 0.3
+    user, item, found = 4, 7, []
+    for side, row, attention in (
+        ("user", user, ensemble.of_user), ("item", item, ensemble.of_item),
+    ):  # fmt: skip
+        moved, weights = [], []
+        for shard, net in enumerate(nets):
+            vector = getattr(net, f"{side}_embedding").weight[row]
+            vector = vector @ ensemble.turn[shard] + ensemble.shift[shard, 0]
+            hidden = torch.relu(attention.inner.weight @ vector + attention.inner.bias)
+            moved.append(vector)
+            weights.append((attention.outer.weight[0] @ hidden).exp())
+        total = sum(weights)
+        found.append(sum(w / total * v for w, v in zip(weights, moved, strict=True)))
+    expected = (found[0] * found[1]).sum()
+    assert torch.allclose(ensemble.pair_scores(torch.tensor([user]), torch.tensor([item])), expected)
+
+
+def test_training_the_attention_leaves_the_models_alone_and_keeps_the_best_epoch(make_config):
+    config = make_config(embedding_size=8)
+    splits = load(config).splits
+    nets, ensemble = make_attention(config, splits, 3)
+    before = [{k: v.clone() for k, v in net.state_dict().items()} for net in nets]
+    scores = iter([0.1, 0.2, 0.5, 0.3, 0.3, 0.9])
+    states = []
+
+    def score():
+        states.append(ensemble.turn.detach().clone())
+        return next(scores)
+
+    fit = Fit(epochs=10, learning_rate=0.01, batch_size=64, l2=0.0, patience=2)
+    from tqdm import tqdm
+
+    losses = fit_attention(ensemble, fit, torch.Generator().manual_seed(0), score, tqdm(disable=True))
+    assert [epoch for epoch, _ in losses] == [1, 2, 3, 4]  # two looks without a gain
+    assert losses[-1][1] < losses[0][1]
+    assert torch.equal(ensemble.turn, states[2])
+    assert all(same(old, net.state_dict()) for old, net in zip(before, nets, strict=True))
+
+
+def test_a_failing_attention_says_so(make_config):
+    config = make_config()
+    splits = load(config).splits
+    _, ensemble = make_attention(config, splits, 2)
+    with torch.no_grad():
+        ensemble.turn[0, 0, 0] = float("nan")
+    fit = Fit(2, 0.01, 64, 0.0, 2)
+    with pytest.raises(UnlearnError, match="receraser_attention_rate"):
+        fit_attention(ensemble, fit, torch.Generator(), lambda: 0.0, None)
+
+
+# End to end
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+@pytest.mark.parametrize("method", METHODS)
+def test_from_a_request_to_a_result(settings, tmp_path, method, model):
+    outcome = run(settings, method, model, compare="retrain")
+    phases = outcome.result["phases"]
+    assert list(phases) == ["original", "unlearned", "retrained"]
+    assert phases["unlearned"]["metrics"] != phases["original"]["metrics"]
+    assert outcome.result["certificates"]["shards"] == 3
+    assert outcome.result["speedup"] > 0
+    assert "before" not in phases["unlearned"]
+    assert (tmp_path / "out" / f"{model}-unlearned" / "ensemble.json").is_file()
+    again = run(settings | {"output_dir": str(tmp_path / "two")}, method, model, compare="retrain")
+    assert again.result["phases"]["unlearned"]["metrics"] == phases["unlearned"]["metrics"]
+    assert again.result["phases"]["unlearned"]["seconds_from_cache"]
+
+
+@pytest.mark.parametrize("extra", [
+    {"receraser_partition": "users"},
+    {"receraser_partition": "items"},
+    {"receraser_aggregation": "mean"},
+])  # fmt: skip
+def test_variants_of_receraser(settings, extra):
+    outcome = run(settings, "receraser", forget={"user_id": ["u3"]}, **extra)
+    assert 0 < outcome.result["certificates"]["restarted"] <= 3
+    assert outcome.result["settings"] | extra == outcome.result["settings"]
+
+
+def test_other_models(settings):
+    """NeuMF has no full sort and no vectors; FM keeps users and items in one table."""
+    for method, extra in (
+        ("sisa", {}), ("ultrare", {}), ("receraser", {"receraser_aggregation": "mean"}),
+    ):  # fmt: skip
+        outcome = run(settings, method, "NeuMF", forget={"user_id": ["u3"]}, epochs=1, **extra)
+        assert outcome.result["phases"]["unlearned"]["metrics"]["ndcg@20"] > 0
+    outcome = run(settings, "ultrare", "FM", forget={"user_id": ["u3"]}, epochs=1)
+    assert outcome.result["phases"]["unlearned"]["metrics"]["ndcg@20"] > 0
+
+
+def test_each_method_is_measured_from_its_own_original(settings):
+    compared = run(settings | {"finetune_epochs": 1}, "sisa", compare=["retrain", "finetune", "ultrare"])
+    phases = compared.result["phases"]
+    assert list(phases) == ["original", "unlearned", "retrained", "finetune", "ultrare"]
+    assert "before" not in phases["unlearned"]
+    assert "before" not in phases["retrained"]
+    plain, own = phases["finetune"]["before"], phases["ultrare"]["before"]
+    assert plain["metrics"] != phases["original"]["metrics"]
+    assert own["metrics"] not in (plain["metrics"], phases["original"]["metrics"])
+    assert "finetune before" in str(compared)
+    assert "ultrare before" in str(compared)
+
+
+def test_a_compared_ensemble_leaves_the_plain_original(settings):
+    config = settings | {"finetune_epochs": 1, "report": "none"} | QUICK["sisa"]
+    outcome = run_unlearn("BPR", "tiny", unlearn="finetune", compare=["sisa"], config_dict=config)
+    phases = outcome.result["phases"]
+    assert "before" not in phases["unlearned"]
+    assert phases["sisa"]["before"]["metrics"] != phases["original"]["metrics"]
+    assert (outcome.output_dir / "BPR-unlearned.pth").is_file()
+
+
+def test_closed_form_models_are_refused(settings):
+    for method in METHODS:
+        with pytest.raises(UnlearnError, match="closed form"):
+            run(settings, method, "Pop")
+
+
+def test_a_model_you_hold_is_no_ensemble(make_config):
+    config = make_config()
+    splits = load(config).splits
+    with pytest.raises(UnlearnError, match="several models"):
+        unlearn_model(config, build_model(config, splits), splits, {"user_id": ["u1"]}, method="sisa")
+
+
+def test_too_many_shards(settings):
+    with pytest.raises(UnlearnError, match="use 40 or fewer"):
+        run(settings | {"sisa_shards": 41}, "sisa", sisa_shards=41)
+
+
+# Saving and loading
+
+
+@pytest.fixture
+def saved(settings, tmp_path):
+    """An ensemble of RecEraser on disk, which has forgotten u3, and the outcome it was saved from."""
+    outcome = run(settings, "receraser", forget={"user_id": ["u3"]}, epochs=2)
+    return outcome, tmp_path / "out" / "BPR-unlearned"
+
+
+def test_the_next_request_starts_from_the_directory(saved, settings, tmp_path):
+    first, path = saved
+    moved = shutil.move(path, tmp_path / "moved")
+    second = run(
+        {k: v for k, v in settings.items() if k not in ("data_path", "load_col", "epochs", "embedding_size")}
+        | {"output_dir": str(tmp_path / "next")},
+        "receraser", checkpoint=str(moved), forget={"user_id": ["u7"]},
+    )  # fmt: skip
+    users = torch.arange(1, 6)
+    train_rows = first.data.retain.train
+    old = compose(PhaseTrainer, first.config, first.model, "x").scores(users, train_rows)
+    config = second.config.method_values("receraser")
+    assert config["receraser_attention_epochs"] == 3  # as it was trained, not the default
+    phases = second.result["phases"]
+    assert phases["original"]["seconds"] is None
+    shards, rule = storage.read(moved, first.config, second.data.full)
+    assert len(shards.initial) == 3
+    net = AttentiveEnsemble(
+        first.config, shards.models(second.data.full), second.data.full.train,
+        config["receraser_attention_size"], 0.0,
+    ).eval()  # fmt: skip
+    net.load_own_state(rule)
+    new = compose(PhaseTrainer, first.config, net, "x").scores(users, train_rows)
+    assert torch.equal(old, new)
+    assert (tmp_path / "next" / "BPR-unlearned" / "shard-2.safetensors").is_file()
+
+
+def test_the_directory_holds_nothing_of_what_was_deleted(saved):
+    outcome, path = saved
+    left = len(outcome.data.retain.train)
+    groups = load_file(path / "rule.safetensors")
+    assert groups["partition.rows"].shape == groups["partition.slices"].shape == (left,)
+    content = b"".join(file.read_bytes() for file in path.iterdir())
+    assert b"u3" not in content.replace(b"u3\x00", b"u3") or b"'u3'" not in content
+    assert b"exp_avg" not in content
+    assert len(storage.read_head(path).rows) == 64
+    assert "u3" not in (path / "ensemble.json").read_text()
+
+
+def test_shards_forget_users_without_rows(settings, tmp_path):
+    outcome = run(settings, "sisa", forget={"user_id": ["u3"]}, epochs=1)
+    row = outcome.data.full.train.token2id("user_id", "u3")
+    groups = load_file(tmp_path / "out" / "BPR-unlearned" / "rule.safetensors")
+    assert groups["partition.users"][row] == -1
+    assert (groups["partition.users"] >= 0).sum() == 39
+
+
+def damage(path, how):
+    shard, rule, head = path / "shard-1.safetensors", path / "rule.safetensors", path / "ensemble.json"
+    if how == "missing shard":
+        shard.unlink()
+    elif how == "cut shard":
+        shard.write_bytes(shard.read_bytes()[:100])
+    elif how == "nan":
+        values = load_file(shard)
+        save_file({k: torch.full_like(v, float("nan")) for k, v in values.items()}, shard)
+    elif how == "slices":
+        save_file({"initial.x": torch.zeros(1)}, shard)
+    elif how == "rows":
+        values = load_file(rule)
+        save_file({**values, "partition.rows": values["partition.rows"][:5].clone()}, rule)
+    elif how == "json":
+        head.write_text("{")
+    elif how == "schema":
+        head.write_text(json.dumps(json.loads(head.read_text()) | {"schema": 9}))
+    elif how == "key":
+        head.write_text(json.dumps(json.loads(head.read_text()) | {"shards": "three"}))
+    elif how == "other rows":
+        head.write_text(json.dumps(json.loads(head.read_text()) | {"rows": "0" * 64}))
+    elif how == "no head":
+        head.unlink()
+
+
+@pytest.mark.parametrize(("how", "message"), [
+    ("missing shard", "Cannot read"), ("cut shard", "Cannot read"), ("nan", "not finite"),
+    ("slices", "does not hold all slices"), ("rows", "does not fit"), ("json", "not JSON"),
+    ("schema", "schema 1"), ("key", "shards is missing or odd"), ("other rows", "other rows"),
+    ("no head", "not the directory of an ensemble"),
+])  # fmt: skip
+def test_a_damaged_directory_is_refused_in_one_line(saved, settings, tmp_path, how, message):
+    _, path = saved
+    damage(path, how)
+    with pytest.raises(UnlearnError, match=message) as error:
+        run(
+            settings | {"output_dir": str(tmp_path / "b")},
+            "receraser",
+            checkpoint=path,
+            forget={"user_id": ["u7"]},
+        )
+    assert "\n" not in str(error.value)
+
+
+def test_the_method_must_fit_the_checkpoint(saved, settings, plain_checkpoint):
+    _, path = saved
+    with pytest.raises(UnlearnError, match="Use --unlearn=receraser"):
+        run(settings, "sisa", checkpoint=path, forget={"user_id": ["u7"]})
+    with pytest.raises(UnlearnError, match="is one model"):
+        run(settings, "sisa", checkpoint=plain_checkpoint, forget={"user_id": ["u7"]})
+    with pytest.raises(UnlearnError, match="overwrite"):
+        run(settings, "receraser", checkpoint=path, forget={"user_id": ["u7"]})
+
+
+def test_a_full_disk_leaves_the_old_directory(saved, settings, monkeypatch):
+    _, path = saved
+    before = (path / "ensemble.json").read_text()
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage, "save_file", full)
+    with pytest.raises(UnlearnError, match="No space left"):
+        run(settings, "receraser", forget={"user_id": ["u7"]}, epochs=2)
+    assert (path / "ensemble.json").read_text() == before
+    assert not list(path.parent.glob(".BPR-unlearned*"))
+
+
+# Trained before, trained elsewhere
+
+
+def test_shards_come_from_the_cache_one_by_one(settings, tmp_path, monkeypatch):
+    """A second request trains the shards it touches and takes the original's from the cache."""
+    calls = []
+    original = cache_module.train
+    monkeypatch.setattr(cache_module, "train", lambda *job: (calls.append(job[2]), original(*job))[1])
+    run(settings, "sisa", forget={"user_id": ["u3"]}, epochs=1)
+    assert len(calls) == 4
+    run(settings | {"output_dir": str(tmp_path / "b")}, "sisa", forget={"user_id": ["u7"]}, epochs=1)
+    assert len(calls) == 5
+    assert calls[-1].startswith("unlearned shard")

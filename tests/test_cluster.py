@@ -1,0 +1,132 @@
+"""Independent work, here and on Ray: when Ray is started, the same results there, and what goes wrong."""
+
+import importlib
+import os
+import time
+
+import pytest
+import torch
+
+from recbole_unlearn import cluster, run_unlearn
+from recbole_unlearn.cluster import Workers
+from recbole_unlearn.errors import UnlearnError
+from tests.conftest import ROOT
+
+
+def square(x):
+    return x * x
+
+
+def waits(x):
+    time.sleep(0.02)
+    return x
+
+
+def refuses(x):
+    raise UnlearnError(f"no {x}")
+
+
+def dies(x):
+    os._exit(1)
+
+
+def threads(x):
+    return torch.get_num_threads(), os.getpid()
+
+
+class Unreadable:
+    """Can be sent, but not be read by another process."""
+
+    def __reduce__(self):
+        return importlib.import_module, ("no_such_module",)
+
+
+@pytest.fixture
+def no_ray(monkeypatch):
+    """Ray may be asked for, but does not start: the pieces that would go to it are noted."""
+    sent = []
+
+    def on_ray(self, work, pieces, left):
+        sent.extend(left)
+        yield from ((k, work(*pieces[k])) for k in left)
+
+    monkeypatch.setattr(Workers, "_on_ray", on_ray)
+    return sent
+
+
+@pytest.mark.parametrize(("workers", "expected"), [
+    (Workers(), []), (Workers(1), []), (Workers(2), [0, 1, 2]), (Workers(1, "x"), [0, 1, 2]),
+    (Workers(None, "x"), [0, 1, 2]), (Workers(None), []),
+])  # fmt: skip
+def test_ray_is_started_when_asked_for(no_ray, workers, expected):
+    assert dict(workers.do(square, [(1,), (2,), (3,)])) == {0: 1, 1: 4, 2: 9}
+    assert no_ray == expected
+
+
+def test_one_piece_needs_no_ray(no_ray):
+    assert dict(Workers(2).do(square, [(3,)])) == {0: 9}
+    assert no_ray == []
+    assert list(Workers(2).do(square, [])) == []
+
+
+@pytest.mark.parametrize(("cores", "seconds", "pieces", "expected"), [
+    (2, 0.02, 5, [1, 2, 3, 4]),  # 4 pieces left take 2 rounds: 2 · 0.02 s saved
+    (2, 0.02, 2, []),  # one piece is left: nothing to do beside it
+    (1, 0.02, 5, []),
+])  # fmt: skip
+def test_ray_is_started_when_it_pays(no_ray, monkeypatch, cores, seconds, pieces, expected):
+    monkeypatch.setattr(cluster, "START_SECONDS", 0.03)
+    monkeypatch.setattr(cluster, "_installed", lambda: True)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert dict(Workers(None).do(waits, [(k,) for k in range(pieces)])) == {k: k for k in range(pieces)}
+    assert no_ray == expected
+
+
+def test_without_ray_work_is_done_here(no_ray, monkeypatch):
+    monkeypatch.setattr(cluster, "START_SECONDS", 0.0)
+    monkeypatch.setattr(cluster, "_installed", lambda: False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert len(list(Workers(None).do(waits, [(1,)] * 4))) == 4
+    assert no_ray == []
+
+
+def test_missing_ray_is_said(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(UnlearnError, match=r"recbole-unlearn\[tune\]"):
+        list(Workers(2).do(square, [(1,), (2,)]))
+
+
+def test_an_unreachable_cluster_is_said_at_once():
+    pytest.importorskip("ray")
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
+        with pytest.raises(UnlearnError, match="Cannot connect to the Ray cluster") as error:
+            list(Workers(None, address).do(square, [(1,)]))
+        assert "\n" not in str(error.value)
+
+
+def test_on_ray(settings, tmp_path, monkeypatch):
+    """One start of Ray for all of it: results, threads, errors, and shards that are bit for bit the same."""
+    pytest.importorskip("ray")
+    config = settings | {"sisa_shards": 3, "epochs": 2, "report": "none", "cache": False}
+    here = run_unlearn("BPR", "tiny", unlearn="sisa", config_dict=config | {"workers": 1})
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # Ray's workers import this file
+    with cluster.session(cpus=2) as ray:
+        assert ray.is_initialized()
+        assert dict(Workers(2).do(square, [(2,), (3,)])) == {0: 4, 1: 9}
+        found = dict(Workers(2).do(threads, [(1,), (2,)]))
+        assert all(number == torch.get_num_threads() and pid != os.getpid() for number, pid in found.values())
+        with pytest.raises(UnlearnError, match=r"^no 1$"):
+            list(Workers(2).do(refuses, [(1,), (1,)]))
+        with pytest.raises(UnlearnError, match="every node"):
+            list(Workers(2).do(square, [(Unreadable(),), (1,)]))
+        there = run_unlearn(
+            "BPR", "tiny", unlearn="sisa",
+            config_dict=config | {"workers": 2, "output_dir": str(tmp_path / "ray")},
+        )  # fmt: skip
+        monkeypatch.setattr(cluster, "RETRIES", 0)
+        with pytest.raises(UnlearnError, match="worker died"):
+            list(Workers(2).do(dies, [(1,), (1,)]))
+        assert ray.is_initialized()  # one that was there before is left running
+    assert not ray.is_initialized()
+    for name, value in here.model.state_dict().items():
+        assert torch.equal(value, there.model.state_dict()[name])

@@ -1,0 +1,402 @@
+"""How rows are divided among shards: each rule against a plain reference, and what every partition must keep."""
+
+import dataclasses
+import importlib.util
+import itertools
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.sharding import partition
+from recbole_unlearn.sharding.partition import (
+    Partition,
+    by_interactions,
+    by_transport,
+    by_users,
+    item_blocks,
+    random_users,
+)
+
+needs_transport = pytest.mark.skipif(importlib.util.find_spec("ot") is None, reason="needs POT")
+seeds = st.integers(0, 9999)
+quick = hypothesis_settings(max_examples=40, deadline=None)
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@dataclasses.dataclass
+class Data:
+    """Rows of users 1..n and of items 1..n, with embeddings; the last user and the last item have no row."""
+
+    users: torch.Tensor
+    items: torch.Tensor
+    p: torch.Tensor
+    q: torch.Tensor
+
+    def parts(self, name, k, seed=0):
+        """The partition that the function ``name`` makes."""
+        sizes = len(self.p), len(self.q)
+        arguments = {
+            "random_users": (self.users, sizes[0]),
+            "item_blocks": (self.users, self.items, *sizes),
+            "by_interactions": (self.users, self.items, self.p, self.q),
+            "by_users": (self.users, self.p),
+            "by_transport": (self.users, self.p),
+        }[name]
+        return getattr(partition, name)(*arguments, k, seeded(seed))
+
+
+def make_data(seed, n=12, rows=40, d=3, kinds=None):
+    """Random rows; each user and item has one at least. With ``kinds``, embeddings take so many values (ties)."""
+    generator = seeded(seed)
+    extra = torch.randint(1, n + 1, (2, rows), generator=generator)
+    ids = torch.arange(1, n + 1)
+    shuffled = ids[torch.randperm(n, generator=generator)]
+    p, q = torch.randn(2, n + 2, d, generator=generator)
+    if kinds is not None:
+        p, q = p[torch.arange(n + 2) % kinds], q[torch.arange(n + 2) % kinds]
+    return Data(torch.cat([ids, extra[0]]), torch.cat([shuffled, extra[1]]), p, q)
+
+
+def make_clusters(seed, k=4, each=15):
+    """Users and items in ``k`` far clusters (user u in cluster u % k), with rows inside them only."""
+    generator = seeded(seed)
+    ids = torch.arange(k * each + 1)
+    centres = 10.0 * torch.eye(k)[ids % k]
+    p, q = (centres + 0.1 * torch.randn(centres.shape, generator=generator) for _ in range(2))
+    users = ids[1:].repeat_interleave(3)
+    steps = k * torch.randint(0, each, users.shape, generator=generator)
+    return Data(users, (users - 1 + steps) % (k * each) + 1, p, q)
+
+
+def spread(vectors, shard):
+    """The within-cluster sum of squares."""
+    return sum(
+        float((vectors[shard == s] - vectors[shard == s].mean(0)).square().sum()) for s in shard.unique()
+    )
+
+
+EVERY = [
+    "random_users",
+    "item_blocks",
+    "by_interactions",
+    "by_users",
+    pytest.param("by_transport", marks=needs_transport),
+]
+WHOLE_USERS = [EVERY[0], *EVERY[3:]]
+LEARNED = EVERY[2:]
+
+
+# What every partition keeps
+
+
+@pytest.mark.parametrize("name", EVERY)
+@quick
+@given(seed=seeds, n=st.integers(1, 14), k=st.integers(1, 14), kinds=st.sampled_from([None, 1, 2]))
+def test_each_row_has_one_shard_and_no_shard_is_empty(name, seed, n, k, kinds):
+    k = min(k, n)
+    data = make_data(seed, n=n, rows=seed % 30, kinds=kinds)
+    found = data.parts(name, k, seed)
+    assert found.number == k
+    assert found.rows.shape == data.users.shape
+    assert found.rows.dtype == torch.int64
+    assert found.rows.unique().tolist() == list(range(k))
+    for shard, ids, size in ((found.users, data.users, data.p), (found.items, data.items, data.q)):
+        if shard is not None:
+            assert shard.dtype == torch.int64
+            assert torch.equal(shard[ids], found.rows)
+            assert shard[0] == shard[len(size) - 1] == -1
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_seed_decides(name):
+    data = make_data(3, n=30, rows=200)
+    found = [data.parts(name, 4, seed).rows for seed in (0, 0, 1)]
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", WHOLE_USERS)
+def test_users_stay_together(name):
+    data = make_data(4)
+    found = data.parts(name, 3)
+    assert found.items is None
+    for user in data.users.unique():
+        assert found.rows[data.users == user].unique().tolist() == [found.users[user]]
+
+
+@pytest.mark.parametrize("name", ["random_users", pytest.param("by_transport", marks=needs_transport)])
+@quick
+@given(seed=seeds, n=st.integers(1, 25), k=st.integers(1, 7), kinds=st.sampled_from([None, 1, 3]))
+def test_shards_of_one_size(name, seed, n, k, kinds):
+    k = min(k, n)
+    sizes = make_data(seed, n=n, kinds=kinds).parts(name, k, seed).users[1:-1].bincount(minlength=k)
+    assert sizes.max() - sizes.min() <= 1
+    assert sizes.sum() == n
+
+
+@quick
+@given(seed=seeds, k=st.integers(1, 6), slack=st.sampled_from([1.0, 1.2, 2.0]))
+def test_shards_keep_to_their_cap(seed, k, slack):
+    data = make_data(seed)
+    rows = by_interactions(data.users, data.items, data.p, data.q, k, seeded(seed), slack=slack).rows
+    assert rows.bincount().max() <= np.ceil(slack * len(data.users) / k)
+    users = by_users(data.users, data.p, k, seeded(seed), slack=slack).users
+    assert users[1:-1].bincount().max() <= np.ceil(slack * 12 / k)
+
+
+def test_users_count_once_however_many_rows_they_have():
+    users = torch.tensor([1] * 50 + [2, 3, 4])
+    p = torch.tensor([[0.0], [0.0], [0.1], [9.0], [9.1]])
+    for seed in range(5):
+        found = by_users(users, p, 2, seeded(seed)).users
+        assert found[1] == found[2] != found[3] == found[4]
+
+
+# Items go to the block with most of their rows
+
+
+@quick
+@given(seeds, st.integers(1, 4))
+def test_items_follow_the_majority(seed, k):
+    data = make_data(seed, rows=80)
+    found = data.parts("item_blocks", k, seed)
+    blocks = random_users(data.users, len(data.p), k, seeded(seed)).users
+    assert found.users is None
+    wanted = [-1] * len(data.q)
+    for item in range(1, len(data.q) - 1):
+        votes = [int((blocks[data.users[data.items == item]] == s).sum()) for s in range(k)]
+        wanted[item] = votes.index(max(votes))
+    if set(range(k)) <= set(wanted):
+        assert found.items.tolist() == wanted
+    else:  # one item for each block that would be empty
+        assert (found.items != torch.tensor(wanted)).sum() == k - len(set(wanted) - {-1})
+
+
+def test_a_tie_goes_to_the_lowest_block_and_a_block_without_items_gets_one():
+    users, items = torch.tensor([1, 2, 1, 2, 1, 2]), torch.tensor([1, 1, 2, 2, 3, 3])
+    assert item_blocks(users, items, 3, 4, 2, seeded(0)).items.tolist() == [-1, 1, 0, 0]
+
+
+# The greedy fill
+
+
+def one_by_one(cost, cap):
+    """The fill as RecEraser writes it: a loop over all pairs in order of cost."""
+    n, k = cost.shape
+    shard, sizes = [-1] * n, [0] * k
+    for _, row, s in sorted((cost[row, s], row, s) for row in range(n) for s in range(k)):
+        if shard[row] < 0 and sizes[s] < cap:
+            shard[row] = s
+            sizes[s] += 1
+    return shard
+
+
+@hypothesis_settings(max_examples=300, deadline=None)
+@given(
+    seeds, st.integers(1, 40), st.integers(1, 7), st.sampled_from([1, 2, 5, 10**6]), st.floats(1, 1.5)
+)  # fmt: skip
+def test_the_fill_is_that_of_the_loop(seed, n, k, values, slack):
+    cost = np.random.default_rng(seed).integers(0, values, (n, k)).astype(float)
+    cap = int(np.ceil(slack * n / k))
+    assert partition.fill(cost, cap).tolist() == one_by_one(cost, cap)
+
+
+@quick
+@given(seeds, st.integers(1, 9), st.integers(1, 9))
+def test_mending_moves_one_row_for_each_empty_shard(seed, n, k):
+    n, rng = max(n, k), np.random.default_rng(seed)
+    shard, cost = rng.integers(0, k, n), rng.random((n, k))
+    mended = partition.mend(shard, cost)
+    assert set(mended) == set(range(k))
+    assert (mended != shard).sum() == k - len(set(shard))
+
+
+def test_mending_takes_the_row_that_loses_least():
+    cost = np.array([[0.0, 5.0], [1.0, 3.0], [0.0, 4.0]])
+    assert partition.mend(np.array([0, 0, 0]), cost).tolist() == [0, 1, 0]
+
+
+# Centroids
+
+
+@quick
+@given(seeds, st.integers(1, 5))
+def test_centroids_are_means_in_each_dimension(seed, k):
+    rng = np.random.default_rng(seed)
+    vectors, ids = rng.normal(size=(6, 3)), rng.integers(0, 6, 30)
+    shard = np.concatenate([np.arange(k), rng.integers(-1, k, 30 - k)])
+    found = partition.means(vectors, ids, shard, k)
+    assert found.shape == (k, 3)
+    for s in range(k):
+        assert np.allclose(found[s], vectors[ids[shard == s]].mean(0))
+
+
+def test_distances_are_squared_and_exact():
+    rng = np.random.default_rng(0)
+    vectors = 1e6 + rng.normal(size=(7, 4))
+    centroids = vectors[[2, 5]]
+    wanted = ((vectors[:, None] - centroids) ** 2).sum(-1)
+    assert np.allclose(partition.distances(vectors, centroids), wanted, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["by_users", pytest.param("by_transport", marks=needs_transport)])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_end_is_a_fixed_point(name, seed):
+    """Users placed by their distance to the centroids of the result are where they are."""
+    data = make_data(seed, n=40)
+    found, vectors = data.parts(name, 4, seed).users[1:-1].numpy(), data.p[1:-1].double().numpy()
+    centroids = np.stack([vectors[found == s].mean(0) for s in range(4)])
+    cost = partition.distances(vectors, centroids)
+    again = partition.fill(cost, 12) if name == "by_users" else partition.transport(cost)
+    assert again.tolist() == found.tolist()
+
+
+def test_the_affinity_of_a_row_is_a_product():
+    """One round by the formula, row by row."""
+    data = make_data(5)
+    p, q, users, items = data.p.double(), data.q.double(), data.users, data.items
+    first = torch.randperm(len(users), generator=seeded(7))[:3]
+    cost = np.zeros((len(users), 3))
+    for row, s in itertools.product(range(len(users)), range(3)):
+        user = (p[users[row]] - p[users[first[s]]]).square().sum()
+        cost[row, s] = user * (q[items[row]] - q[items[first[s]]]).square().sum()
+    found = by_interactions(users, items, data.p, data.q, 3, seeded(7), rounds=1)
+    assert found.rows.tolist() == one_by_one(cost, int(np.ceil(1.2 * len(users) / 3)))
+    assert found.users is found.items is None
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("seed", range(5))
+def test_clear_clusters_are_found(name, seed):
+    data = make_clusters(seed)
+    found = data.parts(name, 4, seed).rows
+    assert len(torch.unique(data.users % 4 * 4 + found)) == 4
+    by_chance = random_users(data.users, len(data.p), 4, seeded(seed)).rows
+    assert spread(data.p[data.users], found) < 0.01 * spread(data.p[data.users], by_chance)
+
+
+# Optimal transport
+
+
+@needs_transport
+@quick
+@given(seeds, st.sampled_from([(2, 2), (4, 2), (6, 2), (6, 3), (4, 4), (3, 1)]), st.sampled_from([2, 10**6]))
+def test_transport_is_the_best_balanced_assignment(seed, shape, values):
+    n, k = shape
+    cost = np.random.default_rng(seed).integers(0, values, (n, k)).astype(float)
+    found = partition.transport(cost)
+    balanced = set(itertools.permutations([s for s in range(k) for _ in range(n // k)]))
+    best = min(sum(cost[row, s] for row, s in enumerate(each)) for each in balanced)
+    assert tuple(found) in balanced
+    assert cost[np.arange(n), found].sum() == best
+
+
+@needs_transport
+@quick
+@given(seeds, st.integers(1, 30), st.integers(1, 8))
+@example(13, 13, 5)  # most of their mass would be kept in shards of 3, 3, 3, 1 and 3
+def test_divided_users_do_not_unbalance(seed, n, k):
+    n = max(n, k)
+    cost = np.random.default_rng(seed).integers(0, 10, (n, k)).astype(float)
+    sizes = np.bincount(partition.transport(cost), minlength=k)
+    assert sizes.max() <= -(-n // k)
+    assert sizes.min() >= n // k
+
+
+def test_transport_without_its_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ot", None)
+    with pytest.raises(UnlearnError, match="pip install POT"):
+        partition.transport(np.zeros((4, 2)))
+
+
+# After a request
+
+
+def test_without_drops_rows_and_forgets_orphans():
+    users, items = torch.tensor([1, 1, 2, 3]), torch.tensor([1, 2, 2, 3])
+    whole = Partition(2, torch.tensor([0, 0, 1, 1]), torch.tensor([-1, 0, 1, 1]), torch.tensor([-1, 0, 0, 1]))
+    left = whole.without(torch.tensor([True, False, True, False]), users, items)
+    assert left.number == 2
+    assert left.rows.tolist() == [0, 1]
+    assert left.users.tolist() == [-1, 0, -1, 1]
+    assert left.items.tolist() == [-1, -1, 0, 1]
+    assert whole.users.tolist() == [-1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_without_nothing_and_without_everything(name):
+    data = make_data(6)
+    found = data.parts(name, 3)
+    none, every = (
+        torch.zeros(len(data.users), dtype=torch.bool),
+        torch.ones(len(data.users), dtype=torch.bool),
+    )
+    for field in ("rows", "users", "items"):
+        before = getattr(found, field)
+        same = getattr(found.without(none, data.users, data.items), field)
+        gone = getattr(found.without(every, data.users, data.items), field)
+        assert (same is None) == (gone is None) == (before is None)
+        if before is not None:
+            assert torch.equal(same, before)
+            assert (gone == -1).all()
+
+
+# Errors
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_more_shards_than_there_is_to_divide(name):
+    data = make_data(0, n=3, rows=0)
+    assert data.parts(name, 1).rows.tolist() == [0, 0, 0]
+    assert data.parts(name, 3).rows.unique().tolist() == [0, 1, 2]
+    with pytest.raises(UnlearnError, match=r"^Cannot divide 3 .* among 4 shards: use 3 or fewer\.$"):
+        data.parts(name, 4)
+    with pytest.raises(UnlearnError, match="into 0 shards: use 1 or more"):
+        data.parts(name, 0)
+    nothing = Data(data.users[:0], data.items[:0], data.p, data.q)
+    with pytest.raises(UnlearnError, match="no rows"):
+        nothing.parts(name, 1)
+
+
+def test_more_blocks_than_items():
+    with pytest.raises(UnlearnError, match="1 items with rows among 2 shards"):
+        item_blocks(torch.tensor([1, 2]), torch.tensor([1, 1]), 3, 2, 2, seeded(0))
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_embeddings_that_are_not_finite(name, value):
+    data = make_data(0)
+    data.p[0] = data.p[-1] = data.q[0] = value  # padding and a user without rows do not matter
+    assert data.parts(name, 2).rows.unique().tolist() == [0, 1]
+    data.p[3, 1] = value
+    with pytest.raises(UnlearnError, match=r"user embeddings .* not finite"):
+        data.parts(name, 2)
+    if name == "by_interactions":
+        data.p[3, 1], data.q[3, 1] = 0.0, value
+        with pytest.raises(UnlearnError, match=r"item embeddings .* not finite"):
+            data.parts(name, 2)
+
+
+def test_settings_that_cannot_work():
+    data = make_data(0)
+    with pytest.raises(UnlearnError, match=r"slack of 0.9 .* use 1 or more"):
+        by_users(data.users, data.p, 2, seeded(0), slack=0.9)
+    with pytest.raises(UnlearnError, match=r"in 0 rounds .* use 1 or more"):
+        by_users(data.users, data.p, 2, seeded(0), rounds=0)
+
+
+@needs_transport
+def test_embeddings_may_be_parameters():
+    data = make_data(0)
+    found = by_transport(data.users, torch.nn.Parameter(data.p), 3, seeded(0))
+    assert torch.equal(found.rows, by_transport(data.users, data.p, 3, seeded(0)).rows)
