@@ -71,7 +71,7 @@ class _Sweep:
         self.logger = logging.getLogger()
         if self.method.own_original:
             raise UnlearnError(
-                f"{self.method.name} trains an original of its own, so its trials have none to share: it cannot be tuned."
+                f"{self.method.name} trains an original of its own, so trials have none to share: it cannot be tuned."
             )
         address = pipeline.run_settings.ray_address
         cluster.import_ray()
@@ -105,8 +105,9 @@ class _Sweep:
         """From the request to the written result."""
         with contextlib.ExitStack() as stack:
             ray = None
-            if self.pipeline.run_settings.ray_address is not None:
-                ray = stack.enter_context(self._session())  # a cluster that is not there is told at once
+            if not self.options.resume or self.pipeline.run_settings.ray_address is not None:
+                # A cluster that is not there is told at once; to go on with a sweep that is complete needs none.
+                ray = stack.enter_context(self._session())
             self.pipeline.prepare(forget)
             self.shared = self._shared()
             self.journal = Journal(self.directory, journal.fingerprint(self.shared), self.options.resume)
