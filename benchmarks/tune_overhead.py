@@ -54,8 +54,9 @@ def main() -> None:
     work = sum(record["reports"][-1]["work_seconds"] for record in outcome.result["trials"])
     least = work / args.workers
     print(
-        f"{args.model} on {args.dataset}: {args.trials} trials with {args.workers} workers took {seconds:.1f} s; their "
-        f"own work is {work:.1f} s, over the workers {least:.1f} s: {seconds / least:.2f}x, {seconds - least:.1f} s more"
+        f"{args.model} on {args.dataset}: {args.trials} trials with {args.workers} workers took {seconds:.1f} s.\n"
+        f"Their own work is {work:.1f} s, over the workers {least:.1f} s: {seconds / least:.2f}x, or "
+        f"{seconds - least:.1f} s more."
     )
 
 
