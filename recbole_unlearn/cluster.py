@@ -87,17 +87,26 @@ class Workers:
     def __init__(self, number: int | None = 1, address: str | None = None) -> None:
         self.number, self.address = number, address
 
-    def do(self, work: Callable[..., Any], pieces: Sequence[tuple]) -> Iterator[tuple[int, Any]]:
-        """``work(*piece)`` for every piece; yields (position, result) in the order in which they end."""
+    def do(
+        self, work: Callable[..., Any], pieces: Sequence[tuple], go_on: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """``work(*piece)`` for every piece; yields (position, result) in the order in which they end.
+
+        A piece that fails ends it all. With ``go_on`` the error is yielded in the place of its result instead.
+        """
         left = list(range(len(pieces)))
         while left and not self._ray_pays(len(left), None):
             start = time.perf_counter()
-            yield left[0], work(*pieces[left[0]])
+            yield left[0], _attempt(work, pieces[left[0]]) if go_on else work(*pieces[left[0]])
             left.pop(0)
             if left and self._ray_pays(len(left), time.perf_counter() - start):
                 break
         if left:
-            yield from self._on_ray(work, pieces, left)
+            with contextlib.closing(self._on_ray(work, pieces, left)) as ended:
+                for position, result in ended:
+                    if isinstance(result, Exception) and not go_on:
+                        raise result
+                    yield position, result
 
     def _ray_pays(self, left: int, seconds: float | None) -> bool:
         """Whether ``left`` pieces, each of about ``seconds`` (None: not known yet), are to go to Ray."""
@@ -112,25 +121,40 @@ class Workers:
     def _on_ray(
         self, work: Callable[..., Any], pieces: Sequence[tuple], left: Sequence[int]
     ) -> Iterator[tuple[int, Any]]:
+        """As :meth:`do`, with what a piece raised in the place of its result."""
         threads = torch.get_num_threads()
         with session(self.address, self.number) as ray:
             remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_with_threads)
             position = {remote.remote(threads, work, pieces[k]): k for k in left}
             waiting = list(position)
-            while waiting:
-                done, waiting = ray.wait(waiting, num_returns=1)
-                try:
-                    result = ray.get(done[0])
-                except ray.exceptions.RayTaskError as error:
-                    for task in waiting:
-                        ray.cancel(task)
-                    raise _reason(ray, error) from None
-                except ray.exceptions.RayError as error:
-                    raise UnlearnError(
-                        f"A Ray worker died ({type(error).__name__}); it may have run out of memory. "
-                        "Use --workers=1, or larger machines."
-                    ) from error
-                yield position[done[0]], result
+            try:
+                while waiting:
+                    done, waiting = ray.wait(waiting, num_returns=1)
+                    yield position[done[0]], _outcome(ray, done[0])
+            finally:  # nobody waits for the rest, where there is one
+                for task in waiting:
+                    ray.cancel(task)
+
+
+def _outcome(ray: Any, task: Any) -> Any:
+    """The result of a task that has ended, or the error it ended with."""
+    try:
+        return ray.get(task)
+    except ray.exceptions.RayTaskError as error:
+        return _reason(ray, error)
+    except ray.exceptions.RayError as error:
+        return UnlearnError(
+            f"A Ray worker died ({type(error).__name__}); it may have run out of memory. "
+            "Use --workers=1, or larger machines."
+        )
+
+
+def _attempt(work: Callable[..., Any], piece: tuple) -> Any:
+    """``work(*piece)``, or what it raised."""
+    try:
+        return work(*piece)
+    except Exception as error:
+        return error
 
 
 def _reason(ray: Any, error: Any) -> Exception:

@@ -100,6 +100,10 @@ def run_unlearn(
             raise UnlearnError(
                 "tune makes a sweep of runs: give --tune on the command line, or use tune_unlearn()."
             )
+        if pipeline.config["grid"]:
+            raise UnlearnError(
+                "grid makes many runs: give --grid=FILE on the command line, or use run_grid()."
+            )
         return pipeline.run(wanted)
 
 

@@ -129,6 +129,15 @@ class TuneSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class GridSettings:
+    """Many runs instead of one; docs/grid.md."""
+
+    grid: str | None = setting(
+        "A YAML file of models, datasets, methods, seeds and deletion ratios to run in all combinations."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class CacheSettings:
     """Trained models are kept, so that a second run does not train again."""
 
@@ -142,6 +151,7 @@ GROUPS: dict[str, type] = {
     "Forget set": ForgetSettings,
     "Evaluation": EvaluationSettings,
     "Tuning": TuneSettings,
+    "Grid": GridSettings,
     "Cache": CacheSettings,
 }
 

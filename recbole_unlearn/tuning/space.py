@@ -14,12 +14,11 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import yaml
 
 from recbole_unlearn import config as config_module
 from recbole_unlearn import settings
@@ -188,20 +187,6 @@ def identity(values: Settings) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-class _Loader(config_module._YamlLoader):
-    """YAML that refuses a key that stands twice; by itself the second silently wins."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """As the base class."""
-        seen = set()
-        for key, _ in node.value:
-            name = self.construct_object(key, deep=True)
-            if isinstance(name, Hashable) and name in seen:
-                raise UnlearnError(f"{name} stands twice (line {key.start_mark.line + 1}); leave one out.")
-            seen.add(name if isinstance(name, Hashable) else str(name))
-        return super().construct_mapping(node, deep)
-
-
 def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) -> Space:
     """The space in ``file``, or the method's own, checked against the method's settings.
 
@@ -210,7 +195,7 @@ def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) 
     """
     path = _path(method, file)
     fixed = set(config.external_config_dict) & set(settings.names(method.Settings))
-    raw = _read(path)
+    raw = config_module.read_strictly(path, "search space", "--space", "key: {choice: [...]}")
     if not raw:
         raise UnlearnError(f"{path} is empty; expected lines such as lac_steps: {{int: [20, 80]}}.")
     if file is None:
@@ -244,24 +229,6 @@ def _path(method: type[UnlearnTrainer], file: str | None) -> Path:
             f"{method.name} has no search space of its own: give --space=FILE.yaml. These have one: {known}."
         )
     return path
-
-
-def _read(path: Path) -> dict[Any, Any]:
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except OSError as error:
-        raise UnlearnError(
-            f"Cannot read the search space {path}: {error.strerror or error}. Check --space."
-        ) from error
-    except UnlearnError as error:
-        raise UnlearnError(f"{path}: {error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        place = getattr(error, "problem_mark", None)
-        row = f", line {place.line + 1}," if place else ""
-        raise UnlearnError(f"{path}{row} is not valid YAML; expected 'key: {{choice: [...]}}'.") from error
-    if content is not None and not isinstance(content, dict):
-        raise UnlearnError(f"{path} is not a mapping; expected lines of 'key: {{choice: [...]}}'.")
-    return content or {}
 
 
 def _unknown(key: Any, method: type[UnlearnTrainer], known: Mapping[str, Any]) -> str:
