@@ -93,11 +93,11 @@ class Cell:
 def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:
     """The cells of the grid file ``path``; settings in ``given`` win over those of the file."""
     path = Path(path)
+    refuse_cell_settings(given or {})
     content = read_strictly(path, "grid", "--grid", _EXPECTED)
     if not content:
         raise UnlearnError(f"{path} is empty; expected lines such as {_EXPECTED}.")
     try:
-        refuse_cell_settings(given or {})
         cells = [cell for block in _blocks(content) for cell in _cells(block, given or {})]
         _refuse_twice("the cell", [cell.name for cell in cells])
     except UnlearnError as error:

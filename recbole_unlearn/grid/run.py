@@ -61,6 +61,8 @@ def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) 
             run, and wins over the file's.
 
     """
+    if not isinstance(file, (str, Path)) or not str(file):
+        raise UnlearnError("A grid needs its file: --grid=properties/grid/smoke.yaml, for example.")
     given = dict(config_dict or {})
     own = {key: given.pop(key) for key in _OF_GRID if key in given}
     cells = plan.load(Path(file), given)
@@ -90,8 +92,9 @@ class _Grid:
     def run(self) -> GridResult:
         """Do what is left, then the tables."""
         if self.run_settings.ray_address is None:  # nodes of a cluster have data of their own
-            for cell in {(cell.dataset, cell.model): cell for cell in self.left}.values():
-                fetch(cell.config())
+            sources = {(cell.dataset, str(cell.values.get("data_path"))): cell for cell in self.left}
+            for cell in sources.values():
+                fetch(cell.config().replace(show_progress=self.show_progress))
         write_json(self.directory / PLAN_FILE, self._plan())
         self._write_failed()
         with self._progress() as bar:

@@ -96,16 +96,18 @@ def tables(results: Sequence[dict[str, Any]], plan: Plan = NO_PLAN) -> list[Tabl
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
     kinds = [*(_utility(cut) for cut in CUTS), _AFFECTED, _DEMOTION, _TIME, _ABLATIONS]
     made = []
-    for title, caption, head, row, chosen in kinds:
+    for kind in kinds:
         for dataset, request in subjects:
             bodies = {
                 place.model: [
-                    [phase_title(runs.name), *row(runs), runs.counted()] for runs in methods if chosen(runs)
+                    [phase_title(runs.name), *kind.row(runs), runs.counted()] for runs in kind.chosen(methods)
                 ]
                 for place, methods in everything.items()
                 if (place.dataset, place.request) == (dataset, request)
             }
-            table = Table(title, f"{dataset} · {request}", caption, ["Method", *head, "Runs"], bodies)
+            table = Table(
+                kind.title, f"{dataset} · {request}", kind.caption, ["Method", *kind.head, "Runs"], bodies
+            )
             made += _without_gaps(table)
     return made
 
@@ -167,20 +169,22 @@ def _arrow(first: float, second: float, digits: int, change: bool) -> str:
 
 
 class _Kind(NamedTuple):
-    """A kind of table: its columns, how a row of them is made, and which methods have one."""
+    """A kind of table: its columns, how a row of them is made, and which of the methods at a place have one."""
 
     title: str
     caption: str
     head: Cells
     row: Row
-    chosen: Callable[[Runs], bool] = lambda runs: True
+    chosen: Callable[[list[Runs]], list[Runs]] = lambda methods: methods
 
 
 def _utility(cut: int) -> _Kind:
     """Recall@K and NDCG@K of all users, before and after."""
 
     def printed(runs: Runs, place: int) -> str:
-        name, phase = (runs.name, "unlearned") if runs.name != RETRAINED else ("obliviate", RETRAINED)
+        name, phase = (
+            (runs.name, "unlearned") if runs.name != RETRAINED else (published()["reference"], RETRAINED)
+        )
         figures = runs.printed("utility", name) or {}
         if phase not in figures or "original" not in figures:
             return MISSING
@@ -233,8 +237,8 @@ def _affected_row(runs: Runs) -> Cells:
 
 _AFFECTED = _Kind(
     "Affected users",
-    "NDCG@20 of users with a deleted row. Recovered: the share of what retraining changes for them. The paper has no "
-    "such figures.",
+    "NDCG@20 of users with a deleted row. Recovered: the share of what retraining changes for them, which says "
+    "little where that is little. The paper has no such figures.",
     ["N@20 before", "N@20 after", "Recovered", "Recovered, worst"],
     _affected_row,
 )
@@ -288,22 +292,13 @@ _TIME = _Kind(
 )
 
 
-def _is_ablated(runs: Runs) -> bool:
-    """The ablations, and what they are ablations of."""
-    return runs.name in _ablations() or runs.name in {
-        RETRAINED,
-        *published()["same_as"],
-        *published()["same_as"].values(),
-    }
-
-
-def _ablations() -> set[str]:
-    return {
-        name
-        for models in published()["ablations"].values()
-        for methods in models.values()
-        for name in methods
-    }
+def _ablated(methods: list[Runs]) -> list[Runs]:
+    """The ablations, and what they are ablations of; nothing where none of them ran."""
+    parts = {name for models in published()["ablations"].values() for own in models.values() for name in own}
+    whole = {RETRAINED, *published()["same_as"], *published()["same_as"].values()}
+    if not any(runs.name in parts for runs in methods):
+        return []
+    return [runs for runs in methods if runs.name in parts | whole]
 
 
 def _ablation_row(runs: Runs) -> Cells:
@@ -327,5 +322,5 @@ _ABLATIONS = _Kind(
     "obliviate is this project's own.",
     ["R@20", "R@20 paper", "N@20", "N@20 paper", "N@20 affected", "Demotion rate"],
     _ablation_row,
-    _is_ablated,
+    _ablated,
 )

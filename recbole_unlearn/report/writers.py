@@ -28,6 +28,7 @@ _PREAMBLE = r"""% Written by recbole-unlearn; take single tables from it, or com
 \begin{document}
 """
 _MISSING_TITLE = "Missing"
+_AT_ONCE = 4  # tables that LaTeX has to hold before it may place them; it gives up at 18
 
 
 def sections(tables: Sequence[Table], plan: Plan) -> Html:
@@ -86,9 +87,10 @@ def _marked(text: str) -> str:
 def latex(tables: Sequence[Table], plan: Plan) -> str:
     """The tables as a LaTeX document."""
     lines = [_PREAMBLE, rf"\noindent {escaped(NOTE)}", ""]
-    for table in tables:
+    for place, table in enumerate(tables):
         width = len(table.head)
         lines += [
+            *([r"\clearpage"] if place % _AT_ONCE == 0 else []),
             r"\begin{table}[p]",
             r"\centering\scriptsize\setlength{\tabcolsep}{3pt}",
             rf"\caption{{\textbf{{{escaped(table.title)}, {escaped(table.subject)}.}} {escaped(table.caption)}}}",
