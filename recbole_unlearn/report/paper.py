@@ -60,7 +60,7 @@ class Runs(NamedTuple):
     def spread(self, of: Callable[[Entry], Phase], *path: str, digits: int = 4) -> str:
         """Mean ± standard deviation of a figure."""
         known = [value for entry in self.entries if (value := number(of(entry), *path)) is not None]
-        return _spread(known, lambda value: decimal(value, digits))
+        return _spread(known, digits)
 
     def pairs(
         self, one: Callable[[Entry], Phase], other: Callable[[Entry], Phase], *path: str
@@ -138,11 +138,12 @@ def _without_gaps(table: Table) -> Iterable[Table]:
         yield table._replace(head=[table.head[place] for place in kept], bodies=chosen)
 
 
-def _spread(known: Sequence[float], written: Callable[[float], str]) -> str:
+def _spread(known: Sequence[float], digits: int, written: Callable[[float, int], str] = decimal) -> str:
+    """Mean ± standard deviation, the latter where there are several."""
     if not known:
         return MISSING
-    deviation = f" ± {written(statistics.stdev(known))}" if len(known) > 1 else ""
-    return written(statistics.fmean(known)) + deviation
+    deviation = f" ± {decimal(statistics.stdev(known), digits)}" if len(known) > 1 else ""
+    return written(statistics.fmean(known), digits) + deviation
 
 
 def _change(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -251,7 +252,7 @@ def _demotion_row(runs: Runs) -> Cells:
     return [
         runs.spread(before, *path, digits=3),
         runs.spread(_after, *path, digits=3),
-        _spread(away, signed).replace("± +", "± "),
+        _spread(away, 3, signed),
         signed(max(away, key=abs, default=None)),
         _arrow(*printed, 4, change=False) if printed else MISSING,
     ]
@@ -266,20 +267,16 @@ _DEMOTION = _Kind(
 )
 
 
-def _seconds(value: float) -> str:
-    return decimal(value, 2 if value < 10 else 1)
-
-
 def _time_row(runs: Runs) -> Cells:
     known = [value for entry in runs.entries if (value := number(entry.phase, "seconds")) is not None]
     cached = any(entry.phase.get("seconds_from_cache") for entry in runs.entries)
     both = runs.pairs(_goal, _after, "seconds") if runs.name != RETRAINED else []
     printed = runs.printed("time")
     return [
-        _spread(known, _seconds) + ("*" if cached and known else ""),
+        _spread(known, 2 if min(known, default=0.0) < 10 else 1) + ("*" if cached and known else ""),
         times(ratio_of_sums(both)),
         times(min((slow / fast for slow, fast in both if fast), default=None)),
-        f"{printed[1]:.1f} of {printed[0]:.1f} ({times(printed[0] / printed[1])})" if printed else MISSING,
+        f"{printed[1]:.2f} of {printed[0]:.2f} ({times(printed[0] / printed[1])})" if printed else MISSING,
     ]
 
 
