@@ -51,28 +51,28 @@ def rows(results, title, plan=NO_PLAN, subject="ml-1m"):
 
 
 def test_utility_is_the_mean_over_seeds_beside_the_paper():
-    table = rows(RUNS, "Utility at 20")
+    table = rows(RUNS, "NDCG@20")
     assert list(table) == ["retrained", "obliviate", "no_lua", "sisa"]
     assert table["obliviate"] == {
-        "Method": "obliviate",
-        "R@20 before": "0.2000 ± 0.0000", "R@20 after": "0.3000 ± 0.0800", "R@20 change": "+50.0%",
-        "R@20 paper": "0.1890 → 0.1932 (+2.2%)",
-        "N@20 before": "0.2000 ± 0.0000", "N@20 after": "0.3000 ± 0.0800", "N@20 change": "+50.0%",
-        "N@20 paper": "0.3043 → 0.3117 (+2.4%)",
-        "N gap": "−25.0%", "N gap, worst": "−45.0%", "Runs": "3",
+        "Method": "obliviate", "Before": "0.2000 ± 0.0000", "After": "0.3000 ± 0.0800", "Change": "+50.0%",
+        "Paper": "0.3043 → 0.3117 (+2.4%)", "Gap": "−25.0%", "Gap, worst": "−45.0%", "Runs": "3",
     }  # fmt: skip
-    assert table["sisa"]["N@20 before"] == "0.1000 ± 0.0000"  # its own original
-    assert table["sisa"]["N@20 change"] == "+50.0%"
-    assert table["sisa"]["N@20 paper"] == "0.2741 → 0.2876 (+4.9%)"
-    assert table["retrained"]["N@20 paper"] == "0.3043 → 0.3241 (+6.5%)"
-    assert table["retrained"]["N gap"] == table["no_lua"]["N@20 paper"] == "–"
-    assert rows(RUNS, "Utility at 50")["obliviate"]["N@50 paper"] == "0.3191 → 0.3263 (+2.3%)"
-    assert rows(RUNS, "Utility at 10")["obliviate"]["R@10 paper"] == "0.1190 → 0.1210 (+1.7%)"
+    assert table["sisa"]["Before"] == "0.1000 ± 0.0000"  # its own original
+    assert table["sisa"]["Change"] == "+50.0%"
+    assert table["sisa"]["Paper"] == "0.2741 → 0.2876 (+4.9%)"
+    assert table["retrained"]["Paper"] == "0.3043 → 0.3241 (+6.5%)"
+    assert table["retrained"]["Gap"] == table["no_lua"]["Paper"] == "–"
+    for title, printed in (
+        ("Recall@10", "0.1190 → 0.1210 (+1.7%)"), ("Recall@20", "0.1890 → 0.1932 (+2.2%)"),
+        ("Recall@50", "0.3262 → 0.3326 (+2.0%)"), ("NDCG@10", "0.3204 → 0.3279 (+2.3%)"),
+        ("NDCG@50", "0.3191 → 0.3263 (+2.3%)"),
+    ):  # fmt: skip
+        assert rows(RUNS, title)["obliviate"]["Paper"] == printed
 
 
 def test_forgetting_time_and_ablations():
-    affected = rows(RUNS, "Affected users")["obliviate"]
-    assert (affected["N@20 after"], affected["Recovered"]) == ("0.1500 ± 0.0400", "50%")
+    affected = rows(RUNS, "NDCG@20, affected users")["obliviate"]
+    assert (affected["After"], affected["Recovered"]) == ("0.1500 ± 0.0400", "50%")
     assert affected["Recovered, worst"] == "10%"
     demotion = rows(RUNS, "Demotion rate")
     assert demotion["obliviate"] == {
@@ -96,12 +96,12 @@ def test_one_run_has_no_spread_and_a_cached_time_is_marked():
     cached = result(1, retrained=phase(0.4, 0.9, 100.0) | {"seconds_from_cache": True})
     time = rows([cached], "Time")
     assert (time["retrained"]["Seconds"], time["obliviate"]["Seconds"]) == ("100.0*", "2.00")
-    assert rows([cached], "Utility at 20")["obliviate"]["N@20 after"] == "0.3000"
+    assert rows([cached], "NDCG@20")["obliviate"]["After"] == "0.3000"
 
 
 def test_ratios_datasets_and_models_stay_apart():
     results = [*RUNS, result(1, ratio=0.05), result(1, dataset="ml-100k"), result(1, model="LightGCN")]
-    tables = [table for table in paper.tables(results) if table.title == "Utility at 20"]
+    tables = [table for table in paper.tables(results) if table.title == "NDCG@20"]
     assert [table.subject for table in tables] == [
         "ml-1m · injected informed, 20% of users", "ml-1m · injected informed, 5% of users",
         "ml-100k · injected informed, 20% of users",
@@ -109,7 +109,7 @@ def test_ratios_datasets_and_models_stay_apart():
     assert list(tables[0].bodies) == ["BPR", "LightGCN"]
     assert tables[0].bodies["LightGCN"][1][-1] == "1"
     # The paper has no figures for these, so there is no column for them.
-    assert [any("paper" in head for head in table.head) for table in tables] == [True, False, False]
+    assert [any(head == "Paper" for head in table.head) for table in tables] == [True, False, False]
     page = comparison.page_of(results).decode()
     assert page.count("ml-1m · BPR · injected informed, 5% of users") > 0
 
@@ -139,12 +139,12 @@ def test_what_is_missing_is_shown_as_missing(tmp_path):
         (grid / f"ml-1m-BPR-0.2-{seed}" / "result.json").write_text(json.dumps(result(seed)))
     plan = read_plan([grid, tmp_path])
     assert plan.missing == {"ml-1m-BPR-0.2-3": "out of luck", "yelp2018-BPR-0.2-1": "not done yet"}
-    table = rows([result(1), result(2)], "Utility at 20", plan)
+    table = rows([result(1), result(2)], "NDCG@20", plan)
     assert table["obliviate"]["Runs"] == "2 of 3"
     assert table["rrl"]["Runs"] == "0 of 1"
-    assert table["rrl"]["N@20 after"] == "–"
+    assert table["rrl"]["After"] == "–"
     assert table["sisa"]["Runs"] == "2"  # was not asked for, but is there
-    yelp = rows([result(1)], "Utility at 20", plan, "yelp2018")
+    yelp = rows([result(1)], "NDCG@20", plan, "yelp2018")
     assert yelp["obliviate"]["Runs"] == "0 of 1"
     assert results_in(grid) == [grid / "ml-1m-BPR-0.2-1", grid / "ml-1m-BPR-0.2-2"]
     assert (

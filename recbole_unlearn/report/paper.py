@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from recbole_unlearn.config import properties_dir, read_yaml
 from recbole_unlearn.report.entries import NO_PLAN, Entry, Place, Plan, before, grouped, ratio_of_sums
+from recbole_unlearn.report.figures import metric_title
 from recbole_unlearn.report.values import (
     MISSING,
     RETRAINED,
@@ -28,6 +29,7 @@ from recbole_unlearn.report.values import (
 )
 
 CUTS = (10, 20, 50)
+_METRICS = ("recall", "ndcg")
 NOTE = (
     "Test rows. Means over the runs that are there, ± standard deviation over seeds; “worst” is the worst single "
     "run. The paper's figures are no one-to-one comparison: its splits, dimensions, epochs and machines are others, "
@@ -94,7 +96,8 @@ def tables(results: Sequence[dict[str, Any]], plan: Plan = NO_PLAN) -> list[Tabl
     """All tables that ``results`` have figures for; rows and runs of the ``plan`` that are missing are shown so."""
     everything = _runs(results, plan)
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
-    kinds = [*(_utility(cut) for cut in CUTS), _AFFECTED, _DEMOTION, _TIME, _ABLATIONS]
+    utility = [_utility(metric, cut) for metric in _METRICS for cut in CUTS]
+    kinds = [*utility, _AFFECTED, _DEMOTION, _TIME, _ABLATIONS]
     made = []
     for kind in kinds:
         for dataset, request in subjects:
@@ -179,10 +182,12 @@ class _Kind(NamedTuple):
     chosen: Callable[[list[Runs]], list[Runs]] = lambda methods: methods
 
 
-def _utility(cut: int) -> _Kind:
-    """Recall@K and NDCG@K of all users, before and after."""
+def _utility(metric: str, cut: int) -> _Kind:
+    """One metric of all users, before and after."""
+    path = ("metrics", f"{metric}@{cut}")
+    place = _METRICS.index(metric) * len(CUTS) + CUTS.index(cut)  # in the paper's lists
 
-    def printed(runs: Runs, place: int) -> str:
+    def printed(runs: Runs) -> str:
         name, phase = (
             (runs.name, "unlearned") if runs.name != RETRAINED else (published()["reference"], RETRAINED)
         )
@@ -192,29 +197,20 @@ def _utility(cut: int) -> _Kind:
         return _arrow(figures["original"][place], figures[phase][place], 4, change=True)
 
     def row(runs: Runs) -> Cells:
-        cells = []
-        for offset, metric in ((0, "recall"), (len(CUTS), "ndcg")):
-            path = ("metrics", f"{metric}@{cut}")
-            cells += [
-                runs.spread(before, *path),
-                runs.spread(_after, *path),
-                _signed_percent(_change(runs.pairs(_after, before, *path))),
-                printed(runs, offset + CUTS.index(cut)),
-            ]
-        if runs.name == RETRAINED:
-            return [*cells, MISSING, MISSING]
-        held = runs.pairs(_after, _goal, "metrics", f"ndcg@{cut}")
-        worst = min((a / b - 1 for a, b in held if b), default=None)
-        return [*cells, _signed_percent(_change(held)), _signed_percent(worst)]
+        held = runs.pairs(_after, _goal, *path) if runs.name != RETRAINED else []
+        return [
+            runs.spread(before, *path),
+            runs.spread(_after, *path),
+            _signed_percent(_change(runs.pairs(_after, before, *path))),
+            printed(runs),
+            _signed_percent(_change(held)),
+            _signed_percent(min((a / b - 1 for a, b in held if b), default=None)),
+        ]
 
-    head = [
-        f"{short}@{cut} {what}" for short in ("R", "N") for what in ("before", "after", "change", "paper")
-    ]
     return _Kind(
-        f"Utility at {cut}",
-        f"R: recall@{cut}, N: NDCG@{cut}, over all users, before and after unlearning. Gap: NDCG against the "
-        "retrained model of the same run.",
-        [*head, "N gap", "N gap, worst"],
+        f"{metric_title(metric)}@{cut}",
+        "All users, before and after unlearning. Gap: against the retrained model of the same run.",
+        ["Before", "After", "Change", "Paper", "Gap", "Gap, worst"],
         row,
     )
 
@@ -237,10 +233,10 @@ def _affected_row(runs: Runs) -> Cells:
 
 
 _AFFECTED = _Kind(
-    "Affected users",
-    "NDCG@20 of users with a deleted row. Recovered: the share of what retraining changes for them, which says "
+    "NDCG@20, affected users",
+    "Users with a deleted row. Recovered: the share of what retraining changes for them, which says "
     "little where that is little. The paper has no such figures.",
-    ["N@20 before", "N@20 after", "Recovered", "Recovered, worst"],
+    ["Before", "After", "Recovered", "Recovered, worst"],
     _affected_row,
 )
 
