@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -180,6 +181,14 @@ def test_the_files_that_come_along(monkeypatch):
         expected = trainings.settings_of(cell.model, cell.dataset)
         assert {key: cell.values[key] for key in expected} == expected
         assert (set(cell.methods) == every) == (cell.model == "BPR" or cell.dataset == "ml-100k")
+
+
+def test_the_example_of_the_documentation(file):
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "grid.md").read_text(), re.S)
+    cells = plan.load(file(example))
+    assert len(cells) == 2 * 3 + 1
+    assert cells[-1].values["epochs"] == 30
+    assert all(cell.values["cache_size"] == 20.0 for cell in cells)
 
 
 @pytest.fixture
