@@ -9,7 +9,9 @@ __all__ = [
     "UnlearnError",
     "__version__",
     "read_checkpoint",
+    "run_grid",
     "run_unlearn",
+    "tune_unlearn",
     "unlearn_model",
 ]
 
@@ -17,7 +19,9 @@ _HOMES = {
     "UnlearnConfig": "recbole_unlearn.config",
     "UnlearnError": "recbole_unlearn.errors",
     "read_checkpoint": "recbole_unlearn.checkpoint",
+    "run_grid": "recbole_unlearn.grid.run",
     "run_unlearn": "recbole_unlearn.quick_start",
+    "tune_unlearn": "recbole_unlearn.tuning.sweep",
     "unlearn_model": "recbole_unlearn.quick_start",
 }
 

@@ -17,6 +17,8 @@ from recbole_unlearn.errors import EXIT_CODE, UnlearnError
 USAGE = """\
 usage: python run_unlearn.py --model=NAME --dataset=NAME [--unlearn=METHOD] [--forget=FILE] [--key=value ...]
        python run_unlearn.py --checkpoint=FILE --forget=FILE [--unlearn=METHOD] [--key=value ...]
+       python run_unlearn.py --model=NAME --dataset=NAME --unlearn=METHOD --tune [--space=FILE] [--key=value ...]
+       python run_unlearn.py --grid=FILE [--output_dir=DIR] [--workers=N] [--key=value ...]
        python run_unlearn.py --report=DIR1,DIR2,... [--output_dir=DIR]
 
 Make a trained RecBole model forget interactions, and measure how well it did.
@@ -25,7 +27,7 @@ Make a trained RecBole model forget interactions, and measure how well it did.
 # Taken as they are typed: a folder called 1e3 is a name, not a number.
 _NAMES = {
     "model", "dataset", "unlearn", "checkpoint", "forget", "output_dir", "data_path", "cache_dir",
-    "config_files", "download_url", "report", "ray_address",
+    "config_files", "download_url", "report", "ray_address", "space", "grid",
 }  # fmt: skip
 
 
@@ -70,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if values.get("report") not in (None, "html", "none"):
             return _compare(values)
+        if values.get("grid") is not None:
+            return _grid(values)
         return _run(values)
     except UnlearnError as error:
         print(f"Error: {error}", file=sys.stderr)
@@ -80,14 +84,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(values: dict[str, Any]) -> int:
-    from recbole_unlearn.quick_start import run_unlearn
+    """One run, or with `--tune` a sweep of them."""
     from recbole_unlearn.settings import as_list
 
+    if values.get("tune"):
+        from recbole_unlearn.tuning.sweep import tune_unlearn as run
+
+        written = "tune.json"
+    else:
+        from recbole_unlearn.quick_start import run_unlearn as run
+
+        written = "result.json"
     files = values.pop("config_files", None)
     files = files.split() if isinstance(files, str) and "," not in files else as_list(files)
     model, dataset = values.pop("model", None), values.pop("dataset", None)
-    result = run_unlearn(model, dataset, config_files=files, config_dict=values)
-    print(f"\n{result}\n{result.output_dir / 'result.json'}")
+    result = run(model, dataset, config_files=files, config_dict=values)
+    print(f"\n{result}\n{result.output_dir / written}")
+    return 0
+
+
+def _grid(values: dict[str, Any]) -> int:
+    """`--grid=FILE`: the runs of a grid that have no result yet, and the tables of all of them."""
+    from recbole_unlearn.grid.run import run_grid
+
+    try:
+        result = run_grid(values.pop("grid"), config_dict=values)
+    except KeyboardInterrupt:
+        print("Stopped; finished cells are kept, and the same command goes on.", file=sys.stderr)
+        return 130
+    print("\n".join(["", str(result), *map(str, result.files)]))
     return 0
 
 
@@ -96,7 +121,7 @@ def _compare(values: dict[str, Any]) -> int:
     from pathlib import Path
 
     from recbole_unlearn.files import make_directory
-    from recbole_unlearn.report import write_comparison
+    from recbole_unlearn.report import results_in, write_comparison
     from recbole_unlearn.settings import as_list
 
     others = sorted(set(values) - {"report", "output_dir"})
@@ -105,12 +130,9 @@ def _compare(values: dict[str, Any]) -> int:
             f"--report=DIRECTORIES runs nothing, so --{others[0]} has no meaning there. "
             "Use --report=html to run with a report."
         )
-    directories: list[Path] = []
-    for name in as_list(values["report"]):
-        below = sorted(path.parent for path in Path(name).glob("*/result.json"))
-        directories += [Path(name)] if (Path(name) / "result.json").exists() or not below else below
+    names = [Path(name) for name in as_list(values["report"])]
     target = make_directory(values.get("output_dir") or ".") / "comparison.html"
-    print(write_comparison(directories, target))
+    print(write_comparison([found for name in names for found in results_in(name)], target, grids=names))
     return 0
 
 

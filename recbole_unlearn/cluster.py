@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,7 +28,9 @@ KNOCK_SECONDS = 5.0  # how long a cluster may take to answer
 def import_ray() -> Any:
     """Ray, or an error that says how to get it."""
     try:
-        import ray
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Ray 2.6 imports pkg_resources, which says that it is deprecated
+            import ray
     except ImportError as error:
         raise UnlearnError(
             'Ray is not installed; use pip install "recbole-unlearn[tune]", or --workers=1 to do without.'
@@ -46,12 +49,13 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
         yield ray
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns about it in every task
-    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    options: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        options |= {"num_cpus": cpus or os.cpu_count(), "include_dashboard": False}
+        # Without "local" Ray would join a cluster that runs on this machine, and refuse the number of CPUs.
+        options |= {"address": "local", "num_cpus": cpus or os.cpu_count(), "include_dashboard": False}
     try:
         _knock(address)
-        ray.init(address=address, **options)
+        ray.init(**options)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError) as error:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -83,17 +87,26 @@ class Workers:
     def __init__(self, number: int | None = 1, address: str | None = None) -> None:
         self.number, self.address = number, address
 
-    def do(self, work: Callable[..., Any], pieces: Sequence[tuple]) -> Iterator[tuple[int, Any]]:
-        """``work(*piece)`` for every piece; yields (position, result) in the order in which they end."""
+    def do(
+        self, work: Callable[..., Any], pieces: Sequence[tuple], go_on: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """``work(*piece)`` for every piece; yields (position, result) in the order in which they end.
+
+        A piece that fails ends it all. With ``go_on`` the error is yielded in the place of its result instead.
+        """
         left = list(range(len(pieces)))
         while left and not self._ray_pays(len(left), None):
             start = time.perf_counter()
-            yield left[0], work(*pieces[left[0]])
+            yield left[0], _attempt(work, pieces[left[0]]) if go_on else work(*pieces[left[0]])
             left.pop(0)
             if left and self._ray_pays(len(left), time.perf_counter() - start):
                 break
         if left:
-            yield from self._on_ray(work, pieces, left)
+            with contextlib.closing(self._on_ray(work, pieces, left)) as ended:
+                for position, result in ended:
+                    if isinstance(result, Exception) and not go_on:
+                        raise result
+                    yield position, result
 
     def _ray_pays(self, left: int, seconds: float | None) -> bool:
         """Whether ``left`` pieces, each of about ``seconds`` (None: not known yet), are to go to Ray."""
@@ -108,25 +121,40 @@ class Workers:
     def _on_ray(
         self, work: Callable[..., Any], pieces: Sequence[tuple], left: Sequence[int]
     ) -> Iterator[tuple[int, Any]]:
+        """As :meth:`do`, with what a piece raised in the place of its result."""
         threads = torch.get_num_threads()
         with session(self.address, self.number) as ray:
             remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_with_threads)
             position = {remote.remote(threads, work, pieces[k]): k for k in left}
             waiting = list(position)
-            while waiting:
-                done, waiting = ray.wait(waiting, num_returns=1)
-                try:
-                    result = ray.get(done[0])
-                except ray.exceptions.RayTaskError as error:
-                    for task in waiting:
-                        ray.cancel(task)
-                    raise _reason(ray, error) from None
-                except ray.exceptions.RayError as error:
-                    raise UnlearnError(
-                        f"A Ray worker died ({type(error).__name__}); it may have run out of memory. "
-                        "Use --workers=1, or larger machines."
-                    ) from error
-                yield position[done[0]], result
+            try:
+                while waiting:
+                    done, waiting = ray.wait(waiting, num_returns=1)
+                    yield position[done[0]], _outcome(ray, done[0])
+            finally:  # nobody waits for the rest, where there is one
+                for task in waiting:
+                    ray.cancel(task)
+
+
+def _outcome(ray: Any, task: Any) -> Any:
+    """The result of a task that has ended, or the error it ended with."""
+    try:
+        return ray.get(task)
+    except ray.exceptions.RayTaskError as error:
+        return _reason(ray, error)
+    except ray.exceptions.RayError as error:
+        return UnlearnError(
+            f"A Ray worker died ({type(error).__name__}); it may have run out of memory. "
+            "Use --workers=1, or larger machines."
+        )
+
+
+def _attempt(work: Callable[..., Any], piece: tuple) -> Any:
+    """``work(*piece)``, or what it raised."""
+    try:
+        return work(*piece)
+    except Exception as error:
+        return error
 
 
 def _reason(ray: Any, error: Any) -> Exception:

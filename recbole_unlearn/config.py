@@ -16,7 +16,7 @@ import copy
 import difflib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,39 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UnlearnError(f"{path} is not a mapping; expected lines of 'key: value'.")
     return content
+
+
+class _StrictLoader(_YamlLoader):
+    """YAML that refuses a key that stands twice; by itself the second silently wins."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """As the base class."""
+        seen = set()
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)
+            if isinstance(name, Hashable) and name in seen:
+                raise UnlearnError(f"{name} stands twice (line {key.start_mark.line + 1}); leave one out.")
+            seen.add(name if isinstance(name, Hashable) else str(name))
+        return super().construct_mapping(node, deep)
+
+
+def read_strictly(path: Path, what: str, option: str, expected: str) -> dict[Any, Any]:
+    """As :func:`read_yaml` for a file that is ``what``, named by ``option``; no key may stand twice in it."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except OSError as error:
+        raise UnlearnError(
+            f"Cannot read the {what} {path}: {error.strerror or error}. Check {option}."
+        ) from error
+    except UnlearnError as error:
+        raise UnlearnError(f"{path}: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        place = getattr(error, "problem_mark", None)
+        row = f", line {place.line + 1}," if place else ""
+        raise UnlearnError(f"{path}{row} is not valid YAML; expected '{expected}'.") from error
+    if content is not None and not isinstance(content, dict):
+        raise UnlearnError(f"{path} is not a mapping; expected lines of '{expected}'.")
+    return content or {}
 
 
 def model_names() -> list[str]:

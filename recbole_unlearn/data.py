@@ -73,6 +73,13 @@ class Source(NamedTuple):
     clock: Clock | None
 
 
+def fetch(config: UnlearnConfig) -> None:
+    """Make sure that the files of the dataset are there; those that RecBole knows are downloaded."""
+    name, suffixes = config["dataset"], config["benchmark_filename"]
+    files = [f"{name}.{suffix}.inter" for suffix in suffixes] if suffixes else [f"{name}.inter"]
+    ensure_dataset(name, config["data_path"], files, config["download_url"], bool(config["show_progress"]))
+
+
 def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
     """Load and split the dataset exactly as a RecBole run with this config does.
 
@@ -86,10 +93,7 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
     if saved is not None:
         dataset, clock = retained.read_dataset(saved, config)
     else:
-        suffixes = config["benchmark_filename"]
-        files = [f"{name}.{suffix}.inter" for suffix in suffixes] if suffixes else [f"{name}.inter"]
-        progress = bool(config["show_progress"])
-        ensure_dataset(name, config["data_path"], files, config["download_url"], progress)
+        fetch(config)
         try:
             with _recorded_times() as raw:
                 dataset = create_dataset(config)

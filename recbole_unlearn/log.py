@@ -18,15 +18,20 @@ _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
 @contextlib.contextmanager
-def logging_to(directory: Path, level: str = "INFO") -> Iterator[logging.Logger]:
-    """Log to ``directory``/run.log, and to the screen unless the caller has set up logging already."""
+def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterator[logging.Logger]:
+    """Log to ``directory``/run.log, and to the screen unless the caller has set up logging already.
+
+    With ``shown``, the screen shows what the logger of that name says and nothing else.
+    """
     root = logging.getLogger()
     before = root.level
     file = logging.FileHandler(directory / "run.log", encoding="utf-8", delay=True)
     file.addFilter(RemoveColorFilter())
     handlers: list[logging.Handler] = [file]
     if not root.handlers:
-        handlers.append(logging.StreamHandler())
+        screen = logging.StreamHandler()
+        screen.addFilter(logging.Filter(shown))
+        handlers.append(screen)
     for handler in handlers:
         handler.setFormatter(logging.Formatter(_FORMAT, "%H:%M:%S"))
         root.addHandler(handler)

@@ -91,6 +91,36 @@ def run_unlearn(
         config_dict: any further setting of RecBole or of the plugin.
 
     """
+    given = {
+        "forget": forget, "unlearn": unlearn, "compare": compare, "checkpoint": checkpoint,
+        "config_files": config_files, "output_dir": output_dir, "config_dict": config_dict,
+    }  # fmt: skip
+    with opened(model, dataset, **given) as (pipeline, wanted):
+        if pipeline.config["tune"]:
+            raise UnlearnError(
+                "tune makes a sweep of runs: give --tune on the command line, or use tune_unlearn()."
+            )
+        if pipeline.config["grid"]:
+            raise UnlearnError(
+                "grid makes many runs: give --grid=FILE on the command line, or use run_grid()."
+            )
+        return pipeline.run(wanted)
+
+
+@contextlib.contextmanager
+def opened(
+    model: str | type | None = None,
+    dataset: str | None = None,
+    *,
+    forget: str | Path | pd.DataFrame | dict | tuple | None = None,
+    unlearn: str | None = None,
+    compare: str | Sequence[str] | None = None,
+    checkpoint: str | Path | None = None,
+    config_files: Sequence[str] | None = None,
+    output_dir: str | Path | None = None,
+    config_dict: dict[str, Any] | None = None,
+) -> Iterator[tuple[_Pipeline, Any]]:
+    """A pipeline with its directory, log and threads, and the request; arguments as :func:`run_unlearn` has them."""
     named = {
         "unlearn": unlearn,
         "compare": None if compare is None else settings.as_list(compare),
@@ -114,7 +144,7 @@ def run_unlearn(
             dataloaders_save_path=None, save_dataset=False, save_dataloaders=False,
         )  # fmt: skip
         wanted = config["forget"] if forget is None or named["forget"] else forget
-        return _Pipeline(config, directory, original).run(wanted)
+        yield _Pipeline(config, directory, original), wanted
 
 
 def _config(
@@ -188,8 +218,7 @@ class _Pipeline:
 
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
-        self.data = self._data(forget)
-        self._say_what_is_forgotten()
+        self.prepare(forget)
         self.test = loaders(self.config, self.data.retain)
         self.measurement = Measurement(self.config, self.data, self.test, self.evaluation.demotion_negatives)
         if not self.methods[0].own_original:
@@ -217,6 +246,11 @@ class _Pipeline:
 
             self.logger.info("Report: %s", write_report(result, self.directory))
         return UnlearnResult(result, trainers[0].model, self.config, self.data, self.directory)
+
+    def prepare(self, forget: Any) -> None:
+        """The data that every method starts from, divided by the request."""
+        self.data = self._data(forget)
+        self._say_what_is_forgotten()
 
     def _data(self, forget: Any) -> UnlearnData:
         injected = isinstance(forget, str) and forget == INJECTED

@@ -98,6 +98,46 @@ class EvaluationSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class TuneSettings:
+    """How a sweep over a method's settings is done; docs/tuning.md."""
+
+    tune: bool = setting("Sweep over the method's settings instead of running it once.")
+    space: str | None = setting(
+        "A YAML file that says what to sweep over; the method's own in properties/tune/ when empty."
+    )
+    trials: int = setting("Trials of a sweep; grid search does all combinations instead.", low=1)
+    searcher: str = setting(
+        "How settings are chosen; optuna and hyperopt have to be installed.",
+        choices=("random", "grid", "optuna", "hyperopt"),
+    )
+    scheduler: str = setting(
+        "asha stops trials early that do badly; none does not.", choices=("none", "asha")
+    )
+    tune_looks: int = setting(
+        "How often a trial of a method with steps is measured, the end included; each time is a candidate.",
+        low=1,
+    )
+    tune_metric: str = setting("The metric that stands for utility, on validation rows.")
+    tune_affected: float = setting(
+        "Weight of affected users in utility; that of all users is the rest to 1.", low=0.0, high=1.0
+    )
+    tune_weight: float = setting("Weight of forgetting against utility.", low=0.0)
+    tune_pareto: bool = setting(
+        "Also write the settings of every candidate on the front, to OUTPUT_DIR/front."
+    )
+    resume: bool = setting("Go on with the sweep in OUTPUT_DIR; what it has finished is not done again.")
+
+
+@dataclasses.dataclass(frozen=True)
+class GridSettings:
+    """Many runs instead of one; docs/grid.md."""
+
+    grid: str | None = setting(
+        "A YAML file of models, datasets, methods, seeds and deletion ratios to run in all combinations."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class CacheSettings:
     """Trained models are kept, so that a second run does not train again."""
 
@@ -110,6 +150,8 @@ GROUPS: dict[str, type] = {
     "Run": RunSettings,
     "Forget set": ForgetSettings,
     "Evaluation": EvaluationSettings,
+    "Tuning": TuneSettings,
+    "Grid": GridSettings,
     "Cache": CacheSettings,
 }
 

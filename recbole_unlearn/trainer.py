@@ -225,6 +225,16 @@ def train_all(jobs: Sequence[Job]) -> list[Trained]:
 
 
 @dataclasses.dataclass(frozen=True)
+class Watch:
+    """Somebody who wants to see the model before a method that works in steps has ended."""
+
+    steps: frozenset[int]  # after which
+    look: Callable[
+        [UnlearnTrainer, int, float], None
+    ]  # at the trainer, after a step, the method's seconds so far
+
+
+@dataclasses.dataclass(frozen=True)
 class UnlearnTask:
     """All a method needs: the data, the original, and a way to train."""
 
@@ -238,6 +248,7 @@ class UnlearnTask:
     repeat: int = 0  # how often this method ran before in the same run
     train_all: Callable[[Sequence[Job]], list[Trained]] = train_all
     stored: Path | None = None  # where the method's own original was saved, when the run starts from it
+    watch: Watch | None = None
 
 
 class Originated(NamedTuple):
@@ -270,6 +281,21 @@ class UnlearnTrainer(PhaseTrainer):
         super().__init__(config, model)
         self.certificates: dict[str, Any] = {}  # what the method can prove of its result
         self.curves: dict[str, list[tuple[int, float]]] = {}  # (step, value), for the report
+        self._start = self._looked = 0.0
+
+    @classmethod
+    def check(cls, settings: Any) -> None:
+        """Refuse ``settings`` that do not go together; limits of single keys are checked before."""
+
+    @classmethod
+    def steps(cls, settings: Any) -> int:
+        """After how many steps the method ends, when it lets others watch them; 0 when it does not."""
+        return 0
+
+    @classmethod
+    def settings_after(cls, settings: Any, step: int) -> dict[str, Any]:
+        """What to change in ``settings`` so that the result is what :meth:`show` shows after ``step`` steps."""
+        raise NotImplementedError(f"{cls.__name__} has no steps to watch.")
 
     def originate(self, task: UnlearnTask) -> Originated:
         """The model of D as this method trains it, for methods with an original of their own; comes before `run`."""
@@ -299,11 +325,11 @@ class UnlearnTrainer(PhaseTrainer):
     def run(self, task: UnlearnTask) -> None:
         """The phase: prepare, unlearn (timed), and leave a model that is clean and finite."""
         self.prepare(task)
-        start = time.perf_counter()
+        self._start = time.perf_counter()
         self.unlearn(task)
         self.reset_orphans(task)
         if self.seconds is None:
-            self.seconds = time.perf_counter() - start
+            self.seconds = time.perf_counter() - self._start - self._looked
         clear_caches(self.model)
         check_finite(self.model, task.label)
         self.certify(task)
@@ -311,6 +337,26 @@ class UnlearnTrainer(PhaseTrainer):
         for name, points in self.curves.items():
             for step, value in points:
                 self.tensorboard.add_scalar(f"Unlearn/{name}", value, step)
+
+    def show(self, task: UnlearnTask, step: int) -> None:
+        """Let ``task.watch`` see the model as if the method ended after ``step`` steps.
+
+        A method with steps calls this. It takes none of the method's seconds, and leaves weights and random numbers
+        as they were.
+        """
+        assert task.watch is not None
+        now = time.perf_counter()
+        before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        with torch.random.fork_rng([self.device] if torch.device(self.device).type == "cuda" else []):
+            self.reset_orphans(task)
+            clear_caches(self.model)
+            check_finite(self.model, task.label)
+            task.watch.look(self, step, now - self._start - self._looked)
+        with torch.no_grad():
+            for name, value in self.model.named_parameters():
+                value.copy_(before[name])
+        clear_caches(self.model)
+        self._looked += time.perf_counter() - now
 
 
 class IndexedTrainer(UnlearnTrainer):

@@ -52,6 +52,15 @@ def test_it_works_on_many_models(settings, model):
         assert torch.equal(value[outside[name]], original[name][outside[name]]), name
 
 
+@pytest.mark.parametrize("unlearn", ["obliviate", "obliviate_paper"])
+def test_a_deleted_user_has_the_row_of_a_new_model(settings, unlearn):
+    """Bit for bit, whatever the adapters made of it, and also after the certificates have looked at θ₀."""
+    outcome = run(settings, unlearn=unlearn, forget={"user_id": ["u5"]})
+    row = outcome.data.full.train.token2id("user_id", "u5")
+    fresh = build_model(outcome.config, outcome.data.retain)
+    assert torch.equal(outcome.model.user_embedding.weight[row], fresh.user_embedding.weight[row])
+
+
 def test_layers_are_adapted_when_asked(settings):
     outcome = run(settings, "NeuMF", lua_layers=True, cache=False)
     original = train(outcome.config, outcome.data.full, "original").state_dict

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,6 +72,11 @@ class ObliviateSettings:
         "One subspace B for all tables of the same width; a graph then carries r columns."
     )
     lac_steps: int = setting("Steps of the calibration.", low=0)
+    lac_horizon: int | None = setting(
+        "Steps over which the learning rate falls; lac_steps when empty. With more than those, calibration is the "
+        "beginning of a longer one, bit for bit.",
+        low=1,
+    )
     lac_learning_rate: float = setting("The optimizer's learning rate at the first step.", low=0.0)
     lac_optimizer: str = setting("Optimizer of the calibration.", choices=tuple(OPTIMIZERS))
     lac_schedule: str = setting("How the learning rate falls over the steps.", choices=tuple(SCHEDULES))
@@ -107,7 +113,7 @@ class Obliviate(IndexedTrainer):
     def unlearn(self, task: UnlearnTask) -> None:
         r"""The two stages, on ``self.model`` (built on D\S, with the original's weights)."""
         options: ObliviateSettings = task.settings
-        _check(options)
+        self.check(options)
         if task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
             self._fit_anew(task)
             return
@@ -124,12 +130,14 @@ class Obliviate(IndexedTrainer):
         self.adapters.attach()
         plan = Plan(
             options.lac_steps, options.lac_learning_rate, options.lac_batch_size,
-            options.lac_optimizer, options.lac_schedule, options.lac_train_b,
+            options.lac_optimizer, options.lac_schedule, options.lac_train_b, options.lac_horizon,
         )  # fmt: skip
-        with self._bar_for(plan.steps) as bar:
-            trace = calibrate(self.adapters, self.witness, objective, plan, rows, bar)
         # Items that lost all their rows started again from retained data, and were negatives of retained rows.
         self.refits_orphan_items = options.rank == "full" and options.lua_target != "none"
+        with self._bar_for(plan.steps) as bar:
+            trace = calibrate(
+                self.adapters, self.witness, objective, plan, rows, bar, self._step_report(task)
+            )
         self.certificates |= {"lua_scale": scale, "lac": _summary(trace.values)}
         self.curves = {
             "loss": [(step + 1, round(value, 6)) for step, value in enumerate(trace.values)],
@@ -139,6 +147,33 @@ class Obliviate(IndexedTrainer):
             "Obliviate changed %d user and %d item rows, %d steps of calibration.",
             len(self.witness.region["user"]), len(self.witness.region["item"]), len(trace.values),
         )  # fmt: skip
+
+    @classmethod
+    def check(cls, settings: ObliviateSettings) -> None:
+        """As the base class; what its limits cannot say."""
+        _check(settings)
+
+    @classmethod
+    def steps(cls, settings: ObliviateSettings) -> int:
+        """The steps of LAC."""
+        return settings.lac_steps
+
+    @classmethod
+    def settings_after(cls, settings: ObliviateSettings, step: int) -> dict[str, Any]:
+        """The first ``step`` steps of the same calibration."""
+        return {"lac_steps": step, "lac_horizon": settings.lac_horizon or settings.lac_steps}
+
+    def _step_report(self, task: UnlearnTask) -> Callable[[int], None] | None:
+        """What LAC is to call after a step, where somebody wants to see it."""
+        if task.watch is None:
+            return None
+
+        def after_step(step: int) -> None:
+            if step in task.watch.steps:
+                self.adapters.attach()  # not every kind of gradient writes to the model as it goes
+                self.show(task, step)
+
+        return after_step
 
     def _fit_anew(self, task: UnlearnTask) -> None:
         """A model that is a formula of its data (EASE, ItemKNN, Pop) is unlearned by that formula, exactly."""
@@ -337,3 +372,7 @@ def _check(options: ObliviateSettings) -> None:
         raise UnlearnError(f"lua_scale={scale!r} is not valid: a number or 'auto'.")
     if rank not in ("full", "auto") and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
         raise UnlearnError(f"rank={rank!r} is not valid: a positive number, 'auto' or 'full'.")
+    if options.lac_horizon is not None and options.lac_horizon < options.lac_steps:
+        raise UnlearnError(
+            f"lac_horizon={options.lac_horizon} is not valid: at least lac_steps, which is {options.lac_steps}."
+        )

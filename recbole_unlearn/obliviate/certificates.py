@@ -80,11 +80,14 @@ def retained_change(adapters: AdapterSet, witness: Witness) -> dict[str, Any]:
     )
     users, items = (witness.index.ids[side][rows] for side in ("user", "item"))
     after = pair_scores(adapters.model, witness.index.train, users, items)
+    # The rows as they are, which need not be W + A Bᵀ: those of deleted users were reset after the calibration.
+    final = [adapters.rows(adapter)[adapter.rows].clone() for adapter in adapters.adapters]
     adapters.detach()
     try:
         before = pair_scores(adapters.model, witness.index.train, users, items)
     finally:
-        adapters.attach()
+        for adapter, rows in zip(adapters.adapters, final, strict=True):
+            adapters.rows(adapter)[adapter.rows] = rows
         clear_caches(adapters.model)
     change = (after - before).abs()
     return {"largest": _round(float(change.max())), "mean": _round(float(change.mean())), "pairs": len(rows)}

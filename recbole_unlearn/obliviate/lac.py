@@ -12,6 +12,7 @@ fixed, so the rows are linear in what is trained. The learning rate falls to zer
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -56,6 +57,14 @@ class Plan(NamedTuple):
     optimizer: str = "adam"
     schedule: str = "linear"
     train_b: bool = False  # B too, as the paper prints it
+    horizon: int | None = (
+        None  # steps that the schedule and the batches are laid out for; ``steps`` when None
+    )
+
+    @property
+    def laid_out(self) -> int:
+        """T: a plan of t steps laid out for T does the first t of the plan of T steps, bit for bit."""
+        return self.steps if self.horizon is None else self.horizon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +150,13 @@ def calibrate(
     plan: Plan,
     rows: torch.Tensor | None,
     bar: tqdm,
+    after_step: Callable[[int], None] | None = None,
 ) -> Trace:
-    """Fit the adapters to ``rows`` (those that touch the region when None)."""
+    """Fit the adapters to ``rows`` (those that touch the region when None).
+
+    ``after_step`` is told the number of steps done after each but the last; the adapters' A and B are those of that
+    step, the model's rows need not be.
+    """
     rows = witness.rows() if rows is None else rows
     trace = Trace([], [])
     chosen = adapters.adapters
@@ -152,7 +166,8 @@ def calibrate(
     trained = [x.a for x in chosen] + ([x.b for x in chosen] if plan.train_b else [])
     optimizer = OPTIMIZERS[plan.optimizer](trained, lr=plan.learning_rate)
     watched = witness.deleted(WATCHED)
-    for step, batch in enumerate(witness.batches(rows, plan.batch_size, plan.steps)):
+    batches = itertools.islice(witness.batches(rows, plan.batch_size, plan.laid_out), plan.steps)
+    for step, batch in enumerate(batches):
         if step % CHECK_EVERY == 0:
             trace.demotion.append((step, demotion(gradients, watched)))
             if objective.reached(gradients):
@@ -167,10 +182,12 @@ def calibrate(
             raise UnlearnError("LAC failed: its loss is not a number. Lower lac_learning_rate.")
         trace.values.append(value)
         for group in optimizer.param_groups:
-            group["lr"] = plan.learning_rate * SCHEDULES[plan.schedule](step / plan.steps)
+            group["lr"] = plan.learning_rate * SCHEDULES[plan.schedule](step / plan.laid_out)
         optimizer.step()
         gradients.changed()
         bar.update()
+        if after_step is not None and step + 1 < plan.steps:
+            after_step(step + 1)
     trace.demotion.append((len(trace.values), demotion(gradients, watched)))
     for adapter in chosen:
         adapter.a.grad = adapter.b.grad = None

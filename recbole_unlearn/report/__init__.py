@@ -1,10 +1,13 @@
-"""HTML reports: `write_report` shows one run, `write_comparison` sets several runs beside each other.
+"""HTML reports: `write_report` shows one run, `write_comparison` several beside each other, `write_sweep` a sweep.
 
-A page is one file that needs no network. `single.py` and `comparison.py` say what stands on the two pages,
-`figures.py` draws, `page.py` is the frame, and `values.py` reads a result in which any key may be missing.
+A page is one file that needs no network. `single.py`, `comparison.py` and `sweep.py` say what stands on the pages,
+`figures.py` draws, `page.py` is the frame, and `values.py` reads a result in which any key may be missing. `paper.py`
+makes the tables of the paper from many results (`entries.py`); `writers.py` writes them as HTML, Markdown and LaTeX.
 """
 
 from recbole_unlearn.report.comparison import write_comparison
+from recbole_unlearn.report.entries import results_in
 from recbole_unlearn.report.single import write_report
+from recbole_unlearn.report.sweep import write_sweep
 
-__all__ = ["write_comparison", "write_report"]
+__all__ = ["results_in", "write_comparison", "write_report", "write_sweep"]

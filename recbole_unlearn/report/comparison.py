@@ -1,41 +1,44 @@
 """The page that sets runs beside each other: methods by dataset, model and kind of request.
 
-Runs of one dataset, model and source of requests belong together; over their seeds, values are averaged. The
-original and the retrained model come again in every run, so what has the same figures under the same name and seed
-counts once.
+Runs of one dataset, model and kind of request belong together; over their seeds, values are averaged.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from recbole_unlearn import files
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.report import figures, page
+from recbole_unlearn.report import figures, page, paper, writers
+from recbole_unlearn.report.entries import (
+    NO_PLAN,
+    REFERENCES,
+    Entry,
+    Place,
+    Plan,
+    before,
+    grouped,
+    ratio_of_sums,
+    read_plan,
+    read_result,
+)
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import (
     MISSING,
     RETRAINED,
-    SECOND,
     decimal,
     difference,
     duration,
     number,
     percent,
     phase_title,
-    phases_of,
     signed,
-    text,
     times,
 )
-from recbole_unlearn.result import SCHEMA
 
-_Key = tuple[str, str, str]  # dataset, model, source of the requests
-_REFERENCES = ("original", RETRAINED, SECOND)
 _HEAD = (
     "Method",
     "NDCG@20, affected",
@@ -49,33 +52,27 @@ _HEAD = (
 )
 
 
-class _Entry(NamedTuple):
-    """One phase of one run, beside the original and the retrained model of the same run."""
+def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[Path] = ()) -> Path:
+    """Read `result.json` of each directory, write one page about them to ``target``, and return its path.
 
-    name: str
-    seed: str | None
-    phase: dict[str, Any]
-    original: dict[str, Any]
-    retrained: dict[str, Any]
-
-
-def write_comparison(directories: Sequence[Path], target: Path) -> Path:
-    """Read `result.json` of each directory, write one page about them to ``target``, and return its path."""
+    Beside it go `tables.md` and `tables.tex`, the tables of the paper from the same results. Directories of ``grids``
+    say which results should be there, so that those that are missing are shown as missing.
+    """
     if not directories:
         raise UnlearnError("Nothing to compare. Name the output directories of one or more runs.")
-    content = page_of([_read(Path(directory) / "result.json") for directory in directories])
-    files.write_bytes(Path(target), content)
-    return Path(target)
+    results = [read_result(Path(directory) / "result.json") for directory in directories]
+    plan = read_plan(grids)
+    target = Path(target)
+    tables = paper.tables(results, plan)
+    files.write_bytes(target, page_of(results, plan))
+    files.write_bytes(target.with_name("tables.md"), writers.markdown(tables, plan).encode())
+    files.write_bytes(target.with_name("tables.tex"), writers.latex(tables, plan).encode())
+    return target
 
 
-def page_of(results: Sequence[dict[str, Any]]) -> bytes:
+def page_of(results: Sequence[dict[str, Any]], plan: Plan = NO_PLAN) -> bytes:
     """The page about ``results``, each the content of a `result.json`."""
-    groups: dict[_Key, list[_Entry]] = {}
-    for result in results:
-        source = text(result.get("forget"), "source")
-        key = (text(result, "dataset") or MISSING, text(result, "model") or MISSING, source or MISSING)
-        groups.setdefault(key, []).extend(_entries(result))
-    groups = {key: _once(entries) for key, entries in groups.items()}
+    groups = grouped(results)
     names = dict.fromkeys(entry.name for entries in groups.values() for entry in entries)
     looks = figures.looks(names)
     return page.document(
@@ -83,53 +80,12 @@ def page_of(results: Sequence[dict[str, Any]]) -> bytes:
         _header(len(results), groups, names),
         _table(groups, looks),
         (_drawings(key, entries, looks) for key, entries in groups.items()),
+        writers.sections(paper.tables(results, plan), plan),
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise _refused(path, error.strerror or str(error)) from error
-    except (ValueError, RecursionError) as error:
-        raise _refused(path, "it is not JSON") from error
-    if not isinstance(result, dict) or result.get("schema") != SCHEMA:
-        raise _refused(path, f"it is not a result of schema {SCHEMA}")
-    if not phases_of(result):
-        raise _refused(path, "it has no phases")
-    return result
-
-
-def _refused(path: Path, why: str) -> UnlearnError:
-    return UnlearnError(
-        f"Cannot compare {path}: {why}. Name output directories of finished runs, or run that one again."
-    )
-
-
-def _entries(result: dict[str, Any]) -> Iterable[_Entry]:
-    phases = phases_of(result)
-    original, retrained = (phases.get(name, {}) for name in ("original", RETRAINED))
-    for name, phase in phases.items():
-        if name == "unlearned":
-            # An exact method is retraining: its own row would say the same twice.
-            if retrained and _figures(phase) == _figures(retrained):
-                continue
-            name = text(result, "method") or name
-        yield _Entry(name, text(result, "seed"), phase, original, retrained)
-
-
-def _figures(phase: dict[str, Any]) -> str:
-    return json.dumps([phase.get(key) for key in ("metrics", "affected", "forgetting")], sort_keys=True)
-
-
-def _once(entries: Iterable[_Entry]) -> list[_Entry]:
-    unique = {(entry.name, entry.seed, _figures(entry.phase)): entry for entry in reversed(list(entries))}
-    order = {name: place for place, name in enumerate(_REFERENCES)}
-    return sorted(reversed(unique.values()), key=lambda entry: order.get(entry.name, len(order)))
-
-
-def _header(runs: int, groups: dict[_Key, list[_Entry]], names: Iterable[str]) -> Html:
-    methods = [name for name in names if name not in _REFERENCES]
+def _header(runs: int, groups: dict[Place, list[Entry]], names: Iterable[str]) -> Html:
+    methods = [name for name in names if name not in REFERENCES]
     datasets, models = ({key[place] for key in groups} for place in (0, 1))
     counted = (
         _counted(len(part), noun)
@@ -148,7 +104,7 @@ def _counted(amount: int, noun: str) -> str:
     return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
 
 
-def _table(groups: dict[_Key, list[_Entry]], looks: dict[str, figures.Look]) -> Html:
+def _table(groups: dict[Place, list[Entry]], looks: dict[str, figures.Look]) -> Html:
     bodies = {}
     for key, entries in groups.items():
         names = dict.fromkeys(entry.name for entry in entries)
@@ -162,12 +118,12 @@ def _table(groups: dict[_Key, list[_Entry]], looks: dict[str, figures.Look]) -> 
     return page.section("All figures", page.table(caption, _HEAD, bodies))
 
 
-def _title(key: _Key) -> str:
-    return " · ".join(key)
+def _title(key: Place) -> str:
+    return " · ".join((key.dataset, key.model, key.request))
 
 
-def _row(name: str, entries: list[_Entry], color: str) -> list[str]:
-    reference = name in _REFERENCES
+def _row(name: str, entries: list[Entry], color: str) -> list[str]:
+    reference = name in REFERENCES
     return [
         page.chip(color, phase_title(name)),
         _mean(entries, "affected", "ndcg@20", digits=4),
@@ -186,7 +142,7 @@ def _average(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _mean(entries: list[_Entry], *path: str, digits: int = 3) -> str:
+def _mean(entries: list[Entry], *path: str, digits: int = 3) -> str:
     """Mean ± deviation, and below it the mean of value − retrained's value in the same run."""
     known = [value for entry in entries if (value := number(entry.phase, *path)) is not None]
     if not known:
@@ -202,7 +158,7 @@ def _mean(entries: list[_Entry], *path: str, digits: int = 3) -> str:
     return page.lines(written, signed(away, digits))
 
 
-def _recovered(entries: list[_Entry]) -> float | None:
+def _recovered(entries: list[Entry]) -> float | None:
     """Σ(phase − original) / Σ(retrained − original) of NDCG@20 of affected users, over runs that have all three.
 
     A ratio of sums: the mean of ratios is ruled by the run in which retraining moved least.
@@ -210,28 +166,22 @@ def _recovered(entries: list[_Entry]) -> float | None:
     path = ("affected", "ndcg@20")
     moves = [
         [
-            difference(number(phase, *path), number(entry.phase.get("before") or entry.original, *path))
+            difference(number(phase, *path), number(before(entry), *path))
             for phase in (entry.phase, entry.retrained)
         ]
         for entry in entries
     ]
-    return _ratio(moves)
+    return ratio_of_sums(moves)
 
 
-def _speedup(entries: list[_Entry]) -> float | None:
+def _speedup(entries: list[Entry]) -> float | None:
     """Σ retrained seconds / Σ seconds, over runs that have both."""
-    return _ratio(
+    return ratio_of_sums(
         [[number(phase, "seconds") for phase in (entry.retrained, entry.phase)] for entry in entries]
     )
 
 
-def _ratio(pairs: list[list[float | None]]) -> float | None:
-    known = [pair for pair in pairs if None not in pair]
-    above, below = (sum(pair[place] for pair in known) for place in (0, 1))
-    return above / below if below else None
-
-
-def _drawings(key: _Key, entries: list[_Entry], looks: dict[str, figures.Look]) -> Html:
+def _drawings(key: Place, entries: list[Entry], looks: dict[str, figures.Look]) -> Html:
     """Utility against forgetting, and utility against time."""
     utility = "NDCG@20, affected users"
     views = (

@@ -153,6 +153,38 @@ def trade_off(
     return _figure(traces, x_title, y_title, x_axis=axis)
 
 
+def heat(
+    columns: Sequence[str],
+    rows: Sequence[str],
+    values: Sequence[Sequence[float | None]],
+    x_title: str,
+    y_title: str,
+    form: str,
+) -> Figure | None:
+    """A coloured cell per column and row, empty where there is no value; ``form`` is how values are written.
+
+    The colours are Cividis, which reads the same with and without colour vision.
+    """
+    if all(value is None for row in values for value in row):
+        return None
+    trace = {
+        "type": "heatmap",
+        "x": [label(name) for name in columns],
+        "y": [label(name) for name in rows],
+        "z": [list(row) for row in values],
+        "colorscale": "Cividis",
+        "colorbar": {"tickformat": form, "thickness": 14, "outlinewidth": 0},
+        "hovertemplate": f"%{{y}}, %{{x}}: %{{z:{form}}}<extra></extra>",
+        "xgap": 1,
+        "ygap": 1,
+    }
+    figure = _figure([trace], x_title, y_title, x_axis={"type": "category"})
+    if figure:
+        figure["layout"]["yaxis"] |= {"type": "category", "showgrid": False}
+        figure["layout"]["showlegend"] = False
+    return figure
+
+
 def label(text: str) -> str:
     """Text for a figure: plotly reads markup in labels, so it is escaped there as it is in a page."""
     return html.escape(text, quote=False)

@@ -1,0 +1,4 @@
+"""Grids of runs, `--grid=FILE.yaml`: models × datasets × methods × seeds × deletion ratios.
+
+`plan.py` reads the file and says which runs there are; `run.py` does those that have no result yet.
+"""

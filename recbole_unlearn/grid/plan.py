@@ -1,0 +1,243 @@
+"""The grid file: YAML that says which runs make up a grid.
+
+    datasets: [ml-100k]
+    models: [BPR, LightGCN]
+    methods: [obliviate, retrain]
+    seeds: [2020, 2021]
+    ratios: [0.2]
+    settings: {epochs: 50}
+
+Every combination of dataset, model, seed and ratio is a *cell*: one run, with all methods in it, so that times are
+compared inside one run. With `grids:`, a list of such blocks, other lists hold in each; what stands beside it holds
+for all. Nothing is evaluated: the file is data, and all of it is checked before anything is trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from recbole_unlearn import settings
+from recbole_unlearn.config import UnlearnConfig, nearest, read_strictly
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.methods import registry
+from recbole_unlearn.result import plain_values
+
+LARGEST = 10_000  # cells that a grid may have
+_LISTS = ("datasets", "models", "methods", "seeds", "ratios")
+_KEYS = (*_LISTS, "settings")
+_EXPECTED = "models: [BPR, LightGCN]"
+
+# What a cell is made of, or what belongs to the grid as a whole: not a setting of its runs.
+_OF_CELLS = {
+    "model": "models", "dataset": "datasets", "seed": "seeds", "inject_users": "ratios", "unlearn": "methods",
+    "compare": "methods",
+}  # fmt: skip
+_NOT_IN_RUNS = (
+    "forget", "checkpoint", "config_files", "output_dir", "workers", "ray_address", "show_progress", "grid", "tune",
+    "space", "resume",
+)  # fmt: skip
+# Settings that change nothing in a result but its times.
+_IRRELEVANT = {
+    "cache", "cache_size", "report", "save_unlearned", "tensorboard", "show_progress", "state", "gpu_id", "use_gpu",
+    "download_url", "workers", "ray_address", "resume", "inject_users",
+}  # fmt: skip
+# A grid is about figures: it keeps no models, and a run in it is quiet and on one worker.
+_OF_RUNS = {"save_unlearned": False, "tensorboard": False, "show_progress": False, "workers": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of a grid: what it is given, and in ``asked`` all that its figures depend on."""
+
+    dataset: str
+    model: str
+    ratio: float
+    seed: int
+    methods: tuple[str, ...]
+    values: dict[str, Any]
+    asked: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Its directory, for example ml-100k-BPR-0.2-2020."""
+        return f"{self.dataset}-{self.model}-{self.ratio:.12g}-{self.seed}"
+
+    @property
+    def phases(self) -> list[str]:
+        """The methods by the names they have in tables."""
+        return ["retrained" if registry.get(name).exact else name for name in self.methods]
+
+    @property
+    def source(self) -> str:
+        """What a result of it says of its request."""
+        return f"injected {self.asked['settings']['inject_mode']}"
+
+    def config(self) -> UnlearnConfig:
+        """The configuration of its run."""
+        return UnlearnConfig(self.model, self.dataset, config_dict=self.settings())
+
+    def settings(self) -> dict[str, Any]:
+        """What its run is given."""
+        first, *others = self.methods
+        return {
+            **self.values, "seed": self.seed, "inject_users": self.ratio, "forget": "injected", "unlearn": first,
+            "compare": others,
+        }  # fmt: skip
+
+
+def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:
+    """The cells of the grid file ``path``; settings in ``given`` win over those of the file."""
+    path = Path(path)
+    refuse_cell_settings(given or {})
+    content = read_strictly(path, "grid", "--grid", _EXPECTED)
+    if not content:
+        raise UnlearnError(f"{path} is empty; expected lines such as {_EXPECTED}.")
+    try:
+        cells = [cell for block in _blocks(content) for cell in _cells(block, given or {})]
+        _refuse_twice("the cell", [cell.name for cell in cells])
+    except UnlearnError as error:
+        raise UnlearnError(f"{path}: {error}") from error
+    return cells
+
+
+def refuse_cell_settings(values: Mapping[Any, Any]) -> None:
+    """Refuse settings that a grid gives its runs by other means."""
+    for key in values:
+        if not isinstance(key, str):
+            raise UnlearnError(f"settings: {key!r} is not the name of a setting.")
+        if key in _OF_CELLS:
+            raise UnlearnError(
+                f"{key} differs between the runs of a grid: list its values under {_OF_CELLS[key]}."
+            )
+        if key in _NOT_IN_RUNS:
+            raise UnlearnError(f"{key} is not a setting of the runs of a grid; leave it out.")
+
+
+def _blocks(content: dict[Any, Any]) -> Iterator[dict[str, Any]]:
+    """The blocks of the file, each with what it shares with the others."""
+    shared = {key: value for key, value in content.items() if key != "grids"}
+    _refuse_unknown(shared, (*_KEYS, "grids"))
+    blocks = content.get("grids", [{}])
+    if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
+        raise UnlearnError(
+            "grids is not a list of grids; expected for example '- {models: [BPR], seeds: [1]}'."
+        )
+    for number, block in enumerate(blocks, 1):
+        where = f"grid {number}: " if "grids" in content else ""
+        try:
+            _refuse_unknown(block, _KEYS)
+            values = {**_settings(shared), **_settings(block)}
+            yield {**shared, **block, "settings": values}
+        except UnlearnError as error:
+            raise UnlearnError(f"{where}{error}") from error
+
+
+def _refuse_unknown(block: dict[Any, Any], known: tuple[str, ...]) -> None:
+    for key in block:
+        if key not in known:
+            raise UnlearnError(f"unknown key {key!r}.{nearest(str(key), known)} One of {', '.join(known)}.")
+
+
+def _settings(block: dict[Any, Any]) -> dict[str, Any]:
+    values = block.get("settings", {})
+    if not isinstance(values, dict):
+        raise UnlearnError("settings is not a mapping; expected for example settings: {epochs: 50}.")
+    refuse_cell_settings(values)
+    return values
+
+
+def _cells(block: dict[str, Any], given: Mapping[str, Any]) -> list[Cell]:
+    """The product of a block's lists."""
+    lists = {key: _list(block, key) for key in _LISTS}
+    if (size := math.prod(len(values) for key, values in lists.items() if key != "methods")) > LARGEST:
+        raise UnlearnError(f"the grid has {size} cells, more than {LARGEST}; leave values out.")
+    methods = _methods(lists["methods"])
+    values = {**_OF_RUNS, **block["settings"], **given}
+    cells = []
+    for dataset, model in itertools.product(lists["datasets"], lists["models"]):
+        # Settings do not differ between ratios and seeds, so one of each is checked for all.
+        first = Cell(dataset, model, lists["ratios"][0], lists["seeds"][0], methods, values, {})
+        asked = _checked(first)
+        cells += [
+            dataclasses.replace(first, ratio=ratio, seed=seed, asked=asked)
+            for ratio, seed in itertools.product(lists["ratios"], lists["seeds"])
+        ]
+    return cells
+
+
+def _list(block: dict[str, Any], key: str) -> list[Any]:
+    """The values under ``key``, each checked; a single one need not be in brackets."""
+    if key not in block:
+        raise UnlearnError(f"{key} is missing; expected for example {_EXAMPLES[key]}.")
+    values = block[key] if isinstance(block[key], list) else [block[key]]
+    if not values or values == [None]:
+        raise UnlearnError(f"{key} is empty; expected for example {_EXAMPLES[key]}.")
+    checked = [_READERS[key](key, value) for value in values]
+    _refuse_twice(key, checked)
+    return checked
+
+
+def _refuse_twice(what: str, values: list[Any]) -> None:
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise UnlearnError(f"{what}: {value} stands twice; leave one out.")
+
+
+def _name(key: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
+        raise UnlearnError(f"{key}: {value!r} is not a name.")
+    return str(value)
+
+
+def _seed(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise UnlearnError(f"{key}: {value!r} is not a seed; expected a whole number from 0 on, below 2^31.")
+    return value
+
+
+def _ratio(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise UnlearnError(
+            f"{key}: {value!r} is not a share of users; expected a number above 0 and at most 1."
+        )
+    return float(value)
+
+
+_READERS = {"datasets": _name, "models": _name, "methods": _name, "seeds": _seed, "ratios": _ratio}
+_EXAMPLES = {
+    "datasets": "datasets: [ml-100k]",
+    "models": _EXPECTED,
+    "methods": "methods: [obliviate, retrain]",
+    "seeds": "seeds: [2020, 2021]",
+    "ratios": "ratios: [0.05, 0.2]",
+}
+
+
+def _methods(names: list[str]) -> tuple[str, ...]:
+    """The methods of a run, the one it is about first: that is the first which is not retraining itself."""
+    exact = [name for name in names if registry.get(name).exact]
+    if not exact:
+        raise UnlearnError("methods: retrain is missing; every figure is measured from the retrained model.")
+    others = [name for name in names if name not in exact]
+    return (*others[:1], *exact, *others[1:])
+
+
+def _checked(cell: Cell) -> dict[str, Any]:
+    """All settings that figures of the cell depend on; refuses those that no run would take."""
+    config = cell.config()
+    for group in settings.GROUPS.values():
+        settings.read(group, config)
+    if config["report"] not in ("html", "none"):
+        raise UnlearnError("report is html or none for the runs of a grid.")
+    asked = {key: value for key, value in plain_values(config).items() if key not in _IRRELEVANT}
+    own = {}
+    for name in cell.methods:
+        method = registry.get(name)
+        own[name] = config.method_values(name)
+        method.check(settings.read(method.Settings, own[name]))
+    return {"methods": list(cell.methods), "settings": asked, "methods_settings": own}

@@ -1,0 +1,130 @@
+"""The journal of a sweep, `trials.jsonl`: a line for every trial that has ended, written when it ends.
+
+It is what `--resume` goes on from, so it outlives a kill at any moment: a line is on disk before the next trial is
+counted, and half a line at the end is left out when it is read. Its first line says what the trials have in common; a
+sweep with another original, other data or another objective is refused, because its scores would not compare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import recbole
+import torch
+
+from recbole_unlearn import __version__
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.tuning.space import identity
+from recbole_unlearn.tuning.trial import Shared
+
+NAME = "trials.jsonl"
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
+
+Record = dict[str, Any]  # number, settings, state, error, node, reports
+
+
+def fingerprint(shared: Shared) -> str:
+    """A digest of everything but a trial's own settings that its figures depend on."""
+    config, objective = shared.config, shared.objective
+    parts = {
+        "versions": [__version__, recbole.__version__, torch.__version__],
+        "method": shared.method.name,
+        "settings": shared.values,
+        "run": [config["seed"], shared.looks, shared.negatives, shared.threads, str(config["device"])],
+        "objective": [
+            objective.metric,
+            objective.affected,
+            objective.weight,
+            objective.original,
+            objective.target,
+        ],
+        "data": [shared.data.full.fingerprint(), shared.data.retain.fingerprint()],
+    }
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
+    for name, value in sorted(shared.original.state_dict.items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+class Journal:
+    """The trials that have ended, in memory and on disk."""
+
+    def __init__(self, directory: Path, sweep: str, resume: bool) -> None:
+        """Start a journal in ``directory``, or go on with the one there; ``sweep`` is its fingerprint."""
+        self.path = directory / NAME
+        self.records: dict[str, Record] = {}  # by the identity of their settings
+        refuse_other(directory, resume)
+        if self.path.exists():
+            self._read(sweep)
+        else:
+            self._append({"sweep": sweep})
+
+    def _read(self, sweep: str) -> None:
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UnlearnError(f"Cannot read {self.path}: {error}. Choose another --output_dir.") from error
+        whole, _, rest = text.rpartition("\n")
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+            head = lines[0]["sweep"] if lines else None
+            records = {identity(record["settings"]): record for record in lines[1:]}
+        except (ValueError, LookupError, TypeError) as error:
+            raise UnlearnError(f"{self.path} is damaged; choose another --output_dir.") from error
+        if head is not None and head != sweep:
+            raise UnlearnError(
+                f"The sweep in {self.path.parent} was made with another original, data or objective, so "
+                "its figures do not compare. Repeat its command, or choose another --output_dir."
+            )
+        self.records = records
+        if rest or head is None:  # killed while it wrote
+            self._cut(len(whole.encode()) + 1 if whole else 0)
+            if head is None:
+                self._append({"sweep": sweep})
+
+    def _cut(self, size: int) -> None:
+        with self.path.open("r+b") as stream:
+            stream.truncate(size)
+
+    def finished(self) -> dict[str, Record]:
+        """Trials that need not be done again; one that failed is tried anew."""
+        return {name: record for name, record in self.records.items() if record["state"] != FAILED}
+
+    def add(self, record: Record) -> None:
+        """Keep the record of a trial that has ended."""
+        self.records[identity(record["settings"])] = record
+        self._append(record)
+
+    def _append(self, content: dict[str, Any]) -> None:
+        line = json.dumps(content, allow_nan=False) + "\n"
+        try:
+            before = self.path.stat().st_size if self.path.exists() else 0
+            with self.path.open("ab") as stream:
+                try:
+                    stream.write(line.encode())
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                except OSError:
+                    os.truncate(self.path, before)  # a full disk may have taken half the line
+                    raise
+        except OSError as error:
+            raise UnlearnError(
+                f"Cannot write {self.path}: {error.strerror or error}. Finished trials are kept; free some space and "
+                "go on with --resume."
+            ) from error
+
+
+def refuse_other(directory: Path, resume: bool) -> None:
+    """Refuse to mix a new sweep with one that is there, and to go on where there is none."""
+    there = (directory / NAME).exists()
+    if there and not resume:
+        raise UnlearnError(
+            f"{directory} holds a sweep already: go on with --resume, or choose another --output_dir."
+        )
+    if resume and not there:
+        raise UnlearnError(f"There is no sweep in {directory} to resume; give the --output_dir of one.")

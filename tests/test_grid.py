@@ -1,0 +1,411 @@
+"""Grids: reading the file, running, going on, failing, and what stands in the directory afterwards."""
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recbole_unlearn import cli, cluster, run_grid, run_unlearn
+from recbole_unlearn.cluster import Workers
+from recbole_unlearn.config import properties_dir
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.grid import plan
+from recbole_unlearn.grid import run as grid_run
+from recbole_unlearn.methods import registry
+from tests.conftest import ROOT
+
+GOOD = {
+    "datasets": ["ml-100k"],
+    "models": ["BPR", "LightGCN"],
+    "methods": ["retrain", "obliviate", "finetune"],
+    "seeds": [1, 2],
+    "ratios": [0.05, 0.2],
+}
+
+
+def write(path, content):
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+@pytest.fixture
+def file(tmp_path):
+    return lambda content: write(tmp_path / "grid.yaml", content)
+
+
+def test_a_cell_is_a_run_with_all_methods(file):
+    cells = plan.load(file(GOOD | {"settings": {"epochs": 3, "finetune_epochs": 2}}), {"epochs": 4})
+    assert [cell.name for cell in cells] == [
+        f"ml-100k-{model}-{ratio}-{seed}"
+        for model in ("BPR", "LightGCN")
+        for ratio in ("0.05", "0.2")
+        for seed in (1, 2)
+    ]
+    cell = cells[0]
+    assert cell.methods == (
+        "obliviate",
+        "retrain",
+        "finetune",
+    )  # the run is about the first that is not retraining
+    assert cell.phases == ["obliviate", "retrained", "finetune"]
+    config = cell.config()
+    assert (config["seed"], config["inject_users"], config["unlearn"]) == (1, 0.05, "obliviate")
+    assert config["compare"] == ["retrain", "finetune"]
+    assert (config["epochs"], config["workers"], config["save_unlearned"]) == (4, 1, False)
+    assert config.method_values("finetune")["finetune_epochs"] == 2
+
+
+def test_blocks_share_what_stands_beside_them(file):
+    shared = {key: GOOD[key] for key in ("methods", "seeds", "ratios")} | {
+        "settings": {"epochs": 3, "eval_step": 1}
+    }
+    blocks = [
+        {"datasets": ["ml-100k"], "models": "BPR"},
+        {"datasets": ["ml-1m"], "models": ["BPR"], "seeds": [7], "settings": {"epochs": 9}},
+    ]
+    cells = plan.load(file(shared | {"grids": blocks}))
+    assert [(cell.dataset, cell.seed) for cell in cells] == [("ml-100k", s) for s in (1, 2, 1, 2)] + [
+        ("ml-1m", 7)
+    ] * 2
+    assert [(cell.values["epochs"], cell.values["eval_step"]) for cell in cells] == [(3, 1)] * 4 + [
+        (9, 1)
+    ] * 2
+
+
+NAMES = st.lists(st.sampled_from(["BPR", "LightGCN", "NeuMF", "DMF"]), min_size=1, max_size=3, unique=True)
+SEEDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3, unique=True)
+RATIOS = st.lists(st.floats(0, 1, exclude_min=True), min_size=1, max_size=3, unique=True)
+
+
+@given(NAMES, SEEDS, RATIOS)
+def test_any_lists_become_their_product(models, seeds, ratios):
+    content = GOOD | {"models": models, "seeds": seeds, "ratios": ratios}
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(plan, "_checked", lambda cell: {"settings": {"inject_mode": "random"}})
+        path = write(Path(folder) / "grid.yaml", content)
+        try:
+            cells = plan.load(path)
+        except UnlearnError as error:  # two ratios that no directory name tells apart
+            assert "stands twice" in str(error)
+            assert len({f"{ratio:.12g}" for ratio in ratios}) < len(ratios)
+            return
+    found = [(cell.model, cell.ratio, cell.seed) for cell in cells]
+    assert found == [(model, ratio, seed) for model in models for ratio in ratios for seed in seeds]
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from([*plan._KEYS, "grids", "models "]), ANY)
+def test_whatever_stands_in_a_file_is_read_or_refused_in_one_line(key, value):
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(plan, "_checked", lambda cell: {"settings": {"inject_mode": "random"}})
+        path = write(Path(folder) / "grid.yaml", GOOD | {key: value})
+        try:
+            assert plan.load(path)
+        except UnlearnError as error:
+            assert "\n" not in str(error)
+            assert str(path) in str(error)
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ("", "is empty"),
+    ("- BPR\n", "not a mapping"),
+    ("models: [BPR\n", "is not valid YAML"),
+    ("models: [BPR]\nmodels: [DMF]\n", r"models stands twice \(line 2\)"),
+    ("models: !!python/object/apply:os.system ['true']\n", "is not valid YAML"),
+    (GOOD | {"modles": ["BPR"]}, r"unknown key 'modles'\. Did you mean models\?"),
+    ({k: v for k, v in GOOD.items() if k != "datasets"}, r"datasets is missing; expected for example datasets: \[ml"),
+    (GOOD | {"models": ["LightGNC"]}, "Unknown model 'LightGNC'. Did you mean LightGCN"),
+    (GOOD | {"models": ["SASRec"]}, "SASRec is a sequential model"),
+    (GOOD | {"models": []}, "models is empty"),
+    (GOOD | {"seeds": None}, "seeds is empty"),
+    (GOOD | {"methods": ["retrain", "oblivate"]}, "Unknown unlearning method 'oblivate'. Did you mean obliviate"),
+    (GOOD | {"methods": ["obliviate"]}, "retrain is missing"),
+    (GOOD | {"methods": ["retrain", "sisa", "sisa"]}, "methods: sisa stands twice"),
+    (GOOD | {"ratios": [0.2, 0]}, "ratios: 0 is not a share of users"),
+    (GOOD | {"ratios": [1.5]}, "ratios: 1.5 is not"),
+    (GOOD | {"ratios": [float("nan")]}, "ratios: nan is not"),
+    (GOOD | {"ratios": [0.2, "0.2"]}, "ratios: '0.2' is not"),
+    (GOOD | {"seeds": [1.5]}, "seeds: 1.5 is not a seed"),
+    (GOOD | {"seeds": [-1]}, "seeds: -1 is not a seed"),
+    (GOOD | {"seeds": [True]}, "seeds: True is not a seed"),
+    (GOOD | {"datasets": ["../ml"]}, "is not a name"),
+    (GOOD | {"settings": {"epoch": 3}}, "Unknown setting 'epoch'. Did you mean epochs"),
+    (GOOD | {"settings": {"sisa_shards": 3}}, "sisa_shards is a setting of sisa, but this run uses"),
+    (GOOD | {"settings": {"lac_steps": -1}}, "lac_steps=-1 is not valid"),
+    (GOOD | {"settings": {"threads": 0}}, "threads=0 is not valid"),
+    (GOOD | {"settings": {"report": "out"}}, "report is html or none"),
+    (GOOD | {"settings": {"seed": 3}}, "list its values under seeds"),
+    (GOOD | {"settings": {"workers": 2}}, "workers is not a setting of the runs"),
+    (GOOD | {"settings": {1: 2}}, "1 is not the name of a setting"),
+    (GOOD | {"settings": [1]}, "settings is not a mapping"),
+    (GOOD | {"grids": {}}, "grids is not a list"),
+    (GOOD | {"grids": [{}, {"grids": [{}]}]}, "grid 2: unknown key 'grids'"),
+    (GOOD | {"grids": [{}, {}]}, "the cell: ml-100k-BPR-0.05-1 stands twice"),
+    (GOOD | {"seeds": list(range(5001))}, "more than 10000"),
+])  # fmt: skip
+def test_bad_files_are_refused_in_one_line(file, content, message):
+    path = file(content)
+    with pytest.raises(UnlearnError, match=message) as error:
+        plan.load(path)
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_the_files_that_come_along(monkeypatch):
+    folder = properties_dir() / "grid"
+    assert {path.stem for path in folder.glob("*.yaml")} == {"smoke", "machine", "paper"}
+    every = {method.name for method in registry.methods()}
+    paper = plan.load(folder / "paper.yaml")
+    assert len(paper) == 3 * 2 * 3 * 5
+    assert {cell.ratio for cell in paper} == {0.01, 0.05, 0.1, 0.2, 0.5}
+    assert all(set(cell.methods) == every for cell in paper)
+    assert {cell.dataset for cell in plan.load(folder / "smoke.yaml")} == {"ml-100k"}
+    machine = plan.load(folder / "machine.yaml")
+    assert len(machine) == 6 + 6 + 1
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    trainings = __import__("trainings")
+    for cell in machine:
+        assert cell.config()["embedding_size"] == 64
+        expected = trainings.settings_of(cell.model, cell.dataset)
+        assert {key: cell.values[key] for key in expected} == expected
+        assert (set(cell.methods) == every) == (cell.model == "BPR" or cell.dataset == "ml-100k")
+
+
+def test_the_example_of_the_documentation(file):
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "grid.md").read_text(), re.S)
+    cells = plan.load(file(example))
+    assert len(cells) == 2 * 3 + 1
+    assert cells[-1].values["epochs"] == 30
+    assert all(cell.values["cache_size"] == 20.0 for cell in cells)
+
+
+@pytest.fixture
+def small(file, settings, tmp_path):
+    """A grid of two runs on `tiny`, and how it is given to `run_grid`."""
+    path = file(
+        {"datasets": ["tiny"], "models": ["BPR"], "methods": ["retrain", "obliviate", "no_lac"], "seeds": [1, 2],
+         "ratios": [0.2], "settings": {"inject_mode": "random", "epochs": 2, "report": "none"}}
+    )  # fmt: skip
+    given = {
+        key: value
+        for key, value in settings.items()
+        if key not in ("checkpoint_dir", "epochs", "tensorboard")
+    }
+    return path, given | {"workers": 1, "show_progress": False, "output_dir": str(tmp_path / "grid")}
+
+
+def noted(monkeypatch, fail=()):
+    """Names of the cells that are run; those of ``fail`` raise."""
+    ran = []
+    real = grid_run.run_unlearn
+
+    def run(model, dataset, **arguments):
+        name = Path(arguments["output_dir"]).name
+        ran.append(name)
+        for part, error in dict(fail).items():
+            if part in name:
+                raise error
+        return real(model, dataset, **arguments)
+
+    monkeypatch.setattr(grid_run, "run_unlearn", run)
+    return ran
+
+
+def test_a_grid_from_the_command_line(small, monkeypatch, tmp_path, capsys):
+    path, given = small
+    flags = [f"--{key}={value}" for key, value in given.items()]
+    ran = noted(monkeypatch)
+    assert cli.main([f"--grid={path}", *flags, "--report=html"]) == 0
+    out = tmp_path / "grid"
+    shown = capsys.readouterr()
+    assert ran == ["tiny-BPR-0.2-1", "tiny-BPR-0.2-2"]
+    for name in ran:
+        assert name in shown.out
+        found = {file.name for file in (out / name).iterdir()}
+        assert found == {"result.json", "report.html", "run.log", "cell.json"}
+    for name in ("comparison.html", "tables.md", "tables.tex"):
+        assert str(out / name) in shown.out
+        assert (out / name).is_file()
+    assert not (out / "failed.json").exists()
+    assert not list(tmp_path.glob("grid/.*"))
+    # The same run by hand gives the same figures.
+    result = json.loads((out / ran[0] / "result.json").read_text())
+    values = {k: v for k, v in given.items() if k not in ("output_dir", "workers")}
+    alone = run_unlearn(
+        "BPR", "tiny", unlearn="obliviate", compare=["retrain", "no_lac"],
+        config_dict=values | {"seed": 1, "inject_mode": "random", "epochs": 2, "tensorboard": False},
+    ).result  # fmt: skip
+    assert list(result["phases"]) == ["original", "unlearned", "retrained", "no_lac"]
+    for name, phase in alone["phases"].items():
+        assert result["phases"][name]["metrics"] == phase["metrics"]
+    tables = (out / "tables.md").read_text()
+    mean = sum(
+        json.loads((out / name / "result.json").read_text())["phases"]["unlearned"]["metrics"]["ndcg@20"]
+        for name in ran
+    )
+    assert f"{mean / 2:.4f} ±" in tables
+    # What is done is not done again; page and tables can be made anew.
+    (out / "tables.md").unlink()
+    assert cli.main([f"--grid={path}", *flags]) == 0
+    assert len(ran) == 2
+    assert (out / "tables.md").read_text() == tables
+    capsys.readouterr()
+    assert cli.main([f"--report={out}", f"--output_dir={tmp_path / 'page'}"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "page" / "comparison.html")
+    assert (tmp_path / "page" / "tables.md").read_text() == tables
+    # More seeds cost only themselves; other settings or methods are not mixed in.
+    more = yaml.safe_load(path.read_text())
+    assert [c.name for c in run_grid(write(path, more | {"seeds": [1, 2, 3]}), config_dict=given).cells][
+        2
+    ] == ran[2]
+    assert len(ran) == 3
+    for changes, message in (
+        ({"epochs": 3}, r"other settings \(epochs\)"),
+        ({"rank": 4}, r"other settings \(rank\)"),
+    ):
+        with pytest.raises(UnlearnError, match=message):
+            run_grid(path, config_dict=given | changes)
+    with pytest.raises(UnlearnError, match="other methods"):
+        run_grid(write(path, more | {"methods": ["retrain", "obliviate"]}), config_dict=given)
+    assert len(ran) == 3
+
+
+def test_a_failing_cell_does_not_stop_the_others(small, monkeypatch, tmp_path, capsys):
+    path, given = small
+    ran = noted(monkeypatch, {"-1": ZeroDivisionError("by accident\nand a long story")})
+    result = run_grid(path, config_dict=given)
+    reason = "ZeroDivisionError: by accident"
+    assert result.failed == {"tiny-BPR-0.2-1": reason}
+    assert json.loads((tmp_path / "grid" / "failed.json").read_text()) == result.failed
+    assert f"tiny-BPR-0.2-1 failed: {reason}" in str(result)
+    assert not (tmp_path / "grid" / "tiny-BPR-0.2-1").exists()
+    tables = (tmp_path / "grid" / "tables.md").read_text()
+    assert "1 of 2 |" in tables
+    assert f"- tiny-BPR-0.2-1: {reason}" in tables
+    # The next call tries it again, and it alone.
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    again = noted(monkeypatch)
+    assert run_grid(path, config_dict=given).failed == {}
+    assert again == ["tiny-BPR-0.2-1"]
+    assert len(ran) == 2
+    assert not (tmp_path / "grid" / "failed.json").exists()
+    assert "Missing" not in (tmp_path / "grid" / "tables.md").read_text()
+
+
+def test_all_failing_is_an_error(small, monkeypatch, tmp_path, capsys):
+    path, given = small
+    noted(monkeypatch, {"-1": UnlearnError("no way."), "-2": ValueError()})
+    with pytest.raises(UnlearnError, match=r"^All 2 cells of the grid failed; the first one: no way\.$"):
+        run_grid(path, config_dict=given)
+    reasons = json.loads((tmp_path / "grid" / "failed.json").read_text())
+    assert reasons == {"tiny-BPR-0.2-1": "no way.", "tiny-BPR-0.2-2": "ValueError"}
+
+
+def test_an_interrupt_and_a_full_disk_keep_what_is_done(small, monkeypatch, tmp_path, capsys):
+    path, given = small
+    ran = noted(monkeypatch, {"-2": KeyboardInterrupt()})
+    assert cli.main([f"--grid={path}", *(f"--{key}={value}" for key, value in given.items())]) == 130
+    assert "finished cells are kept" in capsys.readouterr().err
+    assert (tmp_path / "grid" / "tiny-BPR-0.2-1" / "result.json").is_file()
+    assert cli.main([f"--report={tmp_path / 'grid'}"]) == 0  # of what is there
+    assert "- tiny-BPR-0.2-2: not done yet" in (tmp_path / "tables.md").read_text()
+    # A directory that a killed process was filling is no result.
+    half = tmp_path / "grid" / ".tiny-BPR-0.2-2.x.tmp"
+    half.mkdir()
+    (half / "result.json").write_text("{")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    real = Path.write_bytes
+
+    def full(self, data):
+        if self.name == "result.json":
+            raise OSError(28, "No space left on device")
+        return real(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UnlearnError, match="No space left on device"):
+        run_grid(path, config_dict=given)
+    assert not (tmp_path / "grid" / "tiny-BPR-0.2-2").exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert run_grid(path, config_dict=given).failed == {}
+    assert ran == ["tiny-BPR-0.2-1", "tiny-BPR-0.2-2"]
+
+
+def test_what_can_be_refused_is_refused_before_training(small, monkeypatch, tmp_path):
+    path, given = small
+    ran = noted(monkeypatch)
+    content = yaml.safe_load(path.read_text())
+    for changes, message in (
+        ({"model": "BPR"}, "list its values under models"),
+        ({"checkpoint": "x.pth"}, "checkpoint is not a setting of the runs"),
+        ({"workers": 0}, "workers=0"),
+        ({"data_path": str(tmp_path / "nowhere")}, r"Unknown dataset \[tiny\]"),
+        ({"ray_address": "127.0.0.1:1"}, "Cannot connect to the Ray cluster"),
+    ):
+        with pytest.raises(UnlearnError, match=message):
+            run_grid(path, config_dict=given | changes)
+    for file in (True, "", "nowhere.yaml"):
+        with pytest.raises(UnlearnError, match=r"--grid"):
+            run_grid(file, config_dict=given)
+    with pytest.raises(UnlearnError, match="run_grid"):
+        run_unlearn("BPR", "tiny", config_dict=given | {"grid": str(path)})
+    write(path, content | {"datasets": ["tiny", "tinny"]})
+    with pytest.raises(UnlearnError, match=r"Unknown dataset \[tinny\]"):
+        run_grid(path, config_dict=given)
+    assert ran == []
+
+
+def test_errors_in_the_place_of_results():
+    def work(x):
+        if x == 1:
+            raise ValueError("one")
+        return x
+
+    found = dict(Workers(1).do(work, [(0,), (1,), (2,)], go_on=True))
+    assert (found[0], str(found[1]), found[2]) == (0, "one", 2)
+
+
+def test_on_ray(small, tmp_path, monkeypatch):
+    """One start of Ray: the same figures as here, no file but those the driver writes, a cell whose process dies."""
+    pytest.importorskip("ray")
+    path, given = small
+    run_grid(path, config_dict=given | {"output_dir": str(tmp_path / "here")})
+    content = yaml.safe_load(path.read_text())
+    write(path, content | {"seeds": [1, 2, 3]})
+
+    def fragile(cell):  # local, so that Ray carries it to its workers by value
+        if cell.seed == 3:
+            os._exit(3)
+        from recbole_unlearn.grid.run import run_cell
+
+        return run_cell(cell)
+
+    monkeypatch.setattr(grid_run, "run_cell", fragile)
+    monkeypatch.setattr(cluster, "RETRIES", 0)
+    relative = {"data_path": os.path.relpath(given["data_path"]), "cache_dir": "cache-of-workers"}
+    result = run_grid(path, config_dict=given | relative | {"workers": 2})
+    assert list(result.failed) == ["tiny-BPR-0.2-3"]
+    assert "worker died" in result.failed["tiny-BPR-0.2-3"]
+    for name in ("tiny-BPR-0.2-1", "tiny-BPR-0.2-2"):
+        here, there = (
+            json.loads((tmp_path / folder / name / "result.json").read_text()) for folder in ("here", "grid")
+        )
+        for phase in here["phases"]:
+            assert here["phases"][phase]["metrics"] == there["phases"][phase]["metrics"]
+        assert here["settings"] == there["settings"]
+    assert list((tmp_path / "cache-of-workers").glob("*.pt"))
+    assert not cluster.import_ray().is_initialized()

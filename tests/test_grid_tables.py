@@ -1,0 +1,247 @@
+"""The tables of the paper: known means, what is missing, the paper's own figures, and how they are written."""
+
+import json
+import re
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recbole_unlearn.config import properties_dir, read_yaml
+from recbole_unlearn.report import comparison, paper, results_in, write_comparison, writers
+from recbole_unlearn.report.entries import FAILED_FILE, NO_PLAN, PLAN_FILE, read_plan
+from tests.test_report import HOSTILE, Reader
+
+
+def phase(level, demotion, seconds, **more):
+    figures = {f"{metric}@{cut}": level for metric in ("recall", "ndcg") for cut in (10, 20, 50)}
+    return {
+        "seconds": seconds, "seconds_from_cache": False, "metrics": figures,
+        "affected": {key: value / 2 for key, value in figures.items()},
+        "forgetting": {"demotion_rate": demotion}, **more,
+    }  # fmt: skip
+
+
+def result(seed, shift=0.0, dataset="ml-1m", model="BPR", ratio=0.2, **phases):
+    """A run in which every figure of a phase is easy to average; ``shift`` moves what is unlearned."""
+    return {
+        "schema": 1, "model": model, "dataset": dataset, "method": "obliviate", "seed": seed,
+        "settings": {"inject_users": ratio}, "forget": {"source": "injected informed"},
+        "phases": {
+            "original": phase(0.2, 0.1, 50.0),
+            "unlearned": phase(0.3 + shift, 0.7 + shift, 2.0),
+            "retrained": phase(0.4, 0.9, 100.0),
+            "no_lua": phase(0.25, 0.5, 4.0),
+            "sisa": phase(0.15, 0.8, 80.0, before=phase(0.1, 0.2, 60.0)),
+            **phases,
+        },
+    }  # fmt: skip
+
+
+RUNS = [result(1, -0.08), result(2), result(3, 0.08)]
+
+
+def rows(results, title, plan=NO_PLAN, subject="ml-1m"):
+    """The rows of a table as mappings, by method; one model."""
+    (found,) = (t for t in paper.tables(results, plan) if t.title == title and t.subject.startswith(subject))
+    (body,) = found.bodies.values()
+    assert all(len(cells) == len(found.head) for cells in body)
+    return {cells[0]: dict(zip(found.head, cells, strict=True)) for cells in body}
+
+
+def test_utility_is_the_mean_over_seeds_beside_the_paper():
+    table = rows(RUNS, "NDCG@20")
+    assert list(table) == ["retrained", "obliviate", "no_lua", "sisa"]
+    assert table["obliviate"] == {
+        "Method": "obliviate", "Before": "0.2000 ± 0.0000", "After": "0.3000 ± 0.0800", "Change": "+50.0%",
+        "Paper": "0.3043 → 0.3117 (+2.4%)", "Gap": "−25.0%", "Gap, worst": "−45.0%", "Runs": "3",
+    }  # fmt: skip
+    assert table["sisa"]["Before"] == "0.1000 ± 0.0000"  # its own original
+    assert table["sisa"]["Change"] == "+50.0%"
+    assert table["sisa"]["Paper"] == "0.2741 → 0.2876 (+4.9%)"
+    assert table["retrained"]["Paper"] == "0.3043 → 0.3241 (+6.5%)"
+    assert table["retrained"]["Gap"] == table["no_lua"]["Paper"] == "–"
+    for title, printed in (
+        ("Recall@10", "0.1190 → 0.1210 (+1.7%)"), ("Recall@20", "0.1890 → 0.1932 (+2.2%)"),
+        ("Recall@50", "0.3262 → 0.3326 (+2.0%)"), ("NDCG@10", "0.3204 → 0.3279 (+2.3%)"),
+        ("NDCG@50", "0.3191 → 0.3263 (+2.3%)"),
+    ):  # fmt: skip
+        assert rows(RUNS, title)["obliviate"]["Paper"] == printed
+
+
+def test_forgetting_time_and_ablations():
+    affected = rows(RUNS, "NDCG@20, affected users")["obliviate"]
+    assert (affected["After"], affected["Recovered"]) == ("0.1500 ± 0.0400", "50%")
+    assert affected["Recovered, worst"] == "10%"
+    demotion = rows(RUNS, "Demotion rate")
+    assert demotion["obliviate"] == {
+        "Method": "obliviate", "Before": "0.100 ± 0.000", "After": "0.700 ± 0.080", "Gap": "−0.200 ± 0.080",
+        "Gap, worst": "−0.280", "Paper": "0.0640 → 0.3573", "Runs": "3",
+    }  # fmt: skip
+    assert demotion["sisa"]["Before"] == "0.200 ± 0.000"
+    assert demotion["retrained"]["Gap"] == "–"
+    time = rows([*RUNS, result(4, unlearned=phase(0.3, 0.7, 10.0))], "Time")
+    assert time["obliviate"]["Seconds"] == "4.00 ± 4.00"
+    assert (time["obliviate"]["Speed-up"], time["obliviate"]["Speed-up, worst"]) == ("25.0×", "10.0×")
+    assert time["obliviate"]["Paper"] == "19.95 of 533.50 (26.7×)"
+    assert time["retrained"]["Seconds"] == "100.0 ± 0.0"
+    ablations = rows([*RUNS], "Ablations")
+    assert list(ablations) == ["retrained", "obliviate", "no_lua"]
+    assert (ablations["no_lua"]["N@20"], ablations["no_lua"]["N@20 paper"]) == ("0.2500 ± 0.0000", "0.3089")
+    assert ablations["obliviate"]["R@20 paper"] == "0.1932"
+
+
+def test_one_run_has_no_spread_and_a_cached_time_is_marked():
+    cached = result(1, retrained=phase(0.4, 0.9, 100.0) | {"seconds_from_cache": True})
+    time = rows([cached], "Time")
+    assert (time["retrained"]["Seconds"], time["obliviate"]["Seconds"]) == ("100.0*", "2.00")
+    assert rows([cached], "NDCG@20")["obliviate"]["After"] == "0.3000"
+
+
+def test_ratios_datasets_and_models_stay_apart():
+    results = [*RUNS, result(1, ratio=0.05), result(1, dataset="ml-100k"), result(1, model="LightGCN")]
+    tables = [table for table in paper.tables(results) if table.title == "NDCG@20"]
+    assert [table.subject for table in tables] == [
+        "ml-1m · injected informed, 20% of users", "ml-1m · injected informed, 5% of users",
+        "ml-100k · injected informed, 20% of users",
+    ]  # fmt: skip
+    assert list(tables[0].bodies) == ["BPR", "LightGCN"]
+    assert tables[0].bodies["LightGCN"][1][-1] == "1"
+    # The paper has no figures for these, so there is no column for them.
+    assert [any(head == "Paper" for head in table.head) for table in tables] == [True, False, False]
+    page = comparison.page_of(results).decode()
+    assert page.count("ml-1m · BPR · injected informed, 5% of users") > 0
+
+
+def test_no_table_of_ablations_without_one():
+    alone = result(1)
+    del alone["phases"]["no_lua"]
+    assert "Ablations" not in [table.title for table in paper.tables([alone])]
+
+
+def planned(directory, *cells):
+    directory.mkdir(exist_ok=True)
+    listed = [
+        {"name": f"{dataset}-BPR-0.2-{seed}", "dataset": dataset, "model": "BPR", "source": "injected informed",
+         "ratio": 0.2, "seed": seed, "phases": ["obliviate", "retrained", *more]}
+        for dataset, seed, more in cells
+    ]  # fmt: skip
+    (directory / PLAN_FILE).write_text(json.dumps({"schema": 1, "cells": listed}))
+
+
+def test_what_is_missing_is_shown_as_missing(tmp_path):
+    grid = tmp_path / "grid"
+    planned(grid, ("ml-1m", 1, ["rrl"]), ("ml-1m", 2, []), ("ml-1m", 3, []), ("yelp2018", 1, []))
+    (grid / FAILED_FILE).write_text(json.dumps({"ml-1m-BPR-0.2-3": "out of luck"}))
+    for seed in (1, 2):
+        (grid / f"ml-1m-BPR-0.2-{seed}").mkdir()
+        (grid / f"ml-1m-BPR-0.2-{seed}" / "result.json").write_text(json.dumps(result(seed)))
+    plan = read_plan([grid, tmp_path])
+    assert plan.missing == {"ml-1m-BPR-0.2-3": "out of luck", "yelp2018-BPR-0.2-1": "not done yet"}
+    table = rows([result(1), result(2)], "NDCG@20", plan)
+    assert table["obliviate"]["Runs"] == "2 of 3"
+    assert table["rrl"]["Runs"] == "0 of 1"
+    assert table["rrl"]["After"] == "–"
+    assert table["sisa"]["Runs"] == "2"  # was not asked for, but is there
+    yelp = rows([result(1)], "NDCG@20", plan, "yelp2018")
+    assert yelp["obliviate"]["Runs"] == "0 of 1"
+    assert results_in(grid) == [grid / "ml-1m-BPR-0.2-1", grid / "ml-1m-BPR-0.2-2"]
+    assert (
+        write_comparison(results_in(grid), tmp_path / "comparison.html", [grid])
+        == tmp_path / "comparison.html"
+    )
+    text = Reader(tmp_path / "comparison.html").text
+    for page in (text, (tmp_path / "tables.md").read_text(), (tmp_path / "tables.tex").read_text()):
+        assert "2 of 3" in page
+        assert "out of luck" in page
+        assert "no one-to-one comparison" in page
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"cells": 3}', '{"cells": [3, {}, {"name": 1, "phases": 2}]}']
+)
+def test_a_damaged_plan_is_no_plan(tmp_path, content):
+    (tmp_path / PLAN_FILE).write_text(content)
+    (tmp_path / FAILED_FILE).write_text(content)
+    assert read_plan([tmp_path]) == NO_PLAN
+
+
+def test_results_with_gaps_and_hostile_names_are_written(tmp_path):
+    odd = {
+        "schema": 1,
+        "phases": {"unlearned": {}, HOSTILE: {"metrics": {"ndcg@20": 0.1}, "seconds": "soon"}},
+    }
+    odd |= {"dataset": HOSTILE, "model": HOSTILE, "method": HOSTILE, "forget": {"source": HOSTILE}}
+    tables = paper.tables([odd, *RUNS])
+    assert "<script" not in writers.sections(tables, NO_PLAN)
+    assert not re.search(r"(?<!\\)[<>]", writers.markdown(tables, NO_PLAN))
+    check_latex(writers.latex(tables, NO_PLAN))
+    assert paper.tables([{"phases": {"unlearned": {}}}]) == []
+
+
+def check_latex(text):
+    """By structure: environments close, lines of a table have all cells, nothing is left that TeX would trip over."""
+    assert text.isascii()
+    _, body = text.split(r"\begin{document}")
+    opened = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", r"\begin{document}" + body):
+        if kind == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert opened == []
+    for columns, table in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", body, re.S):
+        assert table.count(r"\toprule") == table.count(r"\bottomrule") == 1
+        for line in table.splitlines():
+            if line.endswith(r"\\") and "multicolumn" not in line:
+                assert len(re.findall(r"(?<!\\)&", line)) == len(columns) - 1
+    bare = re.sub(r"\\[A-Za-z]+\*?|\\[{}$&#%_\\]", "", body)
+    assert bare.count("{") == bare.count("}")
+    assert bare.count("$") % 2 == 0
+    assert not re.search(r"[#%_^]|\\", bare)
+
+
+def test_latex_has_the_structure_of_one(tmp_path):
+    text = writers.latex(paper.tables([*RUNS, result(1, dataset="my_data")]), NO_PLAN)
+    check_latex(text)
+    assert r"\usepackage{booktabs}" in text
+    assert r"no\_lua & " in text
+    assert r"my\_data" in text
+    assert r"0.3043 $\to$ 0.3117 (+2.4\%)" in text
+
+
+@given(st.text(max_size=30))
+def test_any_text_can_stand_in_latex_and_markdown(text):
+    written = writers.escaped(text)
+    check_latex(rf"\begin{{document}}{written}\end{{document}}")
+    assert "\n" not in written
+    cell = writers._line([text, "x"])
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", cell)) == 3
+    assert "\n" not in cell
+
+
+@given(st.text(alphabet=string.ascii_letters + string.digits + "_.+-", max_size=12))
+def test_names_survive_latex(name):
+    assert writers.escaped(name).replace(r"\_", "_") == name
+
+
+def test_the_papers_figures_are_those_of_its_text():
+    """Its own changes in per cent, which are not stored, follow from what is; and no figure is missing."""
+    figures = read_yaml(properties_dir() / "paper.yaml")
+    counted = {"utility": 5, "time": 5, "ablations": 3, "demotion": 3}
+    for part, methods in counted.items():
+        assert set(figures[part]) == {"ml-1m", "amazon-music", "yelp2018"}
+        for models in figures[part].values():
+            assert list(models) == ["BPR", "LightGCN"]
+            assert all(len(own) == methods for own in models.values())
+    for dataset, model, method, place, change in (
+        ("ml-1m", "BPR", "obliviate", 4, 2.43), ("ml-1m", "LightGCN", "obliviate", 4, 0.98),
+        ("amazon-music", "BPR", "obliviate", 4, 6.40), ("amazon-music", "LightGCN", "receraser", 3, 68.57),
+        ("yelp2018", "BPR", "rrl", 0, -0.52), ("yelp2018", "LightGCN", "obliviate", 5, 2.95),
+    ):  # fmt: skip
+        own = figures["utility"][dataset][model][method]
+        assert 100 * (own["unlearned"][place] / own["original"][place] - 1) == pytest.approx(change, abs=0.01)
+    assert figures["time"]["yelp2018"]["LightGCN"]["obliviate"] == [1984.45, 57.23]
+    assert figures["ablations"]["ml-1m"]["BPR"]["no_lua"] == [0.1921, 0.3089]
+    assert figures["demotion"]["yelp2018"]["BPR"]["obliviate"] == [0.0088, 0.7987]

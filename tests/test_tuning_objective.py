@@ -1,0 +1,197 @@
+"""What a sweep looks for, on which rows, and calibrations that are the beginning of longer ones."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from recbole_unlearn import settings as groups
+from recbole_unlearn.cache import ModelCache
+from recbole_unlearn.data import Splits, loaders
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.evaluation import Measurement
+from recbole_unlearn.methods import registry
+from recbole_unlearn.quick_start import _begin
+from recbole_unlearn.trainer import PhaseTrainer, Watch, build_model, compose, train
+from recbole_unlearn.tuning import objective, trial
+from recbole_unlearn.tuning.objective import Bench, Figures, Objective, validation_only
+from tests.obliviate_parts import divided
+
+OBLIVIATE = registry.get("obliviate")
+
+# The objective
+
+FIGURES = st.builds(Figures, st.floats(0, 1), st.floats(0, 1) | st.none(), st.floats(0, 1) | st.none())
+
+
+def test_the_score_is_its_formula():
+    judge = Objective("ndcg@20", affected=0.25, weight=2.0, original=0.2, target=0.9)
+    figures = Figures(0.3, 0.1, 0.7)
+    utility = 0.75 * 0.3 + 0.25 * 0.1
+    assert judge.utility(figures) == pytest.approx(utility)
+    assert judge.score(figures) == pytest.approx(utility / 0.2 - 2.0 * 0.2)
+    over = Figures(0.3, 0.1, 1.0)  # forgetting more than the target counts like forgetting less
+    assert judge.distance(over) == pytest.approx(0.1)
+    nobody = Figures(0.3, None, None)
+    assert judge.score(nobody) == pytest.approx(0.3 / 0.2)
+
+
+@hypothesis_settings(max_examples=80, deadline=None)
+@given(st.lists(FIGURES, min_size=1, max_size=12), st.floats(0, 5))
+def test_the_front_is_what_nobody_beats_and_the_best_is_on_it(drawn, weight):
+    judge = Objective("m", 0.5, weight, 0.3, 0.5)
+    found = [{"trial": k, "step": None, **judge.judge(figures)} for k, figures in enumerate(drawn)]
+
+    def beaten(a):
+        return any(
+            b["utility"] >= a["utility"] and b["distance"] <= a["distance"]
+            and (b["utility"], b["distance"]) != (a["utility"], a["distance"])
+            for b in found
+        )  # fmt: skip
+
+    points = {(c["utility"], c["distance"]) for c in found if not beaten(c)}
+    front = objective.front(found)
+    assert {(c["utility"], c["distance"]) for c in front} == points
+    assert len(front) == len(points)
+    exact = max(found, key=lambda c: (c["utility"] / 0.3 - weight * c["distance"], -c["distance"]))
+    chosen = objective.best(found)
+    assert chosen["score"] == pytest.approx(exact["score"], abs=2e-5)
+    if all(abs(c["score"] - chosen["score"]) > 1e-4 for c in found if c is not chosen):
+        assert not beaten(chosen)
+
+
+@pytest.mark.parametrize("metric", ["NDCG@15", "Precision@10", "ndcg", "nonsense"])
+def test_a_metric_that_is_not_measured(make_config, metric):
+    options = groups.read(groups.TuneSettings, make_config(unlearn="obliviate", tune_metric=metric))
+    with pytest.raises(UnlearnError, match=r"^tune_metric=.*is not measured.*ndcg@20"):
+        objective.read_metric(options, make_config(), 61)
+
+
+def test_metrics_that_are_asked_for_can_be_tuned_for_unless_smaller_is_better(make_config):
+    config = make_config(metrics=["Precision", "AveragePopularity"], topk=[5], valid_metric="Precision@5")
+    options = groups.read(groups.TuneSettings, config.replace(tune_metric="Precision@5"))
+    assert objective.read_metric(options, config, 61) == "precision@5"
+    options = dataclasses.replace(options, tune_metric="AveragePopularity@5")
+    with pytest.raises(UnlearnError, match="better when smaller"):
+        objective.read_metric(options, config, 61)
+
+
+@pytest.fixture
+def measured(make_config):
+    config = make_config()
+    data = divided(config)
+    trainer = compose(PhaseTrainer, config, build_model(config, data.retain), "x")
+    return config, data, trainer
+
+
+def test_utility_is_recboles_own_on_validation_rows(measured):
+    config, data, trainer = measured
+    figures = Bench(config, validation_only(data), "ndcg@20", 10).measure(trainer)
+    own = loaders(config.replace(metric_decimal_place=6), data.retain)
+    trainer.evaluator.config = trainer.config  # its valid loader knows nothing of test rows
+    expected = compose(PhaseTrainer, config.replace(metric_decimal_place=6), trainer.model, "y").evaluate(
+        own.valid, load_best_model=False
+    )
+    assert figures.everyone == pytest.approx(expected["ndcg@20"], abs=1e-6)
+
+
+def test_test_rows_change_nothing(measured):
+    config, data, trainer = measured
+    other = dataclasses.replace(
+        data,
+        full=Splits(data.full.train, data.full.valid, data.full.train),
+        retain=Splits(data.retain.train, data.retain.valid, data.retain.train),
+    )
+    found = [Bench(config, validation_only(each), "ndcg@20", 10).measure(trainer) for each in (data, other)]
+    assert found[0] == found[1]
+    for part in (validation_only(data).full, validation_only(data).retain):
+        assert part.test is part.valid
+
+
+def test_the_demotion_rate_is_the_one_of_a_run(measured):
+    config, data, trainer = measured
+    view = validation_only(data)
+    rate = Bench(config, view, "ndcg@20", 10).measure(trainer).demotion
+    run = Measurement(config, view, loaders(config, view.retain), 10)
+    assert rate == pytest.approx(run.phase("x", trainer)["forgetting"]["demotion_rate"], abs=1e-6)
+    few = compose(PhaseTrainer, config.replace(eval_batch_size=61), trainer.model, "x")  # one user at a time
+    assert objective.demotion_rate(
+        few, Bench(config, view, "ndcg@20", 10).deleted, view.retain
+    ) == pytest.approx(rate)
+
+
+def test_a_split_without_validation_rows(make_config):
+    config = make_config()
+    data = divided(config)
+    empty = data.retain.valid.copy(data.retain.valid.inter_feat[:0])
+    data = dataclasses.replace(data, retain=data.retain._replace(valid=empty))
+    with pytest.raises(UnlearnError, match="no validation rows"):
+        Bench(config, validation_only(data), "ndcg@20", 10)
+
+
+# The beginning of a calibration
+
+
+def unlearned(config, data, original, watch=None, **changes):
+    options = groups.read(OBLIVIATE.Settings, config.method_values("obliviate") | changes)
+    models = ModelCache(groups.read(groups.CacheSettings, config.replace(cache=False)), 1)
+    trainer, task = _begin(OBLIVIATE, options, config, data, original, models, "x")
+    trainer.run(dataclasses.replace(task, watch=watch))
+    return trainer
+
+
+def weights(model):
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("BPR", {}),
+        ("BPR", {"rank": 3, "lac_train_b": True, "lac_schedule": "cosine"}),
+        ("BPR", {"forget_kind": "noise", "lac_batch_size": 64}),
+        ("LightGCN", {"rank": 3}),
+        ("NeuMF", {}),  # dropout: every step draws from torch's own generator
+    ],
+)
+def test_the_first_steps_of_a_longer_calibration_bit_for_bit(make_config, model, changes):
+    config = make_config(model, epochs=1, eval_step=1)
+    data = divided(config)
+    # Rows that are reset in every state that is shown, although they are in the region.
+    data = dataclasses.replace(data, orphan_users=torch.tensor([2]), orphan_items=data.forget_pairs[1][:1])
+    original = train(config, data.full, "original")
+    seen = {}
+    watch = Watch(
+        frozenset({3, 6}),
+        lambda trainer, step, seconds: seen.update({step: (weights(trainer.model), seconds)}),
+    )
+    whole = unlearned(config, data, original, watch, lac_steps=8, **changes)
+    unseen = unlearned(config, data, original, lac_steps=8, **changes)
+    assert sorted(seen) == [3, 6]
+    assert 0 < seen[3][1] < seen[6][1] < whole.seconds
+    for name, value in weights(unseen.model).items():
+        assert torch.equal(value, whole.model.get_parameter(name)), name  # being watched changes nothing
+    for step in (3, 6):
+        short = unlearned(config, data, original, lac_steps=step, lac_horizon=8, **changes)
+        for name, value in weights(short.model).items():
+            assert torch.equal(value, seen[step][0][name]), (step, name)
+    plain = unlearned(config, data, original, lac_steps=3, **changes)
+    assert any(not torch.equal(v, seen[3][0][name]) for name, v in weights(plain.model).items())
+
+
+def test_a_horizon_before_the_last_step_is_refused(make_config):
+    options = groups.read(
+        OBLIVIATE.Settings, make_config().method_values("obliviate") | {"lac_steps": 9, "lac_horizon": 8}
+    )
+    with pytest.raises(UnlearnError, match=r"lac_horizon=8 .*lac_steps, which is 9"):
+        OBLIVIATE.check(options)
+
+
+@given(st.integers(0, 200), st.integers(1, 10))
+def test_looks_are_spread_over_the_steps(total, looks):
+    steps = trial.look_steps(total, looks)
+    assert len(steps) == min(looks - 1, max(0, total - 1)) or looks > total // 2
+    assert all(0 < step < total for step in steps)

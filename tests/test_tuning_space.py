@@ -1,0 +1,191 @@
+"""Search spaces: what they accept, and what is drawn from them."""
+
+import math
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from recbole_unlearn.config import properties_dir
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.methods import registry
+from recbole_unlearn.tuning import backend, space
+from recbole_unlearn.tuning.space import Range, Space, Values, Whole, identity
+
+OBLIVIATE = registry.get("obliviate")
+
+
+def load(make_config, tmp_path, text, **changes):
+    file = tmp_path / "space.yaml"
+    file.write_text(text)
+    return space.load(make_config(unlearn="obliviate", **changes), OBLIVIATE, str(file))
+
+
+def test_every_kind_of_values(make_config, tmp_path):
+    read = load(
+        make_config, tmp_path,
+        "rank: {choice: [4, auto, full]}\nlac_steps: {int: [20, 90, 20]}\n"
+        "lac_learning_rate: {loguniform: [1e-3, 0.1]}\nlac_negatives: {uniform: [0, 2]}\n"
+        "lua_target: {grid: [none, initial]}\nlac_hard_negatives: {int: [1, 3]}\n",
+    )  # fmt: skip
+    assert read.domains == {
+        "rank": Values((4, "auto", "full")), "lac_steps": Whole(20, 90, 20),
+        "lac_learning_rate": Range(0.001, 0.1, True), "lac_negatives": Range(0.0, 2.0),
+        "lua_target": Values(("none", "initial"), True), "lac_hard_negatives": Whole(1, 3),
+    }  # fmt: skip
+    assert read.domains["lac_steps"].all() == [20, 40, 60, 80]
+    assert read.domains["lac_steps"].ends() == [20, 80]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "empty"),
+        ("# nothing\n", "empty"),
+        ("- rank\n", "not a mapping"),
+        ("rank: {choice: [4\n", "line 2"),
+        ("rank: [4, 8]\n", "no kind of values"),
+        ("rank: 4\n", "no kind of values"),
+        ("rank: {}\n", "no kind of values"),
+        ("rank: {choice: []}\n", "list of values"),
+        ("rank: {choice: 4}\n", "list of values"),
+        ("rank: {choice: [4, 4]}\n", "stands twice"),
+        ("rank: {choice: [[4]]}\n", "plain value"),
+        ("rank: {choice: [0]}\n", "rank=0"),
+        ("rank: {choice: [4], grid: [8]}\n", "several kinds"),
+        ("rank: {choice: [4]}\nlac_steps: {int: [1, 2]}\nrank: {choice: [8]}\n", "rank stands twice (line 3)"),
+        ("rank: {chioce: [4]}\n", "Did you mean choice"),
+        ("lac_step: {int: [1, 2]}\n", "Did you mean lac_steps"),
+        ("learning_rate: {uniform: [0.1, 0.2]}\n", "not a setting of obliviate"),
+        ("4: {int: [1, 2]}\n", "not a setting"),
+        ("lac_steps: {int: [80, 20]}\n", "upside down"),
+        ("lac_steps: {int: [20, 20]}\n", "upside down or empty"),
+        ("lac_steps: {int: [1.5, 20]}\n", "whole numbers"),
+        ("lac_steps: {int: [1, 20, 0]}\n", "step 0"),
+        ("lac_steps: {int: [-5, 20]}\n", "lac_steps=-5"),
+        ("lac_steps: {uniform: [0.5, 20.5]}\n", "expected int"),
+        ("lac_learning_rate: {uniform: [0.2, 0.1]}\n", "upside down"),
+        ("lac_learning_rate: {loguniform: [0, 0.1]}\n", "above 0"),
+        ("lac_learning_rate: {uniform: [0, .inf]}\n", "two numbers"),
+        ("lac_learning_rate: {uniform: [0.1]}\n", "two numbers"),
+        ("lac_learning_rate: {choice: [.nan]}\n", "finite"),
+        ("lua_threshold: {uniform: [0, 1.5]}\n", "lua_threshold=1.5"),
+        ("lac_optimizer: {choice: [adam, newton]}\n", "lac_optimizer='newton'"),
+        ("rank: !!python/object/apply:os.mkdir [hacked]\n", "not valid YAML"),
+    ],
+)  # fmt: skip
+def test_bad_spaces_are_told_in_one_line(make_config, tmp_path, text, said):
+    with pytest.raises(UnlearnError) as caught:
+        load(make_config, tmp_path, text)
+    assert said in str(caught.value)
+    assert "space.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_setting_cannot_be_swept_over_and_fixed(make_config, tmp_path):
+    text = "rank: {choice: [4]}\nlac_steps: {int: [1, 2]}\n"
+    with pytest.raises(UnlearnError, match="rank is swept over, but this run sets it"):
+        load(make_config, tmp_path, text, rank=8)
+    # The method's own space gives way instead: who sets a rank wants that rank.
+    assert "rank" not in space.load(make_config(unlearn="obliviate", rank=8), OBLIVIATE, None).domains
+    fixed = dict.fromkeys(yaml.safe_load((properties_dir() / "tune" / "obliviate.yaml").read_text()), 1)
+    with pytest.raises(UnlearnError, match="Every setting"):
+        space.load(make_config(unlearn="obliviate", **fixed), OBLIVIATE, None)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((properties_dir() / "tune").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_the_spaces_that_are_shipped_fit_their_methods(path, make_config):
+    method = registry.get(path.stem)
+    found = space.load(make_config(unlearn=method.name), method, None)
+    assert len(found.random(16, 0)) == 16
+
+
+def test_a_method_without_a_space_says_who_has_one(make_config, tmp_path):
+    with pytest.raises(UnlearnError, match=r"retrain has no search space.*obliviate"):
+        space.load(make_config(unlearn="retrain"), registry.get("retrain"), None)
+    with pytest.raises(UnlearnError, match="Cannot read the search space"):
+        space.load(make_config(unlearn="obliviate"), OBLIVIATE, str(tmp_path / "none.yaml"))
+
+
+PLAIN = st.integers(-50, 50) | st.booleans() | st.text(max_size=3) | st.none()
+DOMAINS = st.one_of(
+    st.builds(
+        lambda values, every: Values(tuple(values), every),
+        st.lists(PLAIN, min_size=1, max_size=4, unique_by=lambda v: (type(v), v)),
+        st.booleans(),
+    ),
+    st.builds(
+        lambda low, size, step: Whole(low, low + size, step),
+        st.integers(-9, 9),
+        st.integers(1, 9),
+        st.integers(1, 4),
+    ),
+    st.builds(
+        lambda low, factor, log: Range(low, low * factor, log),
+        st.floats(1e-6, 1e3),
+        st.floats(1.01, 1e3),
+        st.booleans(),
+    ),
+)
+SPACES = st.dictionaries(st.sampled_from("abcde"), DOMAINS, min_size=1, max_size=4).map(Space)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(SPACES, st.integers(0, 2**31), st.integers(1, 12))
+def test_draws_are_inside_distinct_repeatable_and_a_longer_sweep_begins_with_the_shorter_one(
+    drawn, seed, trials
+):
+    found = drawn.random(trials, seed)
+    assert all(drawn.holds(values) for values in found)
+    assert len({identity(values) for values in found}) == len(found)
+    assert found == drawn.random(trials, seed)
+    combinations = math.prod(len(d.all()) for d in drawn.domains.values() if d.every)
+    assert 1 <= len(found) <= trials * combinations
+    longer = drawn.random(trials + 5, seed)
+    assert longer[: len(found)] == found
+    listed = {key: {v[key] for v in found} for key, domain in drawn.domains.items() if domain.every}
+    for key, seen in listed.items():
+        assert seen == set(drawn.domains[key].all())
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(SPACES)
+def test_a_grid_has_every_combination_once(drawn):
+    if any(isinstance(domain, Range) for domain in drawn.domains.values()):
+        with pytest.raises(UnlearnError, match="Grid search cannot go through the range"):
+            drawn.grid()
+        return
+    found = drawn.grid()
+    assert len({identity(values) for values in found}) == len(found)
+    assert len(found) == math.prod(len(domain.all()) for domain in drawn.domains.values())
+    assert all(drawn.holds(values) for values in found)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(SPACES, st.integers(0, 2**31))
+def test_searchers_get_settings_there_and_back(drawn, seed):
+    for values in drawn.random(3, seed):
+        assert backend._decoded(drawn, backend._encoded(drawn, values)) == values
+
+
+def test_ranges_are_drawn_as_their_formulas_say():
+    u = np.random.default_rng(5).random(2000)
+    for domain, formula in (
+        (Range(0.001, 0.1, True), 0.001 * 100**u),
+        (Range(-2.0, 3.0), -2 + 5 * u),
+    ):
+        rng = np.random.default_rng(5)
+        drawn = np.array([domain.draw(rng) for _ in u])
+        np.testing.assert_allclose(drawn, formula, rtol=6e-4, atol=1e-9)  # to the digits that are kept
+    assert Range(0.12344, 0.2).tidy(0.12344) == 0.12344  # rounding never leaves the range
+
+
+def test_a_grid_that_is_too_large_is_refused():
+    with pytest.raises(UnlearnError, match="1000000 combinations"):
+        Space({"a": Whole(1, 1000), "b": Whole(1, 1000)}).grid()
