@@ -74,6 +74,8 @@ def test_a_sweep_and_the_way_back_from_best_yaml(here, small, tmp_path):
     assert all(found in ([1, 2, 3, 4], [2, 4, 6, 8]) for found in steps)
     assert result["objective"]["target_source"] == "expected"
     assert "Best, on validation rows" in str(outcome)
+    assert result["settings"]["lac_negatives"] == 0.5
+    assert str(tmp_path) not in json.dumps(result)
     assert len(list((tmp_path / "out" / "front").glob("*.yaml"))) == len(result["front"])
     # best.yaml, as it is, and every file of the front, give the figures they were chosen for.
     for file, candidate in [

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from recbole_unlearn import cluster, settings
 from recbole_unlearn import result as results
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.evaluation import DECIMALS
 from recbole_unlearn.files import make_directory, write_bytes, write_json
 from recbole_unlearn.quick_start import _begin, _Pipeline, opened
 from recbole_unlearn.trainer import PhaseTrainer, Trained, build_model, compose
@@ -139,7 +140,11 @@ class _Sweep:
         before = self._figures(bench, pipeline.original)
         self.retrained = self._retrained(bench)
         target = expected_demotion(self.config, data) if self.retrained is None else self.retrained.demotion
-        objective = dataclasses.replace(objective, original=objective.utility(before), target=target)
+        # Rounded, so that the last bits of another machine do not make another sweep of it.
+        target = None if target is None else round(target, DECIMALS)
+        objective = dataclasses.replace(
+            objective, original=round(objective.utility(before), DECIMALS), target=target
+        )
         self.original = before
         if target is not None:
             source = "the level of never-seen items" if self.retrained is None else "the retrained model's"
@@ -215,6 +220,8 @@ class _Sweep:
             "dataset": self.config["dataset"],
             "method": self.method.name,
             "seed": self.config["seed"],
+            # A sweep that was cut short and went on is the same sweep.
+            "settings": {k: v for k, v in results.plain_values(self.config).items() if k != "resume"},
             "forget": self.pipeline.data.summary(),
             "objective": {
                 "metric": objective.metric,
