@@ -22,7 +22,7 @@ from recbole_unlearn.tuning.objective import Bench, Figures, Objective, validati
 from recbole_unlearn.tuning.space import identity
 
 
-def in_this_process(ray, shared, drawn, listed, known, listener, **options):
+def in_this_process(ray, shared, drawn, listed, known, listener, *options):
     """As `backend.sweep`, without Ray; for random and grid search."""
     bench = shared.bench()
     for number, values in enumerate(listed):
@@ -74,6 +74,7 @@ def test_a_sweep_and_the_way_back_from_best_yaml(here, small, tmp_path):
     assert all(found in ([1, 2, 3, 4], [2, 4, 6, 8]) for found in steps)
     assert result["objective"]["target_source"] == "expected"
     assert "Best, on validation rows" in str(outcome)
+    assert f"{len(result['front']):02d}.yaml" in str(outcome)
     assert result["settings"]["lac_negatives"] == 0.5
     assert str(tmp_path) not in json.dumps(result)
     assert len(list((tmp_path / "out" / "front").glob("*.yaml"))) == len(result["front"])

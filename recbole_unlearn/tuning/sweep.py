@@ -173,15 +173,12 @@ class _Sweep:
         return bench.measure(trainer)
 
     def _trials(self, ray: Any, known: dict[str, Record]) -> None:
-        options = self.options
-        total = options.trials if self.listed is None else len(self.listed)
+        total = self.options.trials if self.listed is None else len(self.listed)
         with self._progress(total) as progress:
             try:
                 backend.sweep(
                     ray, self.shared, self.space, self.listed, known, _Keeper(self.journal, known, progress),
-                    trials=options.trials, searcher=options.searcher, scheduler=options.scheduler,
-                    looks=options.tune_looks, seed=self.config["seed"],
-                    workers=self.pipeline.run_settings.workers,
+                    self.options, self.pipeline.run_settings.workers,
                 )  # fmt: skip
             except KeyboardInterrupt:
                 self.logger.warning(
