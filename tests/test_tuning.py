@@ -7,6 +7,7 @@ import html
 import json
 import os
 import re
+import sys
 
 import plotly.graph_objects as go
 import pytest
@@ -42,7 +43,7 @@ def in_this_process(ray, shared, drawn, listed, known, listener, *options):
 
 @pytest.fixture
 def here(monkeypatch):
-    pytest.importorskip("ray")
+    pytest.importorskip("ray.tune")
     monkeypatch.setattr(backend, "sweep", in_this_process)
     monkeypatch.setattr("recbole_unlearn.cluster.session", lambda *args: contextlib.nullcontext(True))
 
@@ -226,7 +227,15 @@ def test_bad_input_is_one_line_and_nothing_is_trained(small, monkeypatch, capsys
     assert said in error
 
 
+def test_ray_without_tune(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setitem(sys.modules, "ray.tune", None)
+    with pytest.raises(UnlearnError, match=r"Ray Tune is not installed .*recbole-unlearn\[tune\]"):
+        backend.check("random", None)
+
+
 def test_searchers_that_are_not_installed(monkeypatch):
+    pytest.importorskip("ray.tune")
     monkeypatch.setattr(backend, "_installed", lambda name: False)
     for name in ("optuna", "hyperopt"):
         with pytest.raises(UnlearnError, match=f"pip install {name}"):

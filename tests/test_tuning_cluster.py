@@ -19,6 +19,7 @@ from tests.conftest import ROOT
 from tests.test_tuning import in_this_process, small, untimed
 
 ray = pytest.importorskip("ray")
+pytest.importorskip("ray.tune")
 __all__ = ["small"]
 
 

@@ -75,7 +75,6 @@ class _Sweep:
                 f"{self.method.name} trains an original of its own, so trials have none to share: it cannot be tuned."
             )
         address = pipeline.run_settings.ray_address
-        cluster.import_ray()
         backend.check(self.options.searcher, address)
         journal.refuse_other(self.directory, self.options.resume)
         self.space = spaces.load(self.config, self.method, self.options.space)
