@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,10 @@ class _Sweep:
             if not self.options.resume or self.pipeline.run_settings.ray_address is not None:
                 # A cluster that is not there is told at once; to go on with a sweep that is complete needs none.
                 ray = stack.enter_context(self._session())
+            start = time.perf_counter()
             self.pipeline.prepare(forget)
             self.shared = self._shared()
+            self.prepare_seconds = round(time.perf_counter() - start, 2)
             self.journal = Journal(self.directory, journal.fingerprint(self.shared), self.options.resume)
             known = self.journal.finished()
             if self._is_left(known):
@@ -234,6 +237,7 @@ class _Sweep:
             "best": best(candidates),
             "front": front(candidates),
             "trials": records,
+            "prepare_seconds": self.prepare_seconds,
             "environment": results.environment(self.shared.threads, self.config["device"]),
         }
 
