@@ -19,6 +19,7 @@ from typing import Any
 
 from deletion_requests import KINDS, draw
 from tabulate import tabulate
+from trainings import settings_of
 
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.trainer import UnlearnTrainer
@@ -27,13 +28,6 @@ METHODS = [
     "retrain", "finetune", "gradient_ascent", "rrl", "scif", "ifru", "sisa", "receraser", "ultrare",
     "obliviate_paper",
 ]  # fmt: skip
-# Where the paper's settings take too long here: what benchmarks/obliviate.py uses.
-SETTINGS = {
-    ("BPR", "ml-1m"): {"embedding_size": 64, "epochs": 50, "eval_step": 10},
-    ("LightGCN", "ml-1m"): {
-        "embedding_size": 64, "epochs": 30, "learning_rate": 0.005, "eval_step": 10,
-    },
-}  # fmt: skip
 MIB: dict[str, float] = {}
 
 
@@ -61,7 +55,7 @@ def cell(args: argparse.Namespace, model: str, seed: int) -> dict[str, Any]:
         values = {
             "seed": seed, "show_progress": False, "tensorboard": False, "save_unlearned": False,
             "cache_dir": args.cache_dir, "cache_size": 20.0, "workers": 1,
-            **SETTINGS.get((model, args.dataset), {}),
+            **settings_of(model, args.dataset),
         }  # fmt: skip
         values |= {"data_path": args.data_path} if args.data_path else {}
         MIB.clear()

@@ -1,4 +1,4 @@
-"""Settings of every method on validation rows, with the same budget for each: twelve candidates, one table.
+"""Settings of every method on validation rows, with the same budget for each, twelve candidates (or four): one table.
 
     python benchmarks/choose_settings.py --dataset=ml-100k --models=BPR,LightGCN --out=saved/choose
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
+from trainings import settings_of
 
 from recbole_unlearn import settings
 from recbole_unlearn.config import UnlearnConfig
@@ -90,8 +91,35 @@ CANDIDATES = {
         *grid(ultrare_learning_rate=[0.0005, 0.003, 0.007, 0.02]),
     ],
 }
-BUDGET = 12
-assert all(len(own) == BUDGET for own in CANDIDATES.values())
+# Four, around what ml-100k liked, for data where a training takes minutes.
+SHORT = {
+    "obliviate": grid(lac_learning_rate=[0.01, 0.02], lac_steps=[40, 80]),
+    "finetune": grid(finetune_epochs=[5, 20], finetune_learning_rate=[None, 0.005]),
+    "gradient_ascent": grid(gradient_ascent_tolerance=[0.05, 0.1, 0.2, 0.5], gradient_ascent_steps=[300]),
+    "rrl": [
+        {"rrl_fisher": 1.0, "rrl_learning_rate": 0.01},
+        {"rrl_fisher": 10.0, "rrl_learning_rate": 0.02},
+        {"rrl_fisher": 30.0, "rrl_learning_rate": 0.04},
+        {"rrl_fisher": 100.0, "rrl_learning_rate": 0.02},
+    ],
+    "scif": grid(scif_cap=[0.7, 1.0], scif_damping=[0.01, 0.1]),
+    "ifru": grid(ifru_damping=[0.02, 0.05, 0.1, 0.2]),
+    "sisa": [
+        *grid(sisa_learning_rate=[0.002, 0.005, 0.01]),
+        {"sisa_learning_rate": 0.005, "sisa_epochs": 100},
+    ],
+    "receraser": grid(
+        receraser_partition=["users"],
+        receraser_learning_rate=[0.002, 0.005],
+        receraser_attention_rate=[0.003, 0.01],
+    ),
+    "ultrare": [
+        *grid(ultrare_learning_rate=[0.002, 0.005, 0.01]),
+        {"ultrare_learning_rate": 0.005, "ultrare_epochs": 100},
+    ],
+}
+assert all(len(own) == 12 for own in CANDIDATES.values())
+assert all(len(own) == 4 for own in SHORT.values())
 
 
 class OnValidation(_Pipeline):
@@ -146,14 +174,15 @@ def rows_of(args: argparse.Namespace, model: str, names: list[str]) -> Iterator[
     """All candidates of a model, measured now or before."""
     file = Path(args.out) / f"{args.dataset}-{model}.jsonl"
     known = found_in(file)
-    wanted = [(name, changes) for name in names for changes in CANDIDATES[name]]
+    candidates = SHORT if args.short else CANDIDATES
+    wanted = [(name, changes) for name in names for changes in candidates[name]]
     missing = [w for w in wanted if (w[0], json.dumps(w[1], sort_keys=True)) not in known]
     if missing:
         with tempfile.TemporaryDirectory() as work, logging_to(Path(args.out)):
             values = {
                 "seed": args.seed, "show_progress": False, "tensorboard": False, "cache_size": 20.0,
                 "cache_dir": str(Path(args.out) / "cache"), "checkpoint_dir": work, "compare": ["retrain"],
-                "unlearn": "obliviate", "workers": 1,
+                "unlearn": "obliviate", "workers": 1, **settings_of(model, args.dataset),
             }  # fmt: skip
             values |= {"data_path": args.data_path} if args.data_path else {}
             pipeline = OnValidation(
@@ -180,6 +209,7 @@ def main() -> None:
     parser.add_argument("--data_path")
     parser.add_argument("--models", default="BPR,LightGCN")
     parser.add_argument("--methods", default=",".join(CANDIDATES))
+    parser.add_argument("--short", action="store_true", help="four candidates instead of twelve")
     parser.add_argument("--seed", type=int, default=2020)
     parser.add_argument("--out", default="saved/choose")
     args = parser.parse_args()

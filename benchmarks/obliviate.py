@@ -15,14 +15,10 @@ from pathlib import Path
 import numpy as np
 from deletion_requests import KINDS, draw
 from tabulate import tabulate
+from trainings import BY_MODEL
 
 from recbole_unlearn import run_unlearn
 
-# As the bars are stated: d = 64; enough epochs for the validation metric to settle on ml-1m.
-SETTINGS = {
-    "BPR": {"embedding_size": 64, "epochs": 50, "eval_step": 10},
-    "LightGCN": {"embedding_size": 64, "epochs": 30, "learning_rate": 0.005, "eval_step": 10},
-}
 PRESETS = ["obliviate_paper", "no_lua", "no_lac", "no_distill"]
 VARIANTS = {
     "obliviate": {},
@@ -44,7 +40,7 @@ def run(args: argparse.Namespace, model: str, kind: str, seed: int, variant: str
         return json.loads((folder / "result.json").read_text())
     values = {
         "seed": seed, "show_progress": False, "tensorboard": False, "save_unlearned": False,
-        "cache_dir": args.cache_dir, "cache_size": 20.0, **SETTINGS[model],
+        "cache_dir": args.cache_dir, "cache_size": 20.0, **BY_MODEL[model],
     }  # fmt: skip
     if args.data_path:
         values["data_path"] = args.data_path

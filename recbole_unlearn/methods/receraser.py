@@ -1,7 +1,7 @@
 r"""RecEraser: rows that belong together stay together, and attention combines the models of the parts.
 
 From the paper (*Recommendation unlearning*, Chen et al.): balanced partitions by pretrained embeddings, of
-interactions (InBP, the default) or of users (UBP); a model for each part; an attentive aggregation of their
+interactions (InBP) or of users (UBP, the default); a model for each part; an attentive aggregation of their
 embeddings, trained on all rows with the models frozen; a request trains the parts anew that held its rows, and then
 the aggregation. And, from the appendix of Obliviate's paper, the light variant: users are split at random, an item
 goes to the part that has most of its rows, a row to its item's part, and the score of a pair is that of its item's

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from recbole_unlearn import retained
 from recbole_unlearn.config import UnlearnConfig, plain_settings
 from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import new_directory, write_json
+from recbole_unlearn.files import new_directory, write_bytes, write_json
 from recbole_unlearn.sharding.ensemble import Ensemble
 from recbole_unlearn.sharding.partition import Partition
 from recbole_unlearn.sharding.shards import Shards, Weights
@@ -71,7 +71,7 @@ def write(
         _save(folder / _RULE, {"partition": places, "rule": ensemble.own_state()})
         stored = Stored(
             path, method, config["model"], config["dataset"],
-            plain_settings(config.final_config_dict) | config.method_values(method),
+            plain_settings(config.to_recbole().final_config_dict) | config.method_values(method),
             partition.number, shards.depth, _digest(data.retain),
         )  # fmt: skip
         plain = config.to_recbole(
@@ -147,13 +147,12 @@ def _without_paths(values: dict[str, Any]) -> dict[str, Any]:
 
 def _save(path: Path, groups: dict[str, Weights]) -> None:
     """Tensors by group and name; a name may hold dots, a group may not."""
-    flat = {f"{group}.{name}": value for group, named in groups.items() for name, value in named.items()}
-    try:
-        save_file({name: value.detach().cpu().contiguous().clone() for name, value in flat.items()}, path)
-    except (SafetensorError, OSError) as error:
-        raise UnlearnError(
-            f"Cannot write {path}: {error}. Free some space or choose another directory."
-        ) from error
+    flat = {
+        f"{group}.{name}": value.detach().cpu().contiguous().clone()
+        for group, named in groups.items()
+        for name, value in named.items()
+    }
+    write_bytes(path, save(flat))
 
 
 def _load(path: Path) -> dict[str, Weights]:
