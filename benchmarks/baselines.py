@@ -4,8 +4,7 @@
 
 Each cell is one run of `run_unlearn` with every method, on the paper's request (noise in a fifth of the users) or,
 with `--request=genuine`, on a fifth of the rows of a fifth of the users. Its result.json stays in OUT; a second
-call goes on where the first one stopped. Memory is the peak of a method's own phase over what the process held
-before it.
+call goes on where the first one stopped.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,54 +20,32 @@ from tabulate import tabulate
 from trainings import settings_of
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.trainer import UnlearnTrainer
 
 METHODS = [
     "retrain", "finetune", "gradient_ascent", "rrl", "scif", "ifru", "sisa", "receraser", "ultrare",
     "obliviate_paper",
 ]  # fmt: skip
-MIB: dict[str, float] = {}
-
-
-def remembering(run: Callable[..., None]) -> Callable[..., None]:
-    """`UnlearnTrainer.run` with its peak memory noted (Linux; the kernel's mark is set back before)."""
-
-    def call(self: UnlearnTrainer, task: Any) -> None:
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
-        run(self, task)
-        MIB[self.label] = round((_status("VmHWM") - before) / 1024, 1)
-
-    return call
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def cell(args: argparse.Namespace, model: str, seed: int) -> dict[str, Any]:
     """One run, or what an earlier call found."""
     folder = Path(args.out) / f"{args.dataset}-{model}-{args.request}-{seed}"
-    if not (folder / "memory.json").exists():
+    if not (folder / "result.json").exists():
         values = {
             "seed": seed, "show_progress": False, "tensorboard": False, "save_unlearned": False,
             "cache_dir": args.cache_dir, "cache_size": 20.0, "workers": 1,
             **settings_of(model, args.dataset),
         }  # fmt: skip
         values |= {"data_path": args.data_path} if args.data_path else {}
-        MIB.clear()
         run_unlearn(
             model, args.dataset, forget=draw(args.request, model, args.dataset, values, seed),
             unlearn="obliviate", compare=args.methods.split(","), output_dir=folder, config_dict=values,
         )  # fmt: skip
-        (folder / "memory.json").write_text(json.dumps(MIB))
     result = json.loads((folder / "result.json").read_text())
-    memory = json.loads((folder / "memory.json").read_text())
-    return {name: figures(result["phases"], name, memory.get(name)) for name in result["phases"]}
+    return {name: figures(result["phases"], name) for name in result["phases"]}
 
 
-def figures(phases: dict[str, Any], name: str, memory: float | None) -> dict[str, float | None]:
+def figures(phases: dict[str, Any], name: str) -> dict[str, float | None]:
     """A row of the table for one run; *recovered* is measured from the method's own original."""
     phase, goal = phases[name], phases["retrained"]
     before = phase.get("before", phases["original"])
@@ -89,11 +65,10 @@ def figures(phases: dict[str, Any], name: str, memory: float | None) -> dict[str
         "overlap": forgetting.get("overlap@20", {}).get("affected"),
         "seconds": phase["seconds"],
         "speed-up": goal["seconds"] / phase["seconds"] if phase["seconds"] else None,
-        "MiB": memory,
     }
 
 
-DIGITS = {"recovered": 2, "gap": 3, "AUC": 3, "overlap": 2, "seconds": 1, "speed-up": 1, "MiB": 0}
+DIGITS = {"recovered": 2, "gap": 3, "AUC": 3, "overlap": 2, "seconds": 1, "speed-up": 1}
 SPREAD = {"all", "affected", "recovered", "gap"}
 
 
@@ -121,7 +96,6 @@ def main() -> None:
     parser.add_argument("--cache_dir", default="saved/cache")
     parser.add_argument("--out", default="saved/baselines")
     args = parser.parse_args()
-    UnlearnTrainer.run = remembering(UnlearnTrainer.run)
     for model in args.models.split(","):
         found: dict[str, list[dict[str, Any]]] = {}
         for seed in map(int, args.seeds.split(",")):
