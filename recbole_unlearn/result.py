@@ -21,7 +21,16 @@ from recbole_unlearn.config import UnlearnConfig
 from recbole_unlearn.measures.verdict import verdict
 
 SCHEMA = 1
-_PATHS = {"data_path", "checkpoint_dir", "output_dir", "checkpoint", "forget", "cache_dir", "config_files"}
+_PATHS = {
+    "data_path",
+    "checkpoint_dir",
+    "output_dir",
+    "checkpoint",
+    "forget",
+    "cache_dir",
+    "config_files",
+    "space",
+}
 _NOT_SETTINGS = {"model", "dataset", "seed", "device", "single_spec", "local_rank", "compare", "unlearn"}
 
 

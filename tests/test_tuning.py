@@ -7,6 +7,7 @@ import html
 import json
 import os
 import re
+import sys
 
 import plotly.graph_objects as go
 import pytest
@@ -22,7 +23,7 @@ from recbole_unlearn.tuning.objective import Bench, Figures, Objective, validati
 from recbole_unlearn.tuning.space import identity
 
 
-def in_this_process(ray, shared, drawn, listed, known, listener, **options):
+def in_this_process(ray, shared, drawn, listed, known, listener, *options):
     """As `backend.sweep`, without Ray; for random and grid search."""
     bench = shared.bench()
     for number, values in enumerate(listed):
@@ -42,7 +43,7 @@ def in_this_process(ray, shared, drawn, listed, known, listener, **options):
 
 @pytest.fixture
 def here(monkeypatch):
-    pytest.importorskip("ray")
+    pytest.importorskip("ray.tune")
     monkeypatch.setattr(backend, "sweep", in_this_process)
     monkeypatch.setattr("recbole_unlearn.cluster.session", lambda *args: contextlib.nullcontext(True))
 
@@ -74,6 +75,9 @@ def test_a_sweep_and_the_way_back_from_best_yaml(here, small, tmp_path):
     assert all(found in ([1, 2, 3, 4], [2, 4, 6, 8]) for found in steps)
     assert result["objective"]["target_source"] == "expected"
     assert "Best, on validation rows" in str(outcome)
+    assert f"{len(result['front']):02d}.yaml" in str(outcome)
+    assert result["settings"]["lac_negatives"] == 0.5
+    assert str(tmp_path) not in json.dumps(result)
     assert len(list((tmp_path / "out" / "front").glob("*.yaml"))) == len(result["front"])
     # best.yaml, as it is, and every file of the front, give the figures they were chosen for.
     for file, candidate in [
@@ -117,7 +121,7 @@ def test_the_same_seed_gives_the_same_sweep_also_when_it_was_cut_short(here, sma
     assert untimed(again) == untimed(whole)
     assert _counted.calls == 2 + 2  # the first of them was not done again
     finished = tune_unlearn("BPR", "tiny", config_dict=halved | {"resume": True}).result
-    assert finished == again
+    assert untimed(finished) == untimed(again)
     assert _counted.calls == 4
 
 
@@ -223,7 +227,15 @@ def test_bad_input_is_one_line_and_nothing_is_trained(small, monkeypatch, capsys
     assert said in error
 
 
+def test_ray_without_tune(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setitem(sys.modules, "ray.tune", None)
+    with pytest.raises(UnlearnError, match=r"Ray Tune is not installed .*recbole-unlearn\[tune\]"):
+        backend.check("random", None)
+
+
 def test_searchers_that_are_not_installed(monkeypatch):
+    pytest.importorskip("ray.tune")
     monkeypatch.setattr(backend, "_installed", lambda name: False)
     for name in ("optuna", "hyperopt"):
         with pytest.raises(UnlearnError, match=f"pip install {name}"):

@@ -18,7 +18,9 @@ from typing import Any, Protocol
 
 import torch
 
+from recbole_unlearn.cluster import import_ray
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.settings import TuneSettings
 from recbole_unlearn.tuning.space import Domain, Range, Settings, Space, Whole, identity
 from recbole_unlearn.tuning.trial import Report, run_trial
 
@@ -49,6 +51,13 @@ class Listener(Protocol):
 
 def check(searcher: str, address: str | None) -> None:
     """Refuse what cannot work before anything is trained."""
+    import_ray()
+    try:
+        importlib.import_module("ray.tune")
+    except ImportError as error:
+        raise UnlearnError(
+            f'Ray Tune is not installed ({error}); use pip install "recbole-unlearn[tune]".'
+        ) from error
     if searcher in ("optuna", "hyperopt") and not _installed(searcher):
         raise UnlearnError(
             f"searcher={searcher} needs the package {searcher}: pip install {searcher}, or use --searcher=random."
@@ -64,10 +73,6 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _at_a_time(ray: Any, workers: int | None) -> int:
-    return workers or int(ray.cluster_resources().get("CPU", 1))
-
-
 def sweep(
     ray: Any,
     shared: Any,
@@ -75,15 +80,10 @@ def sweep(
     listed: Sequence[Settings] | None,
     known: Mapping[str, Mapping[str, Any]],
     listener: Listener,
-    *,
-    trials: int,
-    searcher: str,
-    scheduler: str,
-    looks: int,
-    seed: int,
+    options: TuneSettings,
     workers: int | None,
 ) -> None:
-    """Run the trials ``listed``, or as many ``trials`` as a model-based ``searcher`` suggests.
+    """Run the trials ``listed``, or as many as a model-based searcher may suggest.
 
     Args:
         ray: the module, connected.
@@ -93,11 +93,7 @@ def sweep(
         known: records of trials that were done before, by the identity of their settings. Their reports are told
             again and the trials not done again, so that scheduler and searcher know of them.
         listener: hears of every report and every end.
-        trials: how many a searcher may suggest.
-        searcher: random, grid, optuna or hyperopt.
-        scheduler: none or asha.
-        looks: reports of a trial at most.
-        seed: of the searcher.
+        options: searcher, scheduler, trials and looks.
         workers: trials at a time; as many as the cluster has CPUs when None.
 
     """
@@ -106,12 +102,8 @@ def sweep(
     configs = importlib.import_module("ray.tune" if hasattr(tune, "RunConfig") else "ray.air")
     driver = _driver(tune, listener, space, listed)
     parts = {"reference": [ray.put(shared)], "space": space, "listed": listed, "known": dict(known)}
-    options: dict[str, Any] = {
-        "metric": "score",
-        "mode": "max",
-        "reuse_actors": True,
-        "max_concurrent_trials": _at_a_time(ray, workers),
-    }
+    how: dict[str, Any] = {"metric": "score", "mode": "max", "reuse_actors": True}
+    how["max_concurrent_trials"] = workers or int(ray.cluster_resources().get("CPU", 1))
     if listed is None:
         points = [
             _encoded(space, record["settings"])
@@ -119,39 +111,38 @@ def sweep(
             if space.holds(record["settings"])
         ]
         # With the seed of the first part, a sweep that goes on would suggest what that part suggested.
-        options |= {"search_alg": _searcher(searcher, seed + len(points), points), "num_samples": trials}
+        seed = shared.config["seed"] + len(points)
+        how |= {"search_alg": _searcher(options.searcher, seed, points), "num_samples": options.trials}
         parameters = {key: _ray_domain(tune, domain) for key, domain in space.domains.items()}
     else:
         parameters = {"position": tune.grid_search(list(range(len(listed))))}
-    if scheduler == "asha":
-        options["scheduler"] = tune.schedulers.ASHAScheduler(
-            max_t=looks, grace_period=1, reduction_factor=REDUCTION
+    if options.scheduler == "asha":
+        how["scheduler"] = tune.schedulers.ASHAScheduler(
+            max_t=options.tune_looks, grace_period=1, reduction_factor=REDUCTION
         )
     with _quiet(), tempfile.TemporaryDirectory(prefix="recbole-unlearn-") as folder:
         tuner = tune.Tuner(
             tune.with_resources(tune.with_parameters(_trainable, **parts), {"cpu": 1}),
             param_space=parameters,
-            tune_config=tune.TuneConfig(**options),
+            tune_config=tune.TuneConfig(**how),
             run_config=configs.RunConfig(
-                name="sweep",
-                storage_path=folder,
-                verbose=0,
-                callbacks=[driver],
-                stop=driver.stopper,
+                name="sweep", storage_path=folder, verbose=0, callbacks=[driver], stop=driver.stopper,
                 failure_config=configs.FailureConfig(max_failures=DEATHS),
             ),
-        )
-        try:
-            tuner.fit()
-        except UnlearnError:
-            raise
-        except (tune.TuneError, RuntimeError, OSError) as error:
-            # Ray wraps; what the listener could not do is the reason that counts.
-            if driver.error is None:
-                line = (str(error).strip() or type(error).__name__).splitlines()[0]
-                raise UnlearnError(
-                    f"Ray Tune stopped: {line}. Finished trials are kept; go on with --resume."
-                ) from error
+        )  # fmt: skip
+        _fit(ray, tuner, driver)
+
+
+def _fit(ray: Any, tuner: Any, driver: Any) -> None:
+    """Run a tuner to its end. Where the listener failed, that is the reason, whatever Ray makes of it."""
+    try:
+        tuner.fit()
+    except (ray.tune.TuneError, ray.exceptions.RayError, RuntimeError, OSError) as error:
+        if driver.error is None:
+            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UnlearnError(
+                f"Ray Tune stopped: {line}. Finished trials are kept; go on with --resume."
+            ) from error
     if driver.error is not None:
         raise driver.error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tqdm import tqdm
 from recbole_unlearn import cluster, settings
 from recbole_unlearn import result as results
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.evaluation import DECIMALS
 from recbole_unlearn.files import make_directory, write_bytes, write_json
 from recbole_unlearn.quick_start import _begin, _Pipeline, opened
 from recbole_unlearn.trainer import PhaseTrainer, Trained, build_model, compose
@@ -74,7 +76,6 @@ class _Sweep:
                 f"{self.method.name} trains an original of its own, so trials have none to share: it cannot be tuned."
             )
         address = pipeline.run_settings.ray_address
-        cluster.import_ray()
         backend.check(self.options.searcher, address)
         journal.refuse_other(self.directory, self.options.resume)
         self.space = spaces.load(self.config, self.method, self.options.space)
@@ -108,8 +109,10 @@ class _Sweep:
             if not self.options.resume or self.pipeline.run_settings.ray_address is not None:
                 # A cluster that is not there is told at once; to go on with a sweep that is complete needs none.
                 ray = stack.enter_context(self._session())
+            start = time.perf_counter()
             self.pipeline.prepare(forget)
             self.shared = self._shared()
+            self.prepare_seconds = round(time.perf_counter() - start, 2)
             self.journal = Journal(self.directory, journal.fingerprint(self.shared), self.options.resume)
             known = self.journal.finished()
             if self._is_left(known):
@@ -139,7 +142,11 @@ class _Sweep:
         before = self._figures(bench, pipeline.original)
         self.retrained = self._retrained(bench)
         target = expected_demotion(self.config, data) if self.retrained is None else self.retrained.demotion
-        objective = dataclasses.replace(objective, original=objective.utility(before), target=target)
+        # Rounded, so that the last bits of another machine do not make another sweep of it.
+        target = None if target is None else round(target, DECIMALS)
+        objective = dataclasses.replace(
+            objective, original=round(objective.utility(before), DECIMALS), target=target
+        )
         self.original = before
         if target is not None:
             source = "the level of never-seen items" if self.retrained is None else "the retrained model's"
@@ -168,15 +175,12 @@ class _Sweep:
         return bench.measure(trainer)
 
     def _trials(self, ray: Any, known: dict[str, Record]) -> None:
-        options = self.options
-        total = options.trials if self.listed is None else len(self.listed)
+        total = self.options.trials if self.listed is None else len(self.listed)
         with self._progress(total) as progress:
             try:
                 backend.sweep(
                     ray, self.shared, self.space, self.listed, known, _Keeper(self.journal, known, progress),
-                    trials=options.trials, searcher=options.searcher, scheduler=options.scheduler,
-                    looks=options.tune_looks, seed=self.config["seed"],
-                    workers=self.pipeline.run_settings.workers,
+                    self.options, self.pipeline.run_settings.workers,
                 )  # fmt: skip
             except KeyboardInterrupt:
                 self.logger.warning(
@@ -215,6 +219,8 @@ class _Sweep:
             "dataset": self.config["dataset"],
             "method": self.method.name,
             "seed": self.config["seed"],
+            # A sweep that was cut short and went on is the same sweep.
+            "settings": {k: v for k, v in results.plain_values(self.config).items() if k != "resume"},
             "forget": self.pipeline.data.summary(),
             "objective": {
                 "metric": objective.metric,
@@ -231,6 +237,7 @@ class _Sweep:
             "best": best(candidates),
             "front": front(candidates),
             "trials": records,
+            "prepare_seconds": self.prepare_seconds,
             "environment": results.environment(self.shared.threads, self.config["device"]),
         }
 

@@ -37,10 +37,31 @@ def table(result: dict[str, Any]) -> str:
         values = [plain(record["settings"].get(key)) for key in keys]
         rows.append([name, *values, *([str(candidate["step"])] if steps else []), *_cells(candidate)])
     head = ["", *columns, metric, "affected", "demotion", "score", "seconds"]
-    text = tabulate(
+    lines = [_drawn(head, rows)]
+    if result["settings"]["tune_pareto"]:
+        title = "The front, nearest to the target first; its settings are in front/:"
+        lines += ["", title, _front(result, head, steps), ""]
+    return "\n".join([*lines, *_closing_lines(result, len(trials))])
+
+
+def _front(result: dict[str, Any], head: list[str], steps: bool) -> str:
+    settings = {record["number"]: record["settings"] for record in result["trials"]}
+    rows = [
+        [
+            f"{place:02d}.yaml",
+            *(plain(settings[candidate["trial"]].get(key)) for key in result["space"]),
+            *([str(candidate["step"])] if steps else []),
+            *_cells(candidate),
+        ]
+        for place, candidate in enumerate(result["front"], 1)
+    ]
+    return _drawn(head, rows)
+
+
+def _drawn(head: list[str], rows: list[list[str]]) -> str:
+    return tabulate(
         rows, headers=head, disable_numparse=True, colalign=("left", *["right"] * (len(head) - 1))
     )
-    return "\n".join([text, *_closing_lines(result, len(trials))])
 
 
 def _best_of_trials(result: dict[str, Any]) -> list[tuple[Candidate, dict[str, Any]]]:
