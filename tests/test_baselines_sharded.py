@@ -587,8 +587,9 @@ def ml_100k(tmp_path, forget="injected", **changes):
 
 def test_with_noise_in_all_shards_an_ensemble_recovers_as_retraining_does(tmp_path):
     outcome = ml_100k(
-        tmp_path, unlearn="finetune", compare=["retrain", "sisa"], inject_mode="random", finetune_epochs=1
-    )
+        tmp_path, unlearn="finetune", compare=["retrain", "sisa"], inject_mode="random", finetune_epochs=1,
+        sisa_learning_rate=0.005,
+    )  # fmt: skip
     phases = outcome.result["phases"]
 
     def gain(phase, before):
