@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from deletion_requests import KINDS, draw
 from tabulate import tabulate
-from trainings import BY_MODEL
+from trainings import settings_of
 
 from recbole_unlearn import run_unlearn
 
@@ -40,12 +40,13 @@ def run(args: argparse.Namespace, model: str, kind: str, seed: int, variant: str
         return json.loads((folder / "result.json").read_text())
     values = {
         "seed": seed, "show_progress": False, "tensorboard": False, "save_unlearned": False,
-        "cache_dir": args.cache_dir, "cache_size": 20.0, **BY_MODEL[model],
+        "cache_dir": args.cache_dir, "cache_size": 20.0, **settings_of(model, args.dataset),
     }  # fmt: skip
     if args.data_path:
         values["data_path"] = args.data_path
     request = draw(kind, model, args.dataset, values, seed)
-    compare = ["retrain", *(PRESETS if args.presets and variant == "obliviate" else [])]
+    others = args.methods.split(",") if args.methods and variant == "obliviate" else []
+    compare = ["retrain", *others]
     if args.fresh:
         values["retrain_seed"] = seed + 100 + list(KINDS).index(kind)
     values |= VARIANTS[variant]
@@ -93,9 +94,7 @@ def main() -> None:
     parser.add_argument("--requests", default="injected,genuine", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--seeds", default="2020,2021,2022")
     parser.add_argument("--variants", action="store_true", help="also variants of obliviate itself")
-    parser.add_argument(
-        "--no_presets", dest="presets", action="store_false", help="without the paper's presets"
-    )
+    parser.add_argument("--methods", default=",".join(PRESETS), help="to compare with; empty for none")
     parser.add_argument(
         "--cached", dest="fresh", action="store_false", help="retraining may come from the cache"
     )

@@ -1,6 +1,6 @@
 """The result of a run: `result.json` for tools, and a table for people.
 
-The layout of `result.json` is a contract; see docs/results.md. Times are the only values that differ between
+The layout of `result.json` is a contract; see docs/result-json.md. Times are the only values that differ between
 two runs with the same seed on the same machine, and all of them have `seconds` or `speedup` in their name.
 """
 

@@ -117,7 +117,7 @@ def test_an_approximate_method_resets_rows_nobody_trained(settings, tmp_path, mo
 
 def test_every_key_of_a_result_is_documented(settings):
     outcome = run_unlearn("BPR", "tiny", config_dict=settings)
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = (ROOT / "docs" / "result-json.md").read_text()
     keys = set(outcome.result) | set(outcome.result["phases"]["original"])
     assert not [key for key in keys if f"`{key}`" not in page]
     json.dumps(outcome.result, allow_nan=False)
