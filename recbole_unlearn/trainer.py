@@ -179,6 +179,15 @@ class PhaseTrainer:
             self.best.load_into(self.model)
         return super().evaluate(eval_data, load_best_model=False, show_progress=show_progress)
 
+    def validation_score(self, model: AbstractRecommender, valid_data: Any) -> float:
+        """RecBole's validation score of ``model``, turned so that higher is better; this trainer's model stays."""
+        own, self.model = self.model, model
+        try:
+            score = float(self._valid_epoch(valid_data)[0])
+        finally:
+            self.model = own
+        return score if self.valid_metric_bigger else -score
+
     @torch.no_grad()
     def scores(self, users: torch.Tensor, dataset: Any) -> torch.Tensor:
         """Scores of all items for ``users`` (n,), shape (n, items), on the CPU; padding is -inf."""

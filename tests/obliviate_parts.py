@@ -36,6 +36,11 @@ def divided(config):
     return divide(splits, Located(mask, *nothing), "x")
 
 
+def same(first, second):
+    """Whether two sets of weights are the same bit for bit."""
+    return all(torch.equal(value, second[name]) for name, value in first.items())
+
+
 def make_witness(config, data, threshold=0.1, negatives=1.0, seed=0):
     index = TrainIndex(data.full.train)
     pairs = data.forget.inter_feat["user_id"], data.forget.inter_feat["item_id"]

@@ -16,14 +16,12 @@ from recbole_unlearn.data import divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.forget import Located
 from recbole_unlearn.methods import registry
-from recbole_unlearn.methods.ultrare import ranking_weights
 from recbole_unlearn.sharding import storage
-from recbole_unlearn.sharding.attention import AttentiveEnsemble, Fit, fit_attention, vectors
-from recbole_unlearn.sharding.ensemble import Ensemble, ItemEnsemble, WeightedEnsemble
+from recbole_unlearn.sharding.attention import AttentiveEnsemble
 from recbole_unlearn.sharding.partition import Partition
 from recbole_unlearn.sharding.shards import Shards
 from recbole_unlearn.trainer import PhaseTrainer, UnlearnTask, build_model, compose, train, train_all
-from tests.obliviate_parts import divided
+from tests.obliviate_parts import divided, same
 
 METHODS = ["sisa", "receraser", "ultrare"]
 QUICK = {
@@ -57,10 +55,6 @@ def without_user(splits, user):
     mask[np.flatnonzero(splits.train.inter_feat["user_id"].numpy() == user)[::2]] = True
     nothing = [np.zeros(len(part), bool) for part in (splits.valid, splits.test)]
     return divide(splits, Located(mask, *nothing), "x")
-
-
-def same(first, second):
-    return all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 # What is restarted, what is kept
@@ -183,167 +177,6 @@ def test_slices_resume_at_the_last_clean_one(make_config):
     assert same(jobs[0].start, shards.steps[0][1].state_dict)
     assert after.steps[0][:2] == shards.steps[0][:2]
     assert len(jobs[0].splits.train) == len(splits.train) - 1
-
-
-# How models answer together
-
-
-class Fixed(torch.nn.Module):
-    """A model with given scores (users, items)."""
-
-    def __init__(self, scores):
-        super().__init__()
-        self.scores = scores
-
-    def predict(self, interaction):
-        return self.scores[interaction["user_id"], interaction["item_id"]]
-
-    def full_sort_predict(self, interaction):
-        return self.scores[interaction["user_id"]].reshape(-1)
-
-
-@pytest.fixture
-def scores():
-    return torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0))
-
-
-def answers(ensemble):
-    """Scores (5, 7) by both ways RecBole asks; they must agree."""
-    from recbole.data.interaction import Interaction
-
-    users, items = torch.arange(5), torch.arange(7)
-    whole = ensemble.full_sort_predict(Interaction({"user_id": users})).reshape(5, 7)
-    pairs = Interaction({"user_id": users.repeat_interleave(7), "item_id": items.repeat(5)})
-    assert torch.allclose(ensemble.predict(pairs).reshape(5, 7), whole)
-    return whole
-
-
-def test_the_mean_of_scores(make_config, scores):
-    ensemble = Ensemble(make_config(), [Fixed(part) for part in scores])
-    assert torch.allclose(answers(ensemble), scores.mean(dim=0))
-    with pytest.raises(NotImplementedError, match="one by one"):
-        ensemble.calculate_loss(None)
-
-
-def test_the_score_of_the_items_model(make_config, scores):
-    shards = torch.tensor([-1, 0, 2, 1, 1, -1, 0])
-    found = answers(ItemEnsemble(make_config(), [Fixed(part) for part in scores], shards))
-    for item, shard in enumerate(shards.tolist()):
-        expected = scores[shard, :, item] if shard >= 0 else scores[:, :, item].mean(dim=0)
-        assert torch.allclose(found[:, item], expected)
-
-
-def test_weights_by_the_users_shard(make_config, scores):
-    shards = torch.tensor([-1, 0, 2, 1, 0])
-    ensemble = WeightedEnsemble(make_config(), [Fixed(part) for part in scores], shards)
-    assert torch.allclose(answers(ensemble), scores.mean(dim=0))
-    ensemble.weights[:3] = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
-    found = answers(ensemble)
-    for user, shard in enumerate(shards.tolist()):
-        weights = ensemble.weights[shard] if shard >= 0 else torch.full((3,), 1 / 3)
-        assert torch.allclose(found[user], (weights[:, None] * scores[:, user]).sum(dim=0), atol=1e-6)
-
-
-def test_the_regression_is_at_its_optimum():
-    """The gradient of Σ log σ(w · x) - ½ |w|² vanishes."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 3, generator=generator, dtype=torch.float64) + torch.tensor([1.0, 0.2, -0.1])
-    w = ranking_weights(x)
-    gradient = (torch.sigmoid(-(x @ w))[:, None] * x).sum(dim=0) - w
-    assert gradient.abs().max() < 0.05  # of sums over 400 rows
-    assert w[0] > w[1] > w[2]
-
-
-@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NGCF"])
-def test_vectors_give_the_models_scores(make_config, model):
-    config = make_config(model)
-    splits = load(config).splits
-    net = build_model(config, splits).eval()
-    p, q = vectors(net, splits.train)
-    trainer = compose(PhaseTrainer, config, net, "x")
-    users = torch.arange(1, 6)
-    assert torch.allclose((p @ q.T)[users, 1:], trainer.scores(users, splits.train)[:, 1:], atol=1e-5)
-
-
-def test_models_without_vectors_are_told_apart(make_config):
-    config = make_config("NeuMF")
-    splits = load(config).splits
-    with pytest.raises(UnlearnError, match="receraser_aggregation=mean"):
-        vectors(build_model(config, splits), splits.train)
-
-
-def make_attention(config, splits, number=2, dropout=0.0):
-    nets = [build_model(config.replace(seed=seed), splits) for seed in range(number)]
-    torch.manual_seed(0)
-    return nets, AttentiveEnsemble(config, nets, splits.train, 4, dropout).eval()
-
-
-def test_attention_over_one_model_is_that_model(make_config):
-    config = make_config()
-    splits = load(config).splits
-    (net,), ensemble = make_attention(config, splits, 1)
-    users = torch.arange(1, 6)
-    own, whole = (
-        compose(PhaseTrainer, config, one, "x").scores(users, splits.train) for one in (net, ensemble)
-    )
-    assert torch.allclose(own[:, 1:], whole[:, 1:], atol=1e-6)
-
-
-def test_attention_is_the_formula(make_config):
-    config = make_config()
-    splits = load(config).splits
-    nets, ensemble = make_attention(config, splits, 2)
-    with torch.no_grad():
-        ensemble.turn += 0.1 * torch.randn(ensemble.turn.shape, generator=torch.Generator().manual_seed(1))
-        ensemble.shift += 0.3
-    user, item, found = 4, 7, []
-    for side, row, attention in (
-        ("user", user, ensemble.of_user), ("item", item, ensemble.of_item),
-    ):  # fmt: skip
-        moved, weights = [], []
-        for shard, net in enumerate(nets):
-            vector = getattr(net, f"{side}_embedding").weight[row]
-            vector = vector @ ensemble.turn[shard] + ensemble.shift[shard, 0]
-            hidden = torch.relu(attention.inner.weight @ vector + attention.inner.bias)
-            moved.append(vector)
-            weights.append((attention.outer.weight[0] @ hidden).exp())
-        total = sum(weights)
-        found.append(sum(w / total * v for w, v in zip(weights, moved, strict=True)))
-    expected = (found[0] * found[1]).sum()
-    assert torch.allclose(ensemble.pair_scores(torch.tensor([user]), torch.tensor([item])), expected)
-
-
-def test_training_the_attention_leaves_the_models_alone_and_keeps_the_best_epoch(make_config):
-    config = make_config(embedding_size=8)
-    splits = load(config).splits
-    nets, ensemble = make_attention(config, splits, 3)
-    before = [{k: v.clone() for k, v in net.state_dict().items()} for net in nets]
-    scores = iter([0.1, 0.2, 0.5, 0.3, 0.3, 0.9])
-    states = []
-
-    def score():
-        states.append(ensemble.turn.detach().clone())
-        return next(scores)
-
-    fit = Fit(epochs=10, learning_rate=0.01, batch_size=64, l2=0.0, patience=2)
-    from tqdm import tqdm
-
-    losses = fit_attention(ensemble, fit, torch.Generator().manual_seed(0), score, tqdm(disable=True))
-    assert [epoch for epoch, _ in losses] == [1, 2, 3, 4]  # two looks without a gain
-    assert losses[-1][1] < losses[0][1]
-    assert torch.equal(ensemble.turn, states[2])
-    assert all(same(old, net.state_dict()) for old, net in zip(before, nets, strict=True))
-
-
-def test_a_failing_attention_says_so(make_config):
-    config = make_config()
-    splits = load(config).splits
-    _, ensemble = make_attention(config, splits, 2)
-    with torch.no_grad():
-        ensemble.turn[0, 0, 0] = float("nan")
-    fit = Fit(2, 0.01, 64, 0.0, 2)
-    with pytest.raises(UnlearnError, match="receraser_attention_rate"):
-        fit_attention(ensemble, fit, torch.Generator(), lambda: 0.0, None)
 
 
 # End to end

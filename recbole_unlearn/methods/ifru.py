@@ -161,16 +161,11 @@ class IFRU(IndexedTrainer):
         twin.load_state_dict(self.model.state_dict())
         selection = self._selection(twin, self.tables, region)
         start = selection.read()
-        sign = 1.0 if self.valid_metric_bigger else -1.0
 
         def score(step: torch.Tensor) -> float:
             selection.write(start + step)
             clear_caches(twin)
-            own, self.model = self.model, twin
-            try:
-                return sign * float(self._valid_epoch(data.valid)[0])
-            finally:
-                self.model = own
+            return self.validation_score(twin, data.valid)
 
         return score
 

@@ -138,16 +138,7 @@ class ShardedTrainer(UnlearnTrainer):
         """A function that gives the ensemble's validation score, higher is better."""
         data = loaders(task.config, splits)
         self.eval_collector.data_collect(data.train)
-        sign = 1.0 if self.valid_metric_bigger else -1.0
-
-        def score() -> float:
-            own, self.model = self.model, ensemble
-            try:
-                return sign * float(self._valid_epoch(data.valid)[0])
-            finally:
-                self.model = own
-
-        return score
+        return lambda: self.validation_score(ensemble, data.valid)
 
 
 def row_vectors(task: UnlearnTask, pretrained: Trained) -> tuple[torch.Tensor, torch.Tensor]:
