@@ -69,12 +69,15 @@ def test_one_piece_needs_no_ray(no_ray):
     assert list(Workers(2).do(square, [])) == []
 
 
-@pytest.mark.parametrize(("cores", "seconds", "pieces", "expected"), [
-    (2, 0.02, 5, [1, 2, 3, 4]),  # 4 pieces left take 2 rounds: 2 · 0.02 s saved
-    (2, 0.02, 2, []),  # one piece is left: nothing to do beside it
-    (1, 0.02, 5, []),
+@pytest.mark.parametrize(("cores", "load", "pieces", "expected"), [
+    (2, 1.0, 5, [1, 2, 3, 4]),  # 4 pieces left take 2 rounds: 2 · 0.02 s saved
+    (2, 1.0, 2, []),  # one piece is left: nothing to do beside it
+    (1, 1.0, 5, []),
+    (2, 3.0, 5, []),  # others are busy on both cores
+    (4, 3.0, 5, [1, 2, 3, 4]),  # two cores are left
 ])  # fmt: skip
-def test_ray_is_started_when_it_pays(no_ray, monkeypatch, cores, seconds, pieces, expected):
+def test_ray_is_started_when_it_pays(no_ray, monkeypatch, cores, load, pieces, expected):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(cluster, "START_SECONDS", 0.03)
     monkeypatch.setattr(cluster, "_installed", lambda: True)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
