@@ -81,9 +81,8 @@ class ShardedTrainer(UnlearnTrainer):
         self.shards, new = self.shards.trained(full, task.train_all, self.name)
         trained = [one for several in new.values() for one in several]
         trained += [] if pretrained is None else [pretrained]
-        start = time.perf_counter()
-        model = self._assembled(task, full)
-        spent += time.perf_counter() - start + sum(one.seconds or 0.0 for one in trained)
+        model, rule = self._combined(task, full)
+        spent += rule + sum(one.seconds or 0.0 for one in trained)
         return Originated(model, spent, any(one.from_cache for one in trained))
 
     def untrained(self, task: UnlearnTask, pretrained: Trained | None) -> Shards:
@@ -105,6 +104,12 @@ class ShardedTrainer(UnlearnTrainer):
         clear_caches(ensemble)
         return ensemble.eval()
 
+    def _combined(self, task: UnlearnTask, splits: Splits) -> tuple[Ensemble, float]:
+        """The ensemble with a fitted rule, and the seconds that took; as in every training, without validation."""
+        start, looked = time.perf_counter(), self.validation_seconds
+        ensemble = self._assembled(task, splits)
+        return ensemble, time.perf_counter() - start - (self.validation_seconds - looked)
+
     def unlearn(self, task: UnlearnTask) -> None:
         """Restart what saw a deleted row, and fit the rule anew."""
         before = time.perf_counter()
@@ -113,9 +118,7 @@ class ShardedTrainer(UnlearnTrainer):
         logging.getLogger().info("%s: %d of %d shards hold deleted rows.", self.name, len(touched), number)
         finding = time.perf_counter() - before
         self.shards, new = self.shards.trained(task.data.retain, task.train_all, self.label)
-        start = time.perf_counter()
-        self.model = self._assembled(task, task.data.retain)
-        rule = time.perf_counter() - start
+        self.model, rule = self._combined(task, task.data.retain)
         spent = {shard: sum(one.seconds for one in steps) for shard, steps in new.items()}
         self.seconds = finding + rule + sum(spent.values())
         self.from_cache = any(one.from_cache for steps in new.values() for one in steps)
