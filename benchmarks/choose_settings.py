@@ -13,7 +13,6 @@ What was measured stays in OUT/DATASET-MODEL.jsonl; a second call goes on where 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import json
 import tempfile
@@ -30,8 +29,9 @@ from recbole_unlearn.data import UnlearnData, loaders
 from recbole_unlearn.evaluation import Measurement
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.methods import registry
-from recbole_unlearn.quick_start import INJECTED, _begin, _Pipeline
+from recbole_unlearn.quick_start import INJECTED, Pipeline, begin
 from recbole_unlearn.sharding.trainer import ShardedTrainer
+from recbole_unlearn.tuning.objective import validation_only
 
 
 def grid(**values: list) -> list[dict[str, Any]]:
@@ -122,14 +122,13 @@ assert all(len(own) == 12 for own in CANDIDATES.values())
 assert all(len(own) == 4 for own in SHORT.values())
 
 
-class OnValidation(_Pipeline):
+class OnValidation(Pipeline):
     """The pipeline with validation rows in the place of test rows."""
 
     def _data(self, forget: Any) -> UnlearnData:
-        data = super()._data(forget)
-        return dataclasses.replace(data, retain=data.retain._replace(test=data.retain.valid))
+        return validation_only(super()._data(forget))
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Data, original and retrained model."""
         self.data = self._data(INJECTED)
         self.test = loaders(self.config, self.data.retain)
@@ -141,7 +140,7 @@ class OnValidation(_Pipeline):
         """The figures of one candidate."""
         method = registry.get(name)
         options = settings.read(method.Settings, self.config.method_values(name) | changes)
-        trainer, task = _begin(method, options, self.config, self.data, self.original, self.cache, name)
+        trainer, task = begin(method, options, self.config, self.data, self.original, self.cache, name)
         if isinstance(trainer, ShardedTrainer):
             # What the shards were before the request does not matter here, so they are not trained on D.
             trainer.shards = trainer.untrained(task, trainer.pretrain(task))
@@ -188,7 +187,7 @@ def rows_of(args: argparse.Namespace, model: str, names: list[str]) -> Iterator[
             pipeline = OnValidation(
                 UnlearnConfig(model, args.dataset, config_dict=values), Path(args.out), None
             )
-            pipeline.begin()
+            pipeline.start()
             for name in ("original", "retrained"):
                 figures = pipeline.figures(pipeline.phases[name])
                 known[name, "{}"] = {"method": name, "settings": {}, **figures}

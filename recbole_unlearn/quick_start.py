@@ -119,7 +119,7 @@ def opened(
     config_files: Sequence[str] | None = None,
     output_dir: str | Path | None = None,
     config_dict: dict[str, Any] | None = None,
-) -> Iterator[tuple[_Pipeline, Any]]:
+) -> Iterator[tuple[Pipeline, Any]]:
     """A pipeline with its directory, log and threads, and the request; arguments as :func:`run_unlearn` has them."""
     named = {
         "unlearn": unlearn,
@@ -144,7 +144,7 @@ def opened(
             dataloaders_save_path=None, save_dataset=False, save_dataloaders=False,
         )  # fmt: skip
         wanted = config["forget"] if forget is None or named["forget"] else forget
-        yield _Pipeline(config, directory, original), wanted
+        yield Pipeline(config, directory, original), wanted
 
 
 def _config(
@@ -197,7 +197,7 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _Pipeline:
+class Pipeline:
     """The phases of one run, in order."""
 
     def __init__(self, config: UnlearnConfig, directory: Path, checkpoint: Checkpoint | None) -> None:
@@ -302,7 +302,7 @@ class _Pipeline:
         name = "unlearned" if position == 0 else "retrained" if method.exact else method.name
         if name in self.phases:  # asked for again, with another seed
             name = f"{name}_{earlier + (self.methods[0] is not method)}"
-        trainer, task = _begin(
+        trainer, task = begin(
             method, self.method_settings[position], self.config, self.data,
             self.original if method.needs_original or not self.methods[0].own_original else None,
             self.cache, name, earlier,
@@ -386,7 +386,7 @@ class _Pipeline:
             )  # fmt: skip
 
 
-def _begin(
+def begin(
     method: type[UnlearnTrainer],
     method_settings: Any,
     config: UnlearnConfig,
@@ -471,6 +471,6 @@ def unlearn_model(
         run = settings.read(settings.RunSettings, ours)
         nothing_kept = dataclasses.replace(settings.read(settings.CacheSettings, ours), cache=False)
         models = ModelCache(nothing_kept, run.threads)
-        trainer, task = _begin(cls, options, ours, divided, original, models, "unlearned")
+        trainer, task = begin(cls, options, ours, divided, original, models, "unlearned")
         trainer.run(task)
         return Unlearned(trainer.model, divided, loaders(ours, divided.retain), trainer.seconds)

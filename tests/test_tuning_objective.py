@@ -14,7 +14,7 @@ from recbole_unlearn.data import Splits, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.evaluation import Measurement
 from recbole_unlearn.methods import registry
-from recbole_unlearn.quick_start import _begin
+from recbole_unlearn.quick_start import begin
 from recbole_unlearn.trainer import PhaseTrainer, Watch, build_model, compose, train
 from recbole_unlearn.tuning import objective, trial
 from recbole_unlearn.tuning.objective import Bench, Figures, Objective, validation_only
@@ -138,7 +138,7 @@ def test_a_split_without_validation_rows(make_config):
 def unlearned(config, data, original, watch=None, **changes):
     options = groups.read(OBLIVIATE.Settings, config.method_values("obliviate") | changes)
     models = ModelCache(groups.read(groups.CacheSettings, config.replace(cache=False)), 1)
-    trainer, task = _begin(OBLIVIATE, options, config, data, original, models, "x")
+    trainer, task = begin(OBLIVIATE, options, config, data, original, models, "x")
     trainer.run(dataclasses.replace(task, watch=watch))
     return trainer
 

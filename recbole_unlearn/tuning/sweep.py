@@ -23,7 +23,7 @@ from recbole_unlearn import result as results
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.evaluation import DECIMALS
 from recbole_unlearn.files import make_directory, write_bytes, write_json
-from recbole_unlearn.quick_start import _begin, _Pipeline, opened
+from recbole_unlearn.quick_start import Pipeline, begin, opened
 from recbole_unlearn.trainer import PhaseTrainer, Trained, build_model, compose
 from recbole_unlearn.tuning import backend, journal
 from recbole_unlearn.tuning import space as spaces
@@ -66,7 +66,7 @@ def tune_unlearn(model: str | type | None = None, dataset: str | None = None, **
 class _Sweep:
     """The steps of one sweep, in order."""
 
-    def __init__(self, pipeline: _Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline, self.config, self.directory = pipeline, pipeline.config, pipeline.directory
         self.options = settings.read(settings.TuneSettings, self.config)
         self.method = pipeline.methods[0]
@@ -167,7 +167,7 @@ class _Sweep:
         if len(self.pipeline.methods) == 1:
             return None
         method, options = self.pipeline.methods[1], self.pipeline.method_settings[1]
-        trainer, task = _begin(
+        trainer, task = begin(
             method, options, self.config, self.pipeline.data, self.pipeline.original, self.pipeline.cache,
             "retrained",
         )  # fmt: skip

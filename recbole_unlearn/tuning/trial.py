@@ -19,7 +19,7 @@ from recbole_unlearn import settings
 from recbole_unlearn.cache import ModelCache
 from recbole_unlearn.config import UnlearnConfig
 from recbole_unlearn.data import UnlearnData
-from recbole_unlearn.quick_start import _begin
+from recbole_unlearn.quick_start import begin
 from recbole_unlearn.trainer import Trained, UnlearnTrainer, Watch
 from recbole_unlearn.tuning.objective import Bench, Objective
 
@@ -85,6 +85,6 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
         )
         kept = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
         models = ModelCache(kept, shared.threads)
-        trainer, task = _begin(method, options, config, shared.data, shared.original, models, "unlearned")
+        trainer, task = begin(method, options, config, shared.data, shared.original, models, "unlearned")
         trainer.run(dataclasses.replace(task, watch=watch))
         report(trainer, total, trainer.seconds or 0.0, last=True)
