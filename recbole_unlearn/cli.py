@@ -57,7 +57,10 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run from the command line; returns the exit code (0, or 2 when the input has to be corrected)."""
+    """Run from the command line; returns the exit code.
+
+    0; 1 when a part of a grid failed; 2 when the input has to be corrected; 130 after Ctrl-C.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if "--version" in arguments:
@@ -113,6 +116,10 @@ def _grid(values: dict[str, Any]) -> int:
         print("Stopped; finished cells are kept, and the same command goes on.", file=sys.stderr)
         return 130
     print("\n".join(["", str(result), *map(str, result.files)]))
+    if result.failed:
+        counted = f"{len(result.failed)} of {len(result.cells)} cells"
+        print(f"{counted} failed; the same command tries them again.", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -294,13 +294,18 @@ def test_a_failing_cell_does_not_stop_the_others(small, monkeypatch, tmp_path, c
     tables = (tmp_path / "grid" / "tables.md").read_text()
     assert "1 of 2 |" in tables
     assert f"- tiny-BPR-0.2-1: {reason}" in tables
+    # The command line tells it by its exit code, and shows what there is.
+    assert cli.main([f"--grid={path}", *(f"--{key}={value}" for key, value in given.items())]) == 1
+    shown = capsys.readouterr()
+    assert "tiny-BPR-0.2-2" in shown.out
+    assert "1 of 2 cells failed; the same command tries them again." in shown.err
+    assert ran == ["tiny-BPR-0.2-1", "tiny-BPR-0.2-2", "tiny-BPR-0.2-1"]
     # The next call tries it again, and it alone.
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     again = noted(monkeypatch)
     assert run_grid(path, config_dict=given).failed == {}
     assert again == ["tiny-BPR-0.2-1"]
-    assert len(ran) == 2
     assert not (tmp_path / "grid" / "failed.json").exists()
     assert "Missing" not in (tmp_path / "grid" / "tables.md").read_text()
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from recbole_unlearn import cluster, tune_unlearn
+from recbole_unlearn import cluster, run_grid, run_unlearn, tune_unlearn
 from recbole_unlearn import config as config_module
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import registry
@@ -129,17 +129,43 @@ def test_a_listener_that_fails_ends_the_sweep(two_workers, small, tmp_path, monk
     assert not (tmp_path / "out" / "tune.json").exists()
 
 
-def test_a_cluster_of_two_nodes(small, tmp_path):
+def test_a_cluster_of_two_nodes(small, settings, tmp_path, monkeypatch):
+    """Trials of a sweep, cells of a grid and shards of an ensemble are done on both nodes."""
     from ray.cluster_utils import Cluster
 
+    places = []
+    work, outcome = cluster._with_threads, cluster._outcome
+
+    def placed(*arguments):  # local, so that Ray carries it to its workers by value
+        return ray.get_runtime_context().get_node_id(), work(*arguments)
+
+    def noted(module, task):
+        node, result = outcome(module, task)
+        places.append(node)
+        return result
+
+    monkeypatch.setattr(cluster, "_with_threads", placed)
+    monkeypatch.setattr(cluster, "_outcome", noted)
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(
+        "{datasets: [tiny], models: [BPR], methods: [retrain, finetune], seeds: [1, 2, 3, 4], ratios: [0.2], "
+        "settings: {inject_mode: random, report: none}}"
+    )
+    given = {k: v for k, v in settings.items() if k not in ("checkpoint_dir", "tensorboard")}
+    shards = settings | {"sisa_shards": 6, "report": "none"}
     ray.shutdown()  # the Ray of the other tests
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         nodes.add_node(num_cpus=1)
-        values = small | {"trials": 8, "ray_address": nodes.address}
-        found = tune_unlearn("BPR", "tiny", config_dict=values).result
+        there = {"ray_address": nodes.address}
+        found = tune_unlearn("BPR", "tiny", config_dict=small | there | {"trials": 8}).result
+        with cluster.session(nodes.address):
+            cells = run_grid(grid, config_dict=given | there | {"output_dir": str(tmp_path / "grid")})
+            of_cells, places = set(places), []
+            run_unlearn("BPR", "tiny", unlearn="sisa", config_dict=shards | there)
     finally:
         ray.shutdown()
         nodes.shutdown()
     assert [record["state"] for record in found["trials"]] == ["finished"] * 8
-    assert len({record["node"] for record in found["trials"]}) == 2
+    assert not cells.failed
+    assert len({record["node"] for record in found["trials"]}) == len(of_cells) == len(set(places)) == 2
