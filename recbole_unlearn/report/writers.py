@@ -23,6 +23,7 @@ _LATEX = {
 _PREAMBLE = r"""% Written by recbole-unlearn; take single tables from it, or compile it as it is.
 \documentclass[10pt]{article}
 \usepackage[T1]{fontenc}
+\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}  % outlines, where T1 has bitmaps otherwise
 \usepackage{booktabs}
 \usepackage[a4paper,landscape,margin=12mm]{geometry}
 \begin{document}
