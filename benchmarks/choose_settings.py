@@ -29,7 +29,7 @@ from recbole_unlearn.data import UnlearnData, loaders
 from recbole_unlearn.evaluation import Measurement
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.methods import registry
-from recbole_unlearn.quick_start import INJECTED, Pipeline, begin
+from recbole_unlearn.pipeline import INJECTED, Pipeline, begin
 from recbole_unlearn.sharding.trainer import ShardedTrainer
 from recbole_unlearn.tuning.objective import validation_only
 

@@ -217,7 +217,7 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
 )
 def test_bad_input_is_one_line_and_nothing_is_trained(small, monkeypatch, capsys, changes, said):
     pytest.importorskip("ray")
-    monkeypatch.setattr("recbole_unlearn.quick_start.Pipeline.prepare", lambda *args: pytest.fail("too late"))
+    monkeypatch.setattr("recbole_unlearn.pipeline.Pipeline.prepare", lambda *args: pytest.fail("too late"))
     flags = [f"--{key}={value}" for key, value in (small | changes).items() if value is not None]
     assert cli.main(["--model=BPR", "--dataset=tiny", *flags]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]

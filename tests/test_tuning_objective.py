@@ -14,7 +14,7 @@ from recbole_unlearn.data import Splits, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.evaluation import Measurement
 from recbole_unlearn.methods import registry
-from recbole_unlearn.quick_start import begin
+from recbole_unlearn.pipeline import begin
 from recbole_unlearn.trainer import PhaseTrainer, Watch, build_model, compose, train
 from recbole_unlearn.tuning import objective, trial
 from recbole_unlearn.tuning.objective import Bench, Figures, Objective, validation_only

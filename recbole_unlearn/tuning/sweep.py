@@ -23,7 +23,8 @@ from recbole_unlearn import result as results
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.evaluation import DECIMALS
 from recbole_unlearn.files import make_directory, write_bytes, write_json
-from recbole_unlearn.quick_start import Pipeline, begin, opened
+from recbole_unlearn.pipeline import Pipeline, begin
+from recbole_unlearn.quick_start import opened
 from recbole_unlearn.trainer import PhaseTrainer, Trained, build_model, compose
 from recbole_unlearn.tuning import backend, journal
 from recbole_unlearn.tuning import space as spaces

@@ -19,7 +19,7 @@ from recbole_unlearn import settings
 from recbole_unlearn.cache import ModelCache
 from recbole_unlearn.config import UnlearnConfig
 from recbole_unlearn.data import UnlearnData
-from recbole_unlearn.quick_start import begin
+from recbole_unlearn.pipeline import begin
 from recbole_unlearn.trainer import Trained, UnlearnTrainer, Watch
 from recbole_unlearn.tuning.objective import Bench, Objective
 
