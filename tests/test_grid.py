@@ -173,7 +173,7 @@ def test_the_files_that_come_along(monkeypatch):
     assert all(set(cell.methods) == every for cell in paper)
     assert {cell.dataset for cell in plan.load(folder / "smoke.yaml")} == {"ml-100k"}
     machine = plan.load(folder / "machine.yaml")
-    assert len(machine) == 6 + 6 + 1
+    assert len(machine) == 6 + 6 + 3
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     trainings = __import__("trainings")
     for cell in machine:

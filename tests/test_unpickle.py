@@ -49,7 +49,7 @@ PAYLOADS = {
     "a hub": Payload(torch.hub.load, "x"),
     "partial": Payload(functools.partial, len),
     "open": Payload(open, "ran", "w"),
-    "print": Payload(print, "x"),
+    "input": Payload(input, "x"),
 }
 
 
