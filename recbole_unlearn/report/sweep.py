@@ -133,18 +133,19 @@ def _front(result: Mapping[str, Any], candidates: Sequence[Candidate]) -> Html:
     utility = f"{_metric(result)}, utility"
     figure = figures.trade_off(points, looks, "distance of the demotion rate to its target", utility)
     caption = "Up and to the left is better. No candidate beats one of the front in both."
+    keys = list(dict.fromkeys(key for each in result["front"] for key in each["settings"]))
     rows = [
         [
-            f"trial {each['trial']}" + ("" if each["step"] is None else f", {each['step']} steps"),
+            f"trial {each['trial']}",
             decimal(each["utility"], 4),
             decimal(number(each, "demotion")),
             decimal(each["distance"]),
             decimal(each["score"], 4),
-            ", ".join(f"{key}={plain(value)}" for key, value in each["settings"].items()),
+            *(plain(each["settings"].get(key)) for key in keys),
         ]
         for each in result["front"]
     ]
-    head = ["Candidate", "Utility", "Demotion rate", "Distance", "Score", "Settings"]
+    head = ["Trial", "Utility", "Demotion rate", "Distance", "Score", *keys]
     drawn = page.drawing(figure, "Utility against forgetting.", caption) if figure else Html("")
     return page.section(
         "The front", drawn, page.table("The front, nearest to the target first.", head, {"": rows})
