@@ -14,7 +14,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.obliviate import certificates, level, losses
 from recbole_unlearn.obliviate.adapters import CONFIG, WEIGHTS, Adapter, AdapterSet, fingerprint
 from recbole_unlearn.obliviate.gradients import BPRGradients, LightGCNGradients, RowGradients, row_gradients
-from recbole_unlearn.obliviate.lac import Objective, Plan, calibrate, demotion
+from recbole_unlearn.obliviate.lac import WATCHED, Objective, Plan, calibrate, demotion
 from recbole_unlearn.obliviate.level import ExpectedStanding, Reference
 from recbole_unlearn.trainer import build_model
 from tests.obliviate_parts import divided, make_adapters, make_witness
@@ -170,6 +170,27 @@ def test_calibration_lowers_its_objective(make_config, optimizer, train_b):
         assert not torch.equal(adapter.a, a)
         assert torch.equal(adapter.b, b) != train_b
         assert torch.equal(adapters.rows(adapter)[adapter.rows], adapter.base + adapter.delta)
+
+
+def test_a_shared_b_takes_one_step_with_the_gradients_of_all_who_share_it(make_config):
+    """With SGD: B moves by −rate · Σ (GᵀA + 2λ B AᵀA) over its adapters, once."""
+    config = make_config()
+    data = divided(config)
+    adapters = make_adapters(config, data, make_witness(config, data), rank=3, shared=True)
+    users, items = adapters.adapters
+    items.b = users.b
+    before, lefts = users.b.clone(), [adapter.a.clone() for adapter in (users, items)]
+    witness = make_witness(config, data, seed=7)
+    gradients = row_gradients(adapters, adapters.adapters, witness, whole=True)
+    witness.deleted(WATCHED)  # as `calibrate` draws
+    batch = next(witness.batches(witness.rows(), 500, 1))
+    Objective().value(gradients, witness, batch)
+    wanted = sum(g.T @ a + 0.02 * before @ (a.T @ a) for g, a in zip(gradients.take(), lefts, strict=True))
+    with tqdm(disable=True) as bar:
+        plan = Plan(1, 0.5, 500, "sgd", train_b=True)
+        calibrate(adapters, make_witness(config, data, seed=7), Objective(drift=0.01), plan, None, bar)
+    assert users.b is items.b
+    assert torch.allclose(users.b, before - 0.5 * wanted, atol=1e-6)
 
 
 def test_the_drift_penalty_s_gradient(make_config):

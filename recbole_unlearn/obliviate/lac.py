@@ -163,7 +163,9 @@ def calibrate(
     if not chosen or len(rows) == 0 or plan.steps == 0:
         return trace
     gradients = row_gradients(adapters, chosen, witness, plan.train_b)
-    trained = [x.a for x in chosen] + ([x.b for x in chosen] if plan.train_b else [])
+    trained = [x.a for x in chosen]
+    if plan.train_b:
+        trained += {id(x.b): x.b for x in chosen}.values()  # adapters may share one
     optimizer = OPTIMIZERS[plan.optimizer](trained, lr=plan.learning_rate)
     watched = witness.deleted(WATCHED)
     batches = itertools.islice(witness.batches(rows, plan.batch_size, plan.laid_out), plan.steps)
@@ -173,9 +175,12 @@ def calibrate(
             if objective.reached(gradients):
                 break
         value = objective.value(gradients, witness, batch)
+        optimizer.zero_grad()
         for adapter, gradient in zip(chosen, gradients.take(), strict=True):
             adapter.a.grad = gradient @ adapter.b if plan.train_b else gradient
-            adapter.b.grad = gradient.T @ adapter.a if plan.train_b else None
+            if plan.train_b:
+                own = gradient.T @ adapter.a
+                adapter.b.grad = own if adapter.b.grad is None else adapter.b.grad + own
             if objective.drift:
                 value += objective.drift * _add_drift(adapter, objective.drift)
         if value != value:
