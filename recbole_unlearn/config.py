@@ -28,6 +28,7 @@ from recbole.utils import EvaluatorType, ModelType, dataset_arguments
 from recbole_unlearn import compat, models, settings
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import registry
+from recbole_unlearn.recbole_values import refuse_impossible, refuse_unmeasured
 
 SUPPORTED_TYPES = (ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL)
 
@@ -171,6 +172,8 @@ class UnlearnConfig(Config):
                 f"metrics={self['metrics']} are not ranking metrics; unlearning is measured by ranking. "
                 "Use for example --metrics=[Recall,NDCG] --valid_metric=NDCG@20 --eval_args={mode: full}."
             )
+        if not self.inherited:  # with a model that exists, there may be nothing to train
+            refuse_unmeasured(self)
 
     def compatibility_settings(self) -> None:
         """Restore the numpy names RecBole reads, then let it set its own."""
@@ -236,6 +239,7 @@ class UnlearnConfig(Config):
                 self.internal_config_dict.update(read_yaml(file))
         self.internal_config_dict.update(self.inherited)
         self._refuse_unknown_keys(model_class)
+        refuse_impossible(self.external_config_dict, self.internal_config_dict, own_keys())
         self._refuse_other_data()
 
     def _refuse_unknown_keys(self, model_class: type) -> None:

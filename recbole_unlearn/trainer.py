@@ -27,6 +27,7 @@ from recbole_unlearn.config import UnlearnConfig
 from recbole_unlearn.data import Loaders, Splits, UnlearnData, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.index import TrainIndex
+from recbole_unlearn.recbole_values import refuse_unmeasured
 
 
 @dataclasses.dataclass
@@ -119,6 +120,7 @@ class PhaseTrainer:
 
     def train(self, data: Loaders) -> Trained:
         """Train to the best validation epoch and return it; the model holds its weights afterwards."""
+        refuse_unmeasured(self.config)
         start = time.perf_counter()
         with tqdm(
             total=self.epochs,

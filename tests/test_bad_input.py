@@ -60,6 +60,26 @@ def test_wrong_value(assert_fails, flags):
     assert_fails([*BASE, *flags(on_missing="ignore")], "on_missing='ignore'", "error, skip")
 
 
+@pytest.mark.parametrize(("key", "value", "expected"), [
+    ("epochs", "abc", "a whole number, 1 or more"), ("epochs", 2.5, "a whole number"), ("epochs", 0, "1 or more"),
+    ("epochs", True, "a whole number"), ("train_batch_size", 0, "1 or more"),
+    ("eval_batch_size", "x", "a whole number"),
+    ("embedding_size", 0, "1 or more"), ("stopping_step", "x", "a whole number"), ("seed", "x", "a whole number"),
+    ("seed", -1, "0 or more"), ("learning_rate", "fast", "a number"), ("learning_rate", ".nan", "a number"),
+    ("learning_rate", -0.1, "0 or more"), ("learning_rate", "None", "a number"), ("weight_decay", "[1]", "a number"),
+    ("reproducibility", "perhaps", "True or False"),
+])  # fmt: skip
+def test_values_of_recboles_settings_that_no_run_could_take(assert_fails, flags, key, value, expected):
+    assert_fails([*BASE, *flags(**{key: value})], f"{key}=", "is not valid: expected", expected)
+
+
+def test_a_validation_metric_that_is_not_measured(assert_fails, flags):
+    assert_fails([*BASE, *flags(valid_metric="Foo@3")], "valid_metric=Foo@3 is not measured", "NDCG")
+    assert_fails(
+        [*BASE, *flags(topk="[5]")], "valid_metric=NDCG@20 is not measured", "--valid_metric=Recall@5"
+    )
+
+
 def test_missing_files(assert_fails, flags):
     assert_fails([*BASE, "--forget=none.csv", *flags()], "none.csv", "no such file")
     assert_fails([*BASE, "--config_files=none.yaml", *flags()], "none.yaml", "Check the path")

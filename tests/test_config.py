@@ -39,7 +39,7 @@ def test_sys_argv_is_not_read(monkeypatch, make_config):
 
 def test_strings_are_never_evaluated(tmp_path, make_config):
     trap = f"open({str(tmp_path / 'ran')!r}, 'w')"
-    config = make_config(encoding=trap, topk="[5, 10]")
+    config = make_config(encoding=trap, topk="[5, 10]", valid_metric="NDCG@10")
     assert config["encoding"] == trap
     assert config["topk"] == [5, 10]
     assert not (tmp_path / "ran").exists()
