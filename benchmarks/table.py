@@ -3,12 +3,12 @@
     python run_unlearn.py --grid=properties/grid/machine.yaml --output_dir=DIR
     python benchmarks/table.py DIR
 
-Reads result.json of the directories below DIR, and makes a table for each dataset, model and kind of request.
+Reads result.json of the directories below DIR, and makes a table for each dataset, model, kind of request and share
+of users. *recovered* is the mean of the runs' shares; the tables of `--report` have the share of the sums.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -16,25 +16,26 @@ from typing import Any
 
 from tabulate import tabulate
 
+from recbole_unlearn.report.entries import Entry, before, grouped, read_result, results_in
+
 DIGITS = {"recovered": 2, "gap": 3, "AUC": 3, "overlap": 2, "seconds": 1, "speed-up": 1}
 SPREAD = {"all", "affected", "recovered", "gap"}
 
 
-def figures(phases: dict[str, Any], name: str) -> dict[str, float | None]:
+def figures(entry: Entry) -> dict[str, float | None]:
     """A row of the table for one run; *recovered* is measured from the method's own original."""
-    phase, goal = phases[name], phases["retrained"]
-    before = phase.get("before", phases["original"])
+    phase, goal, start = entry.phase, entry.retrained, before(entry)
 
     def ndcg(of: dict, group: str) -> float:
         return of[group]["ndcg@20"]
 
-    gain = ndcg(goal, "affected") - ndcg(before, "affected")
+    gain = ndcg(goal, "affected") - ndcg(start, "affected")
     forgetting = phase["forgetting"]
     return {
         "all": ndcg(phase, "metrics"),
-        "before": ndcg(before, "affected"),
+        "before": ndcg(start, "affected"),
         "affected": ndcg(phase, "affected"),
-        "recovered": (ndcg(phase, "affected") - ndcg(before, "affected")) / gain if gain else None,
+        "recovered": (ndcg(phase, "affected") - ndcg(start, "affected")) / gain if gain else None,
         "gap": forgetting["demotion_rate"] - goal["forgetting"]["demotion_rate"],
         "AUC": forgetting.get("attack", {}).get("auc"),
         "overlap": forgetting.get("overlap@20", {}).get("affected"),
@@ -55,19 +56,16 @@ def written(key: str, cells: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Print the tables of the directory that is named."""
-    groups: dict[tuple[str, ...], dict[str, list[dict[str, Any]]]] = {}
-    for file in sorted(Path(sys.argv[1]).glob("*/result.json")):
-        result = json.loads(file.read_text())
-        key = (result["dataset"], result["model"], result["forget"]["source"])
-        for name in result["phases"]:
-            method = result["method"] if name == "unlearned" else name
-            groups.setdefault(key, {}).setdefault(method, []).append(figures(result["phases"], name))
-    for key, found in groups.items():
+    results = [read_result(path / "result.json") for path in results_in(Path(sys.argv[1]))]
+    for place, entries in grouped(results).items():
+        found: dict[str, list[dict[str, float | None]]] = {}
+        for entry in entries:
+            found.setdefault(entry.name, []).append(figures(entry))
         heads = list(next(iter(found.values()))[0])
         rows = [
             [name, len(cells), *(written(head, cells) for head in heads)] for name, cells in found.items()
         ]
-        print(f"\n{' · '.join(key)}, test rows")
+        print(f"\n{place.dataset} · {place.model} · {place.request}, test rows")
         print(tabulate(rows, ["method", "runs", *heads], tablefmt="github", disable_numparse=True))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from recbole.config import Config
@@ -34,13 +35,15 @@ def refuse_impossible(
 def _expected(key: str, value: Any, default: Any) -> str | None:
     """What should stand in the place of ``value``; None when it may stay."""
     if isinstance(default, bool):
-        return None if isinstance(value, bool) else "True or False"
+        return (
+            None if value is None or value in (True, False) else "True or False"
+        )  # also 1 and 0, as in RecBole
     if key in _WHOLE:
-        fits = isinstance(value, int) and not isinstance(value, bool) and value >= _WHOLE[key]
+        fits = isinstance(value, Integral) and not isinstance(value, bool) and value >= _WHOLE[key]
         return None if fits else f"a whole number, {_WHOLE[key]} or more"
-    if not isinstance(default, (int, float)):
+    if not isinstance(default, Real):
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         return "a number"
     if value < _NUMBERS.get(key, -math.inf):
         return f"a number, {_NUMBERS[key]:g} or more"

@@ -80,6 +80,18 @@ def test_a_validation_metric_that_is_not_measured(assert_fails, flags):
     )
 
 
+def test_only_a_training_needs_the_validation_metric(assert_fails, plain_checkpoint, tmp_path):
+    """With a model that exists, other cut-offs are fine as long as nothing is trained."""
+    start = [
+        f"--checkpoint={plain_checkpoint}", request(tmp_path, "user_id\nu1\n"), "--topk=[5]", "--report=none",
+        "--no_show_progress", f"--cache_dir={tmp_path / 'cache'}",
+    ]  # fmt: skip
+    assert_fails(
+        [*start, "--unlearn=retrain", f"--output_dir={tmp_path / 'a'}"], "is not measured", "topk=[5]"
+    )
+    assert cli.main([*start, "--unlearn=obliviate", f"--output_dir={tmp_path / 'b'}"]) == 0
+
+
 def test_missing_files(assert_fails, flags):
     assert_fails([*BASE, "--forget=none.csv", *flags()], "none.csv", "no such file")
     assert_fails([*BASE, "--config_files=none.yaml", *flags()], "none.yaml", "Check the path")

@@ -4,6 +4,7 @@ import pickle
 import pickletools
 import sys
 
+import numpy as np
 import pytest
 import torch
 from recbole.config import Config
@@ -43,6 +44,18 @@ def test_strings_are_never_evaluated(tmp_path, make_config):
     assert config["encoding"] == trap
     assert config["topk"] == [5, 10]
     assert not (tmp_path / "ran").exists()
+
+
+def test_numbers_and_flags_as_people_have_them(make_config):
+    config = make_config(
+        epochs=np.int64(3),
+        learning_rate=np.float32(0.5),
+        weight_decay=0,
+        shuffle=1,
+        eval_step=-1,
+        train_batch_size="64",
+    )
+    assert (config["epochs"], config["learning_rate"], config["train_batch_size"]) == (3, 0.5, 64)
 
 
 def test_yaml_cannot_build_python_objects(tmp_path):

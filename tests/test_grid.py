@@ -180,8 +180,8 @@ def test_the_files_that_come_along(monkeypatch):
         assert cell.config()["embedding_size"] == 64
         expected = trainings.settings_of(cell.model, cell.dataset)
         assert {key: cell.values[key] for key in expected} == expected
-        if cell.ratio == 0.2:
-            assert (set(cell.methods) == every) == (cell.model == "BPR" or cell.dataset == "ml-100k")
+        main = cell.ratio == 0.2 and (cell.model == "BPR" or cell.dataset == "ml-100k")
+        assert (set(cell.methods) == every) == main
 
 
 def test_the_example_of_the_documentation(file):
