@@ -1,0 +1,73 @@
+"""What must not move while the code does: results, cache keys, options of the command line, public names.
+
+A failing test here means that files people have, or commands they typed, would give something else than before. When
+that is what a change is for, freeze again (`python -m tests.golden.runs --freeze`) in a commit of its own that says why.
+"""
+
+import inspect
+import json
+import re
+from importlib import metadata
+
+import pytest
+
+import recbole_unlearn
+from recbole_unlearn import cli
+from recbole_unlearn.cache import ModelCache
+from recbole_unlearn.config import UnlearnConfig
+from recbole_unlearn.data import load
+from recbole_unlearn.settings import CacheSettings
+from tests.conftest import ROOT
+from tests.golden import runs
+
+NAMES = json.loads((runs.HERE / "names.json").read_text())
+
+
+def pinned(package):
+    """The version of ``package`` in the set that the figures were frozen with."""
+    return re.search(rf"^{package}==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)[1]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """The golden runs, done now."""
+    out = tmp_path_factory.mktemp("golden")
+    runs.run_apart(out)
+    return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
+
+
+SAME_VERSIONS = all(
+    metadata.version(package).split("+")[0] == pinned(package)
+    for package in ("torch", "recbole", "numpy", "scipy", "pandas")
+)
+
+
+@pytest.mark.parametrize("name", [*runs.RUNS, runs.NEXT])
+def test_results_are_the_same_to_the_last_digit(results, name):
+    frozen, now = json.loads((runs.FROZEN / f"{name}.json").read_text()), results[name]
+    assert list(now) == list(frozen)
+    if SAME_VERSIONS:  # another RecBole or numpy gives other figures under the same keys
+        assert {key: (now[key], frozen[key]) for key in frozen if now[key] != frozen[key]} == {}
+
+
+def test_options_of_the_command_line():
+    shown = set(re.findall(r"^  --(\w+)", cli.help_text({}), re.M))
+    missing = set(NAMES["options"]) - shown
+    assert not missing
+    assert not {key for key in shown - set(NAMES["options"]) if key not in NAMES["recbole_options"]}
+
+
+def test_public_names():
+    assert sorted(recbole_unlearn.__all__) == NAMES["public"]
+    for name, parameters in NAMES["signatures"].items():
+        assert list(inspect.signature(getattr(recbole_unlearn, name)).parameters) == parameters
+
+
+@pytest.mark.skipif(not SAME_VERSIONS, reason="versions are part of a key")
+@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NGCF", "FM"])
+def test_cache_keys(model, tmp_path):
+    """What was trained before stays found."""
+    values = {"cache_dir": str(tmp_path), "seed": 7, "epochs": 2, "output_dir": str(tmp_path), "rank": 4}
+    config = UnlearnConfig(model, "ml-100k", config_dict={**values, "unlearn": "obliviate"})
+    models = ModelCache(CacheSettings(cache=True, cache_dir=str(tmp_path), cache_size=1.0), threads=1)
+    assert models.key(config, load(config).splits) == NAMES["cache_keys"][model]
