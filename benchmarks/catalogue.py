@@ -20,12 +20,14 @@ import torch
 from tabulate import tabulate
 
 from recbole_unlearn import compat
-from recbole_unlearn.config import UnlearnConfig
-from recbole_unlearn.data import divide, load
-from recbole_unlearn.forget import Located
+from recbole_unlearn.data.requests import Located
+from recbole_unlearn.data.splits import divide, load
+from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.methods import registry
-from recbole_unlearn.settings import read
-from recbole_unlearn.trainer import Trained, UnlearnTask, build_model, compose
+from recbole_unlearn.methods.base import UnlearnTask
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings.declare import read
+from recbole_unlearn.training.phase import build_model, compose
 
 
 def write(folder: Path, size: int) -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 from trainings import settings_of
 
-from recbole_unlearn import evaluation, run_unlearn
-from recbole_unlearn.trainer import UnlearnTrainer
+from recbole_unlearn import run_unlearn
+from recbole_unlearn.measures import evaluation
+from recbole_unlearn.methods.base import UnlearnTrainer
 
 PEAKS: dict[str, float] = {}
 

@@ -1,8 +1,19 @@
 """recbole-unlearn: make a trained RecBole model forget, and measure how well it did."""
 
-from typing import Any
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:  # what editors and type checkers see; at run time names are imported on first use
+    from recbole_unlearn.errors import UnlearnError
+    from recbole_unlearn.files.checkpoint import read_checkpoint
+    from recbole_unlearn.grid.run import run_grid
+    from recbole_unlearn.quick_start import run_unlearn, unlearn_model
+    from recbole_unlearn.settings.config import UnlearnConfig
+    from recbole_unlearn.tuning.sweep import tune_unlearn
 
 __all__ = [
     "UnlearnConfig",
@@ -16,9 +27,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "UnlearnConfig": "recbole_unlearn.config",
+    "UnlearnConfig": "recbole_unlearn.settings.config",
     "UnlearnError": "recbole_unlearn.errors",
-    "read_checkpoint": "recbole_unlearn.checkpoint",
+    "read_checkpoint": "recbole_unlearn.files.checkpoint",
     "run_grid": "recbole_unlearn.grid.run",
     "run_unlearn": "recbole_unlearn.quick_start",
     "tune_unlearn": "recbole_unlearn.tuning.sweep",
@@ -30,6 +41,8 @@ def __getattr__(name: str) -> Any:
     """Import the public names on first use, so that `--version` does not wait for torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -24,17 +24,16 @@ usage: python run_unlearn.py --model=NAME --dataset=NAME [--unlearn=METHOD] [--f
 Make a trained RecBole model forget interactions, and measure how well it did.
 """
 
-# Taken as they are typed: a folder called 1e3 is a name, not a number.
-_NAMES = {
-    "model", "dataset", "unlearn", "checkpoint", "forget", "output_dir", "data_path", "cache_dir",
-    "config_files", "download_url", "report", "ray_address", "space", "grid",
-}  # fmt: skip
+# Names among RecBole's settings and ours that no class declares; taken as they are typed.
+_NAMES = {"model", "dataset", "data_path", "config_files"}
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """`--key=value` arguments as a dict; `--key value` is taken too, as people type it."""
-    from recbole_unlearn.config import parse_value
+    from recbole_unlearn.settings.config import own_settings
+    from recbole_unlearn.settings.yaml_files import parse_value
 
+    names = _NAMES | {key for key, declared in own_settings().items() if declared.is_name}
     values: dict[str, Any] = {}
     rest = list(arguments)
     while rest:
@@ -45,7 +44,7 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
         if not equals and rest and not rest[0].startswith("--"):
             text, equals = rest.pop(0), "="
         if equals:
-            value = text if key in _NAMES else parse_value(text)
+            value = text if key in names else parse_value(text)
         elif key.startswith("no_"):
             key, value = key[3:], False
         else:
@@ -127,7 +126,7 @@ def _compare(values: dict[str, Any]) -> int:
     """`--report=DIR1,DIR2,...`: one page over the results in those directories, or in directories below them."""
     from pathlib import Path
 
-    from recbole_unlearn.files import make_directory
+    from recbole_unlearn.files.atomic import make_directory
     from recbole_unlearn.report import results_in, write_comparison
     from recbole_unlearn.settings import as_list
 
@@ -154,14 +153,14 @@ def help_text(values: dict[str, Any]) -> str:
     """All settings in groups, with defaults; those of a model too when `--model` is given."""
     from recbole.utils import argument_list
 
-    from recbole_unlearn import settings
-    from recbole_unlearn.config import UnlearnConfig
     from recbole_unlearn.methods import registry
+    from recbole_unlearn.settings import GROUPS
+    from recbole_unlearn.settings.config import UnlearnConfig
 
     model, dataset = str(values.get("model") or "BPR"), str(values.get("dataset") or "ml-100k")
     config = UnlearnConfig(model, dataset)
     blocks = [USAGE, "Required, unless a checkpoint tells:", "  --model", "  --dataset"]
-    for title, group in settings.GROUPS.items():
+    for title, group in GROUPS.items():
         blocks += ["", f"{title}:", *_lines(group, config)]
     shown: dict[type, dict[str, Any]] = {}
     for method in sorted(registry.methods(), key=lambda method: len(method.mro())):  # a preset after its base
@@ -188,12 +187,9 @@ def help_text(values: dict[str, Any]) -> str:
 
 
 def _lines(group: type, values: Any) -> list[str]:
-    import dataclasses
+    from recbole_unlearn.settings import declared
 
-    return [
-        _line(f.name, values[f.name], f.metadata["help"], f.metadata["choices"])
-        for f in dataclasses.fields(group)
-    ]
+    return [_line(key, values[key], about.help, about.choices) for key, about in declared(group).items()]
 
 
 def _line(key: str, default: Any, help: str, choices: Sequence[str] | None = None) -> str:
@@ -222,7 +218,7 @@ def _model_keys(model: str) -> set[str]:
 
     import recbole
 
-    from recbole_unlearn.config import read_yaml
+    from recbole_unlearn.settings.yaml_files import read_yaml
 
     file = Path(recbole.__file__).parent / "properties" / "model" / f"{model}.yaml"
     return set(read_yaml(file)) if file.is_file() else set()

@@ -8,6 +8,7 @@ pull in Ray.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from recbole.evaluator import Collector
+from torch import nn
 
 _NUMPY_1_NAMES = {
     "float_": np.float64,
@@ -59,6 +61,40 @@ def dok_update() -> Iterator[None]:
         yield
     finally:
         del sp.dok_matrix._update
+
+
+@contextlib.contextmanager
+def own_randomness() -> Iterator[None]:
+    """Give the caller's random numbers back at the end.
+
+    RecBole draws initial weights, batches and negatives from the global generators of Python, numpy and torch, and
+    `init_seed` reseeds them (and sets flags of cuDNN). A run of ours does all that inside this block.
+    """
+    python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+        torch.set_rng_state(tensors)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+
+
+def clear_caches(model: nn.Module) -> None:
+    """Forget embeddings a model (or a part of it) keeps for evaluation; RecBole does so only in `calculate_loss`."""
+    for part in model.modules():
+        for name in cache_names(part):
+            setattr(part, name, None)
+
+
+def cache_names(model: nn.Module) -> list[str]:
+    """Those of the model's `other_parameter_name` that only cache what the weights already say."""
+    names = getattr(model, "other_parameter_name", [])
+    return [name for name in names if name.startswith("restore_") or name == "i_embedding"]
 
 
 class _NoWriter:

@@ -4,8 +4,18 @@ Its message is a single line that says what was wrong, where, and what to do nex
 prints it without a traceback and exits with :data:`EXIT_CODE`; Python callers catch it.
 """
 
+import difflib
+from collections.abc import Iterable
+
 EXIT_CODE = 2
 
 
 class UnlearnError(Exception):
     """Bad input or an environment that cannot do the work; never a bug of ours."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' Did you mean X?', or nothing when nothing is near."""
+    by_lower = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return f" Did you mean {by_lower[found[0]]}?" if found else ""

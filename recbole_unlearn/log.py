@@ -12,7 +12,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from recbole.utils import set_color
 from recbole.utils.logger import RemoveColorFilter
+from tqdm import tqdm
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
@@ -47,3 +49,8 @@ def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterato
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
+
+
+def progress(label: str, total: int, shown: bool, unit: str = "it") -> tqdm:
+    """A progress bar in RecBole's manner."""
+    return tqdm(total=total, ncols=100, desc=set_color(label, "pink"), unit=unit, disable=not shown)

@@ -6,47 +6,77 @@ import dataclasses
 import functools
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn import result as results
 from recbole_unlearn import settings
-from recbole_unlearn.cache import ModelCache
-from recbole_unlearn.checkpoint import Checkpoint
 from recbole_unlearn.cluster import Workers
-from recbole_unlearn.config import UnlearnConfig
-from recbole_unlearn.data import Splits, UnlearnData, divide, load, loaders
+from recbole_unlearn.data.injection import Scorer, inject
+from recbole_unlearn.data.requests import Fields, locate, read_request
+from recbole_unlearn.data.splits import Splits, UnlearnData, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.evaluation import Measurement
-from recbole_unlearn.export import write_unlearned
-from recbole_unlearn.files import write_json
-from recbole_unlearn.forget import Fields, locate, read_request
-from recbole_unlearn.injection import inject
+from recbole_unlearn.files.atomic import write_json
+from recbole_unlearn.files.checkpoint import Checkpoint
+from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.measures.difficulty import difficulty
+from recbole_unlearn.measures.evaluation import Measured, Measurement
 from recbole_unlearn.methods import registry
-from recbole_unlearn.trainer import PhaseTrainer, Trained, UnlearnTask, UnlearnTrainer, build_model, compose
+from recbole_unlearn.methods.base import Finished, UnlearnTask, UnlearnTrainer
+from recbole_unlearn.results import record
+from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, Forgotten, PhaseResult, RunResult
+from recbole_unlearn.results.table import table
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
+from recbole_unlearn.training.trainings import Trainings
 
 INJECTED = "injected"
-_BEFORE_KEYS = ("seconds", "seconds_from_cache", "metrics", "affected", "unaffected", "forgetting")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class UnlearnResult:
-    """What a run leaves behind: the content of result.json, and the live objects it speaks of."""
+    """What a run leaves behind: its record, and the live objects it speaks of."""
 
-    result: dict[str, Any]
+    record: RunResult
     model: AbstractRecommender
     config: UnlearnConfig
     data: UnlearnData
     output_dir: Path
 
+    @functools.cached_property
+    def result(self) -> dict[str, Any]:
+        """The content of result.json."""
+        return self.record.to_json()
+
     def __str__(self) -> str:
-        return results.table(self.result)
+        return table(self.record)
+
+
+class _Phase(NamedTuple):
+    """A model that was measured, and how long it took to make."""
+
+    measured: Measured
+    seconds: float | None
+    from_cache: bool
+    before: str  # the name of the phase it started from
+
+    def result(self, **more: Any) -> PhaseResult:
+        """Its figures, with those that need other phases in ``more``."""
+        own = self.measured
+        distances = more.pop("distances", {})
+        return PhaseResult(
+            seconds=None if self.seconds is None else round(self.seconds, 4),
+            seconds_from_cache=self.from_cache,
+            **own.utility,
+            **more,
+            forgetting={**own.forgetting, **distances},
+        )
 
 
 class Pipeline:
-    """The phases of one run, in order."""
+    """The phases of one run, in order. Everything that can be refused without data is refused when it is made."""
 
     def __init__(self, config: UnlearnConfig, directory: Path, checkpoint: Checkpoint | None) -> None:
         self.config, self.directory, self.checkpoint = config, directory, checkpoint
@@ -55,45 +85,43 @@ class Pipeline:
         self.evaluation = settings.read(settings.EvaluationSettings, config)
         cache_settings = settings.read(settings.CacheSettings, config)
         self.methods = [registry.get(name) for name in config.method_names()]
-        self.method_settings = [
-            settings.read(method.Settings, config.method_values(method.name)) for method in self.methods
-        ]
+        self.method_settings = [checked_settings(method, config) for method in self.methods]
         workers = Workers(self.run_settings.workers, self.run_settings.ray_address)
-        self.cache = ModelCache(cache_settings, self.run_settings.threads, workers)
-        self.logger = logging.getLogger()
-        self.phases: dict[str, Any] = {}
-        self.befores: dict[str, Any] = {}  # originals beside the run's, by name
+        self.trainings = Trainings(cache_settings, self.run_settings.threads, workers)
+        self.phases: dict[str, _Phase] = {}
+        self.befores: dict[str, _Phase] = {}  # originals beside the run's, by name
 
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
         self.prepare(forget)
-        self.test = loaders(self.config, self.data.retain)
-        self.measurement = Measurement(self.config, self.data, self.test, self.evaluation.demotion_negatives)
+        test = loaders(self.config, self.data.retain)
+        self.measurement = Measurement(self.config, self.data, test, self.evaluation.demotion_negatives)
         if not self.methods[0].own_original:
             self._record_original(*self._plain_phase())
-        trainers = [self._method_phase(position) for position in range(len(self.methods))]
-        if self.methods[0].exact and "retrained" not in self.phases:
-            self.phases["retrained"] = dict(self.phases["unlearned"])
-            self.measurement.seen["retrained"] = self.measurement.seen["unlearned"]
-        self.measurement.compare(self.phases)
-        result = results.build(
+        done = [self._method_phase(position) for position in range(len(self.methods))]
+        first, unlearned = done[0][1:]
+        curves = {name: finished.curves for name, _, finished in done if finished.curves}
+        result = record.build(
             self.config,
-            self.data.summary(),
-            self.phases,
+            _forgotten(self.data),
+            self._results(),
             difficulty=self.difficulty,
-            certificates=trainers[0].certificates,
-            curves={trainer.label: trainer.curves for trainer in trainers if trainer.curves},
+            certificates=unlearned.certificates,
+            curves=curves,
         )
+        self._write(result, first)
+        return UnlearnResult(result, first.model, self.config, self.data, self.directory)
+
+    def _write(self, result: RunResult, trainer: UnlearnTrainer) -> None:
+        """The unlearned model, result.json and the report."""
         if self.run_settings.save_unlearned:
-            path = write_unlearned(self.directory, self.config, trainers[0], self.data)
-            self.logger.info("Unlearned model: %s", path)
-        write_json(self.directory / "result.json", result)
-        self.logger.info("Result: %s", self.directory / "result.json")
+            logger.info("Unlearned model: %s", trainer.save(self.directory, self.data))
+        write_json(self.directory / "result.json", result.to_json())
+        logger.info("Result: %s", self.directory / "result.json")
         if self.run_settings.report != "none":
             from recbole_unlearn.report import write_report  # plotly, only where something is drawn
 
-            self.logger.info("Report: %s", write_report(result, self.directory))
-        return UnlearnResult(result, trainers[0].model, self.config, self.data, self.directory)
+            logger.info("Report: %s", write_report(result.to_json(), self.directory))
 
     def prepare(self, forget: Any) -> None:
         """The data that every method starts from, divided by the request."""
@@ -119,73 +147,75 @@ class Pipeline:
         kind = f"{INJECTED} {self.forget_settings.inject_mode}"
         return divide(full, located, kind, source.clock)
 
-    def _scorer(self, clean: Splits) -> Any:
+    def _scorer(self, clean: Splits) -> Scorer | None:
         """Scores by a model of the clean data, which chooses the injected items and nothing else."""
         if self.forget_settings.inject_mode != "informed":
             return None
-        trained = self.cache.train(self.config, clean, "clean")
-        trainer = self._trainer(PhaseTrainer, trained, clean, "clean")
+        trainer, _ = self.trainings.trainer(self.config, clean, "clean")
         return functools.partial(trainer.scores, dataset=clean.train)
-
-    def _trainer(self, cls: type, trained: Trained, splits: Splits, label: str) -> Any:
-        model = build_model(self.config, splits)
-        trained.load_into(model)
-        return compose(cls, self.config, model, label)
 
     @functools.cached_property
     def original(self) -> Trained:
         """The plain model of D, from the checkpoint or trained."""
-        if self.checkpoint is not None and self.checkpoint.trained is not None:
-            return self.checkpoint.trained
-        return self.cache.train(self.config, self.data.full, "original")
+        return self._original[1]
+
+    @functools.cached_property
+    def _original(self) -> tuple[PhaseTrainer, Trained]:
+        trained = None if self.checkpoint is None else self.checkpoint.trained
+        if trained is None:
+            return self.trainings.trainer(self.config, self.data.full, ORIGINAL)
+        model = build_model(self.config, self.data.full)
+        trained.load_into(model)
+        return compose(PhaseTrainer, self.config, model, ORIGINAL), trained
 
     def _plain_phase(self) -> tuple[PhaseTrainer, float | None, bool]:
-        trainer = self._trainer(PhaseTrainer, self.original, self.data.full, "original")
-        return trainer, self.original.seconds, self.original.from_cache
+        trainer, trained = self._original
+        return trainer, trained.seconds, trained.from_cache
 
-    def _method_phase(self, position: int) -> UnlearnTrainer:
+    def _method_phase(self, position: int) -> tuple[str, UnlearnTrainer, Finished]:
         """Run one method: the first is `unlearned`, an exact one beside it is `retrained`."""
         method = self.methods[position]
         earlier = [m.name for m in self.methods[:position]].count(method.name)
-        name = "unlearned" if position == 0 else "retrained" if method.exact else method.name
+        name = UNLEARNED if position == 0 else RETRAINED if method.exact else method.name
         if name in self.phases:  # asked for again, with another seed
             name = f"{name}_{earlier + (self.methods[0] is not method)}"
         trainer, task = begin(
             method, self.method_settings[position], self.config, self.data,
             self.original if method.needs_original or not self.methods[0].own_original else None,
-            self.cache, name, earlier,
+            self.trainings, name, earlier,
             self.checkpoint.path if position == 0 and self.checkpoint and method.own_original else None,
         )  # fmt: skip
-        before = self._before(position, trainer, task)
-        trainer.run(task)
-        self.phases[name] = self._measured(name, trainer, trainer.seconds, trainer.from_cache, before)
-        if before != "original":
-            self.phases[name]["before"] = self.befores[before]
-        return trainer
+        before, task = self._before(position, trainer, task)
+        finished = trainer.run(task)
+        self.phases[name] = self._measured(name, trainer, finished.seconds, finished.from_cache, before)
+        return name, trainer, finished
 
-    def _before(self, position: int, trainer: UnlearnTrainer, task: UnlearnTask) -> str:
-        """The name of what a method starts from, measured: the run's `original`, or another one in ``befores``."""
+    def _before(self, position: int, trainer: UnlearnTrainer, task: UnlearnTask) -> tuple[str, UnlearnTask]:
+        """The name of what a method starts from, measured: the run's `original`, or another one in ``befores``.
+
+        The task comes back with the method's own original, where it has one.
+        """
         method, first = self.methods[position], self.methods[0]
         if not method.own_original and not (method.needs_original and first.own_original):
-            return "original"
-        name = f"original of {task.label}" if method.own_original else "plain original"
-        if name in self.befores:
-            return name
+            return ORIGINAL, task
         if method.own_original:
-            made = trainer.originate(task)
-            start = compose(PhaseTrainer, self.config, made.model, "original"), made.seconds, made.from_cache
+            name, made = f"original of {task.label}", trainer.originate(task)
+            task = dataclasses.replace(task, own_original=made)
+            start = compose(PhaseTrainer, self.config, made.model, ORIGINAL), made.seconds, made.from_cache
             if position == 0:
                 self._record_original(*start)
-                return "original"
+                return ORIGINAL, task
         else:
+            name = "plain original"
+            if name in self.befores:
+                return name, task
             start = self._plain_phase()
-        measured = self._measured(name, *start, before=name)
-        self.befores[name] = {key: measured[key] for key in _BEFORE_KEYS}
-        return name
+        self.befores[name] = self._measured(name, *start)
+        return name, task
 
     def _record_original(self, trainer: PhaseTrainer, seconds: float | None, from_cache: bool) -> None:
         self.difficulty = difficulty(trainer.model, self.data, self.config["seed"])
-        self.phases["original"] = self._measured("original", trainer, seconds, from_cache)
+        self.phases[ORIGINAL] = self._measured(ORIGINAL, trainer, seconds, from_cache)
 
     def _measured(
         self,
@@ -193,45 +223,73 @@ class Pipeline:
         trainer: PhaseTrainer,
         seconds: float | None,
         from_cache: bool,
-        before: str = "original",
-    ) -> dict[str, Any]:
-        """All figures of a phase; says the main ones."""
-        measured = self.measurement.phase(name, trainer, before)
+        before: str | None = None,
+    ) -> _Phase:
+        """All figures of a model by itself; says the main ones."""
+        start = None if before is None else (self.phases.get(before) or self.befores[before])
+        measured = self.measurement.measure(trainer, None if start is None else start.measured)
         took = "loaded" if seconds is None else f"{seconds:.1f} s" + (" (cached)" if from_cache else "")
         parts = [f"{name}: {took}"]
         for group, label in (("metrics", "all"), ("affected", "affected")):
-            if "ndcg@20" in measured[group]:
-                parts.append(f"NDCG@20 {label} {measured[group]['ndcg@20']:.4f}")
-        rate = measured["forgetting"]["demotion_rate"]
+            if "ndcg@20" in measured.utility[group]:
+                parts.append(f"NDCG@20 {label} {measured.utility[group]['ndcg@20']:.4f}")
+        rate = measured.forgetting["demotion_rate"]
         if rate is not None:
             parts.append(f"demotion rate {rate:.3f}")
-        self.logger.info(", ".join(parts))
-        return {
-            "seconds": None if seconds is None else round(seconds, 4),
-            "seconds_from_cache": from_cache,
-            **measured,
-        }
+        logger.info(", ".join(parts))
+        return _Phase(measured, seconds, from_cache, before or ORIGINAL)
+
+    def _results(self) -> dict[str, PhaseResult]:
+        """All phases with what only shows beside the others."""
+        if self.methods[0].exact and RETRAINED not in self.phases:
+            self.phases[RETRAINED] = self.phases[UNLEARNED]
+        measured = {name: phase.measured for name, phase in self.phases.items()}
+        distributions = self.measurement.distributions(measured)
+        results = {}
+        for name, phase in self.phases.items():
+            before = self.befores.get(phase.before)
+            results[name] = phase.result(
+                masked=phase.measured.masked,
+                groups=phase.measured.groups,
+                distances=self.measurement.distances(phase.measured, measured.get(RETRAINED)),
+                before=None if before is None else before.result(),
+                distribution=distributions.get(name),
+            )
+        return results
 
     def _say_what_is_forgotten(self) -> None:
         counts = self.data.summary()
-        self.logger.info(
-            "%s with %s on %s: forgetting %d of %d training rows, of %d users and %d items.",
+        logger.info(
+            "%s with %s on %s: forgetting %d of %d training interactions, of %d users and %d items.",
             self.config["unlearn"], self.config["model"], self.config["dataset"],
             counts["interactions"], len(self.data.full.train), counts["users"], counts["items"],
         )  # fmt: skip
         held_out = counts["valid_rows_removed"] + counts["test_rows_removed"]
         if held_out:
-            self.logger.warning(
-                "The request also hits %d validation and %d test rows. No model trained on them; they are "
+            logger.warning(
+                "The request also hits %d validation and %d test interactions. No model trained on them; they are "
                 "left out of those splits for every phase.",
                 counts["valid_rows_removed"], counts["test_rows_removed"],
             )  # fmt: skip
         if counts["orphan_users"] or counts["orphan_items"]:
-            self.logger.warning(
-                "%d users and %d items have no training row left. They are treated as never seen; their "
-                "%d test rows are left out of utility.",
+            logger.warning(
+                "%d users and %d items have no training interaction left. They are treated as never seen; their "
+                "%d test interactions are left out of utility.",
                 counts["orphan_users"], counts["orphan_items"], counts["orphan_test_rows"],
             )  # fmt: skip
+
+
+def _forgotten(data: UnlearnData) -> Forgotten:
+    counts = data.summary()
+    own = {key: counts.pop(key) for key in ("source", "interactions", "users", "items")}
+    return Forgotten(**own, counts=counts)
+
+
+def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any:
+    """The settings of a method in this run; refuses those that it could not run with."""
+    options = settings.read(method.Settings, config.method_values(method.name))
+    method.check(options, config)
+    return options
 
 
 def begin(
@@ -240,7 +298,7 @@ def begin(
     config: UnlearnConfig,
     data: UnlearnData,
     original: Trained | None,
-    models: ModelCache,
+    trainings: Trainings,
     label: str,
     repeat: int = 0,
     stored: Path | None = None,
@@ -249,6 +307,7 @@ def begin(
     model = build_model(config, data.retain)
     initial = {name: value.detach().clone() for name, value in model.named_parameters()}
     if method.needs_original:
+        assert original is not None
         original.load_weights(model)
     task = UnlearnTask(
         config,
@@ -256,10 +315,10 @@ def begin(
         original,
         initial,
         method_settings,
-        models.train,
+        trainings.train,
         label,
         repeat,
-        models.train_all,
+        trainings.train_all,
         stored,
     )
     return compose(method, config, model, label), task

@@ -13,7 +13,7 @@ from recbole.data import create_dataset, data_preparation
 from recbole.utils import get_model, get_trainer, init_seed
 
 from recbole_unlearn import compat
-from recbole_unlearn.config import UnlearnConfig
+from recbole_unlearn.settings.config import UnlearnConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 USERS, ITEMS = 40, 60

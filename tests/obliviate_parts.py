@@ -3,14 +3,14 @@
 import numpy as np
 import torch
 
-from recbole_unlearn.data import divide, load
-from recbole_unlearn.forget import Located
-from recbole_unlearn.index import Retained, TrainIndex
-from recbole_unlearn.obliviate.adapters import Adapter, AdapterSet
-from recbole_unlearn.obliviate.region import find_region
-from recbole_unlearn.obliviate.witness import Witness
-from recbole_unlearn.tables import as_rows, find_tables
-from recbole_unlearn.trainer import build_model
+from recbole_unlearn.data.requests import Located
+from recbole_unlearn.data.splits import divide, load
+from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
+from recbole_unlearn.rows.batches import Witness
+from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
+from recbole_unlearn.rows.region import find_region
+from recbole_unlearn.rows.tables import as_rows, find_tables
+from recbole_unlearn.training.phase import build_model
 
 
 class Rows:
@@ -44,7 +44,7 @@ def same(first, second):
 def make_witness(config, data, threshold=0.1, negatives=1.0, seed=0):
     index = TrainIndex(data.full.train)
     pairs = data.forget.inter_feat["user_id"], data.forget.inter_feat["item_id"]
-    retained = Retained(index, *pairs, data.deleted)
+    retained = RetainedIndex(index, *pairs, data.deleted)
     region = find_region(index, *pairs, threshold)
     return Witness(config, retained, region, torch.Generator().manual_seed(seed), negatives)
 

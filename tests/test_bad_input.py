@@ -6,8 +6,9 @@ import pickle
 import pytest
 import torch
 
-from recbole_unlearn import cli, files
+from recbole_unlearn import cli
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import atomic as files
 
 
 @pytest.fixture

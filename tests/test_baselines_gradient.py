@@ -15,16 +15,24 @@ from torch.nn.functional import softplus
 from recbole_unlearn import run_unlearn
 from recbole_unlearn import settings as plugin_settings
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.index import TrainIndex
-from recbole_unlearn.influence import solver
-from recbole_unlearn.influence.hessian import HessianProduct, Selection, gradient_sum
-from recbole_unlearn.influence.request import Request, learns_by_user, losers, tie, turned, with_rows_left
-from recbole_unlearn.methods import ifru, registry, rrl, scif
-from recbole_unlearn.obliviate.certificates import pair_scores
-from recbole_unlearn.obliviate.curvature import training_loss
-from recbole_unlearn.obliviate.region import find_region
-from recbole_unlearn.tables import Table, as_rows, find_tables
-from recbole_unlearn.trainer import UnlearnTask, build_model, compose, train
+from recbole_unlearn.methods import registry, rrl
+from recbole_unlearn.methods.base import UnlearnTask
+from recbole_unlearn.methods.influence import ifru, scif, solver
+from recbole_unlearn.methods.influence.hessian import HessianProduct, Selection, gradient_sum
+from recbole_unlearn.methods.request_losses import (
+    RequestLosses,
+    learns_by_user,
+    losers,
+    tie,
+    turned,
+    with_rows_left,
+)
+from recbole_unlearn.rows.index import TrainIndex
+from recbole_unlearn.rows.own_loss import training_loss
+from recbole_unlearn.rows.region import find_region
+from recbole_unlearn.rows.scoring import pair_scores
+from recbole_unlearn.rows.tables import Table, as_rows, find_tables
+from recbole_unlearn.training.phase import build_model, compose, train
 from tests.obliviate_parts import Rows, divided, make_witness
 
 METHODS = ["finetune", "gradient_ascent", "ifru", "rrl", "scif"]
@@ -140,7 +148,7 @@ def test_hessian_products_agree_with_finite_differences(make_config, model):
         net.norm_adj_matrix = net.norm_adj_matrix.double()
     net.eval()
     witness = make_witness(config, data)
-    batch = witness.batch(witness.triples(witness.rows()[:40]))
+    batch = witness.batch(witness.triples(witness.interactions()[:40]))
     ids = {side: members.ids for side, members in witness.region.items()}
     selection = Selection(net, find_tables(net, data.full.train), ids, witness.index)
     start = selection.read()
@@ -294,7 +302,7 @@ def test_the_spillover_is_the_change_of_the_retained_loss(make_config):
     data = divided(config)
     trainer, task = make_task(config, data, "ifru")
     trainer.prepare(task)
-    request = Request(task, trainer.model, trainer.index)
+    request = RequestLosses(task, trainer.model, trainer.index)
     assert ifru.knows_its_data(request)
     everyone = {
         "user": torch.arange(data.full.train.user_num),
@@ -307,7 +315,7 @@ def test_the_spillover_is_the_change_of_the_retained_loss(make_config):
     request.generator.set_state(state)
     request.deleted_batch(request.deleted_rows()[:1024])  # what knows_its_data draws
     witness = request.witness(losers(request.region, 0.0))
-    rows = witness.rows()
+    rows = witness.interactions()
     batch = witness.batch(witness.triples(rows))
     on_full, on_retained = build_model(config, data.full), trainer.model
     on_full.load_state_dict(on_retained.state_dict())
@@ -327,7 +335,7 @@ def test_there_is_no_spillover_without_a_graph(make_config):
     data = divided(config)
     trainer, task = make_task(config, data, "ifru")
     trainer.prepare(task)
-    request = Request(task, trainer.model, trainer.index)
+    request = RequestLosses(task, trainer.model, trainer.index)
     assert not ifru.knows_its_data(request)
     assert list(trainer._spillover(request, task.settings)) == []
 
@@ -396,7 +404,7 @@ def test_the_fisher_term_keeps_important_weights(make_config):
     for weight in (0.0, 100.0):
         trainer, task = make_task(config, data, "rrl", original, rrl_fisher=weight, rrl_steps=30)
         trainer.prepare(task)
-        request = Request(task, trainer.model, trainer.index)
+        request = RequestLosses(task, trainer.model, trainer.index)
         held = trainer._fisher(request, task.settings)["item_embedding.weight"]
         trainer.unlearn(task)
         change = trainer.model.item_embedding.weight.detach() - original.state_dict["item_embedding.weight"]
@@ -412,7 +420,7 @@ def test_fisher_information_is_a_sum_of_squares_over_retained_rows(make_config):
     data = divided(config)
     trainer, task = make_task(config, data, "rrl", rrl_fisher_batches=1000, rrl_fisher_size=1)
     trainer.prepare(task)
-    request = Request(task, trainer.model, trainer.index)
+    request = RequestLosses(task, trainer.model, trainer.index)
     found = trainer._fisher(request, task.settings)["user_embedding.weight"]
     p, q = trainer.model.user_embedding.weight.detach(), trainer.model.item_embedding.weight.detach()
     users, items = (data.retain.train.inter_feat[key] for key in ("user_id", "item_id"))
@@ -453,7 +461,7 @@ def test_positives_are_turned_round(make_config, model):
     config = make_config(model)
     data = divided(config)
     witness = make_witness(config, data)
-    triples = witness.triples(witness.rows()[:5])
+    triples = witness.triples(witness.interactions()[:5])
     batch, other = witness.batch(triples), turned(config, witness.batch(triples))
     if model == "BPR":
         assert torch.equal(other["item_id"], batch["neg_item_id"])
@@ -479,7 +487,7 @@ def test_scif_is_the_closed_form_of_bpr(make_config):
     trainer, task = make_task(config, data, "scif", **changes)
     trainer.prepare(task)
     before = trainer.snapshot().state_dict
-    request = Request(task, trainer.model, trainer.index)
+    request = RequestLosses(task, trainer.model, trainer.index)
     none = torch.empty(0, dtype=torch.long)
     kept, rows = request.fixed_batch(
         scif.Region(user=request.region["user"], item=scif.Members(none, none)), 10**6
@@ -551,7 +559,7 @@ def test_an_autoencoder_s_loss_on_deleted_rows_is_what_they_added(make_config):
     data = divided(config)
     trainer, task = make_task(config, data, "gradient_ascent")
     trainer.prepare(task)
-    request = Request(task, trainer.model, trainer.index)
+    request = RequestLosses(task, trainer.model, trainer.index)
     assert request.by_user
     assert not learns_by_user(make_config())
     chosen = request.deleted_rows()

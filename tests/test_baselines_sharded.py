@@ -9,18 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recbole_unlearn import cache as cache_module
-from recbole_unlearn import files, run_unlearn, unlearn_model
+from recbole_unlearn import run_unlearn, unlearn_model
 from recbole_unlearn import settings as plugin_settings
-from recbole_unlearn.data import divide, load, loaders
+from recbole_unlearn.data.requests import Located
+from recbole_unlearn.data.splits import divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.forget import Located
+from recbole_unlearn.files import atomic as files
 from recbole_unlearn.methods import registry
-from recbole_unlearn.sharding import storage
-from recbole_unlearn.sharding.attention import AttentiveEnsemble
-from recbole_unlearn.sharding.partition import Partition
-from recbole_unlearn.sharding.shards import Shards
-from recbole_unlearn.trainer import PhaseTrainer, UnlearnTask, build_model, compose, train, train_all
+from recbole_unlearn.methods.base import UnlearnTask
+from recbole_unlearn.methods.sharded import storage
+from recbole_unlearn.methods.sharded.attention import AttentiveEnsemble
+from recbole_unlearn.methods.sharded.partition import Partition
+from recbole_unlearn.methods.sharded.shards import Shards
+from recbole_unlearn.training import trainings as cache_module
+from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose, train, train_all
 from tests.obliviate_parts import divided, same
 
 METHODS = ["sisa", "receraser", "ultrare"]
@@ -68,7 +70,7 @@ def test_only_touched_shards_change(make_config, method, model):
     trainer, task = make_task(config, data, method)
     before = trainer.originate(task).model
     old = [{k: v.clone() for k, v in part.state_dict().items()} for part in before.models]
-    rows = trainer.shards.partition.rows
+    rows = trainer.shards.partition.interactions
     touched = set(rows[data.deleted].tolist())
     assert 0 < len(touched) < 3 or method == "receraser"
     trainer.run(task)

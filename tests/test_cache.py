@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from recbole_unlearn import cache as module
-from recbole_unlearn.cache import ModelCache
-from recbole_unlearn.data import divide, load
-from recbole_unlearn.forget import Located
-from recbole_unlearn.settings import CacheSettings
+from recbole_unlearn.data.requests import Located
+from recbole_unlearn.data.splits import divide, load
+from recbole_unlearn.settings.groups import CacheSettings
+from recbole_unlearn.training import trainings as module
+from recbole_unlearn.training.trainings import Trainings
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def counted(monkeypatch):
 
 
 def make_cache(folder, size=1.0, cache=True, threads=1):
-    return ModelCache(CacheSettings(cache=cache, cache_dir=str(folder), cache_size=size), threads)
+    return Trainings(CacheSettings(cache=cache, cache_dir=str(folder), cache_size=size), threads)
 
 
 def test_the_same_model_is_trained_once(make_config, tmp_path, counted):

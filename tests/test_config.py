@@ -10,8 +10,9 @@ import torch
 from recbole.config import Config
 from recbole.utils import ModelType
 
-from recbole_unlearn.config import UnlearnConfig, parse_value, plain_settings, properties_dir, read_yaml
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.settings.config import UnlearnConfig, plain_settings
+from recbole_unlearn.settings.yaml_files import parse_value, properties_dir, read_yaml
 
 
 def test_later_sources_win(tmp_path, settings):

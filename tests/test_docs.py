@@ -8,12 +8,13 @@ import shutil
 import pytest
 
 import recbole_unlearn
-from recbole_unlearn import config as config_module
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.config import properties_dir
-from recbole_unlearn.data import load, loaders
+from recbole_unlearn.data.splits import load, loaders
 from recbole_unlearn.methods import registry
-from recbole_unlearn.trainer import UnlearnTrainer, build_model
+from recbole_unlearn.methods.base import UnlearnTrainer
+from recbole_unlearn.settings import config as config_module
+from recbole_unlearn.settings.yaml_files import properties_dir
+from recbole_unlearn.training.phase import build_model
 from tests.conftest import ROOT, train_plain
 
 README = (ROOT / "README.md").read_text()

@@ -5,12 +5,12 @@ import torch
 from recbole.data.interaction import Interaction
 from tqdm import tqdm
 
-from recbole_unlearn.data import load
+from recbole_unlearn.data.splits import load
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.ultrare import ranking_weights
-from recbole_unlearn.sharding.attention import AttentiveEnsemble, Fit, fit_attention, vectors
-from recbole_unlearn.sharding.ensemble import Ensemble, ItemEnsemble, WeightedEnsemble
-from recbole_unlearn.trainer import PhaseTrainer, build_model, compose
+from recbole_unlearn.methods.sharded.attention import AttentiveEnsemble, Fit, fit_attention, vectors
+from recbole_unlearn.methods.sharded.ensemble import Ensemble, ItemEnsemble, WeightedEnsemble
+from recbole_unlearn.methods.sharded.ultrare import ranking_weights
+from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
 from tests.obliviate_parts import same
 
 

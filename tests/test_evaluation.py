@@ -5,10 +5,11 @@ import pytest
 import torch
 from recbole.data.interaction import Interaction
 
-from recbole_unlearn.data import divide, load, loaders
-from recbole_unlearn.evaluation import deleted_pairs, never_touched, report_config, utility
-from recbole_unlearn.forget import Located
-from recbole_unlearn.trainer import PhaseTrainer, build_model, compose
+from recbole_unlearn.data.requests import Located
+from recbole_unlearn.data.splits import divide, load, loaders
+from recbole_unlearn.measures.evaluation import report_config, utility
+from recbole_unlearn.measures.observe import deleted_pairs, never_touched
+from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
 
 
 def located(splits, rows):

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from recbole_unlearn.data import load
+from recbole_unlearn.data.requests import Fields, locate, read_request
+from recbole_unlearn.data.splits import load
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.forget import Fields, locate, read_request
 
 FIELDS = Fields("user_id", "item_id", "timestamp")
 ROWS = [("u1", "i2"), ("u3", "i4"), ("u1", "i2")]
@@ -124,7 +124,7 @@ def test_what_is_no_request(forget, message):
 
 @pytest.fixture(scope="module")
 def source(tiny_path, tmp_path_factory):
-    from recbole_unlearn.config import UnlearnConfig
+    from recbole_unlearn.settings.config import UnlearnConfig
 
     values = {
         "data_path": str(tiny_path), "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from recbole_unlearn import cli, cluster, run_grid, run_unlearn
 from recbole_unlearn.cluster import Workers
-from recbole_unlearn.config import properties_dir
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.grid import plan
 from recbole_unlearn.grid import run as grid_run
 from recbole_unlearn.methods import registry
+from recbole_unlearn.settings.yaml_files import properties_dir
 from tests.conftest import ROOT
 
 GOOD = {

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recbole_unlearn.config import properties_dir, read_yaml
 from recbole_unlearn.report import comparison, paper, results_in, write_comparison, writers
 from recbole_unlearn.report.entries import FAILED_FILE, NO_PLAN, PLAN_FILE, read_plan
+from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
 from tests.test_report import HOSTILE, Reader
 
 

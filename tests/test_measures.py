@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.data import loaders
-from recbole_unlearn.evaluation import Measurement, deleted_pairs
+from recbole_unlearn.data.splits import loaders
 from recbole_unlearn.measures import attack, groups, overlap, scores
 from recbole_unlearn.measures import observe as observe_module
 from recbole_unlearn.measures.difficulty import difficulty, entanglement
-from recbole_unlearn.measures.observe import Pairs, Plan, observe
+from recbole_unlearn.measures.evaluation import Measurement
+from recbole_unlearn.measures.observe import Pairs, Questions, deleted_pairs, observe
 from recbole_unlearn.measures.verdict import verdict
-from recbole_unlearn.trainer import PhaseTrainer, build_model, compose
+from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
 from tests.obliviate_parts import divided
 
 
@@ -39,7 +39,7 @@ def data(make_config):
 
 @pytest.fixture
 def plan(data):
-    return Plan.of(data, deleted_pairs(data, 10, 0), 0)
+    return Questions.of(data, deleted_pairs(data, 10, 0), 0)
 
 
 def table_of(data, seed=0, levels=1000):
@@ -251,10 +251,10 @@ def test_a_sample_of_the_others_is_enough(make_config, data, monkeypatch):
     """All affected users and some of the others are looked at; the same every time."""
     monkeypatch.setattr(observe_module, "OTHERS", 10)
     pairs = deleted_pairs(data, 10, 0)
-    plan = Plan.of(data, pairs, 3)
+    plan = Questions.of(data, pairs, 3)
     assert int(plan.affected.sum()) == len(data.affected_users)
     assert int((~plan.affected).sum()) == 10
-    assert torch.equal(plan.users, Plan.of(data, pairs, 3).users)
+    assert torch.equal(plan.users, Questions.of(data, pairs, 3).users)
     config = make_config()
     trainer = compose(PhaseTrainer, config, build_model(config, data.retain), "x")
     found = Measurement(config, data, loaders(config, data.retain), 10).phase("original", trainer)

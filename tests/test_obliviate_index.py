@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from recbole_unlearn import index as index_module
-from recbole_unlearn.data import load
-from recbole_unlearn.index import Retained, TrainIndex
-from recbole_unlearn.obliviate import region as region_module
-from recbole_unlearn.obliviate.region import Members, find_region, with_neighbours
-from recbole_unlearn.obliviate.witness import as_batch
-from recbole_unlearn.trainer import build_model
+from recbole_unlearn.data.splits import load
+from recbole_unlearn.rows import index as index_module
+from recbole_unlearn.rows import region as region_module
+from recbole_unlearn.rows.batches import as_batch
+from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
+from recbole_unlearn.rows.region import Members, find_region, with_neighbours
+from recbole_unlearn.training.phase import build_model
 from tests.obliviate_parts import Rows, divided, make_witness
 
 PAIRS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 8)), min_size=1, max_size=40)
@@ -32,14 +32,14 @@ def test_the_index_agrees_with_counting(pairs, data, table):
     assert (index.table is not None) == table
     deleted = torch.tensor(gone)
     users, items = (index.ids[side][deleted] for side in ("user", "item"))
-    retained = Retained(index, users, items, deleted)
+    retained = RetainedIndex(index, users, items, deleted)
     left = [pair for pair, out in zip(pairs, gone, strict=True) if not out]
     assert retained.size == len(left)
     for side, place in (("user", 0), ("item", 1)):
         ids = torch.arange(1, index.sizes[side])
         counts = [sum(pair[place] == k for pair in pairs) for k in ids.tolist()]
         assert index.counts(side, ids).tolist() == counts
-        rows = index.rows(side, ids)
+        rows = index.of(side, ids)
         assert sorted(rows.tolist()) == list(range(len(pairs)))
         assert index.ids[side][rows].tolist() == sorted(pair[place] for pair in pairs)
         assert sorted(retained.only(rows).tolist()) == [k for k, out in enumerate(gone) if not out]
@@ -55,7 +55,7 @@ def test_the_index_agrees_with_counting(pairs, data, table):
 
 def test_no_rows_of_nobody():
     index = TrainIndex(Rows([(1, 2)]))
-    assert len(index.rows("user", torch.empty(0, dtype=torch.long))) == 0
+    assert len(index.of("user", torch.empty(0, dtype=torch.long))) == 0
 
 
 @pytest.mark.parametrize("limit", [0, 2**17])
@@ -85,7 +85,7 @@ def test_neighbours_join_by_their_share_and_no_more_than_the_cap():
     index = TrainIndex(Rows(pairs))
     deleted = torch.tensor([True] + [False] * 7)
     users, items = index.ids["user"][:1], index.ids["item"][:1]
-    retained = Retained(index, users, items, deleted)
+    retained = RetainedIndex(index, users, items, deleted)
     region = find_region(index, users, items, 0.0)
     assert (region["user"].ids.tolist(), region["item"].ids.tolist()) == ([1], [1])
     one = with_neighbours(region, retained, hops=1, decay=0.5, least=0.0, cap=10)
@@ -104,19 +104,19 @@ def test_witness_rows_touch_the_region(make_config):
     witness = make_witness(make_config(), data)
     users, items = (witness.index.ids[side] for side in ("user", "item"))
     touched = witness.region["user"].contains(users) | witness.region["item"].contains(items)
-    assert torch.equal(witness.rows(), (touched & ~data.deleted).nonzero().flatten())
+    assert torch.equal(witness.interactions(), (touched & ~data.deleted).nonzero().flatten())
 
 
 def test_batches_are_epochs_of_retained_rows(make_config):
     data = divided(make_config())
     witness = make_witness(make_config(), data, negatives=0.0)
-    rows = witness.rows()
+    rows = witness.interactions()
     steps = -(-len(rows) // 50)
-    once = torch.cat([batch.rows for batch in witness.batches(rows, 50, steps)])
+    once = torch.cat([batch.numbers for batch in witness.batches(rows, 50, steps)])
     assert torch.equal(once.sort().values, rows)
     seen = list(witness.batches(rows, 50, 3 * steps))
     assert len(seen) == 3 * steps
-    assert not data.deleted[torch.cat([batch.rows for batch in seen])].any()
+    assert not data.deleted[torch.cat([batch.numbers for batch in seen])].any()
     for batch in seen:
         assert not witness.retained.are_known(batch.users, batch.negatives).any()
 
@@ -130,7 +130,7 @@ def test_items_of_the_region_are_negatives_as_often_as_in_training(make_config):
     drawn = witness.against_region(500)
     assert witness.region["item"].contains(drawn.negatives).all()
     assert not witness.retained.are_known(drawn.users, drawn.negatives).any()
-    assert not data.deleted[drawn.rows].any()
+    assert not data.deleted[drawn.numbers].any()
 
 
 def test_deleted_pairs_and_the_buffer(make_config):

@@ -11,12 +11,19 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.obliviate import certificates, level, losses
-from recbole_unlearn.obliviate.adapters import CONFIG, WEIGHTS, Adapter, AdapterSet, fingerprint
-from recbole_unlearn.obliviate.gradients import BPRGradients, LightGCNGradients, RowGradients, row_gradients
-from recbole_unlearn.obliviate.lac import WATCHED, Objective, Plan, calibrate, demotion
-from recbole_unlearn.obliviate.level import ExpectedStanding, Reference
-from recbole_unlearn.trainer import build_model
+from recbole_unlearn.methods.obliviate import certificates
+from recbole_unlearn.methods.obliviate.adapters import CONFIG, WEIGHTS, Adapter, AdapterSet, weights_digest
+from recbole_unlearn.methods.obliviate.gradients import (
+    BPRGradients,
+    LightGCNGradients,
+    RowGradients,
+    row_gradients,
+)
+from recbole_unlearn.methods.obliviate.lac import WATCHED, Schedule, WitnessObjective, calibrate, demotion
+from recbole_unlearn.rows import expected as level
+from recbole_unlearn.rows import losses
+from recbole_unlearn.rows.expected import ClosedFormRanker, ExpectedStanding
+from recbole_unlearn.training.phase import build_model
 from tests.obliviate_parts import divided, make_adapters, make_witness
 
 # Losses
@@ -65,7 +72,7 @@ def test_the_hardest_of_some_candidates():
 
 
 def batch_of(witness, size=200):
-    return next(witness.batches(witness.rows(), size, 1))
+    return next(witness.batches(witness.interactions(), size, 1))
 
 
 CASES = [
@@ -129,7 +136,7 @@ def test_the_objective_s_gradient_agrees_with_finite_differences(make_config, mo
     def make():
         """The same draws every time."""
         witness = make_witness(config, data, seed=5)
-        objective = Objective(
+        objective = WitnessObjective(
             rank=0.0, forget=0.0 if kind == "distill" else 0.5, distill=2.0 if kind == "distill" else 0.0,
             standing=standing, stand_ins=kind == "stand_ins", teacher=lambda rows: teacher[rows],
         )  # fmt: skip
@@ -160,8 +167,8 @@ def test_calibration_lowers_its_objective(make_config, optimizer, train_b):
     witness = make_witness(config, data)
     adapters = make_adapters(config, data, witness, rank=3)
     before = [(adapter.a.clone(), adapter.b.clone()) for adapter in adapters.adapters]
-    plan = Plan(30, 30.0 if optimizer == "sgd" else 0.05, 500, optimizer, "cosine", train_b)
-    objective = Objective(drift=0.001)
+    plan = Schedule(30, 30.0 if optimizer == "sgd" else 0.05, 500, optimizer, "cosine", train_b)
+    objective = WitnessObjective(drift=0.001)
     with tqdm(disable=True) as bar:
         values = calibrate(adapters, witness, objective, plan, None, bar).values
     assert len(values) == 30
@@ -183,19 +190,19 @@ def test_a_shared_b_takes_one_step_with_the_gradients_of_all_who_share_it(make_c
     witness = make_witness(config, data, seed=7)
     gradients = row_gradients(adapters, adapters.adapters, witness, whole=True)
     witness.deleted(WATCHED)  # as `calibrate` draws
-    batch = next(witness.batches(witness.rows(), 500, 1))
-    Objective().value(gradients, witness, batch)
+    batch = next(witness.batches(witness.interactions(), 500, 1))
+    WitnessObjective().value(gradients, witness, batch)
     wanted = sum(g.T @ a + 0.02 * before @ (a.T @ a) for g, a in zip(gradients.take(), lefts, strict=True))
     with tqdm(disable=True) as bar:
-        plan = Plan(1, 0.5, 500, "sgd", train_b=True)
-        calibrate(adapters, make_witness(config, data, seed=7), Objective(drift=0.01), plan, None, bar)
+        plan = Schedule(1, 0.5, 500, "sgd", train_b=True)
+        calibrate(adapters, make_witness(config, data, seed=7), WitnessObjective(drift=0.01), plan, None, bar)
     assert users.b is items.b
     assert torch.allclose(users.b, before - 0.5 * wanted, atol=1e-6)
 
 
 def test_the_drift_penalty_s_gradient(make_config):
     """Paper error 4: ‖ABᵀ‖² is not quadratic in (A, B); its gradient is 2λABᵀB and 2λBAᵀA."""
-    from recbole_unlearn.obliviate.lac import _add_drift
+    from recbole_unlearn.methods.obliviate.lac import _add_drift
 
     a, b = torch.randn(5, 2, requires_grad=True), torch.randn(4, 2, requires_grad=True)
     (0.3 * losses.drift([a @ b.T])).backward()
@@ -229,9 +236,9 @@ def test_it_stops_at_the_level_of_never_seen_items(make_config):
         adapters = make_adapters(config, data, witness)
         standing = ExpectedStanding(witness, witness.deleted(1000))
         standing.percentile[:] = 0.6
-        objective = Objective(rank=0.0, forget=1.0, standing=standing, stop=stop)
+        objective = WitnessObjective(rank=0.0, forget=1.0, standing=standing, stop=stop)
         with tqdm(disable=True) as bar:
-            trace = calibrate(adapters, witness, objective, Plan(300, 0.005, 1000), None, bar)
+            trace = calibrate(adapters, witness, objective, Schedule(300, 0.005, 1000), None, bar)
         steps[stop] = len(trace.values)
         assert [step for step, _ in trace.demotion][:3] == [0, 10, 20]
         reached = demotion(row_gradients(adapters, adapters.adapters, witness), standing.deleted)
@@ -247,7 +254,7 @@ def test_a_loss_that_is_not_a_number_stops_it(make_config):
     adapters.adapters[0].a[:] = math.nan
     adapters.attach()
     with tqdm(disable=True) as bar, pytest.raises(UnlearnError, match="not a number"):
-        calibrate(adapters, witness, Objective(), Plan(3, 0.1, 50), None, bar)
+        calibrate(adapters, witness, WitnessObjective(), Schedule(3, 0.1, 50), None, bar)
 
 
 # The level of never-seen items
@@ -276,7 +283,7 @@ def test_the_standing_tells_what_is_liked_from_what_is_not(make_config, monkeypa
 def test_ease_equals_its_closed_form(make_config):
     data = divided(make_config())
     witness = make_witness(make_config(), data)
-    reference = Reference(witness.retained)
+    reference = ClosedFormRanker(witness.retained)
     x = torch.from_numpy(reference.x.toarray()).double()
     gram = x.T @ x + level.PENALTY * x.sum() / x.shape[1] * torch.eye(x.shape[1], dtype=torch.float64)
     inverse = torch.linalg.inv(gram)
@@ -322,7 +329,7 @@ def test_adapters_are_saved_and_loaded(make_config, tmp_path, model):
     written = json.loads((tmp_path / "kept" / CONFIG).read_text())
     assert written["method"] == "obliviate"
     adapters.detach()
-    assert written["base"] == fingerprint(adapters.model)
+    assert written["base"] == weights_digest(adapters.model)
     again = AdapterSet.load(adapters.model, tmp_path / "kept")
     again.attach()
     for name, value in adapters.model.named_parameters():
@@ -383,8 +390,8 @@ def test_drift_stays_below_its_bound(make_config):
     witness = make_witness(config, data, negatives=0.0)
     adapters = make_adapters(config, data, witness, rank=2)
     with tqdm(disable=True) as bar:
-        plan = Plan(60, 0.05, 10**6, train_b=True)
-        values = calibrate(adapters, witness, Objective(forget=1.0, drift=0.05), plan, None, bar).values
+        plan = Schedule(60, 0.05, 10**6, train_b=True)
+        values = calibrate(adapters, witness, WitnessObjective(forget=1.0, drift=0.05), plan, None, bar).values
     assert values[-1] < values[0]
     assert adapters.drift() <= certificates.drift_bound(values[0], 0.05)
 

@@ -7,12 +7,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch.nn.functional import softplus
 
-from recbole_unlearn.data import load
-from recbole_unlearn.index import Retained, TrainIndex
-from recbole_unlearn.obliviate import curvature, lua, newton, reembed
-from recbole_unlearn.obliviate.region import find_region
-from recbole_unlearn.obliviate.witness import as_batch
-from recbole_unlearn.trainer import build_model, train
+from recbole_unlearn.data.splits import load
+from recbole_unlearn.methods.obliviate import curvature, lua, newton, reembed
+from recbole_unlearn.rows.batches import as_batch
+from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
+from recbole_unlearn.rows.region import find_region
+from recbole_unlearn.training.phase import build_model, train
 from tests.obliviate_parts import Rows, divided, make_adapters, make_witness
 
 
@@ -145,7 +145,7 @@ def test_rows_are_what_the_model_gives_others_with_the_same_neighbours(monkeypat
     index = TrainIndex(Rows(pairs, users=80, items=50))
     deleted = (index.ids["user"] <= 5) & (index.ids["item"] % 2 == 0)
     gone = [index.ids[side][deleted] for side in ("user", "item")]
-    retained, region = Retained(index, *gone, deleted), find_region(index, *gone, 0.1)
+    retained, region = RetainedIndex(index, *gone, deleted), find_region(index, *gone, 0.1)
     items = torch.randn(50, 4, generator=generator, dtype=torch.float64)
     transform = torch.randn(11, 4, generator=generator, dtype=torch.float64)
     users = torch.zeros(80, 4, dtype=torch.float64)
@@ -188,7 +188,7 @@ def test_an_item_nobody_can_tell_of_is_like_the_rarest(monkeypatch):
     index = TrainIndex(Rows(pairs, users=40, items=10))
     deleted = index.ids["item"] == 9
     gone = [index.ids[side][deleted] for side in ("user", "item")]
-    retained, region = Retained(index, *gone, deleted), find_region(index, *gone, 0.1)
+    retained, region = RetainedIndex(index, *gone, deleted), find_region(index, *gone, 0.1)
     monkeypatch.setattr(reembed, "RAREST", 2)
     own = torch.arange(10.0)[:, None] * torch.ones(1, 2)
     users = torch.randn(40, 2)

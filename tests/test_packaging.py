@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from recbole_unlearn.config import properties_dir
+from recbole_unlearn.settings.yaml_files import properties_dir
 from tests.conftest import ROOT
 
 

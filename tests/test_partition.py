@@ -13,8 +13,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.sharding import partition
-from recbole_unlearn.sharding.partition import (
+from recbole_unlearn.methods.sharded import partition
+from recbole_unlearn.methods.sharded.partition import (
     Partition,
     by_interactions,
     by_transport,
@@ -106,20 +106,20 @@ def test_each_row_has_one_shard_and_no_shard_is_empty(name, seed, n, k, kinds):
     data = make_data(seed, n=n, rows=seed % 30, kinds=kinds)
     found = data.parts(name, k, seed)
     assert found.number == k
-    assert found.rows.shape == data.users.shape
-    assert found.rows.dtype == torch.int64
-    assert found.rows.unique().tolist() == list(range(k))
+    assert found.interactions.shape == data.users.shape
+    assert found.interactions.dtype == torch.int64
+    assert found.interactions.unique().tolist() == list(range(k))
     for shard, ids, size in ((found.users, data.users, data.p), (found.items, data.items, data.q)):
         if shard is not None:
             assert shard.dtype == torch.int64
-            assert torch.equal(shard[ids], found.rows)
+            assert torch.equal(shard[ids], found.interactions)
             assert shard[0] == shard[len(size) - 1] == -1
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_seed_decides(name):
     data = make_data(3, n=30, rows=200)
-    found = [data.parts(name, 4, seed).rows for seed in (0, 0, 1)]
+    found = [data.parts(name, 4, seed).interactions for seed in (0, 0, 1)]
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
 
@@ -130,7 +130,7 @@ def test_users_stay_together(name):
     found = data.parts(name, 3)
     assert found.items is None
     for user in data.users.unique():
-        assert found.rows[data.users == user].unique().tolist() == [found.users[user]]
+        assert found.interactions[data.users == user].unique().tolist() == [found.users[user]]
 
 
 @pytest.mark.parametrize("name", ["random_users", pytest.param("by_transport", marks=needs_transport)])
@@ -147,7 +147,7 @@ def test_shards_of_one_size(name, seed, n, k, kinds):
 @given(seed=seeds, k=st.integers(1, 6), slack=st.sampled_from([1.0, 1.2, 2.0]))
 def test_shards_keep_to_their_cap(seed, k, slack):
     data = make_data(seed)
-    rows = by_interactions(data.users, data.items, data.p, data.q, k, seeded(seed), slack=slack).rows
+    rows = by_interactions(data.users, data.items, data.p, data.q, k, seeded(seed), slack=slack).interactions
     assert rows.bincount().max() <= np.ceil(slack * len(data.users) / k)
     users = by_users(data.users, data.p, k, seeded(seed), slack=slack).users
     assert users[1:-1].bincount().max() <= np.ceil(slack * 12 / k)
@@ -270,7 +270,7 @@ def test_the_affinity_of_a_row_is_a_product():
         user = (p[users[row]] - p[users[first[s]]]).square().sum()
         cost[row, s] = user * (q[items[row]] - q[items[first[s]]]).square().sum()
     found = by_interactions(users, items, data.p, data.q, 3, seeded(7), rounds=1)
-    assert found.rows.tolist() == one_by_one(cost, int(np.ceil(1.2 * len(users) / 3)))
+    assert found.interactions.tolist() == one_by_one(cost, int(np.ceil(1.2 * len(users) / 3)))
     assert found.users is found.items is None
 
 
@@ -278,9 +278,9 @@ def test_the_affinity_of_a_row_is_a_product():
 @pytest.mark.parametrize("seed", range(5))
 def test_clear_clusters_are_found(name, seed):
     data = make_clusters(seed)
-    found = data.parts(name, 4, seed).rows
+    found = data.parts(name, 4, seed).interactions
     assert len(torch.unique(data.users % 4 * 4 + found)) == 4
-    by_chance = random_users(data.users, len(data.p), 4, seeded(seed)).rows
+    by_chance = random_users(data.users, len(data.p), 4, seeded(seed)).interactions
     assert spread(data.p[data.users], found) < 0.01 * spread(data.p[data.users], by_chance)
 
 
@@ -326,7 +326,7 @@ def test_without_drops_rows_and_forgets_orphans():
     whole = Partition(2, torch.tensor([0, 0, 1, 1]), torch.tensor([-1, 0, 1, 1]), torch.tensor([-1, 0, 0, 1]))
     left = whole.without(torch.tensor([True, False, True, False]), users, items)
     assert left.number == 2
-    assert left.rows.tolist() == [0, 1]
+    assert left.interactions.tolist() == [0, 1]
     assert left.users.tolist() == [-1, 0, -1, 1]
     assert left.items.tolist() == [-1, -1, 0, 1]
     assert whole.users.tolist() == [-1, 0, 1, 1]
@@ -356,8 +356,8 @@ def test_without_nothing_and_without_everything(name):
 @pytest.mark.parametrize("name", EVERY)
 def test_more_shards_than_there_is_to_divide(name):
     data = make_data(0, n=3, rows=0)
-    assert data.parts(name, 1).rows.tolist() == [0, 0, 0]
-    assert data.parts(name, 3).rows.unique().tolist() == [0, 1, 2]
+    assert data.parts(name, 1).interactions.tolist() == [0, 0, 0]
+    assert data.parts(name, 3).interactions.unique().tolist() == [0, 1, 2]
     with pytest.raises(UnlearnError, match=r"^Cannot divide 3 .* among 4 shards: use 3 or fewer\.$"):
         data.parts(name, 4)
     with pytest.raises(UnlearnError, match="into 0 shards: use 1 or more"):
@@ -377,7 +377,7 @@ def test_more_blocks_than_items():
 def test_embeddings_that_are_not_finite(name, value):
     data = make_data(0)
     data.p[0] = data.p[-1] = data.q[0] = value  # padding and a user without rows do not matter
-    assert data.parts(name, 2).rows.unique().tolist() == [0, 1]
+    assert data.parts(name, 2).interactions.unique().tolist() == [0, 1]
     data.p[3, 1] = value
     with pytest.raises(UnlearnError, match=r"user embeddings .* not finite"):
         data.parts(name, 2)
@@ -399,4 +399,4 @@ def test_settings_that_cannot_work():
 def test_embeddings_may_be_parameters():
     data = make_data(0)
     found = by_transport(data.users, torch.nn.Parameter(data.p), 3, seeded(0))
-    assert torch.equal(found.rows, by_transport(data.users, data.p, 3, seeded(0)).rows)
+    assert torch.equal(found.interactions, by_transport(data.users, data.p, 3, seeded(0)).interactions)

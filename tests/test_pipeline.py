@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from recbole_unlearn import UnlearnConfig, cli, run_unlearn, unlearn_model
-from recbole_unlearn import result as results
-from recbole_unlearn.data import load, loaders
-from recbole_unlearn.trainer import build_model, train
+from recbole_unlearn.data.splits import load, loaders
+from recbole_unlearn.results import build as results
+from recbole_unlearn.training.phase import build_model, train
 from tests.conftest import ROOT
 
 METRICS = {f"{name}@{k}" for name in ("recall", "ndcg") for k in (10, 20, 50)}

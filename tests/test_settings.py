@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_unlearn import settings
-from recbole_unlearn.config import model_names, properties_dir, read_yaml
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import registry
-from recbole_unlearn.settings import setting
+from recbole_unlearn.settings.config import model_names
+from recbole_unlearn.settings.declare import setting
+from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
 
 
 @dataclasses.dataclass(frozen=True)

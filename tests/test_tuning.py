@@ -17,9 +17,10 @@ from recbole_unlearn import cli, run_unlearn, tune_unlearn
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.report import sweep as sweep_page
 from recbole_unlearn.report import write_sweep
-from recbole_unlearn.trainer import PhaseTrainer, compose
-from recbole_unlearn.tuning import backend, journal, objective, trial
-from recbole_unlearn.tuning.objective import Bench, Figures, Objective, validation_only
+from recbole_unlearn.training.phase import PhaseTrainer, compose
+from recbole_unlearn.tuning import backend, journal, trial
+from recbole_unlearn.tuning import goal as objective
+from recbole_unlearn.tuning.goal import Bench, Figures, Goal, validation_only
 from recbole_unlearn.tuning.space import identity
 
 
@@ -268,7 +269,7 @@ def test_an_interrupt_says_what_is_kept(small, monkeypatch, caplog, here):
 
 
 def page_result(hostile="x"):
-    judge = Objective("ndcg@20", 0.5, 1.0, 0.2, 0.9)
+    judge = Goal("ndcg@20", 0.5, 1.0, 0.2, 0.9)
     records = []
     for k in range(30):
         rank = [4, 8, "full", hostile][k % 4]

@@ -10,10 +10,10 @@ import time
 import pytest
 
 from recbole_unlearn import cluster, run_grid, run_unlearn, tune_unlearn
-from recbole_unlearn import config as config_module
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import registry
-from recbole_unlearn.methods.obliviate import Obliviate
+from recbole_unlearn.methods.obliviate.method import Obliviate
+from recbole_unlearn.settings import config as config_module
 from recbole_unlearn.tuning import backend, journal
 from tests.conftest import ROOT
 from tests.test_tuning import in_this_process, small, untimed

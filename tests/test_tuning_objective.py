@@ -9,15 +9,17 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import settings as groups
-from recbole_unlearn.cache import ModelCache
-from recbole_unlearn.data import Splits, loaders
+from recbole_unlearn.data.splits import Splits, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.evaluation import Measurement
+from recbole_unlearn.measures.evaluation import Measurement
 from recbole_unlearn.methods import registry
+from recbole_unlearn.methods.base import Watch
 from recbole_unlearn.pipeline import begin
-from recbole_unlearn.trainer import PhaseTrainer, Watch, build_model, compose, train
-from recbole_unlearn.tuning import objective, trial
-from recbole_unlearn.tuning.objective import Bench, Figures, Objective, validation_only
+from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose, train
+from recbole_unlearn.training.trainings import Trainings
+from recbole_unlearn.tuning import goal as objective
+from recbole_unlearn.tuning import trial
+from recbole_unlearn.tuning.goal import Bench, Figures, Goal, validation_only
 from tests.obliviate_parts import divided
 
 OBLIVIATE = registry.get("obliviate")
@@ -28,7 +30,7 @@ FIGURES = st.builds(Figures, st.floats(0, 1), st.floats(0, 1) | st.none(), st.fl
 
 
 def test_the_score_is_its_formula():
-    judge = Objective("ndcg@20", affected=0.25, weight=2.0, original=0.2, target=0.9)
+    judge = Goal("ndcg@20", affected=0.25, weight=2.0, original=0.2, target=0.9)
     figures = Figures(0.3, 0.1, 0.7)
     utility = 0.75 * 0.3 + 0.25 * 0.1
     assert judge.utility(figures) == pytest.approx(utility)
@@ -42,7 +44,7 @@ def test_the_score_is_its_formula():
 @hypothesis_settings(max_examples=80, deadline=None)
 @given(st.lists(FIGURES, min_size=1, max_size=12), st.floats(0, 5))
 def test_the_front_is_what_nobody_beats_and_the_best_is_on_it(drawn, weight):
-    judge = Objective("m", 0.5, weight, 0.3, 0.5)
+    judge = Goal("m", 0.5, weight, 0.3, 0.5)
     found = [{"trial": k, "step": None, **judge.judge(figures)} for k, figures in enumerate(drawn)]
 
     def beaten(a):
@@ -137,7 +139,7 @@ def test_a_split_without_validation_rows(make_config):
 
 def unlearned(config, data, original, watch=None, **changes):
     options = groups.read(OBLIVIATE.Settings, config.method_values("obliviate") | changes)
-    models = ModelCache(groups.read(groups.CacheSettings, config.replace(cache=False)), 1)
+    models = Trainings(groups.read(groups.CacheSettings, config.replace(cache=False)), 1)
     trainer, task = begin(OBLIVIATE, options, config, data, original, models, "x")
     trainer.run(dataclasses.replace(task, watch=watch))
     return trainer

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from recbole_unlearn.config import properties_dir
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import registry
+from recbole_unlearn.settings.yaml_files import properties_dir
 from recbole_unlearn.tuning import backend, space
 from recbole_unlearn.tuning.space import Range, Space, Values, Whole, identity
 

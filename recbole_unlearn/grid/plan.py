@@ -21,30 +21,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from recbole_unlearn import settings
-from recbole_unlearn.config import UnlearnConfig, nearest, read_strictly
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.methods import registry
-from recbole_unlearn.result import plain_values
+from recbole_unlearn.pipeline import checked_settings
+from recbole_unlearn.results.record import plain_values
+from recbole_unlearn.settings import GROUPS, Role, read
+from recbole_unlearn.settings.config import UnlearnConfig, about
+from recbole_unlearn.settings.yaml_files import read_strictly
 
 LARGEST = 10_000  # cells that a grid may have
 _LISTS = ("datasets", "models", "methods", "seeds", "ratios")
 _KEYS = (*_LISTS, "settings")
 _EXPECTED = "models: [BPR, LightGCN]"
 
-# What a cell is made of, or what belongs to the grid as a whole: not a setting of its runs.
+# What a cell is made of, and the list that has its values.
 _OF_CELLS = {
     "model": "models", "dataset": "datasets", "seed": "seeds", "inject_users": "ratios", "unlearn": "methods",
     "compare": "methods",
-}  # fmt: skip
-_NOT_IN_RUNS = (
-    "forget", "checkpoint", "config_files", "output_dir", "workers", "ray_address", "show_progress", "grid", "tune",
-    "space", "resume",
-)  # fmt: skip
-# Settings that change nothing in a result but its times.
-_IRRELEVANT = {
-    "cache", "cache_size", "report", "save_unlearned", "tensorboard", "show_progress", "state", "gpu_id", "use_gpu",
-    "download_url", "workers", "ray_address", "resume", "inject_users",
 }  # fmt: skip
 # A grid is about figures: it keeps no models, and a run in it is quiet and on one worker.
 _OF_RUNS = {"save_unlearned": False, "tensorboard": False, "show_progress": False, "workers": 1}
@@ -114,7 +107,7 @@ def refuse_cell_settings(values: Mapping[Any, Any]) -> None:
             raise UnlearnError(
                 f"{key} differs between the runs of a grid: list its values under {_OF_CELLS[key]}."
             )
-        if key in _NOT_IN_RUNS:
+        if not about(key).per_run:
             raise UnlearnError(f"{key} is not a setting of the runs of a grid; leave it out.")
 
 
@@ -230,14 +223,17 @@ def _methods(names: list[str]) -> tuple[str, ...]:
 def _checked(cell: Cell) -> dict[str, Any]:
     """All settings that figures of the cell depend on; refuses those that no run would take."""
     config = cell.config()
-    for group in settings.GROUPS.values():
-        settings.read(group, config)
+    for group in GROUPS.values():
+        read(group, config)
     if config["report"] not in ("html", "none"):
         raise UnlearnError("report is html or none for the runs of a grid.")
-    asked = {key: value for key, value in plain_values(config).items() if key not in _IRRELEVANT}
+    asked = {
+        key: value
+        for key, value in plain_values(config).items()
+        if key not in _OF_CELLS and about(key).role is not Role.SPEED
+    }
     own = {}
     for name in cell.methods:
-        method = registry.get(name)
         own[name] = config.method_values(name)
-        method.check(settings.read(method.Settings, own[name]))
+        checked_settings(registry.get(name), config)
     return {"methods": list(cell.methods), "settings": asked, "methods_settings": own}

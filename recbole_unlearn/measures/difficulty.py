@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.data import UnlearnData
-from recbole_unlearn.tables import as_rows, find_tables
+from recbole_unlearn.data.splits import UnlearnData
+from recbole_unlearn.rows.tables import as_rows, find_tables
 
 MOST = 20_000  # rows of each kind
 

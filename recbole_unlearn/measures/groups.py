@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from recbole_unlearn.data import UnlearnData
-from recbole_unlearn.measures.observe import Plan
+from recbole_unlearn.data.splits import UnlearnData
+from recbole_unlearn.measures.observe import Questions
 
 USERS = ("low", "middle", "high")
 ITEMS = ("tail", "middle", "head")
@@ -23,20 +23,20 @@ def thirds(values: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cuts, values, right=True)
 
 
-def by_group(plan: Plan, data: UnlearnData, top: torch.Tensor, k: int = 20) -> dict[str, dict[str, Any]]:
+def by_group(questions: Questions, data: UnlearnData, top: torch.Tensor, k: int = 20) -> dict[str, dict[str, Any]]:
     """Recall@K of users by activity (mean over users), and of test rows by popularity (share that is found)."""
     test = data.retain.test
     users, items = test.inter_feat[test.uid_field], test.inter_feat[test.iid_field]
-    looked_at = torch.isin(users, plan.users)
+    looked_at = torch.isin(users, questions.users)
     users, items = users[looked_at], items[looked_at]
-    row = torch.searchsorted(plan.users, users)
+    row = torch.searchsorted(questions.users, users)
     found = (top[row, :k] == items[:, None]).any(dim=1).float()
-    total = torch.bincount(row, minlength=len(plan.users))
-    recall = torch.zeros(len(plan.users)).index_add_(0, row, found) / total.clamp(min=1)
+    total = torch.bincount(row, minlength=len(questions.users))
+    recall = torch.zeros(len(questions.users)).index_add_(0, row, found) / total.clamp(min=1)
     tested = (total > 0).nonzero().flatten()
     train = data.retain.train
     activity = thirds(
-        torch.bincount(train.inter_feat[train.uid_field], minlength=train.user_num)[plan.users[tested]]
+        torch.bincount(train.inter_feat[train.uid_field], minlength=train.user_num)[questions.users[tested]]
     )
     popularity = thirds(torch.bincount(train.inter_feat[train.iid_field], minlength=train.item_num)[items])
     key = f"recall@{k}"

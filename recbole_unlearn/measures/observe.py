@@ -1,6 +1,6 @@
 r"""What the measures need of a model, from one pass over its scores.
 
-The *plan* is made once a run and is the same for every phase: which users are looked at, the deleted pairs, the items
+The *questions* are made once a run and are the same for every phase: which users are looked at, the deleted pairs, the items
 each is compared with, and held-out positives of the same users that a membership attack has to tell them from. An
 *observation* is what one model answers. Items of the retained history are masked, deleted ones are not.
 """
@@ -12,9 +12,9 @@ import dataclasses
 import numpy as np
 import torch
 
-from recbole_unlearn.data import Splits, UnlearnData, append
-from recbole_unlearn.index import TrainIndex
-from recbole_unlearn.trainer import PhaseTrainer
+from recbole_unlearn.data.splits import Splits, UnlearnData, append
+from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
+from recbole_unlearn.training.phase import PhaseTrainer
 
 DEPTH = 50  # of the ranked lists that are kept
 OTHERS = 1000  # users without deleted rows that are looked at
@@ -37,7 +37,7 @@ class Pairs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Questions:
     """What is looked at, in every phase."""
 
     users: (
@@ -50,7 +50,7 @@ class Plan:
     history: TrainIndex  # of the retained rows before test: what evaluation masks
 
     @classmethod
-    def of(cls, data: UnlearnData, deleted: Pairs, seed: int) -> Plan:
+    def of(cls, data: UnlearnData, deleted: Pairs, seed: int) -> Questions:
         """Look at all users with deleted rows and some others, and match deleted pairs with held-out ones."""
         others = torch.unique(data.retain.test.inter_feat[data.retain.test.uid_field])
         others = others[~torch.isin(others, data.affected_users)]
@@ -96,6 +96,33 @@ def match(deleted: Pairs, data: UnlearnData, rng: np.random.Generator) -> tuple[
     return members, Pairs(deleted.users[members], found, deleted.others[members])
 
 
+def deleted_pairs(data: UnlearnData, negatives: int, seed: int) -> Pairs:
+    """The deleted pairs, each with ``negatives`` items that its user met in no split, uniform."""
+    users, items = data.forget_pairs
+    drawn, usable = never_touched(users, data.full, negatives, torch.Generator().manual_seed(seed))
+    return Pairs(users[usable], items[usable], drawn[usable])
+
+
+def never_touched(
+    users: torch.Tensor, splits: Splits, k: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Items (n, k) that each of ``users`` met in no split, and which users have any such item (n,)."""
+    index = TrainIndex(append(append(splits.train, splits.valid.inter_feat), splits.test.inter_feat))
+    nothing = torch.empty(0, dtype=torch.long)
+    met = RetainedIndex(index, nothing, nothing, torch.zeros(len(index), dtype=torch.bool))
+    several = users[:, None].expand(-1, k).contiguous()
+    drawn, left = met.draw(several, generator, tries=20)
+    usable = torch.ones(len(users), dtype=torch.bool)
+    # Users who met almost everything: choose among what is left, one by one.
+    everything = torch.arange(1, index.sizes["item"])
+    for row in torch.unique(left // k).tolist():
+        own = everything[~met.are_known(users[row].expand(len(everything)), everything)]
+        usable[row] = len(own) > 0
+        if len(own):
+            drawn[row] = own[torch.randint(0, len(own), (k,), generator=generator)]
+    return drawn, usable
+
+
 @dataclasses.dataclass(frozen=True)
 class Standing:
     """How pairs stand with their users."""
@@ -106,7 +133,7 @@ class Standing:
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What a model answers to a plan."""
+    """What a model answers to a questions."""
 
     top: torch.Tensor  # (n, depth), best items of each user, retained history left out
     top_masked: torch.Tensor  # the same with deleted items left out too
@@ -115,31 +142,31 @@ class Observation:
 
 
 @torch.no_grad()
-def observe(trainer: PhaseTrainer, plan: Plan, splits: Splits) -> Observation:
+def observe(trainer: PhaseTrainer, questions: Questions, splits: Splits) -> Observation:
     """Score all users of the plan once."""
-    size = plan.history.sizes["item"]
+    size = questions.history.sizes["item"]
     depth = min(DEPTH, size - 1)
     step = max(1, trainer.test_batch_size // size)
     tops, masked = [], []
     standings: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {"deleted": [], "held_out": []}
-    for users in plan.users.split(step):
+    for users in questions.users.split(step):
         scores = trainer.scores(users, splits.train)
-        asked = torch.isin(users, plan.deleted.users).nonzero().flatten()
+        asked = torch.isin(users, questions.deleted.users).nonzero().flatten()
         spread, mean = torch.std_mean(scores[asked, 1:], dim=1)
-        for name, pairs in (("deleted", plan.deleted), ("held_out", plan.held_out)):
+        for name, pairs in (("deleted", questions.deleted), ("held_out", questions.held_out)):
             mine = pairs.of(users)
             row, place = (torch.searchsorted(x, pairs.users[mine]) for x in (users, users[asked]))
             own = scores[row, pairs.items[mine]]
             others = scores.take(row[:, None] * size + pairs.others[mine])
             demoted = (own[:, None] < others).float().mean(dim=1)
             standings[name].append(((own - mean[place]) / spread[place].clamp(min=1e-12), demoted))
-        known = plan.history.rows("user", users)
+        known = questions.history.of("user", users)
         scores[
-            torch.searchsorted(users, plan.history.ids["user"][known]), plan.history.ids["item"][known]
+            torch.searchsorted(users, questions.history.ids["user"][known]), questions.history.ids["item"][known]
         ] = -torch.inf
         tops.append(scores.topk(depth, dim=1).indices)
-        gone = plan.deleted.of(users)
-        scores[torch.searchsorted(users, plan.deleted.users[gone]), plan.deleted.items[gone]] = -torch.inf
+        gone = questions.deleted.of(users)
+        scores[torch.searchsorted(users, questions.deleted.users[gone]), questions.deleted.items[gone]] = -torch.inf
         masked.append(tops[-1].clone())
         masked[-1][asked] = scores[asked].topk(depth, dim=1).indices
     joined = {

@@ -12,11 +12,12 @@ import dataclasses
 
 from recbole.utils import init_seed
 
-from recbole_unlearn.data import loaders
-from recbole_unlearn.influence.request import progress, refuse_closed_form
-from recbole_unlearn.methods.registry import register
+from recbole_unlearn.data.splits import loaders
+from recbole_unlearn.log import progress
+from recbole_unlearn.methods.base import Outcome, UnlearnTask, UnlearnTrainer, refuse_closed_form
+from recbole_unlearn.methods.registry import method
 from recbole_unlearn.settings import setting
-from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer
+from recbole_unlearn.settings.config import UnlearnConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,24 +30,28 @@ class FinetuneSettings:
     )
 
 
-@register("finetune", "Train a few more epochs on the retained rows.", FinetuneSettings)
+@method("finetune", "Train a few more epochs on the retained rows.", FinetuneSettings)
 class Finetune(UnlearnTrainer):
     r"""θ after `finetune_epochs` epochs of the training objective over D\S, from θ₀. May change every weight."""
 
-    def unlearn(self, task: UnlearnTask) -> None:
+    @classmethod
+    def check(cls, settings: FinetuneSettings, config: UnlearnConfig) -> None:
+        """It needs gradients."""
+        refuse_closed_form(config, cls.name)
+
+    def unlearn(self, task: UnlearnTask) -> Outcome:
         """The epochs, as RecBole trains them."""
         options: FinetuneSettings = task.settings
-        refuse_closed_form(task, self.name)
         init_seed(task.config["seed"], task.config["reproducibility"])
         if options.finetune_learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = options.finetune_learning_rate
         data = loaders(task.config, task.data.retain).train
         points = []
-        with progress(f"Finetune {self.label}", options.finetune_epochs, task.config) as self._bar:
+        with progress(f"Finetune {self.label}", options.finetune_epochs, bool(task.config["show_progress"])) as self._bar:
             for epoch in range(options.finetune_epochs):
                 loss = self._train_epoch(data, epoch)
                 loss = sum(loss) if isinstance(loss, tuple) else loss
                 points.append((epoch + 1, round(loss / len(data), 6)))
         self._bar = None
-        self.curves["loss"] = points
+        return Outcome(curves={"loss": points})

@@ -20,11 +20,13 @@ from collections.abc import Iterator
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.influence.request import Request, progress, refuse_closed_form
-from recbole_unlearn.methods.registry import register
-from recbole_unlearn.obliviate.curvature import training_loss
+from recbole_unlearn.log import progress
+from recbole_unlearn.methods.base import Outcome, UnlearnTask, UnlearnTrainer, refuse_closed_form
+from recbole_unlearn.methods.registry import method
+from recbole_unlearn.methods.request_losses import RequestLosses
+from recbole_unlearn.rows.own_loss import training_loss
 from recbole_unlearn.settings import setting
-from recbole_unlearn.trainer import IndexedTrainer, UnlearnTask
+from recbole_unlearn.settings.config import UnlearnConfig
 
 WATCHED = 8192  # retained rows whose loss is watched
 
@@ -41,26 +43,32 @@ class GradientAscentSettings:
     )
 
 
-@register("gradient_ascent", "Climb the loss of the deleted rows for a few steps.", GradientAscentSettings)
-class GradientAscent(IndexedTrainer):
+@method("gradient_ascent", "Climb the loss of the deleted rows for a few steps.", GradientAscentSettings)
+class GradientAscent(UnlearnTrainer):
     """θ ← θ + η Adam(∇L_S(θ)) while L_R(θ) ≤ (1 + tolerance) L_R(θ₀).
 
     May change every weight; with a model whose loss reads rows of its batch only (BPR), those are the rows of the
     request's users and items and of drawn negatives.
     """
 
-    def unlearn(self, task: UnlearnTask) -> None:
+    needs_index = True
+
+    @classmethod
+    def check(cls, settings: GradientAscentSettings, config: UnlearnConfig) -> None:
+        """It needs gradients."""
+        refuse_closed_form(config, cls.name)
+
+    def unlearn(self, task: UnlearnTask) -> Outcome:
         """Steps up, one at a time, each looked at before it is kept."""
         options: GradientAscentSettings = task.settings
-        refuse_closed_form(task, self.name)
-        request = Request(task, self.model, self.index)
+        request = RequestLosses(task, self.model)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(parameters, lr=options.gradient_ascent_learning_rate, maximize=True)
         watched = request.kept_sample(WATCHED)
         start = self._watch(watched)
         limit = start + options.gradient_ascent_tolerance * abs(start)
         losses, kept = [], [(0, round(start, 6))]
-        with progress(f"Ascent {self.label}", options.gradient_ascent_steps, task.config) as bar:
+        with progress(f"Ascent {self.label}", options.gradient_ascent_steps, bool(task.config["show_progress"])) as bar:
             for step, chosen in enumerate(_batches(request, options)):
                 before = [parameter.detach().clone() for parameter in parameters]
                 loss = request.deleted_loss(chosen)
@@ -76,11 +84,10 @@ class GradientAscent(IndexedTrainer):
                 kept.append((step + 1, round(now, 6)))
                 bar.update()
         optimizer.zero_grad()
-        self.curves = {"loss": losses, "retained_loss": kept}
-        self.certificates |= {
-            "steps": len(losses),
-            "retained_loss": {"first": kept[0][1], "last": kept[-1][1]},
-        }
+        watched_loss = {"first": kept[0][1], "last": kept[-1][1]}
+        return Outcome(
+            {"steps": len(losses), "retained_loss": watched_loss}, {"loss": losses, "retained_loss": kept}
+        )
 
     @torch.no_grad()
     def _watch(self, batch: object) -> float:
@@ -92,7 +99,7 @@ class GradientAscent(IndexedTrainer):
         return loss
 
 
-def _batches(request: Request, options: GradientAscentSettings) -> Iterator[torch.Tensor]:
+def _batches(request: RequestLosses, options: GradientAscentSettings) -> Iterator[torch.Tensor]:
     """Numbers of deleted rows, in epochs over S."""
     rows, done = request.deleted_rows(), 0
     while True:

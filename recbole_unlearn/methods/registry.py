@@ -1,53 +1,37 @@
-"""The registry of unlearning methods: a name, a help text, a settings class, a trainer.
+"""The decorator that makes a trainer an unlearning method.
 
-A method is one file in this folder whose trainer class carries ``@register``, and one YAML file of the
-same name in `properties/method/`. Nothing else in the plugin knows a method by its name.
+A method is one file in this folder whose trainer class carries ``@method``, and one YAML file of the same name in
+`properties/method/`. A method of another package names its module under the entry-point group
+`recbole_unlearn.methods`. Nothing in the plugin knows a method by its name; see docs/adding-a-method.md.
 """
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import pkgutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TypeVar, cast
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.methods.base import UnlearnTrainer
+from recbole_unlearn.settings import catalogue
 
-if TYPE_CHECKING:
-    from recbole_unlearn.trainer import UnlearnTrainer
-
-_METHODS: dict[str, type[UnlearnTrainer]] = {}
+T = TypeVar("T", bound=type[UnlearnTrainer])
 
 
-def register(name: str, help: str, settings: type) -> Callable[[type[UnlearnTrainer]], type[UnlearnTrainer]]:
+def method(name: str, help: str, settings: type) -> Callable[[T], T]:
     """Class decorator: make a trainer available as ``--unlearn=name``."""
 
-    def add(cls: type[UnlearnTrainer]) -> type[UnlearnTrainer]:
-        if name in _METHODS and _METHODS[name].__qualname__ != cls.__qualname__:
-            raise ValueError(f"An unlearning method named {name!r} is registered already.")
+    def add(cls: T) -> T:
+        catalogue.add(catalogue.Method(name, help, settings, cls))
         cls.name, cls.help, cls.Settings = name, help, settings
-        _METHODS[name] = cls
         return cls
 
     return add
 
 
 def methods() -> list[type[UnlearnTrainer]]:
-    """All methods, by name. The first call imports the files of this folder."""
-    package = importlib.import_module("recbole_unlearn.methods")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
-    return [_METHODS[name] for name in sorted(_METHODS)]
+    """All methods, by name."""
+    return [cast("type[UnlearnTrainer]", entry.trainer) for entry in catalogue.methods()]
 
 
 def get(name: str) -> type[UnlearnTrainer]:
     """The method called ``name``."""
-    known = {method.name: method for method in methods()}
-    if name not in known:
-        near = difflib.get_close_matches(str(name), known, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise UnlearnError(
-            f"Unknown unlearning method {name!r}.{hint} --unlearn=? lists them: {', '.join(known)}."
-        )
-    return known[name]
+    return cast("type[UnlearnTrainer]", catalogue.get(name).trainer)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from recbole_unlearn.methods.registry import register
-from recbole_unlearn.settings import setting
-from recbole_unlearn.trainer import UnlearnTask, UnlearnTrainer
+from recbole_unlearn.methods.base import Outcome, UnlearnTask, UnlearnTrainer
+from recbole_unlearn.methods.registry import method
+from recbole_unlearn.settings.declare import setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,17 +21,17 @@ class RetrainSettings:
     retrain_seed: int | None = setting("Seed of the new model; one more than the run's when empty.")
 
 
-@register("retrain", "Train again from scratch on the retained rows: exact and slow.", RetrainSettings)
+@method("retrain", "Train again from scratch on the retained rows: exact and slow.", RetrainSettings)
 class Retrain(UnlearnTrainer):
     r"""θ₋S = argmin of the training objective over D\S, from a new initialisation."""
 
     exact = True
     needs_original = False
 
-    def unlearn(self, task: UnlearnTask) -> None:
+    def unlearn(self, task: UnlearnTask) -> Outcome:
         """Train on the retained rows; a second retraining in the same run gets the next seed."""
         seed = task.settings.retrain_seed
         seed = task.config["seed"] + 1 if seed is None else seed
         trained = task.train(task.config.replace(seed=seed + task.repeat), task.data.retain, task.label)
         trained.load_into(self.model)
-        self.seconds, self.from_cache = trained.seconds, trained.from_cache
+        return Outcome(seconds=trained.seconds, from_cache=trained.from_cache)

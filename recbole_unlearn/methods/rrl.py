@@ -27,16 +27,20 @@ import dataclasses
 from collections.abc import Iterator
 
 import torch
+from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction
 
+from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.influence.request import Request, progress, refuse_closed_form
-from recbole_unlearn.methods.registry import register
-from recbole_unlearn.obliviate import losses
-from recbole_unlearn.obliviate.curvature import Moments, fisher
-from recbole_unlearn.obliviate.witness import Triples, pairs_batch
+from recbole_unlearn.log import progress
+from recbole_unlearn.methods.base import Outcome, UnlearnTask, UnlearnTrainer, refuse_closed_form
+from recbole_unlearn.methods.registry import method
+from recbole_unlearn.methods.request_losses import RequestLosses
+from recbole_unlearn.rows import losses
+from recbole_unlearn.rows.batches import Triples, pairs_batch
+from recbole_unlearn.rows.own_loss import Moments, fisher
 from recbole_unlearn.settings import setting
-from recbole_unlearn.trainer import IndexedTrainer, UnlearnTask, clear_caches
+from recbole_unlearn.settings.config import UnlearnConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,29 +55,35 @@ class RRLSettings:
     rrl_fisher_size: int = setting("Retained rows in each of them; 1 gives exact squares.", low=1)
 
 
-@register("rrl", "Reverse the ranking of deleted pairs, held by Fisher information.", RRLSettings)
-class RRL(IndexedTrainer):
+@method("rrl", "Reverse the ranking of deleted pairs, held by Fisher information.", RRLSettings)
+class RRL(UnlearnTrainer):
     """Minimises reverse ranking on S plus the Fisher term from θ₀.
 
     May change every weight that has a part in the scores of deleted pairs and of the negatives drawn for them.
     """
 
-    def unlearn(self, task: UnlearnTask) -> None:
+    needs_index = True
+
+    @classmethod
+    def check(cls, settings: RRLSettings, config: UnlearnConfig) -> None:
+        """It needs gradients."""
+        refuse_closed_form(config, cls.name)
+
+    def unlearn(self, task: UnlearnTask) -> Outcome:
         """The Fisher information at θ₀, then the steps."""
         options: RRLSettings = task.settings
-        refuse_closed_form(task, self.name)
-        request = Request(task, self.model, self.index)
+        request = RequestLosses(task, self.model)
         pairs = len(request.retained.gone)
         if pairs == 0:
-            return  # every deleted pair has another row that is retained: nothing to push down
+            return Outcome()  # every deleted pair has another row that is retained: nothing to push down
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         held = self._fisher(request, options) if options.rrl_fisher else {}
         anchor = {name: named[name].detach().clone() for name in held}
         optimizer = torch.optim.Adam(named.values(), lr=options.rrl_learning_rate)
         witness, points = request.witness(), []
-        with progress(f"RRL {self.label}", options.rrl_steps, task.config) as bar:
+        with progress(f"RRL {self.label}", options.rrl_steps, bool(task.config["show_progress"])) as bar:
             for step in range(options.rrl_steps):
-                reverse = self._reverse(witness.deleted(options.rrl_batch_size))
+                reverse = self._reverse(request.index.train, witness.deleted(options.rrl_batch_size))
                 loss = reverse + options.rrl_fisher / pairs * fisher_term(named, anchor, held)
                 if not torch.isfinite(loss):
                     raise UnlearnError(
@@ -88,26 +98,27 @@ class RRL(IndexedTrainer):
                 points.append((step + 1, round(loss.item(), 6)))
                 bar.update()
         optimizer.zero_grad()
-        self.curves["loss"] = points
-        self.certificates["objective"] = {"first": points[0][1], "last": points[-1][1]}
+        return Outcome({"objective": {"first": points[0][1], "last": points[-1][1]}}, {"loss": points})
 
-    def _reverse(self, deleted: Triples) -> torch.Tensor:
+    def _reverse(self, train: Dataset, deleted: Triples) -> torch.Tensor:
         """-mean log σ(s(u, j) - s(u, i)) of deleted pairs, a scalar with its graph."""
         users = torch.cat([deleted.users, deleted.users])
         items = torch.cat([deleted.items, deleted.negatives])
-        batch = pairs_batch(self.index.train, users, items).to(self.device)
+        batch = pairs_batch(train, users, items).to(self.device)
         clear_caches(self.model)
         own, other = self.model.predict(batch).reshape(-1).chunk(2)
         return losses.reverse_ranking(own, other)
 
-    def _fisher(self, request: Request, options: RRLSettings) -> Moments:
+    def _fisher(self, request: RequestLosses, options: RRLSettings) -> Moments:
         r"""F summed over D\S, by parameter name."""
         units = request.kept_units((~request.retained.deleted).nonzero().flatten())
         size = min(options.rrl_fisher_size, len(units))
         witness = request.witness()
 
+        shown = bool(request.config["show_progress"])
+
         def batches() -> Iterator[Interaction]:
-            with progress(f"Fisher {self.label}", options.rrl_fisher_batches, request.config) as bar:
+            with progress(f"Fisher {self.label}", options.rrl_fisher_batches, shown) as bar:
                 for _ in range(options.rrl_fisher_batches):
                     drawn = torch.randint(0, len(units), (size,), generator=request.generator)
                     yield witness.batch(witness.triples(units[drawn]))

@@ -6,8 +6,8 @@ makes the tables of the paper from many results (`entries.py`); `writers.py` wri
 """
 
 from recbole_unlearn.report.comparison import write_comparison
-from recbole_unlearn.report.entries import results_in
+from recbole_unlearn.report.entries import FAILED_FILE, PLAN_FILE, read_json, results_in
 from recbole_unlearn.report.single import write_report
 from recbole_unlearn.report.sweep import write_sweep
 
-__all__ = ["results_in", "write_comparison", "write_report", "write_sweep"]
+__all__ = ["FAILED_FILE", "PLAN_FILE", "read_json", "results_in", "write_comparison", "write_report", "write_sweep"]

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recbole_unlearn import files
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import atomic as files
 from recbole_unlearn.report import figures, page, paper, writers
 from recbole_unlearn.report.entries import (
     NO_PLAN,
     REFERENCES,
     Entry,
+    GridPlan,
     Place,
-    Plan,
     before,
     grouped,
     ratio_of_sums,
@@ -70,7 +70,7 @@ def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[
     return target
 
 
-def page_of(results: Sequence[dict[str, Any]], plan: Plan = NO_PLAN) -> bytes:
+def page_of(results: Sequence[dict[str, Any]], plan: GridPlan = NO_PLAN) -> bytes:
     """The page about ``results``, each the content of a `result.json`."""
     groups = grouped(results)
     names = dict.fromkeys(entry.name for entries in groups.values() for entry in entries)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.report.values import MISSING, RETRAINED, SECOND, mapping, number, phases_of, text
-from recbole_unlearn.result import SCHEMA
+from recbole_unlearn.results.schema import SCHEMA
 
 PLAN_FILE, FAILED_FILE = "grid.json", "failed.json"
 REFERENCES = ("original", RETRAINED, SECOND)
@@ -38,14 +38,14 @@ class Entry(NamedTuple):
     retrained: dict[str, Any]
 
 
-class Plan(NamedTuple):
+class GridPlan(NamedTuple):
     """What grids should have: the seeds of every phase by place, and why cells are missing, by their names."""
 
     seeds: Mapping[Place, Mapping[str, set[str]]]
     missing: Mapping[str, str]
 
 
-NO_PLAN = Plan({}, {})
+NO_PLAN = GridPlan({}, {})
 
 
 def results_in(directory: Path) -> list[Path]:
@@ -85,7 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def read_plan(directories: Iterable[Path]) -> Plan:
+def read_plan(directories: Iterable[Path]) -> GridPlan:
     """The plans of those directories that hold a grid, as one."""
     seeds: dict[Place, dict[str, set[str]]] = {}
     missing: dict[str, str] = {}
@@ -101,7 +101,7 @@ def read_plan(directories: Iterable[Path]) -> Plan:
                 seeds.setdefault(place, {}).setdefault(str(phase), set()).add(seed)
             if not (directory / name / "result.json").exists():
                 missing[name] = text(failed, name) or "not done yet"
-    return Plan(seeds, missing)
+    return GridPlan(seeds, missing)
 
 
 def grouped(results: Sequence[dict[str, Any]]) -> dict[Place, list[Entry]]:

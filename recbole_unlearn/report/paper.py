@@ -12,8 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from recbole_unlearn.config import properties_dir, read_yaml
-from recbole_unlearn.report.entries import NO_PLAN, Entry, Place, Plan, before, grouped, ratio_of_sums
+from recbole_unlearn.report.entries import NO_PLAN, Entry, GridPlan, Place, before, grouped, ratio_of_sums
 from recbole_unlearn.report.figures import metric_title
 from recbole_unlearn.report.values import (
     MISSING,
@@ -27,6 +26,7 @@ from recbole_unlearn.report.values import (
     signed,
     times,
 )
+from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
 
 CUTS = (10, 20, 50)
 _METRICS = ("recall", "ndcg")
@@ -92,7 +92,7 @@ def published() -> dict[str, Any]:
     return read_yaml(properties_dir() / "paper.yaml")
 
 
-def tables(results: Sequence[dict[str, Any]], plan: Plan = NO_PLAN) -> list[Table]:
+def tables(results: Sequence[dict[str, Any]], plan: GridPlan = NO_PLAN) -> list[Table]:
     """All tables that ``results`` have figures for; rows and runs of the ``plan`` that are missing are shown so."""
     everything = _runs(results, plan)
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
@@ -115,7 +115,7 @@ def tables(results: Sequence[dict[str, Any]], plan: Plan = NO_PLAN) -> list[Tabl
     return made
 
 
-def _runs(results: Sequence[dict[str, Any]], plan: Plan) -> dict[Place, list[Runs]]:
+def _runs(results: Sequence[dict[str, Any]], plan: GridPlan) -> dict[Place, list[Runs]]:
     """By place, the runs of every method that is there or should be; retraining first."""
     groups = grouped(results)
     found = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recbole_unlearn import files
+from recbole_unlearn.files import atomic as files
 from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import (

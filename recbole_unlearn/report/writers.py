@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from recbole_unlearn.report import page
-from recbole_unlearn.report.entries import Plan
+from recbole_unlearn.report.entries import GridPlan
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.paper import NOTE, Table
 
@@ -32,7 +32,7 @@ _MISSING_TITLE = "Missing"
 _AT_ONCE = 4  # tables that LaTeX has to hold before it may place them; it gives up at 18
 
 
-def sections(tables: Sequence[Table], plan: Plan) -> Html:
+def sections(tables: Sequence[Table], plan: GridPlan) -> Html:
     """The tables as parts of a page."""
     parts = [
         page.section(
@@ -51,7 +51,7 @@ def _by_title(tables: Sequence[Table]) -> Iterator[tuple[str, list[Table]]]:
         yield title, list(group)
 
 
-def markdown(tables: Sequence[Table], plan: Plan) -> str:
+def markdown(tables: Sequence[Table], plan: GridPlan) -> str:
     """The tables as Markdown."""
     lines = ["# Tables", "", NOTE]
     for title, group in _by_title(tables):
@@ -85,7 +85,7 @@ def _marked(text: str) -> str:
     return "".join(f"\\{sign}" if sign in "\\`*[]<>|#" else sign for sign in _one_line(text))
 
 
-def latex(tables: Sequence[Table], plan: Plan) -> str:
+def latex(tables: Sequence[Table], plan: GridPlan) -> str:
     """The tables as a LaTeX document."""
     lines = [_PREAMBLE, rf"\noindent {escaped(NOTE)}", ""]
     for place, table in enumerate(tables):

@@ -27,9 +27,9 @@ FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 Record = dict[str, Any]  # number, settings, state, error, node, reports
 
 
-def fingerprint(shared: Shared) -> str:
+def sweep_digest(shared: Shared) -> str:
     """A digest of everything but a trial's own settings that its figures depend on."""
-    config, objective = shared.config, shared.objective
+    config, objective = shared.config, shared.goal
     parts = {
         "versions": [__version__, recbole.__version__, torch.__version__],
         "method": shared.method.name,
@@ -42,7 +42,7 @@ def fingerprint(shared: Shared) -> str:
             objective.original,
             objective.target,
         ],
-        "data": [shared.data.full.fingerprint(), shared.data.retain.fingerprint()],
+        "data": [shared.data.full.digest(), shared.data.retain.digest()],
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
     for name, value in sorted(shared.original.state_dict.items()):
@@ -55,7 +55,7 @@ class Journal:
     """The trials that have ended, in memory and on disk."""
 
     def __init__(self, directory: Path, sweep: str, resume: bool) -> None:
-        """Start a journal in ``directory``, or go on with the one there; ``sweep`` is its fingerprint."""
+        """Start a journal in ``directory``, or go on with the one there; ``sweep`` is its digest."""
         self.path = directory / NAME
         self.records: dict[str, Record] = {}  # by the identity of their settings
         refuse_other(directory, resume)

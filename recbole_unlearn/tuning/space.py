@@ -20,11 +20,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from recbole_unlearn import config as config_module
 from recbole_unlearn import settings
-from recbole_unlearn.config import UnlearnConfig, nearest
-from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.trainer import UnlearnTrainer
+from recbole_unlearn.errors import UnlearnError, nearest
+from recbole_unlearn.methods.base import UnlearnTrainer
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings.yaml_files import properties_dir, read_strictly
 
 DIGITS = 4  # that count, of a number drawn from a range
 MISSES = 200  # draws in a row that bring nothing new, after which a space is taken to be exhausted
@@ -195,7 +195,7 @@ def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) 
     """
     path = _path(method, file)
     fixed = set(config.external_config_dict) & set(settings.names(method.Settings))
-    raw = config_module.read_strictly(path, "search space", "--space", "key: {choice: [...]}")
+    raw = read_strictly(path, "search space", "--space", "key: {choice: [...]}")
     if not raw:
         raise UnlearnError(f"{path} is empty; expected lines such as lac_steps: {{int: [20, 80]}}.")
     if file is None:
@@ -212,7 +212,7 @@ def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) 
         try:
             domains[key] = _domain(key, domain)
             for value in domains[key].ends():
-                method.check(settings.read(method.Settings, base | {key: value}))
+                method.check(settings.read(method.Settings, base | {key: value}), config)
         except UnlearnError as error:
             raise UnlearnError(f"{path}: {error}") from error
     return Space(domains)
@@ -221,7 +221,7 @@ def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) 
 def _path(method: type[UnlearnTrainer], file: str | None) -> Path:
     if file is not None:
         return Path(file)
-    folder = config_module.properties_dir() / "tune"
+    folder = properties_dir() / "tune"
     path = folder / f"{method.name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(found.stem for found in folder.glob("*.yaml")))

@@ -10,41 +10,43 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from recbole.utils import set_color
 from tqdm import tqdm
 
 from recbole_unlearn import cluster, settings
-from recbole_unlearn import result as results
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.evaluation import DECIMALS
-from recbole_unlearn.files import make_directory, write_bytes, write_json
+from recbole_unlearn.files.atomic import make_directory, write_bytes, write_json
+from recbole_unlearn.files.trained import Trained
+from recbole_unlearn.log import progress
+from recbole_unlearn.measures.evaluation import DECIMALS
 from recbole_unlearn.pipeline import Pipeline, begin
-from recbole_unlearn.quick_start import opened
-from recbole_unlearn.trainer import PhaseTrainer, Trained, build_model, compose
+from recbole_unlearn.results.record import environment, plain_values
+from recbole_unlearn.start import Arguments, opened
+from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
 from recbole_unlearn.tuning import backend, journal
 from recbole_unlearn.tuning import space as spaces
-from recbole_unlearn.tuning.journal import FAILED, FINISHED, STOPPED, Journal, Record
-from recbole_unlearn.tuning.objective import (
+from recbole_unlearn.tuning.goal import (
     Bench,
     Candidate,
     Figures,
-    Objective,
+    Goal,
     best,
     expected_demotion,
     front,
     read_metric,
     validation_only,
 )
+from recbole_unlearn.tuning.journal import FAILED, FINISHED, STOPPED, Journal, Record
 from recbole_unlearn.tuning.space import Settings, identity
 from recbole_unlearn.tuning.table import figure, table
 from recbole_unlearn.tuning.trial import Report, Shared
 
 SCHEMA = 1
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,7 @@ class TuneResult:
 
 def tune_unlearn(model: str | type | None = None, dataset: str | None = None, **arguments: Any) -> TuneResult:
     """Sweep over a method's settings; arguments as :func:`~recbole_unlearn.quick_start.run_unlearn` has them."""
-    with opened(model, dataset, **arguments) as (pipeline, wanted):
+    with opened(Arguments(model, dataset, **arguments)) as (pipeline, wanted):
         return _Sweep(pipeline).run(wanted)
 
 
@@ -71,7 +73,6 @@ class _Sweep:
         self.pipeline, self.config, self.directory = pipeline, pipeline.config, pipeline.directory
         self.options = settings.read(settings.TuneSettings, self.config)
         self.method = pipeline.methods[0]
-        self.logger = logging.getLogger()
         if self.method.own_original:
             raise UnlearnError(
                 f"{self.method.name} trains an original of its own, so trials have none to share: it cannot be tuned."
@@ -114,7 +115,7 @@ class _Sweep:
             self.pipeline.prepare(forget)
             self.shared = self._shared()
             self.prepare_seconds = round(time.perf_counter() - start, 2)
-            self.journal = Journal(self.directory, journal.fingerprint(self.shared), self.options.resume)
+            self.journal = Journal(self.directory, journal.sweep_digest(self.shared), self.options.resume)
             known = self.journal.finished()
             if self._is_left(known):
                 ray = ray or stack.enter_context(self._session())
@@ -139,7 +140,7 @@ class _Sweep:
         data = validation_only(pipeline.data)
         metric = read_metric(options, self.config, data.full.train.item_num)
         bench = Bench(self.config, data, metric, pipeline.evaluation.demotion_negatives)
-        objective = Objective(metric, options.tune_affected, options.tune_weight)
+        objective = Goal(metric, options.tune_affected, options.tune_weight)
         before = self._figures(bench, pipeline.original)
         self.retrained = self._retrained(bench)
         target = expected_demotion(self.config, data) if self.retrained is None else self.retrained.demotion
@@ -151,7 +152,7 @@ class _Sweep:
         self.original = before
         if target is not None:
             source = "the level of never-seen items" if self.retrained is None else "the retrained model's"
-            self.logger.info("Demotion rate to reach: %.3f (%s).", target, source)
+            logger.info("Demotion rate to reach: %.3f (%s).", target, source)
         return Shared(
             self.config, data, pipeline.original, self.method, self.config.method_values(self.method.name),
             objective, options.tune_looks, pipeline.evaluation.demotion_negatives, pipeline.run_settings.threads,
@@ -169,7 +170,7 @@ class _Sweep:
             return None
         method, options = self.pipeline.methods[1], self.pipeline.method_settings[1]
         trainer, task = begin(
-            method, options, self.config, self.pipeline.data, self.pipeline.original, self.pipeline.cache,
+            method, options, self.config, self.pipeline.data, self.pipeline.original, self.pipeline.trainings,
             "retrained",
         )  # fmt: skip
         trainer.run(task)
@@ -177,26 +178,19 @@ class _Sweep:
 
     def _trials(self, ray: Any, known: dict[str, Record]) -> None:
         total = self.options.trials if self.listed is None else len(self.listed)
-        with self._progress(total) as progress:
+        shown = bool(self.config["show_progress"])
+        with progress(f"Tune {self.method.name}", total, shown, "trial") as bar:
             try:
                 backend.sweep(
-                    ray, self.shared, self.space, self.listed, known, _Keeper(self.journal, known, progress),
+                    ray, self.shared, self.space, self.listed, known, _Keeper(self.journal, known, bar),
                     self.options, self.pipeline.run_settings.workers,
                 )  # fmt: skip
             except KeyboardInterrupt:
-                self.logger.warning(
+                logger.warning(
                     "Stopped: %d trials have ended and are kept; go on with --resume.",
                     len(self.journal.records),
                 )
                 raise
-
-    @contextlib.contextmanager
-    def _progress(self, total: int) -> Iterator[tqdm]:
-        with tqdm(
-            total=total, ncols=100, desc=set_color(f"Tune {self.method.name}", "pink"), unit="trial",
-            disable=not self.config["show_progress"],
-        ) as bar:  # fmt: skip
-            yield bar
 
     def _result(self) -> dict[str, Any]:
         """The content of `tune.json`."""
@@ -213,7 +207,7 @@ class _Sweep:
         if not candidates:
             reasons = [record["error"] for record in records if record["error"]]
             raise UnlearnError(f"All {len(records)} trials failed; the first one: {reasons[0]}")
-        objective = self.shared.objective
+        objective = self.shared.goal
         return {
             "schema": SCHEMA,
             "model": self.config["model"],
@@ -221,7 +215,7 @@ class _Sweep:
             "method": self.method.name,
             "seed": self.config["seed"],
             # A sweep that was cut short and went on is the same sweep.
-            "settings": {k: v for k, v in results.plain_values(self.config).items() if k != "resume"},
+            "settings": {k: v for k, v in plain_values(self.config).items() if k != "resume"},
             "forget": self.pipeline.data.summary(),
             "objective": {
                 "metric": objective.metric,
@@ -239,7 +233,7 @@ class _Sweep:
             "front": front(candidates),
             "trials": records,
             "prepare_seconds": self.prepare_seconds,
-            "environment": results.environment(self.shared.threads, self.config["device"]),
+            "environment": environment(self.shared.threads, self.config["device"]),
         }
 
     def _write(self, result: dict[str, Any]) -> None:
@@ -254,8 +248,8 @@ class _Sweep:
         if self.pipeline.run_settings.report != "none":
             from recbole_unlearn.report import write_sweep  # plotly, only where something is drawn
 
-            self.logger.info("Report: %s", write_sweep(result, self.directory))
-        self.logger.info("Best settings: %s", self.directory / "best.yaml")
+            logger.info("Report: %s", write_sweep(result, self.directory))
+        logger.info("Best settings: %s", self.directory / "best.yaml")
 
     def _write_settings(self, path: Path, candidate: Candidate, what: str) -> None:
         """Settings as `--config_files` takes them: what was swept over, and what the user had set of the method."""
@@ -265,7 +259,7 @@ class _Sweep:
         about = [
             f"{what} of a sweep of {self.method.name} with {self.config['model']} on {self.config['dataset']}, "
             f"seed {self.config['seed']}, trial {candidate['trial']}.",
-            f"On validation rows: {self.shared.objective.metric} {candidate['everyone']:.4f} (all users), "
+            f"On validation rows: {self.shared.goal.metric} {candidate['everyone']:.4f} (all users), "
             f"{figure(candidate['affected'])} (affected), demotion rate {figure(candidate['demotion'], 3)}, "
             f"score {candidate['score']:.4f}.",
             f"Use it with the same command: --config_files={path.name} instead of --tune.",

@@ -6,8 +6,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from recbole_unlearn.tuning.goal import Candidate, best
 from recbole_unlearn.tuning.journal import FAILED, STOPPED
-from recbole_unlearn.tuning.objective import Candidate, best
 
 ROWS = 15  # trials that are shown
 

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from recbole_unlearn import settings
-from recbole_unlearn.cache import ModelCache
-from recbole_unlearn.config import UnlearnConfig
-from recbole_unlearn.data import UnlearnData
+from recbole_unlearn.data.splits import UnlearnData
+from recbole_unlearn.files.trained import Trained
+from recbole_unlearn.methods.base import UnlearnTrainer, Watch
 from recbole_unlearn.pipeline import begin
-from recbole_unlearn.trainer import Trained, UnlearnTrainer, Watch
-from recbole_unlearn.tuning.objective import Bench, Objective
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.training.trainings import Trainings
+from recbole_unlearn.tuning.goal import Bench, Goal
 
 Report = dict[str, Any]
 
@@ -35,14 +36,14 @@ class Shared:
     original: Trained
     method: type[UnlearnTrainer]
     values: dict[str, Any]  # of the method's settings, where a trial has no other
-    objective: Objective
+    goal: Goal
     looks: int
     negatives: int
     threads: int
 
     def bench(self) -> Bench:
         """What measures; made once in each process."""
-        return Bench(self.config, self.data, self.objective.metric, self.negatives)
+        return Bench(self.config, self.data, self.goal.metric, self.negatives)
 
 
 def look_steps(total: int, looks: int) -> frozenset[int]:
@@ -61,12 +62,12 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
     start = time.perf_counter()
     method = shared.method
     options = settings.read(method.Settings, shared.values | values)
-    method.check(options)
+    method.check(options, shared.config)
     total = method.steps(options)
 
     def report(trainer: UnlearnTrainer, step: int, seconds: float, last: bool = False) -> None:
         changed = {} if last else method.settings_after(options, step)
-        figures = shared.objective.judge(bench.measure(trainer))
+        figures = shared.goal.judge(bench.measure(trainer))
         emit(
             {
                 "settings": {**values, **changed},
@@ -84,7 +85,7 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
             checkpoint_dir=work, output_dir=None, show_progress=False, tensorboard=False
         )
         kept = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
-        models = ModelCache(kept, shared.threads)
+        models = Trainings(kept, shared.threads)
         trainer, task = begin(method, options, config, shared.data, shared.original, models, "unlearned")
-        trainer.run(dataclasses.replace(task, watch=watch))
-        report(trainer, total, trainer.seconds or 0.0, last=True)
+        finished = trainer.run(dataclasses.replace(task, watch=watch))
+        report(trainer, total, finished.seconds, last=True)

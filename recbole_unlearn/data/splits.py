@@ -1,0 +1,264 @@
+r"""From a dataset and a forget set to forget and retain data with the same ids.
+
+:func:`load` makes RecBole's dataset and splits it as RecBole would. :class:`UnlearnData` holds the two
+sides: D (``full``) and D\S (``retain``), plus the deleted rows (``forget``). :func:`loaders` builds new
+samplers and loaders for either side; the samplers are never shared, or deleted pairs would stay excluded
+from the negatives and stay masked at test.
+
+Rules, in the words of docs/forget-sets.md:
+
+* Only training rows are unlearned. A request that also hits validation or test rows removes them from
+  those splits for every phase alike, so that all figures speak of the same rows.
+* A user or an item that has no training row left (an *orphan*) cannot be ranked sensibly by any model.
+  Its validation and test rows are left out for every phase, and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from recbole.data import create_dataset
+from recbole.data.dataloader import AbstractDataLoader
+from recbole.data.dataset import Dataset
+from recbole.data.interaction import Interaction, cat_interactions
+from recbole.data.utils import create_samplers, get_dataloader
+from recbole.utils import init_seed
+
+from recbole_unlearn.data.download import ensure_dataset
+from recbole_unlearn.data.requests import Located
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import saved_dataset as retained
+from recbole_unlearn.files.saved_dataset import Clock
+from recbole_unlearn.settings.config import UnlearnConfig
+
+
+class Splits(NamedTuple):
+    """Training, validation and test rows as RecBole datasets with one set of ids."""
+
+    train: Dataset
+    valid: Dataset
+    test: Dataset
+
+    def digest(self) -> str:
+        """A digest of what a model trained on these splits can see: training and validation rows."""
+        digest = hashlib.sha256()
+        for dataset in (self.train, self.valid):
+            digest.update(f"{dataset.user_num} {dataset.item_num} {len(dataset)}".encode())
+            for feat in (dataset.inter_feat, dataset.user_feat, dataset.item_feat):
+                for field in sorted(feat.columns) if feat is not None else ():
+                    digest.update(field.encode())
+                    digest.update(feat[field].contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+class Loaders(NamedTuple):
+    """RecBole's loaders over :class:`Splits`."""
+
+    train: AbstractDataLoader
+    valid: AbstractDataLoader
+    test: AbstractDataLoader
+
+
+class Source(NamedTuple):
+    """A loaded dataset: its splits, and how raw timestamps map to the loaded ones."""
+
+    splits: Splits
+    clock: Clock | None
+
+
+def fetch(config: UnlearnConfig) -> None:
+    """Make sure that the files of the dataset are there; those that RecBole knows are downloaded."""
+    name, suffixes = config["dataset"], config["benchmark_filename"]
+    files = [f"{name}.{suffix}.inter" for suffix in suffixes] if suffixes else [f"{name}.inter"]
+    ensure_dataset(name, config["data_path"], files, config["download_url"], bool(config["show_progress"]))
+
+
+def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
+    """Load and split the dataset exactly as a RecBole run with this config does.
+
+    Args:
+        config: names the dataset, its filters and its split.
+        saved: the retained data of an earlier request, to go on from instead of the source files.
+
+    """
+    name = config["dataset"]
+    init_seed(config["seed"], config["reproducibility"])
+    if saved is not None:
+        dataset, clock = retained.read_dataset(saved, config)
+    else:
+        fetch(config)
+        try:
+            with _recorded_times() as raw:
+                dataset = create_dataset(config)
+            clock = _clock(raw, dataset)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UnlearnError(
+                f"RecBole cannot load the dataset {name} from {config['data_path']}: {error}. "
+                "Check load_col, the column names and the filters."
+            ) from error
+    try:
+        parts = dataset.build()
+    except (ValueError, LookupError, TypeError, NotImplementedError, AssertionError) as error:
+        raise UnlearnError(f"RecBole cannot split the dataset {name}: {error}. Check eval_args.") from error
+    if len(parts) != 3:
+        raise UnlearnError(
+            f"The split gives {len(parts)} parts; training, validation and test are needed. "
+            "Use for example --eval_args={'split':{'RS':[0.8,0.1,0.1]}}."
+        )
+    splits = Splits(*parts)
+    if len(splits.train) == 0:
+        raise UnlearnError(f"The dataset {name} has no training rows after filtering; check val_interval.")
+    return Source(splits, clock)
+
+
+@contextlib.contextmanager
+def _recorded_times() -> Iterator[dict[str, np.ndarray]]:
+    """Note the timestamps as the file has them: RecBole may scale them to [0, 1] while it loads."""
+    recorded: dict[str, np.ndarray] = {}
+    original = Dataset._normalize
+
+    @functools.wraps(original)
+    def normalize(self: Dataset) -> None:
+        if self.time_field in self.inter_feat:
+            recorded["time"] = self.inter_feat[self.time_field].to_numpy(dtype=np.float64, copy=True)
+        original(self)
+
+    Dataset._normalize = normalize
+    try:
+        yield recorded
+    finally:
+        Dataset._normalize = original
+
+
+def _clock(recorded: dict[str, np.ndarray], dataset: Dataset) -> Clock | None:
+    """The map from the file's timestamps to the dataset's, when they differ."""
+    if "time" not in recorded or dataset.time_field not in dataset.inter_feat:
+        return None
+    raw = recorded["time"]
+    now = dataset.inter_feat[dataset.time_field].to_numpy(dtype=np.float64)
+    if len(raw) == 0 or np.array_equal(raw, now):
+        return None
+    low, high = raw.min(), raw.max()
+    start, end = now[raw.argmin()], now[raw.argmax()]
+    slope = (end - start) / (high - low) if high > low else 0.0
+    return Clock(float(low), float(slope), float(start))
+
+
+@dataclasses.dataclass(frozen=True)
+class UnlearnData:
+    """The data of one unlearning run."""
+
+    full: Splits
+    retain: Splits
+    forget: Dataset  # the deleted training rows, S
+    deleted: torch.Tensor  # (|D|,), which rows of full.train they are
+    source: str  # "file", "python" or "injected ..."
+    clock: Clock | None
+    counts: dict[str, int]
+    orphan_users: torch.Tensor
+    orphan_items: torch.Tensor
+
+    @functools.cached_property
+    def affected_users(self) -> torch.Tensor:
+        """Users with a deleted row, sorted."""
+        return torch.unique(self.forget.inter_feat[self.forget.uid_field])
+
+    @functools.cached_property
+    def forget_pairs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The distinct deleted pairs (users, items) that do not stand in a retained row as well."""
+        train = self.retain.train
+        users, items = _pairs(self.forget)
+        keys = torch.unique(users * train.item_num + items)
+        kept_users, kept_items = _pairs(train)
+        keys = keys[~torch.isin(keys, kept_users * train.item_num + kept_items)]
+        return keys // train.item_num, keys % train.item_num
+
+    def summary(self) -> dict[str, Any]:
+        """Counts for result.json: how much was asked for, and what the rules above left out."""
+        users, items = _pairs(self.forget)
+        return {
+            "source": self.source,
+            "interactions": len(self.forget),
+            "users": len(torch.unique(users)),
+            "items": len(torch.unique(items)),
+            **self.counts,
+        }
+
+
+def _pairs(dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+    return dataset.inter_feat[dataset.uid_field], dataset.inter_feat[dataset.iid_field]
+
+
+def divide(full: Splits, located: Located, source: str, clock: Clock | None = None) -> UnlearnData:
+    r"""Divide D into S and D\S by the rows that were located, applying the rules of this module."""
+    remove = [torch.from_numpy(mask) for mask in (located.train, located.valid, located.test)]
+    kept = Splits(*(_rows(part, ~mask) for part, mask in zip(full, remove, strict=True)))
+    users, items = _orphans(full.train, kept.train)
+    usable = [_usable(part, users, items) for part in (kept.valid, kept.test)]
+    retain = Splits(kept.train, *(_rows(part, mask) for part, mask in zip(kept[1:], usable, strict=True)))
+    for part, label in ((retain.valid, "validation"), (retain.test, "test")):
+        if len(part) == 0:
+            raise UnlearnError(
+                f"After this request no {label} row is left to measure with. Ask for less, or use a "
+                "larger dataset."
+            )
+    counts = {
+        "skipped_requests": located.skipped,
+        "valid_rows_removed": int(remove[1].sum()),
+        "test_rows_removed": int(remove[2].sum()),
+        "orphan_users": len(users),
+        "orphan_items": len(items),
+        "orphan_valid_rows": int((~usable[0]).sum()),
+        "orphan_test_rows": int((~usable[1]).sum()),
+    }
+    forget = _rows(full.train, remove[0])
+    return UnlearnData(full, retain, forget, remove[0], source, clock, counts, users, items)
+
+
+def _rows(dataset: Dataset, mask: torch.Tensor) -> Dataset:
+    return dataset.copy(dataset.inter_feat[mask])
+
+
+def _orphans(before: Dataset, after: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+    """Users and items with training rows before and none after."""
+    found = []
+    for old, new in zip(_pairs(before), _pairs(after), strict=True):
+        old = torch.unique(old)
+        found.append(old[~torch.isin(old, new)])
+    return found[0], found[1]
+
+
+def _usable(dataset: Dataset, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    row_users, row_items = _pairs(dataset)
+    return ~(torch.isin(row_users, users) | torch.isin(row_items, items))
+
+
+def append(train: Dataset, rows: Interaction) -> Dataset:
+    """``train`` with more rows at its end."""
+    return train.copy(cat_interactions([train.inter_feat, rows]))
+
+
+def loaders(config: UnlearnConfig, splits: Splits) -> Loaders:
+    """New samplers and loaders over ``splits``; the datasets handed in are not reordered."""
+    parts = [part.copy(Interaction(dict(part.inter_feat.interaction))) for part in splits]
+    whole = parts[0].copy(cat_interactions([part.inter_feat for part in parts]))
+    try:
+        samplers = create_samplers(config, whole, parts)
+    except ValueError as error:
+        raise UnlearnError(f"RecBole cannot draw negatives from this data: {error}") from error
+    return Loaders(
+        *(
+            get_dataloader(config, phase)(
+                config, part, sampler, shuffle=bool(config["shuffle"]) and phase == "train"
+            )
+            for phase, part, sampler in zip(("train", "valid", "test"), parts, samplers, strict=True)
+        )
+    )

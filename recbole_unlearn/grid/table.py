@@ -1,0 +1,62 @@
+"""The main figures of a grid's cells, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from recbole_unlearn.grid.plan import Cell
+from recbole_unlearn.report.entries import read_result
+from recbole_unlearn.report.values import decimal, duration, percent, times
+from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
+
+
+def _figures(result: RunResult) -> list[str]:
+    """The main figures of a cell's first method."""
+    before, after, target = (
+        result.phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, RETRAINED)
+    )
+    return [
+        *(decimal(phase.affected.get("ndcg@20"), 4) for phase in (before, after, target)),
+        percent((result.recovered or {}).get("ndcg@20")),
+        *(decimal(phase.demotion_rate) for phase in (after, target)),
+        duration(after.seconds),
+        times(result.speedup),
+    ]
+
+
+def said(folder: Path) -> str:
+    """One line on a cell that has been done."""
+    result = RunResult.from_json(read_result(folder / "result.json"))
+    before, after, target, _, demotion, goal, seconds, faster = _figures(result)
+    return (
+        f"{result.method}, NDCG@20 of affected users {before} to {after} (retrained {target}), demotion rate "
+        f"{demotion} (retrained {goal}), {seconds}, {faster} faster."
+    )
+
+
+def table(cells: Sequence[Cell], failed: Mapping[str, str], directory: Path) -> str:
+    """A row for each cell with the figures of its first method; below it, what failed and why."""
+    head = [
+        "cell",
+        "method",
+        "N@20 before",
+        "after",
+        "retrained",
+        "recovered",
+        "demotion",
+        "retrained",
+        "time",
+        "speed-up",
+    ]
+    rows = []
+    for cell in cells:
+        figures = ["failed"] if cell.name in failed else _figures(RunResult.from_json(read_result(directory / cell.name / "result.json")))
+        rows.append([cell.name, cell.methods[0], *figures])
+    align = ("left", "left", *["right"] * (len(head) - 2))
+    text = tabulate(rows, headers=head, disable_numparse=True, colalign=align)
+    lines = [text, "N@20: NDCG@20 of affected users. All methods, with means over seeds: tables.md."]
+    lines += [f"{name} failed: {why}" for name, why in failed.items()]
+    return "\n".join(lines)

@@ -1,0 +1,94 @@
+"""What a measure of forgetting is, and how one is added.
+
+A measure is a function of what a model answered (:class:`View`) that carries ``@measure``. Registered, it is in
+`result.json` under `forgetting`, in the table at the end of a run, in the report and in docs/measuring.md (a test holds
+that). Measures of another package come by the entry-point group `recbole_unlearn.measures`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+
+from recbole_unlearn.extensions import discover
+from recbole_unlearn.measures.observe import Observation, Questions
+from recbole_unlearn.results.schema import Figure
+
+DECIMALS = 6  # of figures in a result
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What a measure may look at: the questions, what the model answers, and what others answer."""
+
+    questions: Questions
+    seen: Observation
+    before: Observation | None = None  # what the method started from; None for an original itself
+    retrained: Observation | None = None  # given to distances only
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """A measure with what people have to know of it."""
+
+    key: str  # under `forgetting`; it may have entries KEY@K for several K
+    title: str  # with {k} where there are several
+    meaning: str
+    good: str
+    parts: Mapping[str, str]  # the figures of an entry that has several, with their titles
+    is_distance: bool  # to the retrained model: 0 or 1 is equal, and there is none without retraining
+    place: int  # in tables, lowest first
+    of: Callable[[View], dict[str, Figure]]
+
+    def figures(self, entries: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str]]:
+        """The path of every figure of this measure in ``entries``, with its title."""
+        for key in entries:
+            name, _, k = key.partition("@")
+            if name != self.key:
+                continue
+            title = self.title.format(k=k)
+            if not self.parts:
+                yield (key,), title
+            for part, words in self.parts.items():
+                yield (key, part), f"{title}{words}"
+
+
+_MEASURES: dict[str, Measure] = {}
+
+
+def measure(
+    key: str,
+    *,
+    title: str,
+    meaning: str,
+    good: str,
+    parts: Mapping[str, str] | None = None,
+    is_distance: bool = False,
+    place: int = 100,
+) -> Callable[[Callable[[View], dict[str, Figure]]], Callable[[View], dict[str, Figure]]]:
+    """Decorator: make a function of a :class:`View` a measure. It returns its entries, none where it cannot be taken."""
+
+    def add(function: Callable[[View], dict[str, Figure]]) -> Callable[[View], dict[str, Figure]]:
+        if key in _MEASURES and _MEASURES[key].of.__qualname__ != function.__qualname__:
+            raise ValueError(f"A measure named {key!r} is registered already.")
+        _MEASURES[key] = Measure(key, title, meaning, good, parts or {}, is_distance, place, function)
+        return function
+
+    return add
+
+
+@functools.cache
+def _discover() -> None:
+    discover("recbole_unlearn.measures", "recbole_unlearn.measures")
+
+
+def measures() -> list[Measure]:
+    """All measures: those of a model by itself first, then the distances to the retrained one."""
+    _discover()
+    return sorted(_MEASURES.values(), key=lambda one: (one.is_distance, one.place))
+
+
+def rounded(value: object) -> float:
+    """A figure as results have it."""
+    return round(float(value), DECIMALS)  # type: ignore[arg-type]

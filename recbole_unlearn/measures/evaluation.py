@@ -1,0 +1,156 @@
+"""Measuring a phase: utility by RecBole's evaluator, and forgetting by the measures of `measures/`.
+
+Every phase is measured on the same rows with the same masks: the retained data's. Deleted items are *not*
+masked, so a forgotten item that is still recommended costs utility. Utility is reported for all users, for
+affected users (those with a deleted row) and for the others; one scoring pass serves all three.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from recbole.evaluator import Evaluator, metric_types
+from recbole.evaluator.collector import DataStruct
+from recbole.utils import EvaluatorType
+
+from recbole_unlearn import compat
+from recbole_unlearn.data.splits import Loaders, UnlearnData
+from recbole_unlearn.measures.base import DECIMALS, View, measures, rounded
+from recbole_unlearn.measures.distribution import common_edges, histogram
+from recbole_unlearn.measures.groups import by_group
+from recbole_unlearn.measures.observe import Observation, Questions, deleted_pairs, observe
+from recbole_unlearn.results.schema import Distribution, Figure, Metrics
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.training.phase import PhaseTrainer
+
+REPORTED_METRICS = ("Recall", "NDCG")
+REPORTED_TOPK = (10, 20, 50)
+
+
+class _KeepingEvaluator(Evaluator):
+    """RecBole's evaluator; keeps what was collected, so that groups of users can be evaluated too."""
+
+    kept: DataStruct
+
+    def evaluate(self, dataobject: DataStruct) -> dict[str, float]:
+        self.kept = dataobject
+        return super().evaluate(dataobject)
+
+
+def report_config(config: UnlearnConfig, item_num: int) -> UnlearnConfig:
+    """The config with the metrics every result has, beside those the user asked for."""
+    asked = [m for m in config["metrics"] if metric_types.get(m.lower()) == EvaluatorType.RANKING]
+    names = {metric.lower(): metric for metric in [*REPORTED_METRICS, *asked]}
+    topk = sorted(k for k in {*REPORTED_TOPK, *config["topk"]} if k < item_num)
+    return config.replace(metrics=list(names.values()), topk=topk, metric_decimal_place=DECIMALS)
+
+
+def utility(
+    trainer: PhaseTrainer, config: UnlearnConfig, data: Loaders, affected: torch.Tensor
+) -> dict[str, dict[str, float]]:
+    """RecBole's metrics on the test rows: "metrics" (all users), "affected" and "unaffected"."""
+    config = report_config(config, data.test._dataset.item_num)
+    evaluator = _KeepingEvaluator(config)
+    held = trainer.eval_collector, trainer.evaluator
+    trainer.eval_collector, trainer.evaluator = compat.TensorCollector(config), evaluator
+    try:
+        trainer.eval_collector.data_collect(data.train)
+        everyone = trainer.evaluate(
+            data.test, load_best_model=False, show_progress=bool(config["show_progress"])
+        )
+    finally:
+        trainer.eval_collector, trainer.evaluator = held
+    struct = evaluator.kept
+    users = torch.as_tensor(np.asarray(data.test.uid_list))
+    is_affected = torch.isin(users, affected)
+    groups = {"affected": is_affected, "unaffected": ~is_affected}
+    return {"metrics": dict(everyone)} | {
+        name: dict(evaluator.evaluate(_only(struct, mask))) if mask.any() else {}
+        for name, mask in groups.items()
+    }
+
+
+def _only(struct: DataStruct, users: torch.Tensor) -> DataStruct:
+    """The collected values of some of the users (a mask in the loader's order)."""
+    part = DataStruct()
+    for key, value in struct._data_dict.items():
+        per_user = isinstance(value, torch.Tensor) and len(value) == len(users)
+        part._data_dict[key] = value[users] if per_user else value
+    return part
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What one model was measured at by itself, and what it answered."""
+
+    utility: dict[str, Metrics]  # "metrics" (all users), "affected" and "unaffected"
+    masked: Metrics
+    forgetting: dict[str, Figure]
+    groups: dict[str, dict[str, Metrics]]
+    seen: Observation
+
+
+class Measurement:
+    """All measures of one run: the same questions to every model, and its distances to the retrained one."""
+
+    def __init__(self, config: UnlearnConfig, data: UnlearnData, test: Loaders, negatives: int) -> None:
+        self.config, self.data, self.test = config, data, test
+        deleted = deleted_pairs(data, negatives, config["seed"])
+        self.questions = Questions.of(data, deleted, config["seed"])
+
+    def measure(self, trainer: PhaseTrainer, before: Measured | None = None) -> Measured:
+        """What can be said of a model by itself, and of it beside the one it comes from."""
+        seen = observe(trainer, self.questions, self.data.retain)
+        found = utility(trainer, self.config, self.test, self.data.affected_users)
+        view = View(self.questions, seen, None if before is None else before.seen)
+        return Measured(
+            found,
+            self._masked(seen, found["unaffected"]),
+            {key: value for one in measures() if not one.is_distance for key, value in one.of(view).items()},
+            by_group(self.questions, self.data, seen.top),
+            seen,
+        )
+
+    def distances(self, mine: Measured, retrained: Measured | None) -> dict[str, Figure]:
+        """How far a model is from the retrained one; nothing of that one itself, or where there is none."""
+        if retrained is None or mine.seen is retrained.seen or len(self.questions.deleted) == 0:
+            return {}
+        view = View(self.questions, mine.seen, retrained=retrained.seen)
+        return {key: value for one in measures() if one.is_distance for key, value in one.of(view).items()}
+
+    def distributions(self, models: Mapping[str, Measured]) -> dict[str, Distribution]:
+        """Histograms of the deleted pairs' scores, with the same edges for all models."""
+        if len(self.questions.deleted) == 0:
+            return {}
+        scores = {name: one.seen.deleted.score for name, one in models.items()}
+        edges = common_edges(list(scores.values()))
+        return {name: histogram(score, edges) for name, score in scores.items()}
+
+    def _masked(self, seen: Observation, unaffected: dict[str, float]) -> dict[str, float]:
+        """Recall and NDCG over all users when deleted items are masked too.
+
+        Both are means over users, and for those without deleted items the mask changes nothing.
+        """
+        test = self.data.retain.test
+        keys = torch.unique(test.inter_feat[test.uid_field] * test.item_num + test.inter_feat[test.iid_field])
+        tested, number = torch.unique(keys // test.item_num, return_counts=True)
+        mine = torch.isin(tested, self.data.affected_users)
+        users, number = tested[mine], number[mine]
+        config = report_config(self.config, test.item_num)
+        topk = [k for k in config["topk"] if k <= seen.top_masked.shape[1]]
+        names = [f"{metric.lower()}@{k}" for metric in REPORTED_METRICS for k in topk]
+        if len(users) == 0:
+            return {name: unaffected[name] for name in names}
+        lists = seen.top_masked[torch.searchsorted(self.questions.users, users), : max(topk)]
+        hits = torch.isin(users[:, None] * test.item_num + lists, keys)
+        struct = DataStruct()
+        struct.set("rec.topk", torch.cat([hits.int(), number[:, None].int()], dim=1))
+        config = config.replace(metrics=list(REPORTED_METRICS), topk=topk)
+        masked = Evaluator(config).evaluate(struct)
+        share = len(users) / len(tested)
+        return {
+            name: rounded(share * masked[name] + (1 - share) * unaffected.get(name, 0.0)) for name in names
+        }

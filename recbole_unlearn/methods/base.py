@@ -1,0 +1,195 @@
+"""The base of all methods: RecBole's trainer with an unlearning phase, what it is given and what it leaves.
+
+:class:`UnlearnTask` is what a method gets, :class:`UnlearnTrainer` what it subclasses, :class:`Outcome` what it returns.
+All that is worked out for one request (indices, adapters, batches with deleted interactions) lives in objects that are
+local to :meth:`UnlearnTrainer.unlearn` and are gone when it returns; a trainer keeps the new model only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.utils import ModelType
+
+from recbole_unlearn.compat import clear_caches
+from recbole_unlearn.data.splits import UnlearnData
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files.export import write_model
+from recbole_unlearn.files.trained import Trained
+from recbole_unlearn.rows import tables
+from recbole_unlearn.rows.index import TrainIndex
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.training.phase import Job, PhaseTrainer, check_finite, train_all
+
+Curve = list[tuple[int, float]]  # (step, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """Somebody who wants to see the model before a method that works in steps has ended."""
+
+    steps: frozenset[int]  # after which
+    look: Callable[[UnlearnTrainer, int, float], None]  # gets the trainer, the step, the method's seconds so far
+
+
+@dataclasses.dataclass(frozen=True)
+class Originated:
+    """A method's own original: the model, the time its training took, and what the method needs to go on from it."""
+
+    model: AbstractRecommender
+    seconds: float | None
+    from_cache: bool
+    state: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class UnlearnTask:
+    """All a method needs: the data, the original, and a way to train."""
+
+    config: UnlearnConfig
+    data: UnlearnData
+    original: Trained | None  # None where nothing in the run needs the plain original
+    initial: dict[str, torch.Tensor]  # parameters of a model that has seen nothing yet
+    settings: Any  # an instance of the method's settings class
+    train: Callable[..., Trained]  # takes a Job's parts
+    label: str = "unlearned"
+    repeat: int = 0  # how often this method ran before in the same run
+    train_all: Callable[[Sequence[Job]], list[Trained]] = train_all
+    stored: Path | None = None  # where the method's own original was saved, when the run starts from it
+    own_original: Originated | None = None  # what `originate` made
+    watch: Watch | None = None
+    prepared_index: TrainIndex | None = None  # of D, for methods with `needs_index`
+
+    @property
+    def index(self) -> TrainIndex:
+        """The training interactions by user, item and pair."""
+        assert self.prepared_index is not None, "the method has to set needs_index"
+        return self.prepared_index
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a method says of the model it leaves; all of it may be left out."""
+
+    certificates: dict[str, Any] = dataclasses.field(default_factory=dict)  # what it can prove
+    curves: dict[str, Curve] = dataclasses.field(default_factory=dict)  # for the report
+    seconds: float | None = None  # by its own account, where its trainings know better than a clock around them
+    from_cache: bool = False
+    refits_orphan_items: bool = False  # it set items without an interaction left back itself, and fitted them
+    certify: Callable[[], dict[str, Any]] | None = None  # more certificates, once the model is final; not timed
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A finished phase: plain data, without anything of the request."""
+
+    certificates: dict[str, Any]
+    curves: dict[str, Curve]
+    seconds: float
+    from_cache: bool
+
+
+class UnlearnTrainer(PhaseTrainer):
+    r"""Base of all methods: a RecBole trainer over the retained data with an unlearning phase.
+
+    ``self.model`` was built on D\S and holds the original's weights when :meth:`unlearn` is called. A method overrides
+    :meth:`unlearn`, which changes ``self.model``.
+    """
+
+    name: ClassVar[str]
+    help: ClassVar[str]
+    Settings: ClassVar[type]
+    exact: ClassVar[bool] = False  # the result is a model retrained on D\S
+    needs_original: ClassVar[bool] = True  # starts from the original's weights
+    needs_index: ClassVar[bool] = False  # looks interactions up by user, item and pair
+    own_original: ClassVar[bool] = False  # trains in a way of its own from the start, see originate
+
+    _start = _looked = 0.0
+
+    @classmethod
+    def check(cls, settings: Any, config: UnlearnConfig) -> None:
+        """Refuse what the method cannot do, before any data is loaded; limits of single keys are checked already."""
+
+    @classmethod
+    def steps(cls, settings: Any) -> int:
+        """After how many steps the method ends, when it lets others watch them; 0 when it does not."""
+        return 0
+
+    @classmethod
+    def settings_after(cls, settings: Any, step: int) -> dict[str, Any]:
+        """What to change in ``settings`` so that the result is what :meth:`show` shows after ``step`` steps."""
+        raise NotImplementedError(f"{cls.__name__} has no steps to watch.")
+
+    def originate(self, task: UnlearnTask) -> Originated:
+        """The model of D as this method trains it, for methods with an original of their own; comes before `run`."""
+        raise NotImplementedError(f"{type(self).__name__} starts from the plain original.")
+
+    def unlearn(self, task: UnlearnTask) -> Outcome | None:
+        """Change ``self.model`` so that it behaves as if it had never seen ``task.data.forget``."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement unlearn().")
+
+    def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> None:
+        """Give users and items without an interaction left their initial values."""
+        if not self.exact:
+            data = task.data
+            items = data.orphan_items[:0] if refitted_items else data.orphan_items
+            tables.reset_rows(self.model, task.initial, data.retain.train, data.orphan_users, items)
+
+    def save(self, directory: Path, data: UnlearnData) -> Path:
+        """Write the unlearned model and the retained data into ``directory``; returns the model's path."""
+        optimizer = self._build_optimizer().state_dict()  # one without memory
+        return write_model(directory, self.config, self.snapshot(), optimizer, data.retain, data.clock)
+
+    def run(self, task: UnlearnTask) -> Finished:
+        """The phase: index the data, unlearn (timed), and leave a model that is clean and finite."""
+        if self.needs_index:  # it serves any number of requests, so no request pays for it
+            index = TrainIndex(task.data.full.train).complete()
+            task = dataclasses.replace(task, prepared_index=index)
+        self._start, self._looked = time.perf_counter(), 0.0
+        outcome = self.unlearn(task) or Outcome()
+        self.reset_orphans(task, outcome.refits_orphan_items)
+        seconds = time.perf_counter() - self._start - self._looked
+        clear_caches(self.model)
+        check_finite(self.model, task.label)
+        certificates = outcome.certificates | (outcome.certify() if outcome.certify else {})
+        clear_caches(self.model)
+        for name, points in outcome.curves.items():
+            for step, value in points:
+                self.tensorboard.add_scalar(f"Unlearn/{name}", value, step)
+        seconds = seconds if outcome.seconds is None else outcome.seconds
+        return Finished(certificates, outcome.curves, seconds, outcome.from_cache)
+
+    def show(self, task: UnlearnTask, step: int, refitted_items: bool = False) -> None:
+        """Let ``task.watch`` see the model as if the method ended after ``step`` steps.
+
+        A method with steps calls this. It takes none of the method's seconds, and leaves weights and random numbers
+        as they were.
+        """
+        assert task.watch is not None
+        now = time.perf_counter()
+        before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        with torch.random.fork_rng([self.device] if torch.device(self.device).type == "cuda" else []):
+            self.reset_orphans(task, refitted_items)
+            clear_caches(self.model)
+            check_finite(self.model, task.label)
+            task.watch.look(self, step, now - self._start - self._looked)
+        with torch.no_grad():
+            for name, value in self.model.named_parameters():
+                value.copy_(before[name])
+        clear_caches(self.model)
+        self._looked += time.perf_counter() - now
+
+
+def refuse_closed_form(config: UnlearnConfig, method: str) -> None:
+    """A model that is a formula of its data has no gradients, and is unlearned exactly by other methods."""
+    if config["MODEL_TYPE"] == ModelType.TRADITIONAL:
+        raise UnlearnError(
+            f"{config['model']} is a closed form of its data, and {method} needs gradients. "
+            "Use --unlearn=obliviate or --unlearn=retrain, which are exact there."
+        )

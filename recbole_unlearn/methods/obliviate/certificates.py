@@ -1,0 +1,77 @@
+"""What can be proved of an unlearned model, as it stands in result.json under `certificates`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from recbole.model.abstract_recommender import AbstractRecommender
+
+from recbole_unlearn.compat import clear_caches
+from recbole_unlearn.methods.obliviate.adapters import AdapterSet
+from recbole_unlearn.rows import losses
+from recbole_unlearn.rows.batches import Witness
+from recbole_unlearn.rows.scoring import pair_scores
+
+PAIRS = 8192  # rows looked at
+
+
+def margin_bound(loss: float) -> float:
+    """The least margin that a loss allows: log(1 + e^−m) ≤ ε gives m ≥ −log(e^ε − 1).
+
+    The paper prints the negative of it. The loss is convex in m, so a mean loss of ε gives the same bound for the
+    mean margin.
+    """
+    if loss <= 0.0:
+        return math.inf
+    return -math.log(math.expm1(loss)) if loss < 500 else -loss
+
+
+def drift_bound(start: float, weight: float) -> float:
+    """‖Δθ‖² ≤ L(φ₀)/λ for every φ with L(φ) ≤ L(φ₀), since all other losses are at least 0."""
+    return start / weight
+
+
+def _round(value: float) -> float:
+    return round(value, 6) if math.isfinite(value) else math.copysign(1e9, value)
+
+
+def margin(model: AbstractRecommender, witness: Witness) -> dict[str, Any]:
+    """How far deleted items are below uniform negatives: the mean reverse ranking loss, its bound, and the mean."""
+    deleted = witness.deleted(PAIRS)
+    if len(deleted.users) == 0:
+        return {}
+    train = witness.index.train
+    own, other = (
+        pair_scores(model, train, deleted.users, items) for items in (deleted.items, deleted.negatives)
+    )
+    loss = float(losses.reverse_ranking(own, other))
+    return {
+        "loss": _round(loss),
+        "bound": _round(margin_bound(loss)),
+        "mean": _round(float((other - own).mean())),
+        "pairs": len(own),
+    }
+
+
+def retained_change(adapters: AdapterSet, witness: Witness) -> dict[str, Any]:
+    """How much the scores of retained pairs moved from those at θ₀ on the same data: the largest and the mean."""
+    rows = (
+        witness.buffer(PAIRS / witness.retained.size)
+        if witness.retained.size
+        else torch.empty(0, dtype=torch.long)
+    )
+    users, items = (witness.index.ids[side][rows] for side in ("user", "item"))
+    after = pair_scores(adapters.model, witness.index.train, users, items)
+    # The rows as they are, which need not be W + A Bᵀ: those of deleted users were reset after the calibration.
+    final = [adapters.rows(adapter)[adapter.rows].clone() for adapter in adapters.adapters]
+    adapters.detach()
+    try:
+        before = pair_scores(adapters.model, witness.index.train, users, items)
+    finally:
+        for adapter, rows in zip(adapters.adapters, final, strict=True):
+            adapters.rows(adapter)[adapter.rows] = rows
+        clear_caches(adapters.model)
+    change = (after - before).abs()
+    return {"largest": _round(float(change.max())), "mean": _round(float(change.mean())), "pairs": len(rows)}

@@ -1,0 +1,293 @@
+"""From a loss to the adapters' gradients: for any model by autograd, for BPR and LightGCN written out.
+
+LAC asks for two things: the model's own training loss on a batch (:meth:`RowGradients.own`), and scores of pairs
+whose loss it computes itself (:meth:`RowGradients.scores`, then :meth:`RowGradients.back`). Either adds to the
+gradients, which :meth:`RowGradients.take` hands over. With ΔW = A Bᵀ and G the gradient of the rows (n, d), that of A
+is G B and that of B is GᵀA; the latter is needed only where B is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from recbole.model.general_recommender.bpr import BPR
+from recbole.model.general_recommender.lightgcn import LightGCN
+
+from recbole_unlearn.compat import clear_caches
+from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
+from recbole_unlearn.rows.batches import Triples, Witness, pairs_batch
+from recbole_unlearn.rows.own_loss import training_loss
+from recbole_unlearn.rows.tables import as_rows
+from recbole_unlearn.training.models import fast_class
+
+
+class RowGradients:
+    """Gradients of some adapters of a model, by autograd."""
+
+    def __init__(
+        self, adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
+    ) -> None:
+        """``whole``: hand over G itself instead of G B."""
+        self.adapters, self.chosen, self.witness, self.whole = adapters, chosen, witness, whole
+        self.model = adapters.model
+        named = dict(self.model.named_parameters())
+        self._names = list(dict.fromkeys(adapter.name for adapter in chosen))
+        self._parameters = [named[name] for name in self._names]
+        self._sums: dict[str, torch.Tensor] = {}
+        self._scores: torch.Tensor | None = None
+
+    def own(self, triples: Triples, weight: float = 1.0) -> float:
+        """``weight`` times the model's own training loss on a batch; its gradient is added."""
+        self.model.train()
+        loss = weight * training_loss(self.model, self.witness.batch(triples))
+        self._add(loss.sum(), None)
+        return loss.item()
+
+    def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """The model's scores of pairs (m,), detached."""
+        self.model.eval()
+        clear_caches(self.model)
+        batch = pairs_batch(self.witness.index.train, users, items)
+        self._scores = self.model.predict(batch.to(self._parameters[0].device)).reshape(-1)
+        return self._scores.detach()
+
+    def back(self, gradient: torch.Tensor) -> None:
+        """Add the gradient of a loss whose gradient with respect to the last scores is ``gradient`` (m,)."""
+        assert self._scores is not None, "scores() comes first"
+        self._add(self._scores, gradient)
+        self._scores = None
+
+    def take(self) -> list[torch.Tensor]:
+        """G B (or G) for every adapter, summed since the last call."""
+        taken = []
+        for adapter in self.chosen:
+            if adapter.name in self._sums:
+                rows = as_rows(self._sums[adapter.name], adapter.axis)[adapter.rows]
+            else:
+                rows = torch.zeros_like(adapter.base)
+            taken.append(self._projected(rows, adapter))
+        self._sums = {}
+        return taken
+
+    def _projected(self, rows: torch.Tensor, adapter: Adapter) -> torch.Tensor:
+        return rows if self.whole else rows @ adapter.b
+
+    def changed(self) -> None:
+        """The adapters' A have changed."""
+        for adapter in self.chosen:
+            self.adapters.rows(adapter)[adapter.rows] = adapter.base + adapter.delta
+
+    def _add(self, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        found = torch.autograd.grad(output, self._parameters, gradient, allow_unused=True)
+        for name, value in zip(self._names, found, strict=True):
+            if value is not None:
+                self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+
+class BPRGradients(RowGradients):
+    """The same for BPR: only rows of the batch are touched, no (users, d) tensor is made.
+
+    With x = q_i − q_j and c = σ(p_u·x) − 1: ∂/∂p_u = c x, ∂/∂q_i = c p_u, ∂/∂q_j = −c p_u, averaged over the batch.
+    """
+
+    def __init__(
+        self, adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
+    ) -> None:
+        super().__init__(adapters, chosen, witness, whole)
+        self.p = self.model.user_embedding.weight.detach()
+        self.q = self.model.item_embedding.weight.detach()
+        self._sides = [adapter.side for adapter in chosen]
+        self._zero()
+
+    def _zero(self) -> None:
+        self._grads = [torch.zeros_like(adapter.base) for adapter in self.chosen]
+
+    def own(self, triples: Triples, weight: float = 1.0) -> float:
+        """As :meth:`RowGradients.own`: −mean log σ(p_u·(q_i − q_j))."""
+        users, items, negatives = triples.users, triples.items, triples.negatives
+        p_u, x = self._gather(self.p, users), self._gather(self.q, items) - self._gather(self.q, negatives)
+        margin = (p_u * x).sum(dim=1)
+        c = ((torch.sigmoid(margin) - 1.0) * (weight / len(users)))[:, None]
+        if "item" in self._sides:
+            p_u = c * p_u
+        for side, gradient in zip(self._sides, self._grads, strict=True):
+            if side == "user":
+                self._put(gradient, side, users, c * x)
+            else:
+                self._put(gradient, side, items, p_u)
+                self._put(gradient, side, negatives, -p_u)
+        return weight * float(torch.nn.functional.softplus(-margin).mean())
+
+    def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """As :meth:`RowGradients.scores`: p_u·q_i."""
+        self._pairs = users, items
+        return (self._gather(self.p, users) * self._gather(self.q, items)).sum(dim=1)
+
+    def back(self, gradient: torch.Tensor) -> None:
+        """As :meth:`RowGradients.back`."""
+        users, items = self._pairs
+        for side, sums in zip(self._sides, self._grads, strict=True):
+            ids, others = (
+                (users, self._gather(self.q, items))
+                if side == "user"
+                else (items, self._gather(self.p, users))
+            )
+            self._put(sums, side, ids, gradient[:, None] * others)
+
+    def take(self) -> list[torch.Tensor]:
+        """As :meth:`RowGradients.take`."""
+        taken = [
+            self._projected(rows, adapter) for rows, adapter in zip(self._grads, self.chosen, strict=True)
+        ]
+        self._zero()
+        return taken
+
+    def _gather(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return table.index_select(0, ids.to(table.device))
+
+    def _put(self, gradient: torch.Tensor, side: str, ids: torch.Tensor, values: torch.Tensor) -> None:
+        place = self.witness.region[side].place(ids)
+        inside = (place >= 0).nonzero().flatten()
+        if len(inside) == len(ids):
+            gradient.index_add_(0, place.to(gradient.device), values)
+        elif len(inside):
+            inside = inside.to(gradient.device)
+            gradient.index_add_(0, place.to(gradient.device)[inside], values[inside])
+
+
+class LightGCNGradients(RowGradients):
+    """The same for LightGCN, whose propagation P = (I + Â + Â² + ...)/(L+1) is linear and symmetric.
+
+    P(W + A Bᵀ) = P(W) + P(A) Bᵀ: the frozen part is propagated once, and r columns a step instead of d. Backwards,
+    the gradient G of the final embeddings gives A the rows of P(G B). Adapters share B, or work with all d columns.
+    """
+
+    def __init__(
+        self, adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
+    ) -> None:
+        super().__init__(adapters, chosen, witness, whole)
+        self.nodes = [a.rows + (0 if a.side == "user" else self.model.n_users) for a in chosen]
+        first = chosen[0].b
+        same = all(a.b.shape == first.shape and torch.equal(a.b, first) for a in chosen)
+        self._shared = same and not whole  # B is trained apart for each adapter
+        self._full = self._shared and torch.equal(
+            first, torch.eye(len(first), dtype=first.dtype, device=first.device)
+        )
+        ego = self.model.get_ego_embeddings().detach()
+        for adapter, nodes in zip(chosen, self.nodes, strict=True):
+            ego[nodes] = adapter.base
+        self.base = ego  # without the chosen adapters
+        self.fixed = self._propagate(ego)
+        self.changed()
+
+    def _propagate(self, x: torch.Tensor) -> torch.Tensor:
+        total = x.clone()
+        for _ in range(self.model.n_layers):
+            x = self.model.norm_adj_matrix @ x
+            total += x
+        return total.div_(self.model.n_layers + 1)
+
+    def _spread(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Blocks of rows at their nodes, zero elsewhere."""
+        x = torch.zeros(len(self.base), blocks[0].shape[1], dtype=self.base.dtype, device=self.base.device)
+        for block, nodes in zip(blocks, self.nodes, strict=True):
+            x[nodes] = block
+        return x
+
+    def changed(self) -> None:
+        """Final embeddings with the adapters as they are now; the model itself is written at the end."""
+        if self._shared:
+            moved = self._propagate(self._spread([adapter.a for adapter in self.chosen]))
+            self.z = self.fixed + (moved if self._full else moved @ self.chosen[0].b.T)
+        else:
+            self.z = self.fixed + self._propagate(self._spread([adapter.delta for adapter in self.chosen]))
+        self._grad = torch.zeros_like(self.z)
+        self._penalty = torch.zeros(len(self.z), dtype=self.z.dtype, device=self.z.device)
+
+    def own(self, triples: Triples, weight: float = 1.0) -> float:
+        """BPR's loss on the final embeddings, and RecBole's penalty on the rows of the batch."""
+        model, size = self.model, len(triples.users)
+        u, i, j = (ids.to(self.z.device) for ids in (triples.users, triples.items, triples.negatives))
+        i, j = i + model.n_users, j + model.n_users
+        p_u, x = self.z.index_select(0, u), self.z.index_select(0, i) - self.z.index_select(0, j)
+        margin = (p_u * x).sum(dim=1)
+        c = ((torch.sigmoid(margin) - 1.0) * (weight / size))[:, None]
+        p_u *= c
+        self._grad.index_add_(0, u, c * x)
+        self._grad.index_add_(0, i, p_u)
+        self._grad.index_add_(0, j, p_u, alpha=-1.0)
+        loss = weight * float(torch.nn.functional.softplus(-margin).mean())
+        return loss + self._penalise((u, i, j), weight / size)
+
+    def _penalise(self, nodes: Sequence[torch.Tensor], weight: float) -> float:
+        """λ/m (‖W_u‖ + ‖W_i‖ + ‖W_j‖) over the batch's rows; squares (halved) instead of norms with `require_pow`."""
+        model = self.model
+        if not model.reg_weight:
+            return 0.0
+        ego = self.base + self._spread([adapter.delta for adapter in self.chosen])
+        squares = ego.square().sum(dim=1)
+        loss = 0.0
+        for ids in nodes:
+            total = squares[ids].sum()
+            count = torch.bincount(ids, minlength=len(ego)).to(ego.dtype)
+            value = total / 2 if model.require_pow else total.sqrt()
+            if not model.require_pow:
+                count /= value.clamp(min=1e-12)
+            self._penalty += model.reg_weight * weight * count
+            loss += float(model.reg_weight * weight * value)
+        return loss
+
+    def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """As :meth:`RowGradients.scores`."""
+        self._pairs = users.to(self.z.device), items.to(self.z.device) + self.model.n_users
+        u, i = self._pairs
+        return (self.z[u] * self.z[i]).sum(dim=1)
+
+    def back(self, gradient: torch.Tensor) -> None:
+        """As :meth:`RowGradients.back`."""
+        u, i = self._pairs
+        p_u, q_i = self.z[u], self.z[i]
+        self._grad.index_add_(0, u, gradient[:, None] * q_i)
+        self._grad.index_add_(0, i, gradient[:, None] * p_u)
+
+    def take(self) -> list[torch.Tensor]:
+        """As :meth:`RowGradients.take`."""
+        narrow = self._shared and not self._full
+        flow = self._propagate(self._grad @ self.chosen[0].b if narrow else self._grad)
+        taken = []
+        for adapter, nodes in zip(self.chosen, self.nodes, strict=True):
+            penalty = self._projected(self._penalty[nodes][:, None] * (adapter.base + adapter.delta), adapter)
+            taken.append((flow[nodes] if narrow else self._projected(flow[nodes], adapter)) + penalty)
+        self._grad = torch.zeros_like(self._grad)
+        self._penalty = torch.zeros_like(self._penalty)
+        return taken
+
+
+def written_out(model_class: type) -> type[RowGradients]:
+    """The gradients that are written out for a model, or those by autograd.
+
+    They are found through a faster version of RecBole's class, and through any subclass that computes scores and loss
+    with the same methods.
+    """
+    for base, found in _WRITTEN_OUT.items():
+        known = (base, fast_class(base))
+        if issubclass(model_class, base) and all(
+            any(getattr(model_class, name) is getattr(cls, name) for cls in known) for name in _DECIDING
+        ):
+            return found
+    return RowGradients
+
+
+_DECIDING = ("forward", "calculate_loss", "predict")
+_WRITTEN_OUT: dict[type, type[RowGradients]] = {BPR: BPRGradients, LightGCN: LightGCNGradients}
+
+
+def row_gradients(
+    adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
+) -> RowGradients:
+    """The fastest way to the gradients of ``chosen``."""
+    # A layer without a side is not among what the written-out gradients know.
+    known = all(adapter.side is not None for adapter in chosen)
+    kind = written_out(type(adapters.model)) if known else RowGradients
+    return kind(adapters, chosen, witness, whole)

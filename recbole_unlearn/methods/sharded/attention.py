@@ -1,0 +1,211 @@
+r"""Attentive aggregation: one vector for each user and item, made of those that the shards' models have.
+
+With e_s the vector of a user (or item) in the model of shard s,
+
+    e'_s = e_s W_s + b_s,    α_s = softmax_s(hᵀ ReLU(W e'_s + b)),    e = Σ_s α_s e'_s,    score = e_u · e_i
+
+W_s and b_s bring the shards' spaces together and serve users and items; the attention (W, b, h) is separate for both.
+The models are frozen; the rest is trained with BPR on all retained rows. It works for models whose score is the
+product of a user's and an item's vector (BPR, LightGCN, NGCF), which is checked, not assumed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from recbole.data.dataset import Dataset
+from recbole.data.interaction import Interaction
+from recbole.model.abstract_recommender import AbstractRecommender
+from torch import nn
+from torch.nn import functional
+from tqdm import tqdm
+
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.methods.sharded.ensemble import Ensemble
+from recbole_unlearn.rows.batches import pairs_batch
+from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
+from recbole_unlearn.rows.tables import as_rows, find_tables
+from recbole_unlearn.settings.config import UnlearnConfig
+
+CHECKED = 64  # pairs by which vectors are checked
+
+
+@torch.no_grad()
+def vectors(model: AbstractRecommender, dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+    """Vectors of all users (n, d) and all items (m, d) whose products are the model's scores."""
+    model.eval()
+    generator = torch.Generator().manual_seed(0)
+    users = torch.randint(1, dataset.user_num, (CHECKED,), generator=generator)
+    items = torch.randint(1, dataset.item_num, (CHECKED,), generator=generator)
+    device = next(model.parameters()).device
+    scores = model.predict(pairs_batch(dataset, users, items).to(device)).reshape(-1)
+    for p, q in _candidates(model, dataset):
+        if p.shape[1:] == q.shape[1:] and torch.allclose(
+            (p[users] * q[items]).sum(dim=1), scores, rtol=1e-4, atol=1e-5
+        ):
+            return p.detach(), q.detach()
+    raise UnlearnError(
+        f"Attention needs scores that are products of a user's and an item's vector, and those of "
+        f"{type(model).__name__} are not. Use --receraser_aggregation=mean."
+    )
+
+
+def _candidates(model: AbstractRecommender, dataset: Dataset) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What a graph model's forward pass gives, or the only table of each side."""
+    if not inspect.signature(model.forward).parameters:
+        found = model.forward()
+        if isinstance(found, tuple) and [len(part) for part in found] == [dataset.user_num, dataset.item_num]:
+            return [found]
+    tables = [table for table in find_tables(model, dataset) if table.axis == 0]
+    named = dict(model.named_parameters())
+    sides = {side: [t for t in tables if t.side == side] for side in ("user", "item")}
+    if any(len(own) != 1 for own in sides.values()):
+        return []
+    sizes = {"user": dataset.user_num, "item": dataset.item_num}
+    return [
+        tuple(
+            as_rows(named[own[0].parameter])[own[0].offset : own[0].offset + sizes[side]]
+            for side, own in sides.items()
+        )
+    ]
+
+
+class Attention(nn.Module):
+    """α_s = softmax_s(hᵀ ReLU(W e'_s + b))."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(width, hidden), nn.Linear(hidden, 1, bias=False)
+
+    def forward(self, moved: torch.Tensor) -> torch.Tensor:
+        """The vectors e (n, d) from e'_s (K, n, d)."""
+        weights = self.outer(functional.relu(self.inner(moved))).softmax(dim=0)
+        return (weights * moved).sum(dim=0)
+
+
+class AttentiveEnsemble(Ensemble):
+    """Scores by aggregated vectors; see the formula above."""
+
+    def __init__(
+        self,
+        config: UnlearnConfig,
+        models: Sequence[AbstractRecommender],
+        dataset: Dataset,
+        hidden: int,
+        dropout: float,
+    ) -> None:
+        super().__init__(config, models)
+        self.dataset, device = dataset, config["device"]
+        pairs = [vectors(model, dataset) for model in models]
+        self.users, self.items = (torch.stack(side).to(device) for side in zip(*pairs, strict=True))
+        number, _, width = self.users.shape
+        self.turn = nn.Parameter(torch.eye(width, device=device).repeat(number, 1, 1))
+        self.shift = nn.Parameter(torch.zeros(number, 1, width, device=device))
+        self.of_user = Attention(width, hidden).to(device)
+        self.of_item = Attention(width, hidden).to(device)
+        self.dropout = nn.Dropout(dropout)
+        # RecBole's word for what is worked out anew when the weights have changed.
+        self.restore_user_e, self.restore_item_e = None, None
+        self.other_parameter_name = ["restore_user_e", "restore_item_e"]
+
+    def aggregate(self, vectors: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """The vectors e (n, d) from e_s (K, n, d)."""
+        return attention(self.dropout(torch.baddbmm(self.shift, vectors, self.turn)))
+
+    def pair_scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Scores of pairs (n,), with their graph."""
+        p = self.aggregate(self.users[:, users], self.of_user)
+        q = self.aggregate(self.items[:, items], self.of_item)
+        return (p * q).sum(dim=1)
+
+    @torch.no_grad()
+    def _tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.restore_user_e is None:
+            self.restore_user_e = self.aggregate(self.users, self.of_user)
+            self.restore_item_e = self.aggregate(self.items, self.of_item)
+        return self.restore_user_e, self.restore_item_e
+
+    def predict(self, interaction: Interaction) -> torch.Tensor:
+        """Scores of pairs (n,)."""
+        p, q = self._tables()
+        return (p[interaction[self.user_field]] * q[interaction[self.item_field]]).sum(dim=1)
+
+    def full_sort_predict(self, interaction: Interaction) -> torch.Tensor:
+        """Scores of all items for each user (n · items,)."""
+        p, q = self._tables()
+        return (p[interaction[self.user_field]] @ q.T).reshape(-1)
+
+    def parameters_of_rule(self) -> list[nn.Parameter]:
+        """What is trained here; the models are frozen."""
+        return [self.turn, self.shift, *self.of_user.parameters(), *self.of_item.parameters()]
+
+
+class Fit(NamedTuple):
+    """How the aggregation is trained."""
+
+    epochs: int
+    learning_rate: float
+    batch_size: int
+    l2: float
+    patience: int
+
+
+def fit_attention(
+    ensemble: AttentiveEnsemble,
+    fit: Fit,
+    generator: torch.Generator,
+    score: Callable[[], float],
+    bar: tqdm,
+) -> list[tuple[int, float]]:
+    """Train with BPR on the rows of the ensemble's dataset, to the best ``score`` (higher is better) of an epoch.
+
+    Returns (epoch, mean loss) of all epochs.
+    """
+    index = TrainIndex(ensemble.dataset)
+    nothing = torch.empty(0, dtype=torch.long)
+    rows = RetainedIndex(index, nothing, nothing, torch.zeros(len(index), dtype=torch.bool))
+    parameters = ensemble.parameters_of_rule()
+    optimizer = torch.optim.Adam(parameters, lr=fit.learning_rate, weight_decay=fit.l2)
+    device = ensemble.turn.device
+    ensemble.eval()
+    best, kept, since, losses = score(), _copied(parameters), 0, []
+    for epoch in range(fit.epochs):
+        ensemble.dropout.train()
+        total = 0.0
+        for chosen in torch.randperm(len(index), generator=generator).split(fit.batch_size):
+            users, items = (index.ids[side][chosen] for side in ("user", "item"))
+            negatives = rows.negatives(users, generator)
+            twice = torch.cat([users, users]).to(device)
+            own, other = ensemble.pair_scores(twice, torch.cat([items, negatives]).to(device)).chunk(2)
+            loss = -functional.logsigmoid(own - other).mean()
+            if not torch.isfinite(loss):
+                raise UnlearnError(
+                    "The aggregation failed: its loss is not finite. Lower receraser_attention_rate."
+                )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(chosen)
+        losses.append((epoch + 1, round(total / len(index), 6)))
+        bar.update()
+        ensemble.eval()
+        ensemble.restore_user_e = ensemble.restore_item_e = None
+        now = score()
+        if now > best:
+            best, kept, since = now, _copied(parameters), 0
+        else:
+            since += 1
+            if since >= fit.patience:
+                break
+    with torch.no_grad():
+        for parameter, value in zip(parameters, kept, strict=True):
+            parameter.copy_(value)
+    ensemble.restore_user_e = ensemble.restore_item_e = None
+    return losses
+
+
+def _copied(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in parameters]

@@ -1,0 +1,189 @@
+r"""The base of sharded methods: how an ensemble is trained, and how it forgets.
+
+A method says how the rows are divided (:meth:`ShardedTrainer.divide`) and how the models answer together
+(:meth:`ShardedTrainer.ensemble`, :meth:`ShardedTrainer.fit_rule`); all else is here. The ensemble is trained from
+the start, so it is an original of its own, not the plain model. A request restarts the shards that hold one of its
+rows; the others are kept bit for bit.
+
+Times are sums over the shards' own trainings, whether they ran side by side or not, so that they compare with those
+of one model on one thread; `certificates` has the shards' times.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from recbole.utils import init_seed
+
+from recbole_unlearn.compat import clear_caches
+from recbole_unlearn.data.splits import Splits, UnlearnData, loaders
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files.trained import Trained
+from recbole_unlearn.methods.base import (
+    Curve,
+    Originated,
+    Outcome,
+    UnlearnTask,
+    UnlearnTrainer,
+    refuse_closed_form,
+)
+from recbole_unlearn.methods.sharded import storage
+from recbole_unlearn.methods.sharded.attention import vectors
+from recbole_unlearn.methods.sharded.ensemble import Ensemble
+from recbole_unlearn.methods.sharded.partition import Partition
+from recbole_unlearn.methods.sharded.shards import Shards, Weights
+from recbole_unlearn.rows.tables import as_rows, find_tables
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.training.phase import build_model
+
+logger = logging.getLogger(__name__)
+
+
+class ShardedTrainer(UnlearnTrainer):
+    r"""K models on parts of D; forgetting trains those anew that saw S, on their part of D\S."""
+
+    needs_original = False
+    own_original = True
+
+    shards: Shards  # of the result; they hold retained interactions only
+
+    def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
+        """How a shard trains, and the number of its slices."""
+        return task.config, 1
+
+    def pretrain(self, task: UnlearnTask) -> Trained | None:
+        """A model of D that tells how to divide the rows, for methods that need one."""
+        return None
+
+    def divide(self, task: UnlearnTask, pretrained: Trained | None, generator: torch.Generator) -> Partition:
+        """Which shard each training row belongs to."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement divide().")
+
+    def ensemble(
+        self, task: UnlearnTask, splits: Splits, models: list[Any], partition: Partition
+    ) -> Ensemble:
+        """The models with the rule that combines them, by default the mean of their scores."""
+        return Ensemble(task.config, models)
+
+    def fit_rule(
+        self, task: UnlearnTask, ensemble: Ensemble, splits: Splits, partition: Partition
+    ) -> dict[str, Curve]:
+        """Fit the rule to training interactions, where it has anything to fit; returns the curves of that."""
+        return {}
+
+    @classmethod
+    def check(cls, settings: Any, config: UnlearnConfig) -> None:
+        """Shards of a closed form would each be exact for themselves, and wrong together."""
+        refuse_closed_form(config, cls.name)
+
+    def originate(self, task: UnlearnTask) -> Originated:
+        """Train the ensemble on D, or take it from where it was saved."""
+        full = task.data.full
+        if task.stored is not None:
+            shards, rule = storage.read(task.stored, self.shard_settings(task)[0], full)
+            return Originated(self._assembled(task, full, shards, rule)[0], None, False, shards)
+        pretrained = self.pretrain(task)
+        start = time.perf_counter()
+        shards = self.untrained(task, pretrained)
+        spent = time.perf_counter() - start
+        shards, new = shards.trained(full, task.train_all, self.name)
+        trained = [one for several in new.values() for one in several]
+        trained += [] if pretrained is None else [pretrained]
+        model, _, rule_seconds = self._combined(task, full, shards)
+        spent += rule_seconds + sum(one.seconds or 0.0 for one in trained)
+        return Originated(model, spent, any(one.from_cache for one in trained), shards)
+
+    def untrained(self, task: UnlearnTask, pretrained: Trained | None) -> Shards:
+        """The interactions divided, with initial weights for each part."""
+        config, slices = self.shard_settings(task)
+        generator = torch.Generator().manual_seed(task.config["seed"])
+        partition = self.divide(task, pretrained, generator)
+        return Shards.new(config, task.data.full, partition, slices, generator)
+
+    def _assembled(
+        self, task: UnlearnTask, splits: Splits, shards: Shards, rule: Weights | None = None
+    ) -> tuple[Ensemble, dict[str, Curve]]:
+        """The ensemble of ``shards`` with the given rule or one that is fitted, and the curves of the fit."""
+        models = shards.models(splits)
+        init_seed(task.config["seed"], task.config["reproducibility"])
+        ensemble = self.ensemble(task, splits, models, shards.partition)
+        curves = {}
+        if rule is None:
+            curves = self.fit_rule(task, ensemble, splits, shards.partition)
+        else:
+            ensemble.load_own_state(rule)
+        clear_caches(ensemble)
+        return ensemble.eval(), curves
+
+    def _combined(
+        self, task: UnlearnTask, splits: Splits, shards: Shards
+    ) -> tuple[Ensemble, dict[str, Curve], float]:
+        """The ensemble with a fitted rule, and the seconds that took; as in every training, without validation."""
+        start, looked = time.perf_counter(), self.validation_seconds
+        ensemble, curves = self._assembled(task, splits, shards)
+        return ensemble, curves, time.perf_counter() - start - (self.validation_seconds - looked)
+
+    def unlearn(self, task: UnlearnTask) -> Outcome:
+        """Restart what saw a deleted interaction, and fit the rule again."""
+        assert task.own_original is not None, "originate() comes first"
+        before = time.perf_counter()
+        shards: Shards = task.own_original.state.without(task.data)
+        number, touched = shards.partition.number, shards.missing()
+        logger.info("%s: %d of %d shards hold deleted interactions.", self.name, len(touched), number)
+        finding = time.perf_counter() - before
+        self.shards, new = shards.trained(task.data.retain, task.train_all, self.label)
+        self.model, curves, rule_seconds = self._combined(task, task.data.retain, self.shards)
+        spent = {shard: sum(one.seconds or 0.0 for one in steps) for shard, steps in new.items()}
+        return Outcome(
+            {
+                "shards": number,
+                "restarted": len(touched),
+                "shard_seconds": {str(shard + 1): round(value, 4) for shard, value in spent.items()},
+                "rule_seconds": round(rule_seconds, 4),
+            },
+            curves,
+            seconds=finding + rule_seconds + sum(spent.values()),
+            from_cache=any(one.from_cache for steps in new.values() for one in steps),
+        )
+
+    def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> None:
+        """Nothing to do: shards that held a deleted row began again, and no other ever saw it."""
+
+    def save(self, directory: Path, data: UnlearnData) -> Path:
+        """The ensemble as a directory."""
+        path = directory / f"{self.config['model']}-unlearned"
+        return storage.write(path, self.config, self.name, self.shards, self.model, data)
+
+    def validation(self, task: UnlearnTask, ensemble: Ensemble, splits: Splits) -> Callable[[], float]:
+        """A function that gives the ensemble's validation score, higher is better."""
+        data = loaders(task.config, splits)
+        self.eval_collector.data_collect(data.train)
+        return lambda: self.validation_score(ensemble, data.valid)
+
+
+def row_vectors(task: UnlearnTask, pretrained: Trained) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a pretrained model says of users (n, d) and items (m, d): its vectors, or its tables side by side."""
+    data = task.data.full
+    model = build_model(task.config, data)
+    pretrained.load_into(model)
+    try:
+        p, q = vectors(model, data.train)
+    except UnlearnError:
+        named = dict(model.named_parameters())
+        sizes = {"user": data.train.user_num, "item": data.train.item_num}
+        sides: dict[str, list[torch.Tensor]] = {"user": [], "item": []}
+        for table in find_tables(model, data.train):
+            rows = as_rows(named[table.parameter], table.axis)
+            sides[table.side].append(rows[table.offset : table.offset + sizes[table.side]])
+        if not all(sides.values()):
+            raise UnlearnError(
+                f"{task.config['model']} has no embeddings of {'users' if not sides['user'] else 'items'} to "
+                "divide the rows by. Use --unlearn=sisa."
+            ) from None
+        p, q = (torch.cat(rows, dim=1) for rows in sides.values())
+    return p.cpu(), q.cpu()

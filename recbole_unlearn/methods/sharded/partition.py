@@ -1,0 +1,312 @@
+"""How the training rows are divided among K shards, each of which has a model of its own.
+
+SISA divides users at random, RecEraser keeps rows (or users) together that are near each other in a pretrained
+embedding, UltraRE does so in shards of one size, and the light variant of the Obliviate paper gives each item to the
+block of users that has most of its rows. All are pure functions of ids, embeddings and a generator, on the CPU; ids
+are those of the dataset, where 0 is padding and has no rows. The inner steps work on numpy arrays, because numpy
+resolves ties in a fixed order and torch does not promise to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from recbole_unlearn.errors import UnlearnError
+
+MAX_PIVOTS = 10**9  # of the exact transport: it ends by itself, long before
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """Which shard each training row belongs to."""
+
+    number: int
+    """K, the number of shards."""
+    interactions: torch.Tensor
+    """(|D|,) int64, the shard of each training row."""
+    users: torch.Tensor | None
+    """(user_num,) int64, the shard of each user, -1 without rows; None where a user's rows are spread over shards."""
+    items: torch.Tensor | None
+    """(item_num,) int64, likewise for items."""
+
+    def without(self, deleted: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> Partition:
+        """The partition of the rows that are left; of users and items without a row left nothing is kept.
+
+        ``deleted`` (|D|,) is the mask of the deleted rows, ``users`` and ``items`` (|D|,) are the ids of all rows.
+        """
+        left = ~deleted
+        return Partition(
+            self.number,
+            self.interactions[left],
+            _forget_orphans(self.users, users[left]),
+            _forget_orphans(self.items, items[left]),
+        )
+
+
+def random_users(users: torch.Tensor, user_num: int, k: int, generator: torch.Generator) -> Partition:
+    """SISA: users in random order, dealt out to ``k`` shards, which differ by one user at most.
+
+    ``users`` (|D|,) are the users of the rows.
+    """
+    present = users.unique()
+    _check_number(k, len(present), "users with rows")
+    shuffled = present[torch.randperm(len(present), generator=generator)]
+    return _of_users(users, user_num, shuffled, torch.arange(len(shuffled)) % k, k)
+
+
+def item_blocks(
+    users: torch.Tensor, items: torch.Tensor, user_num: int, item_num: int, k: int, generator: torch.Generator
+) -> Partition:
+    """The light co-partition of the Obliviate paper: b(i) = argmax_s #{rows (u, i) : b(u) = s}.
+
+    Users are divided at random into ``k`` blocks as in :func:`random_users`; an item, and with it all its rows,
+    goes to the block whose users have most of its rows, the lowest of several. ``users`` and ``items`` (|D|,) are
+    those of the rows. A block that wins no item gets the one that it misses by least.
+    """
+    blocks = random_users(users, user_num, k, generator)
+    present = items.unique()
+    _check_number(k, len(present), "items with rows")
+    counts = torch.bincount(items * k + blocks.interactions, minlength=item_num * k).view(item_num, k)
+    cost = -counts[present].numpy()
+    of_item = torch.full((item_num,), -1)
+    of_item[present] = torch.from_numpy(mend(cost.argmin(1), cost))
+    return Partition(k, of_item[items], None, of_item)
+
+
+def by_interactions(
+    users: torch.Tensor,
+    items: torch.Tensor,
+    p: torch.Tensor,
+    q: torch.Tensor,
+    k: int,
+    generator: torch.Generator,
+    rounds: int = 50,
+    slack: float = 1.2,
+) -> Partition:
+    """RecEraser's InBP: rows by their affinity -‖p_u - c_u‖²·‖q_i - c_i‖² to the shards' centroids (c_u, c_i).
+
+    ``users`` and ``items`` (|D|,) are those of the rows, ``p`` (user_num, d) and ``q`` (item_num, d) pretrained
+    embeddings. The first centroids are ``k`` random rows. A round fills the shards in order of affinity
+    (:func:`fill`) up to ⌈slack·|D|/k⌉ rows, then moves each centroid to the mean of its rows in every dimension
+    (the authors' code takes one mean over all dimensions, which ruins it), until nothing changes.
+    """
+    _check_number(k, len(users), "rows")
+    cap = _cap(len(users), k, slack)
+    (_, user, p_), (_, item, q_) = _embedded(users, p, "user"), _embedded(items, q, "item")
+
+    def cost(shard: np.ndarray) -> np.ndarray:
+        found = distances(p_, means(p_, user, shard, k))[user]
+        found *= distances(q_, means(q_, item, shard, k))[item]
+        return found
+
+    shard = _alternate(len(users), k, generator, cost, lambda c: fill(c, cap), rounds)
+    return Partition(k, torch.from_numpy(shard), None, None)
+
+
+def by_users(
+    users: torch.Tensor,
+    p: torch.Tensor,
+    k: int,
+    generator: torch.Generator,
+    rounds: int = 50,
+    slack: float = 1.2,
+) -> Partition:
+    """RecEraser's UBP: as :func:`by_interactions` with users for rows and the affinity -‖p_u - c‖².
+
+    ``users`` (|D|,) are those of the rows, ``p`` (user_num, d) their pretrained embeddings. Of n users with rows,
+    each counted once however many rows it has, a shard takes up to ⌈slack·n/k⌉.
+    """
+    return _cluster_users(users, p, k, generator, rounds, lambda c: fill(c, _cap(len(c), k, slack)))
+
+
+def by_transport(
+    users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator, rounds: int = 50
+) -> Partition:
+    """UltraRE: k-means of users in shards of one size, n/k users rounded up or down (:func:`transport`).
+
+    ``users`` (|D|,) are those of the rows, ``p`` (user_num, d) their pretrained embeddings. The first centroids are
+    ``k`` random users. The exact transport takes a second a round with 30 000 users, and over four
+    times that with twice as many.
+    """
+    return _cluster_users(users, p, k, generator, rounds, transport)
+
+
+def fill(cost: np.ndarray, cap: int) -> np.ndarray:
+    """Greedily give n rows to k shards of at most ``cap`` rows, cap·k ≥ n. cost (n, k) -> (n,).
+
+    What comes out is that of a loop over all (row, shard) pairs from the lowest cost up (ties: lower row, then lower
+    shard), which takes a pair if the row has no shard yet and the shard is not full. Until a shard is full, that
+    loop gives every row its best open shard, in order of cost; so one sort per shard that fills up is enough.
+    """
+    n, k = cost.shape
+    shard, room = np.full(n, -1, dtype=np.int64), np.full(k, cap)
+    left = np.arange(n)
+    while len(left):
+        free = np.flatnonzero(room)
+        best = free[cost[np.ix_(left, free)].argmin(1)]
+        order = np.argsort(cost[left, best], kind="stable")
+        best = best[order]
+        stop = len(left)
+        for s in free:
+            places = np.flatnonzero(best[:stop] == s)
+            if len(places) >= room[s]:  # s is full after so many; the rows behind have to look again
+                stop = int(places[room[s] - 1]) + 1
+        shard[left[order[:stop]]] = best[:stop]
+        room -= np.bincount(best[:stop], minlength=k)
+        left = np.flatnonzero(shard < 0)
+    return shard
+
+
+def transport(cost: np.ndarray) -> np.ndarray:
+    """Give n users to k shards of ⌊n/k⌋ or ⌈n/k⌉ users by optimal transport. cost (n, k) -> (n,).
+
+    min_T ⟨T, cost⟩ over T ≥ 0 with rows that sum to 1/n and columns that sum to 1/k; all is multiplied by n·k, so
+    that masses are whole numbers and exact. A vertex of this polytope divides fewer than k users, and none if k
+    divides n. Those few are placed such that sizes are balanced and most of their mass stays where it was.
+    """
+    try:
+        import ot
+    except ImportError as error:
+        raise UnlearnError(
+            "Partition by optimal transport needs a library that is not installed: pip install POT."
+        ) from error
+    n, k = cost.shape
+    mass = ot.emd(np.full(n, float(k)), np.full(k, float(n)), cost, numItermax=MAX_PIVOTS)
+    shard = mass.argmax(1)
+    divided = np.flatnonzero(mass[np.arange(n), shard] < k)
+    whole = np.bincount(np.delete(shard, divided), minlength=k)
+    low, high = n // k, -(-n // k)
+    needed, spare = np.repeat(np.arange(k), low - whole), np.repeat(np.arange(k), high - low)
+    seats = np.concatenate([needed, spare])
+    kept = mass[np.ix_(divided, seats)]
+    kept[:, : len(needed)] += n * k + 1  # more than all mass: needed seats are taken first
+    _, seat = linear_sum_assignment(kept, maximize=True)
+    shard[divided] = seats[seat]
+    return shard
+
+
+def mend(shard: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Give each empty shard the row that loses least by the move. shard (n,), cost (n, k), k ≤ n -> (n,).
+
+    A row that is alone in its shard stays. Shards come out empty where embeddings are equal, or far from a centroid.
+    """
+    sizes = np.bincount(shard, minlength=cost.shape[1])
+    shard = shard.copy()
+    for s in np.flatnonzero(sizes == 0):
+        movable = np.flatnonzero(sizes[shard] > 1)
+        row = movable[(cost[movable, s] - cost[movable, shard[movable]]).argmin()]
+        sizes[shard[row]] -= 1
+        sizes[s] = 1
+        shard[row] = s
+    return shard
+
+
+def means(vectors: np.ndarray, ids: np.ndarray, shard: np.ndarray, k: int) -> np.ndarray:
+    """The mean in each dimension of the vectors of a shard's rows: vectors (m, d), ids and shard (n,) -> (k, d).
+
+    An id counts once for each of its rows; rows of shard -1 are left out. Nothing of size n·d is made.
+    """
+    m, placed = len(vectors), shard >= 0
+    counts = np.bincount(shard[placed] * m + ids[placed], minlength=k * m).reshape(k, m)
+    return counts.astype(vectors.dtype) @ vectors / counts.sum(1, keepdims=True)
+
+
+def distances(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """‖v - c‖² for all pairs: vectors (m, d), centroids (k, d) -> (m, k). Nothing of size m·k·d is made."""
+    return np.stack([np.square(vectors - c).sum(1) for c in centroids], axis=1)
+
+
+def _alternate(
+    n: int,
+    k: int,
+    generator: torch.Generator,
+    cost: Callable[[np.ndarray], np.ndarray],
+    place: Callable[[np.ndarray], np.ndarray],
+    rounds: int,
+) -> np.ndarray:
+    """Shards (n,) from costs (n, k) and costs from shards, in turn; at first each of k random rows is a shard."""
+    if rounds < 1:
+        raise UnlearnError(f"A partition in {rounds} rounds is not possible: use 1 or more.")
+    shard = np.full(n, -1, dtype=np.int64)
+    shard[torch.randperm(n, generator=generator)[:k].numpy()] = np.arange(k)
+    for _ in range(rounds):
+        before, now = shard, cost(shard)
+        shard = mend(place(now), now)
+        if np.array_equal(shard, before):
+            break
+    return shard
+
+
+def _cluster_users(
+    users: torch.Tensor,
+    p: torch.Tensor,
+    k: int,
+    generator: torch.Generator,
+    rounds: int,
+    place: Callable[[np.ndarray], np.ndarray],
+) -> Partition:
+    """k-means of the users that have rows, where ``place`` turns distances (n, k) into shards (n,)."""
+    present, _, vectors = _embedded(users, p, "user")
+    n = len(present)
+    _check_number(k, n, "users with rows")
+
+    def cost(shard: np.ndarray) -> np.ndarray:
+        return distances(vectors, means(vectors, np.arange(n), shard, k))
+
+    shard = torch.from_numpy(_alternate(n, k, generator, cost, place, rounds))
+    return _of_users(users, len(p), present, shard, k)
+
+
+def _embedded(
+    ids: torch.Tensor, embeddings: torch.Tensor, side: str
+) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+    """The m ids that occur, the place of each row's id among them (n,), and their embeddings (m, d) in float64."""
+    present, place = ids.unique(return_inverse=True)
+    vectors = embeddings.detach().cpu()[present].double()
+    if not vectors.isfinite().all():
+        raise UnlearnError(
+            f"The {side} embeddings to partition by are not finite. Train the pretrained model again, "
+            "with a lower learning rate."
+        )
+    return present, place.numpy(), vectors.numpy()
+
+
+def _of_users(
+    users: torch.Tensor, user_num: int, present: torch.Tensor, shard: torch.Tensor, k: int
+) -> Partition:
+    """The partition in which the rows of user ``present[j]`` are in ``shard[j]``."""
+    of_user = torch.full((user_num,), -1)
+    of_user[present] = shard
+    return Partition(k, of_user[users], of_user, None)
+
+
+def _forget_orphans(shard: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor | None:
+    """The shards of users or items, -1 where they do not occur in ``ids``, the rows that are left."""
+    if shard is None:
+        return None
+    kept = torch.full_like(shard, -1)
+    kept[ids] = shard[ids]
+    return kept
+
+
+def _cap(n: int, k: int, slack: float) -> int:
+    """⌈slack·n/k⌉, how much a shard may hold."""
+    if not slack >= 1.0:
+        raise UnlearnError(f"Shards with a slack of {slack} cannot hold all rows: use 1 or more.")
+    return math.ceil(slack * n / k)
+
+
+def _check_number(k: int, n: int, things: str) -> None:
+    """Refuse a number of shards of which some would be empty."""
+    if k < 1:
+        raise UnlearnError(f"Cannot divide the training data into {k} shards: use 1 or more.")
+    if n == 0:
+        raise UnlearnError("Cannot divide training data that has no rows: check its filters.")
+    if k > n:
+        raise UnlearnError(f"Cannot divide {n} {things} among {k} shards: use {n} or fewer.")

@@ -1,0 +1,64 @@
+r"""SISA: users are divided at random, each part trains a model, scores are averaged; a request restarts its parts.
+
+From the paper (*Machine unlearning*, Bourtoule et al.; for recommenders as in the appendix of Obliviate's): shards
+that are trained apart (*sharded*, *isolated*), slices within them with a checkpoint after each (*sliced*), answers
+that are averaged with equal weights (*aggregated*). A deleted row restarts its shard from the last checkpoint that
+did not see it, by default (one slice) from the initial weights.
+
+Filled in, for recommenders: the unit is the user, whose rows stay together, in shards of equal numbers of users. A
+user has a trained row in one shard's model only; in the others it is at its initial value (for graph models,
+without edges), and their scores weigh as much in the mean. Each shard has a seed of its own and stops on validation
+rows of the users and items it knows. With L slices a step has 2/(L + 1) of the epochs, so that all cost what one
+slice costs.
+
+Avoided: restarting from weights that were trained on the deleted rows (the paper of Obliviate speaks of the *saved
+model*, which may be read so); negatives that know of other shards' rows; and a validation set that other shards'
+users decide on.
+
+Exact for the ensemble: its models saw no deleted row. What the shards' membership tells is a random number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from recbole_unlearn.files.trained import Trained
+from recbole_unlearn.methods.base import UnlearnTask
+from recbole_unlearn.methods.registry import method
+from recbole_unlearn.methods.sharded.base import ShardedTrainer
+from recbole_unlearn.methods.sharded.partition import Partition, random_users
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings.declare import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class SISASettings:
+    """Settings of SISA."""
+
+    sisa_shards: int = setting("Shards, K.", low=1)
+    sisa_slices: int = setting("Slices of a shard, with a checkpoint after each.", low=1)
+    sisa_epochs: int | None = setting("Epochs of a shard's training; the model's own when empty.", low=1)
+    sisa_learning_rate: float | None = setting(
+        "Learning rate of a shard's training; the model's own when empty.", low=0.0
+    )
+
+
+@method(
+    "sisa", "Models of random parts of the users, averaged; a request restarts its parts.", SISASettings
+)
+class SISA(ShardedTrainer):
+    """s(u, i) = 1/K Σ_k s_k(u, i), with model k trained on the rows of its users."""
+
+    def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
+        """How a shard trains, and the number of its slices."""
+        options: SISASettings = task.settings
+        config = task.config.given(epochs=options.sisa_epochs, learning_rate=options.sisa_learning_rate)
+        return config, options.sisa_slices
+
+    def divide(self, task: UnlearnTask, pretrained: Trained | None, generator: torch.Generator) -> Partition:
+        """Users at random."""
+        train = task.data.full.train
+        users = train.inter_feat[train.uid_field]
+        return random_users(users, train.user_num, task.settings.sisa_shards, generator)

@@ -1,0 +1,128 @@
+"""Filling in a result: what follows from the phases, the settings for the record, and the machine.
+
+Times are the only values that differ between two runs with the same seed on the same machine, and all of them have
+`seconds` or `speedup` in their name.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+import recbole
+import torch
+
+from recbole_unlearn import __version__
+from recbole_unlearn.measures.verdict import verdict
+from recbole_unlearn.results.schema import (
+    ORIGINAL,
+    RETRAINED,
+    UNLEARNED,
+    Curve,
+    Forgotten,
+    Metrics,
+    PhaseResult,
+    RunResult,
+)
+from recbole_unlearn.settings import Role, RunSettings, read
+from recbole_unlearn.settings.config import UnlearnConfig, about
+
+
+def recovered(phases: Mapping[str, PhaseResult]) -> Metrics:
+    """Share of retraining's effect on affected users: (unlearned − original) / (retrained − original).
+
+    A metric that retraining does not move has no share and is left out.
+    """
+    before, after, target = (
+        phases.get(name, PhaseResult()).affected for name in (ORIGINAL, UNLEARNED, RETRAINED)
+    )
+    return {
+        metric: round((after[metric] - before[metric]) / (target[metric] - before[metric]), 4)
+        for metric in target
+        if metric in before and metric in after and target[metric] != before[metric]
+    }
+
+
+def speedup(phases: Mapping[str, PhaseResult]) -> float | None:
+    """Retraining's seconds over unlearning's, when both ran."""
+    fast, slow = (phases.get(name, PhaseResult()).seconds for name in (UNLEARNED, RETRAINED))
+    return round(slow / fast, 2) if slow and fast else None
+
+
+def environment(threads: int, device: Any) -> dict[str, Any]:
+    """The machine and the versions a result was made with."""
+    packages = ("numpy", "scipy", "pandas", "ray")
+    versions = {name: _version(name) for name in packages}
+    return {
+        "recbole_unlearn": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "recbole": recbole.__version__,
+        **{name: version for name, version in versions.items() if version},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "device": str(device),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as stream:
+            for line in stream:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        return platform.processor()
+    return platform.processor()
+
+
+def plain_values(config: UnlearnConfig) -> dict[str, Any]:
+    """The run's settings for the record; what a run is about and where things are is left out."""
+    values = {**config.final_config_dict, **config.method_values(config["unlearn"])}
+    return {
+        key: value if isinstance(value, (bool, int, float, list, dict, type(None))) else str(value)
+        for key, value in sorted(values.items())
+        if about(key).role not in (Role.PLACE, Role.SUBJECT)
+    }
+
+
+def build(
+    config: UnlearnConfig,
+    forget: Forgotten,
+    phases: dict[str, PhaseResult],
+    *,
+    difficulty: dict[str, Any],
+    certificates: dict[str, Any],
+    curves: dict[str, dict[str, Curve]],
+) -> RunResult:
+    """The result of a finished run."""
+    run = read(RunSettings, config)
+    shares = recovered(phases) if RETRAINED in phases else None
+    return RunResult(
+        model=config["model"],
+        dataset=config["dataset"],
+        method=run.unlearn,
+        seed=config["seed"],
+        settings=plain_values(config),
+        forget=forget,
+        phases=phases,
+        difficulty=difficulty,
+        certificates=certificates,
+        curves=curves,
+        environment=environment(run.threads, config["device"]),
+        recovered=shares,
+        speedup=speedup(phases),
+        verdict=verdict(phases, shares or {}),
+    )

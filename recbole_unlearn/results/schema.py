@@ -1,0 +1,227 @@
+"""The contract of `result.json`, schema 1: one class a level, to JSON and back.
+
+Everything that reads or writes a result does so through :class:`RunResult`. Files of older versions, and files that
+somebody edited, are read by :meth:`RunResult.from_json` and nowhere else: what is missing, or is not a finite number
+where one belongs, is None or absent afterwards, never zero. docs/result-json.md explains the keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+SCHEMA = 1
+ORIGINAL, UNLEARNED, RETRAINED, SECOND = "original", "unlearned", "retrained", "retrained_2"
+LEVELS = ("near", "under", "over", "cannot_tell", "unknown")
+_FIRST = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)
+_TOO_LARGE = 1e300  # JSON knows integers that no float holds
+
+Metrics = dict[str, float]
+Figure = float | dict[str, float] | None  # of a measure: one number, or several by name
+Curve = list[tuple[int, float]]  # (step, value)
+
+
+class Distribution(NamedTuple):
+    """A histogram: ``counts[k]`` values lie between ``edges[k]`` and ``edges[k + 1]``."""
+
+    edges: list[float]
+    counts: list[float]
+
+
+class Verdict(NamedTuple):
+    """One word and one sentence on a result."""
+
+    level: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Forgotten:
+    """How much was to be forgotten, and what the rules of docs/forget-sets.md left out (``counts``)."""
+
+    source: str | None = None
+    interactions: int | None = None
+    users: int | None = None
+    items: int | None = None
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is in the file."""
+        own = {key: getattr(self, key) for key in ("source", "interactions", "users", "items")}
+        return own | self.counts
+
+    @classmethod
+    def from_json(cls, tree: Any) -> Forgotten:
+        """From a file."""
+        values = mapping(tree)
+        source = values.pop("source", None)
+        own = {key: number(values.pop(key, None)) for key in ("interactions", "users", "items")}
+        return cls(None if source is None else str(source), **own, counts=numbers(values))
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseResult:
+    """The figures of one model."""
+
+    seconds: float | None = None  # None for a model that was loaded
+    seconds_from_cache: bool = False
+    metrics: Metrics = dataclasses.field(default_factory=dict)  # over all users
+    affected: Metrics = dataclasses.field(default_factory=dict)
+    unaffected: Metrics = dataclasses.field(default_factory=dict)
+    masked: Metrics = dataclasses.field(default_factory=dict)
+    forgetting: dict[str, Figure] = dataclasses.field(default_factory=dict)
+    groups: dict[str, dict[str, Metrics]] = dataclasses.field(default_factory=dict)
+    before: PhaseResult | None = None  # what it started from, where that is not the run's original
+    distribution: Distribution | None = None
+
+    def figure(self, *path: str) -> float | None:
+        """A number under `forgetting`, for example ``figure("attack", "auc")``."""
+        found: Any = self.forgetting.get(path[0])
+        for key in path[1:]:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return None if isinstance(found, Mapping) else found
+
+    @property
+    def demotion_rate(self) -> float | None:
+        """The share of comparisons in which a deleted item scores lower than a never-touched one."""
+        return self.figure("demotion_rate")
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is in the file."""
+        tree = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for key in ("masked", "groups"):
+            if not tree[key]:
+                del tree[key]
+        tree.pop("before"), tree.pop("distribution")
+        if self.before is not None:
+            tree["before"] = self.before.to_json()
+        if self.distribution is not None:
+            tree["distribution"] = self.distribution._asdict()
+        return tree
+
+    @classmethod
+    def from_json(cls, tree: Any) -> PhaseResult:
+        """From a file."""
+        tree = mapping(tree)
+        before = mapping(tree.get("before"))
+        return cls(
+            number(tree.get("seconds")),
+            bool(tree.get("seconds_from_cache")),
+            **{key: numbers(tree.get(key)) for key in ("metrics", "affected", "unaffected", "masked")},
+            forgetting={key: _figure(value) for key, value in mapping(tree.get("forgetting")).items()},
+            groups={
+                name: {part: numbers(values) for part, values in mapping(parts).items()}
+                for name, parts in mapping(tree.get("groups")).items()
+            },
+            before=cls.from_json(before) if before else None,
+            distribution=_distribution(tree.get("distribution")),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """All of `result.json`."""
+
+    model: str | None
+    dataset: str | None
+    method: str | None
+    seed: int | str | None
+    settings: dict[str, Any]
+    forget: Forgotten
+    phases: dict[str, PhaseResult]  # original, unlearned, retrained and each compared method
+    difficulty: dict[str, Any] = dataclasses.field(default_factory=dict)
+    certificates: dict[str, Any] = dataclasses.field(default_factory=dict)
+    curves: dict[str, dict[str, Curve]] = dataclasses.field(default_factory=dict)  # by phase
+    environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+    recovered: Metrics | None = None
+    speedup: float | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def unlearned(self) -> PhaseResult:
+        """The phase the run is about."""
+        return self.phases.get(UNLEARNED, PhaseResult())
+
+    @property
+    def retrained(self) -> PhaseResult | None:
+        """The phase all others are held against, when there is one."""
+        return self.phases.get(RETRAINED)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is in the file."""
+        tree: dict[str, Any] = {"schema": SCHEMA}
+        tree |= {key: getattr(self, key) for key in ("model", "dataset", "method", "seed", "settings")}
+        tree["forget"] = self.forget.to_json()
+        tree["phases"] = {name: phase.to_json() for name, phase in self.phases.items()}
+        tree |= {key: getattr(self, key) for key in ("difficulty", "certificates", "curves", "environment")}
+        tree |= {key: getattr(self, key) for key in ("recovered", "speedup") if getattr(self, key) is not None}
+        if self.verdict is not None:
+            tree["verdict"] = self.verdict._asdict()
+        return tree
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> RunResult:
+        """From a file of any version of schema 1; the phases every run may have come first."""
+        words = {key: _word(tree.get(key)) for key in ("model", "dataset", "method")}
+        seed = tree.get("seed")
+        found = {name: PhaseResult.from_json(p) for name, p in mapping(tree.get("phases")).items() if mapping(p)}
+        ordered = dict.fromkeys([*(name for name in _FIRST if name in found), *found])
+        verdict = mapping(tree.get("verdict"))
+        text = _word(verdict.get("text"))
+        return cls(
+            **words,
+            seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else _word(seed),
+            settings=mapping(tree.get("settings")),
+            forget=Forgotten.from_json(tree.get("forget")),
+            phases={name: found[name] for name in ordered},
+            **{key: mapping(tree.get(key)) for key in ("difficulty", "certificates", "environment")},
+            curves={
+                name: {key: _curve(points) for key, points in mapping(curves).items()}
+                for name, curves in mapping(tree.get("curves")).items()
+            },
+            recovered=numbers(tree["recovered"]) if mapping(tree.get("recovered")) else None,
+            speedup=number(tree.get("speedup")),
+            verdict=Verdict(_word(verdict.get("level")) or "unknown", text) if text else None,
+        )
+
+
+def mapping(tree: Any) -> dict[str, Any]:
+    """A mapping with text for keys; empty when it is none."""
+    return {str(key): value for key, value in tree.items()} if isinstance(tree, Mapping) else {}
+
+
+def number(value: Any) -> Any:
+    """A finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if abs(value) < _TOO_LARGE else None
+
+
+def numbers(tree: Any) -> dict[str, Any]:
+    """The finite numbers of a mapping."""
+    return {key: value for key, value in mapping(tree).items() if number(value) is not None}
+
+
+def _word(value: Any) -> str | None:
+    return None if value is None or isinstance(value, (dict, list)) else str(value)
+
+
+def _figure(value: Any) -> Figure:
+    return numbers(value) if isinstance(value, Mapping) else number(value)
+
+
+def _distribution(tree: Any) -> Distribution | None:
+    edges, counts = (mapping(tree).get(key) for key in ("edges", "counts"))
+    if not isinstance(edges, list) or not isinstance(counts, list) or len(edges) != len(counts) + 1:
+        return None
+    if any(number(value) is None for value in [*edges, *counts]):
+        return None
+    return Distribution(edges, counts)
+
+
+def _curve(points: Any) -> Curve:
+    if not isinstance(points, list):
+        return []
+    pairs = [point for point in points if isinstance(point, (list, tuple)) and len(point) == 2]
+    return [(pair[0], pair[1]) for pair in pairs if None not in (number(pair[0]), number(pair[1]))]

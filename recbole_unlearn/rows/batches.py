@@ -1,0 +1,151 @@
+r"""The witness set: rows that tell what the region's rows should be, drawn in batches.
+
+Three parts, as in the paper: R, retained rows; S, the deleted ones; Neg(S), negatives for them. R is drawn in epochs,
+each row once with a new uniform negative. Where items are calibrated, some of R has an item of the region as the
+negative: in training every item is a negative far more often than a positive, and its own rows alone would not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from recbole.data.dataset import Dataset
+from recbole.data.interaction import Interaction, cat_interactions
+from recbole.utils import InputType
+
+from recbole_unlearn.rows.index import RetainedIndex
+from recbole_unlearn.rows.region import Region
+from recbole_unlearn.settings.config import UnlearnConfig
+
+
+class Triples(NamedTuple):
+    """Rows with their users, items and a negative each; all (m,)."""
+
+    numbers: torch.Tensor
+    users: torch.Tensor
+    items: torch.Tensor
+    negatives: torch.Tensor
+
+    def part(self, which: torch.Tensor | slice) -> Triples:
+        """Some of them."""
+        return Triples(*(column[which] for column in self))
+
+
+class Witness:
+    """Batches of retained and of deleted rows."""
+
+    def __init__(
+        self,
+        config: UnlearnConfig,
+        retained: RetainedIndex,
+        region: Region,
+        generator: torch.Generator,
+        region_negatives: float = 1.0,
+    ) -> None:
+        self.config, self.retained, self.region, self.generator = config, retained, region, generator
+        self.index = retained.index
+        self.region_negatives = region_negatives
+
+    def interactions(self) -> torch.Tensor:
+        """Retained rows of the region's users or items."""
+        rows = [self.index.of(side, members.ids) for side, members in self.region.items()]
+        return self.retained.only(torch.unique(torch.cat(rows)))
+
+    def buffer(self, share: float) -> torch.Tensor:
+        """A uniform sample of all retained rows, the paper's R."""
+        size = max(1, round(share * self.retained.size))
+        return self._any(size)
+
+    def _any(self, size: int) -> torch.Tensor:
+        """``size`` retained rows, uniform, with replacement."""
+        rows = torch.randint(0, len(self.index), (size,), generator=self.generator)
+        gone = self.retained.deleted[rows].nonzero().flatten()
+        while len(gone):
+            rows[gone] = torch.randint(0, len(self.index), gone.shape, generator=self.generator)
+            gone = gone[self.retained.deleted[rows[gone]]]
+        return rows
+
+    def triples(self, rows: torch.Tensor) -> Triples:
+        """Rows of D with uniform negatives."""
+        users = self.index.ids["user"][rows]
+        return Triples(
+            rows, users, self.index.ids["item"][rows], self.retained.negatives(users, self.generator)
+        )
+
+    def against_region(self, size: int) -> Triples:
+        """About ``size`` retained rows of any user, with an item of the region as negative."""
+        rows = self._any(size)
+        users = self.index.ids["user"][rows]
+        pick = torch.randint(0, len(self.region["item"]), (size,), generator=self.generator)
+        items = self.region["item"].ids[pick]
+        fits = ~self.retained.are_known(users, items)
+        return Triples(rows, users, self.index.ids["item"][rows], items).part(fits)
+
+    def extra(self) -> int:
+        r"""How many rows with an item of the region as negative an epoch has.
+
+        In training each of the |D\S| rows draws one of n items, so the region's b items are drawn |D\S| b / n times
+        an epoch; ``region_negatives`` scales that.
+        """
+        often = self.retained.size * len(self.region["item"]) / self.index.sizes["item"]
+        return round(self.region_negatives * often)
+
+    def batches(self, rows: torch.Tensor, size: int, steps: int) -> Iterator[Triples]:
+        """``steps`` batches of ``size`` triples at most, in epochs over ``rows``."""
+        extra, done = self.extra(), 0
+        while done < steps:
+            # No more than what is left to do: an epoch of a large request is never drawn whole.
+            part = min(1.0, (steps - done) * size / (len(rows) + extra))
+            taken = rows[
+                torch.randperm(len(rows), generator=self.generator)[: max(1, round(part * len(rows)))]
+            ]
+            epoch = self.triples(taken)
+            if extra:
+                more = self.against_region(round(part * extra))
+                epoch = Triples(*(torch.cat(pair) for pair in zip(epoch, more, strict=True)))
+                epoch = epoch.part(torch.randperm(len(epoch.numbers), generator=self.generator))
+            for start in range(0, len(epoch.numbers), size):
+                if done == steps:
+                    break
+                done += 1
+                yield epoch.part(slice(start, start + size))
+
+    def deleted(self, size: int) -> Triples:
+        """``size`` deleted rows at most, with uniform negatives. Only pairs of which no row is left."""
+        gone = self.retained.gone
+        if len(gone) > size:
+            gone = gone[torch.randint(0, len(gone), (size,), generator=self.generator)]
+        item_num = self.index.sizes["item"]
+        users, items = gone // item_num, gone % item_num
+        return Triples(
+            torch.full_like(users, -1), users, items, self.retained.negatives(users, self.generator)
+        )
+
+    def batch(self, triples: Triples) -> Interaction:
+        """Triples in the form the model's loss takes."""
+        return as_batch(self.config, self.index.train, triples.numbers, triples.negatives)
+
+
+def as_batch(config: UnlearnConfig, train: Dataset, chosen: torch.Tensor, drawn: torch.Tensor) -> Interaction:
+    """Rows ``chosen`` of ``train`` with negatives ``drawn``, as pairs, labelled rows or users."""
+    positives = train.join(Interaction(dict(train.inter_feat[chosen].interaction)))
+    if config["MODEL_INPUT_TYPE"] == InputType.PAIRWISE:
+        items = train.join(Interaction({train.iid_field: drawn}))
+        items.add_prefix(config["NEG_PREFIX"])
+        positives.update(items)
+        return positives
+    if config["MODEL_INPUT_TYPE"] == InputType.POINTWISE:
+        negatives = Interaction(dict(train.inter_feat[chosen].interaction))
+        negatives.update(Interaction({train.iid_field: drawn}))
+        both = cat_interactions([positives, train.join(negatives)])
+        labels = torch.cat([torch.ones(len(chosen)), torch.zeros(len(chosen))])
+        both.update(Interaction({config["LABEL_FIELD"]: labels}))
+        return both
+    return Interaction({train.uid_field: torch.unique(train.inter_feat[train.uid_field][chosen])})
+
+
+def pairs_batch(train: Dataset, users: torch.Tensor, items: torch.Tensor) -> Interaction:
+    """Pairs in the form `predict` takes, with the features of both sides."""
+    return train.join(Interaction({train.uid_field: users, train.iid_field: items}))

@@ -1,0 +1,37 @@
+"""A model's own training loss on a batch: its value, its gradients, and their squares (Fisher information)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from recbole.data.interaction import Interaction
+from recbole.model.abstract_recommender import AbstractRecommender
+
+Moments = dict[str, torch.Tensor]  # by parameter name
+
+
+def training_loss(model: AbstractRecommender, batch: Interaction) -> torch.Tensor:
+    """The model's own training loss on one batch; RecBole gives some losses in parts."""
+    loss = model.calculate_loss(batch.to(next(model.parameters()).device))
+    return sum(loss) if isinstance(loss, tuple) else loss
+
+
+def loss_gradients(model: AbstractRecommender, batch: Interaction) -> tuple[float, Moments]:
+    """The model's own training loss on one batch, and its gradients by parameter name."""
+    loss = training_loss(model, batch)
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+    return loss.item(), {name: g for (name, _), g in zip(named, gradients, strict=True) if g is not None}
+
+
+def fisher(model: AbstractRecommender, batches: Iterable[Interaction]) -> Moments:
+    """Diagonal Fisher information: the mean over batches of the squared gradient of the training loss."""
+    totals: Moments = {}
+    number = 0
+    for batch in batches:
+        number += 1
+        for name, gradient in loss_gradients(model, batch)[1].items():
+            square = gradient.square()
+            totals[name] = totals[name] + square if name in totals else square
+    return {name: total / max(1, number) for name, total in totals.items()}

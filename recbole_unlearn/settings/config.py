@@ -1,0 +1,298 @@
+"""The configuration: RecBole's `Config` with this plugin's `properties/` merged in.
+
+Order, later wins: RecBole's own defaults, then `properties/overall.yaml`, `model_type/`, `model/`,
+`dataset/` and `model_dataset/` of this plugin, then config files, then a dict or the command line.
+A method's settings (`properties/method/NAME.yaml`) are kept apart, because one run may compare several
+methods that share a key; see :meth:`UnlearnConfig.method_values`.
+
+Three habits of RecBole's `Config` are left out on purpose: it reads `sys.argv` (also pytest's and
+Ray's), it calls `eval` on strings, and it silently keeps a key that nobody knows.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import recbole
+import yaml
+from recbole.config import Config
+from recbole.utils import EvaluatorType, ModelType, dataset_arguments
+
+from recbole_unlearn import compat
+from recbole_unlearn.errors import UnlearnError, nearest
+from recbole_unlearn.settings import catalogue, declare
+from recbole_unlearn.settings.groups import GROUPS
+from recbole_unlearn.settings.recbole_values import (
+    RECBOLE,
+    UNLISTED,
+    Known,
+    refuse_impossible,
+    refuse_unmeasured,
+)
+from recbole_unlearn.settings.yaml_files import YamlLoader, properties_dir, read_yaml
+
+SUPPORTED_TYPES = (ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL)
+
+
+def model_names() -> list[str]:
+    """The models this RecBole ships, from its property files."""
+    folder = Path(recbole.__file__).parent / "properties" / "model"
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def own_settings() -> dict[str, declare.Declared]:
+    """The declarations of this plugin and of all methods, by key; RecBole reads none of them."""
+    groups = [*GROUPS.values(), *(method.settings for method in catalogue.methods())]
+    return {key: about for group in groups for key, about in declare.declared(group).items()}
+
+
+def about(key: str) -> declare.Declared | Known:
+    """What is known of a key, ours or RecBole's."""
+    return own_settings().get(key) or RECBOLE.get(key, Known())
+
+
+class UnlearnConfig(Config):
+    """RecBole's configuration with the settings of an unlearning run.
+
+    Args:
+        model: name of a RecBole model, or a model class.
+        dataset: name of the dataset.
+        config_file_list: YAML files in RecBole's manner.
+        config_dict: settings that win over the files.
+        inherited: settings of an existing checkpoint or config. They stand above all property files and
+            below what the user sets; keys in it that nobody knows are kept, not refused.
+
+    """
+
+    def __init__(
+        self,
+        model: str | type | None = None,
+        dataset: str | None = None,
+        config_file_list: list[str] | None = None,
+        config_dict: Mapping[str, Any] | None = None,
+        inherited: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.inherited = dict(inherited or {})
+        try:
+            super().__init__(model, dataset, config_file_list, config_dict)
+        except (ValueError, TypeError, KeyError, NotImplementedError, RuntimeError) as error:
+            reason = error.args[0] if error.args else error
+            raise UnlearnError(f"RecBole does not accept these settings: {reason}") from error
+        if self["eval_type"] != EvaluatorType.RANKING:
+            raise UnlearnError(
+                f"metrics={self['metrics']} are not ranking metrics; unlearning is measured by ranking. "
+                "Use for example --metrics=[Recall,NDCG] --valid_metric=NDCG@20 --eval_args={mode: full}."
+            )
+        if not self.inherited:  # with a model that exists, there may be nothing to train
+            refuse_unmeasured(self)
+
+    def compatibility_settings(self) -> None:
+        """Restore the numpy names RecBole reads, then let it set its own."""
+        compat.restore_numpy_names()
+        super().compatibility_settings()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A config that comes to another process brings the names along that RecBole needs there."""
+        self.__dict__.update(state)
+        self.compatibility_settings()
+
+    def _build_yaml_loader(self) -> type:
+        return YamlLoader
+
+    def _load_config_files(self, file_list: list[str] | None) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for file in file_list or []:
+            merged.update(read_yaml(Path(file)))
+        return merged
+
+    def _load_cmd_line(self) -> dict[str, Any]:
+        return {}
+
+    def _convert_config_dict(self, config_dict: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: _literal(value) for key, value in config_dict.items()}
+
+    def _get_model_and_dataset(self, model: Any, dataset: str | None) -> tuple[str, type, str]:
+        model = model or self.external_config_dict.get("model")
+        dataset = dataset or self.external_config_dict.get("dataset")
+        if not model:
+            raise UnlearnError("No model given: add --model=LightGCN, or --checkpoint=FILE to read it from.")
+        if not dataset:
+            raise UnlearnError("No dataset given: add --dataset=ml-100k, or --checkpoint=FILE.")
+        if isinstance(model, str) and model not in model_names():
+            raise UnlearnError(
+                f"Unknown model {model!r}.{nearest(model, model_names())} "
+                f"RecBole {recbole.__version__} has {len(model_names())} models; see its model list."
+            )
+        if not re.fullmatch(r"[\w.+-]+", str(dataset)):
+            raise UnlearnError(f"dataset={dataset!r} is not a name; give the folder with --data_path.")
+        with compat.anomaly_mode_kept():
+            return super()._get_model_and_dataset(model, str(dataset))
+
+    def _load_internal_config_dict(self, model: str, model_class: type, dataset: str) -> None:
+        super()._load_internal_config_dict(model, model_class, dataset)
+        if model_class.type not in SUPPORTED_TYPES:
+            raise UnlearnError(
+                f"{model} is a {model_class.type.name.lower()} model, which cannot be unlearned yet: "
+                "a deleted row there is part of other rows' sequences or graph. "
+                "General and context-aware models can."
+            )
+        kind = model_class.type.name.lower()
+        for name in (
+            "overall",
+            f"model_type/{kind}",
+            f"model/{model}",
+            f"dataset/{dataset}",
+            f"model_dataset/{model}-{dataset}",
+        ):
+            file = properties_dir() / f"{name}.yaml"
+            if file.is_file():
+                self.internal_config_dict.update(read_yaml(file))
+        self.internal_config_dict.update(self.inherited)
+        self._refuse_unknown_keys(model_class)
+        refuse_impossible(self.external_config_dict, self.internal_config_dict, own_settings())
+        self._refuse_other_data()
+
+    def _refuse_unknown_keys(self, model_class: type) -> None:
+        known = set(self.internal_config_dict) | UNLISTED | _keys_read_by(model_class)
+        for group in self.parameters.values():
+            known |= set(group)
+        chosen = self.method_names()
+        for name in chosen:
+            known |= set(declare.names(catalogue.get(name).settings))
+        for key in self.external_config_dict:
+            if key in known:
+                continue
+            if owners := catalogue.owners(key):
+                raise UnlearnError(
+                    f"{key} is a setting of {', '.join(owners)}, but this run uses {', '.join(chosen)}."
+                )
+            raise UnlearnError(f"Unknown setting {key!r}.{nearest(key, known)} --help lists all settings.")
+
+    def _refuse_other_data(self) -> None:
+        """A model that exists was trained on one split of one dataset; no setting may draw another."""
+        for key in [*dataset_arguments, "seed", "eval_args", "repeatable"]:
+            if key in self.inherited and key in self.external_config_dict:
+                old, new = self.inherited[key], self.external_config_dict[key]
+                if old != new:
+                    raise UnlearnError(
+                        f"{key}={new!r} differs from the checkpoint's {old!r}, so the data would be split "
+                        f"in another way than the model was trained on. Leave {key} out."
+                    )
+
+    def _set_default_parameters(self) -> None:
+        data_path = self.external_config_dict.get("data_path", self.inherited.get("data_path"))
+        super()._set_default_parameters()
+        if self.dataset == "ml-100k" and data_path:
+            # RecBole always takes its own copy of ml-100k; a folder the user names comes first.
+            folder = Path(data_path) / self.dataset
+            if folder.is_dir():
+                self.final_config_dict["data_path"] = str(folder)
+
+    def method_names(self) -> list[str]:
+        """The methods of this run: the one asked for and those it is compared with."""
+        values = {**self.internal_config_dict, **self.external_config_dict}
+        return [str(values["unlearn"]), *declare.as_list(values["compare"])]
+
+    def method_values(self, name: str) -> dict[str, Any]:
+        """Settings of method ``name``: its property files, then what a saved ensemble or the user set."""
+        values = catalogue.values(name, self.model, self.dataset)
+        chosen = {**self.inherited, **self.external_config_dict}
+        return {key: chosen.get(key, default) for key, default in values.items()}
+
+    def replace(self, **changes: Any) -> UnlearnConfig:
+        """A copy with some keys changed, for RecBole and for the methods of this run; the original is left as it is."""
+        of_methods = {key for name in self.method_names() for key in declare.names(catalogue.get(name).settings)}
+        unknown = [key for key in changes if key not in self.final_config_dict and key not in of_methods]
+        for key in unknown:
+            owners = catalogue.owners(key)
+            why = f"it is a setting of {', '.join(owners)}, which this run does not use" if owners else "unknown"
+            raise UnlearnError(f"{key} cannot be changed: {why}.")
+        other = copy.copy(self)
+        other.final_config_dict = {**self.final_config_dict, **changes}
+        own = {key: value for key, value in changes.items() if key in of_methods}
+        other.external_config_dict = {**self.external_config_dict, **own}
+        return other
+
+    def given(self, **changes: Any) -> UnlearnConfig:
+        """As :meth:`replace`, with None for a key that stays as it is."""
+        return self.replace(**{key: value for key, value in changes.items() if value is not None})
+
+    @classmethod
+    def from_recbole(cls, config: Config, **overrides: Any) -> UnlearnConfig:
+        """Wrap the config of an existing RecBole setup: its settings stay, ours are added."""
+        inherited = plain_settings(config.final_config_dict)
+        return cls(config.model_class, config["dataset"], config_dict=overrides, inherited=inherited)
+
+    def to_recbole(self, **changes: Any) -> Config:
+        """The same settings as a plain RecBole `Config` that pickles without this plugin."""
+        plain = Config.__new__(Config)
+        ours = own_settings()
+        state = copy.copy(self.__dict__)
+        state["final_config_dict"] = {
+            key: value for key, value in self.final_config_dict.items() if key not in ours
+        } | changes
+        state["internal_config_dict"] = {}
+        del state["inherited"]
+        state["external_config_dict"] = {}
+        state["file_config_dict"] = state["variable_config_dict"] = state["cmd_config_dict"] = {}
+        state["yaml_loader"] = yaml.FullLoader
+        plain.__dict__.update(state)
+        return plain
+
+
+def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a finished RecBole config that may be given to a new one.
+
+    Left out are keys RecBole derives again, paths to pickled data, and values that are not plain data
+    (a checkpoint read safely holds inert stand-ins there).
+    """
+    derived = {key for key, known in RECBOLE.items() if known.derived}
+    kept = {key: value for key, value in values.items() if key not in derived and _is_plain(value)}
+    if isinstance(kept.get("data_path"), str):  # RecBole has added the dataset's name to it
+        folder = Path(kept["data_path"])
+        kept["data_path"] = str(folder.parent if folder.name == values.get("dataset") else folder)
+    sampling = kept.get("train_neg_sample_args")
+    if isinstance(sampling, dict) and sampling.get("distribution") == "none":
+        kept["train_neg_sample_args"] = None
+    return kept
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(v) for v in value)
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _literal(value: Any) -> Any:
+    """Strings that spell a Python literal become it, as in RecBole, but without `eval`."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value
+
+
+def _keys_read_by(model_class: type) -> set[str]:
+    """Keys the model's own source reads, since not all of them stand in its property file."""
+    keys: set[str] = set()
+    for base in inspect.getmro(model_class):
+        module = inspect.getmodule(base)
+        if module is None or base is object or module.__name__.startswith("torch"):
+            continue
+        try:
+            source = inspect.getsource(module)
+        except (OSError, TypeError):
+            continue
+        keys.update(re.findall(r"""config\[\s*["'](\w+)["']\s*\]""", source))
+    return keys

@@ -1,0 +1,158 @@
+"""The settings of a run, of a sweep and of a grid; those of a method are declared in its own file."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from recbole_unlearn.settings.declare import Role, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """How one run is done and where its results go."""
+
+    unlearn: str = setting("Unlearning method; --unlearn=? lists them.", role=Role.SUBJECT)
+    compare: list[str] = setting(
+        "Methods to run beside it, for example retrain (the reference every figure is measured from).",
+        role=Role.SUBJECT,
+    )
+    checkpoint: str | None = setting(
+        "A checkpoint of RecBole to start from; model, dataset and settings are read from it.",
+        role=Role.PLACE,
+        per_run=False,
+    )
+    output_dir: str | None = setting(
+        "Where result.json, the log and the unlearned model go; by default a new folder in saved/.",
+        role=Role.PLACE,
+        per_run=False,
+    )
+    save_unlearned: bool = setting(
+        "Write the unlearned checkpoint and the retained data in RecBole's format.", role=Role.SPEED
+    )
+    threads: int = setting("CPU threads of torch; part of what makes a run repeatable.", low=1)
+    workers: int | None = setting(
+        "Models trained at a time; 1 never starts Ray, empty starts it on this machine when that pays.",
+        low=1,
+        role=Role.SPEED,
+        per_run=False,
+    )
+    ray_address: str | None = setting(
+        "A Ray cluster to work on (for example auto, or ray://HOST:10001); docs/ray.md.",
+        role=Role.PLACE,
+        per_run=False,
+    )
+    tensorboard: bool = setting("Write training curves to OUTPUT_DIR/tensorboard.", role=Role.SPEED)
+    report: str = setting(
+        "html writes OUTPUT_DIR/report.html, none does not; DIR1,DIR2,... compares the results in those directories.",
+        role=Role.SPEED,
+    )
+    download_url: str | None = setting(
+        "Zip file to fetch a missing dataset from, instead of RecBole's own list.", role=Role.PLACE
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ForgetSettings:
+    """Which interactions are to be forgotten."""
+
+    forget: str = setting(
+        "A file of deletion requests (.csv, .tsv, .jsonl, .parquet), or 'injected' for the paper's "
+        "synthetic protocol.",
+        role=Role.PLACE,
+        per_run=False,
+    )
+    on_missing: str = setting(
+        "A request for something that is not in the training data: stop, or skip it.",
+        choices=("error", "skip"),
+    )
+    inject_mode: str = setting(
+        "injected: items the clean model scores low, or any unseen items.",
+        choices=("informed", "random"),
+    )
+    inject_users: float = setting("injected: share of users.", low=0.0, high=1.0)
+    inject_amount: float = setting(
+        "injected: interactions per user, as a share of those they have in training.", low=0.0
+    )
+    inject_pool: float = setting(
+        "injected, informed: share of a user's unseen items, lowest scores first, to draw from.",
+        low=0.0,
+        high=1.0,
+    )
+    inject_seed: int | None = setting("injected: seed of the draw; the run's seed when empty.")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationSettings:
+    """How forgetting is measured."""
+
+    demotion_negatives: int = setting(
+        "Demotion rate: never-touched items each deleted item is compared with.", low=1
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneSettings:
+    """How a sweep over a method's settings is done; docs/tuning.md."""
+
+    tune: bool = setting("Sweep over the method's settings instead of running it once.", per_run=False)
+    space: str | None = setting(
+        "A YAML file that says what to sweep over; the method's own in properties/tune/ when empty.",
+        role=Role.PLACE,
+        per_run=False,
+    )
+    trials: int = setting("Trials of a sweep; grid search does all combinations instead.", low=1)
+    searcher: str = setting(
+        "How settings are chosen; optuna and hyperopt have to be installed.",
+        choices=("random", "grid", "optuna", "hyperopt"),
+    )
+    scheduler: str = setting(
+        "asha stops trials early that do badly; none does not.", choices=("none", "asha")
+    )
+    tune_looks: int = setting(
+        "How often a trial of a method with steps is measured, the end included; each time is a candidate.",
+        low=1,
+    )
+    tune_metric: str = setting("The metric that stands for utility, on validation interactions.")
+    tune_affected: float = setting(
+        "Weight of affected users in utility; that of all users is the rest to 1.", low=0.0, high=1.0
+    )
+    tune_weight: float = setting("Weight of forgetting against utility.", low=0.0)
+    tune_pareto: bool = setting(
+        "Also write the settings of every candidate on the front, to OUTPUT_DIR/front."
+    )
+    resume: bool = setting(
+        "Continue the sweep in OUTPUT_DIR; what it has finished is not done again.",
+        role=Role.SPEED,
+        per_run=False,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class GridSettings:
+    """Many runs instead of one; docs/grid.md."""
+
+    grid: str | None = setting(
+        "A YAML file of models, datasets, methods, seeds and deletion ratios to run in all combinations.",
+        per_run=False,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheSettings:
+    """Trained models are kept, so that a second run does not train again."""
+
+    cache: bool = setting("Keep and reuse trained models (--no_cache turns it off).", role=Role.SPEED)
+    cache_dir: str = setting("Where they are kept.", role=Role.PLACE)
+    cache_size: float = setting(
+        "GiB to keep at most; the least recently used go first.", low=0.0, role=Role.SPEED
+    )
+
+
+GROUPS: dict[str, type] = {
+    "Run": RunSettings,
+    "Forget set": ForgetSettings,
+    "Evaluation": EvaluationSettings,
+    "Tuning": TuneSettings,
+    "Grid": GridSettings,
+    "Cache": CacheSettings,
+}

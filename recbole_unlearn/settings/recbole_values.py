@@ -1,0 +1,118 @@
+"""RecBole's own settings: what each accepts, and what it decides; one line a key.
+
+RecBole checks few of its settings: a word where it needs a number ends in the middle of a training, a batch of 0 never
+ends at all, and a validation metric that is not measured is missed after the first epoch. So values that no run could
+take are refused here, before anything is loaded or trained. A key that is not listed is an ordinary setting: it decides
+what comes out, and its kind is that of its default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+from recbole.config import Config
+
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.settings.declare import Role
+
+
+class Known(NamedTuple):
+    """What there is to know of a key."""
+
+    low: float | None = None  # its least value
+    whole: bool = False  # a whole number
+    role: Role = Role.RESULT
+    trains: bool = True  # False when it changes nothing in a trained model
+    derived: bool = False  # RecBole works it out for one process on one machine; never carried to another config
+    per_run: bool = True  # as in `declare.setting`
+
+
+RECBOLE: dict[str, Known] = {
+    # Numbers with limits.
+    "epochs": Known(1, whole=True),
+    "train_batch_size": Known(1, whole=True),
+    "eval_batch_size": Known(1, whole=True, trains=False, derived=True),
+    "embedding_size": Known(1, whole=True),
+    "stopping_step": Known(0, whole=True),
+    "seed": Known(0, whole=True, role=Role.SUBJECT),
+    "n_layers": Known(0, whole=True),
+    "weight_decay": Known(0.0),
+    "learning_rate": Known(0.0),
+    "dropout_prob": Known(0.0),
+    "reg_weight": Known(0.0),
+    # Where things are.
+    "data_path": Known(role=Role.PLACE, trains=False),
+    "checkpoint_dir": Known(role=Role.PLACE, trains=False, derived=True),
+    "config_files": Known(role=Role.PLACE, trains=False, derived=True, per_run=False),
+    "dataset_save_path": Known(trains=False, derived=True),  # a run always has it empty
+    "dataloaders_save_path": Known(trains=False, derived=True),  # a run always has it empty
+    # What is kept and shown, and on what it runs.
+    "save_dataset": Known(trains=False, derived=True),
+    "save_dataloaders": Known(trains=False, derived=True),
+    "show_progress": Known(role=Role.SPEED, trains=False, derived=True, per_run=False),
+    "state": Known(role=Role.SPEED, trains=False, derived=True),
+    "gpu_id": Known(role=Role.SPEED, trains=False, derived=True),
+    "use_gpu": Known(role=Role.SPEED, trains=False),
+    "log_wandb": Known(trains=False, derived=True),
+    "wandb_project": Known(trains=False),
+    "loss_decimal_place": Known(trains=False),
+    "worker": Known(trains=False),
+    # What RecBole works out.
+    "model": Known(role=Role.SUBJECT, derived=True),
+    "dataset": Known(role=Role.SUBJECT, derived=True),
+    "device": Known(role=Role.PLACE, derived=True),
+    "single_spec": Known(role=Role.PLACE, derived=True),
+    "local_rank": Known(role=Role.PLACE, derived=True),
+    "test_neg_sample_args": Known(trains=False, derived=True),
+    **{
+        key: Known(derived=True)
+        for key in (
+            "MODEL_TYPE", "MODEL_INPUT_TYPE", "eval_type", "valid_metric_bigger", "valid_neg_sample_args",
+            "nproc", "world_size", "offset", "ip", "port",
+        )
+    },
+}  # fmt: skip
+
+# RecBole reads these keys although none of its property files names them.
+UNLISTED = {"model", "dataset", "encoding", "config_files", "eval_type"}
+
+
+def refuse_impossible(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], others: Collection[str] = ()
+) -> None:
+    """Refuse a value in ``given`` that is not of the kind of its default, or below its least; not of ``others``."""
+    for key, value in given.items():
+        if key not in others and (expected := _expected(key, value, defaults.get(key))):
+            raise UnlearnError(f"{key}={value!r} is not valid: expected {expected}.")
+
+
+def _expected(key: str, value: Any, default: Any) -> str | None:
+    """What would be accepted in the place of ``value``; None when it may stay."""
+    known = RECBOLE.get(key, Known())
+    if isinstance(default, bool):
+        fits = value is None or value in (True, False)  # also 1 and 0, as in RecBole
+        return None if fits else "True or False"
+    if known.whole:
+        fits = isinstance(value, Integral) and not isinstance(value, bool) and value >= (known.low or 0)
+        return None if fits else f"a whole number, {known.low:g} or more"
+    if not isinstance(default, Real):
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        return "a number"
+    if known.low is not None and value < known.low:
+        return f"a number, {known.low:g} or more"
+    return None
+
+
+def refuse_unmeasured(config: Config) -> None:
+    """Refuse a validation metric that is not among those that are measured."""
+    metrics, topk = config["metrics"], config["topk"]
+    name, at, cut = str(config["valid_metric"]).lower().partition("@")
+    if name not in [metric.lower() for metric in metrics] or (at and cut not in map(str, topk)):
+        raise UnlearnError(
+            f"valid_metric={config['valid_metric']} is not measured, with metrics={metrics} and topk={topk}. "
+            f"Use for example --valid_metric={metrics[0]}@{topk[-1]}, or add to --metrics and --topk."
+        )

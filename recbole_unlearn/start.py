@@ -1,0 +1,138 @@
+"""From what somebody gave to a pipeline that is ready to run: its settings, its directory, its log and its threads."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from recbole.utils import get_local_time
+
+from recbole_unlearn import settings
+from recbole_unlearn.compat import own_randomness
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files.atomic import make_directory
+from recbole_unlearn.files.checkpoint import Checkpoint, read_checkpoint
+from recbole_unlearn.files.export import refuse_overwriting
+from recbole_unlearn.log import logging_to
+from recbole_unlearn.methods import registry
+from recbole_unlearn.pipeline import Pipeline, checked_settings
+from recbole_unlearn.settings.config import UnlearnConfig
+
+Request = str | Path | pd.DataFrame | dict | tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What people give, as :func:`~recbole_unlearn.quick_start.run_unlearn` explains it."""
+
+    model: str | type | None = None
+    dataset: str | None = None
+    forget: Request | None = None
+    unlearn: str | None = None
+    compare: str | Sequence[str] | None = None
+    checkpoint: str | Path | None = None
+    config_files: Sequence[str] | None = None
+    output_dir: str | Path | None = None
+    config_dict: dict[str, Any] | None = None
+
+    def values(self) -> dict[str, Any]:
+        """All settings among them; what has an argument of its own wins over ``config_dict``."""
+        named = {
+            "unlearn": self.unlearn,
+            "compare": None if self.compare is None else settings.as_list(self.compare),
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+            "output_dir": None if self.output_dir is None else str(self.output_dir),
+            "forget": str(self.forget) if isinstance(self.forget, (str, Path)) else None,
+        }
+        return {**(self.config_dict or {}), **{k: v for k, v in named.items() if v is not None}}
+
+
+@contextlib.contextmanager
+def opened(given: Arguments) -> Iterator[tuple[Pipeline, Any]]:
+    """A pipeline with its directory, log and threads, and the request.
+
+    Everything that can be refused without looking at the data is refused here, before a file is written.
+    """
+    values = given.values()
+    original = read_checkpoint(values["checkpoint"]) if values.get("checkpoint") else None
+    config = _config(given.model, given.dataset, list(given.config_files or []), values, original)
+    check_methods(config)
+    run = settings.read(settings.RunSettings, config)
+    directory = make_directory(run.output_dir or _default_directory(config))
+    refuse_overwriting(directory, config, original.path if original else None)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(own_randomness())
+        stack.enter_context(own_threads(run.threads))
+        stack.enter_context(logging_to(directory, config["state"] or "INFO"))
+        # RecBole's trainers create this folder, and some write pre-trained weights to it.
+        work = stack.enter_context(tempfile.TemporaryDirectory(dir=directory, prefix=".work-"))
+        config = config.replace(
+            output_dir=str(directory), checkpoint_dir=work, dataset_save_path=None,
+            dataloaders_save_path=None, save_dataset=False, save_dataloaders=False,
+        )  # fmt: skip
+        in_words = given.forget is None or isinstance(given.forget, (str, Path))
+        yield Pipeline(config, directory, original), config["forget"] if in_words else given.forget
+
+
+def check_methods(config: UnlearnConfig) -> None:
+    """Refuse settings of the run, or of any of its methods, that it could not run with."""
+    for group in settings.GROUPS.values():
+        settings.read(group, config)
+    for name in config.method_names():
+        checked_settings(registry.get(name), config)
+
+
+def _config(
+    model: str | type | None,
+    dataset: str | None,
+    files: list[str],
+    values: dict[str, Any],
+    checkpoint: Checkpoint | None,
+) -> UnlearnConfig:
+    if checkpoint is None:
+        return UnlearnConfig(model, dataset, files, values)
+    for given, own, key in (
+        (model or values.get("model"), checkpoint.model, "model"),
+        (dataset or values.get("dataset"), checkpoint.dataset, "dataset"),
+    ):
+        if isinstance(given, str) and given != own:
+            raise UnlearnError(
+                f"{checkpoint.path} is of the {key} {own}, not {given}: leave --{key} out, or give the "
+                "right checkpoint."
+            )
+    config = UnlearnConfig(
+        model or checkpoint.model, checkpoint.dataset, files, values, inherited=checkpoint.settings
+    )
+    method = config["unlearn"]
+    if checkpoint.method is not None and method != checkpoint.method:
+        raise UnlearnError(
+            f"{checkpoint.path} is an ensemble of {checkpoint.method}, and --unlearn={method} cannot start from it. "
+            f"Use --unlearn={checkpoint.method}."
+        )
+    if checkpoint.method is None and registry.get(method).own_original:
+        raise UnlearnError(
+            f"{method} starts from an ensemble of its own, and {checkpoint.path} is one model. Leave --checkpoint "
+            f"out, or give the directory that an earlier --unlearn={method} wrote."
+        )
+    return config
+
+
+def _default_directory(config: UnlearnConfig) -> Path:
+    name = f"{config['model']}-{config['dataset']}-{config['unlearn']}-{get_local_time()}"
+    return Path("saved") / name
+
+
+@contextlib.contextmanager
+def own_threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

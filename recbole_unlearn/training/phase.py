@@ -1,0 +1,191 @@
+"""RecBole's trainers with safe evaluation, and the training of one model.
+
+:class:`PhaseTrainer` is mixed into whatever trainer RecBole picks for a model (:func:`compose`), so that models with a
+trainer of their own keep it. It keeps the best epoch in memory instead of in a file (nothing that was trained on
+deleted interactions is left on disk), shows one progress bar for a whole training, and stops at a loss that is not a
+number.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from recbole.data.interaction import Interaction
+from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.utils import get_trainer, init_seed
+from tqdm import tqdm
+
+from recbole_unlearn import compat
+from recbole_unlearn.data.splits import Loaders, Splits, loaders
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files.trained import Trained
+from recbole_unlearn.log import progress
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings.recbole_values import refuse_unmeasured
+from recbole_unlearn.training.models import fast_class
+
+
+def build_model(config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
+    """A new model on the training rows of ``splits``, initialised from the config's seed as RecBole does."""
+    init_seed(config["seed"], config["reproducibility"])
+    try:
+        with compat.dok_update():
+            return fast_class(config.model_class)(config, splits.train).to(config["device"])
+    except ImportError as error:
+        raise _missing_package(config, error) from error
+
+
+def _missing_package(config: UnlearnConfig, error: ImportError) -> UnlearnError:
+    """Some of RecBole's models import what RecBole does not install, when built or while they train."""
+    return UnlearnError(f"{config['model']} needs a package that is not installed: {error.name or error}.")
+
+
+class PhaseTrainer:
+    """Mixed into a RecBole trainer: trains and evaluates one phase."""
+
+    label: str = "model"
+
+    def __init__(self, config: UnlearnConfig, model: AbstractRecommender) -> None:
+        folder = None
+        if config["tensorboard"] and config["output_dir"]:
+            folder = Path(config["output_dir"]) / "tensorboard" / self.label
+        with compat.tensorboard_in(folder):
+            super().__init__(config, model)
+        # RecBole's trainer of closed-form models sets one epoch after this was read, and would never evaluate.
+        self.eval_step = min(self.eval_step, self.epochs)
+        self.eval_collector = compat.TensorCollector(config)
+        self.best: Trained | None = None
+        self.validation_seconds = 0.0
+        self._bar: tqdm | None = None
+
+    def train(self, data: Loaders) -> Trained:
+        """Train to the best validation epoch and return it; the model holds its weights afterwards."""
+        refuse_unmeasured(self.config)
+        start = time.perf_counter()
+        shown = bool(self.config["show_progress"])
+        with progress(f"Train {self.label}", self.epochs, shown, "epoch") as self._bar:
+            try:
+                self.fit(data.train, data.valid, verbose=False, saved=True, show_progress=False)
+            except ImportError as error:
+                raise _missing_package(self.config, error) from error
+        self._bar = None
+        seconds = time.perf_counter() - start - self.validation_seconds
+        assert self.best is not None, "fit() saves at least one epoch"
+        self.best.load_into(self.model)
+        check_finite(self.model, self.label)
+        return dataclasses.replace(self.best, seconds=seconds)
+
+    def _train_epoch(self, train_data: Any, epoch_idx: int, *args: Any, **kwargs: Any) -> Any:
+        result = super()._train_epoch(train_data, epoch_idx, *args, **kwargs)
+        if self._bar is not None:
+            self._bar.update(epoch_idx + 1 - self._bar.n)
+        return result
+
+    def _valid_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        result = super()._valid_epoch(*args, **kwargs)
+        self.validation_seconds += time.perf_counter() - start
+        return result
+
+    def _check_nan(self, loss: torch.Tensor) -> None:
+        if not torch.isfinite(loss):
+            raise UnlearnError(
+                f"Training of the {self.label} model failed: the loss is {loss.item()}. "
+                "Lower learning_rate, or set clip_grad_norm."
+            )
+
+    def _save_checkpoint(self, epoch: int, verbose: bool = True, **kwargs: Any) -> None:
+        self.best = self.snapshot(epoch)
+
+    def snapshot(self, epoch: int = -1) -> Trained:
+        """The model and its optimizer as they are now, copied."""
+        state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        caches = compat.cache_names(self.model)
+        other = {k: v for k, v in self.model.other_parameter().items() if k not in caches}
+        return Trained(state, copy.deepcopy(self.optimizer.state_dict()), other, epoch)
+
+    def evaluate(
+        self,
+        eval_data: Any,
+        load_best_model: bool = True,
+        model_file: str | None = None,
+        show_progress: bool = False,
+    ) -> Any:
+        """RecBole's evaluation; the best model comes from memory, never from a pickle."""
+        if load_best_model and self.best is not None:
+            self.best.load_into(self.model)
+        return super().evaluate(eval_data, load_best_model=False, show_progress=show_progress)
+
+    def validation_score(self, model: AbstractRecommender, valid_data: Any) -> float:
+        """RecBole's validation score of ``model``, turned so that higher is better; this trainer's model stays."""
+        own, self.model = self.model, model
+        try:
+            score = float(self._valid_epoch(valid_data)[0])
+        finally:
+            self.model = own
+        return score if self.valid_metric_bigger else -score
+
+    @torch.no_grad()
+    def scores(self, users: torch.Tensor, dataset: Any) -> torch.Tensor:
+        """Scores of all items for ``users`` (n,), shape (n, items), on the CPU; padding is -inf."""
+        self.model.eval()
+        if self.item_tensor is None:
+            self.item_tensor = dataset.get_item_feature().to(self.device)
+        self.tot_item_num = dataset.item_num
+        batch = dataset.join(Interaction({dataset.uid_field: users}))
+        return self._full_sort_batch_eval((batch, None, None, None))[1].cpu()
+
+
+def check_finite(model: AbstractRecommender, label: str) -> None:
+    """Refuse a model with NaN or infinite weights: it is neither evaluated nor saved."""
+    for name, value in model.named_parameters():
+        if not torch.isfinite(value).all():
+            raise UnlearnError(
+                f"The {label} model has weights that are not finite ({name}); nothing was saved. "
+                "Lower the learning rate or the step size."
+            )
+
+
+class Job(NamedTuple):
+    """One training: a model of ``splits`` from the config's seed, or from the weights ``start``."""
+
+    config: UnlearnConfig
+    splits: Splits
+    label: str
+    start: dict[str, torch.Tensor] | None = None
+
+
+def train_here(
+    config: UnlearnConfig, splits: Splits, label: str, start: dict[str, torch.Tensor] | None = None
+) -> tuple[PhaseTrainer, Trained]:
+    """Train a new model on ``splits``, see :class:`Job`; also returns the trainer that holds it."""
+    model = build_model(config, splits)
+    if start is not None:
+        model.load_state_dict(start)
+    trainer = compose(PhaseTrainer, config, model, label)
+    return trainer, trainer.train(loaders(config, splits))
+
+
+def train(
+    config: UnlearnConfig, splits: Splits, label: str, start: dict[str, torch.Tensor] | None = None
+) -> Trained:
+    """As :func:`train_here`, without the trainer."""
+    return train_here(config, splits, label, start)[1]
+
+
+def train_all(jobs: Sequence[Job]) -> list[Trained]:
+    """Independent trainings, one after the other."""
+    return [train(*job) for job in jobs]
+
+
+def compose(cls: type[PhaseTrainer], config: UnlearnConfig, model: AbstractRecommender, label: str) -> Any:
+    """An instance of ``cls`` mixed into the trainer RecBole uses for this model."""
+    base = get_trainer(config["MODEL_TYPE"], config["model"])
+    combined = type(f"{cls.__name__}{base.__name__}", (cls, base), {"label": label})
+    return combined(config, model)

@@ -1,0 +1,167 @@
+r"""What a sweep looks for: utility against forgetting, both on training and validation rows, never on test rows.
+
+    utility  = (1 − a) · metric of all users + a · metric of affected users          a: tune_affected
+    distance = |demotion rate − target|
+    score    = utility / utility of the original − w · distance                      w: tune_weight
+
+The target is the retrained model's demotion rate where there is one, and else what a closed-form ranker on D\S
+expects of a model that never saw the deleted rows (`rows/expected.py`). The *front* are the candidates that no
+other beats in both utility and distance; whatever the weight, the best score is on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from recbole.evaluator.register import metrics_dict
+
+from recbole_unlearn.data.splits import Splits, UnlearnData, loaders
+from recbole_unlearn.errors import UnlearnError, nearest
+from recbole_unlearn.measures.evaluation import DECIMALS, report_config, utility
+from recbole_unlearn.measures.observe import Pairs, deleted_pairs
+from recbole_unlearn.rows.batches import Witness
+from recbole_unlearn.rows.expected import PAIRS, ExpectedStanding
+from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
+from recbole_unlearn.rows.region import Region
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings.groups import TuneSettings
+from recbole_unlearn.training.phase import PhaseTrainer
+
+Candidate = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What is measured of a model."""
+
+    everyone: float  # the metric over all users
+    affected: float | None  # over users with a deleted row; None when none of them has validation rows
+    demotion: float | None  # None when no deleted pair can be compared
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """What makes one candidate better than another."""
+
+    metric: str  # as RecBole's results name it: ndcg@20
+    affected: float  # a
+    weight: float  # w
+    original: float = 1.0  # utility of the original
+    target: float | None = None  # the demotion rate to reach; None when there is none to measure
+
+    def utility(self, figures: Figures) -> float:
+        """(1 − a) · all + a · affected; all users alone when no affected one can be measured."""
+        if figures.affected is None:
+            return figures.everyone
+        return (1.0 - self.affected) * figures.everyone + self.affected * figures.affected
+
+    def distance(self, figures: Figures) -> float:
+        """|demotion − target|; 0 when there is nothing to compare."""
+        if figures.demotion is None or self.target is None:
+            return 0.0
+        return abs(figures.demotion - self.target)
+
+    def score(self, figures: Figures) -> float:
+        """The formula of this file. An original without any utility counts as 1."""
+        return self.utility(figures) / (self.original or 1.0) - self.weight * self.distance(figures)
+
+    def judge(self, figures: Figures) -> dict[str, float | None]:
+        """Figures and what follows from them, as they stand in `tune.json`."""
+        values = {
+            **dataclasses.asdict(figures),
+            "utility": self.utility(figures),
+            "distance": self.distance(figures),
+            "score": self.score(figures),
+        }
+        return {key: None if value is None else round(value, DECIMALS) for key, value in values.items()}
+
+
+def read_metric(options: TuneSettings, config: UnlearnConfig, item_num: int = sys.maxsize) -> str:
+    """The metric of a sweep as results name it, or an error when nothing of that name is measured."""
+    measured = report_config(config, item_num)
+    names = {f"{metric.lower()}@{k}" for metric in measured["metrics"] for k in measured["topk"]}
+    asked = options.tune_metric.lower()
+    if asked not in names:
+        raise UnlearnError(
+            f"tune_metric={options.tune_metric} is not measured.{nearest(asked, names)} "
+            f"Choose from {', '.join(sorted(names))}; --metrics and --topk add others."
+        )
+    if getattr(metrics_dict[asked.split("@")[0]], "smaller", False):
+        raise UnlearnError(
+            f"tune_metric={options.tune_metric} is better when smaller; a sweep looks for larger values."
+        )
+    return asked
+
+
+def validation_only(data: UnlearnData) -> UnlearnData:
+    """The same request with validation rows in the place of the test rows, which are gone."""
+    full, retain = (Splits(part.train, part.valid, part.valid) for part in (data.full, data.retain))
+    return dataclasses.replace(data, full=full, retain=retain)
+
+
+def expected_demotion(config: UnlearnConfig, data: UnlearnData) -> float | None:
+    """The demotion rate to expect of a model that never saw the deleted rows, without training one."""
+    forget = data.forget
+    pairs = forget.inter_feat[forget.uid_field], forget.inter_feat[forget.iid_field]
+    retained = RetainedIndex(TrainIndex(data.full.train), *pairs, data.deleted)
+    if len(retained.gone) == 0:
+        return None
+    generator = torch.Generator().manual_seed(config["seed"])
+    witness = Witness(config, retained, Region(), generator)
+    return ExpectedStanding(witness, witness.deleted(PAIRS)).level
+
+
+class Bench:
+    """Measures models on validation rows: one scoring pass for utility, and the affected users' scores once more."""
+
+    def __init__(self, config: UnlearnConfig, data: UnlearnData, metric: str, negatives: int) -> None:
+        """``data`` as :func:`validation_only` gives it."""
+        if len(data.retain.valid) == 0:
+            raise UnlearnError("There are no validation rows to tune on; change eval_args.")
+        self.config, self.data, self.metric = config, data, metric
+        self.loaders = loaders(config, data.retain)
+        self.deleted = deleted_pairs(data, negatives, config["seed"])
+
+    def measure(self, trainer: PhaseTrainer) -> Figures:
+        """The figures of a trainer's model as it is."""
+        found = utility(trainer, self.config, self.loaders, self.data.affected_users)
+        return Figures(
+            float(found["metrics"][self.metric]),
+            float(found["affected"][self.metric]) if found["affected"] else None,
+            demotion_rate(trainer, self.deleted, self.data.retain),
+        )
+
+
+@torch.no_grad()
+def demotion_rate(trainer: PhaseTrainer, pairs: Pairs, splits: Splits) -> float | None:
+    """The mean share of the items a deleted one is compared with that score higher."""
+    if len(pairs) == 0:
+        return None
+    size = splits.train.item_num
+    demoted = []
+    for users in torch.unique(pairs.users).split(max(1, trainer.test_batch_size // size)):
+        scores = trainer.scores(users, splits.train)
+        mine = pairs.of(users)
+        row = torch.searchsorted(users, pairs.users[mine])
+        own, others = scores[row, pairs.items[mine]], scores.take(row[:, None] * size + pairs.others[mine])
+        demoted.append((own[:, None] < others).double().mean(dim=1))
+    return float(torch.cat(demoted).mean())
+
+
+def best(candidates: Sequence[Candidate]) -> Candidate:
+    """The highest score; of equals the nearest to the target, then the one of fewest steps, then the first."""
+    return max(candidates, key=lambda c: (c["score"], -c["distance"], -(c["step"] or 0), -c["trial"]))
+
+
+def front(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other beats in utility without losing in distance, or the other way round; nearest first."""
+    ordered = sorted(candidates, key=lambda c: (c["distance"], -c["utility"], c["step"] or 0, c["trial"]))
+    found: list[Candidate] = []
+    for candidate in ordered:
+        if not found or candidate["utility"] > found[-1]["utility"]:
+            found.append(candidate)
+    return found
