@@ -12,11 +12,18 @@ from __future__ import annotations
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
 
 from tabulate import tabulate
 
-from recbole_unlearn.report.entries import Entry, before, grouped, read_result, results_in
+from recbole_unlearn.report.entries import (
+    Entry,
+    affected_ndcg,
+    grouped,
+    ratio_of_sums,
+    read_result,
+    results_in,
+)
+from recbole_unlearn.report.values import difference
 
 DIGITS = {"recovered": 2, "gap": 3, "AUC": 3, "overlap": 2, "seconds": 1, "speed-up": 1}
 SPREAD = {"all", "affected", "recovered", "gap"}
@@ -24,29 +31,23 @@ SPREAD = {"all", "affected", "recovered", "gap"}
 
 def figures(entry: Entry) -> dict[str, float | None]:
     """A row of the table for one run; *recovered* is measured from the method's own original."""
-    phase, goal, start = entry.phase, entry.retrained, before(entry)
-
-    def ndcg(of: dict, group: str) -> float:
-        return of[group]["ndcg@20"]
-
-    gain = ndcg(goal, "affected") - ndcg(start, "affected")
-    forgetting = phase["forgetting"]
+    phase, goal = entry.phase, entry.retrained
     return {
-        "all": ndcg(phase, "metrics"),
-        "before": ndcg(start, "affected"),
-        "affected": ndcg(phase, "affected"),
-        "recovered": (ndcg(phase, "affected") - ndcg(start, "affected")) / gain if gain else None,
-        "gap": forgetting["demotion_rate"] - goal["forgetting"]["demotion_rate"],
-        "AUC": forgetting.get("attack", {}).get("auc"),
-        "overlap": forgetting.get("overlap@20", {}).get("affected"),
-        "seconds": phase["seconds"],
-        "speed-up": goal["seconds"] / phase["seconds"] if phase["seconds"] else None,
+        "all": phase.metrics.get("ndcg@20"),
+        "before": affected_ndcg(entry.before),
+        "affected": affected_ndcg(phase),
+        "recovered": ratio_of_sums([entry.moves(affected_ndcg)]),
+        "gap": difference(phase.demotion_rate, goal.demotion_rate),
+        "AUC": phase.figure("attack", "auc"),
+        "overlap": phase.figure("overlap@20", "affected"),
+        "seconds": phase.seconds,
+        "speed-up": ratio_of_sums([(goal.seconds, phase.seconds)]),
     }
 
 
-def written(key: str, cells: list[dict[str, Any]]) -> str:
+def written(key: str, cells: list[dict[str, float | None]]) -> str:
     """Mean, and ± standard deviation where there is more than one run."""
-    values = [one[key] for one in cells if one.get(key) is not None]
+    values = [value for one in cells if (value := one[key]) is not None]
     if not values:
         return ""
     digits = DIGITS.get(key, 4)
@@ -65,7 +66,7 @@ def main() -> None:
         rows = [
             [name, len(cells), *(written(head, cells) for head in heads)] for name, cells in found.items()
         ]
-        print(f"\n{place.dataset} · {place.model} · {place.request}, test rows")
+        print(f"\n{place.dataset} · {place.model} · {place.request}, test interactions")
         print(tabulate(rows, ["method", "runs", *heads], tablefmt="github", disable_numparse=True))
 
 

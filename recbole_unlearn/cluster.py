@@ -13,7 +13,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -121,7 +121,7 @@ class Workers:
 
     def _on_ray(
         self, work: Callable[..., Any], pieces: Sequence[tuple], left: Sequence[int]
-    ) -> Iterator[tuple[int, Any]]:
+    ) -> Generator[tuple[int, Any], None, None]:
         """As :meth:`do`, with what a piece raised in the place of its result."""
         threads = torch.get_num_threads()
         with session(self.address, self.number) as ray:

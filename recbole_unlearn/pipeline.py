@@ -12,23 +12,28 @@ from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn import settings
 from recbole_unlearn.cluster import Workers
-from recbole_unlearn.data.injection import Scorer, inject
-from recbole_unlearn.data.requests import Fields, locate, read_request
-from recbole_unlearn.data.splits import Splits, UnlearnData, divide, load, loaders
+from recbole_unlearn.data import (
+    Fields,
+    Scorer,
+    Splits,
+    UnlearnData,
+    divide,
+    inject,
+    load,
+    loaders,
+    locate,
+    read_request,
+)
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.atomic import write_json
-from recbole_unlearn.files.checkpoint import Checkpoint
-from recbole_unlearn.files.trained import Trained
+from recbole_unlearn.files import Checkpoint, Trained, write_json
 from recbole_unlearn.measures.difficulty import difficulty
 from recbole_unlearn.measures.evaluation import Measured, Measurement
-from recbole_unlearn.methods import registry
-from recbole_unlearn.methods.base import Finished, UnlearnTask, UnlearnTrainer
+from recbole_unlearn.methods import Finished, UnlearnTask, UnlearnTrainer, registry
 from recbole_unlearn.results import record
 from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, Forgotten, PhaseResult, RunResult
 from recbole_unlearn.results.table import table
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
-from recbole_unlearn.training.trainings import Trainings
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
 
 INJECTED = "injected"
 
@@ -69,7 +74,9 @@ class _Phase(NamedTuple):
         return PhaseResult(
             seconds=None if self.seconds is None else round(self.seconds, 4),
             seconds_from_cache=self.from_cache,
-            **own.utility,
+            metrics=own.utility["metrics"],
+            affected=own.utility["affected"],
+            unaffected=own.utility["unaffected"],
             **more,
             forgetting={**own.forgetting, **distances},
         )
@@ -90,6 +97,7 @@ class Pipeline:
         self.trainings = Trainings(cache_settings, self.run_settings.threads, workers)
         self.phases: dict[str, _Phase] = {}
         self.befores: dict[str, _Phase] = {}  # originals beside the run's, by name
+        self.difficulty: dict[str, Any] = {}
 
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
@@ -121,7 +129,7 @@ class Pipeline:
         if self.run_settings.report != "none":
             from recbole_unlearn.report import write_report  # plotly, only where something is drawn
 
-            logger.info("Report: %s", write_report(result.to_json(), self.directory))
+            logger.info("Report: %s", write_report(result, self.directory))
 
     def prepare(self, forget: Any) -> None:
         """The data that every method starts from, divided by the request."""
@@ -287,7 +295,7 @@ def _forgotten(data: UnlearnData) -> Forgotten:
 
 def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any:
     """The settings of a method in this run; refuses those that it could not run with."""
-    options = settings.read(method.Settings, config.method_values(method.name))
+    options: Any = settings.read(method.Settings, config.method_values(method.name))
     method.check(options, config)
     return options
 

@@ -18,15 +18,14 @@ from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn import settings
 from recbole_unlearn.compat import own_randomness
-from recbole_unlearn.data.requests import Fields, locate, read_request
-from recbole_unlearn.data.splits import Loaders, Splits, UnlearnData, divide, loaders
+from recbole_unlearn.data import Fields, Loaders, Splits, UnlearnData, divide, loaders, locate, read_request
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.trained import Trained
+from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import UnlearnResult, begin, checked_settings
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.start import Arguments, Request, opened, own_threads
-from recbole_unlearn.training.trainings import Trainings
+from recbole_unlearn.training import Trainings
 
 
 def run_unlearn(

@@ -1,4 +1,4 @@
-"""From what somebody gave to a pipeline that is ready to run: its settings, its directory, its log and its threads."""
+"""From what somebody gave to a pipeline that is ready to run: settings, directory, log and threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 import torch
@@ -16,15 +16,13 @@ from recbole.utils import get_local_time
 from recbole_unlearn import settings
 from recbole_unlearn.compat import own_randomness
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.atomic import make_directory
-from recbole_unlearn.files.checkpoint import Checkpoint, read_checkpoint
-from recbole_unlearn.files.export import refuse_overwriting
+from recbole_unlearn.files import Checkpoint, make_directory, read_checkpoint, refuse_overwriting
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import Pipeline, checked_settings
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig
 
-Request = str | Path | pd.DataFrame | dict | tuple
+Request: TypeAlias = str | Path | pd.DataFrame | dict | tuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +128,7 @@ def _default_directory(config: UnlearnConfig) -> Path:
 
 @contextlib.contextmanager
 def own_threads(number: int) -> Iterator[None]:
+    """Work with ``number`` threads of torch, and give the caller's number back at the end."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

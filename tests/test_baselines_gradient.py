@@ -27,7 +27,7 @@ from recbole_unlearn.methods.request_losses import (
     turned,
     with_rows_left,
 )
-from recbole_unlearn.rows.index import TrainIndex
+from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
 from recbole_unlearn.rows.own_loss import training_loss
 from recbole_unlearn.rows.region import find_region
 from recbole_unlearn.rows.scoring import pair_scores
@@ -61,6 +61,11 @@ def make_task(config, data, method, original=None, **changes):
     values = config.method_values(method) | QUICK[method] | changes
     task = UnlearnTask(config, data, original, initial, plugin_settings.read(cls.Settings, values), train)
     return compose(cls, config, model, "unlearned"), task
+
+
+def indexed(task):
+    """The task as `run` hands it to a method that needs an index."""
+    return dataclasses.replace(task, prepared_index=TrainIndex(task.data.full.train).complete())
 
 
 def definite(seed, size, dtype=torch.float64):
@@ -279,17 +284,17 @@ def test_ifru_finds_the_leave_out_optimum(make_config, settings, solve):
         config, data, "ifru", original, ifru_damping=0.0, ifru_tolerance=1e-7, ifru_batch_size=10**6,
         ifru_solver=solve, ifru_steps=100 if solve == "cg" else 600, ifru_patience=10**6,
     )  # fmt: skip
-    trainer.run(task)
+    finished = trainer.run(task)
     target = ridge_optimum(start, data.retain.train)
     found, before = trainer.model.user_embedding.weight.detach(), original.state_dict["user_embedding.weight"]
     users = data.affected_users
     away = float((before[users] - target[users]).norm())
     if solve == "cg":  # Adam keeps what was best on validation, on its way there
         assert float((found[users] - target[users]).norm()) < 1e-3 * away
-        assert trainer.certificates["solver"]["residual"] <= 1e-6
+        assert finished.certificates["solver"]["residual"] <= 1e-6
     else:
         assert float((found[users] - target[users]).norm()) < away
-        assert trainer.curves["validation"]
+        assert finished.curves["validation"]
     others = torch.ones(len(found), dtype=torch.bool)
     others[users] = False
     assert torch.equal(found[others], before[others])
@@ -301,14 +306,14 @@ def test_the_spillover_is_the_change_of_the_retained_loss(make_config):
     config = make_config("LightGCN", reg_weight=0.0)
     data = divided(config)
     trainer, task = make_task(config, data, "ifru")
-    trainer.prepare(task)
-    request = RequestLosses(task, trainer.model, trainer.index)
+    task = indexed(task)
+    request = RequestLosses(task, trainer.model)
     assert ifru.knows_its_data(request)
     everyone = {
         "user": torch.arange(data.full.train.user_num),
         "item": torch.arange(data.full.train.item_num),
     }
-    selection = Selection(trainer.model, find_tables(trainer.model, data.full.train), everyone, trainer.index)
+    selection = Selection(trainer.model, find_tables(trainer.model, data.full.train), everyone, task.index)
     state = request.generator.get_state()
     options = dataclasses.replace(task.settings, ifru_spillover=0.0, ifru_batch_size=10**6)
     found = gradient_sum(trainer._spillover(request, options), selection)
@@ -334,8 +339,8 @@ def test_there_is_no_spillover_without_a_graph(make_config):
     config = make_config()
     data = divided(config)
     trainer, task = make_task(config, data, "ifru")
-    trainer.prepare(task)
-    request = RequestLosses(task, trainer.model, trainer.index)
+    task = indexed(task)
+    request = RequestLosses(task, trainer.model)
     assert not ifru.knows_its_data(request)
     assert list(trainer._spillover(request, task.settings)) == []
 
@@ -346,7 +351,7 @@ def test_pruning_keeps_the_heaviest_neighbours_and_never_drops_a_deleted_node():
     deleted = torch.zeros(len(pairs), dtype=torch.bool)
     deleted[0] = True
     users, items = index.ids["user"][deleted], index.ids["item"][deleted]
-    retained = ifru.Retained(index, users, items, deleted)
+    retained = RetainedIndex(index, users, items, deleted)
     touched = find_region(index, users, items, 0.0)
     assert ifru.importance_region(touched, retained, 0, 0.5) is touched
     assert ifru.importance_region(touched, retained, 1, 0.0) is touched
@@ -390,10 +395,10 @@ def test_rrl_lowers_the_scores_of_deleted_pairs(make_config, model):
     data = divided(config)
     trainer, task = make_task(config, data, "rrl", rrl_steps=15)
     (own, other) = deleted_margin(trainer.model, data)
-    trainer.run(task)
+    finished = trainer.run(task)
     (own_after, other_after) = deleted_margin(trainer.model, data)
     assert float((own_after - other_after).mean()) < float((own - other).mean())
-    assert trainer.curves["loss"][-1][1] < trainer.curves["loss"][0][1]
+    assert finished.curves["loss"][-1][1] < finished.curves["loss"][0][1]
 
 
 def test_the_fisher_term_keeps_important_weights(make_config):
@@ -403,8 +408,8 @@ def test_the_fisher_term_keeps_important_weights(make_config):
     moved = {}
     for weight in (0.0, 100.0):
         trainer, task = make_task(config, data, "rrl", original, rrl_fisher=weight, rrl_steps=30)
-        trainer.prepare(task)
-        request = RequestLosses(task, trainer.model, trainer.index)
+        task = indexed(task)
+        request = RequestLosses(task, trainer.model)
         held = trainer._fisher(request, task.settings)["item_embedding.weight"]
         trainer.unlearn(task)
         change = trainer.model.item_embedding.weight.detach() - original.state_dict["item_embedding.weight"]
@@ -419,8 +424,8 @@ def test_fisher_information_is_a_sum_of_squares_over_retained_rows(make_config):
     config = make_config()
     data = divided(config)
     trainer, task = make_task(config, data, "rrl", rrl_fisher_batches=1000, rrl_fisher_size=1)
-    trainer.prepare(task)
-    request = RequestLosses(task, trainer.model, trainer.index)
+    task = indexed(task)
+    request = RequestLosses(task, trainer.model)
     found = trainer._fisher(request, task.settings)["user_embedding.weight"]
     p, q = trainer.model.user_embedding.weight.detach(), trainer.model.item_embedding.weight.detach()
     users, items = (data.retain.train.inter_feat[key] for key in ("user_id", "item_id"))
@@ -445,9 +450,9 @@ def test_rrl_leaves_a_model_alone_whose_deleted_pairs_are_all_retained(make_conf
     config = make_config(epochs=1)
     data = divided(config)
     trainer, task = make_task(config, data, "rrl")
-    trainer.prepare(task)
+    task = indexed(task)
     before = trainer.snapshot().state_dict
-    trainer.index.pairs = torch.cat([trainer.index.pairs, trainer.index.pairs]).sort().values
+    task.index.pairs = torch.cat([task.index.pairs, task.index.pairs]).sort().values
     trainer.unlearn(task)
     for name, value in trainer.model.named_parameters():
         assert torch.equal(value, before[name])
@@ -485,9 +490,9 @@ def test_scif_is_the_closed_form_of_bpr(make_config):
         "scif_tolerance": 1e-7,
     }
     trainer, task = make_task(config, data, "scif", **changes)
-    trainer.prepare(task)
+    task = indexed(task)
     before = trainer.snapshot().state_dict
-    request = RequestLosses(task, trainer.model, trainer.index)
+    request = RequestLosses(task, trainer.model)
     none = torch.empty(0, dtype=torch.long)
     kept, rows = request.fixed_batch(
         scif.Region(user=request.region["user"], item=scif.Members(none, none)), 10**6
@@ -523,11 +528,11 @@ def test_scif_steps_are_capped(make_config):
     data = divided(config)
     original = train(config, data.full, "original")
     trainer, task = make_task(config, data, "scif", original, scif_cap=0.3, scif_damping=0.0)
-    trainer.run(task)
+    finished = trainer.run(task)
     before = original.state_dict["user_embedding.weight"]
     change = (trainer.model.user_embedding.weight.detach() - before).norm(dim=1)
     assert (change <= 0.3 * before.norm(dim=1) * 1.001).all()
-    assert trainer.certificates["capped"] > 0
+    assert finished.certificates["capped"] > 0
     assert torch.equal(trainer.model.item_embedding.weight, original.state_dict["item_embedding.weight"])
 
 
@@ -544,12 +549,12 @@ def test_ascent_raises_the_loss_of_deleted_rows_and_stops_before_retained_ones_s
             config, data, "gradient_ascent", original, gradient_ascent_learning_rate=0.05,
             gradient_ascent_tolerance=tolerance, gradient_ascent_steps=60,
         )  # fmt: skip
-        trainer.run(task)
-        kept = [value for _, value in trainer.curves["retained_loss"]]
+        finished = trainer.run(task)
+        kept = [value for _, value in finished.curves["retained_loss"]]
         assert max(kept) <= kept[0] * (1 + tolerance) + 1e-6
         losses[tolerance] = len(kept)
         if tolerance == 10.0:
-            points = trainer.curves["loss"]
+            points = finished.curves["loss"]
             assert points[-1][1] > points[0][1]
     assert losses[0.0] <= losses[0.02] < losses[10.0]
 
@@ -558,8 +563,8 @@ def test_an_autoencoder_s_loss_on_deleted_rows_is_what_they_added(make_config):
     config = make_config("MultiVAE")
     data = divided(config)
     trainer, task = make_task(config, data, "gradient_ascent")
-    trainer.prepare(task)
-    request = RequestLosses(task, trainer.model, trainer.index)
+    task = indexed(task)
+    request = RequestLosses(task, trainer.model)
     assert request.by_user
     assert not learns_by_user(make_config())
     chosen = request.deleted_rows()
@@ -609,15 +614,15 @@ def test_every_method_on_many_models(make_config, model):
             with pytest.raises(UnlearnError, match="MultiVAE has none"):
                 trainer.run(task)
             continue
-        trainer.run(task)
+        finished = trainer.run(task)
         changed, others = changed_rows(trainer.model, data, original.state_dict)
         assert changed["user"] or changed["item"]
-        assert trainer.curves
+        assert finished.curves
         if method in ("scif", "ifru"):
             assert not others
             assert changed["user"] <= users
             assert changed["item"] <= (set() if method == "scif" else items)
-            assert trainer.certificates["solver"]["steps"] > 0
+            assert finished.certificates["solver"]["steps"] > 0
         if method in ("rrl", "gradient_ascent") and model == "BPR":
             assert changed["user"] <= users
 

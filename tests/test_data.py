@@ -119,8 +119,8 @@ def test_pairs_that_stay_in_another_row_are_not_called_deleted(source_and_config
 def test_a_fingerprint_sees_every_row(source_and_config):
     splits = source_and_config[0].splits
     other = divide(splits, located(splits, [5]), "python").retain
-    assert splits.fingerprint() == source_and_config[0].splits.fingerprint()
-    assert splits.fingerprint() != other.fingerprint()
+    assert splits.digest() == source_and_config[0].splits.digest()
+    assert splits.digest() != other.digest()
 
 
 def test_a_dataset_recbole_cannot_read_is_one_line(tmp_path, make_config):

@@ -1,20 +1,19 @@
 """README and docs are true: their commands, snippets and lists are run or compared."""
 
 import dataclasses
+import importlib
 import json
 import re
-import shutil
 
 import pytest
 
 import recbole_unlearn
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.data.splits import load, loaders
-from recbole_unlearn.methods import registry
-from recbole_unlearn.methods.base import UnlearnTrainer
-from recbole_unlearn.settings import config as config_module
-from recbole_unlearn.settings.yaml_files import properties_dir
-from recbole_unlearn.training.phase import build_model
+from recbole_unlearn.data import load, loaders
+from recbole_unlearn.measures.base import measures
+from recbole_unlearn.methods import UnlearnTrainer, method
+from recbole_unlearn.settings import catalogue
+from recbole_unlearn.training import build_model
 from tests.conftest import ROOT, train_plain
 
 README = (ROOT / "README.md").read_text()
@@ -71,15 +70,14 @@ def test_public_names_exist():
 
 
 def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
-    """docs/adding-a-method.md: one file and one YAML, and it runs, is listed and has settings."""
+    """docs/adding-a-method.md: one file and one YAML beside it, and it runs, is listed and has settings."""
     page = (ROOT / "docs" / "adding-a-method.md").read_text()
     (code,), (values,) = blocks(page, "python"), blocks(page, "yaml")
-    folder = tmp_path / "properties"
-    shutil.copytree(properties_dir(), folder)
-    (folder / "method" / "example.yaml").write_text(values)
-    monkeypatch.setattr(config_module, "properties_dir", lambda: folder)
-    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
-    exec(compile(code, "example.py", "exec", dont_inherit=True), {"__name__": "example"})
+    (tmp_path / "example_method.py").write_text(code)
+    (tmp_path / "example.yaml").write_text(values)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(catalogue, "_METHODS", dict(catalogue._METHODS))
+    importlib.import_module("example_method")
     outcome = run_unlearn(
         "BPR", "tiny", unlearn="example", compare="retrain", config_dict=settings | {"example_epochs": 3}
     )
@@ -88,6 +86,7 @@ def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
     assert outcome.result["settings"]["example_epochs"] == 3
     assert outcome.result["speedup"] > 0
     assert phases["unlearned"]["metrics"] != phases["original"]["metrics"]
+    assert len(outcome.result["curves"]["unlearned"]["loss"]) == 3
 
 
 def test_an_approximate_method_resets_rows_nobody_trained(settings, tmp_path, monkeypatch):
@@ -103,11 +102,8 @@ def test_an_approximate_method_resets_rows_nobody_trained(settings, tmp_path, mo
         def unlearn(self, task):
             pass
 
-    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
-    registry.register("idle", "Do nothing.", Nothing)(Idle)
-    monkeypatch.setattr(
-        config_module.UnlearnConfig, "method_values", lambda self, name: {} if name == "idle" else None
-    )
+    monkeypatch.setattr(catalogue, "_METHODS", dict(catalogue._METHODS))
+    method("idle", "Do nothing.", Nothing)(Idle)
     outcome = run_unlearn("BPR", "tiny", unlearn="idle", forget={"user_id": ["u5"]}, config_dict=settings)
     row = outcome.data.full.train.token2id("user_id", "u5")
     fresh = build_model(outcome.config, outcome.data.retain)
@@ -122,3 +118,18 @@ def test_every_key_of_a_result_is_documented(settings):
     keys = set(outcome.result) | set(outcome.result["phases"]["original"])
     assert not [key for key in keys if f"`{key}`" not in page]
     json.dumps(outcome.result, allow_nan=False)
+
+
+def test_every_measure_is_in_the_json_the_table_the_report_and_the_docs(settings, tmp_path):
+    values = settings | {"inject_users": 0.5}
+    outcome = run_unlearn("BPR", "tiny", unlearn="obliviate", compare="retrain", config_dict=values)
+    page = (ROOT / "docs" / "measuring.md").read_text()
+    report = (tmp_path / "out" / "report.html").read_text()
+    found = outcome.result["phases"]["unlearned"]["forgetting"]
+    for one in measures():
+        keys = [key for key in found if key.split("@")[0] == one.key]
+        assert keys, one.key
+        assert re.search(rf"`{one.key}(@\w+)?`", page), one.key
+        for _, title in one.figures(found):
+            assert title in str(outcome), title
+            assert title in report, title

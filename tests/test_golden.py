@@ -1,7 +1,8 @@
 """What must not move while the code does: results, cache keys, options of the command line, public names.
 
-A failing test here means that files people have, or commands they typed, would give something else than before. When
-that is what a change is for, freeze again (`python -m tests.golden.runs --freeze`) in a commit of its own that says why.
+A failing test here means that files people have, or commands they typed, would give something else than before.
+When that is what a change is for, freeze again (`python -m tests.golden.runs --freeze`) in a commit of its own
+that says why.
 """
 
 import inspect
@@ -12,7 +13,7 @@ from importlib import metadata
 import pytest
 
 import recbole_unlearn
-from recbole_unlearn import cli
+from recbole_unlearn import usage
 from recbole_unlearn.data.splits import load
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.settings.config import UnlearnConfig
@@ -51,7 +52,7 @@ def test_results_are_the_same_to_the_last_digit(results, name):
 
 
 def test_options_of_the_command_line():
-    shown = set(re.findall(r"^  --(\w+)", cli.help_text({}), re.M))
+    shown = set(re.findall(r"^  --(\w+)", usage.help_text({}), re.M))
     missing = set(NAMES["options"]) - shown
     assert not missing
     assert not {key for key in shown - set(NAMES["options"]) if key not in NAMES["recbole_options"]}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from recbole_unlearn import cli, cluster, run_grid, run_unlearn
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.grid import cells as grid_cells
 from recbole_unlearn.grid import plan
 from recbole_unlearn.grid import run as grid_run
 from recbole_unlearn.methods import registry
@@ -122,7 +123,7 @@ def test_whatever_stands_in_a_file_is_read_or_refused_in_one_line(key, value):
     ("", "is empty"),
     ("- BPR\n", "not a mapping"),
     ("models: [BPR\n", "is not valid YAML"),
-    ("models: [BPR]\nmodels: [DMF]\n", r"models stands twice \(line 2\)"),
+    ("models: [BPR]\nmodels: [DMF]\n", r"models is there twice \(line 2\)"),
     ("models: !!python/object/apply:os.system ['true']\n", "is not valid YAML"),
     (GOOD | {"modles": ["BPR"]}, r"unknown key 'modles'\. Did you mean models\?"),
     ({k: v for k, v in GOOD.items() if k != "datasets"}, r"datasets is missing; expected for example datasets: \[ml"),
@@ -210,17 +211,17 @@ def small(file, settings, tmp_path):
 def noted(monkeypatch, fail=()):
     """Names of the cells that are run; those of ``fail`` raise."""
     ran = []
-    real = grid_run.run_unlearn
+    real = grid_cells.opened
 
-    def run(model, dataset, **arguments):
-        name = Path(arguments["output_dir"]).name
+    def opened(given):
+        name = Path(given.output_dir).name
         ran.append(name)
         for part, error in dict(fail).items():
             if part in name:
                 raise error
-        return real(model, dataset, **arguments)
+        return real(given)
 
-    monkeypatch.setattr(grid_run, "run_unlearn", run)
+    monkeypatch.setattr(grid_cells, "opened", opened)
     return ran
 
 
@@ -396,7 +397,7 @@ def test_on_ray(small, tmp_path, monkeypatch):
     def fragile(cell):  # local, so that Ray carries it to its workers by value
         if cell.seed == 3:
             os._exit(3)
-        from recbole_unlearn.grid.run import run_cell
+        from recbole_unlearn.grid.cells import run_cell
 
         return run_cell(cell)
 

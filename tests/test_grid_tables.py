@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from recbole_unlearn.report import comparison, paper, results_in, write_comparison, writers
 from recbole_unlearn.report.entries import FAILED_FILE, NO_PLAN, PLAN_FILE, read_plan
+from recbole_unlearn.results.schema import RunResult
 from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
 from tests.test_report import HOSTILE, Reader
 
@@ -42,9 +43,14 @@ def result(seed, shift=0.0, dataset="ml-1m", model="BPR", ratio=0.2, **phases):
 RUNS = [result(1, -0.08), result(2), result(3, 0.08)]
 
 
+def tables(results, plan=NO_PLAN):
+    """The tables of what files with this content are read as."""
+    return paper.tables([RunResult.from_json(one) for one in results], plan)
+
+
 def rows(results, title, plan=NO_PLAN, subject="ml-1m"):
     """The rows of a table as mappings, by method; one model."""
-    (found,) = (t for t in paper.tables(results, plan) if t.title == title and t.subject.startswith(subject))
+    (found,) = (t for t in tables(results, plan) if t.title == title and t.subject.startswith(subject))
     (body,) = found.bodies.values()
     assert all(len(cells) == len(found.head) for cells in body)
     return {cells[0]: dict(zip(found.head, cells, strict=True)) for cells in body}
@@ -101,23 +107,23 @@ def test_one_run_has_no_spread_and_a_cached_time_is_marked():
 
 def test_ratios_datasets_and_models_stay_apart():
     results = [*RUNS, result(1, ratio=0.05), result(1, dataset="ml-100k"), result(1, model="LightGCN")]
-    tables = [table for table in paper.tables(results) if table.title == "NDCG@20"]
-    assert [table.subject for table in tables] == [
+    found = [table for table in tables(results) if table.title == "NDCG@20"]
+    assert [table.subject for table in found] == [
         "ml-1m · injected informed, 20% of users", "ml-1m · injected informed, 5% of users",
         "ml-100k · injected informed, 20% of users",
     ]  # fmt: skip
-    assert list(tables[0].bodies) == ["BPR", "LightGCN"]
-    assert tables[0].bodies["LightGCN"][1][-1] == "1"
+    assert list(found[0].bodies) == ["BPR", "LightGCN"]
+    assert found[0].bodies["LightGCN"][1][-1] == "1"
     # The paper has no figures for these, so there is no column for them.
-    assert [any(head == "Paper" for head in table.head) for table in tables] == [True, False, False]
-    page = comparison.page_of(results).decode()
+    assert [any(head == "Paper" for head in table.head) for table in found] == [True, False, False]
+    page = comparison.page_of([RunResult.from_json(one) for one in results]).decode()
     assert page.count("ml-1m · BPR · injected informed, 5% of users") > 0
 
 
 def test_no_table_of_ablations_without_one():
     alone = result(1)
     del alone["phases"]["no_lua"]
-    assert "Ablations" not in [table.title for table in paper.tables([alone])]
+    assert "Ablations" not in [table.title for table in tables([alone])]
 
 
 def planned(directory, *cells):
@@ -173,11 +179,11 @@ def test_results_with_gaps_and_hostile_names_are_written(tmp_path):
         "phases": {"unlearned": {}, HOSTILE: {"metrics": {"ndcg@20": 0.1}, "seconds": "soon"}},
     }
     odd |= {"dataset": HOSTILE, "model": HOSTILE, "method": HOSTILE, "forget": {"source": HOSTILE}}
-    tables = paper.tables([odd, *RUNS])
-    assert "<script" not in writers.sections(tables, NO_PLAN)
-    assert not re.search(r"(?<!\\)[<>]", writers.markdown(tables, NO_PLAN))
-    check_latex(writers.latex(tables, NO_PLAN))
-    assert paper.tables([{"phases": {"unlearned": {}}}]) == []
+    found = tables([odd, *RUNS])
+    assert "<script" not in writers.sections(found, NO_PLAN)
+    assert not re.search(r"(?<!\\)[<>]", writers.markdown(found, NO_PLAN))
+    check_latex(writers.latex(found, NO_PLAN))
+    assert tables([{"phases": {"unlearned": {}}}]) == []
 
 
 def check_latex(text):
@@ -203,7 +209,7 @@ def check_latex(text):
 
 
 def test_latex_has_the_structure_of_one(tmp_path):
-    text = writers.latex(paper.tables([*RUNS, result(1, dataset="my_data")]), NO_PLAN)
+    text = writers.latex(tables([*RUNS, result(1, dataset="my_data")]), NO_PLAN)
     check_latex(text)
     assert r"\usepackage{booktabs}" in text
     assert r"no\_lua & " in text

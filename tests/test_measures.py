@@ -10,14 +10,21 @@ from scipy import stats
 
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.data.splits import loaders
-from recbole_unlearn.measures import attack, groups, overlap, scores
+from recbole_unlearn.measures import attack, groups, overlap
+from recbole_unlearn.measures import distribution as scores
 from recbole_unlearn.measures import observe as observe_module
 from recbole_unlearn.measures.difficulty import difficulty, entanglement
 from recbole_unlearn.measures.evaluation import Measurement
 from recbole_unlearn.measures.observe import Pairs, Questions, deleted_pairs, observe
 from recbole_unlearn.measures.verdict import verdict
+from recbole_unlearn.results.schema import PhaseResult
 from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
 from tests.obliviate_parts import divided
+
+
+def with_rate(rate):
+    """A phase of which only the demotion rate is known."""
+    return PhaseResult(forgetting={"demotion_rate": rate})
 
 
 class FixedScores:
@@ -130,7 +137,7 @@ def test_distances_of_distributions(a, b):
 
 
 def test_a_histogram_counts_everything():
-    found = scores.histogram(torch.tensor([-9.0, 0.1, 0.2, 9.0]), np.linspace(-1, 1, 5))
+    found = scores.histogram(torch.tensor([-9.0, 0.1, 0.2, 9.0]), np.linspace(-1, 1, 5))._asdict()
     assert found == {"edges": [-1.0, -0.5, 0.0, 0.5, 1.0], "counts": [1, 0, 2, 1]}
 
 
@@ -239,12 +246,12 @@ def test_masked_utility_equals_recboles_when_nothing_deleted_is_recommended(make
     config = make_config()
     trainer = compose(PhaseTrainer, config, build_model(config, data.retain), "x")
     measurement = Measurement(config, data, loaders(config, data.retain), 10)
-    found = measurement.phase("original", trainer)
-    seen = measurement.seen["original"]
+    found = measurement.measure(trainer)
+    seen = found.seen
     unmasked = type(seen)(seen.top, seen.top, seen.deleted, seen.held_out)
-    plain = measurement._masked(unmasked, found["unaffected"])
-    assert plain == pytest.approx({key: found["metrics"][key] for key in plain}, abs=1e-5)
-    assert found["masked"].keys() == plain.keys()
+    plain = measurement.masked(unmasked, found.utility["unaffected"])
+    assert plain == pytest.approx({key: found.utility["metrics"][key] for key in plain}, abs=1e-5)
+    assert found.masked.keys() == plain.keys()
 
 
 def test_a_sample_of_the_others_is_enough(make_config, data, monkeypatch):
@@ -257,9 +264,9 @@ def test_a_sample_of_the_others_is_enough(make_config, data, monkeypatch):
     assert torch.equal(plan.users, Questions.of(data, pairs, 3).users)
     config = make_config()
     trainer = compose(PhaseTrainer, config, build_model(config, data.retain), "x")
-    found = Measurement(config, data, loaders(config, data.retain), 10).phase("original", trainer)
-    assert sum(group["users"] for group in found["groups"]["user_activity"].values()) <= len(plan.users)
-    assert found["masked"]["recall@20"] >= 0
+    found = Measurement(config, data, loaders(config, data.retain), 10).measure(trainer)
+    assert sum(group["users"] for group in found.groups["user_activity"].values()) <= len(plan.users)
+    assert found.masked["recall@20"] >= 0
 
 
 def test_without_retraining_distances_are_absent(settings):
@@ -311,8 +318,8 @@ def test_over_forgetting_is_flagged(judged, monkeypatch):
     """Deleted scores pushed to the bottom: forgotten too well, and an attacker who saw the model before knows."""
     measurement = Measurement(judged.config, judged.data, loaders(judged.config, judged.data.retain), 100)
     trainer = compose(PhaseTrainer, judged.config, judged.model, "x")
-    measurement.phase("retrained", trainer)
-    pairs, plain = measurement.plan.deleted, trainer.scores
+    retrained = measurement.measure(trainer)
+    pairs, plain = measurement.questions.deleted, trainer.scores
 
     def pushed(users, dataset):
         found = plain(users, dataset)
@@ -321,17 +328,12 @@ def test_over_forgetting_is_flagged(judged, monkeypatch):
         return found
 
     monkeypatch.setattr(trainer, "scores", pushed)
-    phases = {
-        "unlearned": measurement.phase("unlearned", trainer),
-        "retrained": judged.result["phases"]["retrained"],
-    }
-    measurement.compare({**phases, "retrained": dict(phases["retrained"])})
-    found = phases["unlearned"]["forgetting"]
-    assert found["demotion_rate"] == 1.0
-    assert found["ks"] > 0.5
-    assert found["attack"]["low"] > phases["retrained"]["forgetting"]["attack"]["high"]
-    weak = {"phases": {**phases, "retrained": {"forgetting": {"demotion_rate": 0.8}}}}
-    assert verdict(weak)["level"] == "over"
+    low = measurement.measure(trainer)
+    assert low.forgetting["demotion_rate"] == 1.0
+    assert measurement.distances(low, retrained)["ks"] > 0.5
+    assert low.forgetting["attack"]["low"] > judged.record.retrained.figure("attack", "high")
+    weak = {"unlearned": PhaseResult(forgetting=low.forgetting), "retrained": with_rate(0.8)}
+    assert verdict(weak, {}).level == "over"
 
 
 @pytest.mark.parametrize(
@@ -345,10 +347,7 @@ def test_over_forgetting_is_flagged(judged, monkeypatch):
     ],
 )
 def test_the_verdict_knows_the_floor(rate, second, level):
-    phases = {
-        "unlearned": {"forgetting": {"demotion_rate": rate}},
-        "retrained": {"forgetting": {"demotion_rate": 0.9}},
-    }
+    phases = {"unlearned": with_rate(rate), "retrained": with_rate(0.9)}
     if second is not None:
-        phases["retrained_2"] = {"forgetting": {"demotion_rate": second}}
-    assert verdict({"phases": phases})["level"] == level
+        phases["retrained_2"] = with_rate(second)
+    assert verdict(phases, {}).level == level

@@ -22,7 +22,7 @@ from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
 def both(config, splits):
     """RecBole's model and ours, with the same weights."""
     with compat.dok_update():
-        theirs = models.plain_class(config.model_class)(config, splits.train)
+        theirs = config.model_class(config, splits.train)
     ours = build_model(config, splits)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
@@ -30,7 +30,10 @@ def both(config, splits):
 
 def test_ours_is_used_and_theirs_is_saved(make_config):
     config = make_config("LightGCN")
-    assert config.model_class is LightGCN
+    assert config.model_class is RecBoleLightGCN
+    assert models.fast_class(config.model_class) is LightGCN
+    assert models.plain_class(LightGCN) is RecBoleLightGCN
+    assert type(build_model(config, load(config).splits)) is LightGCN
     assert config["model"] == "LightGCN"
     assert config.to_recbole().model_class is RecBoleLightGCN
     assert models.fast_class(BPR) is BPR
@@ -69,10 +72,11 @@ def test_the_gradient_of_the_product():
 )
 def test_scores_loss_and_gradients_equal_recboles(make_config, model, changes):
     config = make_config(model, reg_weight=0.01, **changes)
-    assert models.plain_class(config.model_class) in (RecBoleLightGCN, ngcf.NGCF)
+    assert config.model_class in (RecBoleLightGCN, ngcf.NGCF)
     splits = load(config).splits
     doubled = splits._replace(train=append(splits.train, splits.train.inter_feat[:20]))  # repeated pairs
     theirs, ours = both(config, doubled)
+    assert type(theirs) is not type(ours)
     batch = next(iter(loaders(config, doubled).train))
     for net in (theirs, ours):
         torch.manual_seed(0)  # what is dropped

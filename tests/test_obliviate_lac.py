@@ -137,7 +137,7 @@ def test_the_objective_s_gradient_agrees_with_finite_differences(make_config, mo
         """The same draws every time."""
         witness = make_witness(config, data, seed=5)
         objective = WitnessObjective(
-            rank=0.0, forget=0.0 if kind == "distill" else 0.5, distill=2.0 if kind == "distill" else 0.0,
+            ranking=0.0, forget=0.0 if kind == "distill" else 0.5, distill=2.0 if kind == "distill" else 0.0,
             standing=standing, stand_ins=kind == "stand_ins", teacher=lambda rows: teacher[rows],
         )  # fmt: skip
         gradients = row_gradients(adapters, adapters.adapters, witness)
@@ -236,7 +236,7 @@ def test_it_stops_at_the_level_of_never_seen_items(make_config):
         adapters = make_adapters(config, data, witness)
         standing = ExpectedStanding(witness, witness.deleted(1000))
         standing.percentile[:] = 0.6
-        objective = WitnessObjective(rank=0.0, forget=1.0, standing=standing, stop=stop)
+        objective = WitnessObjective(ranking=0.0, forget=1.0, standing=standing, stop=stop)
         with tqdm(disable=True) as bar:
             trace = calibrate(adapters, witness, objective, Schedule(300, 0.005, 1000), None, bar)
         steps[stop] = len(trace.values)
@@ -391,7 +391,9 @@ def test_drift_stays_below_its_bound(make_config):
     adapters = make_adapters(config, data, witness, rank=2)
     with tqdm(disable=True) as bar:
         plan = Schedule(60, 0.05, 10**6, train_b=True)
-        values = calibrate(adapters, witness, WitnessObjective(forget=1.0, drift=0.05), plan, None, bar).values
+        values = calibrate(
+            adapters, witness, WitnessObjective(forget=1.0, drift=0.05), plan, None, bar
+        ).values
     assert values[-1] < values[0]
     assert adapters.drift() <= certificates.drift_bound(values[0], 0.05)
 

@@ -11,6 +11,7 @@ from recbole_unlearn.data.splits import load
 from recbole_unlearn.methods.obliviate import curvature, lua, newton, reembed
 from recbole_unlearn.rows.batches import as_batch
 from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
+from recbole_unlearn.rows.own_loss import loss_gradients
 from recbole_unlearn.rows.region import find_region
 from recbole_unlearn.training.phase import build_model, train
 from tests.obliviate_parts import Rows, divided, make_adapters, make_witness
@@ -222,7 +223,7 @@ def test_directions_are_gradients_over_curvature_for_the_rows_of_the_region(make
     users = data.forget.inter_feat["user_id"]
     negatives = again.retained.negatives(users, again.generator)
     batch = as_batch(config, data.forget, torch.arange(len(users)), negatives)
-    expected = curvature.loss_gradients(adapters.model, batch)[1]
+    expected = loss_gradients(adapters.model, batch)[1]
     for adapter, direction in zip(adapters.adapters, found, strict=True):
         rows = len(users) * expected[adapter.name][adapter.rows] / 2.0
         assert torch.allclose(direction, rows, atol=1e-5)
@@ -278,7 +279,7 @@ def test_without_moments_there_is_fisher_information(make_config, caplog):
     caplog.set_level("INFO")
     moments = curvature.second_moments(model, trained.optimizer, [batch, batch])
     assert "Fisher" in caplog.text
-    gradient = curvature.loss_gradients(model, batch)[1]["user_embedding.weight"]
+    gradient = loss_gradients(model, batch)[1]["user_embedding.weight"]
     assert torch.allclose(moments["user_embedding.weight"], gradient.square())
 
 

@@ -340,7 +340,7 @@ def test_without_nothing_and_without_everything(name):
         torch.zeros(len(data.users), dtype=torch.bool),
         torch.ones(len(data.users), dtype=torch.bool),
     )
-    for field in ("rows", "users", "items"):
+    for field in ("interactions", "users", "items"):
         before = getattr(found, field)
         same = getattr(found.without(none, data.users, data.items), field)
         gone = getattr(found.without(every, data.users, data.items), field)

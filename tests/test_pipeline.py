@@ -15,7 +15,8 @@ import torch
 
 from recbole_unlearn import UnlearnConfig, cli, run_unlearn, unlearn_model
 from recbole_unlearn.data.splits import load, loaders
-from recbole_unlearn.results import build as results
+from recbole_unlearn.results import record, table
+from recbole_unlearn.results.schema import Forgotten, PhaseResult, RunResult
 from recbole_unlearn.training.phase import build_model, train
 from tests.conftest import ROOT
 
@@ -244,16 +245,9 @@ def test_a_killed_run_leaves_no_half_result(tmp_path, after):
 
 
 def test_the_table_says_when_times_are_old():
-    phase = {
-        "seconds": 1.0, "seconds_from_cache": True, "metrics": {"ndcg@20": 0.5},
-        "affected": {"ndcg@20": 0.25}, "forgetting": {"demotion_rate": None},
-    }  # fmt: skip
-    text = results.table(
-        {
-            "phases": {"original": phase},
-            "forget": {"interactions": 3, "users": 2, "items": 1, "source": "file"},
-        }
-    )
+    phase = PhaseResult(1.0, True, {"ndcg@20": 0.5}, {"ndcg@20": 0.25}, forgetting={"demotion_rate": None})
+    request = Forgotten("file", 3, 2, 1)
+    text = table.table(RunResult("BPR", "x", "retrain", 1, {}, request, {"original": phase}))
     assert "1.0*" in text
     assert "earlier run" in text
     assert "0.2500" in text
@@ -265,10 +259,10 @@ def test_the_table_says_when_times_are_old():
 )
 def test_the_share_recovered(before, after, target, share):
     phases = {
-        name: {"affected": {"ndcg@20": value, "recall@10": 0.3}}
+        name: PhaseResult(affected={"ndcg@20": value, "recall@10": 0.3})
         for name, value in (("original", before), ("unlearned", after), ("retrained", target))
     }
-    assert results.recovered(phases) == {"ndcg@20": pytest.approx(share)}  # recall did not move: no share
+    assert record.recovered(phases) == {"ndcg@20": pytest.approx(share)}  # recall did not move: no share
 
 
 def test_a_second_retraining_is_the_floor(settings):

@@ -1,6 +1,7 @@
-"""The HTML pages: what stands on them, what must never, and that a browser draws them without complaint."""
+"""The HTML pages: what is on them, what must never, and that a browser draws them without complaint."""
 
 import copy
+import dataclasses
 import html
 import json
 import math
@@ -13,7 +14,9 @@ import plotly.graph_objects as go
 import pytest
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.report import comparison, figures, values, write_comparison, write_report
+from recbole_unlearn.measures import base
+from recbole_unlearn.report import comparison, figures, single, values, write_comparison, write_report
+from recbole_unlearn.results.schema import LEVELS, RunResult
 
 CUTS = (10, 20, 50)
 VERDICT = (
@@ -22,6 +25,9 @@ VERDICT = (
     "96% of what retraining does for affected users is recovered; 29 times faster than retraining."
 )
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=alert(1)>\"'&<a href='https://evil.example/'>"
+
+
+GOOD_DEMOTION = "Good: the retrained model's; more is over-forgetting, which can be seen"
 
 
 def metrics(level):
@@ -100,8 +106,13 @@ def without_retraining():
     return result
 
 
+def report(result, directory):
+    """The page of what a result.json with this content is read as."""
+    return write_report(RunResult.from_json(result), directory)
+
+
 class Reader(HTMLParser):
-    """Tags, attributes and text of a page; what stands inside scripts and styles is not text."""
+    """Tags, attributes and text of a page; what is inside scripts and styles is not text."""
 
     def __init__(self, path):
         super().__init__()
@@ -150,7 +161,7 @@ def compare(tmp_path):
 
 
 def test_the_report_says_it_in_order(tmp_path, light):
-    path = write_report(sample(), tmp_path)
+    path = report(sample(), tmp_path)
     assert path == tmp_path / "report.html"
     reader = Reader(path)
     parts = [
@@ -166,25 +177,106 @@ def test_the_report_says_it_in_order(tmp_path, light):
 
 
 def test_forgetting_is_a_distance_to_retraining_with_a_floor(tmp_path, light):
-    reader = Reader(write_report(sample(), tmp_path))
-    cells = re.findall(r"\S+", row(reader, "deleted item scores below one its user never met"))[:8]
+    reader = Reader(report(sample(), tmp_path))
+    cells = re.findall(r"\S+", row(reader, GOOD_DEMOTION))[:8]
     assert cells == ["0.025", "−0.916", "0.811", "−0.130", "0.941", "0.402", "−0.539", "0.005"]
     assert "0.240\n0.540\n–\n0.370\n0.610\n" in row(reader, "Top-20 overlap, affected users")
-    assert "0.610\n0.590 to 0.630\n+0.080\n" in row(reader, "with this model alone; 0.5 is a guess")
+    assert "0.610\n0.590 to 0.630\n+0.080\n" in row(
+        reader, "Good: the retrained model's, within the intervals"
+    )
 
 
 def test_the_share_of_a_bin_and_the_change_of_a_group(tmp_path, light):
-    phases = sample()["phases"]
+    phases = RunResult.from_json(sample()).phases
     (trace, *_) = figures.distribution(phases)["data"]
     assert sum(trace["y"]) == pytest.approx(1)
     assert len(trace["x"]) == len(trace["y"]) == 62
-    bars = {trace["name"]: trace["y"] for trace in figures.damage(phases, "user_activity", "users")["data"]}
+    bars = {trace["name"]: trace["y"] for trace in figures.damage(phases, "user_activity")["data"]}
     assert bars["unlearned"][0] == pytest.approx(0.249 - 0.156)
     assert "original" not in bars
+    (first, *_) = figures.damage(phases, "item_popularity")["data"]
+    assert first["x"][0] == "tail<br>2,100 test<br>interactions"
+
+
+def test_every_recorded_curve_is_drawn(tmp_path, light):
+    result = sample()
+    result["curves"]["fine_tune"] = {
+        "loss": [[1, 0.5], [2, 0.4]], "retained_loss": [[1, 0.3], [2, 0.2]], "residual": [[1, 0.1], [2, 0.01]],
+        "validation": [[10, 0.2], [20, 0.25]], "own_idea": [[1, 7.0], [2, 8.0]], "empty": [],
+    }  # fmt: skip
+    drawn = {
+        f["layout"]["yaxis"]["title"]["text"]: f["data"] for f in Reader(report(result, tmp_path)).figures
+    }
+    names = {title: [trace["name"] for trace in traces] for title, traces in drawn.items()}
+    assert names["objective"] == ["unlearned", "fine_tune"]
+    assert names["demotion rate of deleted pairs"] == ["unlearned", "retrained"]  # and its goal
+    assert drawn["demotion rate of deleted pairs"][1]["y"] == [0.941, 0.941]
+    assert names["loss of retained interactions"] == names["relative residual of the solver"] == ["fine_tune"]
+    assert drawn["validation score"][0]["y"] == [0.2, 0.25]
+    assert (drawn["own idea"][0]["x"], drawn["own idea"][0]["y"]) == ([1, 2], [7.0, 8.0])
+    assert "empty" not in names
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """The registry of measures, as it was again afterwards."""
+    base.measures()  # all of them are found, and not into a copy
+    monkeypatch.setattr(base, "_MEASURES", dict(base._MEASURES))
+
+
+def test_a_registered_measure_is_in_the_report(tmp_path, light, registry):
+    @base.measure(
+        "surprise",
+        title="Surprise@{k}",
+        meaning="how <odd> it is",
+        good="little",
+        parts={"all": ", all"},
+        place=0,
+    )
+    def surprise(view):
+        return {"surprise@5": {"all": 0.25}}
+
+    result = sample()
+    result["phases"]["unlearned"]["forgetting"]["surprise@5"] = {"all": 0.25}
+    reader = Reader(report(result, tmp_path))
+    assert "how <odd> it is\nGood: little\n–\n0.250\n–\n" in row(reader, "Surprise@5, all")
+    assert reader.text.index("Surprise@5") < reader.text.index("Demotion rate\nshare of")
+
+
+def test_measures_are_in_the_order_of_the_registry_and_explained_once(tmp_path, light):
+    text = Reader(report(sample(), tmp_path)).text.split("\nForgetting\n")[1]
+    phases = RunResult.from_json(sample()).phases
+    entries = {key: None for own in phases.values() for key in own.forgetting}
+    titles = [title for one in base.measures() for _, title in one.figures(entries)]
+    assert len(titles) == 16
+    places = [text.index(f"\n{title}\n") for title in titles]
+    assert places == sorted(places)
+    for one in base.measures():
+        assert text.count(f"\n{one.meaning}\nGood: {one.good}\n") == 1
+
+
+def test_compared_methods_come_after_the_references(tmp_path, light):
+    """The pipeline makes phases in the order they were asked for."""
+    result = RunResult.from_json(sample())
+    turned = dataclasses.replace(result, phases=dict(reversed(result.phases.items())))
+    assert write_report(turned, tmp_path).read_bytes() == write_report(result, tmp_path).read_bytes()
+
+
+def test_every_level_of_a_verdict_has_words(tmp_path, light):
+    assert tuple(single._LEVELS) == LEVELS
+    result = sample() | {"verdict": {"level": "cannot_tell", "text": "Both are near."}}
+    assert "These figures cannot tell\nBoth are near.\n" in Reader(report(result, tmp_path)).text
+
+
+def test_a_model_that_was_loaded_has_no_time(tmp_path, light, compare):
+    result = sample()
+    result["phases"]["original"]["seconds"] = None
+    for page in (report(result, tmp_path), compare(result)):
+        assert Reader(page).text.count("\nloaded\n") == 1
 
 
 def test_plotly_knows_every_property_of_the_figures(tmp_path, light, compare):
-    pages = [Reader(write_report(sample(), tmp_path)), Reader(compare(sample(), sample("other")))]
+    pages = [Reader(report(sample(), tmp_path)), Reader(compare(sample(), sample("other")))]
     drawn = [figure for page in pages for figure in page.figures]
     assert len(drawn) == 9
     for figure in drawn:
@@ -192,7 +284,7 @@ def test_plotly_knows_every_property_of_the_figures(tmp_path, light, compare):
 
 
 def test_nothing_is_remote(tmp_path, compare):
-    for path in (write_report(sample(), tmp_path), compare(sample())):
+    for path in (report(sample(), tmp_path), compare(sample())):
         reader = Reader(path)
         assert not {"src", "href", "srcset", "action", "data", "poster"} & set(reader.attributes)
         assert not {"link", "a", "img", "iframe", "object", "embed", "base"} & set(reader.tags)
@@ -206,7 +298,7 @@ def test_nothing_is_remote(tmp_path, compare):
 
 
 def test_without_retraining_it_says_which_claims_cannot_be_made(tmp_path, light):
-    text = Reader(write_report(without_retraining(), tmp_path)).text
+    text = Reader(report(without_retraining(), tmp_path)).text
     assert "No retrained model in this run." in text
     assert "--compare=retrain" in text
     assert "7,191 interactions were to be forgotten." in text
@@ -228,7 +320,7 @@ def paths(tree, above=()):
     ids=["absent", "none", "text", "list", "nan", "huge"],
 )
 def test_any_key_may_be_missing_or_strange(tmp_path, light, monkeypatch, instead):
-    monkeypatch.setattr("recbole_unlearn.files.write_bytes", lambda path, content: None)
+    monkeypatch.setattr("recbole_unlearn.report.page.write_bytes", lambda path, content: None)
     result = sample()
     for name in ("original", "retrained_2", "fine_tune"):
         del result["phases"][name]["masked"], result["phases"][name]["groups"]["item_popularity"]
@@ -241,9 +333,9 @@ def test_any_key_may_be_missing_or_strange(tmp_path, light, monkeypatch, instead
             del parent[last]
         else:
             parent[last] = instead
-        assert write_report(changed, tmp_path).name == "report.html"
-        assert b"</html>" in comparison.page_of([changed])
-    assert write_report({}, tmp_path).name == "report.html"
+        assert report(changed, tmp_path).name == "report.html"
+        assert b"</html>" in comparison.page_of([RunResult.from_json(changed)])
+    assert report({}, tmp_path).name == "report.html"
 
 
 def test_what_is_missing_is_never_zero(tmp_path, light):
@@ -251,10 +343,10 @@ def test_what_is_missing_is_never_zero(tmp_path, light):
     del result["phases"]["unlearned"]["forgetting"]["demotion_rate"]
     del result["phases"]["unlearned"]["seconds"]
     result["phases"]["original"]["seconds"] = None
-    reader = Reader(write_report(result, tmp_path))
+    reader = Reader(report(result, tmp_path))
     assert reader.text.count("Demotion rate\n") == 1  # in the table, not among the key figures
-    assert "0.025\n−0.916\n–\n0.941" in row(reader, "deleted item scores below one its user never met")
-    assert "loaded" in reader.text
+    assert "0.025\n−0.916\n–\n0.941" in row(reader, GOOD_DEMOTION)
+    assert reader.text.count("loaded\n") == 2
     assert values.decimal(None) == values.percent(None) == values.duration(None) == "–"
 
 
@@ -270,7 +362,7 @@ def poisoned(tree):
 
 def test_hostile_text_stays_text(tmp_path, light, compare):
     result = poisoned(sample())
-    for path in (write_report(result, tmp_path), compare(result)):
+    for path in (report(result, tmp_path), compare(result)):
         reader = Reader(path)
         assert reader.tags.count("script") == 2
         assert not {"img", "a"} & set(reader.tags)
@@ -290,14 +382,14 @@ def test_settings_that_name_a_path_are_left_out(tmp_path, light):
         "d": ["/home/jane"],
         "e": {"f": "/jane"},
     }
-    text = Reader(write_report(result, tmp_path)).text
+    text = Reader(report(result, tmp_path)).text
     assert "jane" not in text
     assert "All 4 settings" in text
 
 
 def test_an_unwritable_directory_is_one_line(tmp_path, light):
     with pytest.raises(UnlearnError, match="Cannot write"):
-        write_report(sample(), tmp_path / "missing")
+        report(sample(), tmp_path / "missing")
 
 
 def test_the_comparison_averages_seeds_and_counts_a_model_once(light, compare):
@@ -397,9 +489,9 @@ def test_chromium_draws_both_pages_in_light_and_dark(tmp_path, compare):
     broken.write_text("<script>nobody()</script>")
     assert browse(broken, tmp_path)[1], "an error in a page must be seen for this test to mean anything"
 
-    single, several = write_report(sample(), tmp_path), compare(sample(), sample("other"))
+    single, several = report(sample(), tmp_path), compare(sample(), sample("other"))
     (tmp_path / "hostile").mkdir()
-    hostile = write_report(poisoned(sample()), tmp_path / "hostile")
+    hostile = report(poisoned(sample()), tmp_path / "hostile")
     white, night = "rgb(255, 255, 255)|rgb(28, 33, 39)", "rgb(20, 23, 27)|rgb(232, 234, 237)"
     for path, dark, plots in (
         (single, False, 7), (single, True, 7), (several, False, 2), (several, True, 2), (hostile, False, 7),

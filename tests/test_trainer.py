@@ -53,7 +53,7 @@ def test_validation_is_not_part_of_the_time(make_config, monkeypatch):
     splits = load(config).splits
     trainer = trainer_for(config, splits)
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr("recbole_unlearn.trainer.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("recbole_unlearn.training.phase.time.perf_counter", lambda: float(next(clock)))
     trained = trainer.train(loaders(config, splits))
     assert trainer.validation_seconds == 20.0  # two validations of ten ticks each
     assert trained.seconds == 50.0 - 20.0

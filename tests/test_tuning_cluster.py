@@ -11,9 +11,10 @@ import pytest
 
 from recbole_unlearn import cluster, run_grid, run_unlearn, tune_unlearn
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods import registry
 from recbole_unlearn.methods.obliviate.method import Obliviate
-from recbole_unlearn.settings import config as config_module
+from recbole_unlearn.methods.registry import method
+from recbole_unlearn.settings import catalogue
+from recbole_unlearn.settings.config import UnlearnConfig
 from recbole_unlearn.tuning import backend, journal
 from tests.conftest import ROOT
 from tests.test_tuning import in_this_process, small, untimed
@@ -81,17 +82,14 @@ def test_trials_that_fail_and_trials_that_die(two_workers, small, tmp_path, monk
             if task.settings.lac_steps == 1:
                 os._exit(3)
 
-        def certify(self, task):
-            """Nothing to say."""
-
         @classmethod
         def steps(cls, settings):
             return 0
 
-    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
-    registry.register("fragile", "Fail.", Obliviate.Settings)(Fragile)
-    values = config_module.UnlearnConfig("BPR", "tiny").method_values("obliviate")
-    monkeypatch.setattr(config_module.UnlearnConfig, "method_values", lambda self, name: values)
+    monkeypatch.setattr(catalogue, "_METHODS", {known.name: known for known in catalogue.methods()})
+    method("fragile", "Fail.", Obliviate.Settings)(Fragile)
+    values = UnlearnConfig("BPR", "tiny").method_values("obliviate")
+    monkeypatch.setattr(UnlearnConfig, "method_values", lambda self, name: values)
     file = tmp_path / "fragile.yaml"
     file.write_text("lac_steps: {grid: [1, 2, 3]}\n")
     asked = small | {"unlearn": "fragile", "space": str(file), "searcher": "grid", "workers": 2}

@@ -1,1 +1,39 @@
-""""""
+"""The data of a run: loaded, split and divided by a request.
+
+`splits.py` loads, splits and divides, `requests.py` reads deletion requests and finds what they mean,
+`injection.py` is the synthetic protocol, `download.py` fetches datasets that RecBole knows, and `archive.py`
+unpacks them.
+"""
+
+from recbole_unlearn.data.injection import Scorer, inject
+from recbole_unlearn.data.requests import Fields, ForgetRequest, Located, locate, read_request
+from recbole_unlearn.data.splits import (
+    Loaders,
+    Source,
+    Splits,
+    UnlearnData,
+    append,
+    divide,
+    fetch,
+    load,
+    loaders,
+)
+
+__all__ = [
+    "Fields",
+    "ForgetRequest",
+    "Loaders",
+    "Located",
+    "Scorer",
+    "Source",
+    "Splits",
+    "UnlearnData",
+    "append",
+    "divide",
+    "fetch",
+    "inject",
+    "load",
+    "loaders",
+    "locate",
+    "read_request",
+]

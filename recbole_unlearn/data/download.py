@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PureWindowsPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import yaml
 from tqdm import tqdm
@@ -224,6 +224,7 @@ def _receive(job: _Job, show_progress: bool) -> bool:
     response, offset = _open_where_part_ends(job)
     with response:
         note = _read_note(job) if offset else _start_part(job, response)
+        assert note is not None, "a part that was begun has a note beside it"
         with (
             open(job.part, "ab") as sink,
             tqdm(
@@ -287,7 +288,7 @@ def _continues(response: http.client.HTTPResponse, offset: int, note: _Note) -> 
     return same_size and _validator(response) in (None, note.validator)
 
 
-def _request(job: _Job, headers: dict[str, str]) -> http.client.HTTPResponse:
+def _request(job: _Job, headers: dict[str, str]) -> Any:
     """Open the url; 416 (nothing at this range) is returned, every other failure raised."""
     try:
         request = urllib.request.Request(job.url, headers={"User-Agent": "recbole-unlearn", **headers})

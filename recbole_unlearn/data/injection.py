@@ -18,7 +18,7 @@ from recbole.data.interaction import Interaction
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.data.splits import Splits, append
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.settings.groups import ForgetSettings
+from recbole_unlearn.settings import ForgetSettings
 
 Scorer = Callable[[torch.Tensor], torch.Tensor]
 

@@ -19,7 +19,7 @@ import pandas as pd
 from recbole.data.dataset import Dataset
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.saved_dataset import Clock
+from recbole_unlearn.files import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -229,7 +229,8 @@ def locate(
     absent = ~found & ~unknown
     if absent.any():
         _missing(request, absent, on_missing, "are not in the training data")
-    located = Located(*masks, skipped=int((unknown | absent).sum()))
+    train_mask, valid_mask, test_mask = masks
+    located = Located(train_mask, valid_mask, test_mask, int((unknown | absent).sum()))
     if not located.train.any():
         elsewhere = int(located.valid.sum() + located.test.sum())
         raise UnlearnError(

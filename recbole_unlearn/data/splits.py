@@ -35,9 +35,9 @@ from recbole.utils import init_seed
 from recbole_unlearn.data.download import ensure_dataset
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import Clock
 from recbole_unlearn.files import saved_dataset as retained
-from recbole_unlearn.files.saved_dataset import Clock
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig
 
 
 class Splits(NamedTuple):

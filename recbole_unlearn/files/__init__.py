@@ -1,1 +1,37 @@
-""""""
+"""Files: written whole or not at all, and read without running code from them.
+
+`atomic.py` writes, `unpickle.py` reads pickles as data, `trained.py` is a trained model as data,
+`checkpoint.py` reads RecBole's checkpoints, `ensemble_head.py` the description of an ensemble,
+`saved_dataset.py` writes and reads the retained data, and `export.py` writes the unlearned model for plain
+RecBole.
+"""
+
+from recbole_unlearn.files.atomic import (
+    make_directory,
+    new_directory,
+    write_bytes,
+    write_json,
+    write_torch,
+)
+from recbole_unlearn.files.checkpoint import Checkpoint, read_checkpoint
+from recbole_unlearn.files.export import dataset_config, refuse_overwriting, write_model
+from recbole_unlearn.files.saved_dataset import Clock, write_dataset
+from recbole_unlearn.files.trained import Trained
+from recbole_unlearn.files.unpickle import load_torch
+
+__all__ = [
+    "Checkpoint",
+    "Clock",
+    "Trained",
+    "dataset_config",
+    "load_torch",
+    "make_directory",
+    "new_directory",
+    "read_checkpoint",
+    "refuse_overwriting",
+    "write_bytes",
+    "write_dataset",
+    "write_json",
+    "write_model",
+    "write_torch",
+]

@@ -1,4 +1,4 @@
-"""`ensemble.json`: which ensemble of models a directory holds; `methods/sharded/storage.py` writes and reads the rest."""
+"""`ensemble.json`: which ensemble a directory holds; `methods/sharded/storage.py` writes and reads the rest."""
 
 from __future__ import annotations
 

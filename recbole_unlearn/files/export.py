@@ -24,7 +24,7 @@ from recbole_unlearn.files import saved_dataset
 from recbole_unlearn.files.atomic import write_torch
 from recbole_unlearn.files.saved_dataset import Clock
 from recbole_unlearn.files.trained import Trained
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig
 
 
 def checkpoint_path(directory: Path, config: UnlearnConfig) -> Path:

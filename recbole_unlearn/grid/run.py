@@ -16,16 +16,15 @@ from typing import Any
 from tqdm import tqdm
 
 from recbole_unlearn.cluster import Workers
-from recbole_unlearn.data.splits import fetch
+from recbole_unlearn.data import fetch
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.atomic import make_directory, new_directory, write_json
+from recbole_unlearn.files import make_directory, new_directory, write_json
 from recbole_unlearn.grid.cells import ASKED, is_done, placed, plain, run_cell
 from recbole_unlearn.grid.plan import Cell, load
 from recbole_unlearn.grid.table import said, table
 from recbole_unlearn.log import logging_to, progress
 from recbole_unlearn.report import FAILED_FILE, PLAN_FILE, read_json, results_in, write_comparison
-from recbole_unlearn.settings import RunSettings, read
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import RunSettings, UnlearnConfig, read
 
 SCHEMA = 1
 
@@ -73,9 +72,7 @@ def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) 
 class _Grid:
     """The cells of a grid and where their results go."""
 
-    def __init__(
-        self, cells: list[Cell], directory: Path, run: RunSettings, show_progress: bool
-    ) -> None:
+    def __init__(self, cells: list[Cell], directory: Path, run: RunSettings, show_progress: bool) -> None:
         self.cells, self.directory, self.show_progress = cells, directory, show_progress
         self.run_settings = run
         self.left = [cell for cell in cells if not is_done(directory, cell)]

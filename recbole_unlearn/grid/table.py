@@ -8,7 +8,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from recbole_unlearn.grid.plan import Cell
-from recbole_unlearn.report.entries import read_result
+from recbole_unlearn.report import read_result
 from recbole_unlearn.report.values import decimal, duration, percent, times
 from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
 
@@ -29,7 +29,7 @@ def _figures(result: RunResult) -> list[str]:
 
 def said(folder: Path) -> str:
     """One line on a cell that has been done."""
-    result = RunResult.from_json(read_result(folder / "result.json"))
+    result = read_result(folder / "result.json")
     before, after, target, _, demotion, goal, seconds, faster = _figures(result)
     return (
         f"{result.method}, NDCG@20 of affected users {before} to {after} (retrained {target}), demotion rate "
@@ -53,7 +53,8 @@ def table(cells: Sequence[Cell], failed: Mapping[str, str], directory: Path) -> 
     ]
     rows = []
     for cell in cells:
-        figures = ["failed"] if cell.name in failed else _figures(RunResult.from_json(read_result(directory / cell.name / "result.json")))
+        done = cell.name not in failed
+        figures = _figures(read_result(directory / cell.name / "result.json")) if done else ["failed"]
         rows.append([cell.name, cell.methods[0], *figures])
     align = ("left", "left", *["right"] * (len(head) - 2))
     text = tabulate(rows, headers=head, disable_numparse=True, colalign=align)

@@ -1,8 +1,8 @@
 """What a measure of forgetting is, and how one is added.
 
 A measure is a function of what a model answered (:class:`View`) that carries ``@measure``. Registered, it is in
-`result.json` under `forgetting`, in the table at the end of a run, in the report and in docs/measuring.md (a test holds
-that). Measures of another package come by the entry-point group `recbole_unlearn.measures`.
+`result.json` under `forgetting`, in the table at the end of a run, in the report and in docs/measuring.md (a
+test holds that). Measures of another package come by the entry-point group `recbole_unlearn.measures`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def measure(
     is_distance: bool = False,
     place: int = 100,
 ) -> Callable[[Callable[[View], dict[str, Figure]]], Callable[[View], dict[str, Figure]]]:
-    """Decorator: make a function of a :class:`View` a measure. It returns its entries, none where it cannot be taken."""
+    """Decorator: make a function of a :class:`View` a measure.
+
+    The function returns the measure's entries, none where it cannot be taken.
+    """
 
     def add(function: Callable[[View], dict[str, Figure]]) -> Callable[[View], dict[str, Figure]]:
         if key in _MEASURES and _MEASURES[key].of.__qualname__ != function.__qualname__:

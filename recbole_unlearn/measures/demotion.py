@@ -39,5 +39,7 @@ def resurfacing(view: View) -> dict[str, Figure]:
     lists = view.seen.top[torch.searchsorted(view.questions.users, pairs.users)]
     hits = lists == pairs.items[:, None]
     return {
-        f"resurfacing@{k}": rounded(hits[:, :k].any(dim=1).double().mean()) for k in TOPK if k <= lists.shape[1]
+        f"resurfacing@{k}": rounded(hits[:, :k].any(dim=1).double().mean())
+        for k in TOPK
+        if k <= lists.shape[1]
     }

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.data.splits import UnlearnData
-from recbole_unlearn.rows.tables import as_rows, find_tables
+from recbole_unlearn.data import UnlearnData
+from recbole_unlearn.rows import as_rows, find_tables
 
 MOST = 20_000  # rows of each kind
 
@@ -21,11 +21,9 @@ def entanglement(forget: torch.Tensor, retain: torch.Tensor) -> float:
     """
     centres = [part.mean(dim=0) for part in (retain, forget)]
     middle = torch.cat([retain, forget]).mean(dim=0)
-    inside = sum(
-        (part - centre).square().sum(dim=1).mean()
-        for part, centre in zip((retain, forget), centres, strict=True)
-    )
-    between = sum((centre - middle).square().sum() for centre in centres) / 2
+    parts = list(zip((retain, forget), centres, strict=True))
+    inside = torch.stack([(part - centre).square().sum(dim=1).mean() for part, centre in parts]).sum()
+    between = torch.stack([(centre - middle).square().sum() for centre in centres]).sum() / 2
     return float(inside / between.clamp(min=1e-12))
 
 

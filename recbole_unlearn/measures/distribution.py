@@ -28,7 +28,8 @@ BINS = 60  # of the histograms of a run
 
 def common_edges(scores: list[torch.Tensor]) -> np.ndarray:
     """Edges of bins that serve all of ``scores``."""
-    return np.linspace(*np.quantile(torch.cat(scores).numpy(), [0.001, 0.999]), BINS + 1)
+    low, high = np.quantile(torch.cat(scores).numpy(), [0.001, 0.999])
+    return np.linspace(low, high, BINS + 1)
 
 
 def histogram(scores: torch.Tensor, edges: np.ndarray) -> Distribution:

@@ -17,14 +17,14 @@ from recbole.evaluator.collector import DataStruct
 from recbole.utils import EvaluatorType
 
 from recbole_unlearn import compat
-from recbole_unlearn.data.splits import Loaders, UnlearnData
+from recbole_unlearn.data import Loaders, UnlearnData
 from recbole_unlearn.measures.base import DECIMALS, View, measures, rounded
 from recbole_unlearn.measures.distribution import common_edges, histogram
 from recbole_unlearn.measures.groups import by_group
 from recbole_unlearn.measures.observe import Observation, Questions, deleted_pairs, observe
 from recbole_unlearn.results.schema import Distribution, Figure, Metrics
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.training.phase import PhaseTrainer
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.training import PhaseTrainer
 
 REPORTED_METRICS = ("Recall", "NDCG")
 REPORTED_TOPK = (10, 20, 50)
@@ -108,7 +108,7 @@ class Measurement:
         view = View(self.questions, seen, None if before is None else before.seen)
         return Measured(
             found,
-            self._masked(seen, found["unaffected"]),
+            self.masked(seen, found["unaffected"]),
             {key: value for one in measures() if not one.is_distance for key, value in one.of(view).items()},
             by_group(self.questions, self.data, seen.top),
             seen,
@@ -129,7 +129,7 @@ class Measurement:
         edges = common_edges(list(scores.values()))
         return {name: histogram(score, edges) for name, score in scores.items()}
 
-    def _masked(self, seen: Observation, unaffected: dict[str, float]) -> dict[str, float]:
+    def masked(self, seen: Observation, unaffected: dict[str, float]) -> dict[str, float]:
         """Recall and NDCG over all users when deleted items are masked too.
 
         Both are means over users, and for those without deleted items the mask changes nothing.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from recbole_unlearn.data.splits import UnlearnData
+from recbole_unlearn.data import UnlearnData
 from recbole_unlearn.measures.observe import Questions
 
 USERS = ("low", "middle", "high")
@@ -23,7 +23,9 @@ def thirds(values: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cuts, values, right=True)
 
 
-def by_group(questions: Questions, data: UnlearnData, top: torch.Tensor, k: int = 20) -> dict[str, dict[str, Any]]:
+def by_group(
+    questions: Questions, data: UnlearnData, top: torch.Tensor, k: int = 20
+) -> dict[str, dict[str, Any]]:
     """Recall@K of users by activity (mean over users), and of test rows by popularity (share that is found)."""
     test = data.retain.test
     users, items = test.inter_feat[test.uid_field], test.inter_feat[test.iid_field]

@@ -1,7 +1,8 @@
 r"""What the measures need of a model, from one pass over its scores.
 
-The *questions* are made once a run and are the same for every phase: which users are looked at, the deleted pairs, the items
-each is compared with, and held-out positives of the same users that a membership attack has to tell them from. An
+The *questions* are made once a run and are the same for every phase: which users are looked at, the deleted
+pairs, the items each is compared with, and held-out positives of the same users that a membership attack has to
+tell them from. An
 *observation* is what one model answers. Items of the retained history are masked, deleted ones are not.
 """
 
@@ -12,9 +13,9 @@ import dataclasses
 import numpy as np
 import torch
 
-from recbole_unlearn.data.splits import Splits, UnlearnData, append
-from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.training.phase import PhaseTrainer
+from recbole_unlearn.data import Splits, UnlearnData, append
+from recbole_unlearn.rows import RetainedIndex, TrainIndex
+from recbole_unlearn.training import PhaseTrainer
 
 DEPTH = 50  # of the ranked lists that are kept
 OTHERS = 1000  # users without deleted rows that are looked at
@@ -162,11 +163,14 @@ def observe(trainer: PhaseTrainer, questions: Questions, splits: Splits) -> Obse
             standings[name].append(((own - mean[place]) / spread[place].clamp(min=1e-12), demoted))
         known = questions.history.of("user", users)
         scores[
-            torch.searchsorted(users, questions.history.ids["user"][known]), questions.history.ids["item"][known]
+            torch.searchsorted(users, questions.history.ids["user"][known]),
+            questions.history.ids["item"][known],
         ] = -torch.inf
         tops.append(scores.topk(depth, dim=1).indices)
         gone = questions.deleted.of(users)
-        scores[torch.searchsorted(users, questions.deleted.users[gone]), questions.deleted.items[gone]] = -torch.inf
+        scores[
+            torch.searchsorted(users, questions.deleted.users[gone]), questions.deleted.items[gone]
+        ] = -torch.inf
         masked.append(tops[-1].clone())
         masked[-1][asked] = scores[asked].topk(depth, dim=1).indices
     joined = {

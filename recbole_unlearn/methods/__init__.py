@@ -1,1 +1,30 @@
-"""Unlearning methods, one per file; see `registry.py` for how a new one is added."""
+"""Unlearning methods, one per file or folder.
+
+`base.py` is what a method gets, subclasses and returns, `registry.py` the decorator that registers it, and
+`request_losses.py` what methods that work by gradients share. A folder is a family: `obliviate/`, `influence/`
+(SCIF, IFRU) and `sharded/` (SISA, RecEraser, UltraRE). No family imports another.
+"""
+
+from recbole_unlearn.methods.base import (
+    Curve,
+    Finished,
+    Originated,
+    Outcome,
+    UnlearnTask,
+    UnlearnTrainer,
+    Watch,
+    refuse_closed_form,
+)
+from recbole_unlearn.methods.registry import method
+
+__all__ = [
+    "Curve",
+    "Finished",
+    "Originated",
+    "Outcome",
+    "UnlearnTask",
+    "UnlearnTrainer",
+    "Watch",
+    "method",
+    "refuse_closed_form",
+]

@@ -1,8 +1,9 @@
 """The base of all methods: RecBole's trainer with an unlearning phase, what it is given and what it leaves.
 
-:class:`UnlearnTask` is what a method gets, :class:`UnlearnTrainer` what it subclasses, :class:`Outcome` what it returns.
-All that is worked out for one request (indices, adapters, batches with deleted interactions) lives in objects that are
-local to :meth:`UnlearnTrainer.unlearn` and are gone when it returns; a trainer keeps the new model only.
+:class:`UnlearnTask` is what a method gets, :class:`UnlearnTrainer` what it subclasses, :class:`Outcome` what it
+returns. All that is worked out for one request (indices, adapters, batches with deleted interactions) lives in
+objects that are local to :meth:`UnlearnTrainer.unlearn` and are gone when it returns; a trainer keeps the new
+model only.
 """
 
 from __future__ import annotations
@@ -18,14 +19,12 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
 from recbole_unlearn.compat import clear_caches
-from recbole_unlearn.data.splits import UnlearnData
+from recbole_unlearn.data import UnlearnData
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.export import write_model
-from recbole_unlearn.files.trained import Trained
-from recbole_unlearn.rows import tables
-from recbole_unlearn.rows.index import TrainIndex
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.training.phase import Job, PhaseTrainer, check_finite, train_all
+from recbole_unlearn.files import Trained, write_model
+from recbole_unlearn.rows import TrainIndex, tables
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.training import Job, PhaseTrainer, check_finite, train_all
 
 Curve = list[tuple[int, float]]  # (step, value)
 
@@ -35,7 +34,9 @@ class Watch:
     """Somebody who wants to see the model before a method that works in steps has ended."""
 
     steps: frozenset[int]  # after which
-    look: Callable[[UnlearnTrainer, int, float], None]  # gets the trainer, the step, the method's seconds so far
+    look: Callable[
+        [UnlearnTrainer, int, float], None
+    ]  # gets the trainer, the step, the method's seconds so far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +80,14 @@ class Outcome:
 
     certificates: dict[str, Any] = dataclasses.field(default_factory=dict)  # what it can prove
     curves: dict[str, Curve] = dataclasses.field(default_factory=dict)  # for the report
-    seconds: float | None = None  # by its own account, where its trainings know better than a clock around them
+    seconds: float | None = (
+        None  # by its own account, where its trainings know better than a clock around them
+    )
     from_cache: bool = False
     refits_orphan_items: bool = False  # it set items without an interaction left back itself, and fitted them
-    certify: Callable[[], dict[str, Any]] | None = None  # more certificates, once the model is final; not timed
+    certify: Callable[[], dict[str, Any]] | None = (
+        None  # more certificates, once the model is final; not timed
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +103,8 @@ class Finished:
 class UnlearnTrainer(PhaseTrainer):
     r"""Base of all methods: a RecBole trainer over the retained data with an unlearning phase.
 
-    ``self.model`` was built on D\S and holds the original's weights when :meth:`unlearn` is called. A method overrides
-    :meth:`unlearn`, which changes ``self.model``.
+    ``self.model`` was built on D\S and holds the original's weights when :meth:`unlearn` is called. A method
+    overrides :meth:`unlearn`, which changes ``self.model``.
     """
 
     name: ClassVar[str]

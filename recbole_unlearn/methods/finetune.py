@@ -12,12 +12,10 @@ import dataclasses
 
 from recbole.utils import init_seed
 
-from recbole_unlearn.data.splits import loaders
+from recbole_unlearn.data import loaders
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods.base import Outcome, UnlearnTask, UnlearnTrainer, refuse_closed_form
-from recbole_unlearn.methods.registry import method
-from recbole_unlearn.settings import setting
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method, refuse_closed_form
+from recbole_unlearn.settings import UnlearnConfig, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +46,9 @@ class Finetune(UnlearnTrainer):
                 group["lr"] = options.finetune_learning_rate
         data = loaders(task.config, task.data.retain).train
         points = []
-        with progress(f"Finetune {self.label}", options.finetune_epochs, bool(task.config["show_progress"])) as self._bar:
+        with progress(
+            f"Finetune {self.label}", options.finetune_epochs, bool(task.config["show_progress"])
+        ) as self._bar:
             for epoch in range(options.finetune_epochs):
                 loss = self._train_epoch(data, epoch)
                 loss = sum(loss) if isinstance(loss, tuple) else loss

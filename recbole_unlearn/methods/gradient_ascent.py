@@ -21,12 +21,10 @@ import torch
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods.base import Outcome, UnlearnTask, UnlearnTrainer, refuse_closed_form
-from recbole_unlearn.methods.registry import method
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method, refuse_closed_form
 from recbole_unlearn.methods.request_losses import RequestLosses
-from recbole_unlearn.rows.own_loss import training_loss
-from recbole_unlearn.settings import setting
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.rows import training_loss
+from recbole_unlearn.settings import UnlearnConfig, setting
 
 WATCHED = 8192  # retained rows whose loss is watched
 
@@ -68,7 +66,9 @@ class GradientAscent(UnlearnTrainer):
         start = self._watch(watched)
         limit = start + options.gradient_ascent_tolerance * abs(start)
         losses, kept = [], [(0, round(start, 6))]
-        with progress(f"Ascent {self.label}", options.gradient_ascent_steps, bool(task.config["show_progress"])) as bar:
+        with progress(
+            f"Ascent {self.label}", options.gradient_ascent_steps, bool(task.config["show_progress"])
+        ) as bar:
             for step, chosen in enumerate(_batches(request, options)):
                 before = [parameter.detach().clone() for parameter in parameters]
                 loss = request.deleted_loss(chosen)

@@ -21,12 +21,18 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import InputType, init_seed
 
 from recbole_unlearn.methods.base import UnlearnTask
-from recbole_unlearn.rows.batches import Triples, Witness, as_batch
-from recbole_unlearn.rows.index import RetainedIndex
-from recbole_unlearn.rows.own_loss import training_loss
-from recbole_unlearn.rows.region import Members, Region, find_region
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.training.phase import build_model
+from recbole_unlearn.rows import (
+    Members,
+    Region,
+    RetainedIndex,
+    Triples,
+    Witness,
+    as_batch,
+    find_region,
+    training_loss,
+)
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.training import build_model
 
 
 def learns_by_user(config: UnlearnConfig) -> bool:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from recbole_unlearn.methods.base import Outcome, UnlearnTask, UnlearnTrainer
-from recbole_unlearn.methods.registry import method
-from recbole_unlearn.settings.declare import setting
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
+from recbole_unlearn.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,14 +33,10 @@ from recbole.data.interaction import Interaction
 from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods.base import Outcome, UnlearnTask, UnlearnTrainer, refuse_closed_form
-from recbole_unlearn.methods.registry import method
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method, refuse_closed_form
 from recbole_unlearn.methods.request_losses import RequestLosses
-from recbole_unlearn.rows import losses
-from recbole_unlearn.rows.batches import Triples, pairs_batch
-from recbole_unlearn.rows.own_loss import Moments, fisher
-from recbole_unlearn.settings import setting
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.rows import Moments, Triples, fisher, losses, pairs_batch
+from recbole_unlearn.settings import UnlearnConfig, setting
 
 
 @dataclasses.dataclass(frozen=True)

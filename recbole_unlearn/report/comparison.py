@@ -8,18 +8,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import atomic as files
+from recbole_unlearn.files import write_bytes
 from recbole_unlearn.report import figures, page, paper, writers
 from recbole_unlearn.report.entries import (
     NO_PLAN,
     REFERENCES,
     Entry,
+    FigureOf,
     GridPlan,
-    Place,
-    before,
+    Groups,
+    affected_ndcg,
     grouped,
     ratio_of_sums,
     read_plan,
@@ -28,16 +28,15 @@ from recbole_unlearn.report.entries import (
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import (
     MISSING,
-    RETRAINED,
     decimal,
     difference,
     duration,
-    number,
     percent,
     phase_title,
     signed,
     times,
 )
+from recbole_unlearn.results.schema import RETRAINED, RunResult
 
 _HEAD = (
     "Method",
@@ -64,14 +63,14 @@ def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[
     plan = read_plan(grids)
     target = Path(target)
     tables = paper.tables(results, plan)
-    files.write_bytes(target, page_of(results, plan))
-    files.write_bytes(target.with_name("tables.md"), writers.markdown(tables, plan).encode())
-    files.write_bytes(target.with_name("tables.tex"), writers.latex(tables, plan).encode())
+    write_bytes(target, page_of(results, plan))
+    write_bytes(target.with_name("tables.md"), writers.markdown(tables, plan).encode())
+    write_bytes(target.with_name("tables.tex"), writers.latex(tables, plan).encode())
     return target
 
 
-def page_of(results: Sequence[dict[str, Any]], plan: GridPlan = NO_PLAN) -> bytes:
-    """The page about ``results``, each the content of a `result.json`."""
+def page_of(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> bytes:
+    """The page about ``results``."""
     groups = grouped(results)
     names = dict.fromkeys(entry.name for entries in groups.values() for entry in entries)
     looks = figures.looks(names)
@@ -79,14 +78,14 @@ def page_of(results: Sequence[dict[str, Any]], plan: GridPlan = NO_PLAN) -> byte
         "Unlearning methods compared",
         _header(len(results), groups, names),
         _table(groups, looks),
-        (_drawings(key, entries, looks) for key, entries in groups.items()),
+        (_drawings(place.title, entries, looks) for place, entries in groups.items()),
         writers.sections(paper.tables(results, plan), plan),
     )
 
 
-def _header(runs: int, groups: dict[Place, list[Entry]], names: Iterable[str]) -> Html:
+def _header(runs: int, groups: Groups, names: Iterable[str]) -> Html:
     methods = [name for name in names if name not in REFERENCES]
-    datasets, models = ({key[place] for key in groups} for place in (0, 1))
+    datasets, models = {place.dataset for place in groups}, {place.model for place in groups}
     counted = (
         _counted(len(part), noun)
         for part, noun in ((methods, "method"), (datasets, "dataset"), (models, "model"))
@@ -104,11 +103,11 @@ def _counted(amount: int, noun: str) -> str:
     return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
 
 
-def _table(groups: dict[Place, list[Entry]], looks: dict[str, figures.Look]) -> Html:
+def _table(groups: Groups, looks: dict[str, figures.Look]) -> Html:
     bodies = {}
-    for key, entries in groups.items():
+    for place, entries in groups.items():
         names = dict.fromkeys(entry.name for entry in entries)
-        bodies[_title(key)] = [
+        bodies[place.title] = [
             _row(name, [entry for entry in entries if entry.name == name], looks[name].color)
             for name in names
         ]
@@ -118,20 +117,16 @@ def _table(groups: dict[Place, list[Entry]], looks: dict[str, figures.Look]) -> 
     return page.section("All figures", page.table(caption, _HEAD, bodies))
 
 
-def _title(key: Place) -> str:
-    return " · ".join((key.dataset, key.model, key.request))
-
-
 def _row(name: str, entries: list[Entry], color: str) -> list[str]:
     reference = name in REFERENCES
     return [
         page.chip(color, phase_title(name)),
-        _mean(entries, "affected", "ndcg@20", digits=4),
+        _mean(entries, affected_ndcg, digits=4),
         "" if reference else percent(_recovered(entries)),
-        _mean(entries, "forgetting", "demotion_rate"),
-        _mean(entries, "forgetting", "attack", "auc"),
-        _mean(entries, "forgetting", "overlap@20", "affected"),
-        duration(_average(number(entry.phase, "seconds") for entry in entries)),
+        _mean(entries, lambda phase: phase.demotion_rate),
+        _mean(entries, lambda phase: phase.figure("attack", "auc")),
+        _mean(entries, lambda phase: phase.figure("overlap@20", "affected")),
+        _time(entries),
         "" if reference else times(_speedup(entries)),
         str(len(entries)),
     ]
@@ -142,17 +137,21 @@ def _average(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _mean(entries: list[Entry], *path: str, digits: int = 3) -> str:
+def _time(entries: list[Entry]) -> str:
+    """Mean seconds; a model that was loaded in all runs has none."""
+    seconds = _average(entry.phase.seconds for entry in entries)
+    return "loaded" if seconds is None else duration(seconds)
+
+
+def _mean(entries: list[Entry], of: FigureOf, digits: int = 3) -> str:
     """Mean ± deviation, and below it the mean of value − retrained's value in the same run."""
-    known = [value for entry in entries if (value := number(entry.phase, *path)) is not None]
+    known = [value for entry in entries if (value := of(entry.phase)) is not None]
     if not known:
         return MISSING
     written = decimal(statistics.fmean(known), digits)
     if len(known) > 1:
         written += f" ± {decimal(statistics.stdev(known), digits)}"
-    away = _average(
-        difference(number(entry.phase, *path), number(entry.retrained, *path)) for entry in entries
-    )
+    away = _average(difference(of(entry.phase), of(entry.retrained)) for entry in entries)
     if away is None or entries[0].name == RETRAINED:
         return written
     return page.lines(written, signed(away, digits))
@@ -163,46 +162,35 @@ def _recovered(entries: list[Entry]) -> float | None:
 
     A ratio of sums: the mean of ratios is ruled by the run in which retraining moved least.
     """
-    path = ("affected", "ndcg@20")
-    moves = [
-        [
-            difference(number(phase, *path), number(before(entry), *path))
-            for phase in (entry.phase, entry.retrained)
-        ]
-        for entry in entries
-    ]
-    return ratio_of_sums(moves)
+    return ratio_of_sums(entry.moves(affected_ndcg) for entry in entries)
 
 
 def _speedup(entries: list[Entry]) -> float | None:
     """Σ retrained seconds / Σ seconds, over runs that have both."""
-    return ratio_of_sums(
-        [[number(phase, "seconds") for phase in (entry.retrained, entry.phase)] for entry in entries]
-    )
+    return ratio_of_sums((entry.retrained.seconds, entry.phase.seconds) for entry in entries)
 
 
-def _drawings(key: Place, entries: list[Entry], looks: dict[str, figures.Look]) -> Html:
+def _drawings(place: str, entries: list[Entry], looks: dict[str, figures.Look]) -> Html:
     """Utility against forgetting, and utility against time."""
     utility = "NDCG@20, affected users"
-    views = (
+    views: tuple[tuple[FigureOf, str, str, str, bool], ...] = (
         (
-            ("forgetting", "demotion_rate"),
+            lambda phase: phase.demotion_rate,
             "demotion rate",
             "Utility against forgetting.",
             "Retraining is the goal.",
             False,
         ),
-        (("seconds",), "seconds", "Utility against time.", "Further left is faster.", True),
+        (lambda phase: phase.seconds, "seconds", "Utility against time.", "Further left is faster.", True),
     )
     drawn = []
-    for path, x_title, title, caption, logarithmic in views:
+    for of, x_title, title, caption, logarithmic in views:
         points = [
             figures.Point(entry.name, x, y)
             for entry in entries
-            if (x := number(entry.phase, *path)) is not None
-            and (y := number(entry.phase, "affected", "ndcg@20")) is not None
+            if (x := of(entry.phase)) is not None and (y := affected_ndcg(entry.phase)) is not None
         ]
         figure = figures.trade_off(points, looks, x_title, utility, logarithmic)
         if figure:
             drawn.append(page.drawing(figure, title, caption))
-    return page.section(_title(key), page.element("div", drawn, class_="figures") if drawn else "")
+    return page.section(place, page.element("div", drawn, class_="figures") if drawn else "")

@@ -7,16 +7,29 @@ seed is one entry. A grid also has a plan, which says what should be there, so t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.report.values import MISSING, RETRAINED, SECOND, mapping, number, phases_of, text
-from recbole_unlearn.results.schema import SCHEMA
+from recbole_unlearn.report.values import MISSING, difference
+from recbole_unlearn.results.schema import (
+    ORIGINAL,
+    RETRAINED,
+    SCHEMA,
+    SECOND,
+    UNLEARNED,
+    PhaseResult,
+    RunResult,
+    mapping,
+    number,
+)
 
 PLAN_FILE, FAILED_FILE = "grid.json", "failed.json"
-REFERENCES = ("original", RETRAINED, SECOND)
+REFERENCES = (ORIGINAL, RETRAINED, SECOND)
+
+FigureOf = Callable[[PhaseResult], float | None]  # takes a figure from a phase
+Pair = tuple[float | None, float | None]
 
 
 class Place(NamedTuple):
@@ -27,15 +40,33 @@ class Place(NamedTuple):
     request: str
     ratio: float | None = None
 
+    @property
+    def title(self) -> str:
+        """What it is called on a page."""
+        return " · ".join((self.dataset, self.model, self.request))
+
 
 class Entry(NamedTuple):
     """One phase of one run, beside the original and the retrained model of the same run."""
 
     name: str
     seed: str | None
-    phase: dict[str, Any]
-    original: dict[str, Any]
-    retrained: dict[str, Any]
+    phase: PhaseResult
+    original: PhaseResult  # without figures where the run has none, as the next one
+    retrained: PhaseResult
+
+    @property
+    def before(self) -> PhaseResult:
+        """What the phase started from: the run's original, or one of its own."""
+        return self.phase.before or self.original
+
+    def moves(self, of: FigureOf) -> Pair:
+        """How far the phase and the retrained model are from what the phase started from: x − before of both."""
+        start = of(self.before)
+        return difference(of(self.phase), start), difference(of(self.retrained), start)
+
+
+Groups = dict[Place, list[Entry]]
 
 
 class GridPlan(NamedTuple):
@@ -55,17 +86,23 @@ def results_in(directory: Path) -> list[Path]:
     return [directory] if (directory / "result.json").exists() or not below else below
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """The content of a `result.json`; refuses what is none."""
+def affected_ndcg(phase: PhaseResult) -> float | None:
+    """NDCG@20 of affected users."""
+    return phase.affected.get("ndcg@20")
+
+
+def read_result(path: Path) -> RunResult:
+    """The result in a `result.json`; refuses what is none."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        tree = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
         raise _refused(path, "it is not JSON") from error
-    if not isinstance(result, dict) or result.get("schema") != SCHEMA:
+    if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
         raise _refused(path, f"it is not a result of schema {SCHEMA}")
-    if not phases_of(result):
+    result = RunResult.from_json(tree)
+    if not result.phases:
         raise _refused(path, "it has no phases")
     return result
 
@@ -92,50 +129,57 @@ def read_plan(directories: Iterable[Path]) -> GridPlan:
     for directory in map(Path, directories):
         failed = read_json(directory / FAILED_FILE)
         cells = read_json(directory / PLAN_FILE).get("cells")
-        for cell in cells if isinstance(cells, list) else ():
-            name, seed, phases = text(cell, "name"), text(cell, "seed"), mapping(cell).get("phases")
+        for cell in map(mapping, cells if isinstance(cells, list) else ()):
+            dataset, model, source, name, seed = (
+                _text(cell.get(key)) for key in ("dataset", "model", "source", "name", "seed")
+            )
+            phases = cell.get("phases")
             if name is None or seed is None or not isinstance(phases, list):
                 continue
-            place = _place(cell, text(cell, "source"), number(cell, "ratio"))
+            place = _place(dataset, model, source, number(cell.get("ratio")))
             for phase in phases:
                 seeds.setdefault(place, {}).setdefault(str(phase), set()).add(seed)
             if not (directory / name / "result.json").exists():
-                missing[name] = text(failed, name) or "not done yet"
+                missing[name] = _text(failed.get(name)) or "not done yet"
     return GridPlan(seeds, missing)
 
 
-def grouped(results: Sequence[dict[str, Any]]) -> dict[Place, list[Entry]]:
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def grouped(results: Sequence[RunResult]) -> Groups:
     """The phases of all results by place, the original and the retrained model first."""
-    groups: dict[Place, list[Entry]] = {}
+    groups: Groups = {}
     for result in results:
-        source = text(result.get("forget"), "source")
+        source = result.forget.source
         injected = source is not None and source.startswith("injected")
-        ratio = number(result, "settings", "inject_users") if injected else None
-        groups.setdefault(_place(result, source, ratio), []).extend(_entries(result))
+        ratio = number(result.settings.get("inject_users")) if injected else None
+        place = _place(result.dataset, result.model, source, ratio)
+        groups.setdefault(place, []).extend(_entries(result))
     return {place: _once(entries) for place, entries in groups.items()}
 
 
-def _place(tree: Mapping[str, Any], source: str | None, ratio: float | None) -> Place:
+def _place(dataset: str | None, model: str | None, source: str | None, ratio: float | None) -> Place:
     request = source or MISSING
     if ratio is not None:
         request += f", {100 * ratio:.6g}% of users"
-    return Place(text(tree, "dataset") or MISSING, text(tree, "model") or MISSING, request, ratio)
+    return Place(dataset or MISSING, model or MISSING, request, ratio)
 
 
-def _entries(result: dict[str, Any]) -> Iterable[Entry]:
-    phases = phases_of(result)
-    original, retrained = (phases.get(name, {}) for name in ("original", RETRAINED))
-    for name, phase in phases.items():
-        if name == "unlearned":
+def _entries(result: RunResult) -> Iterable[Entry]:
+    original, retrained = (result.phases.get(name, PhaseResult()) for name in (ORIGINAL, RETRAINED))
+    for name, phase in result.phases.items():
+        if name == UNLEARNED:
             # An exact method is retraining: its own row would say the same twice.
-            if retrained and _figures(phase) == _figures(retrained):
+            if RETRAINED in result.phases and _figures(phase) == _figures(retrained):
                 continue
-            name = text(result, "method") or name
-        yield Entry(name, text(result, "seed"), phase, original, retrained)
+            name = result.method or name
+        yield Entry(name, _text(result.seed), phase, original, retrained)
 
 
-def _figures(phase: dict[str, Any]) -> str:
-    return json.dumps([phase.get(key) for key in ("metrics", "affected", "forgetting")], sort_keys=True)
+def _figures(phase: PhaseResult) -> str:
+    return json.dumps([phase.metrics, phase.affected, phase.forgetting], sort_keys=True)
 
 
 def _once(entries: Iterable[Entry]) -> list[Entry]:
@@ -144,13 +188,8 @@ def _once(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(reversed(unique.values()), key=lambda entry: order.get(entry.name, len(order)))
 
 
-def before(entry: Entry) -> dict[str, Any]:
-    """What the phase started from: the run's original, or one of its own."""
-    return mapping(entry.phase, "before") or entry.original
-
-
-def ratio_of_sums(pairs: Sequence[Sequence[float | None]]) -> float | None:
+def ratio_of_sums(pairs: Iterable[Pair]) -> float | None:
     """Σ first / Σ second over pairs that have both; not ruled, as a mean of ratios is, by the smallest of them."""
-    known = [pair for pair in pairs if None not in pair]
-    above, below = (sum(pair[place] for pair in known) for place in (0, 1))
-    return above / below if below else None
+    known = [(first, second) for first, second in pairs if first is not None and second is not None]
+    below = sum(second for _, second in known)
+    return sum(first for first, _ in known) / below if below else None

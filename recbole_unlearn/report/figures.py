@@ -12,10 +12,14 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from recbole_unlearn.report.values import RETRAINED, SECOND, difference, mapping, number, phase_title
+from recbole_unlearn.report.values import difference, phase_title
+from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, SECOND, UNLEARNED, Curve, PhaseResult
 
 Figure = dict[str, Any]
-Phases = Mapping[str, Mapping[str, Any]]
+Phases = Mapping[str, PhaseResult]
+# Groupings of `groups` in a result: under which key the size of a group is, and what is counted. The labels are
+# narrow enough for plotly to leave them level.
+GROUPINGS = {"user_activity": ("users", "users"), "item_popularity": ("rows", "test<br>interactions")}
 
 
 class Look(NamedTuple):
@@ -35,8 +39,8 @@ class Point(NamedTuple):
 
 
 _FIXED = {
-    "original": Look("#858b94", "solid", "square"),
-    "unlearned": Look("#1f7ac2", "solid", "circle"),
+    ORIGINAL: Look("#858b94", "solid", "square"),
+    UNLEARNED: Look("#1f7ac2", "solid", "circle"),
     RETRAINED: Look("#d55e00", "dash", "diamond"),
     SECOND: Look("#b8860b", "dot", "diamond-open"),
 }
@@ -55,7 +59,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     Where no phase is called unlearned, because all go by the name of their method, the first one looks like it.
     """
     names = list(names)
-    palette = _METHODS if "unlearned" in names else (_FIXED["unlearned"], *_METHODS)
+    palette = _METHODS if UNLEARNED in names else (_FIXED[UNLEARNED], *_METHODS)
     methods = [name for name in names if name not in _FIXED]
     return _FIXED | {name: palette[place % len(palette)] for place, name in enumerate(methods)}
 
@@ -64,65 +68,63 @@ def distribution(phases: Phases) -> Figure | None:
     """How the scores of deleted pairs spread: per bin, count / all counts, as steps."""
     traces = []
     for name, look in _drawn(phases):
-        edges, counts = (_numbers(mapping(phases[name], "distribution").get(k)) for k in ("edges", "counts"))
-        if not counts or len(edges) != len(counts) + 1 or sum(counts) <= 0:
+        spread = phases[name].distribution
+        if spread is None or sum(spread.counts) <= 0:
             continue
+        edges, counts = spread
         shares = [value / sum(counts) for value in counts]
         trace = _line(name, look, [edges[0], *edges], [0, *shares, 0]) | {"mode": "lines"}
         trace["line"] = {**trace["line"], "shape": "hv"}
         # Filling compared methods as well would hide the three curves the figure is about.
-        if name in ("original", "unlearned", RETRAINED):
+        if name in (ORIGINAL, UNLEARNED, RETRAINED):
             trace |= {"fill": "tozeroy", "fillcolor": _faint(look.color)}
         traces.append(trace)
     return _figure(traces, "normalised score of a deleted pair", "share of deleted pairs", y_format=".0%")
 
 
-def by_k(phases: Phases, metric: str, group: str = "affected") -> Figure | None:
-    """``metric`` at each K it was measured at, a line per phase."""
+def by_k(phases: Phases, metric: str) -> Figure | None:
+    """``metric`` of affected users at each K it was measured at, a line per phase."""
     traces = []
     for name, look in _drawn(phases):
-        figures = mapping(phases[name], group)
-        keys = [key for key in figures if key.startswith(f"{metric}@") and number(figures, key) is not None]
-        keys = sorted(
-            (key for key in keys if key.split("@")[1].isdecimal()), key=lambda k: int(k.split("@")[1])
-        )
-        if keys:
-            cuts = [key.split("@")[1] for key in keys]
-            traces.append(_line(name, look, cuts, [figures[key] for key in keys]))
+        found = {key.partition("@")[::2]: value for key, value in phases[name].affected.items()}
+        own = {cut: value for (kind, cut), value in found.items() if kind == metric and cut.isdecimal()}
+        if own:
+            cuts = sorted(own, key=int)
+            traces.append(_line(name, look, cuts, [own[cut] for cut in cuts]))
     return _figure(traces, "K", f"{metric_title(metric)}@K", x_axis={"type": "category"})
 
 
-def damage(phases: Phases, grouping: str, size: str) -> Figure | None:
+def damage(phases: Phases, grouping: str) -> Figure | None:
     """Change of recall@20 against the original, recall(phase) − recall(original), a bar per group and phase."""
-    before = mapping(phases, "original", "groups", grouping)
+    before = phases.get(ORIGINAL, PhaseResult()).groups.get(grouping, {})
+    size, unit = GROUPINGS[grouping]
     traces = []
     for name, look in _drawn(phases):
-        if name == "original":
+        if name == ORIGINAL:
             continue
-        after = mapping(phases[name], "groups", grouping)
+        after = phases[name].groups.get(grouping, {})
         changes = {
-            group: difference(number(after, group, "recall@20"), number(before, group, "recall@20"))
-            for group in after
+            group: difference(own.get("recall@20"), before.get(group, {}).get("recall@20"))
+            for group, own in after.items()
         }
         known = {group: change for group, change in changes.items() if change is not None}
         if known:
-            titles = [_with_size(group, number(before, group, size), size) for group in known]
-            trace = {"type": "bar", "name": label(phase_title(name)), "x": titles, "y": list(known.values())}
-            trace["marker"] = {"color": look.color}
-            traces.append(trace)
+            titles = [_with_size(group, before[group].get(size), unit) for group in known]
+            heights = list(known.values())
+            traces.append(_named(name, "bar", titles, heights) | {"marker": {"color": look.color}})
     figure = _figure(traces, grouping.replace("_", " "), "change of recall@20", x_axis={"type": "category"})
     if figure:
         figure["layout"]["yaxis"] |= {"zeroline": True, "zerolinewidth": 2}
     return figure
 
 
-def curve(curves: Phases, kind: str, y_title: str, goal: float | None = None) -> Figure | None:
+def curve(
+    curves: Mapping[str, Mapping[str, Curve]], kind: str, y_title: str, goal: float | None = None
+) -> Figure | None:
     """``kind`` of curve by step of the method, a line per phase; ``goal`` is the retrained model's value."""
     traces = []
     for name, look in looks(curves).items():
-        points = mapping(curves, name).get(kind)
-        points = [_numbers(point) for point in points] if isinstance(points, list) else []
-        points = [point for point in points if len(point) == 2]
+        points = curves.get(name, {}).get(kind)
         if points:
             steps, heights = zip(*points, strict=True)
             traces.append(_line(name, look, steps, heights) | {"mode": "lines"})
@@ -145,7 +147,7 @@ def trade_off(
         own = [point for point in points if point.name == name]
         trace = _line(name, methods[name], [point.x for point in own], [point.y for point in own])
         traces.append(trace | {"mode": "markers", "marker": {**trace["marker"], "size": 12, "opacity": 0.85}})
-    axis = {}
+    axis: dict[str, Any] = {}
     if logarithmic and points:
         wide = max(point.x for point in points) > 1000 * min(point.x for point in points)
         # Marks at 1, 2, 5, 10, 20, ...; at powers of ten where those would touch.
@@ -201,14 +203,14 @@ def _drawn(phases: Phases) -> list[tuple[str, Look]]:
     return [(name, chosen[name]) for name in phases]
 
 
+def _named(name: str, kind: str, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:
+    return {"type": kind, "name": label(phase_title(name)), "x": list(x), "y": list(y)}
+
+
 def _line(name: str, look: Look, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:
-    return {
-        "type": "scatter",
+    return _named(name, "scatter", x, y) | {
         "mode": "lines+markers",
-        "name": label(phase_title(name)),
-        "x": list(x),
-        "y": list(y),
-        "line": {"color": look.color, "dash": look.dash, "width": 3 if name == "unlearned" else 2},
+        "line": {"color": look.color, "dash": look.dash, "width": 3 if name == UNLEARNED else 2},
         "marker": {"color": look.color, "symbol": look.symbol, "size": 8},
     }
 
@@ -223,7 +225,7 @@ def _figure(
     if not traces:
         return None
     axis = {"automargin": True, "zeroline": False, "ticks": "", "fixedrange": True}
-    layout = {
+    layout: dict[str, Any] = {
         "autosize": True,
         "margin": {"l": 56, "r": 16, "t": 8, "b": 48},
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -242,13 +244,7 @@ def _figure(
 
 
 def _with_size(group: str, size: float | None, unit: str) -> str:
-    return label(str(group)) + (f"<br>{size:,.0f} {unit}" if size is not None else "")
-
-
-def _numbers(values: Any) -> list[float]:
-    """``values`` when it is a list of numbers throughout, else nothing."""
-    known = [number(value) for value in values] if isinstance(values, (list, tuple)) else []
-    return [] if None in known else known
+    return label(group) + (f"<br>{size:,.0f} {unit}" if size is not None else "")
 
 
 def _faint(color: str) -> str:

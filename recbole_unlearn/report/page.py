@@ -9,10 +9,12 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from recbole_unlearn.files import write_bytes
 from recbole_unlearn.report.figures import Figure
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
@@ -60,7 +62,7 @@ th { font-weight: 500; }
 thead th { color: var(--quiet); vertical-align: bottom; overflow-wrap: normal; }
 th:first-child { text-align: left; padding-left: 0; min-width: 8.5rem; }
 td { white-space: nowrap; }
-th:first-child:has(small) { min-width: 12.5rem; }
+th:first-child:has(small) { min-width: min(18rem, 45vw); }
 th:has(.chip) { white-space: nowrap; }
 td small, th small { display: block; font-size: .9em; line-height: 1.3; }
 th[scope=rowgroup] { font-weight: 650; padding-top: 1rem; }
@@ -129,7 +131,7 @@ Content = str | Iterable[str]
 
 
 def element(name: str, /, *content: Content, **attributes: str) -> Html:
-    """``<name attributes>content</name>``; ``class_`` stands for class, and ``aria_label`` for aria-label."""
+    """``<name attributes>content</name>``; ``class_`` is written as class, and ``aria_label`` as aria-label."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items()
     )
@@ -184,7 +186,7 @@ def pairs(caption: str, entries: Iterable[tuple[str, str]]) -> Html:
 
 
 def drawing(figure: Figure, title: str, caption: str = "") -> Html:
-    """A figure; ``title`` stands above it and is what a screen reader says."""
+    """A figure; ``title`` is above it and is what a screen reader says."""
     data = json.dumps(figure, separators=(",", ":"), allow_nan=False)
     plot = element("div", class_="plot", role="img", aria_label=title, data_figure=data)
     text = element("figcaption", element("strong", title), f" {caption}" if caption else "")
@@ -210,6 +212,12 @@ def cards(entries: Iterable[tuple[str, str, str]]) -> Html:
         for title, value, beside in entries
     )
     return element("dl", boxes, class_="cards")
+
+
+def write(target: Path, title: str, *content: Content) -> Path:
+    """Write a whole page to ``target`` and return its path."""
+    write_bytes(target, document(title, *content))
+    return target
 
 
 def document(title: str, *content: Content) -> bytes:

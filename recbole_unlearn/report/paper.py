@@ -9,34 +9,33 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from recbole_unlearn.report.entries import NO_PLAN, Entry, GridPlan, Place, before, grouped, ratio_of_sums
-from recbole_unlearn.report.figures import metric_title
-from recbole_unlearn.report.values import (
-    MISSING,
-    RETRAINED,
-    decimal,
-    difference,
-    mapping,
-    number,
-    percent,
-    phase_title,
-    signed,
-    times,
+from recbole_unlearn.report.entries import (
+    NO_PLAN,
+    Entry,
+    FigureOf,
+    GridPlan,
+    Place,
+    affected_ndcg,
+    grouped,
+    ratio_of_sums,
 )
+from recbole_unlearn.report.figures import metric_title
+from recbole_unlearn.report.values import MISSING, decimal, percent, phase_title, signed, times
+from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
 
 CUTS = (10, 20, 50)
 _METRICS = ("recall", "ndcg")
 NOTE = (
-    "Test rows. Means over the runs that are there, ± standard deviation over seeds; “worst” is the worst single "
-    "run. The paper's figures are no one-to-one comparison: its splits, dimensions, epochs and machines are others, "
-    "and its Amazon set is Amazon Fashion, for which amazon-music only stands in."
+    "Test interactions. Means over the runs that are there, ± standard deviation over seeds; “worst” is the worst "
+    "single run. The paper's figures are no one-to-one comparison: its splits, dimensions, epochs and machines are "
+    "others, and its Amazon set is Amazon Fashion, in place of which amazon-music is used."
 )
 
-Phase = Mapping[str, Any]
+Phase = Callable[[Entry], PhaseResult]  # takes one of the phases of an entry
 Cells = list[str]
 Row = Callable[["Runs"], Cells]
 
@@ -59,16 +58,17 @@ class Runs(NamedTuple):
     entries: list[Entry]
     planned: int
 
-    def spread(self, of: Callable[[Entry], Phase], *path: str, digits: int = 4) -> str:
-        """Mean ± standard deviation of a figure."""
-        known = [value for entry in self.entries if (value := number(of(entry), *path)) is not None]
-        return _spread(known, digits)
+    def known(self, phase: Phase, of: FigureOf) -> list[float]:
+        """A figure, of the runs that have it."""
+        return [value for entry in self.entries if (value := of(phase(entry))) is not None]
 
-    def pairs(
-        self, one: Callable[[Entry], Phase], other: Callable[[Entry], Phase], *path: str
-    ) -> list[tuple[float, float]]:
+    def spread(self, phase: Phase, of: FigureOf, digits: int = 4) -> str:
+        """Mean ± standard deviation of a figure."""
+        return _spread(self.known(phase, of), digits)
+
+    def pairs(self, one: Phase, other: Phase, of: FigureOf) -> list[tuple[float, float]]:
         """A figure of two phases, in the runs that have both."""
-        both = ((number(one(entry), *path), number(other(entry), *path)) for entry in self.entries)
+        both = ((of(one(entry)), of(other(entry))) for entry in self.entries)
         return [(a, b) for a, b in both if a is not None and b is not None]
 
     def counted(self) -> str:
@@ -82,8 +82,8 @@ class Runs(NamedTuple):
         if self.place.ratio != figures["ratio"]:
             return None
         name = name or self.name
-        places = mapping(figures, part, self.place.dataset, self.place.model)
-        return places.get(figures["same_as"].get(name, name))
+        own = figures[part].get(self.place.dataset, {}).get(self.place.model, {})
+        return own.get(figures["same_as"].get(name, name))
 
 
 @functools.cache
@@ -92,13 +92,13 @@ def published() -> dict[str, Any]:
     return read_yaml(properties_dir() / "paper.yaml")
 
 
-def tables(results: Sequence[dict[str, Any]], plan: GridPlan = NO_PLAN) -> list[Table]:
+def tables(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table]:
     """All tables that ``results`` have figures for; rows and runs of the ``plan`` that are missing are shown so."""
     everything = _runs(results, plan)
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
     utility = [_utility(metric, cut) for metric in _METRICS for cut in CUTS]
     kinds = [*utility, _AFFECTED, _DEMOTION, _TIME, _ABLATIONS]
-    made = []
+    made: list[Table] = []
     for kind in kinds:
         for dataset, request in subjects:
             bodies = {
@@ -115,7 +115,7 @@ def tables(results: Sequence[dict[str, Any]], plan: GridPlan = NO_PLAN) -> list[
     return made
 
 
-def _runs(results: Sequence[dict[str, Any]], plan: GridPlan) -> dict[Place, list[Runs]]:
+def _runs(results: Sequence[RunResult], plan: GridPlan) -> dict[Place, list[Runs]]:
     """By place, the runs of every method that is there or should be; retraining first."""
     groups = grouped(results)
     found = {}
@@ -126,7 +126,7 @@ def _runs(results: Sequence[dict[str, Any]], plan: GridPlan) -> dict[Place, list
             Runs(place, name, own, len(planned.get(name, set()) | {entry.seed for entry in own}))
             for name in sorted(names, key=lambda name: name != RETRAINED)
             for own in [[entry for entry in entries if entry.name == name]]
-            if name != "original"  # it is what the others start from, and stands in their rows
+            if name != ORIGINAL  # it is what the others start from, and is in their rows
         ]
     return found
 
@@ -159,16 +159,33 @@ def _signed_percent(value: float | None) -> str:
     return MISSING if value is None else f"{100 * value:+.1f}%".replace("-", "−")
 
 
-def _after(entry: Entry) -> Phase:
+def _before(entry: Entry) -> PhaseResult:
+    return entry.before
+
+
+def _after(entry: Entry) -> PhaseResult:
     return entry.phase
 
 
-def _goal(entry: Entry) -> Phase:
+def _goal(entry: Entry) -> PhaseResult:
     return entry.retrained
 
 
-def _arrow(first: float, second: float, digits: int, change: bool) -> str:
-    written = f"{decimal(first, digits)} → {decimal(second, digits)}"
+def _demotion(phase: PhaseResult) -> float | None:
+    return phase.demotion_rate
+
+
+def _seconds(phase: PhaseResult) -> float | None:
+    return phase.seconds
+
+
+def _metric(key: str) -> FigureOf:
+    """``key`` of all users."""
+    return lambda phase: phase.metrics.get(key)
+
+
+def _arrow(first: float, second: float, change: bool) -> str:
+    written = f"{decimal(first, 4)} → {decimal(second, 4)}"
     return written + (f" ({_signed_percent(second / first - 1)})" if change and first else "")
 
 
@@ -184,24 +201,24 @@ class _Kind(NamedTuple):
 
 def _utility(metric: str, cut: int) -> _Kind:
     """One metric of all users, before and after."""
-    path = ("metrics", f"{metric}@{cut}")
+    of = _metric(f"{metric}@{cut}")
     place = _METRICS.index(metric) * len(CUTS) + CUTS.index(cut)  # in the paper's lists
 
     def printed(runs: Runs) -> str:
         name, phase = (
-            (runs.name, "unlearned") if runs.name != RETRAINED else (published()["reference"], RETRAINED)
+            (runs.name, UNLEARNED) if runs.name != RETRAINED else (published()["reference"], RETRAINED)
         )
         figures = runs.printed("utility", name) or {}
-        if phase not in figures or "original" not in figures:
+        if phase not in figures or ORIGINAL not in figures:
             return MISSING
-        return _arrow(figures["original"][place], figures[phase][place], 4, change=True)
+        return _arrow(figures[ORIGINAL][place], figures[phase][place], change=True)
 
     def row(runs: Runs) -> Cells:
-        held = runs.pairs(_after, _goal, *path) if runs.name != RETRAINED else []
+        held = runs.pairs(_after, _goal, of) if runs.name != RETRAINED else []
         return [
-            runs.spread(before, *path),
-            runs.spread(_after, *path),
-            _signed_percent(_change(runs.pairs(_after, before, *path))),
+            runs.spread(_before, of),
+            runs.spread(_after, of),
+            _signed_percent(_change(runs.pairs(_after, _before, of))),
             printed(runs),
             _signed_percent(_change(held)),
             _signed_percent(min((a / b - 1 for a, b in held if b), default=None)),
@@ -216,17 +233,10 @@ def _utility(metric: str, cut: int) -> _Kind:
 
 
 def _affected_row(runs: Runs) -> Cells:
-    path = ("affected", "ndcg@20")
-    cells = [runs.spread(before, *path), runs.spread(_after, *path)]
+    cells = [runs.spread(_before, affected_ndcg), runs.spread(_after, affected_ndcg)]
     if runs.name == RETRAINED:
         return [*cells, MISSING, MISSING]
-    moves = [
-        [
-            difference(number(phase, *path), number(before(entry), *path))
-            for phase in (entry.phase, entry.retrained)
-        ]
-        for entry in runs.entries
-    ]
+    moves = [entry.moves(affected_ndcg) for entry in runs.entries]
     shares = [ratio_of_sums([move]) for move in moves]
     worst = min((share for share in shares if share is not None), default=None)
     return [*cells, percent(ratio_of_sums(moves)), percent(worst)]
@@ -234,23 +244,22 @@ def _affected_row(runs: Runs) -> Cells:
 
 _AFFECTED = _Kind(
     "NDCG@20, affected users",
-    "Users with a deleted row. Recovered: the share of what retraining changes for them, which says "
-    "little where that is little. The paper has no such figures.",
+    "Users with a deleted interaction. Recovered: the share of what retraining changes for them, which "
+    "says little where that is little. The paper has no such figures.",
     ["Before", "After", "Recovered", "Recovered, worst"],
     _affected_row,
 )
 
 
 def _demotion_row(runs: Runs) -> Cells:
-    path = ("forgetting", "demotion_rate")
     printed = runs.printed("demotion")
-    away = [a - b for a, b in runs.pairs(_after, _goal, *path)] if runs.name != RETRAINED else []
+    away = [a - b for a, b in runs.pairs(_after, _goal, _demotion)] if runs.name != RETRAINED else []
     return [
-        runs.spread(before, *path, digits=3),
-        runs.spread(_after, *path, digits=3),
+        runs.spread(_before, _demotion, digits=3),
+        runs.spread(_after, _demotion, digits=3),
         _spread(away, 3, signed),
         signed(max(away, key=abs, default=None)),
-        _arrow(*printed, 4, change=False) if printed else MISSING,
+        _arrow(printed[0], printed[1], change=False) if printed else MISSING,
     ]
 
 
@@ -264,9 +273,9 @@ _DEMOTION = _Kind(
 
 
 def _time_row(runs: Runs) -> Cells:
-    known = [value for entry in runs.entries if (value := number(entry.phase, "seconds")) is not None]
-    cached = any(entry.phase.get("seconds_from_cache") for entry in runs.entries)
-    both = runs.pairs(_goal, _after, "seconds") if runs.name != RETRAINED else []
+    known = runs.known(_after, _seconds)
+    cached = any(entry.phase.seconds_from_cache for entry in runs.entries)
+    both = runs.pairs(_goal, _after, _seconds) if runs.name != RETRAINED else []
     printed = runs.printed("time")
     return [
         _spread(known, 2 if min(known, default=0.0) < 10 else 1) + ("*" if cached and known else ""),
@@ -278,7 +287,7 @@ def _time_row(runs: Runs) -> Cells:
 
 _TIME = _Kind(
     "Time",
-    "Seconds of a method's own work; retrained: of training anew. Speed-up: the retrained model's seconds over the "
+    "Seconds of a method's own work; retrained: of training again. Speed-up: the retrained model's seconds over the "
     "method's, of the same runs. * in part of an earlier run, from the cache. Paper: unlearning of retraining.",
     ["Seconds", "Speed-up", "Speed-up, worst", "Paper"],
     _time_row,
@@ -296,16 +305,16 @@ def _ablated(methods: list[Runs]) -> list[Runs]:
 
 def _ablation_row(runs: Runs) -> Cells:
     printed = runs.printed("ablations")
-    whole = (runs.printed("utility") or {}).get("unlearned")
+    whole = (runs.printed("utility") or {}).get(UNLEARNED)
     if printed is None and whole is not None:
         printed = [whole[CUTS.index(20)], whole[len(CUTS) + CUTS.index(20)]]
     return [
-        runs.spread(_after, "metrics", "recall@20"),
+        runs.spread(_after, _metric("recall@20")),
         decimal(printed[0], 4) if printed else MISSING,
-        runs.spread(_after, "metrics", "ndcg@20"),
+        runs.spread(_after, _metric("ndcg@20")),
         decimal(printed[1], 4) if printed else MISSING,
-        runs.spread(_after, "affected", "ndcg@20"),
-        runs.spread(_after, "forgetting", "demotion_rate", digits=3),
+        runs.spread(_after, affected_ndcg),
+        runs.spread(_after, _demotion, digits=3),
     ]
 
 

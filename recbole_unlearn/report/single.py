@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
-from recbole_unlearn.files import atomic as files
+from recbole_unlearn.measures.base import measures
 from recbole_unlearn.report import figures, page
+from recbole_unlearn.report.entries import FigureOf, affected_ndcg
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import (
     MISSING,
-    RETRAINED,
-    SECOND,
     count,
     decimal,
     difference,
     duration,
     flat,
-    mapping,
-    number,
     percent,
     phase_title,
-    phases_of,
     plain,
+    run_title,
     signed,
-    text,
     times,
+)
+from recbole_unlearn.results.schema import (
+    ORIGINAL,
+    RETRAINED,
+    SECOND,
+    UNLEARNED,
+    Metrics,
+    PhaseResult,
+    RunResult,
+    Verdict,
+    in_order,
 )
 
 NAME = "report.html"
@@ -34,68 +41,65 @@ _LEVELS = {
     "near": "Near the retrained model",
     "under": "Forgets too little",
     "over": "Forgets too much",
+    "cannot_tell": "These figures cannot tell",
     "unknown": "No verdict",
 }
-_GROUPS = {
-    "metrics": "All users",
-    "affected": "Affected users (with a deleted row)",
-    "unaffected": "Unaffected users",
-    "masked": "All users, deleted items masked",
+_ALL = "All users"
+_GROUPS: dict[str, Callable[[PhaseResult], Metrics]] = {
+    _ALL: lambda phase: phase.metrics,
+    "Affected users (with a deleted interaction)": lambda phase: phase.affected,
+    "Unaffected users": lambda phase: phase.unaffected,
+    "All users, deleted items masked": lambda phase: phase.masked,
 }
 _CLAIMS = (
-    "that the model behaves like one that never saw the deleted rows",
+    "that the model behaves like one that never saw the deleted interactions",
     "how much of retraining's effect was recovered, and how much faster that was",
     "whether the demotion rate and the attack are where they should be: both have the retrained model's value as "
     "their goal, not 1 and not 0.5",
 )
+_DEMOTION = "demotion"
+_CURVES = {  # titles of what our methods record by step; any other curve goes by its own name
+    "loss": "objective",
+    _DEMOTION: "demotion rate of deleted pairs",
+    "retained_loss": "loss of retained interactions",
+    "residual": "relative residual of the solver",
+    "validation": "validation score",
+}
 
 
-class _Measure(NamedTuple):
-    """A measure of forgetting: where it stands under `forgetting`, and what it says."""
+class _Line(NamedTuple):
+    """A row of the table of measures: one figure of a measure."""
 
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # under `forgetting`
     title: str
-    meaning: str
-    is_distance: bool = False  # measured against the retrained model to begin with
+    below: tuple[str, ...]  # what the measure means, at its first figure
+    is_distance: bool  # measured against the retrained model to begin with
 
 
-def write_report(result: dict[str, Any], directory: Path) -> Path:
-    """Write the page of ``result`` (the content of `result.json`) into ``directory`` and return its path."""
-    phases = phases_of(result)
-    run = _run(result)
-    content = page.document(
+def write_report(result: RunResult, directory: Path) -> Path:
+    """Write the page of ``result`` into ``directory`` and return its path."""
+    phases = in_order(result.phases)
+    run = run_title(result.method, result.model, result.dataset, result.seed)
+    return page.write(
+        Path(directory) / NAME,
         f"Unlearning report: {run}",
         _verdict(result, run),
-        page.cards(_key_figures(result, phases)),
+        page.cards(_key_figures(result)),
         Html("") if RETRAINED in phases else _without_retraining(),
         _results(phases),
         _scores(phases),
         _utility(phases),
         _forgetting(phases),
         _damage(phases),
-        _curves(result, phases),
+        _curves(result),
         _certificates(result),
         _record(result),
     )
-    target = Path(directory) / NAME
-    files.write_bytes(target, content)
-    return target
 
 
-def _run(result: Mapping[str, Any]) -> str:
-    parts = [text(result, key) for key in ("method", "model", "dataset")]
-    seed = text(result, "seed")
-    return " · ".join(part for part in [*parts, f"seed {seed}" if seed else None] if part)
-
-
-def _verdict(result: Mapping[str, Any], run: str) -> Html:
-    level, sentence = (text(result.get("verdict"), key) for key in ("level", "text"))
-    if not sentence:
-        level = "unknown"
-        sentence = f"{count(number(result, 'forget', 'interactions'))} interactions were to be forgotten."
-        if number(result, "forget", "interactions") is None:
-            sentence = "A model was asked to forget."
-    # A verdict may go on after its first clause; only that one is large.
+def _verdict(result: RunResult, run: str) -> Html:
+    level, sentence = result.verdict or Verdict("unknown", _request(result))
+    # A verdict may continue after its first clause; only that one is large.
     first, semicolon, rest = sentence.partition("; ")
     known = level in _LEVELS
     return page.element(
@@ -107,58 +111,67 @@ def _verdict(result: Mapping[str, Any], run: str) -> Html:
     )
 
 
-def _key_figures(result: Mapping[str, Any], phases: figures.Phases) -> list[tuple[str, str, str]]:
-    """What is known of: utility, demotion, attack, overlap, time, and rows forgotten."""
-    overlap = ("forgetting", "overlap@20", "affected")
-    shared = number(phases, "unlearned", *overlap) if RETRAINED in phases else None
-    again = number(phases, SECOND, *overlap)
-    forget = mapping(result, "forget")
+def _request(result: RunResult) -> str:
+    """What can be said without a verdict."""
+    asked = result.forget.interactions
+    return (
+        "A model was asked to forget."
+        if asked is None
+        else f"{count(asked)} interactions were to be forgotten."
+    )
+
+
+def _key_figures(result: RunResult) -> list[tuple[str, str, str]]:
+    """What is known of: utility, demotion, attack, overlap, time, and interactions forgotten."""
+    forget = result.forget
     entries = [
-        _utility_figure(result, phases),
-        _rate_figure(phases, "Demotion rate", "forgetting", "demotion_rate"),
-        _rate_figure(phases, "Attack AUC", "forgetting", "attack", "auc"),
+        _utility_figure(result),
+        _rate_figure(result, "Demotion rate", lambda phase: phase.demotion_rate),
+        _rate_figure(result, "Attack AUC", lambda phase: phase.figure("attack", "auc")),
+        _overlap_figure(result),
+        _time_figure(result),
         (
-            "Top-20 overlap",
-            percent(shared),
-            "affected users\nwith retrained"
-            + (f"\nretrained 2: {percent(again)}" if again is not None else ""),
-        ),
-        _time_figure(result, phases),
-        (
-            "Rows forgotten",
-            count(number(forget, "interactions")),
-            f"{count(number(forget, 'users'))} users\n{count(number(forget, 'items'))} items",
+            "Interactions forgotten",
+            count(forget.interactions),
+            f"{count(forget.users)} users\n{count(forget.items)} items",
         ),
     ]
     return [entry for entry in entries if entry[1] != MISSING]
 
 
-def _utility_figure(result: Mapping[str, Any], phases: figures.Phases) -> tuple[str, str, str]:
-    path = ("affected", "ndcg@20")
-    share = number(result, "recovered", "ndcg@20")
+def _phase(result: RunResult, name: str) -> PhaseResult:
+    """A phase, or one without figures."""
+    return result.phases.get(name, PhaseResult())
+
+
+def _utility_figure(result: RunResult) -> tuple[str, str, str]:
+    share = (result.recovered or {}).get("ndcg@20")
     if share is None:
-        return _rate_figure(phases, "NDCG@20, affected users", *path)
+        return _rate_figure(result, "NDCG@20, affected users", affected_ndcg)
     before, after, goal = (
-        decimal(number(phases, name, *path)) for name in ("original", "unlearned", RETRAINED)
+        decimal(affected_ndcg(_phase(result, name))) for name in (ORIGINAL, UNLEARNED, RETRAINED)
     )
     return "NDCG@20 recovered", percent(share), f"affected users\n{before} → {after}\nretrained {goal}"
 
 
-def _rate_figure(phases: figures.Phases, title: str, *path: str) -> tuple[str, str, str]:
-    """The unlearned model's value, beside those of the models it stands between."""
-    held = {name: number(phases, name, *path) for name in (RETRAINED, "original")}
+def _rate_figure(result: RunResult, title: str, of: FigureOf) -> tuple[str, str, str]:
+    """The unlearned model's value, beside those of the models it is between."""
+    held = {name: of(_phase(result, name)) for name in (RETRAINED, ORIGINAL)}
     beside = "\n".join(f"{name} {decimal(value)}" for name, value in held.items() if value is not None)
-    return title, decimal(number(phases, "unlearned", *path)), beside
+    return title, decimal(of(result.unlearned)), beside
 
 
-def _time_figure(result: Mapping[str, Any], phases: figures.Phases) -> tuple[str, str, str]:
-    fast, slow = (duration(number(phases, name, "seconds")) for name in ("unlearned", RETRAINED))
-    ratio = number(result, "speedup")
-    return (
-        ("Time to forget", fast, "")
-        if ratio is None
-        else ("Speed-up", times(ratio), f"{fast}\nretrained {slow}")
-    )
+def _overlap_figure(result: RunResult) -> tuple[str, str, str]:
+    shared, again = (_phase(result, name).figure("overlap@20", "affected") for name in (UNLEARNED, SECOND))
+    beside = "affected users\nwith retrained" + ("" if again is None else f"\nretrained 2: {percent(again)}")
+    return "Top-20 overlap", percent(shared if result.retrained else None), beside
+
+
+def _time_figure(result: RunResult) -> tuple[str, str, str]:
+    fast, slow = (duration(_phase(result, name).seconds) for name in (UNLEARNED, RETRAINED))
+    if result.speedup is None:
+        return "Time to forget", fast, ""
+    return "Speed-up", times(result.speedup), f"{fast}\nretrained {slow}"
 
 
 def _without_retraining() -> Html:
@@ -178,48 +191,44 @@ def _heading(name: str, phases: figures.Phases) -> Html:
 
 
 def _results(phases: figures.Phases) -> Html:
-    metrics = list(dict.fromkeys(m for p in phases.values() for g in _GROUPS for m in mapping(p, g)))
+    """A row per phase for each group of users, then the originals that some have of their own."""
+    shown = [(_heading(name, phases), phase) for name, phase in phases.items()]
+    shown += [
+        (page.lines(_heading(name, phases), "before: its own original"), phase.before)
+        for name, phase in phases.items()
+        if phase.before is not None
+    ]
+    metrics = list(dict.fromkeys(m for _, phase in shown for of in _GROUPS.values() for m in of(phase)))
     if not metrics:
         return Html("")
-    bodies = {}
-    for group, title in _GROUPS.items():
-        rows = [
-            [
-                _heading(name, phases),
-                *(decimal(number(phase, group, metric), 4) for metric in metrics),
-                _seconds(phase) if group == "metrics" else "",
-            ]
-            for name, phase in phases.items()
-            if mapping(phase, group)
+    bodies = {
+        title: [
+            [head, *(decimal(of(phase).get(m), 4) for m in metrics), _seconds(phase) if title == _ALL else ""]
+            for head, phase in shown
+            if of(phase)
         ]
-        rows += [
-            [
-                page.lines(_heading(name, phases), "before: its own original"),
-                *(decimal(number(phase, "before", group, metric), 4) for metric in metrics),
-                _seconds(mapping(phase, "before")) if group == "metrics" else "",
-            ]
-            for name, phase in phases.items()
-            if mapping(mapping(phase, "before"), group)
-        ]
-        if rows:
-            bodies[title] = rows
-    caption = "All phases on the same test rows, with the same masks. Time is a phase's own work, without evaluation."
+        for title, of in _GROUPS.items()
+    }
+    caption = (
+        "All phases on the same test interactions, with the same masks. "
+        "Time is a phase's own work, without evaluation."
+    )
     if SECOND in phases:
         caption += " Retrained 2 is a second retraining, with another seed."
-    cached = any(phase.get("seconds_from_cache") for phase in phases.values())
-    return page.section(
-        "Results",
-        page.table(caption, ["Phase", *map(figures.metric_title, metrics), "Time"], bodies),
-        page.element("p", "* trained in an earlier run; the time is that run's.", class_="quiet")
-        if cached
-        else "",
+    table = page.table(
+        caption,
+        ["Phase", *map(figures.metric_title, metrics), "Time"],
+        {title: rows for title, rows in bodies.items() if rows},
     )
+    cached = any(phase.seconds_from_cache for _, phase in shown)
+    note = page.element("p", "* trained in an earlier run; the time is that run's.", class_="quiet")
+    return page.section("Results", table, note if cached else "")
 
 
-def _seconds(phase: Mapping[str, Any]) -> str:
-    if "seconds" in phase and phase["seconds"] is None:
+def _seconds(phase: PhaseResult) -> str:
+    if phase.seconds is None:
         return "loaded"
-    return duration(number(phase, "seconds")) + ("*" if phase.get("seconds_from_cache") else "")
+    return duration(phase.seconds) + ("*" if phase.seconds_from_cache else "")
 
 
 def _drawings(*entries: tuple[figures.Figure | None, str, str]) -> Html:
@@ -250,37 +259,17 @@ def _utility(phases: figures.Phases) -> Html:
     )
 
 
-def _measures(phases: figures.Phases) -> list[_Measure]:
-    """The measures of the table; those at several K as often as they were taken."""
-    keys = dict.fromkeys(key for phase in phases.values() for key in mapping(phase, "forgetting"))
-    found = [
-        _Measure(("demotion_rate",), "Demotion rate", "deleted item scores below one its user never met")
-    ]
-    for key in keys:
-        name, _, cut = key.partition("@")
-        if name == "resurfacing":
-            found.append(_Measure((key,), f"Resurfacing@{cut}", f"deleted items back in the top {cut}"))
-    for key, title in (("attack", "Attack"), ("attack_before_after", "Attack, before and after")):
-        meaning = "with the models of before and after" if key != "attack" else "with this model alone"
-        found.append(_Measure((key, "auc"), f"{title}: AUC", f"{meaning}; 0.5 is a guess"))
-        found.append(_Measure((key, "tpr@1%fpr"), f"{title}: TPR at 1% FPR", f"{meaning}; 0.01 is a guess"))
-    found.append(
-        _Measure(("ks",), "Kolmogorov–Smirnov", "scores of deleted pairs to retrained's; 0 is equal", True)
-    )
-    found.append(
-        _Measure(("wasserstein",), "Wasserstein", "scores of deleted pairs to retrained's; 0 is equal", True)
-    )
-    for key in keys:
-        name, _, cut = key.partition("@")
-        title = {"overlap": f"Top-{cut} overlap", "rbo": "Rank-biased overlap"}.get(name)
-        if title:
-            found.extend(
-                _Measure(
-                    (key, users), f"{title}, {users} users", "lists shared with retrained's; 1 is equal", True
-                )
-                for users in ("all", "affected", "unaffected")
-            )
-    return found
+def _measures(phases: figures.Phases) -> Iterator[_Line]:
+    """The figures of all measures that are there, in the order of the registry."""
+    entries = dict.fromkeys(key for phase in phases.values() for key in phase.forgetting)
+    for one in measures():
+        if one.is_distance and RETRAINED not in phases:
+            continue
+        below: tuple[str, ...] = (one.meaning, f"Good: {one.good}")
+        for path, title in one.figures(entries):
+            if any(phase.figure(*path) is not None for phase in phases.values()):
+                yield _Line(path, title, below, one.is_distance)
+                below = ()
 
 
 def _forgetting(phases: figures.Phases) -> Html:
@@ -290,19 +279,15 @@ def _forgetting(phases: figures.Phases) -> Html:
     the measure is a distance already. No method can be asked to come nearer than that.
     """
     columns = [name for name in phases if name != SECOND]
-    rows = []
-    for measure in _measures(phases):
-        values = {name: number(phase, "forgetting", *measure.path) for name, phase in phases.items()}
-        if all(value is None for value in values.values()) or (
-            measure.is_distance and RETRAINED not in phases
-        ):
-            continue
-        goal = None if measure.is_distance else values.get(RETRAINED)
-        cells = [_cell(phases[name], measure, goal if name != RETRAINED else None) for name in columns]
+    rows: list[list[str]] = []
+    for line in _measures(phases):
+        values = {name: phase.figure(*line.path) for name, phase in phases.items()}
+        goal = None if line.is_distance else values.get(RETRAINED)
+        cells = [_cell(phases[name], line, goal if name != RETRAINED else None) for name in columns]
         if SECOND in phases:
-            floor = values[SECOND] if measure.is_distance else difference(values[SECOND], goal)
+            floor = values[SECOND] if line.is_distance else difference(values[SECOND], goal)
             cells.append(decimal(None if floor is None else abs(floor)))
-        rows.append([page.lines(measure.title, measure.meaning), *cells])
+        rows.append([page.lines(line.title, *line.below), *cells])
     if not rows:
         return Html("")
     caption = "Every value is to be held against the retrained model's"
@@ -317,76 +302,60 @@ def _forgetting(phases: figures.Phases) -> Html:
     return page.section("Forgetting", page.table(caption, head, {"": rows}))
 
 
-def _cell(phase: Mapping[str, Any], measure: _Measure, goal: float | None) -> Html:
-    value = number(phase, "forgetting", *measure.path)
+def _cell(phase: PhaseResult, line: _Line, goal: float | None) -> str:
+    value = phase.figure(*line.path)
     away = difference(value, goal)
-    # An attack's AUC comes with its confidence interval.
-    ends = [number(phase, "forgetting", *measure.path[:-1], end) for end in ("low", "high")]
-    interval = (
-        None if measure.path[-1] != "auc" or None in ends else f"{decimal(ends[0])} to {decimal(ends[1])}"
-    )
-    below = [line for line in (interval, None if away is None else signed(away)) if line]
+    below = [] if away is None else [signed(away)]
+    if line.path[-1] == "auc":  # it comes with its confidence interval
+        low, high = (phase.figure(*line.path[:-1], end) for end in ("low", "high"))
+        if low is not None and high is not None:
+            below.insert(0, f"{decimal(low)} to {decimal(high)}")
     return page.lines(decimal(value), *below)
 
 
 def _damage(phases: figures.Phases) -> Html:
     caption = "Below zero is worse than the original. Where retraining moves as well, so should the unlearned model."
-    groups = (
-        ("user_activity", "users", "by user activity"),
-        ("item_popularity", "rows", "by item popularity"),
-    )
-    return page.section(
-        "Where the damage fell",
-        _drawings(
-            *(
-                (figures.damage(phases, key, size), f"Change of recall@20 {by}.", caption)
-                for key, size, by in groups
-            )
-        ),
-    )
+    titles = {
+        grouping: f"Change of recall@20 by {grouping.replace('_', ' ')}." for grouping in figures.GROUPINGS
+    }
+    drawn = ((figures.damage(phases, grouping), title, caption) for grouping, title in titles.items())
+    return page.section("Where the damage fell", _drawings(*drawn))
 
 
-def _curves(result: Mapping[str, Any], phases: figures.Phases) -> Html:
-    curves = mapping(result, "curves")
-    goal = number(phases, RETRAINED, "forgetting", "demotion_rate")
-    return page.section(
-        "How it went, step by step",
-        _drawings(
-            (figures.curve(curves, "loss", "objective"), "The method's objective by step.", ""),
-            (
-                figures.curve(curves, "demotion", "demotion rate", goal),
-                "Demotion rate of deleted pairs by step.",
-                "",
-            ),
-        ),
-    )
+def _curves(result: RunResult) -> Html:
+    """A figure for each kind of curve that any method recorded."""
+    drawn = []
+    for kind in dict.fromkeys(kind for own in result.curves.values() for kind in own):
+        title = _CURVES.get(kind, kind.replace("_", " "))
+        goal = _phase(result, RETRAINED).demotion_rate if kind == _DEMOTION else None
+        figure = figures.curve(result.curves, kind, title, goal)
+        drawn.append((figure, f"{title[:1].upper()}{title[1:]} by step.", ""))
+    return page.section("How it went, step by step", _drawings(*drawn))
 
 
-def _certificates(result: Mapping[str, Any]) -> Html:
-    entries = [(name, plain(value)) for name, value in flat(mapping(result, "certificates"))]
+def _certificates(result: RunResult) -> Html:
+    entries = [(name, plain(value)) for name, value in flat(result.certificates)]
     caption = "What the method can say of its result without retraining."
     return page.section("Certificates", page.pairs(caption, entries) if entries else "")
 
 
-def _record(result: Mapping[str, Any]) -> Html:
-    parts = {
-        "The request": {**mapping(result, "forget"), **mapping(result, "difficulty")},
-        "Environment": mapping(result, "environment"),
-    }
-    tables = [
-        page.pairs(title, [(k, plain(v)) for k, v in flat(part)]) for title, part in parts.items() if part
-    ]
-    settings = [(k, plain(v)) for k, v in flat(mapping(result, "settings")) if not _names_a_path(v)]
+def _record(result: RunResult) -> Html:
+    asked = {key: value for key, value in result.forget.to_json().items() if value is not None}
+    request, environment = (
+        page.pairs(title, [(key, plain(value)) for key, value in flat(part)]) if part else ""
+        for title, part in (("The request", asked | result.difficulty), ("Environment", result.environment))
+    )
+    settings = [(key, plain(value)) for key, value in flat(result.settings) if not _names_a_path(value)]
     folded = page.element(
         "details",
         page.element("summary", f"All {len(settings)} settings"),
         page.pairs("Paths are left out.", settings),
     )
-    return page.section("How it was made", tables[:1], folded if settings else "", tables[1:])
+    return page.section("How it was made", request, folded if settings else "", environment)
 
 
 def _names_a_path(value: Any) -> bool:
-    """Whether a setting tells where somebody keeps their files."""
+    """Whether a setting says where somebody keeps their files."""
     texts = [entry for entry in (value if isinstance(value, list) else [value]) if isinstance(entry, str)]
     return any(
         t.startswith("~") or PurePosixPath(t).is_absolute() or PureWindowsPath(t).is_absolute() for t in texts

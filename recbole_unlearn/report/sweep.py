@@ -1,4 +1,7 @@
-"""The page of a sweep, `tune.html`: the best settings, the front, heat maps, and every trial."""
+"""The page of a sweep, `tune.html`: the best settings, the front, heat maps, and every trial.
+
+A sweep is the content of `tune.json` as the sweep has just made it, so its keys are there.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recbole_unlearn.files import atomic as files
 from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import (
     count,
     decimal,
-    difference,
     duration,
     flat,
-    mapping,
-    number,
     percent,
     plain,
+    run_title,
     signed,
-    text,
 )
+from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, number
 
 NAME = "tune.html"
 BINS = 6  # of a heat map's axis, where there are more values than MOST
 MOST = 8
 
-Candidate = dict[str, Any]
+Sweep = Mapping[str, Any]
+TrialReport = dict[
+    str, Any
+]  # what a trial reported after some steps: a candidate, with what was asked of its trial
 
 
 class _Axis(NamedTuple):
@@ -35,13 +38,14 @@ class _Axis(NamedTuple):
 
     title: str
     labels: list[str]
-    place: Callable[[Candidate], int | None]  # where a candidate belongs, None for nowhere
+    place: Callable[[TrialReport], int | None]  # where a candidate belongs, None for nowhere
 
 
-def write_sweep(result: dict[str, Any], directory: Path) -> Path:
+def write_sweep(result: Sweep, directory: Path) -> Path:
     """Write the page of ``result`` (the content of `tune.json`) into ``directory`` and return its path."""
     candidates = _candidates(result)
-    content = page.document(
+    return page.write(
+        Path(directory) / NAME,
         f"Sweep: {_run(result)}",
         _header(result, candidates),
         page.cards(_key_figures(result)),
@@ -51,17 +55,18 @@ def write_sweep(result: dict[str, Any], directory: Path) -> Path:
         _trials(result),
         _record(result),
     )
-    target = Path(directory) / NAME
-    files.write_bytes(target, content)
-    return target
 
 
-def _run(result: Mapping[str, Any]) -> str:
-    parts = [text(result, key) for key in ("method", "model", "dataset")]
-    return " · ".join([*(part for part in parts if part), f"seed {text(result, 'seed')}"])
+def _run(result: Sweep) -> str:
+    return run_title(*(result[key] for key in ("method", "model", "dataset", "seed")))
 
 
-def _candidates(result: Mapping[str, Any]) -> list[Candidate]:
+def _references(result: Sweep) -> dict[str, dict[str, Any]]:
+    """What candidates are held against: the original, and the retrained model where there is one."""
+    return {name: result[name] for name in (ORIGINAL, RETRAINED) if result[name]}
+
+
+def _candidates(result: Sweep) -> list[TrialReport]:
     """Every report of every trial that did not fail, with its trial's number and settings as they were asked for."""
     return [
         {**report, "trial": record["number"], "asked": record["settings"]}
@@ -71,7 +76,7 @@ def _candidates(result: Mapping[str, Any]) -> list[Candidate]:
     ]
 
 
-def _header(result: Mapping[str, Any], candidates: Sequence[Candidate]) -> Html:
+def _header(result: Sweep, candidates: Sequence[TrialReport]) -> Html:
     trials = result["trials"]
     failed = sum(record["state"] == "failed" for record in trials)
     counted = f"{len(trials)} trials, {len(candidates)} candidates" + (f", {failed} failed" if failed else "")
@@ -79,51 +84,47 @@ def _header(result: Mapping[str, Any], candidates: Sequence[Candidate]) -> Html:
         "header",
         page.element("p", f"{_run(result)} · {counted}", class_="quiet"),
         page.element("h1", f"Best of the sweep: trial {result['best']['trial']}"),
-        page.element("p", "Chosen on validation rows. Test rows were not looked at."),
+        page.element("p", "Chosen on validation interactions. Test interactions were not looked at."),
         class_="verdict",
     )
 
 
-def _metric(result: Mapping[str, Any]) -> str:
+def _metric(result: Sweep) -> str:
     return figures.metric_title(result["objective"]["metric"])
 
 
-def _key_figures(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _key_figures(result: Sweep) -> list[tuple[str, str, str]]:
     best, objective = result["best"], result["objective"]
-    beside = [(name, mapping(result, name)) for name in ("original", "retrained") if mapping(result, name)]
 
     def lines(key: str) -> str:
-        return "\n".join(f"{name} {decimal(number(figures_of, key))}" for name, figures_of in beside)
+        return "\n".join(f"{name} {decimal(own[key])}" for name, own in _references(result).items())
 
-    target = number(objective, "target")
-    goal = {"retrained": "retrained", "expected": "expected of never-seen items"}[objective["target_source"]]
+    goal = {RETRAINED: "retrained", "expected": "expected of never-seen items"}[objective["target_source"]]
     return [
         (f"{_metric(result)}, all users", decimal(best["everyone"]), lines("everyone")),
-        (f"{_metric(result)}, affected", decimal(number(best, "affected")), lines("affected")),
-        ("Demotion rate", decimal(number(best, "demotion")), f"to reach: {decimal(target)}\n{goal}"),
+        (f"{_metric(result)}, affected", decimal(best["affected"]), lines("affected")),
+        ("Demotion rate", decimal(best["demotion"]), f"to reach: {decimal(objective['target'])}\n{goal}"),
         ("Score", decimal(best["score"]), lines("score")),
         ("Time to forget", duration(best["seconds"]), ""),
     ]
 
 
-def _best(result: Mapping[str, Any]) -> Html:
+def _best(result: Sweep) -> Html:
     entries = [(key, plain(value)) for key, value in result["best"]["settings"].items()]
-    return page.section("Best settings", page.pairs("As they stand in best.yaml.", entries))
+    return page.section("Best settings", page.pairs("As they are in best.yaml.", entries))
 
 
-def _front(result: Mapping[str, Any], candidates: Sequence[Candidate]) -> Html:
+def _front(result: Sweep, candidates: Sequence[TrialReport]) -> Html:
     """Utility against distance to the target, for every candidate."""
-    if number(result, "objective", "target") is None:
+    if result["objective"]["target"] is None:
         return Html("")
     places = {_key(candidate) for candidate in result["front"]}
     best = _key(result["best"])
-    named: dict[str, list[Mapping[str, Any]]] = {"candidates": [], "front": [], "best": []}
+    named: dict[str, list[TrialReport]] = {"candidates": [], "front": [], "best": []}
     for candidate in candidates:
         key = _key(candidate)
         named["best" if key == best else "front" if key in places else "candidates"].append(candidate)
-    for name in ("original", "retrained"):
-        if mapping(result, name):
-            named[name] = [mapping(result, name)]
+    named |= {name: [own] for name, own in _references(result).items()}
     points = [
         figures.Point(name, each["distance"], each["utility"])
         for name, group in named.items()
@@ -138,7 +139,7 @@ def _front(result: Mapping[str, Any], candidates: Sequence[Candidate]) -> Html:
         [
             f"trial {each['trial']}",
             decimal(each["utility"], 4),
-            decimal(number(each, "demotion")),
+            decimal(each["demotion"]),
             decimal(each["distance"]),
             decimal(each["score"], 4),
             *(plain(each["settings"].get(key)) for key in keys),
@@ -152,23 +153,25 @@ def _front(result: Mapping[str, Any], candidates: Sequence[Candidate]) -> Html:
     )
 
 
-def _key(candidate: Mapping[str, Any]) -> tuple[int, int | None]:
+def _key(candidate: TrialReport) -> tuple[int, int | None]:
     return candidate["trial"], candidate["step"]
 
 
-def _maps(result: Mapping[str, Any], candidates: Sequence[Candidate]) -> Html:
+def _maps(result: Sweep, candidates: Sequence[TrialReport]) -> Html:
     """By steps and the first setting of the space: utility (or what was recovered), demotion rate and time."""
     axes = _axes(result, candidates)
     if axes is None:
         return Html("")
     x, y = axes
-    cells: dict[tuple[int, int], Candidate] = {}
+    cells: dict[tuple[int, int], TrialReport] = {}
     for candidate in candidates:
-        place = x.place(candidate), y.place(candidate)
-        if None not in place and (place not in cells or candidate["score"] > cells[place]["score"]):
-            cells[place] = candidate
+        column, row = x.place(candidate), y.place(candidate)
+        if column is None or row is None:
+            continue
+        if (column, row) not in cells or candidate["score"] > cells[column, row]["score"]:
+            cells[column, row] = candidate
     share = _recovered(result)
-    views: list[tuple[str, Callable[[Candidate], float | None], str]] = [
+    views: list[tuple[str, Callable[[TrialReport], float | None], str]] = [
         ("Share of retraining recovered", share, ".0%")
         if share
         else (f"Utility ({_metric(result)})", lambda c: c["utility"], ".3f"),
@@ -191,29 +194,30 @@ def _maps(result: Mapping[str, Any], candidates: Sequence[Candidate]) -> Html:
     return page.section("Where it is good", page.element("div", drawn, class_="figures") if drawn else "")
 
 
-def _recovered(result: Mapping[str, Any]) -> Callable[[Candidate], float | None] | None:
+def _recovered(result: Sweep) -> Callable[[TrialReport], float | None] | None:
     """(utility − original) / (retrained − original), where retraining moved it."""
-    before, after = (number(result, name, "utility") for name in ("original", "retrained"))
-    gap = difference(after, before)
-    return (lambda candidate: (candidate["utility"] - before) / gap) if gap else None
+    utility = {name: own["utility"] for name, own in _references(result).items()}
+    gap = utility[RETRAINED] - utility[ORIGINAL] if RETRAINED in utility else 0.0
+    return (lambda candidate: (candidate["utility"] - utility[ORIGINAL]) / gap) if gap else None
 
 
-def _axes(result: Mapping[str, Any], candidates: Sequence[Candidate]) -> tuple[_Axis, _Axis] | None:
+def _axes(result: Sweep, candidates: Sequence[TrialReport]) -> tuple[_Axis, _Axis] | None:
     """Steps (or the second setting) to the right, the first setting upwards; None when there is one setting alone."""
     keys = list(result["space"])
     stepped = any(candidate["step"] is not None for candidate in candidates)
     if not keys or (len(keys) < 2 and not stepped):
         return None
-    first = _axis(keys[0], [c["asked"].get(keys[0]) for c in candidates], lambda c: c["asked"].get(keys[0]))
-    if stepped:
-        return _axis("steps", [c["step"] for c in candidates], lambda c: c["step"]), first
-    return _axis(
-        keys[1], [c["asked"].get(keys[1]) for c in candidates], lambda c: c["asked"].get(keys[1])
-    ), first
+
+    def asked(key: str) -> _Axis:
+        return _axis(key, candidates, lambda candidate: candidate["asked"].get(key))
+
+    steps = _axis("steps", candidates, lambda candidate: candidate["step"]) if stepped else asked(keys[1])
+    return steps, asked(keys[0])
 
 
-def _axis(title: str, values: Sequence[Any], of: Callable[[Candidate], Any]) -> _Axis:
+def _axis(title: str, candidates: Sequence[TrialReport], of: Callable[[TrialReport], Any]) -> _Axis:
     """An axis of single values, or of bins with about equally many where numbers are too many."""
+    values = [of(candidate) for candidate in candidates]
     numbers = sorted({value for value in values if number(value) is not None})
     others = sorted({str(value) for value in values if value is not None and number(value) is None})
     if len(numbers) > MOST:
@@ -232,7 +236,7 @@ def _axis(title: str, values: Sequence[Any], of: Callable[[Candidate], Any]) -> 
     )
 
 
-def _trials(result: Mapping[str, Any]) -> Html:
+def _trials(result: Sweep) -> Html:
     """A row per trial with its best candidate, best first; failures at the end with their reason."""
     keys = list(result["space"])
     head = ["Trial", *keys, "Steps", _metric(result), "Affected", "Demotion rate", "Score", "Time", "State"]
@@ -241,23 +245,22 @@ def _trials(result: Mapping[str, Any]) -> Html:
         if record["state"] != "failed":
             top = max(record["reports"], key=lambda report: report["score"])
             good.append((top["score"], record, top))
-    before = mapping(result, "original")
     rows = [
         [
             f"trial {record['number']}",
             *(plain(record["settings"].get(key)) for key in keys),
             plain(top["step"]),
             decimal(top["everyone"], 4),
-            decimal(number(top, "affected"), 4),
-            decimal(number(top, "demotion")),
-            page.lines(decimal(score, 4), signed(difference(score, number(before, "score")), 4)),
+            decimal(top["affected"], 4),
+            decimal(top["demotion"]),
+            page.lines(decimal(score, 4), signed(score - result[ORIGINAL]["score"], 4)),
             duration(top["seconds"]),
             record["state"],
         ]
         for score, record, top in sorted(good, key=lambda entry: -entry[0])
     ]
     caption = (
-        "The best of every trial, on validation rows. Small below the score: the gain over the original."
+        "The best of every trial, on validation interactions. Below the score: the gain over the original."
     )
     failed = [
         (f"trial {record['number']}", plain(record["error"]))
@@ -271,8 +274,8 @@ def _trials(result: Mapping[str, Any]) -> Html:
     )
 
 
-def _record(result: Mapping[str, Any]) -> Html:
-    weights = mapping(result, "objective")
+def _record(result: Sweep) -> Html:
+    weights = result["objective"]
     how = {
         "searcher": result["searcher"],
         "scheduler": result["scheduler"],
@@ -282,8 +285,8 @@ def _record(result: Mapping[str, Any]) -> Html:
     }
     parts = {
         "The sweep": how,
-        "The request": mapping(result, "forget"),
-        "Environment": mapping(result, "environment"),
+        "The request": result["forget"],
+        "Environment": result["environment"],
     }
     tables = (
         page.pairs(title, [(key, plain(value)) for key, value in flat(part)]) for title, part in parts.items()

@@ -1,7 +1,4 @@
-"""Reading a result in which any key may be missing, and writing its numbers for people.
-
-What is missing, or is not a finite number where one belongs, is None here and a dash on the page: never zero.
-"""
+"""Numbers, names and settings written for people: what is not known (None) is a dash on the page, never zero."""
 
 from __future__ import annotations
 
@@ -9,31 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from recbole_unlearn.results.schema import SECOND
+
 MISSING = "–"
-RETRAINED, SECOND = "retrained", "retrained_2"
-_TOO_LARGE = 1e300  # JSON knows integers that no float holds
-_FIRST = ("original", "unlearned", RETRAINED, SECOND)
-
-
-def mapping(tree: Any, *keys: str) -> dict[str, Any]:
-    """The mapping under ``keys``; empty when it is not there."""
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, Mapping) else None
-    return dict(tree) if isinstance(tree, Mapping) else {}
-
-
-def number(tree: Any, *keys: str) -> float | None:
-    """The finite number under ``keys``, or None."""
-    value = mapping(tree, *keys[:-1]).get(keys[-1]) if keys else tree
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return value if abs(value) < _TOO_LARGE else None
-
-
-def text(tree: Any, key: str) -> str | None:
-    """The value under ``key`` as text, or None."""
-    value = mapping(tree).get(key)
-    return None if value is None else str(value)
 
 
 def difference(value: float | None, reference: float | None) -> float | None:
@@ -41,16 +16,15 @@ def difference(value: float | None, reference: float | None) -> float | None:
     return None if value is None or reference is None else value - reference
 
 
-def phases_of(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The phases of a run: those every run may have, in the order they are made, then the compared methods."""
-    phases = {name: phase for name, phase in mapping(result, "phases").items() if isinstance(phase, Mapping)}
-    names = [name for name in _FIRST if name in phases]
-    return {name: dict(phases[name]) for name in dict.fromkeys([*names, *phases])}
-
-
 def phase_title(name: str) -> str:
     """What a phase is called on a page."""
     return "retrained 2" if name == SECOND else name
+
+
+def run_title(method: str | None, model: str | None, dataset: str | None, seed: int | str | None) -> str:
+    """What a run is called on a page: obliviate · LightGCN · ml-100k · seed 2020, less what is not known."""
+    names = [method, model, dataset, None if seed is None else f"seed {seed}"]
+    return " · ".join(name for name in names if name)
 
 
 def decimal(value: float | None, digits: int = 3) -> str:

@@ -27,8 +27,8 @@ from recbole_unlearn.results.schema import (
     PhaseResult,
     RunResult,
 )
-from recbole_unlearn.settings import Role, RunSettings, read
-from recbole_unlearn.settings.config import UnlearnConfig, about
+from recbole_unlearn.settings import Role, RunSettings, UnlearnConfig, read
+from recbole_unlearn.settings.config import about
 
 
 def recovered(phases: Mapping[str, PhaseResult]) -> Metrics:

@@ -155,7 +155,9 @@ class RunResult:
         tree["forget"] = self.forget.to_json()
         tree["phases"] = {name: phase.to_json() for name, phase in self.phases.items()}
         tree |= {key: getattr(self, key) for key in ("difficulty", "certificates", "curves", "environment")}
-        tree |= {key: getattr(self, key) for key in ("recovered", "speedup") if getattr(self, key) is not None}
+        tree |= {
+            key: getattr(self, key) for key in ("recovered", "speedup") if getattr(self, key) is not None
+        }
         if self.verdict is not None:
             tree["verdict"] = self.verdict._asdict()
         return tree
@@ -163,19 +165,23 @@ class RunResult:
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> RunResult:
         """From a file of any version of schema 1; the phases every run may have come first."""
-        words = {key: _word(tree.get(key)) for key in ("model", "dataset", "method")}
         seed = tree.get("seed")
-        found = {name: PhaseResult.from_json(p) for name, p in mapping(tree.get("phases")).items() if mapping(p)}
-        ordered = dict.fromkeys([*(name for name in _FIRST if name in found), *found])
+        found = {
+            name: PhaseResult.from_json(p) for name, p in mapping(tree.get("phases")).items() if mapping(p)
+        }
         verdict = mapping(tree.get("verdict"))
         text = _word(verdict.get("text"))
         return cls(
-            **words,
+            model=_word(tree.get("model")),
+            dataset=_word(tree.get("dataset")),
+            method=_word(tree.get("method")),
             seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else _word(seed),
             settings=mapping(tree.get("settings")),
             forget=Forgotten.from_json(tree.get("forget")),
-            phases={name: found[name] for name in ordered},
-            **{key: mapping(tree.get(key)) for key in ("difficulty", "certificates", "environment")},
+            phases=in_order(found),
+            difficulty=mapping(tree.get("difficulty")),
+            certificates=mapping(tree.get("certificates")),
+            environment=mapping(tree.get("environment")),
             curves={
                 name: {key: _curve(points) for key, points in mapping(curves).items()}
                 for name, curves in mapping(tree.get("curves")).items()
@@ -184,6 +190,11 @@ class RunResult:
             speedup=number(tree.get("speedup")),
             verdict=Verdict(_word(verdict.get("level")) or "unknown", text) if text else None,
         )
+
+
+def in_order(phases: Mapping[str, PhaseResult]) -> dict[str, PhaseResult]:
+    """Those every run may have, in the order they are made, then the compared methods."""
+    return {name: phases[name] for name in dict.fromkeys([*_FIRST, *phases]) if name in phases}
 
 
 def mapping(tree: Any) -> dict[str, Any]:

@@ -1,1 +1,41 @@
-""""""
+"""Rows of a model's tables, and the interactions that speak of them: what all methods work with.
+
+`tables.py` says which rows of which parameter belong to whom, `index.py` finds interactions by user, item and
+pair, `region.py` whom a request touches, `batches.py` draws the witness set, `own_loss.py`, `losses.py` and
+`scoring.py` compute losses and scores, and `expected.py` says where a pair belongs that a model never saw.
+"""
+
+from recbole_unlearn.rows.batches import Triples, Witness, as_batch, pairs_batch
+from recbole_unlearn.rows.expected import PAIRS, ClosedFormRanker, ExpectedStanding
+from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
+from recbole_unlearn.rows.own_loss import Moments, fisher, loss_gradients, training_loss
+from recbole_unlearn.rows.region import Members, Region, find_region, with_neighbours
+from recbole_unlearn.rows.scoring import pair_scores
+from recbole_unlearn.rows.tables import OTHER, Side, Table, as_rows, find_tables, reset_rows
+
+__all__ = [
+    "OTHER",
+    "PAIRS",
+    "ClosedFormRanker",
+    "ExpectedStanding",
+    "Members",
+    "Moments",
+    "Region",
+    "RetainedIndex",
+    "Side",
+    "Table",
+    "TrainIndex",
+    "Triples",
+    "Witness",
+    "as_batch",
+    "as_rows",
+    "find_region",
+    "find_tables",
+    "fisher",
+    "loss_gradients",
+    "pair_scores",
+    "pairs_batch",
+    "reset_rows",
+    "training_loss",
+    "with_neighbours",
+]

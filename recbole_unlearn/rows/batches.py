@@ -17,7 +17,7 @@ from recbole.utils import InputType
 
 from recbole_unlearn.rows.index import RetainedIndex
 from recbole_unlearn.rows.region import Region
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig
 
 
 class Triples(NamedTuple):

@@ -1,8 +1,8 @@
 r"""Training rows by user, by item and by pair: built once, so that a request costs what it touches.
 
-:class:`TrainIndex` is made of D before a request arrives. :class:`RetainedIndex` is its view without the deleted rows, and
-makes nothing of the size of D: with it, deleting a hundred rows takes about as long from a million users as from ten
-thousand (benchmarks/catalogue.py).
+:class:`TrainIndex` is made of D before a request arrives. :class:`RetainedIndex` is its view without the
+deleted rows, and makes nothing of the size of D: with it, deleting a hundred rows takes about as long from a
+million users as from ten thousand (benchmarks/catalogue.py).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable
 
 import torch
@@ -14,7 +16,7 @@ Moments = dict[str, torch.Tensor]  # by parameter name
 def training_loss(model: AbstractRecommender, batch: Interaction) -> torch.Tensor:
     """The model's own training loss on one batch; RecBole gives some losses in parts."""
     loss = model.calculate_loss(batch.to(next(model.parameters()).device))
-    return sum(loss) if isinstance(loss, tuple) else loss
+    return functools.reduce(operator.add, loss) if isinstance(loss, tuple) else loss
 
 
 def loss_gradients(model: AbstractRecommender, batch: Interaction) -> tuple[float, Moments]:

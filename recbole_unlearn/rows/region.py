@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
 
 import torch
 
 from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
+from recbole_unlearn.rows.tables import OTHER, Side
 
-Side = Literal["user", "item"]
 PLACES = 2**17  # up to this id, a table of positions is quicker than a search
-OTHER: dict[Side, Side] = {"user": "item", "item": "user"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +62,8 @@ def find_region(index: TrainIndex, users: torch.Tensor, items: torch.Tensor, thr
     share reaches ``threshold``: a popular one is hardly moved by a few rows, and many users depend on it.
     """
     members = Region()
-    for side, ids, least in (("user", users, 0.0), ("item", items, threshold)):
+    asked: list[tuple[Side, torch.Tensor, float]] = [("user", users, 0.0), ("item", items, threshold)]
+    for side, ids, least in asked:
         ids, gone = torch.unique(ids, return_counts=True)
         share = gone / index.counts(side, ids)
         inside = share >= least

@@ -21,12 +21,15 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.model.layers import FMEmbedding
 from torch import nn
 
+Side = Literal["user", "item"]
+OTHER: dict[Side, Side] = {"user": "item", "item": "user"}
+
 
 class Table(NamedTuple):
     """Rows ``offset .. offset + number of users (or items)`` of ``parameter`` are the users (or items)."""
 
     parameter: str
-    side: Literal["user", "item"]
+    side: Side
     offset: int = 0
     axis: int = 0
 
@@ -47,8 +50,8 @@ def find_tables(model: AbstractRecommender, dataset: Dataset) -> list[Table]:
 
 
 def _embeddings(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]:
-    sizes = {"user": dataset.user_num, "item": dataset.item_num}
-    fields = {dataset.uid_field: "user", dataset.iid_field: "item"}
+    sizes: dict[Side, int] = {"user": dataset.user_num, "item": dataset.item_num}
+    fields: dict[str, Side] = {dataset.uid_field: "user", dataset.iid_field: "item"}
     joint = {
         f"{name}.embedding": module
         for name, module in model.named_modules()
@@ -70,11 +73,8 @@ def _embeddings(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]
 
 def _matrices(model: AbstractRecommender, dataset: Dataset, missing: set[str]) -> Iterator[Table]:
     """Matrices and biases with one row or column per user or item, for sides that have no embedding table."""
-    sizes = {
-        side: size
-        for side, size in (("user", dataset.user_num), ("item", dataset.item_num))
-        if side in missing
-    }
+    both: dict[Side, int] = {"user": dataset.user_num, "item": dataset.item_num}
+    sizes = {side: size for side, size in both.items() if side in missing}
     for name, parameter in model.named_parameters():
         if parameter.dim() > 2:
             continue
@@ -85,7 +85,7 @@ def _matrices(model: AbstractRecommender, dataset: Dataset, missing: set[str]) -
                 break
 
 
-def _sides(name: str, size: int, sizes: Mapping[str, int]) -> list[str]:
+def _sides(name: str, size: int, sizes: Mapping[Side, int]) -> list[Side]:
     sides = [side for side, number in sizes.items() if number == size]
     return sides if len(sides) < 2 else [side for side in sides if side in name]
 

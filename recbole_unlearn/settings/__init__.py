@@ -1,10 +1,12 @@
 """Settings: what a key means and accepts, where its value comes from, and RecBole's config with ours in it.
 
-`declare.py` is how a setting is declared and read, `groups.py` declares those of a run, `catalogue.py` knows which
-methods there are and what they declare, `recbole_values.py` says the same of RecBole's own keys, `yaml_files.py` reads
-YAML, and `config.py` puts all of it together as :class:`~recbole_unlearn.settings.config.UnlearnConfig`.
+`declare.py` is how a setting is declared and read, `groups.py` declares those of a run, `catalogue.py` knows
+which methods there are and what they declare, `recbole_values.py` says the same of RecBole's own keys,
+`yaml_files.py` reads YAML, and `config.py` puts all of it together as
+:class:`~recbole_unlearn.settings.config.UnlearnConfig`.
 """
 
+from recbole_unlearn.settings.config import UnlearnConfig
 from recbole_unlearn.settings.declare import Role, as_list, declared, names, read, setting
 from recbole_unlearn.settings.groups import (
     GROUPS,
@@ -25,6 +27,7 @@ __all__ = [
     "Role",
     "RunSettings",
     "TuneSettings",
+    "UnlearnConfig",
     "as_list",
     "declared",
     "names",

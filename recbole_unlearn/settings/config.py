@@ -134,12 +134,12 @@ class UnlearnConfig(Config):
         with compat.anomaly_mode_kept():
             return super()._get_model_and_dataset(model, str(dataset))
 
-    def _load_internal_config_dict(self, model: str, model_class: type, dataset: str) -> None:
+    def _load_internal_config_dict(self, model: str, model_class: Any, dataset: str) -> None:
         super()._load_internal_config_dict(model, model_class, dataset)
         if model_class.type not in SUPPORTED_TYPES:
             raise UnlearnError(
                 f"{model} is a {model_class.type.name.lower()} model, which cannot be unlearned yet: "
-                "a deleted row there is part of other rows' sequences or graph. "
+                "a deleted interaction there is part of other people's sequences or graph. "
                 "General and context-aware models can."
             )
         kind = model_class.type.name.lower()
@@ -206,12 +206,18 @@ class UnlearnConfig(Config):
         return {key: chosen.get(key, default) for key, default in values.items()}
 
     def replace(self, **changes: Any) -> UnlearnConfig:
-        """A copy with some keys changed, for RecBole and for the methods of this run; the original is left as it is."""
-        of_methods = {key for name in self.method_names() for key in declare.names(catalogue.get(name).settings)}
+        """A copy with some keys changed, for RecBole and for the methods of this run; this one is left as it is."""
+        chosen = self.method_names()  # a worker is sent the method itself, and need not know one of its name
+        known = [method for method in catalogue.methods() if method.name in chosen]
+        of_methods = {key for method in known for key in declare.names(method.settings)}
         unknown = [key for key in changes if key not in self.final_config_dict and key not in of_methods]
         for key in unknown:
             owners = catalogue.owners(key)
-            why = f"it is a setting of {', '.join(owners)}, which this run does not use" if owners else "unknown"
+            why = (
+                f"it is a setting of {', '.join(owners)}, which this run does not use"
+                if owners
+                else "unknown"
+            )
             raise UnlearnError(f"{key} cannot be changed: {why}.")
         other = copy.copy(self)
         other.final_config_dict = {**self.final_config_dict, **changes}

@@ -1,10 +1,10 @@
 """How a setting is declared, and how its value is read.
 
-A dataclass (in `groups.py` or in a method's file) declares each key once: its type, its help text, its limits and its
-:class:`Role`. Everything else that has to know about a key is derived from that declaration: `--help`, how the command
-line reads it, whether it goes to `result.json`, whether a grid may set it. The *value* of a key is in one place only,
-`properties/*.yaml` (a method outside this package may give `default=` instead), so that `--help`, the documentation and
-a run can never disagree. :func:`read` takes the values from a config and checks them.
+A dataclass (in `groups.py` or in a method's file) declares each key once: its type, its help text, its limits and
+its :class:`Role`. Everything else that has to know about a key is derived from that declaration: `--help`, how the
+command line reads it, whether it goes to `result.json`, whether a grid may set it. The *value* of a key is in one
+place only, `properties/*.yaml` (a method outside this package may give a default instead), so that `--help`, the
+documentation and a run can never disagree. :func:`read` takes the values from a config and checks them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Declared:
         """What a value has to be, in words."""
         if self.choices:
             return f"choose from {', '.join(self.choices)}"
-        kinds = [_TYPE_WORDS.get(kind, kind.__name__) for kind in self.types if not (kind is str and self.words)]
+        kinds = [
+            _TYPE_WORDS.get(kind, kind.__name__) for kind in self.types if not (kind is str and self.words)
+        ]
         text = " or ".join(kinds)
         if self.low is not None and self.high is not None:
             text += f" from {self.low:g} to {self.high:g}"
@@ -124,7 +126,8 @@ def defaults(cls: type) -> dict[str, Any]:
 
 def read(cls: type[T], values: Mapping[str, Any] | Any) -> T:
     """Build ``cls`` from ``values[key]`` (a dict or a RecBole config), checking types and limits."""
-    return cls(**{key: _checked(about, values[key]) for key, about in declared(cls).items()})
+    own: dict[str, Declared] = declared(cls)  # type: ignore[arg-type]  # a class is hashable
+    return cls(**{key: _checked(about, values[key]) for key, about in own.items()})
 
 
 def as_list(value: Any) -> list[str]:

@@ -1,9 +1,9 @@
 """RecBole's own settings: what each accepts, and what it decides; one line a key.
 
-RecBole checks few of its settings: a word where it needs a number ends in the middle of a training, a batch of 0 never
-ends at all, and a validation metric that is not measured is missed after the first epoch. So values that no run could
-take are refused here, before anything is loaded or trained. A key that is not listed is an ordinary setting: it decides
-what comes out, and its kind is that of its default.
+RecBole checks few of its settings: a word where it needs a number ends in the middle of a training, a batch of
+0 never ends at all, and a validation metric that is not measured is missed after the first epoch. So values
+that no run could take are refused here, before anything is loaded or trained. A key that is not listed is an
+ordinary setting: it decides what comes out, and its kind is that of its default.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Known(NamedTuple):
     whole: bool = False  # a whole number
     role: Role = Role.RESULT
     trains: bool = True  # False when it changes nothing in a trained model
-    derived: bool = False  # RecBole works it out for one process on one machine; never carried to another config
+    derived: bool = (
+        False  # RecBole works it out for one process on one machine; never carried to another config
+    )
     per_run: bool = True  # as in `declare.setting`
 
 
@@ -96,7 +98,7 @@ def _expected(key: str, value: Any, default: Any) -> str | None:
         fits = value is None or value in (True, False)  # also 1 and 0, as in RecBole
         return None if fits else "True or False"
     if known.whole:
-        fits = isinstance(value, Integral) and not isinstance(value, bool) and value >= (known.low or 0)
+        fits = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= (known.low or 0)
         return None if fits else f"a whole number, {known.low:g} or more"
     if not isinstance(default, Real):
         return None

@@ -1,1 +1,30 @@
-""""""
+"""Training by RecBole's trainers.
+
+`phase.py` trains and evaluates one model, `trainings.py` does all trainings of a run and keeps them in a cache, and
+`models/` has faster versions of RecBole's models.
+"""
+
+from recbole_unlearn.training.models import fast_class, plain_class
+from recbole_unlearn.training.phase import (
+    Job,
+    PhaseTrainer,
+    build_model,
+    check_finite,
+    compose,
+    train,
+    train_all,
+)
+from recbole_unlearn.training.trainings import Trainings
+
+__all__ = [
+    "Job",
+    "PhaseTrainer",
+    "Trainings",
+    "build_model",
+    "check_finite",
+    "compose",
+    "fast_class",
+    "plain_class",
+    "train",
+    "train_all",
+]

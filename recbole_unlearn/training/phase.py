@@ -1,9 +1,9 @@
 """RecBole's trainers with safe evaluation, and the training of one model.
 
-:class:`PhaseTrainer` is mixed into whatever trainer RecBole picks for a model (:func:`compose`), so that models with a
-trainer of their own keep it. It keeps the best epoch in memory instead of in a file (nothing that was trained on
-deleted interactions is left on disk), shows one progress bar for a whole training, and stops at a loss that is not a
-number.
+:class:`PhaseTrainer` is mixed into whatever trainer RecBole picks for a model (:func:`compose`), so that models
+with a trainer of their own keep it. It keeps the best epoch in memory instead of in a file (nothing that was
+trained on deleted interactions is left on disk), shows one progress bar for a whole training, and stops at a
+loss that is not a number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from recbole.data.interaction import Interaction
@@ -22,11 +22,11 @@ from recbole.utils import get_trainer, init_seed
 from tqdm import tqdm
 
 from recbole_unlearn import compat
-from recbole_unlearn.data.splits import Loaders, Splits, loaders
+from recbole_unlearn.data import Loaders, Splits, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.trained import Trained
+from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.settings.recbole_values import refuse_unmeasured
 from recbole_unlearn.training.models import fast_class
 
@@ -46,10 +46,19 @@ def _missing_package(config: UnlearnConfig, error: ImportError) -> UnlearnError:
     return UnlearnError(f"{config['model']} needs a package that is not installed: {error.name or error}.")
 
 
-class PhaseTrainer:
+if TYPE_CHECKING:  # mixed into whatever trainer RecBole picks, see compose()
+    from recbole.trainer import Trainer as _Trainer
+else:
+    _Trainer = object
+
+
+class PhaseTrainer(_Trainer):
     """Mixed into a RecBole trainer: trains and evaluates one phase."""
 
     label: str = "model"
+    model: AbstractRecommender
+    eval_step: int
+    item_tensor: Any
 
     def __init__(self, config: UnlearnConfig, model: AbstractRecommender) -> None:
         folder = None
@@ -125,6 +134,7 @@ class PhaseTrainer:
     def validation_score(self, model: AbstractRecommender, valid_data: Any) -> float:
         """RecBole's validation score of ``model``, turned so that higher is better; this trainer's model stays."""
         own, self.model = self.model, model
+        compat.clear_caches(model)
         try:
             score = float(self._valid_epoch(valid_data)[0])
         finally:

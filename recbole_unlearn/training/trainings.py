@@ -24,13 +24,11 @@ import torch
 
 from recbole_unlearn import __version__
 from recbole_unlearn.cluster import Workers
-from recbole_unlearn.data.splits import Splits
+from recbole_unlearn.data import Splits
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.atomic import make_directory, write_torch
-from recbole_unlearn.files.trained import Trained
-from recbole_unlearn.files.unpickle import load_torch
-from recbole_unlearn.settings import CacheSettings
-from recbole_unlearn.settings.config import UnlearnConfig, own_settings
+from recbole_unlearn.files import Trained, load_torch, make_directory, write_torch
+from recbole_unlearn.settings import CacheSettings, UnlearnConfig
+from recbole_unlearn.settings.config import own_settings
 from recbole_unlearn.settings.recbole_values import RECBOLE, Known
 from recbole_unlearn.training.models import filed_as
 from recbole_unlearn.training.phase import Job, PhaseTrainer, build_model, compose, train, train_here
@@ -90,13 +88,14 @@ class Trainings:
     def train_all(self, jobs: Sequence[Job]) -> list[Trained]:
         """As :meth:`train` for independent trainings, several at a time where that is asked for or pays."""
         paths = [self._path(job) for job in jobs]
-        found = [self._find(path, job.label) for path, job in zip(paths, jobs, strict=True)]
-        missing = [place for place, trained in enumerate(found) if trained is None]
+        looked_up = [self._find(path, job.label) for path, job in zip(paths, jobs, strict=True)]
+        found = {place: trained for place, trained in enumerate(looked_up) if trained is not None}
+        missing = [place for place in range(len(jobs)) if place not in found]
         for done, trained in self.workers.do(_train_anywhere, [jobs[place] for place in missing]):
             place = missing[done]
             found[place] = self._keep(paths[place], trained)
             logger.info("Trained the %s model: %.1f s.", jobs[place].label, trained.seconds)
-        return found
+        return [found[place] for place in range(len(jobs))]
 
     def _path(self, job: Job) -> Path | None:
         return None if self.folder is None else self.folder / f"{self.key(*job)}.pt"

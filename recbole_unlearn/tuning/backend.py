@@ -20,7 +20,7 @@ import torch
 
 from recbole_unlearn.cluster import import_ray
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.settings.groups import TuneSettings
+from recbole_unlearn.settings import TuneSettings
 from recbole_unlearn.tuning.space import Domain, Range, Settings, Space, Whole, identity
 from recbole_unlearn.tuning.trial import Report, run_trial
 

@@ -19,17 +19,13 @@ from typing import Any
 import torch
 from recbole.evaluator.register import metrics_dict
 
-from recbole_unlearn.data.splits import Splits, UnlearnData, loaders
+from recbole_unlearn.data import Splits, UnlearnData, loaders
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.measures.evaluation import DECIMALS, report_config, utility
 from recbole_unlearn.measures.observe import Pairs, deleted_pairs
-from recbole_unlearn.rows.batches import Witness
-from recbole_unlearn.rows.expected import PAIRS, ExpectedStanding
-from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.rows.region import Region
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.settings.groups import TuneSettings
-from recbole_unlearn.training.phase import PhaseTrainer
+from recbole_unlearn.rows import PAIRS, ExpectedStanding, Region, RetainedIndex, TrainIndex, Witness
+from recbole_unlearn.settings import TuneSettings, UnlearnConfig
+from recbole_unlearn.training import PhaseTrainer
 
 Candidate = dict[str, Any]
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import recbole
 import torch
+from tqdm import tqdm
 
 from recbole_unlearn import __version__
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.tuning.space import identity
-from recbole_unlearn.tuning.trial import Shared
+from recbole_unlearn.tuning.space import Settings, identity
+from recbole_unlearn.tuning.trial import Report, Shared
 
 NAME = "trials.jsonl"
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
@@ -128,3 +129,44 @@ def refuse_other(directory: Path, resume: bool) -> None:
         )
     if resume and not there:
         raise UnlearnError(f"There is no sweep in {directory} to resume; give the --output_dir of one.")
+
+
+class Keeper:
+    """Hears of trials: collects their reports, keeps them in the journal when they end, and shows progress."""
+
+    def __init__(self, kept: Journal, known: dict[str, Record], bar: tqdm) -> None:
+        self.journal, self.known, self.progress = kept, known, bar
+        self.reports: dict[int, dict[int, Report]] = {}
+        self.nodes: dict[int, str] = {}
+        self.failed = 0
+        self.top: float | None = None
+
+    def reported(self, number: int, values: Settings, index: int, report: Report, node: str) -> None:
+        """A trial has been measured."""
+        self.reports.setdefault(number, {})[index] = report
+        self.nodes[number] = node
+        if self.top is None or report["score"] > self.top:
+            self.top = report["score"]
+
+    def ended(self, number: int, values: Settings, error: str | None) -> None:
+        """A trial has ended; one that was known before is on disk already."""
+        reports = [report for _, report in sorted(self.reports.pop(number, {}).items())]
+        if identity(values) not in self.known:
+            last = bool(reports) and reports[-1]["last"]
+            state = FAILED if error is not None or not reports else FINISHED if last else STOPPED
+            self.failed += state == FAILED
+            self.journal.add(
+                {
+                    "number": number,
+                    "settings": values,
+                    "state": state,
+                    "error": error,
+                    "node": self.nodes.get(number),
+                    "reports": reports,
+                }
+            )
+        self.progress.set_postfix_str(
+            ("" if self.top is None else f"best {self.top:.4f}")
+            + (f", {self.failed} failed" if self.failed else "")
+        )
+        self.progress.update()

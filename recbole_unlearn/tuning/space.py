@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,8 +22,8 @@ import numpy as np
 
 from recbole_unlearn import settings
 from recbole_unlearn.errors import UnlearnError, nearest
-from recbole_unlearn.methods.base import UnlearnTrainer
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.methods import UnlearnTrainer
+from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.settings.yaml_files import properties_dir, read_strictly
 
 DIGITS = 4  # that count, of a number drawn from a range
@@ -135,20 +135,30 @@ class Space:
             self.domains[k].holds(v) for k, v in values.items()
         )
 
+    def refuse_grids(self, searcher: str) -> None:
+        """Refuse settings of which every value is to be tried, for a searcher that draws."""
+        for key, domain in self.domains.items():
+            if domain.every:
+                raise UnlearnError(
+                    f"{searcher} draws and does not go through the grid of {key}: "
+                    f"write {key}: {{choice: [...]}}, or use --searcher=grid."
+                )
+
     def grid(self) -> list[Settings]:
         """All combinations; ranges have none."""
+        columns: list[list[Any]] = []
         for key, domain in self.domains.items():
             if isinstance(domain, Range):
                 raise UnlearnError(
                     f"Grid search cannot go through the range of {key}: list its values, "
                     f"{key}: {{grid: [...]}}, or use --searcher=random."
                 )
-        sizes = math.prod(len(domain.all()) for domain in self.domains.values())
+            columns.append(domain.all())
+        sizes = math.prod([len(column) for column in columns])
         if sizes > LARGEST:
             raise UnlearnError(
                 f"The grid has {sizes} combinations, more than {LARGEST}: leave values out, or use --searcher=random."
             )
-        columns = [domain.all() for domain in self.domains.values()]
         return [dict(zip(self.domains, row, strict=True)) for row in itertools.product(*columns)]
 
     def random(self, trials: int, seed: int) -> list[Settings]:
@@ -297,7 +307,7 @@ def _ordered(key: str, low: float, high: float) -> None:
         )
 
 
-_KINDS = {
+_KINDS: dict[str, Callable[[str, list[Any]], Domain]] = {
     "choice": lambda key, values: _values(key, values, every=False),
     "grid": lambda key, values: _values(key, values, every=True),
     "int": _whole,

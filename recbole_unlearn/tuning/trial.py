@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from recbole_unlearn import settings
-from recbole_unlearn.data.splits import UnlearnData
-from recbole_unlearn.files.trained import Trained
-from recbole_unlearn.methods.base import UnlearnTrainer, Watch
+from recbole_unlearn.data import UnlearnData
+from recbole_unlearn.files import Trained
+from recbole_unlearn.methods import UnlearnTrainer, Watch
 from recbole_unlearn.pipeline import begin
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.training.trainings import Trainings
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.training import Trainings
 from recbole_unlearn.tuning.goal import Bench, Goal
 
 Report = dict[str, Any]
@@ -61,7 +61,7 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
     logging.getLogger().setLevel(logging.WARNING)
     start = time.perf_counter()
     method = shared.method
-    options = settings.read(method.Settings, shared.values | values)
+    options: Any = settings.read(method.Settings, shared.values | values)
     method.check(options, shared.config)
     total = method.steps(options)
 

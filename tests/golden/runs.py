@@ -1,8 +1,9 @@
 """The short runs whose results are frozen: `python -m tests.golden.runs OUT` writes what each of them gives.
 
-They cover both kinds of request, every method, models with written-out gradients, by autograd and in closed form, and a
-start from a checkpoint. What is frozen is `result.json` without times and without the machine, to the last digit. For
-that, processors must not differ: :data:`PINNED` keeps torch and the linear algebra to instructions that all have.
+They cover both kinds of request, every method, models with written-out gradients, by autograd and in closed
+form, and a start from a checkpoint. What is frozen is `result.json` without times and without the machine, to
+the last digit. For that, processors must not differ: :data:`PINNED` keeps torch and the linear algebra to
+instructions that all have.
 
 `python -m tests.golden.runs --freeze` replaces the frozen files. Do so only for a change that is meant.
 """

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.rows.index import TrainIndex
-from recbole_unlearn.rows.tables import Table, as_rows
+from recbole_unlearn.rows import Table, TrainIndex, as_rows
 
 
 class Part(NamedTuple):
@@ -117,7 +116,7 @@ class HessianProduct:
         if not self._gradients:
             return torch.zeros_like(vector)  # the loss is linear in these rows
         full = self.selection.scatter(vector)
-        inner = sum((gradient * full[name]).sum() for name, gradient in self._gradients.items())
+        inner = torch.stack([(g * full[name]).sum() for name, g in self._gradients.items()]).sum()
         found = torch.autograd.grad(inner, self.selection.parameters, retain_graph=True, allow_unused=True)
         named = {name: g for name, g in zip(self.selection.names, found, strict=True) if g is not None}
         return self.scale * self.selection.gather(named)

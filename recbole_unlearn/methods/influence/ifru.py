@@ -36,22 +36,25 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from recbole_unlearn.compat import clear_caches
-from recbole_unlearn.data.splits import loaders
+from recbole_unlearn.data import loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods.base import Outcome, UnlearnTask, UnlearnTrainer, refuse_closed_form
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method, refuse_closed_form
 from recbole_unlearn.methods.influence.hessian import HessianProduct, Selection, gradient_sum
 from recbole_unlearn.methods.influence.solver import Solution, adam, damped
-from recbole_unlearn.methods.registry import method
 from recbole_unlearn.methods.request_losses import RequestLosses, losers, with_rows_left
-from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.rows.own_loss import training_loss
-from recbole_unlearn.rows.region import Members, Region, with_neighbours
-from recbole_unlearn.rows.tables import Table, find_tables
-from recbole_unlearn.settings import setting
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.training.phase import build_model
+from recbole_unlearn.rows import (
+    Members,
+    Region,
+    RetainedIndex,
+    Table,
+    TrainIndex,
+    find_tables,
+    training_loss,
+    with_neighbours,
+)
+from recbole_unlearn.settings import UnlearnConfig, setting
+from recbole_unlearn.training import build_model
 
 CHECK_EVERY = 5  # steps of Adam between looks at validation data
 
@@ -130,7 +133,9 @@ class IFRU(UnlearnTrainer):
                 loss = request.deleted_loss(chosen, request.before())
                 yield loss, len(chosen) / options.ifru_draws
 
-    def _spillover(self, request: RequestLosses, options: IFRUSettings) -> Iterator[tuple[torch.Tensor, float]]:
+    def _spillover(
+        self, request: RequestLosses, options: IFRUSettings
+    ) -> Iterator[tuple[torch.Tensor, float]]:
         """Losses of retained rows on the graph of D minus those on that of D without S."""
         if request.by_user or options.ifru_spillover >= 1.0 or not knows_its_data(request):
             return  # the loss on S of a model that learns by user is that difference already
@@ -152,7 +157,6 @@ class IFRU(UnlearnTrainer):
 
         def score(step: torch.Tensor) -> float:
             selection.write(start + step)
-            clear_caches(twin)
             return self.validation_score(twin, data.valid)
 
         return score

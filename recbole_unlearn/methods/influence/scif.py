@@ -29,16 +29,12 @@ import torch
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods.base import Outcome, UnlearnTask, UnlearnTrainer, refuse_closed_form
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method, refuse_closed_form
 from recbole_unlearn.methods.influence.hessian import HessianProduct, Selection, gradient_sum
 from recbole_unlearn.methods.influence.solver import damped
-from recbole_unlearn.methods.registry import method
 from recbole_unlearn.methods.request_losses import RequestLosses, turned, with_rows_left
-from recbole_unlearn.rows.own_loss import training_loss
-from recbole_unlearn.rows.region import Members, Region
-from recbole_unlearn.rows.tables import find_tables
-from recbole_unlearn.settings import setting
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.rows import Members, Region, find_tables, training_loss
+from recbole_unlearn.settings import UnlearnConfig, setting
 
 
 @dataclasses.dataclass(frozen=True)

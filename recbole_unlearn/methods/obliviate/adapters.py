@@ -23,8 +23,8 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from safetensors.torch import load_file, save
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.atomic import make_directory, write_bytes, write_json
-from recbole_unlearn.rows.tables import as_rows
+from recbole_unlearn.files import make_directory, write_bytes, write_json
+from recbole_unlearn.rows import Side, as_rows
 
 WEIGHTS, CONFIG, FORMAT = "adapters.safetensors", "adapters.json", 1
 
@@ -39,7 +39,7 @@ class Adapter:
     b: torch.Tensor  # (d, r), orthonormal and fixed
     base: torch.Tensor  # (n, d), the rows as they were
     axis: int = 0
-    side: str | None = None  # "user", "item", or None for a layer that belongs to neither
+    side: Side | None = None  # None for a layer that belongs to neither
 
     @property
     def label(self) -> str:

@@ -10,11 +10,9 @@ from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.methods.obliviate.adapters import AdapterSet
-from recbole_unlearn.rows import losses
-from recbole_unlearn.rows.batches import Witness
-from recbole_unlearn.rows.scoring import pair_scores
+from recbole_unlearn.rows import Witness, losses, pair_scores
 
-PAIRS = 8192  # rows looked at
+PAIRS = 8192  # retained pairs that are looked at
 
 
 def margin_bound(loss: float) -> float:
@@ -57,12 +55,9 @@ def margin(model: AbstractRecommender, witness: Witness) -> dict[str, Any]:
 
 def retained_change(adapters: AdapterSet, witness: Witness) -> dict[str, Any]:
     """How much the scores of retained pairs moved from those at θ₀ on the same data: the largest and the mean."""
-    rows = (
-        witness.buffer(PAIRS / witness.retained.size)
-        if witness.retained.size
-        else torch.empty(0, dtype=torch.long)
-    )
-    users, items = (witness.index.ids[side][rows] for side in ("user", "item"))
+    size = witness.retained.size
+    looked_at = witness.buffer(PAIRS / size) if size else torch.empty(0, dtype=torch.long)
+    users, items = (witness.index.ids[side][looked_at] for side in ("user", "item"))
     after = pair_scores(adapters.model, witness.index.train, users, items)
     # The rows as they are, which need not be W + A Bᵀ: those of deleted users were reset after the calibration.
     final = [adapters.rows(adapter)[adapter.rows].clone() for adapter in adapters.adapters]
@@ -74,4 +69,5 @@ def retained_change(adapters: AdapterSet, witness: Witness) -> dict[str, Any]:
             adapters.rows(adapter)[adapter.rows] = rows
         clear_caches(adapters.model)
     change = (after - before).abs()
-    return {"largest": _round(float(change.max())), "mean": _round(float(change.mean())), "pairs": len(rows)}
+    largest, mean = (_round(float(value)) for value in (change.max(), change.mean()))
+    return {"largest": largest, "mean": mean, "pairs": len(change)}

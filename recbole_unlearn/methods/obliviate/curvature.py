@@ -15,33 +15,44 @@ import torch
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.rows.own_loss import Moments, fisher
+from recbole_unlearn.rows import Moments, fisher
 
 logger = logging.getLogger(__name__)
 
 
-def _adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
+Reader = Callable[[Mapping[str, Any], Mapping[str, Any]], torch.Tensor]
+_READERS: dict[str, Reader] = {}
+
+
+def curvature(key: str) -> Callable[[Reader], Reader]:
+    """Decorator: read the second moment of optimizers whose state has ``key``, from the state and its group."""
+
+    def add(reader: Reader) -> Reader:
+        if key in _READERS and _READERS[key].__qualname__ != reader.__qualname__:
+            raise ValueError(f"There is a reader of {key!r} already.")
+        _READERS[key] = reader
+        return reader
+
+    return add
+
+
+@curvature("exp_avg_sq")
+def adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """v̂ = v / (1 − β₂ᵗ), Adam's bias-corrected second moment."""
     beta = group.get("betas", (0.9, 0.999))[1]
     return state["exp_avg_sq"] / (1.0 - beta ** float(state["step"]))
 
 
-def _rmsprop(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
+@curvature("square_avg")
+def rmsprop(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """RMSprop's running mean of squared gradients."""
     return state["square_avg"]
 
 
-def _adagrad(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
+@curvature("sum")
+def adagrad(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """Adagrad's sum of squared gradients, as a mean over its steps."""
     return state["sum"] / max(1.0, float(state["step"]))
-
-
-# By the key that tells the optimizers' states apart.
-_READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], torch.Tensor]] = {
-    "exp_avg_sq": _adam,
-    "square_avg": _rmsprop,
-    "sum": _adagrad,
-}
 
 
 def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | None) -> Moments | None:

@@ -9,6 +9,7 @@ is G B and that of B is GᵀA; the latter is needed only where B is trained.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from recbole.model.general_recommender.bpr import BPR
@@ -16,10 +17,8 @@ from recbole.model.general_recommender.lightgcn import LightGCN
 
 from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
-from recbole_unlearn.rows.batches import Triples, Witness, pairs_batch
-from recbole_unlearn.rows.own_loss import training_loss
-from recbole_unlearn.rows.tables import as_rows
-from recbole_unlearn.training.models import fast_class
+from recbole_unlearn.rows import Side, Triples, Witness, as_rows, pairs_batch, training_loss
+from recbole_unlearn.training import fast_class
 
 
 class RowGradients:
@@ -97,7 +96,7 @@ class BPRGradients(RowGradients):
         super().__init__(adapters, chosen, witness, whole)
         self.p = self.model.user_embedding.weight.detach()
         self.q = self.model.item_embedding.weight.detach()
-        self._sides = [adapter.side for adapter in chosen]
+        self._sides: list[Any] = [adapter.side for adapter in chosen]
         self._zero()
 
     def _zero(self) -> None:
@@ -146,7 +145,7 @@ class BPRGradients(RowGradients):
     def _gather(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         return table.index_select(0, ids.to(table.device))
 
-    def _put(self, gradient: torch.Tensor, side: str, ids: torch.Tensor, values: torch.Tensor) -> None:
+    def _put(self, gradient: torch.Tensor, side: Side, ids: torch.Tensor, values: torch.Tensor) -> None:
         place = self.witness.region[side].place(ids)
         inside = (place >= 0).nonzero().flatten()
         if len(inside) == len(ids):

@@ -22,11 +22,9 @@ from tqdm import tqdm
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.methods.obliviate.gradients import RowGradients, row_gradients
-from recbole_unlearn.rows import losses
-from recbole_unlearn.rows.batches import Triples, Witness
-from recbole_unlearn.rows.expected import ExpectedStanding
+from recbole_unlearn.rows import ExpectedStanding, Triples, Witness, losses
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
@@ -110,8 +108,11 @@ class WitnessObjective:
             loss = loss + self.forget * of(deleted, others)
         if self.distill:
             assert self.teacher is not None
-            loss = loss + self.distill * losses.distillation(pieces[-1], self.teacher(batch.numbers).to(scores))
+            loss = loss + self.distill * losses.distillation(
+                pieces[-1], self.teacher(batch.numbers).to(scores)
+            )
         loss.backward()
+        assert scores.grad is not None
         gradients.back(scores.grad)
         return value + loss.item()
 
@@ -211,6 +212,7 @@ def calibrate(
 def _add_drift(adapter: Adapter, weight: float) -> float:
     """Add the gradient of λ‖ABᵀ‖²: 2λ A BᵀB for A, 2λ B AᵀA for B. Returns ‖ABᵀ‖²."""
     a, b = adapter.a, adapter.b
+    assert a.grad is not None
     a.grad = a.grad + 2.0 * weight * a @ (b.T @ b)
     if b.grad is not None:
         b.grad = b.grad + 2.0 * weight * b @ (a.T @ a)

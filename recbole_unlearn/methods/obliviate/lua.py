@@ -21,7 +21,7 @@ import torch
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.rows.own_loss import Moments, loss_gradients
+from recbole_unlearn.rows import Moments, loss_gradients
 
 EPSILON = 1e-8
 
@@ -98,14 +98,14 @@ def project_all(
     number = None if rank == "auto" else int(rank)
     if not shared:
         return [project(delta, number, energy) for delta in deltas]
-    found: list[LowRank | None] = [None] * len(deltas)
+    found: dict[int, LowRank] = {}
     for width in {delta.shape[1] for delta in deltas}:
         mine = [k for k, delta in enumerate(deltas) if delta.shape[1] == width]
         b = project(torch.cat([deltas[k] for k in mine]), number, energy).b
         for k in mine:
             a, total = deltas[k] @ b, deltas[k].square().sum()
             found[k] = LowRank(a, b, float(a.square().sum() / total) if total > 0 else 1.0)
-    return found
+    return [found[k] for k in range(len(deltas))]
 
 
 def project(delta: torch.Tensor, rank: int | None = None, energy: float = 1.0) -> LowRank:

@@ -16,20 +16,28 @@ from recbole.utils import ModelType
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods.base import Outcome, UnlearnTask, UnlearnTrainer
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.obliviate import certificates, curvature, lua, newton, reembed
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.methods.obliviate.lac import Schedule, Trace, WitnessObjective, calibrate
 from recbole_unlearn.methods.obliviate.settings import ObliviateSettings
-from recbole_unlearn.methods.registry import method
-from recbole_unlearn.rows.batches import Witness
-from recbole_unlearn.rows.expected import PAIRS, ExpectedStanding
-from recbole_unlearn.rows.index import RetainedIndex
-from recbole_unlearn.rows.own_loss import Moments, fisher
-from recbole_unlearn.rows.region import Region, find_region, with_neighbours
-from recbole_unlearn.rows.scoring import pair_scores
-from recbole_unlearn.rows.tables import Table, as_rows, find_tables
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.rows import (
+    PAIRS,
+    ExpectedStanding,
+    Moments,
+    Region,
+    RetainedIndex,
+    Side,
+    Table,
+    Witness,
+    as_rows,
+    find_region,
+    find_tables,
+    fisher,
+    pair_scores,
+    with_neighbours,
+)
+from recbole_unlearn.settings import UnlearnConfig
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +152,7 @@ class _Request:
         """Adapters of the region's rows that change nothing yet."""
         region: Region = self.witness.region
         named = dict(self.model.named_parameters())
-        places: list[tuple[str, torch.Tensor, int, str | None]] = [
+        places: list[tuple[str, torch.Tensor, int, Side | None]] = [
             (t.parameter, region[t.side].ids + t.offset, t.axis, t.side) for t in self.tables
         ]
         if self.options.lua_layers:
@@ -206,6 +214,7 @@ class _Request:
         own = self._block(
             next(t for t in self.tables if (t.parameter, t.side) == (adapter.name, adapter.side))
         )
+        assert adapter.side is not None
         blocks = [self._block(table) for table in others]
         told, known = reembed.predict(
             self.witness.retained, self.witness.region, adapter.side, own,

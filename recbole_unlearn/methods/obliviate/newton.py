@@ -7,13 +7,11 @@ from collections.abc import Iterator
 import torch
 from recbole.data.interaction import Interaction
 
-from recbole_unlearn.data.splits import UnlearnData
+from recbole_unlearn.data import UnlearnData
 from recbole_unlearn.methods.obliviate import curvature, lua
 from recbole_unlearn.methods.obliviate.adapters import AdapterSet
 from recbole_unlearn.methods.obliviate.gradients import row_gradients
-from recbole_unlearn.rows import losses
-from recbole_unlearn.rows.batches import Witness, as_batch
-from recbole_unlearn.rows.tables import as_rows
+from recbole_unlearn.rows import Witness, as_batch, as_rows, losses
 
 
 def directions(

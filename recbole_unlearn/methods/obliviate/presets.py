@@ -6,8 +6,8 @@ its scale, which the paper leaves open and a line search finds. Weights and lear
 
 from __future__ import annotations
 
+from recbole_unlearn.methods import method
 from recbole_unlearn.methods.obliviate.method import Obliviate, ObliviateSettings
-from recbole_unlearn.methods.registry import method
 
 
 @method(

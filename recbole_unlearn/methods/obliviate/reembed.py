@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from recbole_unlearn.rows.index import RetainedIndex
-from recbole_unlearn.rows.region import OTHER, Region, Side
+from recbole_unlearn.rows import OTHER, Region, RetainedIndex, Side
 
 SAMPLE = 3000  # untouched users or items the map is fitted to, at least where there are as many
 RAREST = 10  # untouched items whose mean row stands for an item without neighbours, at least
@@ -29,7 +28,7 @@ class Neighbours(NamedTuple):
     """The mean of each row's neighbours (n, d), and their number (n,)."""
 
     mean: torch.Tensor
-    count: torch.Tensor
+    number: torch.Tensor
 
 
 def neighbours(
@@ -84,13 +83,13 @@ def predict(
     if len(known) < 4 * width:
         return own[members], torch.zeros(len(members), dtype=torch.bool, device=own.device)
     seen = neighbours(retained, region, side, known, others)
-    told = seen.count > 0
+    told = seen.number > 0
     x, y = features(seen)[told].double(), own[known][told].double()
     gram = x.T @ x
     gram.diagonal().add_(RIDGE * gram.diagonal().mean())
     transform = torch.linalg.solve(gram, x.T @ y).to(own.dtype)
     asked = neighbours(retained, region, side, members, others)
-    rows, sure = features(asked) @ transform, asked.count > 0
+    rows, sure = features(asked) @ transform, asked.number > 0
     if side == "item":
         # An item that nobody can tell of is known to training as a negative only, like the rarest of the others.
         counts = retained.index.counts(side, known)
@@ -105,6 +104,6 @@ def features(near: Neighbours) -> torch.Tensor:
 
     Rows grow with the number of their rows in the data, like its root while few, like its logarithm later.
     """
-    count = near.count.clamp(min=1)[:, None]
+    count = near.number.clamp(min=1)[:, None]
     root, log = count.sqrt(), count.log()
     return torch.cat([root * near.mean, log * near.mean, root, log, torch.ones_like(count)], dim=1)

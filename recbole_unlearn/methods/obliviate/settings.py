@@ -46,7 +46,9 @@ class ObliviateSettings:
         choices=("optimizer", "fisher"),
     )
     rank: int | str = setting(
-        "Rank of the adapters: a number, 'auto' (by lua_energy), or 'full' rows.", low=1, words=("auto", "full")
+        "Rank of the adapters: a number, 'auto' (by lua_energy), or 'full' rows.",
+        low=1,
+        words=("auto", "full"),
     )
     lua_energy: float = setting("rank=auto: share of the downdate's energy to keep.", low=0.0, high=1.0)
     lua_shared: bool = setting(

@@ -24,11 +24,12 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import Trained
+from recbole_unlearn.methods import UnlearnTask
 from recbole_unlearn.methods.sharded.ensemble import Ensemble
-from recbole_unlearn.rows.batches import pairs_batch
-from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.rows.tables import as_rows, find_tables
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.rows import RetainedIndex, TrainIndex, as_rows, find_tables, pairs_batch
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.training import build_model
 
 CHECKED = 64  # pairs by which vectors are checked
 
@@ -65,12 +66,34 @@ def _candidates(model: AbstractRecommender, dataset: Dataset) -> list[tuple[torc
     if any(len(own) != 1 for own in sides.values()):
         return []
     sizes = {"user": dataset.user_num, "item": dataset.item_num}
-    return [
-        tuple(
-            as_rows(named[own[0].parameter])[own[0].offset : own[0].offset + sizes[side]]
-            for side, own in sides.items()
-        )
-    ]
+    p, q = (
+        as_rows(named[own[0].parameter])[own[0].offset : own[0].offset + sizes[side]]
+        for side, own in sides.items()
+    )
+    return [(p, q)]
+
+
+def row_vectors(task: UnlearnTask, pretrained: Trained) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a pretrained model says of users (n, d) and items (m, d): its vectors, or its tables side by side."""
+    data = task.data.full
+    model = build_model(task.config, data)
+    pretrained.load_into(model)
+    try:
+        p, q = vectors(model, data.train)
+    except UnlearnError:
+        named = dict(model.named_parameters())
+        sizes = {"user": data.train.user_num, "item": data.train.item_num}
+        sides: dict[str, list[torch.Tensor]] = {"user": [], "item": []}
+        for table in find_tables(model, data.train):
+            rows = as_rows(named[table.parameter], table.axis)
+            sides[table.side].append(rows[table.offset : table.offset + sizes[table.side]])
+        if not all(sides.values()):
+            raise UnlearnError(
+                f"{task.config['model']} has no embeddings of {'users' if not sides['user'] else 'items'} to "
+                "divide the rows by. Use --unlearn=sisa."
+            ) from None
+        p, q = (torch.cat(rows, dim=1) for rows in sides.values())
+    return p.cpu(), q.cpu()
 
 
 class Attention(nn.Module):
@@ -107,8 +130,9 @@ class AttentiveEnsemble(Ensemble):
         self.of_user = Attention(width, hidden).to(device)
         self.of_item = Attention(width, hidden).to(device)
         self.dropout = nn.Dropout(dropout)
-        # RecBole's word for what is worked out anew when the weights have changed.
-        self.restore_user_e, self.restore_item_e = None, None
+        # RecBole's word for what is worked out again when the weights have changed.
+        self.restore_user_e: torch.Tensor | None = None
+        self.restore_item_e: torch.Tensor | None = None
         self.other_parameter_name = ["restore_user_e", "restore_item_e"]
 
     def aggregate(self, vectors: torch.Tensor, attention: Attention) -> torch.Tensor:
@@ -123,7 +147,7 @@ class AttentiveEnsemble(Ensemble):
 
     @torch.no_grad()
     def _tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.restore_user_e is None:
+        if self.restore_user_e is None or self.restore_item_e is None:
             self.restore_user_e = self.aggregate(self.users, self.of_user)
             self.restore_item_e = self.aggregate(self.items, self.of_item)
         return self.restore_user_e, self.restore_item_e

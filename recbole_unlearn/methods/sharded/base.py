@@ -21,10 +21,9 @@ import torch
 from recbole.utils import init_seed
 
 from recbole_unlearn.compat import clear_caches
-from recbole_unlearn.data.splits import Splits, UnlearnData, loaders
-from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.trained import Trained
-from recbole_unlearn.methods.base import (
+from recbole_unlearn.data import Splits, UnlearnData, loaders
+from recbole_unlearn.files import Trained
+from recbole_unlearn.methods import (
     Curve,
     Originated,
     Outcome,
@@ -33,13 +32,10 @@ from recbole_unlearn.methods.base import (
     refuse_closed_form,
 )
 from recbole_unlearn.methods.sharded import storage
-from recbole_unlearn.methods.sharded.attention import vectors
 from recbole_unlearn.methods.sharded.ensemble import Ensemble
 from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.methods.sharded.shards import Shards, Weights
-from recbole_unlearn.rows.tables import as_rows, find_tables
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.training.phase import build_model
+from recbole_unlearn.settings import UnlearnConfig
 
 logger = logging.getLogger(__name__)
 
@@ -164,26 +160,3 @@ class ShardedTrainer(UnlearnTrainer):
         data = loaders(task.config, splits)
         self.eval_collector.data_collect(data.train)
         return lambda: self.validation_score(ensemble, data.valid)
-
-
-def row_vectors(task: UnlearnTask, pretrained: Trained) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a pretrained model says of users (n, d) and items (m, d): its vectors, or its tables side by side."""
-    data = task.data.full
-    model = build_model(task.config, data)
-    pretrained.load_into(model)
-    try:
-        p, q = vectors(model, data.train)
-    except UnlearnError:
-        named = dict(model.named_parameters())
-        sizes = {"user": data.train.user_num, "item": data.train.item_num}
-        sides: dict[str, list[torch.Tensor]] = {"user": [], "item": []}
-        for table in find_tables(model, data.train):
-            rows = as_rows(named[table.parameter], table.axis)
-            sides[table.side].append(rows[table.offset : table.offset + sizes[table.side]])
-        if not all(sides.values()):
-            raise UnlearnError(
-                f"{task.config['model']} has no embeddings of {'users' if not sides['user'] else 'items'} to "
-                "divide the rows by. Use --unlearn=sisa."
-            ) from None
-        p, q = (torch.cat(rows, dim=1) for rows in sides.values())
-    return p.cpu(), q.cpu()

@@ -7,6 +7,7 @@ rule is :meth:`Ensemble.combine`; each subclass says which.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from recbole.data.interaction import Interaction
@@ -14,7 +15,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 from torch import nn
 
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig
 
 
 class Ensemble(AbstractRecommender):
@@ -25,7 +26,7 @@ class Ensemble(AbstractRecommender):
     def __init__(self, config: UnlearnConfig, models: Sequence[AbstractRecommender]) -> None:
         super().__init__()
         self.user_field, self.item_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
-        self.models = nn.ModuleList(models)
+        self.models: Any = nn.ModuleList(models)
 
     def combine(self, scores: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Scores (K, n, m) of ``users`` (n,) for ``items`` (n or 1, m) as one score each (n, m)."""

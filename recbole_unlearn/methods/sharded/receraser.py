@@ -26,17 +26,15 @@ from typing import Any
 
 import torch
 
-from recbole_unlearn.data.splits import Splits
-from recbole_unlearn.files.trained import Trained
+from recbole_unlearn.data import Splits
+from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods.base import Curve, UnlearnTask
-from recbole_unlearn.methods.registry import method
+from recbole_unlearn.methods import Curve, UnlearnTask, method
 from recbole_unlearn.methods.sharded import partition as parts
-from recbole_unlearn.methods.sharded.attention import AttentiveEnsemble, Fit, fit_attention
-from recbole_unlearn.methods.sharded.base import ShardedTrainer, row_vectors
+from recbole_unlearn.methods.sharded.attention import AttentiveEnsemble, Fit, fit_attention, row_vectors
+from recbole_unlearn.methods.sharded.base import ShardedTrainer
 from recbole_unlearn.methods.sharded.ensemble import Ensemble, ItemEnsemble
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.settings.declare import setting
+from recbole_unlearn.settings import UnlearnConfig, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +103,7 @@ class RecEraser(ShardedTrainer):
         """By the item's part, by attention, or the mean."""
         options: RecEraserSettings = task.settings
         if options.receraser_partition == "items":
+            assert partition.items is not None, "blocks are of items"
             return ItemEnsemble(task.config, models, partition.items)
         if options.receraser_aggregation == "mean":
             return Ensemble(task.config, models)

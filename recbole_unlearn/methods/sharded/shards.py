@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.data.splits import Splits, UnlearnData
-from recbole_unlearn.files.trained import Trained
+from recbole_unlearn.data import Splits, UnlearnData
+from recbole_unlearn.files import Trained
 from recbole_unlearn.methods.sharded.partition import Partition
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.training.phase import Job, build_model
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.training import Job, build_model
 
 Weights = dict[str, torch.Tensor]
 

@@ -24,13 +24,11 @@ import dataclasses
 
 import torch
 
-from recbole_unlearn.files.trained import Trained
-from recbole_unlearn.methods.base import UnlearnTask
-from recbole_unlearn.methods.registry import method
+from recbole_unlearn.files import Trained
+from recbole_unlearn.methods import UnlearnTask, method
 from recbole_unlearn.methods.sharded.base import ShardedTrainer
 from recbole_unlearn.methods.sharded.partition import Partition, random_users
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.settings.declare import setting
+from recbole_unlearn.settings import UnlearnConfig, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +43,7 @@ class SISASettings:
     )
 
 
-@method(
-    "sisa", "Models of random parts of the users, averaged; a request restarts its parts.", SISASettings
-)
+@method("sisa", "Models of random parts of the users, averaged; a request restarts its parts.", SISASettings)
 class SISA(ShardedTrainer):
     """s(u, i) = 1/K Σ_k s_k(u, i), with model k trained on the rows of its users."""
 

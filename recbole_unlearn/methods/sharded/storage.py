@@ -20,17 +20,22 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from recbole_unlearn.data.splits import Splits, UnlearnData
+from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.atomic import new_directory, write_bytes, write_json
+from recbole_unlearn.files import (
+    Trained,
+    dataset_config,
+    new_directory,
+    write_bytes,
+    write_dataset,
+    write_json,
+)
 from recbole_unlearn.files.ensemble_head import HEAD, SCHEMA, Stored, read_head
-from recbole_unlearn.files.export import dataset_config
-from recbole_unlearn.files.saved_dataset import write_dataset
-from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.methods.sharded.ensemble import Ensemble
 from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.methods.sharded.shards import Shards, Weights
-from recbole_unlearn.settings.config import UnlearnConfig, plain_settings
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.settings.config import plain_settings
 
 _RULE = "rule.safetensors"
 

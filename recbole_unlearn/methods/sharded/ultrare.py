@@ -25,17 +25,15 @@ from typing import Any
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from recbole_unlearn.data.splits import Splits
-from recbole_unlearn.files.trained import Trained
-from recbole_unlearn.methods.base import Curve, UnlearnTask
-from recbole_unlearn.methods.registry import method
-from recbole_unlearn.methods.sharded.base import ShardedTrainer, row_vectors
+from recbole_unlearn.data import Splits
+from recbole_unlearn.files import Trained
+from recbole_unlearn.methods import Curve, UnlearnTask, method
+from recbole_unlearn.methods.sharded.attention import row_vectors
+from recbole_unlearn.methods.sharded.base import ShardedTrainer
 from recbole_unlearn.methods.sharded.ensemble import Ensemble, WeightedEnsemble
 from recbole_unlearn.methods.sharded.partition import Partition, by_transport
-from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.rows.scoring import pair_scores
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.settings.declare import setting
+from recbole_unlearn.rows import RetainedIndex, TrainIndex, pair_scores
+from recbole_unlearn.settings import UnlearnConfig, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +72,7 @@ class UltraRE(ShardedTrainer):
     def divide(self, task: UnlearnTask, pretrained: Trained | None, generator: torch.Generator) -> Partition:
         """Clusters of users."""
         train = task.data.full.train
+        assert pretrained is not None
         p, _ = row_vectors(task, pretrained)
         return by_transport(train.inter_feat[train.uid_field], p, task.settings.ultrare_shards, generator)
 
@@ -83,6 +82,7 @@ class UltraRE(ShardedTrainer):
         """Weights by cluster, or the mean."""
         if task.settings.ultrare_combination == "mean":
             return Ensemble(task.config, models)
+        assert partition.users is not None, "clusters are of users"
         return WeightedEnsemble(task.config, models, partition.users)
 
     def fit_rule(

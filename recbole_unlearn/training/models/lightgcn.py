@@ -23,4 +23,5 @@ class LightGCN(RecBoleLightGCN):
         for _ in range(self.n_layers):
             layer = SymmetricProduct.apply(self.norm_adj_matrix, layer)
             total = total + layer
-        return torch.split(total / (self.n_layers + 1), [self.n_users, self.n_items])
+        users, items = torch.split(total / (self.n_layers + 1), [self.n_users, self.n_items])
+        return users, items

@@ -34,4 +34,5 @@ class NGCF(ngcf.NGCF):
             layer = dropout(functional.leaky_relu(layer, negative_slope=0.2))
             layer = functional.normalize(layer, p=2, dim=1)
             layers.append(layer)
-        return torch.split(torch.cat(layers, dim=1), [self.n_users, self.n_items])
+        users, items = torch.split(torch.cat(layers, dim=1), [self.n_users, self.n_items])
+        return users, items

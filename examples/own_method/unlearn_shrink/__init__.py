@@ -1,0 +1,1 @@
+"""An unlearning method outside recbole-unlearn."""

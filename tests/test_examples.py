@@ -1,0 +1,108 @@
+"""The examples run as they are, from another directory, and leave what they say."""
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(command, folder, **environment):
+    """Run a command; its output, or a failure with what it said."""
+    given = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+    }
+    paths = [str(ROOT), *([environment.pop("PYTHONPATH")] if "PYTHONPATH" in environment else [])]
+    done = subprocess.run(
+        command, cwd=folder, env=given | environment | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_checkpoint_and_a_csv(tmp_path):
+    said = run(["bash", str(EXAMPLES / "checkpoint_and_csv.sh"), str(tmp_path / "work")], tmp_path)
+    assert "BPR-unlearned.pth" in said
+    first, second = (
+        json.loads((tmp_path / "work" / day / "result.json").read_text()) for day in ("monday", "tuesday")
+    )
+    assert (first["forget"]["users"], second["forget"]["users"]) == (2, 1)
+
+
+def test_from_python(tmp_path):
+    said = run([sys.executable, str(EXAMPLES / "from_python.py"), str(tmp_path / "work")], tmp_path)
+    assert "interactions forgotten in" in said
+    assert (tmp_path / "work" / "out" / "result.json").is_file()
+
+
+def test_a_model_of_ones_own(tmp_path):
+    said = run([sys.executable, str(EXAMPLES / "own_model.py"), str(tmp_path / "work")], tmp_path)
+    assert "retrained" in said
+    assert json.loads((tmp_path / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
+
+
+def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
+    """A package with an entry point and a YAML file: listed, helped, run, and refused as ours are."""
+    site = tmp_path / "site"
+    copy = tmp_path / "source"
+    run(["cp", "-r", str(EXAMPLES / "own_method"), str(copy)], tmp_path)
+    run(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(site),
+         str(copy)],
+        tmp_path,
+    )  # fmt: skip
+    tool = [sys.executable, "-m", "recbole_unlearn"]
+    assert "shrink" in run([*tool, "--unlearn=?"], tmp_path, PYTHONPATH=str(site))
+    assert "--shrink_strength=0.5" in run([*tool, "--help"], tmp_path, PYTHONPATH=str(site))
+    given = ["--model=BPR", "--dataset=tiny", "--unlearn=shrink", "--compare=retrain", *flags()]
+    run([*tool, *given], tmp_path, PYTHONPATH=str(site))
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["method"] == "shrink"
+    assert result["settings"]["shrink_strength"] == 0.5
+    assert result["certificates"]["rows"] == result["forget"]["users"]
+
+
+BROKEN = """
+[recbole_unlearn.methods]
+broken = broken_method
+"""
+DEFAULTS = """
+import dataclasses
+from recbole_unlearn.methods import UnlearnTrainer, method
+from recbole_unlearn.settings import setting
+
+@dataclasses.dataclass(frozen=True)
+class S:
+    idle_level: int = setting("Nothing.", low=0, default=3)
+
+@method("idle", "Do nothing.", S)
+class Idle(UnlearnTrainer):
+    def unlearn(self, task):
+        assert task.settings.idle_level == 3
+"""
+
+
+def test_defaults_of_declarations_and_a_broken_package(tmp_path, flags):
+    """Values may come with the declarations; a package that cannot be imported does not stop the others."""
+    site = tmp_path / "site"
+    for name, points in (("broken", BROKEN), ("idle", BROKEN.replace("broken = broken_", "idle = idle_"))):
+        folder = site / f"{name}-1.0.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(points)
+    (site / "broken_method.py").write_text("import nothing_of_this_name\n")
+    (site / "idle_method.py").write_text(DEFAULTS)
+    tool = [sys.executable, "-m", "recbole_unlearn", "--model=BPR", "--dataset=tiny", *flags(report="none")]
+    run([*tool, "--unlearn=idle"], tmp_path, PYTHONPATH=str(site))
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["settings"]["idle_level"] == 3
+    given = {**os.environ, "PYTHONPATH": f"{ROOT}:{site}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*tool, "--unlearn=broken"], cwd=tmp_path, env=given, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "The method broken of another package cannot be used: ModuleNotFoundError" in done.stderr

@@ -1,0 +1,97 @@
+"""The layers of the house: a room imports only from those before it, and no family of methods from another."""
+
+import ast
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGE = "recbole_unlearn"
+# From the ground up; the longest name that fits a module is its layer. Those on one line may import each other.
+LAYERS = [
+    ["errors", "log", "cluster", "compat", "extensions"],
+    ["settings"],
+    ["files"],
+    ["data"],
+    ["rows"],
+    ["training"],
+    ["methods.base"],
+    ["methods.registry", "methods.request_losses"],
+    ["methods"],
+    ["results.schema"],
+    ["measures"],
+    ["results"],
+    ["report"],
+    ["pipeline"],
+    ["start"],
+    ["tuning", "grid"],
+    ["quick_start"],
+    ["usage"],
+    ["cli"],
+]
+RANK = {f"{PACKAGE}.{name}": rank for rank, names in enumerate(LAYERS) for name in names}
+FAMILIES = ("methods.obliviate", "methods.influence", "methods.sharded")
+MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
+ENTRY = {PACKAGE, f"{PACKAGE}.__main__"}  # they import on first use
+
+
+def name_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {name_of(path) for path in MODULES}
+
+
+def imports(path):
+    """The modules of this package that a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: a relative import"
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in NAMES else node.module for name in whole}
+    return {name for name in found if name.split(".")[0] == PACKAGE}
+
+
+def rank(module):
+    fits = [name for name in RANK if module == name or module.startswith(f"{name}.")]
+    assert fits, f"{module} has no layer: add it to LAYERS where it belongs"
+    return RANK[max(fits, key=len)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_room_imports_only_from_those_before_it(path):
+    module = name_of(path)
+    if module in ENTRY:
+        return
+    for other in imports(path) - {PACKAGE}:
+        assert rank(other) <= rank(module), f"{module} imports {other}, which is above it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_family_of_methods_imports_another(path):
+    families = {f"{PACKAGE}.{family}" for family in FAMILIES}
+    own = {family for family in families if name_of(path).startswith(family)}
+    if name_of(path).startswith(f"{PACKAGE}.methods"):
+        assert not [m for m in imports(path) for f in families - own if m.startswith(f)]
+
+
+def test_modules_stay_small_in_what_they_need():
+    """A module that puts everything together may need many others; that is the pipeline, and nobody else."""
+    many = {name_of(path): len(imports(path) - {PACKAGE}) for path in MODULES}
+    assert {name for name, number in many.items() if number > 10} <= ALLOWED_MANY
+
+
+ALLOWED_MANY = {"recbole_unlearn.pipeline", "recbole_unlearn.methods.obliviate.method"}
+
+
+def test_the_list_of_modules_is_up_to_date():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for path in MODULES:
+        summary = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
+        assert summary, path
+        line = f"** {summary}" if path.name == "__init__.py" else f"| `{path.name}` | {summary} |"
+        assert line in page, f"{name_of(path)}: run python scripts/module_list.py"
