@@ -170,7 +170,7 @@ def test_neighbours_are_means_over_retained_rows(make_config):
     for k, user in enumerate(ids.tolist()):
         mine = rows["item_id"][rows["user_id"] == user]
         assert torch.allclose(near.mean[k], items[mine].mean(dim=0), atol=1e-6)
-        assert near.count[k] == len(mine)
+        assert near.number[k] == len(mine)
 
 
 def test_items_are_told_by_users_outside_the_region_only(make_config):
