@@ -1,4 +1,4 @@
-"""A table of all methods from finished runs: means over seeds of what docs/baselines.md shows.
+"""A table of all methods from finished runs: means over seeds of what docs/results.md shows.
 
     python run_unlearn.py --grid=properties/grid/machine.yaml --output_dir=DIR
     python benchmarks/table.py DIR

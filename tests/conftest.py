@@ -84,6 +84,27 @@ def settings(tiny_path, tmp_path):
     }
 
 
+# Trainings on ml-100k that are long enough to learn something; the same for all tests, so that they share them.
+QUICK = {
+    "BPR": {"epochs": 30, "embedding_size": 32, "learning_rate": 0.01},
+    "LightGCN": {"epochs": 14, "embedding_size": 32, "learning_rate": 0.02},
+}
+
+
+@pytest.fixture(scope="session")
+def ml_100k(tmp_path_factory):
+    """``ml_100k("BPR")``: settings of a run on ml-100k whose models are trained once for all tests."""
+    cache = tmp_path_factory.mktemp("trained")
+
+    def make(model) -> dict:
+        return QUICK[model] | {
+            "eval_step": 7, "show_progress": False, "tensorboard": False, "save_unlearned": False,
+            "report": "none", "cache_dir": str(cache), "output_dir": str(tmp_path_factory.mktemp("out")),
+        }  # fmt: skip
+
+    return make
+
+
 @pytest.fixture
 def make_config(settings):
     """``make_config("BPR", key=value)``: a config over `tiny`."""

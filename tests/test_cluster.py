@@ -107,6 +107,7 @@ def test_an_unreachable_cluster_is_said_at_once():
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_on_ray(settings, tmp_path, monkeypatch):
     """One start of Ray for all of it: results, threads, errors, and shards that are bit for bit the same."""
     pytest.importorskip("ray")

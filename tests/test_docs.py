@@ -76,7 +76,7 @@ def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
     (tmp_path / "example_method.py").write_text(code)
     (tmp_path / "example.yaml").write_text(values)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(catalogue, "_METHODS", dict(catalogue._METHODS))
+    monkeypatch.setattr(catalogue, "_METHODS", {known.name: known for known in catalogue.methods()})
     importlib.import_module("example_method")
     outcome = run_unlearn(
         "BPR", "tiny", unlearn="example", compare="retrain", config_dict=settings | {"example_epochs": 3}
@@ -102,7 +102,7 @@ def test_an_approximate_method_resets_rows_nobody_trained(settings, tmp_path, mo
         def unlearn(self, task):
             pass
 
-    monkeypatch.setattr(catalogue, "_METHODS", dict(catalogue._METHODS))
+    monkeypatch.setattr(catalogue, "_METHODS", {known.name: known for known in catalogue.methods()})
     method("idle", "Do nothing.", Nothing)(Idle)
     outcome = run_unlearn("BPR", "tiny", unlearn="idle", forget={"user_id": ["u5"]}, config_dict=settings)
     row = outcome.data.full.train.token2id("user_id", "u5")

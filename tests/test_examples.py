@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -25,6 +27,7 @@ def run(command, folder, **environment):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_checkpoint_and_a_csv(tmp_path):
     said = run(["bash", str(EXAMPLES / "checkpoint_and_csv.sh"), str(tmp_path / "work")], tmp_path)
     assert "BPR-unlearned.pth" in said
@@ -34,18 +37,21 @@ def test_a_checkpoint_and_a_csv(tmp_path):
     assert (first["forget"]["users"], second["forget"]["users"]) == (2, 1)
 
 
+@pytest.mark.slow
 def test_from_python(tmp_path):
     said = run([sys.executable, str(EXAMPLES / "from_python.py"), str(tmp_path / "work")], tmp_path)
     assert "interactions forgotten in" in said
     assert (tmp_path / "work" / "out" / "result.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own(tmp_path):
     said = run([sys.executable, str(EXAMPLES / "own_model.py"), str(tmp_path / "work")], tmp_path)
     assert "retrained" in said
     assert json.loads((tmp_path / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
     """A package with an entry point and a YAML file: listed, helped, run, and refused as ours are."""
     site = tmp_path / "site"
@@ -87,6 +93,7 @@ class Idle(UnlearnTrainer):
 """
 
 
+@pytest.mark.slow
 def test_defaults_of_declarations_and_a_broken_package(tmp_path, flags):
     """Values may come with the declarations; a package that cannot be imported does not stop the others."""
     site = tmp_path / "site"

@@ -43,6 +43,7 @@ SAME_VERSIONS = all(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*runs.RUNS, runs.NEXT])
 def test_results_are_the_same_to_the_last_digit(results, name):
     frozen, now = json.loads((runs.FROZEN / f"{name}.json").read_text()), results[name]

@@ -6,7 +6,7 @@ knows nothing.
 Filled in: Adam for the steps (gradients of embedding rows are small and of very different size), fresh uniform
 negatives at every step, and the stop: a fixed sample of retained rows is watched, and the step that makes its
 loss rise by more than a given share is taken back. Autoencoders learn by user, so their loss of S is the user's
-loss with S minus that without (`influence/request.py`).
+loss with S minus that without (`request_losses.py`).
 
 Avoided: a fixed number of epochs whatever happens to retained rows; and, for an autoencoder, a batch of the request's
 users, whose loss is that of their retained history and would be unlearned in the place of S.

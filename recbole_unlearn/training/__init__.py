@@ -4,7 +4,7 @@
 `models/` has faster versions of RecBole's models.
 """
 
-from recbole_unlearn.training.models import fast_class, plain_class
+from recbole_unlearn.training.models import fast_class
 from recbole_unlearn.training.phase import (
     Job,
     PhaseTrainer,
@@ -24,7 +24,6 @@ __all__ = [
     "check_finite",
     "compose",
     "fast_class",
-    "plain_class",
     "train",
     "train_all",
 ]

@@ -42,11 +42,6 @@ def fast_class(model_class: type) -> type:
     return _FAST.get(model_class, model_class)
 
 
-def plain_class(model_class: type) -> type:
-    """RecBole's class that ``model_class`` is a faster version of, or itself."""
-    return next((plain for plain, fast in _FAST.items() if fast is model_class), model_class)
-
-
 def filed_as(model_class: type) -> str:
     """The name under which trained models of RecBole's ``model_class`` are kept."""
     _discover()

@@ -116,6 +116,7 @@ print("NDCG", result["ndcg@20"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["LightGCN", "FM"])
 def test_plain_recbole_loads_it_and_gets_the_same_figures(unlearn, model):
     """In a process of its own, without the plugin; torch is told to trust the file, as RecBole needs."""

@@ -12,7 +12,7 @@ from recbole_unlearn.report import comparison, paper, results_in, write_comparis
 from recbole_unlearn.report.entries import FAILED_FILE, NO_PLAN, PLAN_FILE, read_plan
 from recbole_unlearn.results.schema import RunResult
 from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
-from tests.test_report import HOSTILE, Reader
+from tests.report.test_report import HOSTILE, Reader
 
 
 def phase(level, demotion, seconds, **more):

@@ -23,7 +23,7 @@ from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.methods.sharded.shards import Shards
 from recbole_unlearn.training import trainings as cache_module
 from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose, train, train_all
-from tests.obliviate_parts import divided, same
+from tests.parts import divided, same
 
 METHODS = ["sisa", "receraser", "ultrare"]
 QUICK = {
@@ -444,6 +444,7 @@ def ml_100k(tmp_path, forget="injected", **changes):
     return run_unlearn("BPR", "ml-100k", forget=forget, config_dict=config | changes)
 
 
+@pytest.mark.slow
 def test_with_noise_in_all_shards_an_ensemble_recovers_as_retraining_does(tmp_path):
     outcome = ml_100k(
         tmp_path, unlearn="finetune", compare=["retrain", "sisa"], inject_mode="random", finetune_epochs=1,

@@ -386,6 +386,7 @@ def test_errors_in_the_place_of_results():
     assert (found[0], str(found[1]), found[2]) == (0, "one", 2)
 
 
+@pytest.mark.slow
 def test_on_ray(small, tmp_path, monkeypatch):
     """One start of Ray: the same figures as here, no file but those the driver writes, a cell whose process dies."""
     pytest.importorskip("ray")

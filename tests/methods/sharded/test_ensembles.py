@@ -11,7 +11,7 @@ from recbole_unlearn.methods.sharded.attention import AttentiveEnsemble, Fit, fi
 from recbole_unlearn.methods.sharded.ensemble import Ensemble, ItemEnsemble, WeightedEnsemble
 from recbole_unlearn.methods.sharded.ultrare import ranking_weights
 from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
-from tests.obliviate_parts import same
+from tests.parts import same
 
 
 class Fixed(torch.nn.Module):

@@ -32,12 +32,10 @@ def test_ours_is_used_and_theirs_is_saved(make_config):
     config = make_config("LightGCN")
     assert config.model_class is RecBoleLightGCN
     assert models.fast_class(config.model_class) is LightGCN
-    assert models.plain_class(LightGCN) is RecBoleLightGCN
     assert type(build_model(config, load(config).splits)) is LightGCN
     assert config["model"] == "LightGCN"
     assert config.to_recbole().model_class is RecBoleLightGCN
     assert models.fast_class(BPR) is BPR
-    assert models.plain_class(BPR) is BPR
 
 
 @hypothesis_settings(max_examples=40, deadline=None)

@@ -20,7 +20,7 @@ from recbole_unlearn.training.trainings import Trainings
 from recbole_unlearn.tuning import goal as objective
 from recbole_unlearn.tuning import trial
 from recbole_unlearn.tuning.goal import Bench, Figures, Goal, validation_only
-from tests.obliviate_parts import divided
+from tests.parts import divided
 
 OBLIVIATE = registry.get("obliviate")
 

@@ -17,7 +17,7 @@ from recbole_unlearn.settings import catalogue
 from recbole_unlearn.settings.config import UnlearnConfig
 from recbole_unlearn.tuning import backend, journal
 from tests.conftest import ROOT
-from tests.test_tuning import in_this_process, small, untimed
+from tests.tuning.test_sweep import in_this_process, small, untimed
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.tune")
@@ -35,6 +35,7 @@ def without_nodes(result):
     return [{k: v for k, v in record.items() if k != "node"} for record in untimed(result["trials"])]
 
 
+@pytest.mark.slow
 def test_ray_changes_nothing_and_a_sweep_goes_on_after_a_kill(two_workers, small, tmp_path, monkeypatch):
     """A sweep in a process of its own is killed; the rest is done here, and equals a sweep without Ray or kill."""
     values = small | {"trials": 60, "output_dir": str(tmp_path / "killed")}
@@ -72,6 +73,7 @@ def test_ray_changes_nothing_and_a_sweep_goes_on_after_a_kill(two_workers, small
     assert untimed(resumed["best"]) == untimed(whole.result["best"])
 
 
+@pytest.mark.slow
 def test_trials_that_fail_and_trials_that_die(two_workers, small, tmp_path, monkeypatch):
     class Fragile(Obliviate):  # local, so that Ray carries it to its workers by value
         """Leaves the original as it is, or does worse."""
@@ -103,6 +105,7 @@ def test_trials_that_fail_and_trials_that_die(two_workers, small, tmp_path, monk
         assert line in str(outcome)
 
 
+@pytest.mark.slow
 def test_searchers_and_asha(two_workers, small):
     """Optuna (where it is installed) suggests and ASHA stops; going on with more trials repeats none of them."""
     searcher = "optuna" if backend._installed("optuna") else "random"
@@ -117,6 +120,7 @@ def test_searchers_and_asha(two_workers, small):
     assert len(second["trials"]) > len(first["trials"])
 
 
+@pytest.mark.slow
 def test_a_listener_that_fails_ends_the_sweep(two_workers, small, tmp_path, monkeypatch):
     def full(self, content):
         raise UnlearnError("Cannot write trials.jsonl: No space left on device.")
@@ -127,6 +131,7 @@ def test_a_listener_that_fails_ends_the_sweep(two_workers, small, tmp_path, monk
     assert not (tmp_path / "out" / "tune.json").exists()
 
 
+@pytest.mark.slow
 def test_a_cluster_of_two_nodes(small, settings, tmp_path, monkeypatch):
     """Trials of a sweep, cells of a grid and shards of an ensemble are done on both nodes."""
     from ray.cluster_utils import Cluster

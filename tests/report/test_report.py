@@ -483,6 +483,7 @@ def browse(path, tmp_path, dark=False):
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
 def test_chromium_draws_both_pages_in_light_and_dark(tmp_path, compare):
     broken = tmp_path / "broken.html"

@@ -33,7 +33,7 @@ from recbole_unlearn.rows.region import find_region
 from recbole_unlearn.rows.scoring import pair_scores
 from recbole_unlearn.rows.tables import Table, as_rows, find_tables
 from recbole_unlearn.training.phase import build_model, compose, train
-from tests.obliviate_parts import Rows, divided, make_witness
+from tests.parts import Rows, divided, make_witness
 
 METHODS = ["finetune", "gradient_ascent", "ifru", "rrl", "scif"]
 QUICK = {

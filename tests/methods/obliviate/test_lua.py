@@ -14,7 +14,7 @@ from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
 from recbole_unlearn.rows.own_loss import loss_gradients
 from recbole_unlearn.rows.region import find_region
 from recbole_unlearn.training.phase import build_model, train
-from tests.obliviate_parts import Rows, divided, make_adapters, make_witness
+from tests.parts import Rows, divided, make_adapters, make_witness
 
 
 def quadratic(seed, n=40, d=5):

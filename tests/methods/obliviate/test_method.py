@@ -101,12 +101,10 @@ def test_the_presets_have_the_paper_s_values(settings):
     assert set(values("no_lua", "BPR", "tiny")) == set(values("obliviate", "BPR", "tiny"))
 
 
-def test_it_forgets_noise_and_keeps_what_is_liked():
+@pytest.mark.slow
+def test_it_forgets_noise_and_keeps_what_is_liked(ml_100k):
     """ml-100k: noise ends near where retraining puts it; others are left in peace."""
-    values = {
-        "epochs": 60, "embedding_size": 32, "learning_rate": 0.005, "eval_step": 10, "show_progress": False,
-        "tensorboard": False, "save_unlearned": False, "stopping_step": 3,
-    }  # fmt: skip
+    values = ml_100k("BPR")
     result = run_unlearn("BPR", "ml-100k", unlearn="obliviate", compare="retrain", config_dict=values).result
     original, unlearned, retrained = (
         result["phases"][name] for name in ("original", "unlearned", "retrained")

@@ -13,7 +13,7 @@ from recbole_unlearn.rows.batches import as_batch
 from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
 from recbole_unlearn.rows.region import Members, find_region, with_neighbours
 from recbole_unlearn.training.phase import build_model
-from tests.obliviate_parts import Rows, divided, make_witness
+from tests.parts import Rows, divided, make_witness
 
 PAIRS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 8)), min_size=1, max_size=40)
 

@@ -19,7 +19,8 @@ from recbole_unlearn.measures.observe import Pairs, Questions, deleted_pairs, ob
 from recbole_unlearn.measures.verdict import verdict
 from recbole_unlearn.results.schema import PhaseResult
 from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
-from tests.obliviate_parts import divided
+from tests.conftest import QUICK
+from tests.parts import divided
 
 
 def with_rate(rate):
@@ -278,22 +279,14 @@ def test_without_retraining_distances_are_absent(settings):
     assert result["curves"]["unlearned"]["loss"]
 
 
-QUICK = {
-    "BPR": {"epochs": 30, "embedding_size": 32, "learning_rate": 0.01},
-    "LightGCN": {"epochs": 14, "embedding_size": 32, "learning_rate": 0.02},
-}
-
-
 @pytest.fixture(scope="module", params=QUICK)
-def judged(request, tmp_path_factory):
+def judged(request, ml_100k):
     """Retraining against itself with another seed on ml-100k, and everything needed to judge other models."""
-    values = QUICK[request.param] | {
-        "eval_step": 7, "show_progress": False, "tensorboard": False, "save_unlearned": False, "report": "none",
-        "cache_dir": str(tmp_path_factory.mktemp("cache")), "output_dir": str(tmp_path_factory.mktemp("out")),
-    }  # fmt: skip
+    values = ml_100k(request.param)
     return run_unlearn(request.param, "ml-100k", unlearn="retrain", compare="retrain", config_dict=values)
 
 
+@pytest.mark.slow
 def test_retraining_against_itself_is_near_and_the_original_is_caught(judged):
     """A measure that cannot tell these apart is a defect."""
     phases = judged.result["phases"]
@@ -314,6 +307,7 @@ def test_retraining_against_itself_is_near_and_the_original_is_caught(judged):
     assert judged.result["verdict"]["level"] == "near"
 
 
+@pytest.mark.slow
 def test_over_forgetting_is_flagged(judged, monkeypatch):
     """Deleted scores pushed to the bottom: forgotten too well, and an attacker who saw the model before knows."""
     measurement = Measurement(judged.config, judged.data, loaders(judged.config, judged.data.retain), 100)

@@ -24,7 +24,7 @@ from recbole_unlearn.rows import expected as level
 from recbole_unlearn.rows import losses
 from recbole_unlearn.rows.expected import ClosedFormRanker, ExpectedStanding
 from recbole_unlearn.training.phase import build_model
-from tests.obliviate_parts import divided, make_adapters, make_witness
+from tests.parts import divided, make_adapters, make_witness
 
 # Losses
 
