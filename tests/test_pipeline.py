@@ -13,10 +13,12 @@ import pandas as pd
 import pytest
 import torch
 
-from recbole_unlearn import UnlearnConfig, cli, run_unlearn, unlearn_model
+from recbole_unlearn import UnlearnConfig, cli, pipeline, run_unlearn, unlearn_model
 from recbole_unlearn.data.splits import load, loaders
 from recbole_unlearn.results import record, table
 from recbole_unlearn.results.schema import Forgotten, PhaseResult, RunResult
+from recbole_unlearn.training import phase as training_phase
+from recbole_unlearn.training import trainings
 from recbole_unlearn.training.phase import build_model, train
 from tests.conftest import ROOT
 
@@ -300,3 +302,13 @@ def test_curves_go_to_tensorboard(settings, tmp_path):
     )
     files = list((tmp_path / "out" / "tensorboard" / "unlearned").glob("*"))
     assert any(b"Unlearn/loss" in file.read_bytes() for file in files)
+
+
+def test_every_model_is_built_once(settings, monkeypatch):
+    """The clean model and the original are scored by the model that was trained, not by a second one."""
+    built = []
+    make = training_phase.build_model
+    for module in (training_phase, trainings, pipeline):
+        monkeypatch.setattr(module, "build_model", lambda *args: (built.append(args), make(*args))[1])
+    run_unlearn("BPR", "tiny", unlearn="obliviate", config_dict=settings | {"report": "none", "cache": False})
+    assert len(built) == 3  # clean, original, unlearned
