@@ -18,7 +18,7 @@ _NAMES = {"model", "dataset", "data_path", "config_files"}
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
-    """`--key=value` arguments as a dict; `--key value` is taken too, as people type it."""
+    """`--key=value` arguments as a dict; `--key value` is accepted too, because people type it."""
     from recbole_unlearn.settings.config import own_settings
     from recbole_unlearn.settings.yaml_files import parse_value
 
@@ -105,7 +105,7 @@ def _grid(values: dict[str, Any]) -> int:
     try:
         result = run_grid(values.pop("grid"), config_dict=values)
     except KeyboardInterrupt:
-        print("Stopped; finished cells are kept, and the same command goes on.", file=sys.stderr)
+        print("Stopped; finished cells are kept, and the same command continues.", file=sys.stderr)
         return 130
     print("\n".join(["", str(result), *map(str, result.files)]))
     if result.failed:

@@ -1,4 +1,4 @@
-"""Ray, where it is asked for or pays: a session on this machine or on a cluster, and independent work on it.
+"""Ray, used when it is asked for or saves time: a session on this machine or on a cluster, and work on it.
 
 Ray is imported here only, and only when something is to run on it. :func:`session` connects to a cluster or starts
 Ray on this machine for as long as it is needed; :class:`Workers` does a list of independent pieces of work, here one
@@ -20,7 +20,7 @@ import torch
 
 from recbole_unlearn.errors import UnlearnError
 
-START_SECONDS = 12.0  # what starting Ray and its workers costs, about: they import torch and RecBole
+START_SECONDS = 12.0  # about what starting Ray and its workers costs: they import torch and RecBole
 RETRIES = 1  # of work whose worker died
 KNOCK_SECONDS = 5.0  # how long a cluster may take to answer
 
@@ -53,7 +53,7 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
     if address is None:
         # Without "local" Ray would join a cluster that runs on this machine, and refuse the number of CPUs.
         options |= {"address": "local", "num_cpus": cpus or os.cpu_count(), "include_dashboard": False}
-        # Ray's workers would stand back behind everything else on the machine, which can make them 20 times slower.
+        # By default Ray's workers yield to everything else on the machine, which can make them 20 times slower.
         os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         _knock(address)
@@ -71,7 +71,7 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
 
 
 def _knock(address: str | None) -> None:
-    """Refuse a host that does not answer at once; Ray itself tries for minutes."""
+    """Refuse a host that does not answer within seconds; Ray itself tries for minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
@@ -81,7 +81,8 @@ class Workers:
     """Does independent pieces of work.
 
     Args:
-        number: pieces at a time. 1 never starts Ray; None starts it when that pays, told by how long the first takes.
+        number: pieces at a time. 1 never starts Ray; None starts it when that saves time, judged by how long the
+            first piece takes.
         address: of a Ray cluster, which is then always used.
 
     """
@@ -94,7 +95,7 @@ class Workers:
     ) -> Iterator[tuple[int, Any]]:
         """``work(*piece)`` for every piece; yields (position, result) in the order in which they end.
 
-        A piece that fails ends it all. With ``go_on`` the error is yielded in the place of its result instead.
+        The first piece that fails ends all. With ``go_on``, its error is yielded instead of its result.
         """
         left = list(range(len(pieces)))
         while left and not self._ray_pays(len(left), None):
@@ -122,7 +123,7 @@ class Workers:
     def _on_ray(
         self, work: Callable[..., Any], pieces: Sequence[tuple], left: Sequence[int]
     ) -> Generator[tuple[int, Any], None, None]:
-        """As :meth:`do`, with what a piece raised in the place of its result."""
+        """As :meth:`do`; for a piece that fails, its error is yielded instead of a result."""
         threads = torch.get_num_threads()
         with session(self.address, self.number) as ray:
             remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_with_threads)
@@ -132,7 +133,7 @@ class Workers:
                 while waiting:
                     done, waiting = ray.wait(waiting, num_returns=1)
                     yield position[done[0]], _outcome(ray, done[0])
-            finally:  # nobody waits for the rest, where there is one
+            finally:  # nobody waits for the tasks that are left, if there are any
                 for task in waiting:
                     ray.cancel(task)
 
@@ -169,7 +170,7 @@ def _reason(ray: Any, error: Any) -> Exception:
 
 
 def _idle_cores() -> int:
-    """Cores that others leave to us; of the load, one is this process."""
+    """Cores that other processes leave free; this process itself counts as one in the load."""
     others = max(0.0, os.getloadavg()[0] - 1.0) if hasattr(os, "getloadavg") else 0.0
     return max(1, round((os.cpu_count() or 1) - others))
 
@@ -181,7 +182,7 @@ def _installed() -> bool:
 
 
 def _with_threads(threads: int, work: Callable[..., Any], piece: tuple) -> Any:
-    """A piece of work in a process of Ray, with the threads of the process that asked: the same result as there."""
+    """A piece of work in a process of Ray, with as many threads as the process that asked: the result is the same."""
     torch.set_num_threads(threads)
     logging.getLogger().setLevel(logging.WARNING)
     return work(*piece)

@@ -1,8 +1,7 @@
 """Small repairs that let RecBole 1.2.x run on today's numpy, scipy and torch.
 
-Each one is applied for as short as possible, changes nothing when the installed versions do not need
-it, and names the line of RecBole it is for. Nothing here imports `recbole.quick_start`, which would
-pull in Ray.
+Each one is applied for as short a time as possible, changes nothing when the installed versions do not need it, and
+names the line of RecBole it is for. Nothing here imports `recbole.quick_start`, which would pull in Ray.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _NUMPY_1_NAMES = {
 
 @contextlib.contextmanager
 def anomaly_mode_kept() -> Iterator[None]:
-    """Importing RecBole's sequential models turns autograd's anomaly mode on for the whole process (sine.py).
+    """Keep autograd's anomaly mode as it is: importing RecBole's sequential models turns it on (sine.py).
 
-    That makes all training slower, and a NaN a RuntimeError of autograd.
+    In that mode all training is slower, and a NaN raises a RuntimeError of autograd.
     """
     before = torch.is_anomaly_enabled()
     try:
@@ -85,20 +84,36 @@ def own_randomness() -> Iterator[None]:
 
 
 def clear_caches(model: nn.Module) -> None:
-    """Forget embeddings a model (or a part of it) keeps for evaluation; RecBole does so only in `calculate_loss`."""
+    """Drop embeddings a model (or a part of it) keeps for evaluation; RecBole does so only in `calculate_loss`."""
     for part in model.modules():
         for name in cache_names(part):
             setattr(part, name, None)
 
 
 def cache_names(model: nn.Module) -> list[str]:
-    """Those of the model's `other_parameter_name` that only cache what the weights already say."""
+    """The names in the model's `other_parameter_name` that only cache what follows from the weights."""
     names = getattr(model, "other_parameter_name", [])
     return [name for name in names if name.startswith("restore_") or name == "i_embedding"]
 
 
+@contextlib.contextmanager
+def arrays_without_objects() -> Iterator[None]:
+    """Make `np.load` refuse pickles: LDiffRec opens `item_emb.npy` of the dataset's folder with them allowed."""
+    original = np.load
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        kwargs["allow_pickle"] = False
+        return original(*args, **kwargs)
+
+    np.load = load
+    try:
+        yield
+    finally:
+        np.load = original
+
+
 class _NoWriter:
-    """Stands in for a SummaryWriter when TensorBoard is off."""
+    """Takes the place of a SummaryWriter when TensorBoard is off."""
 
     def add_scalar(self, *args: Any, **kwargs: Any) -> None:
         """Drop a scalar."""

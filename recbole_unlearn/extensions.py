@@ -18,7 +18,7 @@ def discover(package: str, group: str | None = None) -> dict[str, str]:
     for point in metadata.entry_points(group=group) if group else ():
         try:
             point.load()
-        except Exception as error:  # another package's fault must not take ours along
+        except Exception as error:  # a fault of another package must not stop ours
             broken[point.name] = f"{type(error).__name__}: {error}"
             logger.warning("%s of another package cannot be used: %s", point.name, broken[point.name])
     return broken

@@ -8,15 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 
 from recbole.utils import set_color
 from recbole.utils.logger import RemoveColorFilter
 from tqdm import tqdm
 
+from recbole_unlearn.errors import UnlearnError
+
 _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+
+
+class _LogFile(logging.FileHandler):
+    """A log that is never written through a link: it would end up in somebody else's file."""
+
+    def _open(self) -> TextIOWrapper:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            return os.fdopen(os.open(self.baseFilename, flags, 0o666), "a", encoding=self.encoding)
+        except OSError as error:
+            raise UnlearnError(
+                f"Cannot write the log {self.baseFilename}: {error.strerror}. Remove it, or choose another directory."
+            ) from error
 
 
 @contextlib.contextmanager
@@ -27,7 +44,7 @@ def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterato
     """
     root = logging.getLogger()
     before = root.level
-    file = logging.FileHandler(directory / "run.log", encoding="utf-8", delay=True)
+    file = _LogFile(directory / "run.log", encoding="utf-8", delay=True)
     file.addFilter(RemoveColorFilter())
     handlers: list[logging.Handler] = [file]
     if not root.handlers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole_unlearn import settings
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.data import (
+    INJECTED,
     Fields,
     Scorer,
     Splits,
@@ -35,14 +37,12 @@ from recbole_unlearn.results.table import table
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
 
-INJECTED = "injected"
-
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class UnlearnResult:
-    """What a run leaves behind: its record, and the live objects it speaks of."""
+    """What a run leaves behind: its record, and the live objects it is about."""
 
     record: RunResult
     model: AbstractRecommender
@@ -85,8 +85,11 @@ class _Phase(NamedTuple):
 class Pipeline:
     """The phases of one run, in order. Everything that can be refused without data is refused when it is made."""
 
-    def __init__(self, config: UnlearnConfig, directory: Path, checkpoint: Checkpoint | None) -> None:
-        self.config, self.directory, self.checkpoint = config, directory, checkpoint
+    def __init__(
+        self, config: UnlearnConfig, directory: Path, home: Path, checkpoint: Checkpoint | None
+    ) -> None:
+        """Files are written to ``directory``, and are in ``home`` in the end."""
+        self.config, self.directory, self.home, self.checkpoint = config, directory, home, checkpoint
         self.run_settings = settings.read(settings.RunSettings, config)
         self.forget_settings = settings.read(settings.ForgetSettings, config)
         self.evaluation = settings.read(settings.EvaluationSettings, config)
@@ -118,22 +121,34 @@ class Pipeline:
             curves=curves,
         )
         self._write(result, first)
-        return UnlearnResult(result, first.model, self.config, self.data, self.directory)
+        return UnlearnResult(result, first.model, self.config, self.data, self.home)
 
     def _write(self, result: RunResult, trainer: UnlearnTrainer) -> None:
-        """The unlearned model, result.json and the report."""
+        """The unlearned model, result.json and the report; nothing when a figure is not a number."""
+        content = result.to_json()
+        try:
+            json.dumps(content, allow_nan=False)
+        except ValueError as error:
+            raise UnlearnError(
+                "A figure of this run is not a finite number, so the model is not usable; nothing was written. "
+                "Check the weights of the original, and lower the learning rate."
+            ) from error
         if self.run_settings.save_unlearned:
-            logger.info("Unlearned model: %s", trainer.save(self.directory, self.data))
-        write_json(self.directory / "result.json", result.to_json())
-        logger.info("Result: %s", self.directory / "result.json")
+            name = trainer.save(self.directory, self.data, self.home)
+            logger.info("Unlearned model: %s", self.home / name)
+        write_json(self.directory / "result.json", content)
+        self.trainings.forget(self.data)
+        logger.info("Result: %s", self.home / "result.json")
         if self.run_settings.report != "none":
             from recbole_unlearn.report import write_report  # plotly, only where something is drawn
 
-            logger.info("Report: %s", write_report(result, self.directory))
+            logger.info("Report: %s", self.home / write_report(result, self.directory).name)
 
     def prepare(self, forget: Any) -> None:
         """The data that every method starts from, divided by the request."""
         self.data = self._data(forget)
+        if not self.data.source.startswith(INJECTED):  # somebody's own interactions, not noise of ours
+            self.trainings.protect(self.data)
         self._say_what_is_forgotten()
 
     def _data(self, forget: Any) -> UnlearnData:
@@ -148,7 +163,7 @@ class Pipeline:
         if request is not None:
             located = locate(request, source.splits, self.forget_settings.on_missing, source.clock)
             kind = "file" if isinstance(forget, (str, Path)) else "python"
-            return divide(source.splits, located, kind, source.clock)
+            return divide(source.splits, located, kind, source.clock, source.lost)
         seed = self.forget_settings.inject_seed
         seed = self.config["seed"] if seed is None else seed
         full, located = inject(source.splits, self.forget_settings, seed, self._scorer(source.splits))
@@ -194,7 +209,9 @@ class Pipeline:
             self.checkpoint.path if position == 0 and self.checkpoint and method.own_original else None,
         )  # fmt: skip
         before, task = self._before(position, trainer, task)
-        finished = trainer.run(task)
+        # A compared retraining is asked for, whatever the request; all else would change weights for nothing.
+        works = len(self.data.forget) > 0 or (method.exact and position > 0)
+        finished = trainer.run(task) if works else trainer.keep(task)
         self.phases[name] = self._measured(name, trainer, finished.seconds, finished.from_cache, before)
         return name, trainer, finished
 
@@ -233,7 +250,7 @@ class Pipeline:
         from_cache: bool,
         before: str | None = None,
     ) -> _Phase:
-        """All figures of a model by itself; says the main ones."""
+        """All figures of a model by itself; logs the main ones."""
         start = None if before is None else (self.phases.get(before) or self.befores[before])
         measured = self.measurement.measure(trainer, None if start is None else start.measured)
         took = "loaded" if seconds is None else f"{seconds:.1f} s" + (" (cached)" if from_cache else "")
@@ -248,8 +265,8 @@ class Pipeline:
         return _Phase(measured, seconds, from_cache, before or ORIGINAL)
 
     def _results(self) -> dict[str, PhaseResult]:
-        """All phases with what only shows beside the others."""
-        if self.methods[0].exact and RETRAINED not in self.phases:
+        """All phases, with the figures that need other phases."""
+        if self.methods[0].exact and RETRAINED not in self.phases and len(self.data.forget):
             self.phases[RETRAINED] = self.phases[UNLEARNED]
         measured = {name: phase.measured for name, phase in self.phases.items()}
         distributions = self.measurement.distributions(measured)
@@ -273,7 +290,13 @@ class Pipeline:
             counts["interactions"], len(self.data.full.train), counts["users"], counts["items"],
         )  # fmt: skip
         held_out = counts["valid_rows_removed"] + counts["test_rows_removed"]
-        if held_out:
+        if counts["interactions"] == 0:
+            logger.info(
+                "The request hits %d validation and %d test interactions. No model was trained on them, so no weight "
+                "has to change; they leave the retained data.",
+                counts["valid_rows_removed"], counts["test_rows_removed"],
+            )  # fmt: skip
+        elif held_out:
             logger.warning(
                 "The request also hits %d validation and %d test interactions. No model trained on them; they are "
                 "left out of those splits for every phase.",

@@ -6,6 +6,7 @@ the middle part for people who hold a RecBole config, model and loaders already.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from recbole.config import Config
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn import settings
-from recbole_unlearn.compat import own_randomness
+from recbole_unlearn.compat import cache_names, own_randomness
 from recbole_unlearn.data import Fields, Loaders, Splits, UnlearnData, divide, loaders, locate, read_request
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
@@ -116,10 +117,11 @@ def unlearn_model(
     divided = divide(full, located, "python")
     state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
     moments = None if optimizer is None else optimizer.state_dict()
-    original = Trained(state, moments, {}, -1)
+    others = {k: v for k, v in model.other_parameter().items() if k not in cache_names(model)}
+    original = Trained(state, moments, copy.deepcopy(others), -1)
     with own_randomness(), own_threads(run.threads), tempfile.TemporaryDirectory() as work:
         ours = ours.replace(checkpoint_dir=work, output_dir=None)
         trainings = Trainings(nothing_kept, run.threads)
         trainer, task = begin(cls, options, ours, divided, original, trainings, "unlearned")
-        finished = trainer.run(task)
+        finished = trainer.run(task) if len(divided.forget) else trainer.keep(task)
         return Unlearned(trainer.model, divided, loaders(ours, divided.retain), finished.seconds)

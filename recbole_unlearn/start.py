@@ -17,6 +17,8 @@ from recbole_unlearn import settings
 from recbole_unlearn.compat import own_randomness
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, make_directory, read_checkpoint, refuse_overwriting
+from recbole_unlearn.files.outputs import claimed, refuse_result, staged
+from recbole_unlearn.inputs import shown
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import Pipeline, checked_settings
@@ -52,8 +54,10 @@ class Arguments:
 
 
 @contextlib.contextmanager
-def opened(given: Arguments) -> Iterator[tuple[Pipeline, Any]]:
+def opened(given: Arguments, as_one: bool = True) -> Iterator[tuple[Pipeline, Any]]:
     """A pipeline with its directory, log and threads, and the request.
+
+    The files of a run appear ``as_one`` when all is done; a sweep keeps its own as it goes.
 
     Everything that can be refused without looking at the data is refused here, before a file is written.
     """
@@ -62,20 +66,26 @@ def opened(given: Arguments) -> Iterator[tuple[Pipeline, Any]]:
     config = _config(given.model, given.dataset, list(given.config_files or []), values, original)
     check_methods(config)
     run = settings.read(settings.RunSettings, config)
-    directory = make_directory(run.output_dir or _default_directory(config))
+    directory = Path(run.output_dir or _default_directory(config))
     refuse_overwriting(directory, config, original.path if original else None)
     with contextlib.ExitStack() as stack:
+        if as_one:
+            refuse_result(directory, run.replace)
+            place, home = stack.enter_context(staged(directory, run.replace))
+        else:
+            place = home = make_directory(directory)
+            stack.enter_context(claimed(home))
         stack.enter_context(own_randomness())
         stack.enter_context(own_threads(run.threads))
-        stack.enter_context(logging_to(directory, config["state"] or "INFO"))
+        stack.enter_context(logging_to(place, config["state"] or "INFO"))
         # RecBole's trainers create this folder, and some write pre-trained weights to it.
-        work = stack.enter_context(tempfile.TemporaryDirectory(dir=directory, prefix=".work-"))
+        work = stack.enter_context(tempfile.TemporaryDirectory(prefix="recbole-unlearn-"))
         config = config.replace(
-            output_dir=str(directory), checkpoint_dir=work, dataset_save_path=None,
+            output_dir=str(place), checkpoint_dir=work, dataset_save_path=None,
             dataloaders_save_path=None, save_dataset=False, save_dataloaders=False,
         )  # fmt: skip
         in_words = given.forget is None or isinstance(given.forget, (str, Path))
-        yield Pipeline(config, directory, original), config["forget"] if in_words else given.forget
+        yield Pipeline(config, place, home, original), config["forget"] if in_words else given.forget
 
 
 def check_methods(config: UnlearnConfig) -> None:
@@ -107,6 +117,7 @@ def _config(
     config = UnlearnConfig(
         model or checkpoint.model, checkpoint.dataset, files, values, inherited=checkpoint.settings
     )
+    _refuse_unnamed_data(config, checkpoint)
     method = config["unlearn"]
     if checkpoint.method is not None and method != checkpoint.method:
         raise UnlearnError(
@@ -119,6 +130,20 @@ def _config(
             f"out, or give the directory that an earlier --unlearn={method} wrote."
         )
     return config
+
+
+def _refuse_unnamed_data(config: UnlearnConfig, checkpoint: Checkpoint) -> None:
+    """A path is not taken from a file: where the checkpoint's data was elsewhere, people say so."""
+    recorded = checkpoint.recorded_data_path
+    if checkpoint.dataset_file is not None or recorded is None or "data_path" in config.external_config_dict:
+        return
+    ours, theirs = Path(config["data_path"]), Path(recorded)
+    if ours.parts[-2:] != theirs.parts[-2:] and ours.resolve() != theirs.resolve():
+        folder = theirs.parent if theirs.name == checkpoint.dataset else theirs
+        raise UnlearnError(
+            f"The data of {shown(checkpoint.path)} was in {shown(theirs)}, and paths are not taken from files. "
+            f"Add --data_path={shown(folder)} if that is where it is."
+        )
 
 
 def _default_directory(config: UnlearnConfig) -> Path:

@@ -34,7 +34,7 @@ def help_text(values: dict[str, Any]) -> str:
     """All settings in groups, with defaults; those of a model too when `--model` is given."""
     model, dataset = str(values.get("model") or "BPR"), str(values.get("dataset") or "ml-100k")
     config = UnlearnConfig(model, dataset)
-    blocks = [USAGE, "Required, unless a checkpoint says:", "  --model", "  --dataset"]
+    blocks = [USAGE, "Required, unless a checkpoint gives them:", "  --model", "  --dataset"]
     for title, group in GROUPS.items():
         blocks += ["", f"{title}:", *_lines(group, config)]
     shown: dict[Any, dict[str, Any]] = {}
@@ -45,7 +45,7 @@ def help_text(values: dict[str, Any]) -> str:
         if base is None:
             blocks += _lines(method.Settings, own)
         else:
-            blocks.append(f"  As {base.name}, but for")
+            blocks.append(f"  As {base.name}, except for")
             blocks += [f"  --{key}={value}" for key, value in own.items() if value != shown[base][key]]
     comments = _recbole_comments()
     listed = set()

@@ -48,12 +48,10 @@ def tiny_rows(seed: int = 0) -> list[tuple[str, str, float, float]]:
     return [rows[i] for i in rng.permutation(len(rows))]
 
 
-@pytest.fixture(scope="session")
-def tiny_path(tmp_path_factory) -> Path:
-    """A data_path that holds the dataset `tiny`, with features of users and items."""
-    root = tmp_path_factory.mktemp("data")
+def write_tiny(root: Path) -> None:
+    """Write the dataset `tiny` below ``root``, with features of users and items."""
     folder = root / "tiny"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     lines = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
     lines += [f"{u}\t{i}\t{r}\t{t:.0f}" for u, i, r, t in tiny_rows()]
     (folder / "tiny.inter").write_text("\n".join(lines) + "\n")
@@ -61,6 +59,13 @@ def tiny_path(tmp_path_factory) -> Path:
     (folder / "tiny.user").write_text("\n".join(users) + "\n")
     items = ["item_id:token\tkind:token_seq"] + [f"i{n}\tk{n % 4} k{n % 5}" for n in range(ITEMS)]
     (folder / "tiny.item").write_text("\n".join(items) + "\n")
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory) -> Path:
+    """A data_path that holds the dataset `tiny`, with features of users and items."""
+    root = tmp_path_factory.mktemp("data")
+    write_tiny(root)
     return root
 
 
@@ -80,6 +85,7 @@ def settings(tiny_path, tmp_path):
         "cache_dir": str(tmp_path / "cache"),
         "checkpoint_dir": str(tmp_path / "work"),
         "output_dir": str(tmp_path / "out"),
+        "replace": True,
         "demotion_negatives": 10,
     }
 

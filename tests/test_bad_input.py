@@ -129,7 +129,7 @@ def test_empty_requests(assert_fails, flags, tmp_path):
 
 def test_a_request_for_everything(assert_fails, flags, tmp_path):
     text = "user_id\n" + "\n".join(f"u{n}" for n in range(40))
-    assert_fails([*BASE, request(tmp_path, text), *flags()], "requests.csv", "all 600 training rows")
+    assert_fails([*BASE, request(tmp_path, text), *flags()], "requests.csv", "all 600 training interactions")
 
 
 def test_checkpoint_of_another_dataset(assert_fails, plain_checkpoint, tmp_path):

@@ -1,6 +1,6 @@
 """The data of a run: loaded, split and divided by a request.
 
-`splits.py` loads, splits and divides, `requests.py` reads deletion requests and finds what they mean,
+`splits.py` loads, splits and divides, `requests.py` reads deletion requests and finds the interactions they mean,
 `injection.py` is the synthetic protocol, `download.py` fetches datasets that RecBole knows, and `archive.py`
 unpacks them.
 """
@@ -8,6 +8,7 @@ unpacks them.
 from recbole_unlearn.data.injection import Scorer, inject
 from recbole_unlearn.data.requests import Fields, ForgetRequest, Located, locate, read_request
 from recbole_unlearn.data.splits import (
+    INJECTED,
     Loaders,
     Source,
     Splits,
@@ -20,6 +21,7 @@ from recbole_unlearn.data.splits import (
 )
 
 __all__ = [
+    "INJECTED",
     "Fields",
     "ForgetRequest",
     "Loaders",

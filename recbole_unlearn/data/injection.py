@@ -1,9 +1,9 @@
 """The paper's synthetic protocol: noise is injected into the training data, and is then to be forgotten.
 
-A share of the users is drawn; each gets new training rows, a share of the rows they have, with items they
-never touched in any split. *Informed* injection draws them from the items that a clean model, trained on
-the data as it is, scores lowest for that user; *random* injection from any of them. The original is then
-trained on D' = D and S, and the right answer to the request is a model of D.
+A share of the users is drawn. Each gets new training interactions (their number is a share of those the user has)
+with items that the user never touched in any split. *Informed* injection draws these from the items that a clean
+model, trained on the data as it is, scores lowest for that user; *random* injection draws them from all such items.
+The original is then trained on D' = D and S, and the right answer to the request is a model of D.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Scorer = Callable[[torch.Tensor], torch.Tensor]
 def inject(
     clean: Splits, settings: ForgetSettings, seed: int, scorer: Scorer | None
 ) -> tuple[Splits, Located]:
-    """Add noise to the training rows.
+    """Add noise to the training interactions.
 
     Args:
         clean: the data as it is, D.
-        settings: how many users, how many rows, from which pool.
+        settings: how many users, how many interactions, from which pool.
         seed: of the draw.
         scorer: user ids (n,) to scores (n, items) by the clean model; None draws any unseen item.
 
     Returns:
-        D' and the rows of it that were injected.
+        D' and the interactions of it that were injected.
 
     """
     rng = np.random.default_rng(seed)
@@ -64,7 +64,7 @@ def inject(
 def _choose_users(
     train: Dataset, settings: ForgetSettings, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Users who get noise, sorted, and how many rows each."""
+    """Users who get noise, sorted, and how many interactions each gets."""
     users, counts = np.unique(train.inter_feat[train.uid_field].numpy(), return_counts=True)
     number = round(settings.inject_users * len(users))
     if number == 0 or settings.inject_amount == 0:
@@ -82,11 +82,11 @@ def _touched(clean: Splits, users: np.ndarray) -> np.ndarray:
     touched = np.zeros((len(users), clean.train.item_num), dtype=bool)
     touched[:, 0] = True
     for part in clean:
-        row_users = part.inter_feat[part.uid_field].numpy()
-        row_items = part.inter_feat[part.iid_field].numpy()
-        where = np.searchsorted(users, row_users).clip(max=len(users) - 1)
-        ours = users[where] == row_users
-        touched[where[ours], row_items[ours]] = True
+        all_users = part.inter_feat[part.uid_field].numpy()
+        all_items = part.inter_feat[part.iid_field].numpy()
+        where = np.searchsorted(users, all_users).clip(max=len(users) - 1)
+        ours = users[where] == all_users
+        touched[where[ours], all_items[ours]] = True
     return touched
 
 
@@ -118,8 +118,8 @@ def _choose_items(
 
 
 def _rows_like(train: Dataset, users: np.ndarray, items: np.ndarray, templates: np.ndarray) -> Interaction:
-    """New rows: user and item as given, every other column (time, rating) from a row of the same user."""
-    rows = dict(train.inter_feat[torch.from_numpy(templates)].interaction)
-    rows[train.uid_field] = torch.from_numpy(users).to(rows[train.uid_field].dtype)
-    rows[train.iid_field] = torch.from_numpy(items).to(rows[train.iid_field].dtype)
-    return Interaction(rows)
+    """New interactions: user and item as given, all else (time, rating) from an interaction of the same user."""
+    columns = dict(train.inter_feat[torch.from_numpy(templates)].interaction)
+    columns[train.uid_field] = torch.from_numpy(users).to(columns[train.uid_field].dtype)
+    columns[train.iid_field] = torch.from_numpy(items).to(columns[train.iid_field].dtype)
+    return Interaction(columns)

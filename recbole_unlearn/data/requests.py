@@ -1,9 +1,9 @@
-"""Deletion requests: reading them, and finding the rows they mean.
+"""Deletion requests: reading them, and finding the interactions they mean.
 
-A request names interactions, whole users or whole items by the dataset's own tokens; which of the three
-is decided by its columns. :func:`read_request` takes a file or Python data, :func:`locate` finds the rows
-in the training, validation and test split. Messages give row numbers and counts, never tokens: a log must
-not say who asked to be forgotten.
+A request names interactions, whole users or whole items by the dataset's own tokens; its columns decide which of the
+three. :func:`read_request` takes a file or Python data, :func:`locate` finds the interactions in the training,
+validation and test split. Messages give the request's row numbers and counts, never tokens: a log must not say who
+asked to be forgotten.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ForgetRequest:
     kind: Literal["interactions", "users", "items"]
     frame: pd.DataFrame
     name: str  # how messages call the request
-    rows: np.ndarray  # the row number of each request, as its author counts
+    rows: np.ndarray  # the row number of each request, as its author counts rows
     unit: str  # "line" in a text file, "row" elsewhere
 
     def where(self, bad: np.ndarray) -> str:
@@ -60,7 +60,7 @@ class ForgetRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Located:
-    """Which rows of each split a request means (boolean masks), and how many requests it skipped."""
+    """Which interactions of each split a request means (boolean masks), and how many requests were skipped."""
 
     train: np.ndarray
     valid: np.ndarray
@@ -162,10 +162,10 @@ def _from_frame(frame: pd.DataFrame, fields: Fields, name: str, first: int, unit
         or not given & {"user", "item"}
         or ("time" in given and len(given) < 3)
     ):
-        raise UnlearnError(
-            f"{name}: the header is {', '.join(map(str, frame.columns)) or 'empty'}; "
-            f"expected {_expected(fields)}."
-        )
+        # The first line of a file without a header is a request: what it says is not printed.
+        known = [column for column in frame.columns if column in wanted]
+        found = f"has {', '.join(known)} and {len(unknown)} others" if known else "has no known column"
+        raise UnlearnError(f"{name}: the header {found}; expected {_expected(fields)}.")
     rows = np.arange(len(frame)) + first
     frame = frame.rename(columns=wanted)
     blank = frame.isna().all(axis=1).to_numpy()
@@ -206,7 +206,7 @@ def locate(
     on_missing: str = "error",
     clock: Clock | None = None,
 ) -> Located:
-    """Find the rows of ``splits`` (train, valid, test) that ``request`` means.
+    """Find the interactions of ``splits`` (train, valid, test) that ``request`` means.
 
     Args:
         request: what to forget.
@@ -231,17 +231,15 @@ def locate(
         _missing(request, absent, on_missing, "are not in the training data")
     train_mask, valid_mask, test_mask = masks
     located = Located(train_mask, valid_mask, test_mask, int((unknown | absent).sum()))
-    if not located.train.any():
-        elsewhere = int(located.valid.sum() + located.test.sum())
+    if not any(mask.any() for mask in masks):
         raise UnlearnError(
-            f"{request.name}: nothing to forget. None of its rows is in the training data"
-            + (f" ({elsewhere} are in the validation or test split, which no model trains on)." if elsewhere
-               else "; check the file, or the dataset and its filters.")
-        )  # fmt: skip
+            f"{request.name}: nothing to forget. None of its rows is in the data; check the file, or the dataset and "
+            "its filters."
+        )
     if located.train.all():
         raise UnlearnError(
-            f"{request.name} asks to forget all {len(located.train)} training rows: there is no model "
-            "without data. Delete the model instead, or ask for less."
+            f"{request.name} asks to forget all {len(located.train)} training interactions: there is no "
+            "model without data. Delete the model instead, or ask for less."
         )
     return located
 
@@ -259,7 +257,7 @@ def _match(
     splits: tuple[Dataset, Dataset, Dataset],
     clock: Clock | None,
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Row masks of the splits, and which requests were found in any of them."""
+    """Masks of the interactions in each split, and which requests were found in any of them."""
     wanted = _keys(ids, splits[0].item_num)
     valid_keys = np.where(np.any([column == 0 for column in ids.values()], axis=0), -1, wanted)
     found = np.zeros(len(wanted), dtype=bool)
@@ -280,7 +278,7 @@ def _match(
 
 
 def _keys(ids: dict[str, np.ndarray], item_num: int) -> np.ndarray:
-    """One number per row: user * items + item, or the one id that is given."""
+    """One number for each interaction or request: user * items + item, or the one id that is given."""
     if len(ids) == 2:
         return ids["user"] * item_num + ids["item"]
     return next(iter(ids.values()))
@@ -303,11 +301,11 @@ def _match_times(
     asked = clock(asked) if clock else asked
     times = split.inter_feat[split.time_field].numpy().astype(np.float64)
     slack = 2 * float(np.spacing(np.float32(np.abs(times).max(initial=1.0))))
-    rows = pd.DataFrame({"key": keys, "time": times, "row": np.arange(len(keys))})
+    present = pd.DataFrame({"key": keys, "time": times, "number": np.arange(len(keys))})
     requests = pd.DataFrame({"key": wanted, "asked": asked, "request": np.arange(len(wanted))})
-    pairs = rows[np.isin(keys, wanted)].merge(requests, on="key")
+    pairs = present[np.isin(keys, wanted)].merge(requests, on="key")
     pairs = pairs[(pairs["time"] - pairs["asked"]).abs() <= slack]
     mask, hit = np.zeros(len(keys), dtype=bool), np.zeros(len(wanted), dtype=bool)
-    mask[pairs["row"].to_numpy()] = True
+    mask[pairs["number"].to_numpy()] = True
     hit[pairs["request"].to_numpy()] = True
     return mask, hit

@@ -1,16 +1,16 @@
 r"""From a dataset and a forget set to forget and retain data with the same ids.
 
 :func:`load` makes RecBole's dataset and splits it as RecBole would. :class:`UnlearnData` holds the two
-sides: D (``full``) and D\S (``retain``), plus the deleted rows (``forget``). :func:`loaders` builds new
+sides: D (``full``) and D\S (``retain``), plus the deleted interactions (``forget``). :func:`loaders` builds new
 samplers and loaders for either side; the samplers are never shared, or deleted pairs would stay excluded
 from the negatives and stay masked at test.
 
-Rules, in the words of docs/forget-sets.md:
+Rules, see docs/forget-sets.md:
 
-* Only training rows are unlearned. A request that also hits validation or test rows removes them from
-  those splits for every phase alike, so that all figures speak of the same rows.
-* A user or an item that has no training row left (an *orphan*) cannot be ranked sensibly by any model.
-  Its validation and test rows are left out for every phase, and counted.
+* Only training interactions are unlearned. A request that also hits validation or test interactions removes
+  them from those splits for every phase alike, so that all figures are about the same interactions.
+* A user or an item that has no training interaction left (an *orphan*) cannot be ranked sensibly by any model.
+  Its validation and test interactions are left out for every phase, and counted.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ from recbole.utils import init_seed
 from recbole_unlearn.data.download import ensure_dataset
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Clock
+from recbole_unlearn.files import Clock, used_values
 from recbole_unlearn.files import saved_dataset as retained
 from recbole_unlearn.settings import UnlearnConfig
 
+INJECTED = "injected"  # the source of a request that the synthetic protocol made
+
 
 class Splits(NamedTuple):
-    """Training, validation and test rows as RecBole datasets with one set of ids."""
+    """Training, validation and test interactions as RecBole datasets with one set of ids."""
 
     train: Dataset
     valid: Dataset
     test: Dataset
 
     def digest(self) -> str:
-        """A digest of what a model trained on these splits can see: training and validation rows."""
+        """A digest of what a model trained on these splits can see: training and validation interactions."""
         digest = hashlib.sha256()
         for dataset in (self.train, self.valid):
             digest.update(f"{dataset.user_num} {dataset.item_num} {len(dataset)}".encode())
@@ -68,10 +70,11 @@ class Loaders(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A loaded dataset: its splits, and how raw timestamps map to the loaded ones."""
+    """A loaded dataset: its splits, how raw timestamps map to the loaded ones, and what earlier requests took."""
 
     splits: Splits
     clock: Clock | None
+    lost: torch.Tensor | None = None  # (items,), see UnlearnData
 
 
 def fetch(config: UnlearnConfig) -> None:
@@ -86,13 +89,14 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
 
     Args:
         config: names the dataset, its filters and its split.
-        saved: the retained data of an earlier request, to go on from instead of the source files.
+        saved: the retained data of an earlier request, to continue from instead of the source files.
 
     """
     name = config["dataset"]
     init_seed(config["seed"], config["reproducibility"])
+    lost: np.ndarray | None = None
     if saved is not None:
-        dataset, clock = retained.read_dataset(saved, config)
+        dataset, clock, lost = retained.read_dataset(saved, config)
     else:
         fetch(config)
         try:
@@ -115,13 +119,15 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
         )
     splits = Splits(*parts)
     if len(splits.train) == 0:
-        raise UnlearnError(f"The dataset {name} has no training rows after filtering; check val_interval.")
-    return Source(splits, clock)
+        raise UnlearnError(
+            f"The dataset {name} has no training interactions after filtering; check val_interval."
+        )
+    return Source(splits, clock, None if lost is None else torch.from_numpy(lost))
 
 
 @contextlib.contextmanager
 def _recorded_times() -> Iterator[dict[str, np.ndarray]]:
-    """Note the timestamps as the file has them: RecBole may scale them to [0, 1] while it loads."""
+    """Record the timestamps as the file has them: RecBole may scale them to [0, 1] while it loads."""
     recorded: dict[str, np.ndarray] = {}
     original = Dataset._normalize
 
@@ -158,28 +164,54 @@ class UnlearnData:
 
     full: Splits
     retain: Splits
-    forget: Dataset  # the deleted training rows, S
-    deleted: torch.Tensor  # (|D|,), which rows of full.train they are
+    forget: Dataset  # the deleted training interactions, S
+    deleted: torch.Tensor  # (|D|,), which interactions of full.train they are
     source: str  # "file", "python" or "injected ..."
     clock: Clock | None
     counts: dict[str, int]
     orphan_users: torch.Tensor
     orphan_items: torch.Tensor
+    # (items,), how many training interactions earlier requests took from each item since its rows were last fitted;
+    # None for a model that was trained on D.
+    lost: torch.Tensor | None = None
 
     @functools.cached_property
     def affected_users(self) -> torch.Tensor:
-        """Users with a deleted row, sorted."""
+        """Users with a deleted interaction, sorted."""
         return torch.unique(self.forget.inter_feat[self.forget.uid_field])
 
     @functools.cached_property
     def forget_pairs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The distinct deleted pairs (users, items) that do not stand in a retained row as well."""
+        """The distinct deleted pairs (users, items) that no retained interaction has."""
         train = self.retain.train
         users, items = _pairs(self.forget)
         keys = torch.unique(users * train.item_num + items)
         kept_users, kept_items = _pairs(train)
         keys = keys[~torch.isin(keys, kept_users * train.item_num + kept_items)]
         return keys // train.item_num, keys % train.item_num
+
+    @functools.cached_property
+    def orphan_values(self) -> dict[str, torch.Tensor]:
+        r"""By field of features, the values that training interactions had in D and that none has in D\S."""
+        before, after = (used_values(splits.train) for splits in (self.full, self.retain))
+        ids = (self.forget.uid_field, self.forget.iid_field)
+        gone = {field: values[~torch.isin(values, after[field])] for field, values in before.items()}
+        return {field: values for field, values in gone.items() if field not in ids and len(values)}
+
+    def lost_after(self, refitted: torch.Tensor | None) -> torch.Tensor:
+        """What is counted of every item (items,) once this request is done, so that many small requests add up.
+
+        The items ``refitted`` count from zero: their rows have been made from retained interactions. So do orphans.
+        Injected noise is not counted, because nobody asked to forget it.
+        """
+        train = self.full.train
+        lost = torch.zeros(train.item_num, dtype=torch.long) if self.lost is None else self.lost.clone()
+        if not self.source.startswith(INJECTED):
+            lost += torch.bincount(self.forget.inter_feat[train.iid_field], minlength=train.item_num)
+        for anew in (self.orphan_items, refitted):
+            if anew is not None:
+                lost[anew] = 0
+        return lost
 
     def summary(self) -> dict[str, Any]:
         """Counts for result.json: how much was asked for, and what the rules above left out."""
@@ -197,8 +229,14 @@ def _pairs(dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
     return dataset.inter_feat[dataset.uid_field], dataset.inter_feat[dataset.iid_field]
 
 
-def divide(full: Splits, located: Located, source: str, clock: Clock | None = None) -> UnlearnData:
-    r"""Divide D into S and D\S by the rows that were located, applying the rules of this module."""
+def divide(
+    full: Splits,
+    located: Located,
+    source: str,
+    clock: Clock | None = None,
+    lost: torch.Tensor | None = None,
+) -> UnlearnData:
+    r"""Divide D into S and D\S by the interactions that were located, applying the rules of this module."""
     remove = [torch.from_numpy(mask) for mask in (located.train, located.valid, located.test)]
     kept = Splits(*(_rows(part, ~mask) for part, mask in zip(full, remove, strict=True)))
     users, items = _orphans(full.train, kept.train)
@@ -207,7 +245,7 @@ def divide(full: Splits, located: Located, source: str, clock: Clock | None = No
     for part, label in ((retain.valid, "validation"), (retain.test, "test")):
         if len(part) == 0:
             raise UnlearnError(
-                f"After this request no {label} row is left to measure with. Ask for less, or use a "
+                f"After this request no {label} interaction is left to measure with. Ask for less, or use a "
                 "larger dataset."
             )
     counts = {
@@ -220,7 +258,7 @@ def divide(full: Splits, located: Located, source: str, clock: Clock | None = No
         "orphan_test_rows": int((~usable[1]).sum()),
     }
     forget = _rows(full.train, remove[0])
-    return UnlearnData(full, retain, forget, remove[0], source, clock, counts, users, items)
+    return UnlearnData(full, retain, forget, remove[0], source, clock, counts, users, items, lost)
 
 
 def _rows(dataset: Dataset, mask: torch.Tensor) -> Dataset:
@@ -228,7 +266,7 @@ def _rows(dataset: Dataset, mask: torch.Tensor) -> Dataset:
 
 
 def _orphans(before: Dataset, after: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
-    """Users and items with training rows before and none after."""
+    """Users and items with training interactions before and none after."""
     found = []
     for old, new in zip(_pairs(before), _pairs(after), strict=True):
         old = torch.unique(old)
@@ -237,13 +275,13 @@ def _orphans(before: Dataset, after: Dataset) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _usable(dataset: Dataset, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    row_users, row_items = _pairs(dataset)
-    return ~(torch.isin(row_users, users) | torch.isin(row_items, items))
+    all_users, all_items = _pairs(dataset)
+    return ~(torch.isin(all_users, users) | torch.isin(all_items, items))
 
 
-def append(train: Dataset, rows: Interaction) -> Dataset:
-    """``train`` with more rows at its end."""
-    return train.copy(cat_interactions([train.inter_feat, rows]))
+def append(train: Dataset, interactions: Interaction) -> Dataset:
+    """``train`` with more interactions at its end."""
+    return train.copy(cat_interactions([train.inter_feat, interactions]))
 
 
 def loaders(config: UnlearnConfig, splits: Splits) -> Loaders:

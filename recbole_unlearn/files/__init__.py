@@ -18,6 +18,7 @@ from recbole_unlearn.files.export import dataset_config, refuse_overwriting, wri
 from recbole_unlearn.files.saved_dataset import Clock, write_dataset
 from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.files.unpickle import load_torch
+from recbole_unlearn.files.vocabulary import used_values
 
 __all__ = [
     "Checkpoint",
@@ -29,6 +30,7 @@ __all__ = [
     "new_directory",
     "read_checkpoint",
     "refuse_overwriting",
+    "used_values",
     "write_bytes",
     "write_dataset",
     "write_json",

@@ -8,6 +8,7 @@ disk leaves nothing, and what stood under the name before is kept until the very
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -31,10 +32,13 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         raise _cannot_write(path, error) from error
     try:
         with os.fdopen(descriptor, "wb") as stream:
+            fcntl.flock(
+                stream, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # held while it is written, see outputs.remove_stale
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~current_umask())
         os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
@@ -44,7 +48,8 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def _umask() -> int:
+def current_umask() -> int:
+    """The process's umask, which only setting it tells."""
     current = os.umask(0)
     os.umask(current)
     return current
@@ -87,7 +92,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     try:
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
         yield temporary
-        os.chmod(temporary, 0o777 & ~_umask())
+        os.chmod(temporary, 0o777 & ~current_umask())
         if path.exists():  # a directory cannot be renamed over another: the old one steps aside
             aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
             os.replace(path, aside / path.name)

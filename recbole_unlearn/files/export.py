@@ -11,6 +11,7 @@ have no row left.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,14 @@ from recbole_unlearn.files.atomic import write_torch
 from recbole_unlearn.files.saved_dataset import Clock
 from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.settings import UnlearnConfig
+
+DATASET_DIGEST = "unlearn_dataset_sha256"  # in a checkpoint: the dataset file it belongs to
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def checkpoint_path(directory: Path, config: UnlearnConfig) -> Path:
@@ -45,19 +54,22 @@ def refuse_overwriting(directory: Path, config: UnlearnConfig, original: Path | 
 
 def write_model(
     directory: Path,
+    home: Path,
     config: UnlearnConfig,
     trained: Trained,
     optimizer: dict[str, Any],
     parts: Sequence[Dataset],
     clock: Clock | None,
-) -> Path:
-    """Write a checkpoint and the dataset it belongs to (train, valid, test); returns the checkpoint's path.
+    lost: np.ndarray | None = None,
+) -> str:
+    """Write a checkpoint and the dataset it belongs to (train, valid, test); returns the checkpoint's name.
 
-    ``optimizer`` is the state of one without memory: that of ``trained`` is not written.
+    ``home`` is the directory both are in at the end. ``optimizer`` is the state of one without memory: that of
+    ``trained`` is not written. ``lost`` is as in :func:`~recbole_unlearn.files.saved_dataset.write_dataset`.
     """
-    dataset_file = directory / f"{config['dataset']}-{type(parts[0]).__name__}.pth"
-    plain = dataset_config(config, directory, dataset_file)
-    saved_dataset.write_dataset(dataset_file, plain, parts, clock)
+    name = f"{config['dataset']}-{type(parts[0]).__name__}.pth"
+    plain = dataset_config(config, home, home / name)
+    saved_dataset.write_dataset(directory / name, plain, parts, clock, lost)
     path = checkpoint_path(directory, config)
     content = {
         "config": plain,
@@ -67,9 +79,10 @@ def write_model(
         "state_dict": trained.state_dict,
         "other_parameter": trained.other_parameter,
         "optimizer": optimizer,
+        DATASET_DIGEST: file_digest(directory / name),
     }
     write_torch(path, content)
-    return path
+    return path.name
 
 
 def dataset_config(config: UnlearnConfig, directory: Path, dataset_file: Path) -> Config:

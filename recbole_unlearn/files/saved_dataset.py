@@ -15,26 +15,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from recbole.config import Config
 from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction, cat_interactions
-from recbole.utils import FeatureType
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import unpickle
 from recbole_unlearn.files.atomic import atomic
+from recbole_unlearn.files.dataset_state import ATTRIBUTES, OPTIONAL, PARTS, fault
+from recbole_unlearn.files.vocabulary import blank_unused
+from recbole_unlearn.inputs import shown
 
-PARTS = ["train", "valid", "test"]
-
-# What a dataset of RecBole consists of, beside its config and its logger.
-_ATTRIBUTES = {
-    "dataset_name": str, "dataset_path": str, "field2type": dict, "field2source": dict,
-    "field2id_token": dict, "field2token_id": dict, "field2bucketnum": dict, "field2seqlen": dict,
-    "alias": dict, "_preloaded_weight": dict, "uid_field": str, "iid_field": str, "feat_name_list": list,
-    "file_size_list": list, "inter_feat": pd.DataFrame,
-}  # fmt: skip
-_OPTIONAL = ("user_feat", "item_feat", "label_field", "time_field", "_rest_fields")
+MOST_LOST = 2**40  # interactions; more was never counted
 
 
 class Clock(NamedTuple):
@@ -49,87 +41,92 @@ class Clock(NamedTuple):
         return self.start + (times - self.low) * self.slope
 
 
-def write_dataset(path: Path, config: Config, parts: Sequence[Dataset], clock: Clock | None) -> None:
-    """Write the rows of ``parts`` (train, valid, test) as one saved dataset of RecBole."""
+class Saved(NamedTuple):
+    """A saved dataset, and what its file has beside RecBole's own."""
+
+    dataset: Dataset
+    clock: Clock | None
+    lost: np.ndarray | None  # (items,), training interactions that each item lost since its rows were fitted
+
+
+def write_dataset(
+    path: Path,
+    config: Config,
+    parts: Sequence[Dataset],
+    clock: Clock | None,
+    lost: np.ndarray | None = None,
+) -> None:
+    """Write the interactions of ``parts`` (train, valid, test) as one saved dataset of RecBole.
+
+    ``lost`` (items,) is how many training interactions each item has lost since its rows were last fitted to what was
+    retained; it is written only where there is something to count.
+    """
     dataset = _joined(config, parts)
     dataset.unlearn_clock = None if clock is None else tuple(clock)
+    dataset.unlearn_lost = None if lost is None or not lost.any() else lost.astype(np.int64)
     with atomic(path) as stream:
         pickle.dump(dataset, stream, protocol=4)
 
 
-def read_dataset(path: Path, config: Config) -> tuple[Dataset, Clock | None]:
-    """A dataset that :func:`write_dataset` wrote, with the clock of its source."""
+def read_dataset(path: Path, config: Config) -> Saved:
+    """A dataset that :func:`write_dataset` wrote, with the clock of its source and what its items have lost."""
     content = unpickle.load_pickle(path)
     state = content.state if isinstance(content, unpickle.StandIn) else None
-    if type(content).__name__ != "Dataset" or not isinstance(state, dict):
-        raise UnlearnError(f"{path} is not a saved dataset of RecBole.")
-    for name, kind in _ATTRIBUTES.items():
-        if not isinstance(state.get(name), kind):
-            raise UnlearnError(f"{path} is not a dataset this plugin wrote: {name} is missing or odd.")
-    if len(state["file_size_list"]) != len(PARTS) or sum(state["file_size_list"]) != len(state["inter_feat"]):
-        raise UnlearnError(f"{path} is damaged: its parts do not add up to its rows.")
+    if not isinstance(state, dict) or getattr(content.maker, "name", "") != "Dataset":
+        raise UnlearnError(f"{shown(path)} is not a saved dataset of RecBole.")
+    problem = fault(state, config["dataset"])
+    if problem:
+        raise UnlearnError(f"{shown(path)} is damaged, or not a dataset this plugin wrote: {problem}.")
     dataset = Dataset.__new__(Dataset)
-    dataset.__dict__.update({name: state[name] for name in _ATTRIBUTES})
-    dataset.__dict__.update({name: state.get(name) for name in _OPTIONAL})
+    dataset.__dict__.update({name: state[name] for name in ATTRIBUTES})
+    dataset.__dict__.update({name: state.get(name) for name in OPTIONAL})
     for feat in dataset.feat_name_list:
-        if not isinstance(state.get(feat), pd.DataFrame):
-            raise UnlearnError(f"{path} is damaged: {feat} is missing.")
         setattr(dataset, feat, state[feat])
+    dataset.dataset_path = config["data_path"]  # a path is not taken from a file
     dataset.config, dataset.logger = config, logging.getLogger()
     dataset.benchmark_filename_list = PARTS
-    clock = state.get("unlearn_clock")
-    return dataset, None if clock is None else Clock(*(float(part) for part in clock))
+    lost = _lost(path, state.get("unlearn_lost"), len(state["field2id_token"].get(dataset.iid_field, ())))
+    return Saved(dataset, _clock(path, state.get("unlearn_clock")), lost)
+
+
+def _clock(path: Path, parts: Any) -> Clock | None:
+    if parts is None:
+        return None
+    fits = isinstance(parts, tuple) and len(parts) == 3 and all(isinstance(p, (int, float)) for p in parts)
+    if not fits or not np.isfinite(parts).all():
+        raise UnlearnError(f"{shown(path)} is damaged: its clock is odd.")
+    return Clock(*(float(part) for part in parts))
+
+
+def _lost(path: Path, counts: Any, items: int) -> np.ndarray | None:
+    """Counts by item from a file; None when it has none, as one of RecBole's own."""
+    if counts is None:
+        return None
+    fits = isinstance(counts, np.ndarray) and counts.shape == (items,) and counts.dtype.kind in "iu"
+    if not fits or (counts < 0).any() or (counts > MOST_LOST).any():
+        raise UnlearnError(f"{shown(path)} is damaged: its counts of what items have lost are odd.")
+    return counts.astype(np.int64)
 
 
 def _joined(config: Config, parts: Sequence[Dataset]) -> Dataset:
-    """One RecBole dataset of the retained rows, which `build()` divides into ``parts`` again."""
+    """One RecBole dataset of the retained interactions, which `build()` divides into ``parts`` again."""
     dataset = parts[0].copy(cat_interactions([part.inter_feat for part in parts]))
-    gone = {}
-    for field in (dataset.uid_field, dataset.iid_field):
-        present = torch.unique(dataset.inter_feat[field]).numpy()
-        gone[field] = np.setdiff1d(np.arange(1, dataset.num(field)), present)
     dataset.config = config
     dataset.logger = logging.getLogger()
     dataset.benchmark_filename_list = PARTS
     dataset.file_size_list = [len(part) for part in parts]
-    dataset.field2id_token = {**dataset.field2id_token}
-    dataset.field2token_id = {**dataset.field2token_id}
-    for field, ids in gone.items():
-        _erase_tokens(dataset, field, ids)
-    for feat, field in (("user_feat", dataset.uid_field), ("item_feat", dataset.iid_field)):
-        if getattr(dataset, feat) is not None:
-            setattr(dataset, feat, _without(getattr(dataset, feat), field, gone[field]))
+    blank_unused(dataset)
     for feat in dataset.feat_name_list:
-        setattr(dataset, feat, _frame(dataset, getattr(dataset, feat)))
+        setattr(dataset, feat, _frame(getattr(dataset, feat)))
     return dataset
 
 
-def _erase_tokens(dataset: Dataset, field: str, ids: np.ndarray) -> None:
-    """Replace the tokens of ``ids`` by placeholders, which keeps the numbering and tells nothing."""
-    tokens = np.array(dataset.field2id_token[field], dtype=object)
-    tokens[ids] = [f"[removed-{number}]" for number in ids]
-    dataset.field2id_token[field] = tokens.astype(str)
-    dataset.field2token_id[field] = {token: number for number, token in enumerate(tokens)}
-
-
-def _without(feat: Interaction, key: str, ids: np.ndarray) -> Interaction:
-    """Features with the rows of ``ids`` blank."""
-    columns = {name: value.clone() for name, value in feat.interaction.items()}
-    for name, value in columns.items():
-        if name != key:
-            value[torch.from_numpy(ids)] = 0
-    return Interaction(columns)
-
-
-def _frame(dataset: Dataset, feat: Interaction | pd.DataFrame) -> pd.DataFrame:
+def _frame(feat: Interaction) -> pd.DataFrame:
     """Features in the form RecBole's datasets have before `build()`."""
-    if isinstance(feat, pd.DataFrame):
-        return feat
     columns: dict[str, Any] = {}
     for name in sorted(feat.columns):
         value = feat[name].numpy()
-        if dataset.field2type[name] in (FeatureType.TOKEN_SEQ, FeatureType.FLOAT_SEQ):
-            columns[name] = list(value)
-        else:
-            columns[name] = value
+        if value.ndim == 3:  # numbers with their buckets (n, length, 2), which come apart before `build()`
+            value = value.transpose(0, 2, 1)
+        columns[name] = list(value) if value.ndim > 1 else value
     return pd.DataFrame(columns)

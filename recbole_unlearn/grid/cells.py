@@ -1,4 +1,4 @@
-"""One cell of a grid: doing its run, and telling whether it has been done."""
+"""One cell of a grid: doing its run, and checking whether it has been done."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_cell(cell: Cell) -> dict[str, bytes]:
 
 
 def placed(cell: Cell) -> Cell:
-    """With whole paths: a worker may be in another directory."""
+    """The cell with absolute paths: a worker may be in another directory."""
     config = cell.config()
     paths = {
         "cache_dir": config["cache_dir"],
@@ -64,5 +64,5 @@ def _differing(part: str, found: Any, asked: Any) -> str:
 
 
 def plain(content: dict[str, Any]) -> dict[str, Any]:
-    """As it comes back from a file."""
+    """``content`` as it comes back from a file."""
     return json.loads(json.dumps(content, default=str))

@@ -8,8 +8,8 @@
     settings: {epochs: 50}
 
 Every combination of dataset, model, seed and ratio is a *cell*: one run, with all methods in it, so that times are
-compared inside one run. With `grids:`, a list of such blocks, other lists hold in each; what stands beside it holds
-for all. Nothing is evaluated: the file is data, and all of it is checked before anything is trained.
+compared inside one run. `grids:` is a list of such blocks, each with its own lists; what is beside it in the file
+holds for all blocks. Nothing is evaluated: the file is data, and all of it is checked before anything is trained.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Cell:
 
     @property
     def source(self) -> str:
-        """What a result of it says of its request."""
+        """What its result says about the request."""
         return f"injected {self.asked['settings']['inject_mode']}"
 
     def config(self) -> UnlearnConfig:
@@ -98,8 +98,8 @@ def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:
     return cells
 
 
-def refuse_cell_settings(values: Mapping[Any, Any]) -> None:
-    """Refuse settings that a grid gives its runs by other means."""
+def refuse_cell_settings(values: Mapping[Any, Any], in_file: bool = False) -> None:
+    """Refuse settings that a grid gives its runs by other means; a file also names no place on somebody's machine."""
     for key in values:
         if not isinstance(key, str):
             raise UnlearnError(f"settings: {key!r} is not the name of a setting.")
@@ -109,6 +109,8 @@ def refuse_cell_settings(values: Mapping[Any, Any]) -> None:
             )
         if not about(key).per_run:
             raise UnlearnError(f"{key} is not a setting of the runs of a grid; leave it out.")
+        if in_file and about(key).role is Role.PLACE:
+            raise UnlearnError(f"{key} is a place on one machine: give --{key} on the command line instead.")
 
 
 def _blocks(content: dict[Any, Any]) -> Iterator[dict[str, Any]]:
@@ -140,7 +142,7 @@ def _settings(block: dict[Any, Any]) -> dict[str, Any]:
     values = block.get("settings", {})
     if not isinstance(values, dict):
         raise UnlearnError("settings is not a mapping; expected for example settings: {epochs: 50}.")
-    refuse_cell_settings(values)
+    refuse_cell_settings(values, in_file=True)
     return values
 
 
@@ -178,7 +180,7 @@ def _list(block: dict[str, Any], key: str) -> list[Any]:
 def _refuse_twice(what: str, values: list[Any]) -> None:
     for place, value in enumerate(values):
         if value in values[:place]:
-            raise UnlearnError(f"{what}: {value} stands twice; leave one out.")
+            raise UnlearnError(f"{what}: {value} is there twice; leave one out.")
 
 
 def _name(key: str, value: Any) -> str:
@@ -212,10 +214,12 @@ _EXAMPLES = {
 
 
 def _methods(names: list[str]) -> tuple[str, ...]:
-    """The methods of a run, the one it is about first: that is the first which is not retraining itself."""
+    """The methods of a run, beginning with the one it is about: the first that is not retraining."""
     exact = [name for name in names if registry.get(name).exact]
     if not exact:
-        raise UnlearnError("methods: retrain is missing; every figure is measured from the retrained model.")
+        raise UnlearnError(
+            "methods: retrain is missing; every figure is compared with the retrained model's."
+        )
     others = [name for name in names if name not in exact]
     return (*others[:1], *exact, *others[1:])
 

@@ -2,7 +2,7 @@
 
 Cells are independent of each other. Each is done in a temporary directory, here or by a worker of Ray, and comes back
 as the content of its files, so no disk is shared; its directory appears when all of it is there. A cell that has a
-result is not done again: the same command goes on after a kill, and tries again what failed.
+result is not done again: the same command continues after a kill, and tries again what failed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) 
 
     Args:
         file: the grid, see docs/grid.md.
-        config_dict: output_dir, workers, ray_address and show_progress of the grid; any other setting is one of every
+        config_dict: output_dir, workers, ray_address and show_progress of the grid; any other setting is for every
             run, and wins over the file's.
 
     """
@@ -76,7 +76,7 @@ class _Grid:
         self.cells, self.directory, self.show_progress = cells, directory, show_progress
         self.run_settings = run
         self.left = [cell for cell in cells if not is_done(directory, cell)]
-        # What failed before and is tried again stays on record until it has been.
+        # A cell that failed before stays on record until it has been tried again.
         names = {cell.name for cell in self.left}
         self.failed = {name: why for name, why in read_json(directory / FAILED_FILE).items() if name in names}
 

@@ -28,7 +28,7 @@ def _figures(result: RunResult) -> list[str]:
 
 
 def said(folder: Path) -> str:
-    """One line on a cell that has been done."""
+    """One line about a cell that has been done."""
     result = read_result(folder / "result.json")
     before, after, target, _, demotion, goal, seconds, faster = _figures(result)
     return (

@@ -2,7 +2,7 @@
 
 Members are deleted pairs, non-members held-out positives of the same users, matched by popularity (`observe.match`).
 The attacker fits a logistic regression on what the model answers, and is scored on users it has not seen. A good
-value is not .5 but the retrained model's own: noise can be told from real preferences without any memory of it.
+value is not .5 but the retrained model's own: noise differs from real preferences even for a model that never saw it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def tpr_at_fpr(members: np.ndarray, others: np.ndarray, fpr: float = 0.01) -> fl
 
 
 def attack(members: np.ndarray, others: np.ndarray, users: np.ndarray) -> dict[str, Any] | None:
-    """AUC with interval and TPR at 1 % FPR of an attacker (m, f) against (m, f); None with too few users.
+    """AUC with interval and TPR at 1 % FPR, from features (m, f) of members and of others; None with too few users.
 
     ``users`` (m,) are those of the pairs; no user is in both training and test of the attacker.
     """
@@ -102,7 +102,7 @@ def membership(view: View, before: Observation | None = None) -> dict[str, Any] 
 @measure(
     "attack",
     title="Attack",
-    meaning="an attacker with this model alone tells deleted pairs from held-out ones; 0.5 and 0.01 are guesses",
+    meaning="an attacker with this model alone tells deleted pairs from held-out ones; guessing gives 0.5 and 0.01",
     good="the retrained model's, within the intervals",
     parts={"auc": ": AUC", "tpr@1%fpr": ": TPR at 1% FPR"},
     place=3,
@@ -115,7 +115,7 @@ def _attack(view: View) -> dict[str, Figure]:
 @measure(
     "attack_before_after",
     title="Attack, before and after",
-    meaning="the same with the models of before and after; 0.5 and 0.01 are guesses",
+    meaning="the same with the models before and after; guessing gives 0.5 and 0.01",
     good="the retrained model's, within the intervals",
     parts={"auc": ": AUC", "tpr@1%fpr": ": TPR at 1% FPR"},
     place=4,

@@ -1,8 +1,8 @@
 """What a measure of forgetting is, and how one is added.
 
-A measure is a function of what a model answered (:class:`View`) that carries ``@measure``. Registered, it is in
-`result.json` under `forgetting`, in the table at the end of a run, in the report and in docs/measuring.md (a
-test holds that). Measures of another package come by the entry-point group `recbole_unlearn.measures`.
+A measure is a function of what a model answered (:class:`View`) that carries ``@measure``. Once registered, it is in
+`result.json` under `forgetting`, in the table at the end of a run, in the report and in docs/measuring.md (a test
+checks that). Measures of another package come through the entry-point group `recbole_unlearn.measures`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A measure with what people have to know of it."""
+    """A measure with what people have to know about it."""
 
     key: str  # under `forgetting`; it may have entries KEY@K for several K
     title: str  # with {k} where there are several
@@ -69,7 +69,7 @@ def measure(
 ) -> Callable[[Callable[[View], dict[str, Figure]]], Callable[[View], dict[str, Figure]]]:
     """Decorator: make a function of a :class:`View` a measure.
 
-    The function returns the measure's entries, none where it cannot be taken.
+    The function returns the measure's entries; none when it cannot be taken.
     """
 
     def add(function: Callable[[View], dict[str, Figure]]) -> Callable[[View], dict[str, Figure]]:
@@ -93,5 +93,5 @@ def measures() -> list[Measure]:
 
 
 def rounded(value: object) -> float:
-    """A figure as results have it."""
+    """A figure, rounded as in results."""
     return round(float(value), DECIMALS)  # type: ignore[arg-type]

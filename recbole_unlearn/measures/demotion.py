@@ -1,4 +1,4 @@
-"""Where deleted items stand with their users: below items never touched, or back among the first."""
+"""Where deleted items rank for their users: below items never touched, or back among the first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOPK = (10, 20, 50)
 @measure(
     "demotion_rate",
     title="Demotion rate",
-    meaning="share of comparisons in which a deleted item scores below one its user never met; a tie is none",
+    meaning="share of comparisons in which a deleted item scores below one its user never met; a tie does not count",
     good="the retrained model's; more is over-forgetting, which can be seen",
     place=1,
 )
@@ -32,7 +32,7 @@ def demotion_rate(view: View) -> dict[str, Figure]:
     place=2,
 )
 def resurfacing(view: View) -> dict[str, Figure]:
-    """Share of deleted items among the first K of their user, nothing but the retained history masked."""
+    """Share of deleted items among the first K of their user; only the retained history is masked."""
     pairs = view.questions.deleted
     if len(pairs) == 0:
         return {}

@@ -43,7 +43,7 @@ def histogram(scores: torch.Tensor, edges: np.ndarray) -> Distribution:
 @measure(
     "ks",
     title="Kolmogorov–Smirnov",
-    meaning="largest difference between the distribution functions of the deleted pairs' scores, here and retrained",
+    meaning="largest difference of the distribution functions of the deleted pairs' scores, here and retrained",
     good="that of two retrained models; 0 is equal",
     is_distance=True,
     place=5,

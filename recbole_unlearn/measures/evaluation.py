@@ -1,8 +1,8 @@
 """Measuring a phase: utility by RecBole's evaluator, and forgetting by the measures of `measures/`.
 
-Every phase is measured on the same rows with the same masks: the retained data's. Deleted items are *not*
-masked, so a forgotten item that is still recommended costs utility. Utility is reported for all users, for
-affected users (those with a deleted row) and for the others; one scoring pass serves all three.
+Every phase is measured on the same interactions with the same masks: the retained data's. Deleted items are *not*
+masked, so a forgotten item that is still recommended costs utility. Utility is reported for all users, for affected
+users (those with a deleted interaction) and for the others; one scoring pass serves all three.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def report_config(config: UnlearnConfig, item_num: int) -> UnlearnConfig:
 def utility(
     trainer: PhaseTrainer, config: UnlearnConfig, data: Loaders, affected: torch.Tensor
 ) -> dict[str, dict[str, float]]:
-    """RecBole's metrics on the test rows: "metrics" (all users), "affected" and "unaffected"."""
+    """RecBole's metrics on the test interactions: "metrics" (all users), "affected" and "unaffected"."""
     config = report_config(config, data.test._dataset.item_num)
     evaluator = _KeepingEvaluator(config)
     held = trainer.eval_collector, trainer.evaluator
@@ -84,7 +84,7 @@ def _only(struct: DataStruct, users: torch.Tensor) -> DataStruct:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What one model was measured at by itself, and what it answered."""
+    """The figures of one model by itself, and what it answered."""
 
     utility: dict[str, Metrics]  # "metrics" (all users), "affected" and "unaffected"
     masked: Metrics
@@ -102,7 +102,7 @@ class Measurement:
         self.questions = Questions.of(data, deleted, config["seed"])
 
     def measure(self, trainer: PhaseTrainer, before: Measured | None = None) -> Measured:
-        """What can be said of a model by itself, and of it beside the one it comes from."""
+        """The figures of a model by itself, and of it together with the model it started from."""
         seen = observe(trainer, self.questions, self.data.retain)
         found = utility(trainer, self.config, self.test, self.data.affected_users)
         view = View(self.questions, seen, None if before is None else before.seen)
@@ -115,7 +115,7 @@ class Measurement:
         )
 
     def distances(self, mine: Measured, retrained: Measured | None) -> dict[str, Figure]:
-        """How far a model is from the retrained one; nothing of that one itself, or where there is none."""
+        """How far a model is from the retrained one; empty for the retrained one itself, or when there is none."""
         if retrained is None or mine.seen is retrained.seen or len(self.questions.deleted) == 0:
             return {}
         view = View(self.questions, mine.seen, retrained=retrained.seen)

@@ -1,6 +1,6 @@
 """Who bears the damage: utility by how active users are and by how popular items are.
 
-Users are split into thirds by their retained training rows, test rows by the popularity of their item.
+Users are split into thirds by their number of retained interactions, test interactions by their item's popularity.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def thirds(values: torch.Tensor) -> torch.Tensor:
 def by_group(
     questions: Questions, data: UnlearnData, top: torch.Tensor, k: int = 20
 ) -> dict[str, dict[str, Any]]:
-    """Recall@K of users by activity (mean over users), and of test rows by popularity (share that is found)."""
+    """Recall@K of users by activity (mean over users), and of test interactions by popularity (share found)."""
     test = data.retain.test
     users, items = test.inter_feat[test.uid_field], test.inter_feat[test.iid_field]
     looked_at = torch.isin(users, questions.users)

@@ -1,9 +1,9 @@
-r"""What the measures need of a model, from one pass over its scores.
+r"""What the measures need to know about a model, from one pass over its scores.
 
-The *questions* are made once a run and are the same for every phase: which users are looked at, the deleted
-pairs, the items each is compared with, and held-out positives of the same users that a membership attack has to
-tell them from. An
-*observation* is what one model answers. Items of the retained history are masked, deleted ones are not.
+The *questions* are made once a run and are the same for every phase: which users are looked at, the deleted pairs,
+the items each is compared with, and held-out positives of the same users, from which a membership attack has to
+distinguish the deleted pairs. An *observation* is what one model answers. Items of the retained history are masked,
+deleted ones are not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recbole_unlearn.rows import RetainedIndex, TrainIndex
 from recbole_unlearn.training import PhaseTrainer
 
 DEPTH = 50  # of the ranked lists that are kept
-OTHERS = 1000  # users without deleted rows that are looked at
+OTHERS = 1000  # users without deleted interactions that are looked at
 
 
 class Pairs:
@@ -32,7 +32,7 @@ class Pairs:
         return len(self.users)
 
     def of(self, users: torch.Tensor) -> slice:
-        """The pairs of a run of sorted ``users``."""
+        """The pairs of ``users``, who follow each other in the order of the questions, as a slice."""
         ends = torch.searchsorted(self.users, torch.stack([users[0], users[-1] + 1]))
         return slice(int(ends[0]), int(ends[1]))
 
@@ -41,18 +41,16 @@ class Pairs:
 class Questions:
     """What is looked at, in every phase."""
 
-    users: (
-        torch.Tensor
-    )  # (n,), sorted: those with deleted rows, and a sample of the others that have test rows
+    users: torch.Tensor  # (n,), sorted: the affected ones, and a sample of the others in the test split
     affected: torch.Tensor  # (n,), a mask
     deleted: Pairs
     members: torch.Tensor  # (m,), positions of deleted pairs that have a match
     held_out: Pairs  # (m pairs), the matches, in the order of ``members``
-    history: TrainIndex  # of the retained rows before test: what evaluation masks
+    history: TrainIndex  # of retained interactions before test: what evaluation masks
 
     @classmethod
     def of(cls, data: UnlearnData, deleted: Pairs, seed: int) -> Questions:
-        """Look at all users with deleted rows and some others, and match deleted pairs with held-out ones."""
+        """Look at all affected users and some others, and match deleted pairs with held-out ones."""
         others = torch.unique(data.retain.test.inter_feat[data.retain.test.uid_field])
         others = others[~torch.isin(others, data.affected_users)]
         pick = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))[:OTHERS]
@@ -64,9 +62,9 @@ class Questions:
 
 
 def match(deleted: Pairs, data: UnlearnData, rng: np.random.Generator) -> tuple[torch.Tensor, Pairs]:
-    """For held-out positives a deleted pair of the same user, as equal in popularity as can be; each is used once.
+    """Match held-out positives with deleted pairs of the same user and nearly the same popularity, each used once.
 
-    Without the match an attacker could tell deleted pairs by their user or their item alone.
+    Without the match an attacker could recognise deleted pairs by their user or their item alone.
     """
     train = data.full.train
     popularity = np.bincount(train.inter_feat[train.iid_field].numpy(), minlength=train.item_num)
@@ -126,7 +124,7 @@ def never_touched(
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """How pairs stand with their users."""
+    """Where pairs rank for their users."""
 
     score: torch.Tensor  # (m,), (s − mean)/std over all items of the user
     demoted: torch.Tensor  # (m,), share of the compared items that score higher
@@ -134,7 +132,7 @@ class Standing:
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What a model answers to a questions."""
+    """What a model answers to the questions."""
 
     top: torch.Tensor  # (n, depth), best items of each user, retained history left out
     top_masked: torch.Tensor  # the same with deleted items left out too
@@ -144,7 +142,7 @@ class Observation:
 
 @torch.no_grad()
 def observe(trainer: PhaseTrainer, questions: Questions, splits: Splits) -> Observation:
-    """Score all users of the plan once."""
+    """Score all users of the questions once."""
     size = questions.history.sizes["item"]
     depth = min(DEPTH, size - 1)
     step = max(1, trainer.test_batch_size // size)

@@ -63,7 +63,7 @@ def _overlap(view: View) -> dict[str, Figure]:
 @measure(
     "rbo",
     title="Rank-biased overlap",
-    meaning="the same over the first 50 (p = .9), the first ranks weighing most",
+    meaning="the same over the first 50 items (p = .9), where the first ranks weigh most",
     good="that of two retrained models; 1 is equal",
     parts=_USERS,
     is_distance=True,

@@ -1,4 +1,4 @@
-"""One sentence on a result: near retraining, short of it, beyond it, or not to be told."""
+"""One sentence on a result: near retraining, short of it, beyond it, or unknown."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from collections.abc import Mapping
 from recbole_unlearn.results.schema import RETRAINED, SECOND, UNLEARNED, PhaseResult, Verdict
 
 TOLERANCE = 0.1  # of the demotion rate, unless two retrained models differ by more
+UNCHANGED = "No model was trained on the interactions of this request, so no weight had to change."
 
 
-def verdict(phases: Mapping[str, PhaseResult], recovered: Mapping[str, float]) -> Verdict:
+def verdict(
+    phases: Mapping[str, PhaseResult], recovered: Mapping[str, float], deleted: int | None = None
+) -> Verdict:
     """The level (near, under, over, unknown) and a sentence for people.
 
     The demotion rate of the deleted pairs is compared with the retrained model's. Within the tolerance it is *near*;
     below, the model still prefers what it should not know (*under*); above, it shows what was deleted (*over*).
+    Where no training interaction was ``deleted``, the original never saw what is to be forgotten.
     """
+    if deleted == 0:
+        return Verdict("near", UNCHANGED)
     mine, target = phases[UNLEARNED], phases.get(RETRAINED, PhaseResult())
     rate, goal = mine.demotion_rate, target.demotion_rate
     if rate is None or goal is None:
@@ -27,16 +33,16 @@ def verdict(phases: Mapping[str, PhaseResult], recovered: Mapping[str, float]) -
     gap = rate - goal
     level = "near" if abs(gap) <= max(TOLERANCE, 2 * spread) else "under" if gap < 0 else "over"
     start = {
-        "near": "Forgotten, as far as measured: deleted items stand about where a retrained model puts them",
-        "under": "Not fully forgotten: deleted items stand higher than a retrained model puts them",
-        "over": "Forgotten too well: deleted items stand lower than a retrained model puts them, which can be seen",
+        "near": "Forgotten, as far as measured: deleted items rank about where a retrained model puts them",
+        "under": "Not fully forgotten: deleted items rank higher than a retrained model puts them",
+        "over": "Forgotten too well: deleted items rank lower than a retrained model puts them, which can be seen",
     }[level]
     parts = [f"{start} (demotion rate {rate:.3f}, retrained {goal:.3f})"]
     own, other = mine.forgetting.get("attack"), target.forgetting.get("attack")
     if isinstance(own, dict) and isinstance(other, dict):
         alike = own["low"] <= other["high"] and other["low"] <= own["high"]
         parts.append(
-            f"an attacker does {'as well as' if alike else 'otherwise than'} on the retrained model "
+            f"an attacker does {'as well as' if alike else 'differently than'} on the retrained model "
             f"(AUC {own['auc']:.2f}, retrained {other['auc']:.2f})"
         )
     share = recovered.get("ndcg@20")

@@ -1,7 +1,7 @@
 """Unlearning methods, one per file or folder.
 
-`base.py` is what a method gets, subclasses and returns, `registry.py` the decorator that registers it, and
-`request_losses.py` what methods that work by gradients share. A folder is a family: `obliviate/`, `influence/`
+`base.py` has what a method gets, subclasses and returns, `registry.py` the decorator that registers it, and
+`request_losses.py` what gradient-based methods share. A folder is a family: `obliviate/`, `influence/`
 (SCIF, IFRU) and `sharded/` (SISA, RecEraser, UltraRE). No family imports another.
 """
 

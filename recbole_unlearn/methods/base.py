@@ -3,7 +3,7 @@
 :class:`UnlearnTask` is what a method gets, :class:`UnlearnTrainer` what it subclasses, :class:`Outcome` what it
 returns. All that is worked out for one request (indices, adapters, batches with deleted interactions) lives in
 objects that are local to :meth:`UnlearnTrainer.unlearn` and are gone when it returns; a trainer keeps the new
-model only.
+model only, with the counts of what its items have lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Curve = list[tuple[int, float]]  # (step, value)
 class Watch:
     """Somebody who wants to see the model before a method that works in steps has ended."""
 
-    steps: frozenset[int]  # after which
+    steps: frozenset[int]  # after these steps
     look: Callable[
         [UnlearnTrainer, int, float], None
     ]  # gets the trainer, the step, the method's seconds so far
@@ -41,7 +41,7 @@ class Watch:
 
 @dataclasses.dataclass(frozen=True)
 class Originated:
-    """A method's own original: the model, the time its training took, and what the method needs to go on from it."""
+    """A method's own original: the model, the time its training took, and what the method needs to start from it."""
 
     model: AbstractRecommender
     seconds: float | None
@@ -76,15 +76,14 @@ class UnlearnTask:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a method says of the model it leaves; all of it may be left out."""
+    """What a method says about the model it leaves; all of it may be left out."""
 
     certificates: dict[str, Any] = dataclasses.field(default_factory=dict)  # what it can prove
     curves: dict[str, Curve] = dataclasses.field(default_factory=dict)  # for the report
-    seconds: float | None = (
-        None  # by its own account, where its trainings know better than a clock around them
-    )
+    seconds: float | None = None  # measured by the method itself, where that is better than a clock around it
     from_cache: bool = False
-    refits_orphan_items: bool = False  # it set items without an interaction left back itself, and fitted them
+    refits_orphan_items: bool = False  # it gave orphan items a new start itself, and fitted them
+    refitted_items: torch.Tensor | None = None  # items whose rows it made again from retained interactions
     certify: Callable[[], dict[str, Any]] | None = (
         None  # more certificates, once the model is final; not timed
     )
@@ -92,7 +91,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A finished phase: plain data, without anything of the request."""
+    """A finished phase: plain data, with nothing of the request in it."""
 
     certificates: dict[str, Any]
     curves: dict[str, Curve]
@@ -115,6 +114,7 @@ class UnlearnTrainer(PhaseTrainer):
     needs_index: ClassVar[bool] = False  # looks interactions up by user, item and pair
     own_original: ClassVar[bool] = False  # trains in a way of its own from the start, see originate
 
+    lost: torch.Tensor | None = None  # (items,), what the model's items have lost, see UnlearnData
     _start = _looked = 0.0
 
     @classmethod
@@ -132,7 +132,7 @@ class UnlearnTrainer(PhaseTrainer):
         raise NotImplementedError(f"{cls.__name__} has no steps to watch.")
 
     def originate(self, task: UnlearnTask) -> Originated:
-        """The model of D as this method trains it, for methods with an original of their own; comes before `run`."""
+        """The model of D as this method trains it, for methods with an original of their own; called before `run`."""
         raise NotImplementedError(f"{type(self).__name__} starts from the plain original.")
 
     def unlearn(self, task: UnlearnTask) -> Outcome | None:
@@ -140,20 +140,36 @@ class UnlearnTrainer(PhaseTrainer):
         raise NotImplementedError(f"{type(self).__name__} does not implement unlearn().")
 
     def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> None:
-        """Give users and items without an interaction left their initial values."""
+        """Give orphans (users, items and values of features with no training interaction left) initial values."""
         if not self.exact:
             data = task.data
             items = data.orphan_items[:0] if refitted_items else data.orphan_items
             tables.reset_rows(self.model, task.initial, data.retain.train, data.orphan_users, items)
+            features = tables.find_features(self.model, data.retain.train)
+            if features:  # finding the values takes a pass over the data
+                tables.reset_features(self.model, task.initial, features, data.orphan_values)
 
-    def save(self, directory: Path, data: UnlearnData) -> Path:
-        """Write the unlearned model and the retained data into ``directory``; returns the model's path."""
-        optimizer = self._build_optimizer().state_dict()  # one without memory
-        return write_model(directory, self.config, self.snapshot(), optimizer, data.retain, data.clock)
+    def save(self, directory: Path, data: UnlearnData, home: Path) -> str:
+        """Write the unlearned model and the retained data into ``directory``; returns the model's name.
+
+        ``home`` is where both are in the end, and what the checkpoint says.
+        """
+        optimizer = self._build_optimizer().state_dict()  # a new one, which has seen no gradient
+        lost = None if self.lost is None else self.lost.numpy()
+        return write_model(
+            directory, home, self.config, self.snapshot(), optimizer, data.retain, data.clock, lost
+        )
+
+    def keep(self, task: UnlearnTask) -> Finished:
+        """The phase of a request without training interactions: the model is the original, bit for bit."""
+        assert task.original is not None
+        task.original.load_into(self.model)
+        self.lost = task.data.lost_after(None)
+        return Finished({}, {}, 0.0, False)
 
     def run(self, task: UnlearnTask) -> Finished:
         """The phase: index the data, unlearn (timed), and leave a model that is clean and finite."""
-        if self.needs_index:  # it serves any number of requests, so no request pays for it
+        if self.needs_index:  # it serves any number of requests, so it is not timed with one
             index = TrainIndex(task.data.full.train).complete()
             task = dataclasses.replace(task, prepared_index=index)
         self._start, self._looked = time.perf_counter(), 0.0
@@ -167,6 +183,7 @@ class UnlearnTrainer(PhaseTrainer):
         for name, points in outcome.curves.items():
             for step, value in points:
                 self.tensorboard.add_scalar(f"Unlearn/{name}", value, step)
+        self.lost = task.data.lost_after(outcome.refitted_items)
         seconds = seconds if outcome.seconds is None else outcome.seconds
         return Finished(certificates, outcome.curves, seconds, outcome.from_cache)
 
@@ -192,7 +209,7 @@ class UnlearnTrainer(PhaseTrainer):
 
 
 def refuse_closed_form(config: UnlearnConfig, method: str) -> None:
-    """A model that is a formula of its data has no gradients, and is unlearned exactly by other methods."""
+    """Refuse a model that is a formula of its data: it has no gradients, and other methods unlearn it exactly."""
     if config["MODEL_TYPE"] == ModelType.TRADITIONAL:
         raise UnlearnError(
             f"{config['model']} is a closed form of its data, and {method} needs gradients. "

@@ -1,6 +1,6 @@
-r"""Fine-tuning: a few more epochs on the retained rows, from the original's weights.
+r"""Fine-tuning: a few more epochs on the retained interactions, from the original's weights.
 
-The simplest baseline there is, and no paper's: training goes on as RecBole does it, on D\S only, and what is no
+The simplest baseline there is, and no paper's: training continues as RecBole does it, on D\S only, and what is no
 longer rehearsed fades. Filled in: a new optimizer (the moments of the old one hold gradients of S), new
 samplers over D\S (a deleted item can be drawn as a negative again), and a learning rate of its own. Avoided:
 starting from a loader over D, whose sampler keeps deleted pairs from ever being negatives.
@@ -22,13 +22,13 @@ from recbole_unlearn.settings import UnlearnConfig, setting
 class FinetuneSettings:
     """Settings of fine-tuning."""
 
-    finetune_epochs: int = setting("Epochs over the retained rows.", low=1)
+    finetune_epochs: int = setting("Epochs over the retained interactions.", low=1)
     finetune_learning_rate: float | None = setting(
         "Learning rate of these epochs; the model's own when empty.", low=0.0
     )
 
 
-@method("finetune", "Train a few more epochs on the retained rows.", FinetuneSettings)
+@method("finetune", "Train a few more epochs on the retained interactions.", FinetuneSettings)
 class Finetune(UnlearnTrainer):
     r"""θ after `finetune_epochs` epochs of the training objective over D\S, from θ₀. May change every weight."""
 

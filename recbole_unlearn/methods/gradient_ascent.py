@@ -1,15 +1,15 @@
-r"""Gradient ascent: a few steps up the loss of the deleted rows, until the retained ones suffer.
+r"""Gradient ascent: a few steps up the loss of the deleted interactions, until the retained ones suffer.
 
 A folk baseline of machine unlearning. The loss of S has no upper bound, so ascent without a stop ends in a model that
 knows nothing.
 
-Filled in: Adam for the steps (gradients of embedding rows are small and of very different size), fresh uniform
-negatives at every step, and the stop: a fixed sample of retained rows is watched, and the step that makes its
-loss rise by more than a given share is taken back. Autoencoders learn by user, so their loss of S is the user's
+Filled in: Adam for the steps (gradients of embedding rows are small and of very different size), new uniform
+negatives at every step, and the stop: a fixed sample of retained interactions is watched, and the step that makes
+its loss rise by more than a given share is taken back. Autoencoders learn by user, so their loss of S is the user's
 loss with S minus that without (`request_losses.py`).
 
-Avoided: a fixed number of epochs whatever happens to retained rows; and, for an autoencoder, a batch of the request's
-users, whose loss is that of their retained history and would be unlearned in the place of S.
+Avoided: a fixed number of epochs whatever happens to retained interactions; and, for an autoencoder, a batch of the
+request's users, whose loss is that of their retained history: that history would be unlearned instead of S.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recbole_unlearn.methods.request_losses import RequestLosses
 from recbole_unlearn.rows import training_loss
 from recbole_unlearn.settings import UnlearnConfig, setting
 
-WATCHED = 8192  # retained rows whose loss is watched
+WATCHED = 8192  # retained interactions whose loss is watched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +35,19 @@ class GradientAscentSettings:
 
     gradient_ascent_steps: int = setting("Steps at most.", low=1)
     gradient_ascent_learning_rate: float = setting("Adam's learning rate.", low=0.0)
-    gradient_ascent_batch_size: int = setting("Deleted rows in a step.", low=1)
+    gradient_ascent_batch_size: int = setting("Deleted interactions in a step.", low=1)
     gradient_ascent_tolerance: float = setting(
-        "Stop before the loss of retained rows has risen by more than this share.", low=0.0
+        "Stop before the loss of retained interactions has risen by more than this share.", low=0.0
     )
 
 
-@method("gradient_ascent", "Climb the loss of the deleted rows for a few steps.", GradientAscentSettings)
+@method(
+    "gradient_ascent", "Climb the loss of the deleted interactions for a few steps.", GradientAscentSettings
+)
 class GradientAscent(UnlearnTrainer):
     """θ ← θ + η Adam(∇L_S(θ)) while L_R(θ) ≤ (1 + tolerance) L_R(θ₀).
 
-    May change every weight; with a model whose loss reads rows of its batch only (BPR), those are the rows of the
+    May change every weight. With a model whose loss reads only the rows of its batch (BPR), it changes rows of the
     request's users and items and of drawn negatives.
     """
 
@@ -100,7 +102,7 @@ class GradientAscent(UnlearnTrainer):
 
 
 def _batches(request: RequestLosses, options: GradientAscentSettings) -> Iterator[torch.Tensor]:
-    """Numbers of deleted rows, in epochs over S."""
+    """Numbers of deleted interactions, in epochs over S."""
     rows, done = request.deleted_rows(), 0
     while True:
         order = rows[torch.randperm(len(rows), generator=request.generator)]

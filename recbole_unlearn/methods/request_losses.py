@@ -1,8 +1,8 @@
 r"""A request as the gradient-based methods see it: batches of S and of D\S, and the losses on both.
 
-A model may learn by row (a pair, a labelled pair) or by user (an autoencoder reads and scores a whole history).
-For the latter a deleted row has no loss of its own. What it added is the user's loss with it minus the user's
-loss without:
+A model may learn by interaction (a pair, a labelled pair) or by user (an autoencoder reads and scores a whole
+history). For the latter a deleted interaction has no loss of its own. What it added is the user's loss with it minus
+the user's loss without:
 
     loss on S = mean over users of  ℓ(u; D) - ℓ(u; D\S)
 
@@ -42,7 +42,7 @@ def learns_by_user(config: UnlearnConfig) -> bool:
 
 
 def tie(model: AbstractRecommender, to: AbstractRecommender) -> None:
-    """Make the weights of ``model`` those of ``to``, the same tensors; what it knows of its data stays its own."""
+    """Make the weights of ``model`` those of ``to``, the same tensors; what it knows about its data stays its own."""
     others = dict(to.named_modules())
     for name, module in model.named_modules():
         for key in module._parameters:
@@ -52,7 +52,7 @@ def tie(model: AbstractRecommender, to: AbstractRecommender) -> None:
 
 
 class RequestLosses:
-    """The rows of one request, and a generator for all that is drawn."""
+    """The interactions of one request, and a generator for all that is drawn."""
 
     def __init__(self, task: UnlearnTask, model: AbstractRecommender) -> None:
         r"""``model`` is built on D\S. It is put into evaluation mode: without dropout a loss is one function."""
@@ -63,7 +63,7 @@ class RequestLosses:
             forget.inter_feat[field].cpu() for field in (forget.uid_field, forget.iid_field)
         )
         self.retained = RetainedIndex(index, self.users, self.items, task.data.deleted)
-        self.region = find_region(index, self.users, self.items, 0.0)
+        self.region = find_region(index, self.users, self.items, 0.0, task.data.lost)
         self.generator = torch.Generator().manual_seed(task.config["seed"])
         self.by_user = learns_by_user(task.config)
         self._before: AbstractRecommender | None = None
@@ -78,33 +78,35 @@ class RequestLosses:
         return self._before
 
     def witness(self, region: Region | None = None) -> Witness:
-        """Batches of retained rows for a region, by default that of the request."""
+        """Batches of retained interactions for a region, by default that of the request."""
         return Witness(self.config, self.retained, region or self.region, self.generator)
 
     def deleted_rows(self) -> torch.Tensor:
-        """Numbers of the rows of S whose losses make up the loss on S: all, or one for each user."""
+        """Numbers of the interactions of S whose losses make up the loss on S: all, or one for each user."""
         return _first_of_each(self.users) if self.by_user else torch.arange(len(self.users))
 
-    def kept_units(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of rows of D, those that a loss counts: all, or one for each user."""
-        return rows[_first_of_each(self.index.ids["user"][rows])] if self.by_user else rows
+    def kept_units(self, interactions: torch.Tensor) -> torch.Tensor:
+        """Of ``interactions`` of D, those that a loss counts: all, or one for each user."""
+        if not self.by_user:
+            return interactions
+        return interactions[_first_of_each(self.index.ids["user"][interactions])]
 
     def deleted_batch(self, chosen: torch.Tensor) -> Interaction:
-        """Rows of S with uniform negatives, in the form the model's loss takes."""
+        """Interactions of S with uniform negatives, in the form the model's loss takes."""
         drawn = self.retained.negatives(self.users[chosen], self.generator)
         return as_batch(self.config, self.data.forget, chosen, drawn)
 
     def deleted_loss(self, chosen: torch.Tensor, model: AbstractRecommender | None = None) -> torch.Tensor:
-        """The mean loss on some rows of S, by ``model`` where it learns by row."""
+        """The mean loss on some interactions of S; that of ``model`` where it learns by interaction."""
         batch = self.deleted_batch(chosen)
         if self.by_user:
             return training_loss(self.before(), batch) - training_loss(self.model, batch)
         return training_loss(model or self.model, batch)
 
     def fixed_batch(self, region: Region, size: int) -> tuple[Interaction, int]:
-        """``size`` of the retained rows that touch a region, and the number of rows they stand for.
+        """``size`` of the retained interactions that touch a region, and the number of all that do.
 
-        A row touches it by its user, its item, or the negative that training would draw for it.
+        An interaction touches it by its user, its item, or the negative that training would draw for it.
         """
         witness = self.witness(region)
         triples = witness.triples(self.kept_units(witness.interactions()))
@@ -112,15 +114,15 @@ class RequestLosses:
             more = witness.against_region(witness.extra())
             new = ~(region["user"].contains(more.users) | region["item"].contains(more.items))
             triples = Triples(*(torch.cat(pair) for pair in zip(triples, more.part(new), strict=True)))
-        rows = len(triples.numbers)
-        chosen = torch.randperm(rows, generator=self.generator)[:size]
-        return witness.batch(triples.part(chosen)), rows
+        number = len(triples.numbers)
+        chosen = torch.randperm(number, generator=self.generator)[:size]
+        return witness.batch(triples.part(chosen)), number
 
     def kept_sample(self, size: int) -> Interaction:
-        """``size`` of all retained rows, uniform, as one batch."""
+        """``size`` of all retained interactions, uniform, as one batch."""
         witness = self.witness()
-        rows = self.kept_units(witness.buffer(min(1.0, size / self.retained.size)))
-        return witness.batch(witness.triples(rows))
+        chosen = self.kept_units(witness.buffer(min(1.0, size / self.retained.size)))
+        return witness.batch(witness.triples(chosen))
 
 
 def turned(config: UnlearnConfig, batch: Interaction) -> Interaction:
@@ -143,12 +145,12 @@ def _still(model: AbstractRecommender, config: UnlearnConfig) -> None:
 
 
 def with_rows_left(region: Region) -> Region:
-    """Those of a region that did not lose all their rows: the others start anew, and no step of theirs would stay."""
+    """Those of a region that are not orphans: orphans get their initial rows, so no step of theirs would stay."""
     return _only(region, {side: members.share < 1.0 for side, members in region.items()})
 
 
 def losers(region: Region, share: float) -> Region:
-    """Those of a region that lost more than ``share`` of their rows."""
+    """Those of a region that lost more than ``share`` of their interactions."""
     return _only(region, {side: members.share > share for side, members in region.items()})
 
 

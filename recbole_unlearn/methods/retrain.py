@@ -1,4 +1,4 @@
-"""Exact unlearning: a new model, trained from scratch on the retained rows.
+"""Exact unlearning: a new model, trained from scratch on the retain set.
 
 Slow and right by definition. It is the reference that every other method is measured against, so it has a
 seed of its own: sharing the original's initial weights and sampling would make it look nearer to the
@@ -8,6 +8,8 @@ original than an independent retraining is.
 from __future__ import annotations
 
 import dataclasses
+
+import torch
 
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.settings import setting
@@ -20,7 +22,7 @@ class RetrainSettings:
     retrain_seed: int | None = setting("Seed of the new model; one more than the run's when empty.")
 
 
-@method("retrain", "Train again from scratch on the retained rows: exact and slow.", RetrainSettings)
+@method("retrain", "Train again from scratch on the retain set: exact and slow.", RetrainSettings)
 class Retrain(UnlearnTrainer):
     r"""θ₋S = argmin of the training objective over D\S, from a new initialisation."""
 
@@ -28,9 +30,10 @@ class Retrain(UnlearnTrainer):
     needs_original = False
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
-        """Train on the retained rows; a second retraining in the same run gets the next seed."""
+        """Train on the retain set; a second retraining in the same run gets the next seed."""
         seed = task.settings.retrain_seed
         seed = task.config["seed"] + 1 if seed is None else seed
         trained = task.train(task.config.replace(seed=seed + task.repeat), task.data.retain, task.label)
         trained.load_into(self.model)
-        return Outcome(seconds=trained.seconds, from_cache=trained.from_cache)
+        every = torch.arange(task.data.full.train.item_num)
+        return Outcome(seconds=trained.seconds, from_cache=trained.from_cache, refitted_items=every)

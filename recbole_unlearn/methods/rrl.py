@@ -1,4 +1,4 @@
-r"""RRL: reverse ranking of the deleted pairs, held by the Fisher information of the retained rows.
+r"""RRL: reverse ranking of the deleted pairs, restrained by the Fisher information of the retain set.
 
 Built from the description of the paper (*RRL: Recommendation Reverse Learning*, AAAI 2024), whose authors
 published no code; details that only its text has may differ.
@@ -8,13 +8,13 @@ reversed, and Fisher information says which weights matter to others,
 
     L = -mean over S of log σ(s(u, j) - s(u, i))  +  (λ/2) Σ_k F_k (θ_k - θ₀_k)²
 
-with F the diagonal Fisher information of the retained data, so that weights which matter to retained rows stay.
+with F the diagonal Fisher information of the retain set, so that weights which matter to retained interactions stay.
 
-Filled in: F is summed over D\S and the first term over S, and both are divided by |S|: λ = 1 is then the
-Laplace approximation of the retained rows' likelihood, whatever their number. Per-row gradients are not formed.
-With n rows and mean gradients ḡ of batches of B uniform rows, F ≈ n B · mean ḡ² (exact in expectation where the
-mean gradient is zero, and exactly Σ g² for B = 1). Adam, a learning rate that falls linearly to zero, uniform
-negatives, and all of these sizes.
+Filled in: F is summed over D\S and the first term over S, and both are divided by |S|: λ = 1 is then the Laplace
+approximation of the retained interactions' likelihood, whatever their number. Gradients of single interactions are
+not formed. With n interactions and mean gradients ḡ of batches of B uniform ones, F ≈ n B · mean ḡ² (exact in
+expectation where the mean gradient is zero, and exactly Σ g² for B = 1). Adam, a learning rate that falls linearly
+to zero, uniform negatives, and all of these sizes.
 
 Avoided: a public port descends -log σ(s(u, i) - s(u, j)), which is training on S once more
 (`test_rrl_lowers_the_scores_of_deleted_pairs` pins the sign); and Fisher information over D, which protects
@@ -48,10 +48,10 @@ class RRLSettings:
     rrl_batch_size: int = setting("Deleted pairs in a step.", low=1)
     rrl_fisher: float = setting("Weight λ of the Fisher term; 1 is the Laplace approximation.", low=0.0)
     rrl_fisher_batches: int = setting("Batches over which Fisher information is averaged.", low=1)
-    rrl_fisher_size: int = setting("Retained rows in each of them; 1 gives exact squares.", low=1)
+    rrl_fisher_size: int = setting("Retained interactions in each of them; 1 gives exact squares.", low=1)
 
 
-@method("rrl", "Reverse the ranking of deleted pairs, held by Fisher information.", RRLSettings)
+@method("rrl", "Reverse the ranking of deleted pairs, restrained by Fisher information.", RRLSettings)
 class RRL(UnlearnTrainer):
     """Minimises reverse ranking on S plus the Fisher term from θ₀.
 
@@ -71,7 +71,7 @@ class RRL(UnlearnTrainer):
         request = RequestLosses(task, self.model)
         pairs = len(request.retained.gone)
         if pairs == 0:
-            return Outcome()  # every deleted pair has another row that is retained: nothing to push down
+            return Outcome()  # every deleted pair is in a retained interaction too: nothing to push down
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         held = self._fisher(request, options) if options.rrl_fisher else {}
         anchor = {name: named[name].detach().clone() for name in held}

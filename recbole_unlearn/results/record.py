@@ -124,5 +124,5 @@ def build(
         environment=environment(run.threads, config["device"]),
         recovered=shares,
         speedup=speedup(phases),
-        verdict=verdict(phases, shares or {}),
+        verdict=verdict(phases, shares or {}, forget.interactions),
     )

@@ -145,7 +145,7 @@ class RunResult:
 
     @property
     def retrained(self) -> PhaseResult | None:
-        """The phase all others are held against, when there is one."""
+        """The phase all others are compared with, when there is one."""
         return self.phases.get(RETRAINED)
 
     def to_json(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ _SHOWN = ("recall", "ndcg")
 
 
 def table(result: RunResult) -> str:
-    """The tables of a run, and what can be said in a line."""
+    """The tables of a run, and the lines below them."""
     return "\n".join([_utility(result.phases), "", _forgetting(result.phases), *_closing_lines(result)])
 
 

@@ -1,8 +1,8 @@
-"""Rows of a model's tables, and the interactions that speak of them: what all methods work with.
+"""Rows of a model's tables, and the interactions of their users and items: what all methods work with.
 
 `tables.py` says which rows of which parameter belong to whom, `index.py` finds interactions by user, item and
 pair, `region.py` whom a request touches, `batches.py` draws the witness set, `own_loss.py`, `losses.py` and
-`scoring.py` compute losses and scores, and `expected.py` says where a pair belongs that a model never saw.
+`scoring.py` compute losses and scores, and `expected.py` estimates where a pair ranks in a model that never saw it.
 """
 
 from recbole_unlearn.rows.batches import Triples, Witness, as_batch, pairs_batch

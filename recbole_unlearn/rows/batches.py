@@ -1,8 +1,9 @@
-r"""The witness set: rows that tell what the region's rows should be, drawn in batches.
+r"""The witness set: interactions that show what the region's rows should be, drawn in batches.
 
-Three parts, as in the paper: R, retained rows; S, the deleted ones; Neg(S), negatives for them. R is drawn in epochs,
-each row once with a new uniform negative. Where items are calibrated, some of R has an item of the region as the
-negative: in training every item is a negative far more often than a positive, and its own rows alone would not tell.
+Three parts, as in the paper: R, retained interactions; S, the deleted ones; Neg(S), negatives for S. R is drawn in
+epochs, each interaction once with a new uniform negative. Where items are calibrated, some of R has an item of the
+region as the negative: in training every item is a negative far more often than a positive, and its own interactions
+alone would not show that.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from recbole_unlearn.settings import UnlearnConfig
 
 
 class Triples(NamedTuple):
-    """Rows with their users, items and a negative each; all (m,)."""
+    """Interactions by number, user and item, with a negative each; all (m,)."""
 
     numbers: torch.Tensor
     users: torch.Tensor
@@ -34,7 +35,7 @@ class Triples(NamedTuple):
 
 
 class Witness:
-    """Batches of retained and of deleted rows."""
+    """Batches of retained and of deleted interactions."""
 
     def __init__(
         self,
@@ -49,57 +50,57 @@ class Witness:
         self.region_negatives = region_negatives
 
     def interactions(self) -> torch.Tensor:
-        """Retained rows of the region's users or items."""
-        rows = [self.index.of(side, members.ids) for side, members in self.region.items()]
-        return self.retained.only(torch.unique(torch.cat(rows)))
+        """Retained interactions of the region's users or items."""
+        found = [self.index.of(side, members.ids) for side, members in self.region.items()]
+        return self.retained.only(torch.unique(torch.cat(found)))
 
     def buffer(self, share: float) -> torch.Tensor:
-        """A uniform sample of all retained rows, the paper's R."""
+        """A uniform sample of all retained interactions, the paper's R."""
         size = max(1, round(share * self.retained.size))
         return self._any(size)
 
     def _any(self, size: int) -> torch.Tensor:
-        """``size`` retained rows, uniform, with replacement."""
-        rows = torch.randint(0, len(self.index), (size,), generator=self.generator)
-        gone = self.retained.deleted[rows].nonzero().flatten()
+        """``size`` retained interactions, uniform, with replacement."""
+        drawn = torch.randint(0, len(self.index), (size,), generator=self.generator)
+        gone = self.retained.deleted[drawn].nonzero().flatten()
         while len(gone):
-            rows[gone] = torch.randint(0, len(self.index), gone.shape, generator=self.generator)
-            gone = gone[self.retained.deleted[rows[gone]]]
-        return rows
+            drawn[gone] = torch.randint(0, len(self.index), gone.shape, generator=self.generator)
+            gone = gone[self.retained.deleted[drawn[gone]]]
+        return drawn
 
-    def triples(self, rows: torch.Tensor) -> Triples:
-        """Rows of D with uniform negatives."""
-        users = self.index.ids["user"][rows]
+    def triples(self, numbers: torch.Tensor) -> Triples:
+        """Interactions of D, by their numbers, with uniform negatives."""
+        users = self.index.ids["user"][numbers]
         return Triples(
-            rows, users, self.index.ids["item"][rows], self.retained.negatives(users, self.generator)
+            numbers, users, self.index.ids["item"][numbers], self.retained.negatives(users, self.generator)
         )
 
     def against_region(self, size: int) -> Triples:
-        """About ``size`` retained rows of any user, with an item of the region as negative."""
-        rows = self._any(size)
-        users = self.index.ids["user"][rows]
+        """About ``size`` retained interactions of any user, with an item of the region as negative."""
+        numbers = self._any(size)
+        users = self.index.ids["user"][numbers]
         pick = torch.randint(0, len(self.region["item"]), (size,), generator=self.generator)
         items = self.region["item"].ids[pick]
         fits = ~self.retained.are_known(users, items)
-        return Triples(rows, users, self.index.ids["item"][rows], items).part(fits)
+        return Triples(numbers, users, self.index.ids["item"][numbers], items).part(fits)
 
     def extra(self) -> int:
-        r"""How many rows with an item of the region as negative an epoch has.
+        r"""How many interactions with an item of the region as negative an epoch has.
 
-        In training each of the |D\S| rows draws one of n items, so the region's b items are drawn |D\S| b / n times
-        an epoch; ``region_negatives`` scales that.
+        In training each of the |D\S| interactions draws one of n items, so the region's b items are drawn |D\S| b / n
+        times an epoch; ``region_negatives`` scales that.
         """
         often = self.retained.size * len(self.region["item"]) / self.index.sizes["item"]
         return round(self.region_negatives * often)
 
-    def batches(self, rows: torch.Tensor, size: int, steps: int) -> Iterator[Triples]:
-        """``steps`` batches of ``size`` triples at most, in epochs over ``rows``."""
+    def batches(self, numbers: torch.Tensor, size: int, steps: int) -> Iterator[Triples]:
+        """``steps`` batches of ``size`` triples at most, in epochs over the interactions ``numbers``."""
         extra, done = self.extra(), 0
         while done < steps:
             # No more than what is left to do: an epoch of a large request is never drawn whole.
-            part = min(1.0, (steps - done) * size / (len(rows) + extra))
-            taken = rows[
-                torch.randperm(len(rows), generator=self.generator)[: max(1, round(part * len(rows)))]
+            part = min(1.0, (steps - done) * size / (len(numbers) + extra))
+            taken = numbers[
+                torch.randperm(len(numbers), generator=self.generator)[: max(1, round(part * len(numbers)))]
             ]
             epoch = self.triples(taken)
             if extra:
@@ -113,7 +114,7 @@ class Witness:
                 yield epoch.part(slice(start, start + size))
 
     def deleted(self, size: int) -> Triples:
-        """``size`` deleted rows at most, with uniform negatives. Only pairs of which no row is left."""
+        """``size`` deleted pairs at most, with uniform negatives; only pairs that no retained interaction has."""
         gone = self.retained.gone
         if len(gone) > size:
             gone = gone[torch.randint(0, len(gone), (size,), generator=self.generator)]
@@ -129,7 +130,7 @@ class Witness:
 
 
 def as_batch(config: UnlearnConfig, train: Dataset, chosen: torch.Tensor, drawn: torch.Tensor) -> Interaction:
-    """Rows ``chosen`` of ``train`` with negatives ``drawn``, as pairs, labelled rows or users."""
+    """Interactions ``chosen`` of ``train`` with negatives ``drawn``, as pairs, labelled pairs or users."""
     positives = train.join(Interaction(dict(train.inter_feat[chosen].interaction)))
     if config["MODEL_INPUT_TYPE"] == InputType.PAIRWISE:
         items = train.join(Interaction({train.iid_field: drawn}))

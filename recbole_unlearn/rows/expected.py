@@ -1,11 +1,11 @@
-r"""Where a deleted pair belongs: the standing a model that never saw it would give it, without training one.
+r"""Where a deleted pair belongs: how a model that never saw it would rank it, without training one.
 
-A closed-form ranker on D\S tells. EASE for catalogues its inverse can carry,
+A closed-form ranker on D\S estimates that. It is EASE for catalogues small enough for its inverse,
 
     B = I − P / diag(P) with P = (XᵀX + λI)⁻¹, scores X B,
 
-a truncated SVD of X beyond. On ml-1m its percentile of a deleted item agrees with a retrained BPR's (correlation .82
-to .85 for genuine rows, a mean of .81 to .90 where that has .92 to .94 for noise).
+and a truncated SVD of X for larger ones. On ml-1m its percentile of a deleted item agrees with a retrained BPR's: a
+correlation of .82 to .85 for genuine interactions, and for noise a mean of .81 to .90 where BPR has .92 to .94.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recbole_unlearn.rows.index import RetainedIndex
 
 EASE_ITEMS = 5000  # beyond, EASE's matrix is too large to invert in seconds
 FACTORS = 64
-PENALTY = 50.0  # λ of EASE, times the mean number of rows per item
+PENALTY = 50.0  # λ of EASE, times the mean number of interactions per item
 PAIRS = 8192  # deleted pairs whose standing is looked up
 CANDIDATES = 100  # unseen items among which a stand-in is looked for
 
@@ -65,7 +65,7 @@ class ClosedFormRanker:
 
 
 class ExpectedStanding:
-    """The standing that a model which never saw them would give deleted pairs, among items never touched."""
+    """How a model that never saw the deleted pairs would rank them among items never touched."""
 
     def __init__(self, witness: Witness, deleted: Triples) -> None:
         """``deleted``: the pairs to place, as :meth:`Witness.deleted` draws them."""
@@ -81,5 +81,5 @@ class ExpectedStanding:
 
     @property
     def level(self) -> float:
-        """The demotion rate to expect of a model that never saw the deleted rows."""
+        """The demotion rate to expect of a model that never saw the deleted interactions."""
         return float(self.percentile.mean()) if len(self.percentile) else 1.0

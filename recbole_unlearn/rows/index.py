@@ -1,8 +1,8 @@
-r"""Training rows by user, by item and by pair: built once, so that a request costs what it touches.
+r"""Training interactions by user, by item and by pair: built once, so that a request costs what it touches.
 
-:class:`TrainIndex` is made of D before a request arrives. :class:`RetainedIndex` is its view without the
-deleted rows, and makes nothing of the size of D: with it, deleting a hundred rows takes about as long from a
-million users as from ten thousand (benchmarks/catalogue.py).
+:class:`TrainIndex` is made of D before a request arrives. :class:`RetainedIndex` is its view without the deleted
+interactions, and makes nothing of the size of D: with it, deleting a hundred interactions takes about as long with
+a million users as with ten thousand (benchmarks/catalogue.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FIELDS = ("user", "item")
 
 
 class TrainIndex:
-    """Where the rows of a user, of an item and of a pair stand in D."""
+    """Where the interactions of a user, of an item and of a pair are in D."""
 
     def __init__(self, train: Dataset) -> None:
         self.train = train
@@ -33,12 +33,12 @@ class TrainIndex:
 
     @functools.cached_property
     def pairs(self) -> torch.Tensor:
-        """The keys of all rows, sorted."""
+        """The keys of all interactions, sorted."""
         return self.keys(self.ids["user"], self.ids["item"]).sort().values
 
     @functools.cached_property
     def _start(self) -> dict[str, torch.Tensor]:
-        """Where the rows of each id begin in ``_order``."""
+        """Where the interactions of each id begin in ``_order``."""
         counts = {side: torch.bincount(self.ids[side], minlength=self.sizes[side]) for side in FIELDS}
         return {
             side: torch.cat([torch.zeros(1, dtype=torch.long), n.cumsum(0)]) for side, n in counts.items()
@@ -46,7 +46,7 @@ class TrainIndex:
 
     @functools.cached_property
     def _order(self) -> dict[str, torch.Tensor]:
-        """Row numbers by id."""
+        """Numbers of interactions, sorted by id."""
         return {side: torch.argsort(self.ids[side], stable=True) for side in FIELDS}
 
     def complete(self) -> TrainIndex:
@@ -62,11 +62,11 @@ class TrainIndex:
         return users * self.sizes["item"] + items
 
     def counts(self, side: str, ids: torch.Tensor) -> torch.Tensor:
-        """How many rows each of ``ids`` has."""
+        """How many interactions each of ``ids`` has."""
         return self._start[side][ids + 1] - self._start[side][ids]
 
     def of(self, side: str, ids: torch.Tensor) -> torch.Tensor:
-        """The numbers of all rows of ``ids``, one id after the other."""
+        """The numbers of all interactions of ``ids``, one id after the other."""
         counts = self.counts(side, ids)
         ends = counts.cumsum(0)
         shift = self._start[side][ids] - (ends - counts)
@@ -75,14 +75,14 @@ class TrainIndex:
 
 
 class RetainedIndex:
-    r"""D\S by the index of D: which rows and pairs are left."""
+    r"""D\S by the index of D: which interactions and pairs are left."""
 
     def __init__(
         self, index: TrainIndex, users: torch.Tensor, items: torch.Tensor, deleted: torch.Tensor
     ) -> None:
-        """``users`` and ``items`` (m,) are the deleted rows, ``deleted`` (|D|,) their mask in D."""
+        """``users`` and ``items`` (m,) are those of the deleted interactions, ``deleted`` (|D|,) their mask in D."""
         self.index, self.deleted = index, deleted
-        self.gone = index.keys(users, items)  # pairs of which no row is left
+        self.gone = index.keys(users, items)  # pairs of which no interaction is left
         if len(users):
             keys, gone = torch.unique(self.gone, return_counts=True)
             first = torch.searchsorted(index.pairs, keys)
@@ -94,19 +94,19 @@ class RetainedIndex:
             self.table = index.table.clone()
             self.table[self.gone] = False
 
-    def only(self, rows: torch.Tensor) -> torch.Tensor:
-        """Those of ``rows`` that are left."""
-        return rows[~self.deleted[rows]]
+    def only(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Those of the interactions ``numbers`` that are left."""
+        return numbers[~self.deleted[numbers]]
 
     def are_known(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Which pairs have a row that is left (a mask)."""
+        """Which pairs have an interaction that is left (a mask)."""
         keys = self.index.keys(users, items)
         if self.table is not None:
             return self.table[keys]
         return _contains(self.index.pairs, keys) & ~_contains(self.gone, keys)
 
     def negatives(self, users: torch.Tensor, generator: torch.Generator, tries: int = 8) -> torch.Tensor:
-        """An item for each user that has no row with it, uniform; after ``tries`` a known one may remain."""
+        """For each user an item without an interaction of theirs, uniform; after ``tries`` a known one may remain."""
         return self.draw(users, generator, tries)[0]
 
     def draw(
@@ -126,7 +126,7 @@ class RetainedIndex:
 
 
 def _contains(ordered: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Which of ``values`` stand in a sorted tensor."""
+    """Which of ``values`` are in a sorted tensor."""
     if len(ordered) == 0:
         return torch.zeros(values.shape, dtype=torch.bool)
     place = torch.searchsorted(ordered, values).clamp_(max=len(ordered) - 1)

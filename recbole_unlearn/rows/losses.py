@@ -25,7 +25,7 @@ def reverse_ranking(deleted: torch.Tensor, negative: torch.Tensor) -> torch.Tens
 
 
 def stand_in(deleted: torch.Tensor, substitute: torch.Tensor) -> torch.Tensor:
-    """The mean of (s(u, i⁺) − s(u, stand-in))²: a deleted item goes where an unseen one of the same standing is.
+    """The mean of (s(u, i⁺) − s(u, stand-in))²: a deleted item goes where an unseen one of the same expected rank is.
 
     No gradient reaches the stand-in: it is the level, not what is moved.
     """
@@ -43,5 +43,5 @@ def drift(changes: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def hardest(scores: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """Of each row's candidate items (m, k) the one with the highest score (m, k): a hard negative."""
+    """Of each pair's candidate items (m, k) the one with the highest score (m, k): a hard negative."""
     return candidates.gather(1, scores.argmax(dim=1, keepdim=True)).squeeze(1)

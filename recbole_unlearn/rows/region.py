@@ -1,8 +1,15 @@
 """The region of a request: the users and items it touches, and how much of each it takes away.
 
-The *deleted share* of a user or item is the part of its training rows that is in the forget set,
-ρ = |S_row| / |D_row|. It says how far its embedding is from what it would be without S: a first-order downdate
-is right for a small share, and has little left to start from at a large one.
+The *deleted share* of a user or item x is the part of its training interactions that is in the forget set,
+ρ = |S_x| / |D_x|. It says how far the row of x is from what it would be without S: a first-order downdate is right
+for a small share, and has little left to start from at a large one.
+
+What counts is what a row has lost since it was fitted, or fifteen requests of one interaction would never move an
+item that one request of fifteen moves. With L_x interactions that earlier requests took from it,
+
+    ρ = (L_x + |S_x|) / (L_x + |D_x|)
+
+L is counted for items only: the rows of a user change with every interaction that the user deletes.
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ class Members:
     """Users or items of the region."""
 
     ids: torch.Tensor  # (n,), sorted
-    share: torch.Tensor  # (n,), of their rows that are deleted
+    share: torch.Tensor  # (n,), the share of their interactions that is deleted, ρ
 
     def place(self, ids: torch.Tensor) -> torch.Tensor:
         """The position of each of ``ids`` among the members, -1 for those outside."""
@@ -36,7 +43,7 @@ class Members:
 
     @functools.cached_property
     def _places(self) -> torch.Tensor | None:
-        """Positions by id, where the ids are small enough for that; the last entry stands for all larger ones."""
+        """Positions by id, where the ids are small enough for that; the last entry is for all larger ones."""
         if int(self.ids[-1]) > PLACES:
             return None
         places = torch.full((int(self.ids[-1]) + 2,), -1)
@@ -55,17 +62,25 @@ class Region(dict[Side, Members]):
     """The members on both sides."""
 
 
-def find_region(index: TrainIndex, users: torch.Tensor, items: torch.Tensor, threshold: float) -> Region:
-    """The region of the deleted rows (``users``, ``items``).
+def find_region(
+    index: TrainIndex,
+    users: torch.Tensor,
+    items: torch.Tensor,
+    threshold: float,
+    lost: torch.Tensor | None = None,
+) -> Region:
+    """The region of the deleted interactions (``users``, ``items``).
 
-    Every user with a deleted row is inside, or a small request would change nothing. An item is inside when its
-    share reaches ``threshold``: a popular one is hardly moved by a few rows, and many users depend on it.
+    Every user with a deleted interaction is inside, or a small request would change nothing. An item is inside when
+    its share reaches ``threshold``: a few interactions hardly move a popular item, and many users depend on it.
+    ``lost`` (items,) is how many interactions earlier requests took from each item, L above.
     """
     members = Region()
     asked: list[tuple[Side, torch.Tensor, float]] = [("user", users, 0.0), ("item", items, threshold)]
     for side, ids, least in asked:
         ids, gone = torch.unique(ids, return_counts=True)
-        share = gone / index.counts(side, ids)
+        before = lost[ids] if lost is not None and side == "item" else torch.zeros_like(ids)
+        share = (before + gone) / (before + index.counts(side, ids))
         inside = share >= least
         members[side] = Members(ids[inside], share[inside])
     return members
@@ -74,12 +89,12 @@ def find_region(index: TrainIndex, users: torch.Tensor, items: torch.Tensor, thr
 def with_neighbours(
     region: Region, retained: RetainedIndex, hops: int, decay: float, least: float, cap: int
 ) -> Region:
-    """The region and those its members share retained rows with, up to ``hops`` away.
+    """The region and those its members share retained interactions with, up to ``hops`` away.
 
-    One hop from a user leads to the items of its retained rows, and back. A neighbour's share is that of the member
-    times ``decay`` for each hop, weighted by how much of the neighbour's rows lead to the region:
+    One hop from a user leads to the items of its retained interactions, and back. A neighbour's share is that of the
+    member times ``decay`` for each hop, weighted by how many of the neighbour's interactions lead to the region:
 
-        ρ(b) = decay · Σ over rows (a, b) of ρ(a) / |D_b|
+        ρ(b) = decay · Σ over interactions (a, b) of ρ(a) / |D_b|
 
     Those whose share reaches ``least`` join, and of them the ``cap`` largest of a side.
     """
@@ -90,9 +105,9 @@ def with_neighbours(
         reached: dict[Side, Members] = {}
         for side, members in frontier.items():
             other = OTHER[side]
-            rows = retained.only(index.of(side, members.ids))
-            weight = members.share[members.place(index.ids[side][rows])]
-            ids, position = torch.unique(index.ids[other][rows], return_inverse=True)
+            numbers = retained.only(index.of(side, members.ids))
+            weight = members.share[members.place(index.ids[side][numbers])]
+            ids, position = torch.unique(index.ids[other][numbers], return_inverse=True)
             share = torch.zeros(len(ids)).index_add_(0, position, weight.float())
             share = decay * share / index.counts(other, ids).clamp(min=1)
             new = ~grown[other].contains(ids) & (share >= least)

@@ -9,7 +9,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.rows.batches import pairs_batch
 
-CHUNK = 2048  # pairs scored at once: some models hold a row of the catalogue for each
+CHUNK = 2048  # pairs scored at once: some models score the whole catalogue for each
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Which rows of which parameter belong to which user or item.
+"""Which rows of which parameter belong to which user or item, and which to which value of a feature.
 
 RecBole's models keep a user or an item as a row of an embedding table (`user_embedding.weight`), and
 context-aware models as a block of one table for all fields. :func:`find_tables` names them for any model,
@@ -8,17 +8,20 @@ are equally many, by the word in its name.
 A side that has no table may have weight matrices instead: an autoencoder reads items through the columns of its
 first layer and scores them through the rows (and biases) of its last. Those are tables as well, seen along the
 right axis (:func:`as_rows`).
+
+A value of a feature (a city, a word of a title) has rows as a user has: :func:`find_features` names their tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from recbole.data.dataset import Dataset
 from recbole.model.abstract_recommender import AbstractRecommender
-from recbole.model.layers import FMEmbedding
+from recbole.model.layers import FLEmbedding, FMEmbedding
 from torch import nn
 
 Side = Literal["user", "item"]
@@ -32,6 +35,14 @@ class Table(NamedTuple):
     side: Side
     offset: int = 0
     axis: int = 0
+
+
+class FieldTable(NamedTuple):
+    """Rows ``offset .. offset + number of values`` of ``parameter`` are the values of a field."""
+
+    parameter: str
+    field: str
+    offset: int = 0
 
 
 def as_rows(parameter: torch.Tensor, axis: int = 0) -> torch.Tensor:
@@ -49,26 +60,80 @@ def find_tables(model: AbstractRecommender, dataset: Dataset) -> list[Table]:
     return tables + list(_matrices(model, dataset, missing))
 
 
+def find_features(model: AbstractRecommender, dataset: Dataset) -> list[FieldTable]:
+    """All tables of ``model`` with one row per value of a field, beside those of users and items."""
+    ids = (dataset.uid_field, dataset.iid_field)
+    return [table for table in _fields(model, dataset) if table.field not in ids]
+
+
 def _embeddings(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]:
     sizes: dict[Side, int] = {"user": dataset.user_num, "item": dataset.item_num}
-    fields: dict[str, Side] = {dataset.uid_field: "user", dataset.iid_field: "item"}
-    joint = {
-        f"{name}.embedding": module
-        for name, module in model.named_modules()
-        if isinstance(module, FMEmbedding)
-    }
+    ids: dict[str, Side] = {dataset.uid_field: "user", dataset.iid_field: "item"}
+    taken = list(_fields(model, dataset))
+    for table in taken:
+        if table.field in ids:
+            yield Table(table.parameter, ids[table.field], table.offset)
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Embedding):
-            continue
-        if name in joint:
-            names = getattr(model, "token_field_names", [])
-            for field, offset in zip(names, joint[name].offsets, strict=False):
-                if field in fields:
-                    yield Table(f"{name}.weight", fields[field], int(offset))
-            continue
-        sides = _sides(name, module.num_embeddings, sizes)
-        if len(sides) == 1:
-            yield Table(f"{name}.weight", sides[0])
+        if isinstance(module, nn.Embedding) and f"{name}.weight" not in {table.parameter for table in taken}:
+            sides = _sides(name, module.num_embeddings, sizes)
+            if len(sides) == 1:
+                yield Table(f"{name}.weight", sides[0])
+
+
+def _fields(model: AbstractRecommender, dataset: Dataset) -> Iterator[FieldTable]:
+    """Tables by field: those of RecBole's layers, and any other that is called after a feature and has its size."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    taken = set()
+    for field, table, offset in _layers(model):
+        taken.add(names[id(table.weight)])
+        yield FieldTable(names[id(table.weight)], field, int(offset))
+    vocabularies: Mapping[str, Any] = getattr(dataset, "field2id_token", {})
+    features = {field: len(tokens) for field, tokens in vocabularies.items()}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and f"{name}.weight" not in taken:
+            for field, size in features.items():
+                called = re.search(rf"(^|[._]){re.escape(field)}([._]|$)", name)
+                if called and size == module.num_embeddings and not re.search("user|item", name):
+                    yield FieldTable(f"{name}.weight", field)
+
+
+def _layers(model: AbstractRecommender) -> Iterator[tuple[str, nn.Embedding, int]]:
+    """The fields of RecBole's layers, each with its table and where in it the field begins.
+
+    Context-aware models have one table for all fields of tokens (and one for all of numbers in buckets), and one for
+    each field of sequences, in the model itself and in its first-order part; FFM has all of them once per field.
+    """
+    for owner in model.modules():
+        for kind in ("token", "float"):
+            joint = getattr(owner, f"{kind}_embedding_table", None)
+            if isinstance(joint, (FMEmbedding, FLEmbedding)):
+                yield from _joint(getattr(owner, f"{kind}_field_names"), [joint.embedding], joint.offsets)
+            single = getattr(owner, f"{kind}_seq_embedding_table", None)
+            if isinstance(single, nn.ModuleList):
+                yield from _single(getattr(owner, f"{kind}_seq_field_names"), single)
+            if getattr(owner, f"{kind}_feature_names", None):
+                tables, offsets = getattr(owner, f"{kind}_embeddings"), getattr(owner, f"{kind}_offsets")
+                yield from _joint(getattr(owner, f"{kind}_feature_names"), tables, offsets)
+            if getattr(owner, f"{kind}_seq_feature_names", None):
+                tables = getattr(owner, f"{kind}_seq_embedding")
+                yield from _single(getattr(owner, f"{kind}_seq_feature_names"), tables)
+
+
+def _joint(
+    fields: Sequence[str], tables: Iterable[nn.Module], offsets: Sequence[int]
+) -> Iterator[tuple[str, nn.Embedding, int]]:
+    """Every table has all ``fields``, one after the other."""
+    for table in tables:
+        assert isinstance(table, nn.Embedding)
+        for field, offset in zip(fields, offsets, strict=True):
+            yield field, table, offset
+
+
+def _single(fields: Sequence[str], tables: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Embedding, int]]:
+    """Every table has one of ``fields``, in turn."""
+    for place, table in enumerate(tables):
+        assert isinstance(table, nn.Embedding)
+        yield fields[place % len(fields)], table, 0
 
 
 def _matrices(model: AbstractRecommender, dataset: Dataset, missing: set[str]) -> Iterator[Table]:
@@ -100,8 +165,7 @@ def reset_rows(
 ) -> None:
     """Give the rows of ``users`` and ``items`` in ``model`` their values in ``initial``.
 
-    For users and items that have no training row left: a model that never saw them would still have
-    their row as it was initialised.
+    For orphans: a model that never saw them would still have their rows as they were initialised.
     """
     ids = {"user": users, "item": items}
     target = dict(model.named_parameters())
@@ -112,3 +176,22 @@ def reset_rows(
         )
         rows = (ids[table.side] + table.offset).to(own.device)
         own[rows] = fresh[rows]
+
+
+@torch.no_grad()
+def reset_features(
+    model: AbstractRecommender,
+    initial: Mapping[str, torch.Tensor],
+    features: Sequence[FieldTable],
+    values: Mapping[str, torch.Tensor],
+) -> None:
+    """Give the rows of ``values``, by field, in the tables ``features`` of ``model`` their values in ``initial``.
+
+    For values that no training interaction has any more: what only a deleted user had.
+    """
+    target = dict(model.named_parameters())
+    for table in features:
+        if table.field in values:
+            own = as_rows(target[table.parameter])
+            rows = values[table.field] + table.offset
+            own[rows.to(own.device)] = initial[table.parameter][rows].to(own.device)

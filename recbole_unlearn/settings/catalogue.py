@@ -1,7 +1,7 @@
 """Which unlearning methods there are, as far as settings are concerned: name, help, declared keys and their values.
 
 Methods register themselves (`methods/registry.py`). They are found by name, never imported from here: those of this
-package are all modules below `recbole_unlearn.methods`, others come by the entry-point group of the same name. A
+package are all modules below `recbole_unlearn.methods`, others come through the entry-point group of the same name. A
 method of this package has its values in `properties/method/NAME.yaml`; one from elsewhere has them in `NAME.yaml`
 beside its module, or as `default=` of its declarations.
 """

@@ -32,6 +32,7 @@ from recbole_unlearn.settings.recbole_values import (
     RECBOLE,
     UNLISTED,
     Known,
+    refuse_code,
     refuse_impossible,
     refuse_unmeasured,
 )
@@ -57,6 +58,10 @@ def about(key: str) -> declare.Declared | Known:
     return own_settings().get(key) or RECBOLE.get(key, Known())
 
 
+class _Trusted(dict[str, Any]):
+    """Settings of a config that the user holds: taken as they are, also what only the user's own classes read."""
+
+
 class UnlearnConfig(Config):
     """RecBole's configuration with the settings of an unlearning run.
 
@@ -65,8 +70,8 @@ class UnlearnConfig(Config):
         dataset: name of the dataset.
         config_file_list: YAML files in RecBole's manner.
         config_dict: settings that win over the files.
-        inherited: settings of an existing checkpoint or config. They stand above all property files and
-            below what the user sets; keys in it that nobody knows are kept, not refused.
+        inherited: settings of an existing checkpoint. They win over all property files, and what the user sets wins
+            over them; keys that neither RecBole nor the model knows are left out.
 
     """
 
@@ -78,17 +83,25 @@ class UnlearnConfig(Config):
         config_dict: Mapping[str, Any] | None = None,
         inherited: Mapping[str, Any] | None = None,
     ) -> None:
-        self.inherited = dict(inherited or {})
+        self.inherited = inherited if isinstance(inherited, _Trusted) else dict(inherited or {})
         try:
             super().__init__(model, dataset, config_file_list, config_dict)
-        except (ValueError, TypeError, KeyError, NotImplementedError, RuntimeError) as error:
-            reason = error.args[0] if error.args else error
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            NotImplementedError,
+            RuntimeError,
+            AttributeError,
+        ) as error:
+            reason = str(error.args[0] if error.args else error).split("\n")[0]
             raise UnlearnError(f"RecBole does not accept these settings: {reason}") from error
         if self["eval_type"] != EvaluatorType.RANKING:
             raise UnlearnError(
                 f"metrics={self['metrics']} are not ranking metrics; unlearning is measured by ranking. "
                 "Use for example --metrics=[Recall,NDCG] --valid_metric=NDCG@20 --eval_args={mode: full}."
             )
+        refuse_code(self)
         if not self.inherited:  # with a model that exists, there may be nothing to train
             refuse_unmeasured(self)
 
@@ -129,7 +142,7 @@ class UnlearnConfig(Config):
                 f"Unknown model {model!r}.{nearest(model, model_names())} "
                 f"RecBole {recbole.__version__} has {len(model_names())} models; see its model list."
             )
-        if not re.fullmatch(r"[\w.+-]+", str(dataset)):
+        if not re.fullmatch(r"\w[\w.+-]{0,199}", str(dataset)):
             raise UnlearnError(f"dataset={dataset!r} is not a name; give the folder with --data_path.")
         with compat.anomaly_mode_kept():
             return super()._get_model_and_dataset(model, str(dataset))
@@ -153,15 +166,29 @@ class UnlearnConfig(Config):
             file = properties_dir() / f"{name}.yaml"
             if file.is_file():
                 self.internal_config_dict.update(read_yaml(file))
-        self.internal_config_dict.update(self.inherited)
+        self._inherit(model_class)
         self._refuse_unknown_keys(model_class)
         refuse_impossible(self.external_config_dict, self.internal_config_dict, own_settings())
         self._refuse_other_data()
 
+    def _known_keys(self, model_class: type) -> set[str]:
+        """What RecBole's files, ours, and the model's own source name."""
+        listed = {key for group in self.parameters.values() for key in group}
+        return set(self.internal_config_dict) | UNLISTED | _keys_read_by(model_class) | listed
+
+    def _inherit(self, model_class: type) -> None:
+        """Take over the settings of an existing checkpoint or config."""
+        if not isinstance(self.inherited, _Trusted):
+            methods = {
+                key for name in self.method_names() for key in declare.names(catalogue.get(name).settings)
+            }
+            known = self._known_keys(model_class) | methods
+            self.inherited = {key: value for key, value in self.inherited.items() if key in known}
+            refuse_impossible(self.inherited, self.internal_config_dict, own_settings())
+        self.internal_config_dict.update(self.inherited)
+
     def _refuse_unknown_keys(self, model_class: type) -> None:
-        known = set(self.internal_config_dict) | UNLISTED | _keys_read_by(model_class)
-        for group in self.parameters.values():
-            known |= set(group)
+        known = self._known_keys(model_class)
         chosen = self.method_names()
         for name in chosen:
             known |= set(declare.names(catalogue.get(name).settings))
@@ -232,7 +259,7 @@ class UnlearnConfig(Config):
     @classmethod
     def from_recbole(cls, config: Config, **overrides: Any) -> UnlearnConfig:
         """Wrap the config of an existing RecBole setup: its settings stay, ours are added."""
-        inherited = plain_settings(config.final_config_dict)
+        inherited = _Trusted(plain_settings(config.final_config_dict))
         return cls(config.model_class, config["dataset"], config_dict=overrides, inherited=inherited)
 
     def to_recbole(self, **changes: Any) -> Config:

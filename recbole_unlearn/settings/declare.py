@@ -87,7 +87,7 @@ def setting(
         choices: all values it can have.
         low: the least number.
         high: the largest number.
-        words: what may be said in the place of a number, for example "auto".
+        words: what is accepted instead of a number, for example "auto".
         role: what it decides.
         per_run: False when it belongs to a command as a whole, so that the runs of a grid cannot have it.
         default: for methods outside this package, which have no YAML in `properties/`.

@@ -13,7 +13,7 @@ class RunSettings:
 
     unlearn: str = setting("Unlearning method; --unlearn=? lists them.", role=Role.SUBJECT)
     compare: list[str] = setting(
-        "Methods to run beside it, for example retrain (the reference every figure is measured from).",
+        "Methods to run beside it, for example retrain (the reference for all figures).",
         role=Role.SUBJECT,
     )
     checkpoint: str | None = setting(
@@ -26,12 +26,17 @@ class RunSettings:
         role=Role.PLACE,
         per_run=False,
     )
+    replace: bool = setting(
+        "Replace the result of an earlier run in OUTPUT_DIR; its unlearned model is removed.",
+        role=Role.SPEED,
+        per_run=False,
+    )
     save_unlearned: bool = setting(
         "Write the unlearned checkpoint and the retained data in RecBole's format.", role=Role.SPEED
     )
-    threads: int = setting("CPU threads of torch; part of what makes a run repeatable.", low=1)
+    threads: int = setting("CPU threads of torch; part of what makes a run repeatable.", low=1, high=1024)
     workers: int | None = setting(
-        "Models trained at a time; 1 never starts Ray, empty starts it on this machine when that pays.",
+        "Models trained at a time; 1 never starts Ray, empty starts it on this machine when that saves time.",
         low=1,
         role=Role.SPEED,
         per_run=False,
@@ -105,16 +110,14 @@ class TuneSettings:
         "How settings are chosen; optuna and hyperopt have to be installed.",
         choices=("random", "grid", "optuna", "hyperopt"),
     )
-    scheduler: str = setting(
-        "asha stops trials early that do badly; none does not.", choices=("none", "asha")
-    )
+    scheduler: str = setting("asha stops bad trials early; none does not.", choices=("none", "asha"))
     tune_looks: int = setting(
-        "How often a trial of a method with steps is measured, the end included; each time is a candidate.",
+        "How often a trial of a method with steps is measured, the end included; each measurement is a candidate.",
         low=1,
     )
-    tune_metric: str = setting("The metric that stands for utility, on validation interactions.")
+    tune_metric: str = setting("The metric that is used as utility, on validation interactions.")
     tune_affected: float = setting(
-        "Weight of affected users in utility; that of all users is the rest to 1.", low=0.0, high=1.0
+        "Weight of affected users in utility; all users together have the rest, up to 1.", low=0.0, high=1.0
     )
     tune_weight: float = setting("Weight of forgetting against utility.", low=0.0)
     tune_pareto: bool = setting(

@@ -51,6 +51,15 @@ RECBOLE: dict[str, Known] = {
     "config_files": Known(role=Role.PLACE, trains=False, derived=True, per_run=False),
     "dataset_save_path": Known(trains=False, derived=True),  # a run always has it empty
     "dataloaders_save_path": Known(trains=False, derived=True),  # a run always has it empty
+    "config_file": Known(role=Role.PLACE, derived=True),
+    # Files that models open. Their weights depend on them, so they are part of a cache's key.
+    **{
+        key: Known(role=Role.PLACE)
+        for key in (
+            "pre_model_path", "pretrain_path", "mf_pretrain_path", "mlp_pretrain_path", "warm_up", "xgb_model",
+            "lgb_model",
+        )
+    },
     # What is kept and shown, and on what it runs.
     "save_dataset": Known(trains=False, derived=True),
     "save_dataloaders": Known(trains=False, derived=True),
@@ -79,20 +88,21 @@ RECBOLE: dict[str, Known] = {
 }  # fmt: skip
 
 # RecBole reads these keys although none of its property files names them.
+_TEACHERS = ("CrossNet", "CIN", "CINComp", "DAGFM")  # of KD_DAGFM
 UNLISTED = {"model", "dataset", "encoding", "config_files", "eval_type"}
 
 
 def refuse_impossible(
     given: Mapping[str, Any], defaults: Mapping[str, Any], others: Collection[str] = ()
 ) -> None:
-    """Refuse a value in ``given`` that is not of the kind of its default, or below its least; not of ``others``."""
+    """Refuse a value in ``given`` of another kind than its default or below its least; ``others`` are not checked."""
     for key, value in given.items():
         if key not in others and (expected := _expected(key, value, defaults.get(key))):
             raise UnlearnError(f"{key}={value!r} is not valid: expected {expected}.")
 
 
 def _expected(key: str, value: Any, default: Any) -> str | None:
-    """What would be accepted in the place of ``value``; None when it may stay."""
+    """What would be accepted instead of ``value``; None when it may stay."""
     known = RECBOLE.get(key, Known())
     if isinstance(default, bool):
         fits = value is None or value in (True, False)  # also 1 and 0, as in RecBole
@@ -107,6 +117,12 @@ def _expected(key: str, value: Any, default: Any) -> str | None:
     if known.low is not None and value < known.low:
         return f"a number, {known.low:g} or more"
     return None
+
+
+def refuse_code(config: Config) -> None:
+    """Refuse a value that RecBole would evaluate as code: KD_DAGFM calls `eval` on the name of its teacher."""
+    if config["model"] == "KD_DAGFM" and config["teacher"] not in _TEACHERS:
+        raise UnlearnError(f"teacher={config['teacher']!r} is not valid: choose from {', '.join(_TEACHERS)}.")
 
 
 def refuse_unmeasured(config: Config) -> None:

@@ -13,6 +13,9 @@ from typing import Any
 import yaml
 
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.inputs import read_regular, shown
+
+LARGEST = 16 << 20  # bytes of a file of settings
 
 
 def properties_dir() -> Path:
@@ -37,7 +40,7 @@ YamlLoader.add_implicit_resolver(
 
 
 class _StrictLoader(YamlLoader):
-    """YAML that refuses a key that is there twice; by itself the second silently wins."""
+    """YAML that refuses a key that is there twice; plain YAML silently takes the second."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """As the base class."""
@@ -74,19 +77,27 @@ def read_strictly(path: Path, what: str, option: str, expected: str) -> dict[Any
 
 def _read(path: Path, loader: type, what: str, option: str, expected: str) -> dict[Any, Any]:
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=loader)
-    except OSError as error:
-        raise UnlearnError(
-            f"Cannot read the {what} {path}: {error.strerror or error}. Check {option}."
-        ) from error
+        text = read_regular(path, LARGEST).decode("utf-8-sig")
+    except (OSError, UnlearnError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        if isinstance(error, UnicodeDecodeError):
+            reason = "it is not UTF-8 text"
+        raise UnlearnError(f"Cannot read the {what} {shown(path)}: {reason}. Check {option}.") from error
+    try:
+        content = yaml.load(text, Loader=loader)
     except UnlearnError as error:
-        raise UnlearnError(f"{path}: {error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UnlearnError(f"{shown(path)}: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         place = getattr(error, "problem_mark", None)
         line = f", line {place.line + 1}," if place else ""
-        raise UnlearnError(f"{path}{line} is not valid YAML; expected lines of '{expected}'.") from error
+        raise UnlearnError(
+            f"{shown(path)}{line} is not valid YAML; expected lines of '{expected}'."
+        ) from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise UnlearnError(f"{path} is not a mapping; expected lines of '{expected}'.")
+        raise UnlearnError(f"{shown(path)} is not a mapping; expected lines of '{expected}'.")
+    odd = next((key for key in content if not isinstance(key, str)), None)
+    if odd is not None:
+        raise UnlearnError(f"{shown(path)}: the key {odd!r} is not a name; expected lines of '{expected}'.")
     return content

@@ -32,10 +32,10 @@ from recbole_unlearn.training.models import fast_class
 
 
 def build_model(config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
-    """A new model on the training rows of ``splits``, initialised from the config's seed as RecBole does."""
+    """A new model on the training interactions of ``splits``, initialised from the config's seed as RecBole does."""
     init_seed(config["seed"], config["reproducibility"])
     try:
-        with compat.dok_update():
+        with compat.dok_update(), compat.arrays_without_objects():
             return fast_class(config.model_class)(config, splits.train).to(config["device"])
     except ImportError as error:
         raise _missing_package(config, error) from error

@@ -1,35 +1,31 @@
-"""A cache of trained models, so that a second run with another method does not train again.
+"""All trainings of a run: one after the other or several at a time, each from the cache where it is there.
 
-An entry's key is a digest of everything that determines the weights: versions, every setting that training
-reads, the seed, the number of threads and the rows themselves. Entries are written atomically, read with
-the restricted unpickler, and removed least-recently-used first when the cache outgrows its size. The cache
-of a model trained before a deletion request still knows what is to be deleted; docs/guarantees.md says so.
+An entry's key is a digest of everything that determines the weights: versions, every setting that training reads, the
+seed, the number of threads and the interactions themselves. After a real request nothing that has seen a deleted
+interaction is kept (:meth:`Trainings.protect`); docs/guarantees.md says what that covers.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
-import os
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy
 import recbole
 import torch
+from recbole.data.dataset import Dataset
 
 from recbole_unlearn import __version__
 from recbole_unlearn.cluster import Workers
-from recbole_unlearn.data import Splits
-from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Trained, load_torch, make_directory, write_torch
+from recbole_unlearn.data import Splits, UnlearnData
+from recbole_unlearn.files import Trained
 from recbole_unlearn.settings import CacheSettings, UnlearnConfig
 from recbole_unlearn.settings.config import own_settings
 from recbole_unlearn.settings.recbole_values import RECBOLE, Known
+from recbole_unlearn.training.cache import Cache
 from recbole_unlearn.training.models import filed_as
 from recbole_unlearn.training.phase import Job, PhaseTrainer, build_model, compose, train, train_here
 
@@ -54,13 +50,30 @@ def _digest(weights: dict[str, torch.Tensor]) -> str:
 
 
 class Trainings:
-    """Trains models, or takes them from disk when they were trained before."""
+    """Trains models, or takes them from the cache when they were trained before."""
 
     def __init__(self, options: CacheSettings, threads: int, workers: Workers | None = None) -> None:
-        self.folder = make_directory(options.cache_dir) if options.cache else None
-        self.limit = options.cache_size * 2**30
+        self.cache = Cache(options.cache_dir, options.cache_size) if options.cache else None
         self.threads = threads
         self.workers = workers or Workers()
+        self._deleted: torch.Tensor | None = None  # pairs that no kept model may have seen
+        self._found_deleted: set[str] = set()
+
+    def protect(self, data: UnlearnData) -> None:
+        """From now on keep no model that has seen what this request deletes."""
+        kept = torch.cat([_pairs(part) for part in data.retain])
+        asked = torch.cat([_pairs(part) for part in data.full])
+        self._deleted = torch.unique(asked[~torch.isin(asked, kept)])
+
+    def forget(self, data: UnlearnData) -> None:
+        """Remove the models that saw what the request deleted, as far as the cache knows of them."""
+        if self.cache is None or self._deleted is None:
+            return
+        removed = self.cache.remove(self._found_deleted, data.full.digest())
+        if removed:
+            logger.info(
+                "%d models that were trained on the deleted interactions are removed from the cache.", removed
+            )
 
     def train(
         self,
@@ -71,46 +84,53 @@ class Trainings:
     ) -> Trained:
         """A model of ``splits`` trained with ``config``, from the cache if it is there."""
         job = Job(config, splits, label, start)
-        path = self._path(job)
-        return self._find(path, label) or self._keep(path, train(*job))
+        return self._find(job) or self._keep(job, train(*job))
 
     def trainer(self, config: UnlearnConfig, splits: Splits, label: str) -> tuple[PhaseTrainer, Trained]:
         """As :meth:`train`, with the trainer that holds the model."""
-        path = self._path(Job(config, splits, label))
-        found = self._find(path, label)
+        job = Job(config, splits, label)
+        found = self._find(job)
         if found is None:
             trainer, trained = train_here(config, splits, label)
-            return trainer, self._keep(path, trained)
+            return trainer, self._keep(job, trained)
         model = build_model(config, splits)
         found.load_into(model)
         return compose(PhaseTrainer, config, model, label), found
 
     def train_all(self, jobs: Sequence[Job]) -> list[Trained]:
-        """As :meth:`train` for independent trainings, several at a time where that is asked for or pays."""
-        paths = [self._path(job) for job in jobs]
-        looked_up = [self._find(path, job.label) for path, job in zip(paths, jobs, strict=True)]
+        """As :meth:`train` for independent trainings, several at a time where that is asked for or saves time."""
+        looked_up = [self._find(job) for job in jobs]
         found = {place: trained for place, trained in enumerate(looked_up) if trained is not None}
         missing = [place for place in range(len(jobs)) if place not in found]
         for done, trained in self.workers.do(_train_anywhere, [jobs[place] for place in missing]):
             place = missing[done]
-            found[place] = self._keep(paths[place], trained)
+            found[place] = self._keep(jobs[place], trained)
             logger.info("Trained the %s model: %.1f s.", jobs[place].label, trained.seconds)
         return [found[place] for place in range(len(jobs))]
 
-    def _path(self, job: Job) -> Path | None:
-        return None if self.folder is None else self.folder / f"{self.key(*job)}.pt"
-
-    def _find(self, path: Path | None, label: str) -> Trained | None:
-        found = None if path is None else self._read(path)
+    def _find(self, job: Job) -> Trained | None:
+        if self.cache is None:
+            return None
+        key = self.key(*job)
+        found = self.cache.find(key)
         if found is not None:
-            logger.info("The %s model was trained before; taken from %s.", label, path)
+            logger.info("The %s model was trained before; taken from the cache.", job.label)
+            if self._has_deleted(job.splits):
+                self._found_deleted.add(key)
         return found
 
-    def _keep(self, path: Path | None, trained: Trained) -> Trained:
-        if path is not None:
-            write_torch(path, {f.name: getattr(trained, f.name) for f in dataclasses.fields(Trained)})
-            self._shrink()
+    def _keep(self, job: Job, trained: Trained) -> Trained:
+        if self.cache is not None and not self._has_deleted(job.splits):
+            self.cache.keep(self.key(*job), trained, job.splits.digest())
         return trained
+
+    def _has_deleted(self, splits: Splits) -> bool:
+        """Whether what a model of ``splits`` sees has a deleted interaction in it."""
+        if self._deleted is None or len(self._deleted) == 0:
+            return False
+        return any(
+            bool(torch.isin(_pairs(part), self._deleted).any()) for part in (splits.train, splits.valid)
+        )
 
     def key(
         self,
@@ -135,24 +155,7 @@ class Trainings:
         } | ({} if start is None else {"start": _digest(start)})
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
-    def _read(self, path: Path) -> Trained | None:
-        if not path.is_file():
-            return None
-        try:
-            content: dict[str, Any] = load_torch(path)
-            trained = Trained(**{**content, "from_cache": True})
-        except (UnlearnError, TypeError) as error:
-            logger.warning("Cached model left aside, training again: %s", error)
-            return None
-        os.utime(path)  # recently used
-        return trained
 
-    def _shrink(self) -> None:
-        """Remove the least recently used entries until the rest fits; the newest always stays."""
-        assert self.folder is not None
-        entries = sorted(self.folder.glob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
-        total = 0
-        for position, path in enumerate(entries):
-            total += path.stat().st_size
-            if total > self.limit and position > 0:
-                path.unlink(missing_ok=True)
+def _pairs(dataset: Dataset) -> torch.Tensor:
+    """One number for each interaction: user · items + item."""
+    return dataset.inter_feat[dataset.uid_field] * dataset.item_num + dataset.inter_feat[dataset.iid_field]

@@ -1,4 +1,4 @@
-"""All that knows Ray Tune, in both its generations: it runs trials and tells the driver what they report.
+"""All that knows Ray Tune, in both its generations: it runs trials and passes their reports to the driver.
 
 Trials get what they share through Ray's object store, once a process. They report plain figures and no checkpoints,
 so Ray needs no disk that the nodes share; its own files go to a temporary folder and are removed. Ray's noise (its
@@ -24,9 +24,9 @@ from recbole_unlearn.settings import TuneSettings
 from recbole_unlearn.tuning.space import Domain, Range, Settings, Space, Whole, identity
 from recbole_unlearn.tuning.trial import Report, run_trial
 
-WORST = -1e6  # the score that Ray hears of a trial that failed; it wants a number
+WORST = -1e6  # the score that Ray gets for a failed trial; it needs a number
 DEATHS = 1  # how often a trial whose process died is tried again
-REDUCTION = 2  # ASHA lets one in so many go on
+REDUCTION = 2  # ASHA lets one trial in so many continue
 
 _QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -40,10 +40,10 @@ _QUIET = {
 
 
 class Listener(Protocol):
-    """Who hears of trials, in the process that drives them. An error of its own ends the sweep."""
+    """Who gets the reports of trials, in the process that drives them. An error of its own ends the sweep."""
 
     def reported(self, number: int, settings: Settings, index: int, report: Report, node: str) -> None:
-        """The ``index``-th report of a trial has come; again when its process died and it began anew."""
+        """The ``index``-th report of a trial has come; it comes again when its process died and it started again."""
 
     def ended(self, number: int, settings: Settings, error: str | None) -> None:
         """A trial has ended: by itself, stopped by the scheduler, or with an ``error``."""
@@ -90,9 +90,9 @@ def sweep(
         shared: a :class:`~recbole_unlearn.tuning.trial.Shared`.
         space: what a searcher searches.
         listed: the settings of all trials, None to let the searcher suggest them.
-        known: records of trials that were done before, by the identity of their settings. Their reports are told
-            again and the trials not done again, so that scheduler and searcher know of them.
-        listener: hears of every report and every end.
+        known: records of trials that were done before, by the identity of their settings. Their reports are
+            passed on again instead of doing the trials again, so that scheduler and searcher know of them.
+        listener: gets every report and every end.
         options: searcher, scheduler, trials and looks.
         workers: trials at a time; as many as the cluster has CPUs when None.
 
@@ -110,7 +110,7 @@ def sweep(
             for record in known.values()
             if space.holds(record["settings"])
         ]
-        # With the seed of the first part, a sweep that goes on would suggest what that part suggested.
+        # With the seed of the first part, a resumed sweep would suggest what that part suggested.
         seed = shared.config["seed"] + len(points)
         how |= {"search_alg": _searcher(options.searcher, seed, points), "num_samples": options.trials}
         parameters = {key: _ray_domain(tune, domain) for key, domain in space.domains.items()}
@@ -134,14 +134,14 @@ def sweep(
 
 
 def _fit(ray: Any, tuner: Any, driver: Any) -> None:
-    """Run a tuner to its end. Where the listener failed, that is the reason, whatever Ray makes of it."""
+    """Run a tuner to its end. If the listener failed, its error is raised, whatever Ray makes of it."""
     try:
         tuner.fit()
     except (ray.tune.TuneError, ray.exceptions.RayError, RuntimeError, OSError) as error:
         if driver.error is None:
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UnlearnError(
-                f"Ray Tune stopped: {line}. Finished trials are kept; go on with --resume."
+                f"Ray Tune stopped: {line}. Finished trials are kept; continue with --resume."
             ) from error
     if driver.error is not None:
         raise driver.error
@@ -168,7 +168,7 @@ def _trainable(
     try:
         shared, bench = _received(reference[0])
         run_trial(shared, bench, values, tell)
-    except Exception as error:  # whatever a method raises: the sweep goes on, and the table names it
+    except Exception as error:  # whatever a method raises: the sweep continues, and the table names it
         _report({"score": WORST, "failure": _one_line(error), "node": node})
 
 
@@ -197,7 +197,7 @@ def _ray() -> Any:
 
 
 def _report(values: dict[str, Any]) -> None:
-    """Tell the driver; Ray moved the function in its second generation."""
+    """Report to the driver; Ray moved the function in its second generation."""
     from ray import tune
 
     if hasattr(tune, "RunConfig"):
@@ -219,7 +219,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _driver(tune: Any, listener: Listener, space: Space, listed: Sequence[Settings] | None) -> Any:
-    """A callback of Ray Tune that tells ``listener``; made here because its base class is Ray's."""
+    """A callback of Ray Tune that calls ``listener``; made here because its base class is Ray's."""
 
     class Stopper(tune.Stopper):
         """Ends everything once the listener has failed."""
@@ -236,7 +236,7 @@ def _driver(tune: Any, listener: Listener, space: Space, listed: Sequence[Settin
             return {}
 
     class Driver(tune.Callback):
-        """Numbers the trials, and hands on what they report."""
+        """Numbers the trials, and passes on what they report."""
 
         def __init__(self) -> None:
             self.error: UnlearnError | None = None

@@ -1,12 +1,12 @@
-r"""What a sweep looks for: utility against forgetting, both on training and validation rows, never on test rows.
+r"""What a sweep looks for: utility against forgetting, on training and validation interactions, never on test ones.
 
     utility  = (1 − a) · metric of all users + a · metric of affected users          a: tune_affected
     distance = |demotion rate − target|
     score    = utility / utility of the original − w · distance                      w: tune_weight
 
-The target is the retrained model's demotion rate where there is one, and else what a closed-form ranker on D\S
-expects of a model that never saw the deleted rows (`rows/expected.py`). The *front* are the candidates that no
-other beats in both utility and distance; whatever the weight, the best score is on it.
+The target is the retrained model's demotion rate where there is one, otherwise what a closed-form ranker on D\S
+expects of a model that never saw the deleted interactions (`rows/expected.py`). The *front* is the set of candidates
+that no other beats in both utility and distance; whatever the weight, the best score is on it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Figures:
     """What is measured of a model."""
 
     everyone: float  # the metric over all users
-    affected: float | None  # over users with a deleted row; None when none of them has validation rows
+    affected: float | None  # over affected users; None when none of them has validation interactions
     demotion: float | None  # None when no deleted pair can be compared
 
 
@@ -66,7 +66,7 @@ class Goal:
         return self.utility(figures) / (self.original or 1.0) - self.weight * self.distance(figures)
 
     def judge(self, figures: Figures) -> dict[str, float | None]:
-        """Figures and what follows from them, as they stand in `tune.json`."""
+        """Figures and what follows from them, as they are in `tune.json`."""
         values = {
             **dataclasses.asdict(figures),
             "utility": self.utility(figures),
@@ -94,13 +94,13 @@ def read_metric(options: TuneSettings, config: UnlearnConfig, item_num: int = sy
 
 
 def validation_only(data: UnlearnData) -> UnlearnData:
-    """The same request with validation rows in the place of the test rows, which are gone."""
+    """The same request with validation interactions in the place of the test ones, which are gone."""
     full, retain = (Splits(part.train, part.valid, part.valid) for part in (data.full, data.retain))
     return dataclasses.replace(data, full=full, retain=retain)
 
 
 def expected_demotion(config: UnlearnConfig, data: UnlearnData) -> float | None:
-    """The demotion rate to expect of a model that never saw the deleted rows, without training one."""
+    """The demotion rate to expect of a model that never saw the deleted interactions, without training one."""
     forget = data.forget
     pairs = forget.inter_feat[forget.uid_field], forget.inter_feat[forget.iid_field]
     retained = RetainedIndex(TrainIndex(data.full.train), *pairs, data.deleted)
@@ -112,12 +112,12 @@ def expected_demotion(config: UnlearnConfig, data: UnlearnData) -> float | None:
 
 
 class Bench:
-    """Measures models on validation rows: one scoring pass for utility, and the affected users' scores once more."""
+    """Measures models on validation interactions: one scoring pass for utility, another for the affected users."""
 
     def __init__(self, config: UnlearnConfig, data: UnlearnData, metric: str, negatives: int) -> None:
         """``data`` as :func:`validation_only` gives it."""
         if len(data.retain.valid) == 0:
-            raise UnlearnError("There are no validation rows to tune on; change eval_args.")
+            raise UnlearnError("There are no validation interactions to tune on; change eval_args.")
         self.config, self.data, self.metric = config, data, metric
         self.loaders = loaders(config, data.retain)
         self.deleted = deleted_pairs(data, negatives, config["seed"])

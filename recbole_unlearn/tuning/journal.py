@@ -1,6 +1,6 @@
 """The journal of a sweep, `trials.jsonl`: a line for every trial that has ended, written when it ends.
 
-It is what `--resume` goes on from, so it outlives a kill at any moment: a line is on disk before the next trial is
+It is what `--resume` continues from, so it survives a kill at any moment: a line is on disk before the next trial is
 counted, and half a line at the end is left out when it is read. Its first line says what the trials have in common; a
 sweep with another original, other data or another objective is refused, because its scores would not compare.
 """
@@ -56,7 +56,7 @@ class Journal:
     """The trials that have ended, in memory and on disk."""
 
     def __init__(self, directory: Path, sweep: str, resume: bool) -> None:
-        """Start a journal in ``directory``, or go on with the one there; ``sweep`` is its digest."""
+        """Start a journal in ``directory``, or continue the one there; ``sweep`` is its digest."""
         self.path = directory / NAME
         self.records: dict[str, Record] = {}  # by the identity of their settings
         refuse_other(directory, resume)
@@ -93,7 +93,7 @@ class Journal:
             stream.truncate(size)
 
     def finished(self) -> dict[str, Record]:
-        """Trials that need not be done again; one that failed is tried anew."""
+        """Trials that need not be done again; one that failed is tried again."""
         return {name: record for name, record in self.records.items() if record["state"] != FAILED}
 
     def add(self, record: Record) -> None:
@@ -116,23 +116,23 @@ class Journal:
         except OSError as error:
             raise UnlearnError(
                 f"Cannot write {self.path}: {error.strerror or error}. Finished trials are kept; free some space and "
-                "go on with --resume."
+                "continue with --resume."
             ) from error
 
 
 def refuse_other(directory: Path, resume: bool) -> None:
-    """Refuse to mix a new sweep with one that is there, and to go on where there is none."""
+    """Refuse to mix a new sweep with one that is there, and to resume where there is none."""
     there = (directory / NAME).exists()
     if there and not resume:
         raise UnlearnError(
-            f"{directory} holds a sweep already: go on with --resume, or choose another --output_dir."
+            f"{directory} holds a sweep already: continue with --resume, or choose another --output_dir."
         )
     if resume and not there:
         raise UnlearnError(f"There is no sweep in {directory} to resume; give the --output_dir of one.")
 
 
 class Keeper:
-    """Hears of trials: collects their reports, keeps them in the journal when they end, and shows progress."""
+    """Follows trials: collects their reports, keeps them in the journal when they end, and shows progress."""
 
     def __init__(self, kept: Journal, known: dict[str, Record], bar: tqdm) -> None:
         self.journal, self.known, self.progress = kept, known, bar

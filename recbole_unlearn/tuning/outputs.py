@@ -66,7 +66,7 @@ def content(
         "dataset": config["dataset"],
         "method": prepared.shared.method.name,
         "seed": config["seed"],
-        # A sweep that was cut short and went on is the same sweep.
+        # A sweep that was cut short and resumed is the same sweep.
         "settings": {k: v for k, v in plain_values(config).items() if k != "resume"},
         "forget": forget,
         "objective": {
@@ -117,7 +117,7 @@ def _write_settings(path: Path, candidate: Candidate, what: str, prepared: Prepa
     about = [
         f"{what} of a sweep of {shared.method.name} with {shared.config['model']} on {shared.config['dataset']}, "
         f"seed {shared.config['seed']}, trial {candidate['trial']}.",
-        f"On validation rows: {shared.goal.metric} {candidate['everyone']:.4f} (all users), "
+        f"On validation interactions: {shared.goal.metric} {candidate['everyone']:.4f} (all users), "
         f"{figure(candidate['affected'])} (affected), demotion rate {figure(candidate['demotion'], 3)}, "
         f"score {candidate['score']:.4f}.",
         f"Use it with the same command: --config_files={path.name} instead of --tune.",

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Prepared(NamedTuple):
-    """What trials share, and the two models they are held against."""
+    """What trials share, and the two models they are compared with."""
 
     shared: Shared
     original: Figures
@@ -45,6 +45,11 @@ def refuse_unprepared(pipeline: Pipeline, options: TuneSettings) -> None:
 def prepare(pipeline: Pipeline, options: TuneSettings) -> Prepared:
     """Make what is shared; the goal has the original's utility, and the demotion rate to reach."""
     config, method = pipeline.config, pipeline.methods[0]
+    if len(pipeline.data.forget) == 0:
+        raise UnlearnError(
+            "The request hits no training interaction, so no weight has to change and there is nothing to tune. "
+            "Leave --tune out."
+        )
     data, negatives = validation_only(pipeline.data), pipeline.evaluation.demotion_negatives
     metric = read_metric(options, config, data.full.train.item_num)
     bench = Bench(config, data, metric, negatives)
@@ -65,14 +70,14 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> Prepared:
 
 
 def _original(pipeline: Pipeline, bench: Bench, trained: Trained) -> Figures:
-    """Of the original: a model of D, measured as every other."""
+    """The figures of the original: a model of D, measured as every other."""
     model = build_model(pipeline.config, bench.data.full)
     trained.load_into(model)
     return bench.measure(compose(PhaseTrainer, pipeline.config, model, "original"))
 
 
 def _retrained(pipeline: Pipeline, bench: Bench) -> Figures | None:
-    """Of the retrained model, when it was asked for."""
+    """The figures of the retrained model, when it was asked for."""
     if len(pipeline.methods) == 1:
         return None
     trainer, task = begin(

@@ -27,7 +27,7 @@ from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.settings.yaml_files import properties_dir, read_strictly
 
 DIGITS = 4  # that count, of a number drawn from a range
-MISSES = 200  # draws in a row that bring nothing new, after which a space is taken to be exhausted
+MISSES = 200  # consecutive draws that bring nothing new, after which a space is taken to be exhausted
 LARGEST = 10_000  # combinations that a grid may have
 
 Settings = dict[str, Any]
@@ -273,7 +273,7 @@ def _values(key: str, values: list[Any], every: bool) -> Values:
         if isinstance(value, float) and not math.isfinite(value):
             raise UnlearnError(f"{key}: {value!r} is not a finite number.")
     if len({identity({key: value}) for value in values}) < len(values):
-        raise UnlearnError(f"{key}: a value stands twice in {values!r}.")
+        raise UnlearnError(f"{key}: a value is there twice: {values!r}.")
     return Values(tuple(values), every)
 
 

@@ -28,7 +28,7 @@ def tune_unlearn(
     model: str | type | None = None, dataset: str | None = None, **arguments: Any
 ) -> outputs.TuneResult:
     """Sweep over a method's settings; arguments as :func:`~recbole_unlearn.quick_start.run_unlearn` has them."""
-    with opened(Arguments(model, dataset, **arguments)) as (pipeline, wanted):
+    with opened(Arguments(model, dataset, **arguments), as_one=False) as (pipeline, wanted):
         return _Sweep(pipeline).run(wanted)
 
 
@@ -60,7 +60,7 @@ class _Sweep:
         with contextlib.ExitStack() as stack:
             ray = None
             if not self.options.resume or self.pipeline.run_settings.ray_address is not None:
-                # A cluster that is not there is told at once; to go on with a sweep that is complete needs none.
+                # Report at once that there is no cluster; to resume a sweep that is complete needs none.
                 ray = stack.enter_context(self._session())
             start = time.perf_counter()
             self.pipeline.prepare(forget)
@@ -98,7 +98,7 @@ class _Sweep:
                 )  # fmt: skip
             except KeyboardInterrupt:
                 logger.warning(
-                    "Stopped: %d trials have ended and are kept; go on with --resume.",
+                    "Stopped: %d trials have ended and are kept; continue with --resume.",
                     len(self.journal.records),
                 )
                 raise

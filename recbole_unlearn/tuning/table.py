@@ -1,4 +1,4 @@
-"""The table a sweep ends with: the best of every trial, best first, between the models it has to be held against."""
+"""The table a sweep ends with: the best of every trial, best first, with the models it is compared with."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _closing_lines(result: dict[str, Any], good: int) -> list[str]:
         if record["state"] == FAILED:
             lines.append(f"Trial {record['number']} failed: {record['error']}")
     settings = ", ".join(f"{key}={plain(value)}" for key, value in chosen["settings"].items())
-    lines.append(f"Best, on validation rows: trial {chosen['trial']}, {settings}.")
+    lines.append(f"Best, on validation interactions: trial {chosen['trial']}, {settings}.")
     if objective["target"] is not None:
         source = "retrained" if objective["target_source"] == "retrained" else "expected of never-seen items"
         lines.append(f"Demotion rate to reach: {objective['target']:.3f} ({source}).")

@@ -1,7 +1,7 @@
-"""One trial: the method on the shared original with some settings, measured on validation rows as it goes.
+"""One trial: the method on the shared original with some settings, measured on validation interactions as it goes.
 
 What all trials share is made once by the process that drives the sweep and handed to each worker once, as data: the
-config, the divided rows, the original's weights. A trial reads no file and leaves none.
+config, the divided data, the original's weights. A trial reads no file and leaves none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Shared:
     """What all trials start from; nobody writes to it."""
 
     config: UnlearnConfig
-    data: UnlearnData  # without test rows
+    data: UnlearnData  # without test interactions
     original: Trained
     method: type[UnlearnTrainer]
     values: dict[str, Any]  # of the method's settings, where a trial has no other

@@ -212,5 +212,5 @@ def test_only_the_first_rows_are_listed(source):
 
 def test_forgetting_everything_is_refused(source):
     request = read_request({"user_id": [f"u{n}" for n in range(40)]}, FIELDS)
-    with pytest.raises(UnlearnError, match=r"all \d+ training rows"):
+    with pytest.raises(UnlearnError, match=r"all \d+ training interactions"):
         locate(request, source.splits)

@@ -78,7 +78,7 @@ def test_held_out_rows_of_a_request_leave_every_phase(source_and_config):
 
 def test_a_request_that_leaves_nothing_to_measure_is_refused(source_and_config):
     splits = source_and_config[0].splits
-    with pytest.raises(UnlearnError, match="no test row is left"):
+    with pytest.raises(UnlearnError, match="no test interaction is left"):
         divide(splits, located(splits, [0], [], range(len(splits.test))), "python")
 
 
@@ -137,5 +137,5 @@ def test_a_split_without_test_rows_is_refused(make_config):
 
 
 def test_filters_that_leave_nothing_are_refused(make_config):
-    with pytest.raises(UnlearnError, match=r"RecBole cannot|no training rows"):
+    with pytest.raises(UnlearnError, match=r"RecBole cannot|no training interactions"):
         load(make_config(val_interval={"rating": "[9,inf)"}))

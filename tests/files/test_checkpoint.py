@@ -26,17 +26,18 @@ def test_model_dataset_and_settings_are_read(plain_checkpoint, tiny_path):
     assert (found.model, found.dataset) == ("BPR", "tiny")
     assert found.settings["embedding_size"] == 8
     assert found.settings["metrics"] == ["Recall", "MRR", "NDCG", "Hit", "Precision"]
-    assert found.settings["data_path"] == str(tiny_path)
+    assert "data_path" not in found.settings  # a path is not taken from a file
+    assert found.recorded_data_path == str(tiny_path / "tiny")
     assert found.dataset_file is None
     assert set(found.trained.optimizer["state"][0]) == {"step", "exp_avg", "exp_avg_sq"}
     assert not any(isinstance(value, ModelType) for value in found.settings.values())
 
 
-def test_the_original_is_the_model_recbole_saved(plain_checkpoint, request_file, tmp_path):
+def test_the_original_is_the_model_recbole_saved(plain_checkpoint, request_file, tmp_path, tiny_path):
     """From the checkpoint alone: the same split, and RecBole's own figures for the same weights."""
     result = run_unlearn(
         checkpoint=plain_checkpoint, forget=request_file, output_dir=tmp_path / "out",
-        config_dict=RUN | {"cache_dir": str(tmp_path / "c")},
+        config_dict=RUN | {"cache_dir": str(tmp_path / "c"), "data_path": str(tiny_path)},
     )  # fmt: skip
     phases = result.result["phases"]
     assert phases["original"]["seconds"] is None
@@ -48,12 +49,12 @@ def test_the_original_is_the_model_recbole_saved(plain_checkpoint, request_file,
     assert {"mrr@10", "recall@50"} <= set(phases["unlearned"]["metrics"])
 
 
-def test_the_users_checkpoint_is_never_written(plain_checkpoint, request_file, tmp_path):
+def test_the_users_checkpoint_is_never_written(plain_checkpoint, request_file, tmp_path, tiny_path):
     before = plain_checkpoint.read_bytes(), plain_checkpoint.stat().st_mtime_ns
     names = sorted(path.name for path in plain_checkpoint.parent.iterdir())
     run_unlearn(
         checkpoint=plain_checkpoint, forget=request_file, output_dir=tmp_path / "out",
-        config_dict=RUN | {"cache_dir": str(tmp_path / "c"), "epochs": 1},
+        config_dict=RUN | {"cache_dir": str(tmp_path / "c"), "epochs": 1, "data_path": str(tiny_path)},
     )  # fmt: skip
     assert (plain_checkpoint.read_bytes(), plain_checkpoint.stat().st_mtime_ns) == before
     assert sorted(path.name for path in plain_checkpoint.parent.iterdir()) == names
@@ -70,9 +71,12 @@ def test_the_users_checkpoint_is_never_written(plain_checkpoint, request_file, t
         ({"forget": "injected"}, "cannot start from a checkpoint"),
     ],
 )
-def test_what_does_not_fit_the_checkpoint(plain_checkpoint, request_file, tmp_path, arguments, message):
+def test_what_does_not_fit_the_checkpoint(
+    plain_checkpoint, request_file, tmp_path, tiny_path, arguments, message
+):
     given = {"checkpoint": plain_checkpoint, "forget": request_file, "config_dict": RUN} | arguments
-    given["config_dict"] = given["config_dict"] | {"cache_dir": str(tmp_path / "c")}
+    more = {"cache_dir": str(tmp_path / "c"), "data_path": str(tiny_path)}
+    given["config_dict"] = given["config_dict"] | more
     with pytest.raises(UnlearnError, match=message):
         run_unlearn(output_dir=tmp_path / "out", **given)
     assert not (tmp_path / "out" / "result.json").exists()
@@ -105,7 +109,7 @@ def test_settings_in_a_checkpoint_are_never_evaluated(tmp_path, plain_checkpoint
     assert not (tmp_path / "ran").exists()
 
 
-def test_pickles_a_checkpoint_points_to_are_not_read(tmp_path, plain_checkpoint, request_file):
+def test_pickles_a_checkpoint_points_to_are_not_read(tmp_path, plain_checkpoint, request_file, tiny_path):
     """RecBole would unpickle the saved dataset and loaders its config names."""
 
     class Trap:
@@ -120,6 +124,6 @@ def test_pickles_a_checkpoint_points_to_are_not_read(tmp_path, plain_checkpoint,
     torch.save(content, tmp_path / "evil.pth", pickle_protocol=4)
     run_unlearn(
         checkpoint=tmp_path / "evil.pth", forget=request_file, output_dir=tmp_path / "o",
-        config_dict=RUN | {"epochs": 1, "cache": False},
+        config_dict=RUN | {"epochs": 1, "cache": False, "data_path": str(tiny_path)},
     )  # fmt: skip
     assert not (tmp_path / "ran").exists()

@@ -93,7 +93,7 @@ def test_any_lists_become_their_product(models, seeds, ratios):
         try:
             cells = plan.load(path)
         except UnlearnError as error:  # two ratios that no directory name tells apart
-            assert "stands twice" in str(error)
+            assert "is there twice" in str(error)
             assert len({f"{ratio:.12g}" for ratio in ratios}) < len(ratios)
             return
     found = [(cell.model, cell.ratio, cell.seed) for cell in cells]
@@ -133,7 +133,7 @@ def test_whatever_stands_in_a_file_is_read_or_refused_in_one_line(key, value):
     (GOOD | {"seeds": None}, "seeds is empty"),
     (GOOD | {"methods": ["retrain", "oblivate"]}, "Unknown unlearning method 'oblivate'. Did you mean obliviate"),
     (GOOD | {"methods": ["obliviate"]}, "retrain is missing"),
-    (GOOD | {"methods": ["retrain", "sisa", "sisa"]}, "methods: sisa stands twice"),
+    (GOOD | {"methods": ["retrain", "sisa", "sisa"]}, "methods: sisa is there twice"),
     (GOOD | {"ratios": [0.2, 0]}, "ratios: 0 is not a share of users"),
     (GOOD | {"ratios": [1.5]}, "ratios: 1.5 is not"),
     (GOOD | {"ratios": [float("nan")]}, "ratios: nan is not"),
@@ -153,7 +153,7 @@ def test_whatever_stands_in_a_file_is_read_or_refused_in_one_line(key, value):
     (GOOD | {"settings": [1]}, "settings is not a mapping"),
     (GOOD | {"grids": {}}, "grids is not a list"),
     (GOOD | {"grids": [{}, {"grids": [{}]}]}, "grid 2: unknown key 'grids'"),
-    (GOOD | {"grids": [{}, {}]}, "the cell: ml-100k-BPR-0.05-1 stands twice"),
+    (GOOD | {"grids": [{}, {}]}, "the cell: ml-100k-BPR-0.05-1 is there twice"),
     (GOOD | {"seeds": list(range(5001))}, "more than 10000"),
 ])  # fmt: skip
 def test_bad_files_are_refused_in_one_line(file, content, message):

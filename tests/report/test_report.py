@@ -20,8 +20,8 @@ from recbole_unlearn.results.schema import LEVELS, RunResult
 
 CUTS = (10, 20, 50)
 VERDICT = (
-    "Not fully forgotten: deleted items stand higher than a retrained model puts them (demotion rate 0.811, "
-    "retrained 0.941); an attacker does otherwise than on the retrained model (AUC 0.61, retrained 0.53); "
+    "Not fully forgotten: deleted items rank higher than a retrained model puts them (demotion rate 0.811, "
+    "retrained 0.941); an attacker does differently than on the retrained model (AUC 0.61, retrained 0.53); "
     "96% of what retraining does for affected users is recovered; 29 times faster than retraining."
 )
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=alert(1)>\"'&<a href='https://evil.example/'>"

@@ -130,7 +130,7 @@ def test_a_split_without_validation_rows(make_config):
     data = divided(config)
     empty = data.retain.valid.copy(data.retain.valid.inter_feat[:0])
     data = dataclasses.replace(data, retain=data.retain._replace(valid=empty))
-    with pytest.raises(UnlearnError, match="no validation rows"):
+    with pytest.raises(UnlearnError, match="no validation interactions"):
         Bench(config, validation_only(data), "ndcg@20", 10)
 
 

@@ -75,7 +75,7 @@ def test_a_sweep_and_the_way_back_from_best_yaml(here, small, tmp_path):
     steps = [[report["step"] for report in record["reports"]] for record in result["trials"]]
     assert all(found in ([1, 2, 3, 4], [2, 4, 6, 8]) for found in steps)
     assert result["objective"]["target_source"] == "expected"
-    assert "Best, on validation rows" in str(outcome)
+    assert "Best, on validation interactions" in str(outcome)
     assert f"{len(result['front']):02d}.yaml" in str(outcome)
     assert result["settings"]["lac_negatives"] == 0.5
     assert str(tmp_path) not in json.dumps(result)
@@ -262,7 +262,7 @@ def test_an_interrupt_says_what_is_kept(small, monkeypatch, caplog, here):
     monkeypatch.setattr(backend, "sweep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tune_unlearn("BPR", "tiny", config_dict=small)
-    assert "0 trials have ended and are kept; go on with --resume" in caplog.text
+    assert "0 trials have ended and are kept; continue with --resume" in caplog.text
 
 
 # The page

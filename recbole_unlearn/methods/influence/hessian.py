@@ -17,7 +17,7 @@ class Part(NamedTuple):
     name: str
     axis: int
     rows: torch.Tensor  # (n,), in the parameter
-    weight: torch.Tensor  # (n,), the training rows that speak of each
+    weight: torch.Tensor  # (n,), the number of training interactions that touch each
     width: int
 
 
@@ -84,12 +84,12 @@ class Selection:
             as_rows(self.named[part.name], part.axis)[part.rows] = block
 
     def weights(self) -> torch.Tensor:
-        """How many training rows speak of each coordinate, (P,)."""
+        """How many training interactions touch each coordinate, (P,)."""
         return torch.cat([part.weight.repeat_interleave(part.width) for part in self.parts])
 
 
 def _weight(index: TrainIndex, side: str, ids: torch.Tensor) -> torch.Tensor:
-    """Training rows of each id, (n,): its own, and for an item also those that draw it as their negative."""
+    """Training interactions of each id, (n,): its own, and for an item also those that draw it as a negative."""
     own = index.counts(side, ids).clamp(min=1).float()
     return own + len(index) / index.sizes["item"] if side == "item" else own
 
@@ -123,10 +123,10 @@ class HessianProduct:
 
 
 def gradient_sum(losses: Iterable[tuple[torch.Tensor, float]], selection: Selection) -> torch.Tensor:
-    """Σ c ∇L over pairs (L, c) on a selection (P,). RecBole's losses are means; c is the number of rows of each."""
+    """Σ c ∇L over pairs (L, c) on a selection (P,). RecBole's losses are means; c is the number of interactions."""
     total = torch.zeros_like(selection.read())
-    for loss, rows in losses:
+    for loss, number in losses:
         found = torch.autograd.grad(loss, selection.parameters, allow_unused=True)
         named = {name: g for name, g in zip(selection.names, found, strict=True) if g is not None}
-        total += rows * selection.gather(named)
+        total += number * selection.gather(named)
     return total

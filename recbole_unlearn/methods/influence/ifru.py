@@ -1,32 +1,33 @@
 r"""IFRU: the leave-out optimum by an influence function, with the graph's spillover and importance pruning.
 
-From the paper (*Recommendation unlearning via influence function*), written in sums over rows so that n cancels:
+From the paper (*Recommendation unlearning via influence function*), written as sums over interactions so that n
+cancels:
 
     Δ = (H + Λ)⁻¹ b,    b = Σ over S of ∇ℓ(z; G)  +  Σ over R' of [∇ℓ(z; G) - ∇ℓ(z; G')]
 
-G is the graph of D and G' that of D\S. The second sum is the *spillover*: what happens to retained rows when S
-leaves the graph, over the rows R' whose user or item lost more than 1 % of its degree. θ = θ₀ **+** Δ goes up
-the deleted loss. *Pruning*: only rows of touched users and items change, and of their neighbours up to some
-hops away those of most weight, where a deleted node weighs (deleted rows / degree) and hands on w_j += w_i /
-deg_j. The authors solve by Adam on Δ from 0 and stop on validation (patience 10), keeping the best:
+G is the graph of D and G' that of D\S. The second sum is the *spillover*: what happens to retained interactions when
+S leaves the graph, over the interactions R' whose user or item lost more than 1 % of its degree. θ = θ₀ **+** Δ goes
+up the deleted loss. *Pruning*: only the rows of touched users and items change, and of their neighbours up to some
+hops away those with the largest weights, where a touched node weighs (deleted interactions / degree) and passes on
+w_j += w_i / deg_j. The authors solve by Adam on Δ from 0 and stop on validation (patience 10), keeping the best:
 `ifru_solver: adam`.
 
 Filled in:
 
-* Conjugate gradients on one fixed batch, the default. H is that of retained rows on G': then Δ is the exact leave-out
-  optimum where the loss is quadratic (`test_ifru_finds_the_leave_out_optimum`).
-* H counts the retained rows that touch what changes, with the items among it as negatives as often as training draws
-  them. Rows that reach it only through a graph's propagation are left out of H.
-* Λ is `ifru_damping` for each training row of a user or item. Where H + Λ is not positive definite all the same,
-  conjugate gradients begin again with four times as much; `certificates.solver` tells how much it took.
-* Adam's step is one of θ itself, so that it does not depend on n: authors' defaults are for n Δ and do not transfer
-  between datasets.
-* Spillover for every model that knows its data, told by whether its loss changes with it: graphs, but also
+* Conjugate gradients on one fixed batch, the default. H is that of retained interactions on G': then Δ is the exact
+  leave-out optimum where the loss is quadratic (`test_ifru_finds_the_leave_out_optimum`).
+* H counts the retained interactions that touch what changes; the changed items are negatives in it as often as
+  training draws them. Interactions that reach what changes only through a graph's propagation are left out of H.
+* Λ is `ifru_damping` for each training interaction of a user or item. Where H + Λ is still not positive definite,
+  conjugate gradients start again with four times as much; `certificates.solver` reports how much was needed.
+* Adam's step is one of θ itself, so that it does not depend on n: the authors' defaults are for n Δ and do not
+  transfer between datasets.
+* Spillover for every model that knows its data, which shows in a loss that changes with the data: graphs, but also
   autoencoders, where the user's loss with S minus that without is all there is.
 * Dropout is off, so that all products are of one function.
 
-Avoided: another mini-batch in each iteration of the solver, pruning that drops deleted nodes, a step size tuned
-to one dataset, and choosing on test data.
+Avoided: a new mini-batch in each iteration of the solver, pruning that drops touched nodes, a step size tuned to one
+dataset, and choosing on test data.
 """
 
 from __future__ import annotations
@@ -66,17 +67,17 @@ class IFRUSettings:
     ifru_solver: str = setting(
         "Conjugate gradients, or the authors' Adam with a stop on validation.", choices=("cg", "adam")
     )
-    ifru_damping: float = setting("Damping for each training row of a user or item.", low=0.0)
+    ifru_damping: float = setting("Damping for each training interaction of a user or item.", low=0.0)
     ifru_steps: int = setting("Iterations of the solver at most.", low=1)
     ifru_tolerance: float = setting("Relative residual at which the solver stops.", low=0.0)
     ifru_learning_rate: float = setting("adam: its learning rate.", low=0.0)
     ifru_patience: int = setting("adam: looks at validation without a gain before it stops.", low=1)
-    ifru_batch_size: int = setting("Retained rows in the fixed batch of the Hessian.", low=1)
+    ifru_batch_size: int = setting("Retained interactions in the fixed batch of the Hessian.", low=1)
     ifru_draws: int = setting("Draws of negatives over which the deleted gradient is averaged.", low=1)
     ifru_hops: int = setting("Neighbours up to this many hops away may change too.", low=0)
     ifru_keep: float = setting("Share of the neighbours that are kept, by weight.", low=0.0, high=1.0)
     ifru_spillover: float = setting(
-        "Graphs: rows count whose user or item lost more than this share; 1 for no spillover.",
+        "Graphs: interactions count whose user or item lost more than this share; 1 for no spillover.",
         low=0.0,
         high=1.0,
     )
@@ -101,15 +102,15 @@ class IFRU(UnlearnTrainer):
         region = importance_region(request.region, request.retained, options.ifru_hops, options.ifru_keep)
         region = with_rows_left(region)
         if not any(len(members) for members in region.values()):
-            return Outcome()  # nothing is left of anybody in the request: all start anew
+            return Outcome()  # all in the request are orphans, who get their initial rows
         selection = _selection(self.model, tables, region, task.index)
         best = None
         if options.ifru_solver == "adam":
             best = Best(self._watch(task, tables, region), options.ifru_patience)
         b = gradient_sum(self._deleted(request, options), selection)
         spilt = gradient_sum(self._spillover(request, options), selection)
-        batch, rows = request.fixed_batch(region, options.ifru_batch_size)
-        product = HessianProduct(training_loss(self.model, batch), selection, rows)
+        batch, number = request.fixed_batch(region, options.ifru_batch_size)
+        product = HessianProduct(training_loss(self.model, batch), selection, number)
         with progress(f"IFRU {self.label}", options.ifru_steps, bool(task.config["show_progress"])) as bar:
             solution = _solve(product, b + spilt, selection.weights(), options, best, bar.update)
         if not torch.isfinite(solution.x).all():
@@ -127,7 +128,7 @@ class IFRU(UnlearnTrainer):
         )
 
     def _deleted(self, request: RequestLosses, options: IFRUSettings) -> Iterator[tuple[torch.Tensor, float]]:
-        """Losses on S over the graph of D, with the rows each stands for."""
+        """Mean losses on parts of S over the graph of D, each with its number of interactions."""
         for _ in range(options.ifru_draws):
             for chosen in request.deleted_rows().split(options.ifru_batch_size):
                 loss = request.deleted_loss(chosen, request.before())
@@ -136,18 +137,18 @@ class IFRU(UnlearnTrainer):
     def _spillover(
         self, request: RequestLosses, options: IFRUSettings
     ) -> Iterator[tuple[torch.Tensor, float]]:
-        """Losses of retained rows on the graph of D minus those on that of D without S."""
+        """Losses of retained interactions on the graph of D minus those on that of D without S."""
         if request.by_user or options.ifru_spillover >= 1.0 or not knows_its_data(request):
             return  # the loss on S of a model that learns by user is that difference already
         witness = request.witness(losers(request.region, options.ifru_spillover))
-        for rows in witness.interactions().split(options.ifru_batch_size):
-            batch = witness.batch(witness.triples(rows))
-            yield training_loss(request.before(), batch) - training_loss(self.model, batch), len(rows)
+        for chosen in witness.interactions().split(options.ifru_batch_size):
+            batch = witness.batch(witness.triples(chosen))
+            yield training_loss(request.before(), batch) - training_loss(self.model, batch), len(chosen)
 
     def _watch(
         self, task: UnlearnTask, tables: list[Table], region: Region
     ) -> Callable[[torch.Tensor], float]:
-        """Validation by step: θ₀ + Δ is put into a copy of the model, for the Hessian's graph holds the original."""
+        """Validation by step: θ₀ + Δ is put into a copy of the model; the Hessian's graph needs the original."""
         data = loaders(task.config, task.data.retain)
         self.eval_collector.data_collect(data.train)
         twin = build_model(task.config, task.data.retain)
@@ -198,7 +199,7 @@ class Best:
         self._steps, self._since = 0, 0
 
     def __call__(self, x: torch.Tensor) -> bool:
-        """Whether ``patience`` looks in a row brought nothing better; looks are a few steps apart."""
+        """Whether the last ``patience`` looks brought nothing better; looks are a few steps apart."""
         self._steps += 1
         if self._steps % CHECK_EVERY:
             return False
@@ -214,8 +215,8 @@ class Best:
 def importance_region(touched: Region, retained: RetainedIndex, hops: int, keep: float) -> Region:
     """The touched users and items, and the share ``keep`` of their neighbours with the largest weights.
 
-    A touched node weighs (deleted rows / degree); a neighbour Σ w_i / deg_j over the rows that lead to it.
-    Touched nodes are never dropped.
+    A touched node weighs (deleted interactions / degree); a neighbour Σ w_i / deg_j over the interactions that lead
+    to it. Touched nodes are never dropped.
     """
     if hops == 0 or keep == 0.0:
         return touched
@@ -234,6 +235,6 @@ def importance_region(touched: Region, retained: RetainedIndex, hops: int, keep:
 
 @torch.no_grad()
 def knows_its_data(request: RequestLosses) -> bool:
-    """Whether the model's loss depends on the rows it was built on, beside the weights and the batch."""
+    """Whether the model's loss depends on the interactions it was built on, beside the weights and the batch."""
     batch = request.deleted_batch(request.deleted_rows()[:1024])
     return not torch.equal(training_loss(request.before(), batch), training_loss(request.model, batch))

@@ -1,22 +1,24 @@
-r"""SCIF: an influence step of the deleted users' rows, towards the user's mean instead of towards nothing.
+r"""SCIF: an influence step of the affected users' rows, towards the user's mean instead of towards nothing.
 
 From the paper (*Selective and collaborative influence function for efficient recommendation unlearning*):
 
-* *selective*: only the embeddings of users with deleted rows change;
-* *collaborative*: a deleted row's label y does not vanish, it becomes the user's mean ȳ, so that users keep
-  their place among others;
+* *selective*: only the embeddings of users with deleted interactions change;
+* *collaborative*: a deleted interaction's label y does not vanish, it becomes the user's mean ȳ, so that users
+  keep their place among others;
 * the step is an influence function with a damped Hessian, solved by conjugate gradients:
 
-    Δ = (H + 0.01 · N)⁻¹ Σ over S of [∇ℓ(z, y) - ∇ℓ(z, ȳ)],     H = Σ over retained rows of ∇²ℓ
+    Δ = (H + 0.01 · N)⁻¹ Σ over S of [∇ℓ(z, y) - ∇ℓ(z, ȳ)],     H = Σ over R of ∇²ℓ
 
-Filled in, for rankings of implicit data: a label y between 0 and 1 of a row is cross-entropy, y ℓ(z) + (1 - y)
-ℓ(z'), with z' the pair turned round (item and negative change places; or label 0), so the bracket is (1 -
-ȳ)(∇ℓ(z) - ∇ℓ(z')). ȳ is the mean of the labels that training shows of a user: with k negatives to each
-positive, 1/(1 + k), the same for everybody. The damping is 0.01 for each row of the user (N holds their
-numbers): H is a sum over the user's rows, and a plain 0.01 would drown the Hessian of a mean over all data and
-vanish in that of a sum. Negatives are averaged over some draws.
+R are the retained interactions.
 
-Avoided: another mini-batch in each iteration (the solver then diverges; here one batch serves all), and steps without
+Filled in, for rankings of implicit data: the loss of an interaction with a label y between 0 and 1 is cross-entropy,
+y ℓ(z) + (1 - y) ℓ(z'), with z' the pair turned round (item and negative change places; or label 0), so the bracket is
+(1 - ȳ)(∇ℓ(z) - ∇ℓ(z')). ȳ is the mean of a user's labels in training: with k negatives to each positive, 1/(1 + k),
+the same for everybody. The damping is 0.01 for each interaction of the user (N holds their numbers): H is a sum over
+the user's interactions, and a plain 0.01 would drown the Hessian of a mean over all data and vanish in that of a
+sum. Negatives are averaged over some draws.
+
+Avoided: a new mini-batch in each iteration (the solver then diverges; here one batch serves all), and steps without
 bound (one public implementation steps by 3e15): ‖Δ_u‖ is capped, relative to the user's own row.
 """
 
@@ -41,17 +43,17 @@ from recbole_unlearn.settings import UnlearnConfig, setting
 class SCIFSettings:
     """Settings of SCIF."""
 
-    scif_damping: float = setting("Damping for each row of a user.", low=0.0)
+    scif_damping: float = setting("Damping for each interaction of a user.", low=0.0)
     scif_steps: int = setting("Iterations of conjugate gradients at most.", low=1)
     scif_tolerance: float = setting("Relative residual at which they stop.", low=0.0)
-    scif_batch_size: int = setting("Retained rows in the fixed batch of the Hessian.", low=1)
+    scif_batch_size: int = setting("Retained interactions in the fixed batch of the Hessian.", low=1)
     scif_draws: int = setting("Draws of negatives over which the deleted gradient is averaged.", low=1)
     scif_cap: float = setting("Longest step of a user's row, relative to the row's norm.", low=0.0)
 
 
 @method("scif", "An influence step of the users' rows, towards the user's mean label.", SCIFSettings)
 class SCIF(UnlearnTrainer):
-    """p_u ← p_u + Δ_u for users with deleted rows; every other weight stays bit for bit."""
+    """p_u ← p_u + Δ_u for users with deleted interactions; every other weight stays bit for bit."""
 
     needs_index = True
 
@@ -67,16 +69,16 @@ class SCIF(UnlearnTrainer):
         tables = [t for t in find_tables(self.model, task.data.full.train) if t.side == "user"]
         if not tables or request.by_user:
             raise UnlearnError(
-                f"scif changes rows of users that are learned row by row, and {task.config['model']} has none. "
-                "Use --unlearn=ifru or --unlearn=obliviate."
+                f"scif changes rows of users that are learned from single interactions, and {task.config['model']} "
+                "has none. Use --unlearn=ifru or --unlearn=obliviate."
             )
         nobody = torch.empty(0, dtype=torch.long)
         region = Region(user=with_rows_left(request.region)["user"], item=Members(nobody, nobody.float()))
         if len(region["user"]) == 0:
-            return Outcome()  # nothing is left of anybody in the request: all start anew
+            return Outcome()  # all users of the request are orphans, who get their initial rows
         selection = Selection(self.model, tables, {"user": region["user"].ids}, task.index)
-        batch, rows = request.fixed_batch(region, options.scif_batch_size)
-        product = HessianProduct(training_loss(self.model, batch), selection, rows)
+        batch, number = request.fixed_batch(region, options.scif_batch_size)
+        product = HessianProduct(training_loss(self.model, batch), selection, number)
         b = gradient_sum(self._changes(request, options), selection)
         with progress(f"SCIF {self.label}", options.scif_steps, bool(task.config["show_progress"])) as bar:
             solution = damped(
@@ -96,7 +98,7 @@ class SCIF(UnlearnTrainer):
         )
 
     def _changes(self, request: RequestLosses, options: SCIFSettings) -> Iterator[tuple[torch.Tensor, float]]:
-        """(1 - ȳ)(ℓ(z) - ℓ(z')) on batches of S, with the rows each stands for."""
+        """(1 - ȳ)(ℓ(z) - ℓ(z')) on batches of S: the difference of the losses, and its weight in the sum."""
         weight = 1.0 - mean_label(request.config["train_neg_sample_args"])
         for _ in range(options.scif_draws):
             for chosen in request.deleted_rows().split(options.scif_batch_size):
@@ -108,7 +110,7 @@ class SCIF(UnlearnTrainer):
 
 
 def mean_label(sampling: dict | None) -> float:
-    """The mean label of a user's training rows with k negatives to each positive: 1/(1 + k)."""
+    """The mean label of a user in training with k negatives to each positive: 1/(1 + k)."""
     negatives = (sampling or {}).get("sample_num", 1) or 1
     return 1.0 / (1.0 + float(negatives))
 

@@ -1,7 +1,7 @@
 """Solvers of (H + Λ) x = b where H is known by its products only; Λ is a diagonal damping.
 
-The product must be one and the same matrix at every call: with another mini-batch an iteration, conjugate gradients
-diverge, because directions are then conjugate for no matrix at all.
+The product must be that of the same matrix at every call: with a new mini-batch in each iteration, conjugate
+gradients diverge, because directions are then conjugate for no matrix at all.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def conjugate_gradient(
 
     Stops at a relative residual of ``tolerance`` or after ``steps``. Where H + Λ is not positive definite, it
     stops at the first direction d with dᵀ(H + Λ)d ≤ 0, with what it has (as truncated Newton methods do): the
-    way along d has no lowest point. Met at once, x stays 0. ``done`` is called after each step.
+    way along d has no lowest point. If already the first direction is such, x stays 0. ``done`` is called after each
+    step.
     """
     x, residual = torch.zeros_like(b), b.clone()
     direction, size, start = residual.clone(), float(residual @ residual), float(b.norm())

@@ -4,8 +4,8 @@ Rows outside the adapter are never written, and detaching gives the original row
 not computed. A merged model is a plain RecBole model. On disk an adapter is a safetensors file with a JSON file
 beside it; it fits the base it was made for and no other.
 
-An adapter undoes itself: whoever holds it and the unlearned model has the original model back, and its row numbers
-tell who asked. It is for experiments and audits, not for what remains after a request.
+An adapter can be undone: whoever holds it and the unlearned model can restore the original, and its row numbers show
+who asked. It is for experiments and audits, not for what remains after a request.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Adapter:
 
     @property
     def delta(self) -> torch.Tensor:
-        """A Bᵀ (n, d), the same bits whatever the memory layout: a loaded adapter is as the saved one."""
+        """A Bᵀ (n, d), the same bits whatever the memory layout: a loaded adapter equals the saved one."""
         return self.a.contiguous() @ self.b.contiguous().T
 
 
@@ -85,7 +85,7 @@ class AdapterSet:
         return float(sum(adapter.delta.square().sum() for adapter in self.adapters))
 
     def save(self, directory: str | Path, **about: Any) -> Path:
-        """Write the adapters to ``directory``, with what ``about`` tells of them; returns the directory.
+        """Write the adapters to ``directory``, with ``about`` in their JSON file; returns the directory.
 
         The base is not written, only its digest. Attached or not, the model is left as it is.
         """

@@ -1,4 +1,4 @@
-"""What can be proved of an unlearned model, as it stands in result.json under `certificates`."""
+"""What can be proved about an unlearned model; it is in result.json under `certificates`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def retained_change(adapters: AdapterSet, witness: Witness) -> dict[str, Any]:
     looked_at = witness.buffer(PAIRS / size) if size else torch.empty(0, dtype=torch.long)
     users, items = (witness.index.ids[side][looked_at] for side in ("user", "item"))
     after = pair_scores(adapters.model, witness.index.train, users, items)
-    # The rows as they are, which need not be W + A Bᵀ: those of deleted users were reset after the calibration.
+    # The rows as they are, which need not be W + A Bᵀ: those of orphans were reset after the calibration.
     final = [adapters.rows(adapter)[adapter.rows].clone() for adapter in adapters.adapters]
     adapters.detach()
     try:

@@ -2,7 +2,7 @@
 
 Free of charge when the optimizer that trained the model kept one (Adam, AdamW, RMSprop, Adagrad): it is read from
 the checkpoint or the trainer, of the same epoch as the weights, and matched to parameters by order and shape.
-Otherwise (SGD, a stripped checkpoint) the diagonal Fisher information is computed in one pass over retained rows.
+Otherwise (SGD, a stripped checkpoint) the diagonal Fisher information is computed in one pass over the retain set.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | No
 def second_moments(
     model: AbstractRecommender, optimizer: Mapping[str, Any] | None, batches: Iterable[Interaction]
 ) -> Moments:
-    """The optimizer's second moments when it has them, Fisher information otherwise (and says so)."""
+    """The optimizer's second moments when it has them, Fisher information otherwise (and logs that)."""
     moments = from_optimizer(model, optimizer)
     if moments is not None:
         return moments

@@ -286,7 +286,7 @@ def row_gradients(
     adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
 ) -> RowGradients:
     """The fastest way to the gradients of ``chosen``."""
-    # A layer without a side is not among what the written-out gradients know.
+    # The written-out gradients do not cover a layer that belongs to neither users nor items.
     known = all(adapter.side is not None for adapter in chosen)
     kind = written_out(type(adapters.model)) if known else RowGradients
     return kind(adapters, chosen, witness, whole)

@@ -1,6 +1,6 @@
 """Stage 2, LAC: calibrate the adapters on the witness set, a few steps, everything else frozen.
 
-The objective is a weighted sum of the losses in `losses.py`:
+The objective is a weighted sum of the losses in `rows/losses.py`:
 
     λ_ranking · own training loss on R + λ_forget · (reverse ranking or stand-ins) on S
     + λ_distill · distillation to θ₀ on R + λ_drift · ‖Δθ‖²
@@ -69,7 +69,7 @@ class Schedule(NamedTuple):
 
     @property
     def laid_out(self) -> int:
-        """T: a plan of t steps laid out for T does the first t of the plan of T steps, bit for bit."""
+        """T: a calibration of t steps that is laid out for T does the first t steps of one of T, bit for bit."""
         return self.steps if self.horizon is None else self.horizon
 
 
@@ -85,10 +85,12 @@ class WitnessObjective:
     standing: ExpectedStanding | None = None  # of deleted pairs, for stand-ins and for the stop
     stand_ins: bool = False
     stop: bool = False
-    teacher: Callable[[torch.Tensor], torch.Tensor] | None = None  # rows of D to scores at θ₀
+    teacher: Callable[[torch.Tensor], torch.Tensor] | None = (
+        None  # numbers of interactions of D to scores at θ₀
+    )
 
     def value(self, gradients: RowGradients, witness: Witness, batch: Triples) -> float:
-        """The objective on a batch of R and as many rows of S; gradients are added to ``gradients``."""
+        """The objective on a batch of R and as many interactions of S; gradients are added to ``gradients``."""
         value = gradients.own(batch, self.ranking) if self.ranking else 0.0
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         if self.forget:
@@ -136,7 +138,7 @@ class WitnessObjective:
         return drawn.users, drawn.items, losses.hardest(scores, candidates)
 
     def reached(self, gradients: RowGradients) -> bool:
-        """Whether deleted items stand as low as never-seen ones would."""
+        """Whether deleted items rank as low as never-seen ones would."""
         if not self.stop or self.standing is None:
             return False
         return demotion(gradients, self.standing.deleted) >= self.standing.level
@@ -157,19 +159,19 @@ def calibrate(
     witness: Witness,
     objective: WitnessObjective,
     schedule: Schedule,
-    rows: torch.Tensor | None,
+    interactions: torch.Tensor | None,
     bar: tqdm,
     after_step: Callable[[int], None] | None = None,
 ) -> Trace:
-    """Fit the adapters to ``rows`` (those that touch the region when None).
+    """Fit the adapters to ``interactions`` of D (those that touch the region when None).
 
-    ``after_step`` is told the number of steps done after each but the last; the adapters' A and B are those of that
-    step, the model's rows need not be.
+    ``after_step`` is called with the number of steps done, after each but the last; the adapters' A and B are then
+    those of that step, the model's rows need not be.
     """
-    rows = witness.interactions() if rows is None else rows
+    interactions = witness.interactions() if interactions is None else interactions
     trace = Trace([], [])
     chosen = adapters.adapters
-    if not chosen or len(rows) == 0 or schedule.steps == 0:
+    if not chosen or len(interactions) == 0 or schedule.steps == 0:
         return trace
     gradients = row_gradients(adapters, chosen, witness, schedule.train_b)
     trained = [x.a for x in chosen]
@@ -177,7 +179,8 @@ def calibrate(
         trained += {id(x.b): x.b for x in chosen}.values()  # adapters may share one
     optimizer = OPTIMIZERS[schedule.optimizer](trained, lr=schedule.learning_rate)
     watched = witness.deleted(WATCHED)
-    batches = itertools.islice(witness.batches(rows, schedule.batch_size, schedule.laid_out), schedule.steps)
+    drawn = witness.batches(interactions, schedule.batch_size, schedule.laid_out)
+    batches = itertools.islice(drawn, schedule.steps)
     for step, batch in enumerate(batches):
         if step % CHECK_EVERY == 0:
             trace.demotion.append((step, demotion(gradients, watched)))

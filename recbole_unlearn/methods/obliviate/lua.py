@@ -1,13 +1,13 @@
-"""Stage 1, LUA: undo what the deleted rows did to the weights.
+"""Stage 1, LUA: undo what the deleted interactions did to the weights.
 
 Two downdates, each in the regime where it is right:
 
-* **Newton.** With J the training objective and g_S the gradient of the deleted rows' loss at θ₀, stationarity of
+* **Newton.** With J the training objective and g_S the gradient of the loss on S at θ₀, stationarity of
   J − J_S gives −g_S + HΔ = 0, so Δ = **+**H⁻¹g_S: up the deleted loss. (The paper prints a minus in its theorem and
   in LUA; that learns S a second time.) The curvature is √v̂ + ε, and the scale η is found by a line search, since g_S
   is a sum over S while √v̂ is the size of a mini-batch mean.
 * **A new start** (`reembed.py`). Where a row loses much of its data, θ₀ is no place to linearise at: the row is
-  replaced by what its retained neighbours tell, or by its initial value, and the downdate is the difference.
+  replaced by what its retained neighbours predict, or by its initial value, and the downdate is the difference.
 
 The result is projected to rank r by a truncated SVD, exact from the region's rows only.
 """
@@ -29,9 +29,9 @@ EPSILON = 1e-8
 def deletion_gradient(
     model: AbstractRecommender, batches: Iterable[tuple[Interaction, float]]
 ) -> dict[str, torch.Tensor]:
-    """g_S: the gradient of the deleted rows' loss, summed over rows.
+    """g_S: the gradient of the loss on S, summed over interactions.
 
-    RecBole's losses are means over a batch; each batch comes with the number of rows its mean stands for.
+    RecBole's losses are means over a batch; each batch comes with the number of interactions in that mean.
     """
     total: dict[str, torch.Tensor] = {}
     for batch, rows in batches:

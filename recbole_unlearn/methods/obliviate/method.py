@@ -76,16 +76,21 @@ class Obliviate(UnlearnTrainer):
     def _fit_again(self, task: UnlearnTask) -> Outcome:
         """A model that is a formula of its data (EASE, ItemKNN, Pop) is unlearned by that formula, exactly."""
         logger.info(
-            "%s is a closed form of its training data: on what is retained it is exact, nothing to approximate.",
+            "%s is a closed form of its training data: it is computed again from the retain set, which is exact.",
             task.config["model"],
         )
         trained = task.train(task.config, task.data.retain, task.label)
         trained.load_into(self.model)
-        return Outcome({"exact": True}, seconds=trained.seconds, from_cache=trained.from_cache)
+        return Outcome(
+            {"exact": True},
+            seconds=trained.seconds,
+            from_cache=trained.from_cache,
+            refitted_items=torch.arange(task.data.full.train.item_num),
+        )
 
 
 class _Request:
-    """One request while it is worked on: its region, the interactions that tell of it, the adapters."""
+    """One request while it is worked on: its region, the witness set, the adapters."""
 
     def __init__(self, trainer: Obliviate, task: UnlearnTask) -> None:
         self.trainer, self.task = trainer, task
@@ -130,17 +135,18 @@ class _Request:
                 "demotion": [(step, round(value, 6)) for step, value in trace.demotion],
             },
             refits_orphan_items=self.refits_items,
+            refitted_items=self.touched["item"].ids if self.refits_items else None,
             certify=lambda: self._certificates(trace),
         )
 
     def _witness(self) -> tuple[Region, Witness]:
-        """The region that S itself touches, and the interactions that tell of it and of its neighbours."""
+        """The region that S itself touches, and the witness set of it and its neighbours."""
         options, data = self.options, self.task.data
         users, items = (data.forget.inter_feat[f] for f in (data.forget.uid_field, data.forget.iid_field))
         retained = RetainedIndex(self.index, users, items, data.deleted)
-        # Where users have no rows of their own, all that is left of them is in the items.
+        # Where users have no rows of their own, all that S left behind is in the items.
         threshold = options.lua_threshold if any(t.side == "user" for t in self.tables) else 0.0
-        touched = region = find_region(self.index, users, items, threshold)
+        touched = region = find_region(self.index, users, items, threshold, data.lost)
         if options.lua_hops:
             region = with_neighbours(
                 region, retained, options.lua_hops, options.lua_decay, threshold, options.lua_cap
@@ -194,7 +200,7 @@ class _Request:
         return scale, {a.label: round(low.energy, 6) for a, low in zip(adapters, lows, strict=True)}
 
     def _restarts(self) -> list[torch.Tensor]:
-        """The way of every adapter's rows to where they start again (n, d): items first, they tell of users."""
+        """The change of every adapter's rows to their new start (n, d); items first, because they predict users."""
         deltas = [torch.zeros_like(adapter.base) for adapter in self.adapters.adapters]
         for side in ("item", "user") if self.options.lua_target != "none" else ():
             for k, adapter in enumerate(self.adapters.adapters):
@@ -216,11 +222,11 @@ class _Request:
         )
         assert adapter.side is not None
         blocks = [self._block(table) for table in others]
-        told, known = reembed.predict(
+        predicted, known = reembed.predict(
             self.witness.retained, self.witness.region, adapter.side, own,
             blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1), self.witness.generator,
         )  # fmt: skip
-        return torch.where(known[:, None], told, initial)
+        return torch.where(known[:, None], predicted, initial)
 
     def _block(self, table: Table) -> torch.Tensor:
         """The rows of a table's users or items, a view (n, d) with row k for id k."""

@@ -3,12 +3,12 @@ r"""Where a row belongs by its retained neighbours: the map from neighbours to r
 A trained model gives users with similar items similar rows. So the row a user would have without S can be read off
 users that S does not touch: fit, by least squares over such users u,
 
-    p_u ≈ T · [√n m, log(n) m, √n, log n, 1],    m = mean of q_i over the n rows (u, i) of D\S,
+    p_u ≈ T · [√n m, log(n) m, √n, log n, 1],    m = mean of q_i over the n interactions (u, i) of D\S,
 
-and apply T to the retained rows of the users in the region; the same for items, from users outside the region. It
-takes a fraction of a second, reads no deleted row and no weight of the region's users, and is nearer to a retrained
-model than the initial value or than the old row. Closed form, so no step count and no learning rate. Rows outside the
-region were trained beside S all the same: popular items that lost a few rows are among them.
+and apply T to the retained interactions of the users in the region; the same for items, from users outside the
+region. It takes a fraction of a second, reads no deleted interaction and no weight of the region's users, and is
+nearer to a retrained model than the initial value or the old row. Closed form, so no step count and no learning rate.
+Rows outside the region were still trained together with S: popular items that lost a few interactions are among them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 
 from recbole_unlearn.rows import OTHER, Region, RetainedIndex, Side
 
-SAMPLE = 3000  # untouched users or items the map is fitted to, at least where there are as many
-RAREST = 10  # untouched items whose mean row stands for an item without neighbours, at least
+SAMPLE = 3000  # untouched users or items the map is fitted to, at least, if there are so many
+RAREST = 10  # untouched items, at least, whose mean row an item without neighbours gets
 RIDGE = 1e-3  # relative to the mean of the Gram matrix's diagonal
 
 
@@ -34,13 +34,13 @@ class Neighbours(NamedTuple):
 def neighbours(
     retained: RetainedIndex, region: Region, side: Side, ids: torch.Tensor, others: torch.Tensor
 ) -> Neighbours:
-    """The means of rows of the other side's table ``others`` over the retained rows of ``ids``.
+    """The means of rows of the other side's table ``others`` over the retained interactions of ``ids``.
 
     For items, users of the region are left out: their rows have seen S.
     """
     index = retained.index
-    rows = retained.only(index.of(side, ids))
-    own, other = index.ids[side][rows], index.ids[OTHER[side]][rows]
+    interactions = retained.only(index.of(side, ids))
+    own, other = index.ids[side][interactions], index.ids[OTHER[side]][interactions]
     if side == "item":
         outside = ~region["user"].contains(other)
         own, other = own[outside], other[outside]
@@ -54,7 +54,7 @@ def neighbours(
 def untouched(
     retained: RetainedIndex, region: Region, side: Side, most: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """A sample of up to ``most`` users or items outside the region that have rows, sorted."""
+    """A sample of up to ``most`` users or items outside the region that have interactions, sorted."""
     size = retained.index.sizes[side]
     if size <= 4 * most:
         ids = torch.randperm(size - 1, generator=generator) + 1
@@ -73,7 +73,7 @@ def predict(
     others: torch.Tensor,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows for the region's members of ``side`` by their neighbours (n, d), and for which of them that can be told.
+    """Rows for the region's members of ``side`` by their neighbours (n, d), and for which of them that is possible.
 
     ``own`` and ``others`` are the tables of this side and of the other, with row k for id k.
     """
@@ -83,15 +83,15 @@ def predict(
     if len(known) < 4 * width:
         return own[members], torch.zeros(len(members), dtype=torch.bool, device=own.device)
     seen = neighbours(retained, region, side, known, others)
-    told = seen.number > 0
-    x, y = features(seen)[told].double(), own[known][told].double()
+    linked = seen.number > 0
+    x, y = features(seen)[linked].double(), own[known][linked].double()
     gram = x.T @ x
     gram.diagonal().add_(RIDGE * gram.diagonal().mean())
     transform = torch.linalg.solve(gram, x.T @ y).to(own.dtype)
     asked = neighbours(retained, region, side, members, others)
     rows, sure = features(asked) @ transform, asked.number > 0
     if side == "item":
-        # An item that nobody can tell of is known to training as a negative only, like the rarest of the others.
+        # An item without neighbours is nothing but a negative in training, like the rarest of the others.
         counts = retained.index.counts(side, known)
         rare = known[counts.argsort(stable=True)[: max(RAREST, len(known) // 50)]]
         rows = torch.where(sure[:, None], rows, own[rare].mean(dim=0))
@@ -102,7 +102,7 @@ def predict(
 def features(near: Neighbours) -> torch.Tensor:
     """[√n m, log(n) m, √n, log n, 1] (k, 2d + 3) with m the mean of n neighbours.
 
-    Rows grow with the number of their rows in the data, like its root while few, like its logarithm later.
+    A row grows with its number of interactions: like the square root while they are few, like the logarithm later.
     """
     count = near.number.clamp(min=1)[:, None]
     root, log = count.sqrt(), count.log()

@@ -14,12 +14,12 @@ class ObliviateSettings:
     """Settings of Obliviate."""
 
     forget_kind: str = setting(
-        "What the deleted rows are: auto needs not know; genuine preferences get stand-ins; noise is pushed down "
-        "to the level of never-seen items; hard is pushed down without end (the paper's Figure 3).",
+        "What the deleted interactions are: auto need not know; genuine preferences get stand-ins; noise is pushed "
+        "down to the level of never-seen items; hard is pushed down without end (the paper's Figure 3).",
         choices=("auto", "genuine", "noise", "hard"),
     )
     lua_threshold: float = setting(
-        "Items that lose at least this share of their rows are changed, as is every user with a deleted row.",
+        "Items that lose at least this share of their interactions are changed, as is every affected user.",
         low=0.0,
         high=1.0,
     )
@@ -32,8 +32,8 @@ class ObliviateSettings:
     lua_cap: int = setting("Neighbours that may join at a hop, on each side.", low=0)
     lua_layers: bool = setting("Also adapt layers that belong to no user or item.")
     lua_target: str = setting(
-        "Rows of the region start again from what the model gives others with their retained neighbours, from their "
-        "initial value, or (none) from where they are.",
+        "New start of the region's rows: what the model gives to others with such retained neighbours, their initial "
+        "value, or none.",
         choices=("neighbours", "initial", "none"),
     )
     lua_scale: float | str = setting(
@@ -63,25 +63,27 @@ class ObliviateSettings:
     lac_learning_rate: float = setting("The optimizer's learning rate at the first step.", low=0.0)
     lac_optimizer: str = setting("Optimizer of the calibration.", choices=tuple(OPTIMIZERS))
     lac_schedule: str = setting("How the learning rate falls over the steps.", choices=tuple(SCHEDULES))
-    lac_batch_size: int = setting("Rows in a step.", low=1)
+    lac_batch_size: int = setting("Interactions in a step.", low=1)
     lac_train_b: bool = setting("Train B as well as A, as the paper prints it.")
     lac_buffer: float = setting(
-        "Retained rows to calibrate on, as a share of all; 0 for those that touch the region.",
+        "Retained interactions to calibrate on, as a share of all; 0 for those that touch the region.",
         low=0.0,
         high=1.0,
     )
     lac_negatives: float = setting(
         "How often the region's items are negatives, relative to training.", low=0.0
     )
-    lac_ranking: float = setting("Weight of the model's own loss on retained rows.", low=0.0)
-    lac_forget: float = setting("Weight of the loss on deleted rows, unless forget_kind is auto.", low=0.0)
+    lac_ranking: float = setting("Weight of the model's own loss on retained interactions.", low=0.0)
+    lac_forget: float = setting(
+        "Weight of the loss on deleted interactions, unless forget_kind is auto.", low=0.0
+    )
     lac_hard_negatives: int = setting(
-        "Candidates of which a deleted row gets the highest-scored as negative; 1 is uniform.", low=1
+        "Candidates of which a deleted pair gets the highest-scored as negative; 1 is uniform.", low=1
     )
     lac_distill: float = setting("Weight of distillation: retained pairs keep their scores.", low=0.0)
     lac_drift: float = setting("Weight of the squared change of the weights.", low=0.0)
     save_adapters: bool = setting(
-        "Also write the adapters to OUTPUT_DIR/adapters. They tell who asked, and bring the original back.",
+        "Also write the adapters to OUTPUT_DIR/adapters. They show who asked, and restore the original.",
         role=Role.SPEED,
     )
 

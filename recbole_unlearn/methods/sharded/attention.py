@@ -5,8 +5,8 @@ With e_s the vector of a user (or item) in the model of shard s,
     e'_s = e_s W_s + b_s,    α_s = softmax_s(hᵀ ReLU(W e'_s + b)),    e = Σ_s α_s e'_s,    score = e_u · e_i
 
 W_s and b_s bring the shards' spaces together and serve users and items; the attention (W, b, h) is separate for both.
-The models are frozen; the rest is trained with BPR on all retained rows. It works for models whose score is the
-product of a user's and an item's vector (BPR, LightGCN, NGCF), which is checked, not assumed.
+The models are frozen; the rest is trained with BPR on all retained interactions. It works for models whose score is
+the product of a user's and an item's vector (BPR, LightGCN, NGCF), which is checked, not assumed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _candidates(model: AbstractRecommender, dataset: Dataset) -> list[tuple[torc
 
 
 def row_vectors(task: UnlearnTask, pretrained: Trained) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a pretrained model says of users (n, d) and items (m, d): its vectors, or its tables side by side."""
+    """The vectors of users (n, d) and items (m, d) in a pretrained model, or its tables side by side."""
     data = task.data.full
     model = build_model(task.config, data)
     pretrained.load_into(model)
@@ -90,7 +90,7 @@ def row_vectors(task: UnlearnTask, pretrained: Trained) -> tuple[torch.Tensor, t
         if not all(sides.values()):
             raise UnlearnError(
                 f"{task.config['model']} has no embeddings of {'users' if not sides['user'] else 'items'} to "
-                "divide the rows by. Use --unlearn=sisa."
+                "divide the interactions by. Use --unlearn=sisa."
             ) from None
         p, q = (torch.cat(rows, dim=1) for rows in sides.values())
     return p.cpu(), q.cpu()
@@ -130,7 +130,7 @@ class AttentiveEnsemble(Ensemble):
         self.of_user = Attention(width, hidden).to(device)
         self.of_item = Attention(width, hidden).to(device)
         self.dropout = nn.Dropout(dropout)
-        # RecBole's word for what is worked out again when the weights have changed.
+        # RecBole's name for what is computed again when the weights have changed.
         self.restore_user_e: torch.Tensor | None = None
         self.restore_item_e: torch.Tensor | None = None
         self.other_parameter_name = ["restore_user_e", "restore_item_e"]
@@ -184,13 +184,13 @@ def fit_attention(
     score: Callable[[], float],
     bar: tqdm,
 ) -> list[tuple[int, float]]:
-    """Train with BPR on the rows of the ensemble's dataset, to the best ``score`` (higher is better) of an epoch.
+    """Train with BPR on the ensemble's dataset, and keep the epoch with the best ``score`` (higher is better).
 
     Returns (epoch, mean loss) of all epochs.
     """
     index = TrainIndex(ensemble.dataset)
     nothing = torch.empty(0, dtype=torch.long)
-    rows = RetainedIndex(index, nothing, nothing, torch.zeros(len(index), dtype=torch.bool))
+    all_pairs = RetainedIndex(index, nothing, nothing, torch.zeros(len(index), dtype=torch.bool))
     parameters = ensemble.parameters_of_rule()
     optimizer = torch.optim.Adam(parameters, lr=fit.learning_rate, weight_decay=fit.l2)
     device = ensemble.turn.device
@@ -201,7 +201,7 @@ def fit_attention(
         total = 0.0
         for chosen in torch.randperm(len(index), generator=generator).split(fit.batch_size):
             users, items = (index.ids[side][chosen] for side in ("user", "item"))
-            negatives = rows.negatives(users, generator)
+            negatives = all_pairs.negatives(users, generator)
             twice = torch.cat([users, users]).to(device)
             own, other = ensemble.pair_scores(twice, torch.cat([items, negatives]).to(device)).chunk(2)
             loss = -functional.logsigmoid(own - other).mean()

@@ -1,9 +1,9 @@
 r"""The base of sharded methods: how an ensemble is trained, and how it forgets.
 
-A method says how the rows are divided (:meth:`ShardedTrainer.divide`) and how the models answer together
+A method says how the interactions are divided (:meth:`ShardedTrainer.divide`) and how the models answer together
 (:meth:`ShardedTrainer.ensemble`, :meth:`ShardedTrainer.fit_rule`); all else is here. The ensemble is trained from
 the start, so it is an original of its own, not the plain model. A request restarts the shards that hold one of its
-rows; the others are kept bit for bit.
+interactions; the others are kept bit for bit.
 
 Times are sums over the shards' own trainings, whether they ran side by side or not, so that they compare with those
 of one model on one thread; `certificates` has the shards' times.
@@ -25,6 +25,7 @@ from recbole_unlearn.data import Splits, UnlearnData, loaders
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import (
     Curve,
+    Finished,
     Originated,
     Outcome,
     UnlearnTask,
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class ShardedTrainer(UnlearnTrainer):
-    r"""K models on parts of D; forgetting trains those anew that saw S, on their part of D\S."""
+    r"""K models on parts of D; those that saw S are trained again, on their part of D\S."""
 
     needs_original = False
     own_original = True
@@ -53,11 +54,11 @@ class ShardedTrainer(UnlearnTrainer):
         return task.config, 1
 
     def pretrain(self, task: UnlearnTask) -> Trained | None:
-        """A model of D that tells how to divide the rows, for methods that need one."""
+        """A model of D by which the interactions are divided, for methods that need one."""
         return None
 
     def divide(self, task: UnlearnTask, pretrained: Trained | None, generator: torch.Generator) -> Partition:
-        """Which shard each training row belongs to."""
+        """Which shard each training interaction belongs to."""
         raise NotImplementedError(f"{type(self).__name__} does not implement divide().")
 
     def ensemble(
@@ -147,13 +148,20 @@ class ShardedTrainer(UnlearnTrainer):
             from_cache=any(one.from_cache for steps in new.values() for one in steps),
         )
 
-    def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> None:
-        """Nothing to do: shards that held a deleted row began again, and no other ever saw it."""
+    def keep(self, task: UnlearnTask) -> Finished:
+        """As the base class; the original is the ensemble."""
+        assert task.own_original is not None, "originate() comes first"
+        self.shards, self.model = task.own_original.state.without(task.data), task.own_original.model
+        return Finished({}, {}, 0.0, False)
 
-    def save(self, directory: Path, data: UnlearnData) -> Path:
+    def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> None:
+        """Nothing to do: shards that held a deleted interaction started again, and no other ever saw it."""
+
+    def save(self, directory: Path, data: UnlearnData, home: Path) -> str:
         """The ensemble as a directory."""
-        path = directory / f"{self.config['model']}-unlearned"
-        return storage.write(path, self.config, self.name, self.shards, self.model, data)
+        name = f"{self.config['model']}-unlearned"
+        storage.write(directory / name, home / name, self.config, self.name, self.shards, self.model, data)
+        return name
 
     def validation(self, task: UnlearnTask, ensemble: Ensemble, splits: Splits) -> Callable[[], float]:
         """A function that gives the ensemble's validation score, higher is better."""

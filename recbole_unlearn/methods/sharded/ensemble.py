@@ -59,12 +59,12 @@ class Ensemble(AbstractRecommender):
 
 
 class ItemEnsemble(Ensemble):
-    """The score of a pair is that of the model whose rows the item belongs to."""
+    """The score of a pair is that of the model whose shard the item belongs to."""
 
     def __init__(
         self, config: UnlearnConfig, models: Sequence[AbstractRecommender], item_shards: torch.Tensor
     ) -> None:
-        """``item_shards`` (items,): the model of each item; -1, for items without rows, takes the mean."""
+        """``item_shards`` (items,): the model of each item; -1, for items without interactions, takes the mean."""
         super().__init__(config, models)
         self.register_buffer("item_shards", item_shards.to(config["device"]), persistent=False)
 

@@ -1,10 +1,11 @@
-"""How the training rows are divided among K shards, each of which has a model of its own.
+"""How the training interactions are divided among K shards, each of which has a model of its own.
 
-SISA divides users at random, RecEraser keeps rows (or users) together that are near each other in a pretrained
-embedding, UltraRE does so in shards of one size, and the light variant of the Obliviate paper gives each item to the
-block of users that has most of its rows. All are pure functions of ids, embeddings and a generator, on the CPU; ids
-are those of the dataset, where 0 is padding and has no rows. The inner steps work on numpy arrays, because numpy
-resolves ties in a fixed order and torch does not promise to.
+SISA divides users at random, RecEraser keeps interactions (or users) together that are near each other in a
+pretrained embedding, UltraRE does so in shards of one size, and the light variant of the Obliviate paper gives each
+item to the block of users that has most of its interactions. All are pure functions of ids, embeddings and a
+generator, on the CPU; ids are those of the dataset, where 0 is padding and has no interactions. The inner steps
+divide *points*, which are interactions or users. They work on numpy arrays, because numpy resolves ties in a fixed
+order and torch does not promise to.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ MAX_PIVOTS = 10**9  # of the exact transport: it ends by itself, long before
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """Which shard each training row belongs to."""
+    """Which shard each training interaction belongs to."""
 
     number: int
     """K, the number of shards."""
     interactions: torch.Tensor
-    """(|D|,) int64, the shard of each training row."""
+    """(|D|,) int64, the shard of each training interaction."""
     users: torch.Tensor | None
-    """(user_num,) int64, the shard of each user, -1 without rows; None where a user's rows are spread over shards."""
+    """(user_num,) int64, the shard of each user, -1 without interactions; None where users are spread over shards."""
     items: torch.Tensor | None
     """(item_num,) int64, likewise for items."""
 
     def without(self, deleted: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> Partition:
-        """The partition of the rows that are left; of users and items without a row left nothing is kept.
+        """The partition of the interactions that are left; nothing is kept of orphans.
 
-        ``deleted`` (|D|,) is the mask of the deleted rows, ``users`` and ``items`` (|D|,) are the ids of all rows.
+        ``deleted`` (|D|,) is the mask of the deleted interactions, ``users`` and ``items`` (|D|,) are the ids of all.
         """
         left = ~deleted
         return Partition(
@@ -52,10 +53,10 @@ class Partition:
 def random_users(users: torch.Tensor, user_num: int, k: int, generator: torch.Generator) -> Partition:
     """SISA: users in random order, dealt out to ``k`` shards, which differ by one user at most.
 
-    ``users`` (|D|,) are the users of the rows.
+    ``users`` (|D|,) are the users of the interactions.
     """
     present = users.unique()
-    _check_number(k, len(present), "users with rows")
+    _check_number(k, len(present), "users with interactions")
     shuffled = present[torch.randperm(len(present), generator=generator)]
     return _of_users(users, user_num, shuffled, torch.arange(len(shuffled)) % k, k)
 
@@ -63,15 +64,15 @@ def random_users(users: torch.Tensor, user_num: int, k: int, generator: torch.Ge
 def item_blocks(
     users: torch.Tensor, items: torch.Tensor, user_num: int, item_num: int, k: int, generator: torch.Generator
 ) -> Partition:
-    """The light co-partition of the Obliviate paper: b(i) = argmax_s #{rows (u, i) : b(u) = s}.
+    """The light co-partition of the Obliviate paper: b(i) = argmax_s #{(u, i) in D : b(u) = s}.
 
-    Users are divided at random into ``k`` blocks as in :func:`random_users`; an item, and with it all its rows,
-    goes to the block whose users have most of its rows, the lowest of several. ``users`` and ``items`` (|D|,) are
-    those of the rows. A block that wins no item gets the one that it misses by least.
+    Users are divided at random into ``k`` blocks as in :func:`random_users`; an item, and with it all its
+    interactions, goes to the block whose users have most of them, the lowest of several. ``users`` and ``items``
+    (|D|,) are those of the interactions. A block that wins no item gets the one that it misses by least.
     """
     blocks = random_users(users, user_num, k, generator)
     present = items.unique()
-    _check_number(k, len(present), "items with rows")
+    _check_number(k, len(present), "items with interactions")
     counts = torch.bincount(items * k + blocks.interactions, minlength=item_num * k).view(item_num, k)
     cost = -counts[present].numpy()
     of_item = torch.full((item_num,), -1)
@@ -89,14 +90,14 @@ def by_interactions(
     rounds: int = 50,
     slack: float = 1.2,
 ) -> Partition:
-    """RecEraser's InBP: rows by their affinity -‖p_u - c_u‖²·‖q_i - c_i‖² to the shards' centroids (c_u, c_i).
+    """RecEraser's InBP: by the affinity -‖p_u - c_u‖²·‖q_i - c_i‖² of interactions to shards' centroids (c_u, c_i).
 
-    ``users`` and ``items`` (|D|,) are those of the rows, ``p`` (user_num, d) and ``q`` (item_num, d) pretrained
-    embeddings. The first centroids are ``k`` random rows. A round fills the shards in order of affinity
-    (:func:`fill`) up to ⌈slack·|D|/k⌉ rows, then moves each centroid to the mean of its rows in every dimension
-    (the authors' code takes one mean over all dimensions, which ruins it), until nothing changes.
+    ``users`` and ``items`` (|D|,) are those of the interactions, ``p`` (user_num, d) and ``q`` (item_num, d) are
+    pretrained embeddings. The first centroids are ``k`` random interactions. A round fills the shards in order of
+    affinity (:func:`fill`) up to ⌈slack·|D|/k⌉ interactions, then moves each centroid to the mean of its interactions
+    in every dimension (the authors' code takes one mean over all dimensions, which ruins it), until nothing changes.
     """
-    _check_number(k, len(users), "rows")
+    _check_number(k, len(users), "interactions")
     cap = _cap(len(users), k, slack)
     (_, user, p_), (_, item, q_) = _embedded(users, p, "user"), _embedded(items, q, "item")
 
@@ -117,10 +118,10 @@ def by_users(
     rounds: int = 50,
     slack: float = 1.2,
 ) -> Partition:
-    """RecEraser's UBP: as :func:`by_interactions` with users for rows and the affinity -‖p_u - c‖².
+    """RecEraser's UBP: as :func:`by_interactions`, with whole users and the affinity -‖p_u - c‖².
 
-    ``users`` (|D|,) are those of the rows, ``p`` (user_num, d) their pretrained embeddings. Of n users with rows,
-    each counted once however many rows it has, a shard takes up to ⌈slack·n/k⌉.
+    ``users`` (|D|,) are those of the interactions, ``p`` (user_num, d) their pretrained embeddings. Of n users with
+    interactions, each counted once however many they have, a shard takes up to ⌈slack·n/k⌉.
     """
     return _cluster_users(users, p, k, generator, rounds, lambda c: fill(c, _cap(len(c), k, slack)))
 
@@ -130,19 +131,19 @@ def by_transport(
 ) -> Partition:
     """UltraRE: k-means of users in shards of one size, n/k users rounded up or down (:func:`transport`).
 
-    ``users`` (|D|,) are those of the rows, ``p`` (user_num, d) their pretrained embeddings. The first centroids are
-    ``k`` random users. The exact transport takes a second a round with 30 000 users, and over four
+    ``users`` (|D|,) are those of the interactions, ``p`` (user_num, d) their pretrained embeddings. The first
+    centroids are ``k`` random users. The exact transport takes a second a round with 30 000 users, and over four
     times that with twice as many.
     """
     return _cluster_users(users, p, k, generator, rounds, transport)
 
 
 def fill(cost: np.ndarray, cap: int) -> np.ndarray:
-    """Greedily give n rows to k shards of at most ``cap`` rows, cap·k ≥ n. cost (n, k) -> (n,).
+    """Greedily give n points to k shards of at most ``cap`` points, cap·k ≥ n. cost (n, k) -> (n,).
 
-    What comes out is that of a loop over all (row, shard) pairs from the lowest cost up (ties: lower row, then lower
-    shard), which takes a pair if the row has no shard yet and the shard is not full. Until a shard is full, that
-    loop gives every row its best open shard, in order of cost; so one sort per shard that fills up is enough.
+    The result is that of a loop over all (point, shard) pairs from the lowest cost up (ties: lower point, then lower
+    shard), which takes a pair if the point has no shard yet and the shard is not full. Until a shard is full, that
+    loop gives every point its best open shard, in order of cost; so one sort per shard that fills up is enough.
     """
     n, k = cost.shape
     shard, room = np.full(n, -1, dtype=np.int64), np.full(k, cap)
@@ -155,7 +156,7 @@ def fill(cost: np.ndarray, cap: int) -> np.ndarray:
         stop = len(left)
         for s in free:
             places = np.flatnonzero(best[:stop] == s)
-            if len(places) >= room[s]:  # s is full after so many; the rows behind have to look again
+            if len(places) >= room[s]:  # s is full after so many; the points after them have to choose again
                 stop = int(places[room[s] - 1]) + 1
         shard[left[order[:stop]]] = best[:stop]
         room -= np.bincount(best[:stop], minlength=k)
@@ -192,25 +193,25 @@ def transport(cost: np.ndarray) -> np.ndarray:
 
 
 def mend(shard: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Give each empty shard the row that loses least by the move. shard (n,), cost (n, k), k ≤ n -> (n,).
+    """Give each empty shard the point that loses least by the move. shard (n,), cost (n, k), k ≤ n -> (n,).
 
-    A row that is alone in its shard stays. Shards come out empty where embeddings are equal, or far from a centroid.
+    A point that is alone in its shard stays. Shards can be empty where embeddings are equal, or far from a centroid.
     """
     sizes = np.bincount(shard, minlength=cost.shape[1])
     shard = shard.copy()
     for s in np.flatnonzero(sizes == 0):
         movable = np.flatnonzero(sizes[shard] > 1)
-        row = movable[(cost[movable, s] - cost[movable, shard[movable]]).argmin()]
-        sizes[shard[row]] -= 1
+        point = movable[(cost[movable, s] - cost[movable, shard[movable]]).argmin()]
+        sizes[shard[point]] -= 1
         sizes[s] = 1
-        shard[row] = s
+        shard[point] = s
     return shard
 
 
 def means(vectors: np.ndarray, ids: np.ndarray, shard: np.ndarray, k: int) -> np.ndarray:
-    """The mean in each dimension of the vectors of a shard's rows: vectors (m, d), ids and shard (n,) -> (k, d).
+    """The mean in each dimension of the vectors of a shard's points: vectors (m, d), ids and shard (n,) -> (k, d).
 
-    An id counts once for each of its rows; rows of shard -1 are left out. Nothing of size n·d is made.
+    An id counts once for each of its points; points of shard -1 are left out. Nothing of size n·d is made.
     """
     m, placed = len(vectors), shard >= 0
     counts = np.bincount(shard[placed] * m + ids[placed], minlength=k * m).reshape(k, m)
@@ -230,7 +231,7 @@ def _alternate(
     place: Callable[[np.ndarray], np.ndarray],
     rounds: int,
 ) -> np.ndarray:
-    """Shards (n,) from costs (n, k) and costs from shards, in turn; at first each of k random rows is a shard."""
+    """Shards (n,) from costs (n, k) and costs from shards, in turn; at first each of k random points is a shard."""
     if rounds < 1:
         raise UnlearnError(f"A partition in {rounds} rounds is not possible: use 1 or more.")
     shard = np.full(n, -1, dtype=np.int64)
@@ -251,10 +252,10 @@ def _cluster_users(
     rounds: int,
     place: Callable[[np.ndarray], np.ndarray],
 ) -> Partition:
-    """k-means of the users that have rows, where ``place`` turns distances (n, k) into shards (n,)."""
+    """k-means of the users that have interactions, where ``place`` turns distances (n, k) into shards (n,)."""
     present, _, vectors = _embedded(users, p, "user")
     n = len(present)
-    _check_number(k, n, "users with rows")
+    _check_number(k, n, "users with interactions")
 
     def cost(shard: np.ndarray) -> np.ndarray:
         return distances(vectors, means(vectors, np.arange(n), shard, k))
@@ -266,7 +267,7 @@ def _cluster_users(
 def _embedded(
     ids: torch.Tensor, embeddings: torch.Tensor, side: str
 ) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
-    """The m ids that occur, the place of each row's id among them (n,), and their embeddings (m, d) in float64."""
+    """The m ids that occur, the place of each of ``ids`` among them (n,), and their embeddings (m, d) in float64."""
     present, place = ids.unique(return_inverse=True)
     vectors = embeddings.detach().cpu()[present].double()
     if not vectors.isfinite().all():
@@ -280,14 +281,14 @@ def _embedded(
 def _of_users(
     users: torch.Tensor, user_num: int, present: torch.Tensor, shard: torch.Tensor, k: int
 ) -> Partition:
-    """The partition in which the rows of user ``present[j]`` are in ``shard[j]``."""
+    """The partition in which the interactions of user ``present[j]`` are in ``shard[j]``."""
     of_user = torch.full((user_num,), -1)
     of_user[present] = shard
     return Partition(k, of_user[users], of_user, None)
 
 
 def _forget_orphans(shard: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor | None:
-    """The shards of users or items, -1 where they do not occur in ``ids``, the rows that are left."""
+    """The shards of users or items; -1 for orphans, which are not in ``ids``, the ids of what is left."""
     if shard is None:
         return None
     kept = torch.full_like(shard, -1)
@@ -298,7 +299,7 @@ def _forget_orphans(shard: torch.Tensor | None, ids: torch.Tensor) -> torch.Tens
 def _cap(n: int, k: int, slack: float) -> int:
     """⌈slack·n/k⌉, how much a shard may hold."""
     if not slack >= 1.0:
-        raise UnlearnError(f"Shards with a slack of {slack} cannot hold all rows: use 1 or more.")
+        raise UnlearnError(f"Shards with a slack of {slack} cannot hold all training data: use 1 or more.")
     return math.ceil(slack * n / k)
 
 
@@ -307,6 +308,6 @@ def _check_number(k: int, n: int, things: str) -> None:
     if k < 1:
         raise UnlearnError(f"Cannot divide the training data into {k} shards: use 1 or more.")
     if n == 0:
-        raise UnlearnError("Cannot divide training data that has no rows: check its filters.")
+        raise UnlearnError("Cannot divide training data that has no interactions: check its filters.")
     if k > n:
         raise UnlearnError(f"Cannot divide {n} {things} among {k} shards: use {n} or fewer.")

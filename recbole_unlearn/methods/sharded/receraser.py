@@ -1,22 +1,22 @@
-r"""RecEraser: rows that belong together stay together, and attention combines the models of the parts.
+r"""RecEraser: interactions that belong together stay together, and attention combines the models of the parts.
 
 From the paper (*Recommendation unlearning*, Chen et al.): balanced partitions by pretrained embeddings, of
 interactions (InBP) or of users (UBP, the default); a model for each part; an attentive aggregation of their
-embeddings, trained on all rows with the models frozen; a request trains the parts anew that held its rows, and then
-the aggregation. And, from the appendix of Obliviate's paper, the light variant: users are split at random, an item
-goes to the part that has most of its rows, a row to its item's part, and the score of a pair is that of its item's
-model (no pretraining, no aggregation).
+embeddings, trained on all interactions with the models frozen; a request restarts the parts that held one of its
+interactions, and then fits the aggregation again. And, from the appendix of Obliviate's paper, the light variant:
+users are split at random, an item goes to the part that has most of its interactions, an interaction to its item's
+part, and the score of a pair is that of its item's model (no pretraining, no aggregation).
 
 Filled in: the pretrained embeddings are the plain original's. The aggregation is trained to the best validation
 epoch. Models whose score is not a product of two vectors have no embeddings to aggregate: for them the scores can
-be averaged (`receraser_aggregation: mean`). As in SISA, shards stop on validation rows of what they know and start
-from stored initial weights.
+be averaged (`receraser_aggregation: mean`). As in SISA, shards stop on the validation interactions
+of users and items they know, and start from stored initial weights.
 
 Avoided: the authors' code averages a centroid to one number instead of one for each dimension, which ruins the
 partition; and negatives that are rejected by a user's full history, which leaks across shards.
 
-Not exact: the partition was made from embeddings that saw the deleted rows, and stays as it was. The models and the
-aggregation saw none of them. The light variant decides by counts of rows instead, deleted ones among them.
+Not exact: the partition was made from embeddings that saw the deleted interactions, and stays as it was. The models
+and the aggregation saw none of them. The light variant divides by counts of interactions, deleted ones among them.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class RecEraserSettings:
     receraser_attention_epochs: int = setting("attention: epochs at most.", low=1)
     receraser_attention_rate: float = setting("attention: Adam's learning rate.", low=0.0)
     receraser_attention_size: int = setting("attention: width of its hidden layer.", low=1)
-    receraser_attention_batch: int = setting("attention: rows in a step.", low=1)
+    receraser_attention_batch: int = setting("attention: interactions in a step.", low=1)
     receraser_dropout: float = setting("attention: dropout of the moved embeddings.", low=0.0, high=0.99)
     receraser_l2: float = setting("attention: weight decay.", low=0.0)
 
 
 @method(
     "receraser",
-    "Models of rows that belong together, combined by attention; a request restarts its parts.",
+    "Models of interactions that belong together, combined by attention; a request restarts its parts.",
     RecEraserSettings,
 )
 class RecEraser(ShardedTrainer):
-    """e = Σ_k α_k (e_k W_k + b_k) for users and items, with model k trained on its part of the rows."""
+    """e = Σ_k α_k (e_k W_k + b_k) for users and items, with model k trained on its part of the interactions."""
 
     def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
         """How a shard trains; there are no slices."""
@@ -114,7 +114,7 @@ class RecEraser(ShardedTrainer):
     def fit_rule(
         self, task: UnlearnTask, ensemble: Ensemble, splits: Splits, partition: parts.Partition
     ) -> dict[str, Curve]:
-        """Train the attention on all rows at hand."""
+        """Train the attention on all interactions of ``splits``."""
         if not isinstance(ensemble, AttentiveEnsemble):
             return {}
         options: RecEraserSettings = task.settings

@@ -1,10 +1,10 @@
-r"""Shards: one model for each part of the training rows, and the restart of those a request touches.
+r"""Shards: one model for each part of the training interactions, and the restart of those a request touches.
 
-A shard's model sees its own rows only: its graph, its negatives and its stop on validation (rows of users and items
-it knows) are of the shard, so that nothing of another shard's rows leaks into it. With slices, the rows of a shard
-come in L steps: slice 1, then 1 and 2, and so on, each from the weights the step before ended with. A deleted row
-of slice l leaves the steps before l as they were, so a restart begins there; with one slice it begins at the stored
-initial weights.
+A shard's model sees only the shard's own interactions: its graph, its negatives and its stop on validation
+(interactions of users and items it knows) are of the shard, so that nothing of another shard leaks into it. With
+slices, the interactions of a shard come in L steps: slice 1, then 1 and 2, and so on, each from the weights the step
+before ended with. A deleted interaction of slice l leaves the steps before l as they were, so a restart begins there;
+with one slice it begins at the stored initial weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shards:
 
     config: UnlearnConfig  # how a shard trains
     partition: Partition
-    slices: torch.Tensor  # (|D|,), the slice of each row
+    slices: torch.Tensor  # (|D|,), the slice of each interaction
     depth: int  # slices of a shard
     initial: list[Weights]  # by shard, the weights it starts from
     steps: list[list[Trained]]  # by shard, after each slice; what is missing is to be trained
@@ -53,15 +53,15 @@ class Shards:
         return shards
 
     def _config(self, shard: int) -> UnlearnConfig:
-        r"""Settings of a shard: a seed of its own, and as many epochs that L slices cost what one does.
+        r"""Settings of a shard: a seed of its own, and so many epochs that L slices cost what one does.
 
-        Step l sees l/L of the rows, so with e epochs each the work is e (L + 1)/2 epochs over all of them.
+        Step l sees l/L of the interactions, so with e epochs each the work is e (L + 1)/2 epochs over all of them.
         """
         epochs = max(1, round(2 * self.config["epochs"] / (self.depth + 1)))
         return self.config.replace(seed=self.config["seed"] + shard, epochs=epochs)
 
     def splits(self, splits: Splits, shard: int, step: int | None = None) -> Splits:
-        """The training rows of a shard up to a step (None: all), and validation rows of users and items in them."""
+        """A shard's training interactions up to a step (None: all), and validation ones of their users and items."""
         mine = self.partition.interactions == shard
         if step is not None:
             mine &= self.slices <= step
@@ -69,12 +69,12 @@ class Shards:
         held = splits.valid.inter_feat
         fields = (train.uid_field, train.iid_field)
         own = torch.stack([torch.isin(held[field], train.inter_feat[field]) for field in fields]).all(dim=0)
-        # A shard without such rows cannot tell when to stop; all of them then do.
+        # Without such validation interactions, all of them decide when the shard stops.
         valid = splits.valid.copy(held[own]) if own.any() else splits.valid
         return Splits(train, valid, valid)
 
     def without(self, data: UnlearnData) -> Shards:
-        """The shards of the rows that are left, without the steps that saw a deleted row; all others stay."""
+        """The shards of the retain set, without the steps that saw a deleted interaction; all other steps stay."""
         train = data.full.train
         users, items = (train.inter_feat[field] for field in (train.uid_field, train.iid_field))
         gone = data.deleted
@@ -118,7 +118,7 @@ class Shards:
         return dataclasses.replace(self, steps=steps), new
 
     def models(self, splits: Splits) -> list[AbstractRecommender]:
-        """The models themselves, each built on its shard's rows."""
+        """The models themselves, each built on its shard's interactions."""
         models = []
         for shard in range(self.partition.number):
             model = build_model(self._config(shard), self.splits(splits, shard))

@@ -2,20 +2,20 @@ r"""SISA: users are divided at random, each part trains a model, scores are aver
 
 From the paper (*Machine unlearning*, Bourtoule et al.; for recommenders as in the appendix of Obliviate's): shards
 that are trained apart (*sharded*, *isolated*), slices within them with a checkpoint after each (*sliced*), answers
-that are averaged with equal weights (*aggregated*). A deleted row restarts its shard from the last checkpoint that
-did not see it, by default (one slice) from the initial weights.
+that are averaged with equal weights (*aggregated*). A deleted interaction restarts its shard from the last checkpoint
+that did not see it, by default (one slice) from the initial weights.
 
-Filled in, for recommenders: the unit is the user, whose rows stay together, in shards of equal numbers of users. A
-user has a trained row in one shard's model only; in the others it is at its initial value (for graph models,
-without edges), and their scores weigh as much in the mean. Each shard has a seed of its own and stops on validation
-rows of the users and items it knows. With L slices a step has 2/(L + 1) of the epochs, so that all cost what one
-slice costs.
+Filled in, for recommenders: the unit is the user, whose interactions stay together, in shards of equal numbers of
+users. A user has a trained row in one shard's model only; in the others its row is at its initial value (for graph
+models, without edges), and their scores weigh as much in the mean. Each shard has a seed of its own and stops on
+validation interactions of the users and items it knows. With L slices a step has 2/(L + 1) of the epochs, so that all
+slices together cost what a single one does.
 
-Avoided: restarting from weights that were trained on the deleted rows (the paper of Obliviate speaks of the *saved
-model*, which may be read so); negatives that know of other shards' rows; and a validation set that other shards'
-users decide on.
+Avoided: restarting from weights that were trained on the deleted interactions (the paper of Obliviate speaks of the
+*saved model*, which may be read so); negatives that depend on other shards' interactions; and a stop that other
+shards' validation users decide on.
 
-Exact for the ensemble: its models saw no deleted row. What the shards' membership tells is a random number.
+Exact for the ensemble: its models saw no deleted interaction. Which shard a user is in depends on chance alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SISASettings:
 
 @method("sisa", "Models of random parts of the users, averaged; a request restarts its parts.", SISASettings)
 class SISA(ShardedTrainer):
-    """s(u, i) = 1/K Σ_k s_k(u, i), with model k trained on the rows of its users."""
+    """s(u, i) = 1/K Σ_k s_k(u, i), with model k trained on the interactions of its users."""
 
     def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
         """How a shard trains, and the number of its slices."""

@@ -2,11 +2,11 @@ r"""An ensemble on disk: one directory, which the next request starts from.
 
     ensemble.json            method, model, dataset and settings, and how many shards and slices there are
     shard-K.safetensors      the initial weights of a shard, and those after each slice
-    rule.safetensors         which shard and slice each retained row belongs to, and the weights of the combination
-    DATASET-Dataset.pth      the retained rows, in RecBole's format
+    rule.safetensors         which shard and slice each retained interaction belongs to, and the weights of the rule
+    DATASET-Dataset.pth      the retained interactions, in RecBole's format
 
-Nothing in it is a pickle but the dataset, which is read without running code from it. It holds retained rows only, no
-optimizer moments, and no shard of users or items that have no row left.
+Nothing in it is a pickle but the dataset, which is read without running code from it. It holds retained
+interactions only, no optimizer moments, and no shard of orphans.
 """
 
 from __future__ import annotations
@@ -41,9 +41,18 @@ _RULE = "rule.safetensors"
 
 
 def write(
-    path: Path, config: UnlearnConfig, method: str, shards: Shards, ensemble: Ensemble, data: UnlearnData
-) -> Path:
-    """Write an ensemble of the retained rows; what stood at ``path`` is replaced when all is written."""
+    path: Path,
+    home: Path,
+    config: UnlearnConfig,
+    method: str,
+    shards: Shards,
+    ensemble: Ensemble,
+    data: UnlearnData,
+) -> None:
+    """Write an ensemble of the retain set; what was at ``path`` is replaced when all is written.
+
+    ``home`` is where it is in the end.
+    """
     partition = shards.partition
     with new_directory(path) as folder:
         for shard, steps in enumerate(shards.steps):
@@ -55,15 +64,14 @@ def write(
         places |= {"items": partition.items} if partition.items is not None else {}
         _save(folder / _RULE, {"partition": places, "rule": ensemble.own_state()})
         stored = Stored(
-            path, method, config["model"], config["dataset"],
+            home, method, config["model"], config["dataset"],
             plain_settings(config.to_recbole().final_config_dict) | config.method_values(method),
             partition.number, shards.depth, _digest(data.retain),
         )  # fmt: skip
-        plain = dataset_config(config, path, stored.dataset_file)
+        plain = dataset_config(config, home, stored.dataset_file)
         write_dataset(folder / stored.dataset_file.name, plain, data.retain, data.clock)
         head = {f.name: getattr(stored, f.name) for f in dataclasses.fields(stored) if f.name != "path"}
         write_json(folder / HEAD, {"schema": SCHEMA, **head, "settings": _without_paths(stored.settings)})
-    return path
 
 
 def read(path: Path, config: UnlearnConfig, splits: Splits) -> tuple[Shards, Weights]:
@@ -71,14 +79,14 @@ def read(path: Path, config: UnlearnConfig, splits: Splits) -> tuple[Shards, Wei
     stored = read_head(path)
     if stored.rows != _digest(splits):
         raise UnlearnError(
-            f"{path} is of other rows than its dataset file holds. Use the directory as it was written."
+            f"{path} is of other interactions than its dataset file holds. Use the directory as it was written."
         )
     groups = _load(path / _RULE)
     places = groups.get("partition", {})
     number = len(splits.train)
     for name in ("rows", "slices"):
         if name not in places or places[name].shape != (number,):
-            raise UnlearnError(f"{path / _RULE} is damaged: {name} does not fit the {number} rows.")
+            raise UnlearnError(f"{path / _RULE} is damaged: {name} does not fit the {number} interactions.")
     partition = Partition(stored.shards, places["rows"], places.get("users"), places.get("items"))
     initial, steps = [], []
     for shard in range(stored.shards):
@@ -94,7 +102,7 @@ def read(path: Path, config: UnlearnConfig, splits: Splits) -> tuple[Shards, Wei
 
 
 def _digest(splits: Splits) -> str:
-    """A digest of the users and items of the training rows, in their order."""
+    """A digest of the users and items of the training interactions, in their order."""
     digest = hashlib.sha256()
     for field in (splits.train.uid_field, splits.train.iid_field):
         digest.update(splits.train.inter_feat[field].to(torch.int64).contiguous().numpy().tobytes())

@@ -10,9 +10,9 @@ combination is a logistic regression of rankings on the models' scores,
 
     P(i before j | u) = σ(Σ_k w[g(u), k] (s_k(u, i) - s_k(u, j)))
 
-one for each cluster g(u) of users, fitted in a second on retained rows with uniform negatives. It needs scores
-only, so it works for every model. A user's own cluster has the one model that knows them, and the regression finds
-that out.
+one for each cluster g(u) of users, fitted in a second on retained interactions with uniform negatives. It needs
+scores only, so it works for every model. A user's own cluster has the one model that knows them, and the regression
+finds that out.
 
 Avoided: as in RecEraser. Not exact, for the same reason: the clusters were made from embeddings that saw S.
 """
@@ -48,7 +48,7 @@ class UltraRESettings:
     ultrare_combination: str = setting(
         "Logistic regression on the models' scores, or their mean.", choices=("logistic", "mean")
     )
-    ultrare_rows: int = setting("logistic: rows of each cluster it is fitted to, at most.", low=1)
+    ultrare_rows: int = setting("logistic: interactions of each cluster it is fitted to, at most.", low=1)
 
 
 @method(
@@ -57,7 +57,7 @@ class UltraRESettings:
     UltraRESettings,
 )
 class UltraRE(ShardedTrainer):
-    """s(u, i) = Σ_k w[g(u), k] s_k(u, i), with model k trained on the rows of cluster k."""
+    """s(u, i) = Σ_k w[g(u), k] s_k(u, i), with model k trained on the interactions of cluster k."""
 
     def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
         """How a cluster trains; there are no slices."""
@@ -88,12 +88,12 @@ class UltraRE(ShardedTrainer):
     def fit_rule(
         self, task: UnlearnTask, ensemble: Ensemble, splits: Splits, partition: Partition
     ) -> dict[str, Curve]:
-        """A regression for each cluster that has rows."""
+        """A regression for each cluster that has interactions."""
         if not isinstance(ensemble, WeightedEnsemble):
             return {}
         index = TrainIndex(splits.train)
         nothing = torch.empty(0, dtype=torch.long)
-        rows = RetainedIndex(index, nothing, nothing, torch.zeros(len(index), dtype=torch.bool))
+        all_pairs = RetainedIndex(index, nothing, nothing, torch.zeros(len(index), dtype=torch.bool))
         generator = torch.Generator().manual_seed(task.config["seed"])
         for cluster in range(len(ensemble.models)):
             own = (partition.interactions == cluster).nonzero().flatten()
@@ -101,7 +101,7 @@ class UltraRE(ShardedTrainer):
             if len(own) == 0:
                 continue
             users, items = (index.ids[side][own] for side in ("user", "item"))
-            negatives = rows.negatives(users, generator)
+            negatives = all_pairs.negatives(users, generator)
             better = torch.stack(
                 [
                     pair_scores(model, splits.train, users, items)
@@ -115,9 +115,9 @@ class UltraRE(ShardedTrainer):
 
 
 def ranking_weights(better: torch.Tensor) -> torch.Tensor:
-    """The w (K,) that maximises Σ log σ(w · x) - ½ |w|² over the rows x (n, K) of score differences."""
+    """The w (K,) that maximises Σ log σ(w · x) - ½ |w|² over n vectors x (K,) of score differences."""
     both = torch.cat([better, -better]).double().cpu().numpy()
     labels = [1] * len(better) + [0] * len(better)
-    # A comparison stands twice, with either sign, so that both classes are there: C is halved for it.
+    # Each comparison is there twice, once with each sign, so that both classes occur: C is halved for it.
     found = LogisticRegression(C=0.5, fit_intercept=False, max_iter=1000).fit(both, labels)
     return torch.from_numpy(found.coef_[0])

@@ -363,12 +363,12 @@ def test_more_shards_than_there_is_to_divide(name):
     with pytest.raises(UnlearnError, match="into 0 shards: use 1 or more"):
         data.parts(name, 0)
     nothing = Data(data.users[:0], data.items[:0], data.p, data.q)
-    with pytest.raises(UnlearnError, match="no rows"):
+    with pytest.raises(UnlearnError, match="no interactions"):
         nothing.parts(name, 1)
 
 
 def test_more_blocks_than_items():
-    with pytest.raises(UnlearnError, match="1 items with rows among 2 shards"):
+    with pytest.raises(UnlearnError, match="1 items with interactions among 2 shards"):
         item_blocks(torch.tensor([1, 2]), torch.tensor([1, 1]), 3, 2, 2, seeded(0))
 
 

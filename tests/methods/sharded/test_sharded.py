@@ -377,7 +377,7 @@ def damage(path, how):
 @pytest.mark.parametrize(("how", "message"), [
     ("missing shard", "Cannot read"), ("cut shard", "Cannot read"), ("nan", "not finite"),
     ("slices", "does not hold all slices"), ("rows", "does not fit"), ("json", "not JSON"),
-    ("schema", "schema 1"), ("key", "shards is missing or odd"), ("other rows", "other rows"),
+    ("schema", "schema 1"), ("key", "shards is missing or odd"), ("other rows", "other interactions"),
     ("no head", "not the directory of an ensemble"),
 ])  # fmt: skip
 def test_a_damaged_directory_is_refused_in_one_line(saved, settings, tmp_path, how, message):
