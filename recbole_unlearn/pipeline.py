@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from recbole_unlearn.measures.difficulty import difficulty
 from recbole_unlearn.measures.evaluation import Measured, Measurement
 from recbole_unlearn.methods import Finished, UnlearnTask, UnlearnTrainer, registry
 from recbole_unlearn.results import record
+from recbole_unlearn.results.privacy import Discretion
 from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, Forgotten, PhaseResult, RunResult
 from recbole_unlearn.results.table import table
 from recbole_unlearn.settings import UnlearnConfig
@@ -120,23 +122,17 @@ class Pipeline:
             certificates=unlearned.certificates,
             curves=curves,
         )
+        _refuse_not_finite(result)
+        result = self.discretion.shown(result)  # from here on nobody has figures that name a user
         self._write(result, first)
         return UnlearnResult(result, first.model, self.config, self.data, self.home)
 
     def _write(self, result: RunResult, trainer: UnlearnTrainer) -> None:
-        """The unlearned model, result.json and the report; nothing when a figure is not a number."""
-        content = result.to_json()
-        try:
-            json.dumps(content, allow_nan=False)
-        except ValueError as error:
-            raise UnlearnError(
-                "A figure of this run is not a finite number, so the model is not usable; nothing was written. "
-                "Check the weights of the original, and lower the learning rate."
-            ) from error
+        """The unlearned model, result.json and the report."""
         if self.run_settings.save_unlearned:
             name = trainer.save(self.directory, self.data, self.home)
             logger.info("Unlearned model: %s", self.home / name)
-        write_json(self.directory / "result.json", content)
+        write_json(self.directory / "result.json", result.to_json())
         self.trainings.forget(self.data)
         logger.info("Result: %s", self.home / "result.json")
         if self.run_settings.report != "none":
@@ -149,6 +145,7 @@ class Pipeline:
         self.data = self._data(forget)
         if not self.data.source.startswith(INJECTED):  # somebody's own interactions, not noise of ours
             self.trainings.protect(self.data)
+        self.discretion = Discretion.of(self.data, self.evaluation.min_group)
         self._say_what_is_forgotten()
 
     def _data(self, forget: Any) -> UnlearnData:
@@ -202,8 +199,11 @@ class Pipeline:
         name = UNLEARNED if position == 0 else RETRAINED if method.exact else method.name
         if name in self.phases:  # asked for again, with another seed
             name = f"{name}_{earlier + (self.methods[0] is not method)}"
+        config = self.config
+        if self.discretion.few:  # whoever repeats a training for each user knows its curves again
+            config = config.replace(tensorboard=False)
         trainer, task = begin(
-            method, self.method_settings[position], self.config, self.data,
+            method, self.method_settings[position], config, self.data,
             self.original if method.needs_original or not self.methods[0].own_original else None,
             self.trainings, name, earlier,
             self.checkpoint.path if position == 0 and self.checkpoint and method.own_original else None,
@@ -253,16 +253,19 @@ class Pipeline:
         """All figures of a model by itself; logs the main ones."""
         start = None if before is None else (self.phases.get(before) or self.befores[before])
         measured = self.measurement.measure(trainer, None if start is None else start.measured)
-        took = "loaded" if seconds is None else f"{seconds:.1f} s" + (" (cached)" if from_cache else "")
-        parts = [f"{name}: {took}"]
-        for group, label in (("metrics", "all"), ("affected", "affected")):
-            if "ndcg@20" in measured.utility[group]:
-                parts.append(f"NDCG@20 {label} {measured.utility[group]['ndcg@20']:.4f}")
-        rate = measured.forgetting["demotion_rate"]
-        if rate is not None:
-            parts.append(f"demotion rate {rate:.3f}")
+        phase = _Phase(measured, seconds, from_cache, before or ORIGINAL)
+        self._say_what_was_measured(name, self.discretion.phase(phase.result()))
+        return phase
+
+    def _say_what_was_measured(self, name: str, phase: PhaseResult) -> None:
+        took = "loaded" if phase.seconds is None else f"{phase.seconds:.1f} s"
+        parts = [f"{name}: {took}" + (" (cached)" if phase.seconds_from_cache else "")]
+        for figures, label in ((phase.metrics, "all"), (phase.affected, "affected")):
+            if "ndcg@20" in figures:
+                parts.append(f"NDCG@20 {label} {figures['ndcg@20']:.4f}")
+        if phase.demotion_rate is not None:
+            parts.append(f"demotion rate {phase.demotion_rate:.3f}")
         logger.info(", ".join(parts))
-        return _Phase(measured, seconds, from_cache, before or ORIGINAL)
 
     def _results(self) -> dict[str, PhaseResult]:
         """All phases, with the figures that need other phases."""
@@ -282,21 +285,31 @@ class Pipeline:
             )
         return results
 
+    @property
+    def forgotten(self) -> Forgotten:
+        """How much is to be forgotten, as far as it may be shown."""
+        return self.discretion.forgotten(_forgotten(self.data))
+
     def _say_what_is_forgotten(self) -> None:
-        counts = self.data.summary()
+        forget, withheld = self.forgotten, self.discretion.withheld
         logger.info(
-            "%s with %s on %s: forgetting %d of %d training interactions, of %d users and %d items.",
-            self.config["unlearn"], self.config["model"], self.config["dataset"],
-            counts["interactions"], len(self.data.full.train), counts["users"], counts["items"],
+            "%s with %s on %s: forgetting %s%d of %d training interactions, of %d users and %d items.",
+            self.config["unlearn"], self.config["model"], self.config["dataset"], "about " if withheld else "",
+            forget.interactions, len(self.data.full.train), forget.users, forget.items,
         )  # fmt: skip
-        held_out = counts["valid_rows_removed"] + counts["test_rows_removed"]
-        if counts["interactions"] == 0:
+        if withheld is not None:
+            logger.info(withheld.why)
+        if len(self.data.forget) == 0:
             logger.info(
-                "The request hits %d validation and %d test interactions. No model was trained on them, so no weight "
-                "has to change; they leave the retained data.",
-                counts["valid_rows_removed"], counts["test_rows_removed"],
-            )  # fmt: skip
-        elif held_out:
+                "The request hits validation and test interactions alone. No model was trained on them, so no weight "
+                "has to change; they leave the retained data."
+            )
+        elif forget.counts:
+            self._say_what_is_left_out(forget.counts)
+
+    def _say_what_is_left_out(self, counts: Mapping[str, int]) -> None:
+        held_out = counts["valid_rows_removed"] + counts["test_rows_removed"]
+        if held_out:
             logger.warning(
                 "The request also hits %d validation and %d test interactions. No model trained on them; they are "
                 "left out of those splits for every phase.",
@@ -308,6 +321,17 @@ class Pipeline:
                 "%d test interactions are left out of utility.",
                 counts["orphan_users"], counts["orphan_items"], counts["orphan_test_rows"],
             )  # fmt: skip
+
+
+def _refuse_not_finite(result: RunResult) -> None:
+    """Refuse, before anything is written, a figure that is not a number."""
+    try:
+        json.dumps(result.to_json(), allow_nan=False)
+    except ValueError as error:
+        raise UnlearnError(
+            "A figure of this run is not a finite number, so the model is not usable; nothing was written. "
+            "Check the weights of the original, and lower the learning rate."
+        ) from error
 
 
 def _forgotten(data: UnlearnData) -> Forgotten:

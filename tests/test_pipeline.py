@@ -15,12 +15,13 @@ import torch
 
 from recbole_unlearn import UnlearnConfig, cli, pipeline, run_unlearn, unlearn_model
 from recbole_unlearn.data.splits import load, loaders
+from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.results import record, table
 from recbole_unlearn.results.schema import Forgotten, PhaseResult, RunResult
 from recbole_unlearn.training import phase as training_phase
 from recbole_unlearn.training import trainings
 from recbole_unlearn.training.phase import build_model, train
-from tests.conftest import ROOT
+from tests.conftest import ROOT, tiny_rows
 
 METRICS = {f"{name}@{k}" for name in ("recall", "ndcg") for k in (10, 20, 50)}
 
@@ -138,6 +139,126 @@ def test_held_out_rows_of_an_orphan_are_left_out_and_counted(settings):
     held_out = int((splits.test.inter_feat["user_id"] == user).sum())
     assert outcome.result["forget"]["orphan_test_rows"] == held_out > 0
     assert outcome.result["forget"]["test_rows_removed"] == 0
+
+
+HELD_OUT = ["valid", "test"]
+
+
+def held_out_request(settings, model="BPR"):
+    """The first validation and the first test interaction."""
+    splits = load(UnlearnConfig(model, "tiny", config_dict=settings)).splits
+    parts = [getattr(splits, name) for name in HELD_OUT]
+    return tuple(
+        [str(part.id2token(field, int(part.inter_feat[field][0]))) for part in parts]
+        for field in ("user_id", "item_id")
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "unlearn"),
+    [("BPR", "retrain"), ("BPR", "obliviate"), ("LightGCN", "finetune"), ("EASE", "obliviate"), ("Pop", "retrain"),
+     ("MultiVAE", "ifru"), ("BPR", "sisa"), ("BPR", "receraser")],
+)  # fmt: skip
+def test_a_request_of_held_out_interactions_changes_no_weight(settings, model, unlearn, caplog):
+    """It used to be refused, and the interactions stayed in what was saved."""
+    users, items = held_out_request(settings, model)
+    sharded = unlearn in ("sisa", "receraser")
+    values = settings | {"min_group": 1} | ({f"{unlearn}_shards": 2} if sharded else {})
+    with caplog.at_level(logging.INFO):
+        outcome = run_unlearn(model, "tiny", forget=(users, items), unlearn=unlearn, config_dict=values)
+    written = json.loads((outcome.output_dir / "result.json").read_text())
+    forget = written["forget"]
+    assert (forget["interactions"], forget["users"], forget["items"]) == (0, 0, 0)
+    assert (forget["valid_rows_removed"], forget["test_rows_removed"]) == (1, 1)
+    assert list(written["phases"]) == ["original", "unlearned"]
+    before, after = (written["phases"][name] for name in written["phases"])
+    assert before["metrics"] == after["metrics"]
+    assert after["forgetting"]["demotion_rate"] is None
+    assert written["difficulty"] == {}
+    assert "no weight had to change" in written["verdict"]["text"]
+    assert "No model was trained on them, so no weight has to change" in caplog.text
+    assert "no weight had to change" in str(outcome)
+    if not sharded:
+        original = train(outcome.config, outcome.data.full, "x").state_dict
+        assert all(torch.equal(value, original[name]) for name, value in outcome.model.state_dict().items())
+    for name, user, item in zip(HELD_OUT, users, items, strict=True):
+        part = getattr(outcome.data.retain, name)
+        pair = part.token2id("user_id", user), part.token2id("item_id", item)
+        kept = (part.inter_feat["user_id"] == pair[0]) & (part.inter_feat["item_id"] == pair[1])
+        assert not kept.any()
+        assert len(part) == len(getattr(outcome.data.full, name)) - 1
+    assert (outcome.output_dir / "report.html").exists()
+
+
+def test_what_held_out_requests_leave_is_where_the_next_one_starts(settings, tmp_path):
+    request = held_out_request(settings)
+    first = run_unlearn("BPR", "tiny", forget=request, unlearn="obliviate", config_dict=settings)
+    assert first.result["forget"]["interactions"] == 0
+    checkpoint = first.output_dir / "BPR-unlearned.pth"
+    quick = {"show_progress": False, "tensorboard": False, "report": "none", "min_group": 1}
+    with pytest.raises(UnlearnError, match="not in the training data"):  # they are gone
+        run_unlearn(checkpoint=checkpoint, forget=request, output_dir=tmp_path / "again", config_dict=quick)
+    second = run_unlearn(
+        checkpoint=checkpoint, forget={"user_id": ["u1"]}, unlearn="obliviate", output_dir=tmp_path / "second",
+        config_dict=quick,
+    )  # fmt: skip
+    assert second.result["forget"]["orphan_users"] == 1
+
+
+def test_a_user_with_held_out_interactions_alone(settings, tmp_path):
+    """A whole user none of whose interactions is in the training split: gone by name, and no weight changes."""
+    folder = tmp_path / "data" / "late"
+    folder.mkdir(parents=True)
+    rows = [(user, item) for user, item, _, _ in tiny_rows()]
+    parts = {
+        "train": rows[:560],
+        "valid": rows[560:620],
+        "test": [*rows[620:], ("newcomer", "i1"), ("newcomer", "i2")],
+    }
+    for name, pairs in parts.items():
+        frame = pd.DataFrame(pairs, columns=["user_id:token", "item_id:token"])
+        frame.to_csv(folder / f"late.{name}.inter", sep="\t", index=False)
+    values = settings | {
+        "data_path": str(tmp_path / "data"), "load_col": {"inter": ["user_id", "item_id"]},
+        "benchmark_filename": list(parts), "unlearn": "obliviate", "min_group": 1,
+    }  # fmt: skip
+    outcome = run_unlearn("BPR", "late", forget={"user_id": ["newcomer"]}, config_dict=values)
+    assert outcome.result["forget"]["interactions"] == 0
+    assert outcome.result["forget"]["test_rows_removed"] == 2
+    assert outcome.result["forget"]["orphan_users"] == 0
+    assert b"newcomer" not in (outcome.output_dir / "late-Dataset.pth").read_bytes()
+
+
+def test_methods_compared_on_held_out_interactions(settings):
+    """Retraining that was asked for is done, on the data as it is; other methods have nothing to do."""
+    outcome = run_unlearn(
+        "BPR", "tiny", forget=held_out_request(settings), unlearn="obliviate", compare=["retrain", "ifru", "sisa"],
+        config_dict=settings | {"sisa_shards": 2, "min_group": 1},
+    )  # fmt: skip
+    phases = outcome.result["phases"]
+    assert list(phases) == ["original", "unlearned", "retrained", "ifru", "sisa"]
+    assert phases["unlearned"]["metrics"] == phases["original"]["metrics"] == phases["ifru"]["metrics"]
+    assert phases["retrained"]["metrics"] != phases["original"]["metrics"]
+    assert phases["sisa"]["metrics"] == phases["sisa"]["before"]["metrics"]
+    assert "no weight had to change" in outcome.result["verdict"]["text"]
+    assert "speedup" not in outcome.result
+
+
+@pytest.mark.parametrize("method", ["retrain", "obliviate"])
+@pytest.mark.parametrize("model", ["BPR", "Pop"])
+def test_a_model_people_hold_is_given_back_as_it_is(settings, model, method):
+    config = UnlearnConfig(model, "tiny", config_dict=settings)
+    splits = load(config).splits
+    trained = train(config, splits, "x")
+    mine = build_model(config, splits)
+    trained.load_into(mine)
+    request = held_out_request(settings, model)
+    unlearned = unlearn_model(config.to_recbole(), mine, loaders(config, splits), request, method=method)
+    assert len(unlearned.data.forget) == 0
+    assert all(torch.equal(v, mine.state_dict()[name]) for name, v in unlearned.model.state_dict().items())
+    batch = splits.test.inter_feat[:5]
+    assert torch.equal(unlearned.model.predict(batch), mine.predict(batch))
+    assert len(unlearned.loaders.test._dataset) == len(splits.test) - 1
 
 
 def test_a_file_from_the_command_line(flags, tmp_path, capsys):

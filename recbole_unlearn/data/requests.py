@@ -248,7 +248,10 @@ def _missing(request: ForgetRequest, bad: np.ndarray, on_missing: str, what: str
     text = f"{request.name}: {int(bad.sum())} of {len(bad)} requests {what} ({request.where(bad)})"
     if on_missing == "error":
         raise UnlearnError(f"{text}. Correct them, or leave them out with --on_missing=skip.")
-    logger.warning("%s: skipped.", text)
+    # Without their number: there may be a line for each interaction of one user.
+    logger.warning(
+        "%s: requests that %s were skipped; --on_missing=error gives their numbers.", request.name, what
+    )
 
 
 def _match(

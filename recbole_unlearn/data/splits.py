@@ -292,11 +292,16 @@ def loaders(config: UnlearnConfig, splits: Splits) -> Loaders:
         samplers = create_samplers(config, whole, parts)
     except ValueError as error:
         raise UnlearnError(f"RecBole cannot draw negatives from this data: {error}") from error
-    return Loaders(
-        *(
+    try:
+        made = [
             get_dataloader(config, phase)(
                 config, part, sampler, shuffle=bool(config["shuffle"]) and phase == "train"
             )
             for phase, part, sampler in zip(("train", "valid", "test"), parts, samplers, strict=True)
-        )
-    )
+        ]
+    except (ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as error:
+        raise UnlearnError(
+            f"RecBole cannot make batches with these settings: {error}. Check train_batch_size, eval_args and "
+            "train_neg_sample_args."
+        ) from error
+    return Loaders(*made)

@@ -17,6 +17,8 @@ from recbole.utils import FeatureSource, FeatureType
 PARTS = ["train", "valid", "test"]
 MOST_BUCKETS = 10_000_000
 _TOKENS = (FeatureType.TOKEN, FeatureType.TOKEN_SEQ)
+_NUMBERS = (FeatureType.FLOAT, FeatureType.FLOAT_SEQ)
+_DEPTH = {FeatureType.FLOAT: 1, FeatureType.FLOAT_SEQ: 2}  # of numbers with their buckets
 
 # What a dataset of RecBole consists of, beside its config, its logger and its path.
 ATTRIBUTES: dict[str, type] = {
@@ -100,13 +102,17 @@ def _column(state: Mapping[str, Any], field: str, values: pd.Series) -> str | No
     kind = state["field2type"].get(field)
     if kind is None:
         return f"{field} has no type"
+    if kind in _NUMBERS and values.dtype == object and any(np.ndim(v) == _DEPTH[kind] for v in values):
+        return _buckets(state, field, values)
     several = kind in (FeatureType.TOKEN_SEQ, FeatureType.FLOAT_SEQ)
     if several != (values.dtype == object):
         return f"{field} is not what its type says"
     flat = values.to_numpy()
     if several:
         try:
-            flat = np.concatenate([np.zeros(0, dtype=np.int64), *(np.asarray(value).ravel() for value in values)])
+            flat = np.concatenate(
+                [np.zeros(0, dtype=np.int64), *(np.asarray(value).ravel() for value in values)]
+            )
         except (TypeError, ValueError):
             return f"{field} is damaged"
     if kind in _TOKENS:
@@ -116,3 +122,18 @@ def _column(state: Mapping[str, Any], field: str, values: pd.Series) -> str | No
         )
         return None if inside else f"{field} has ids that are not in its vocabulary"
     return None if flat.dtype.kind in "iuf" and np.isfinite(flat).all() else f"{field} has other than numbers"
+
+
+def _buckets(state: Mapping[str, Any], field: str, values: pd.Series) -> str | None:
+    """A column of numbers with their buckets (`numerical_features`): pairs, or two sequences of one length."""
+    most = state["field2bucketnum"].get(field, 0)
+    for value in values:
+        try:
+            pair = np.asarray(value, dtype=np.float64)
+        except (TypeError, ValueError):
+            return f"{field} is damaged"
+        if pair.ndim != _DEPTH[state["field2type"][field]] or len(pair) != 2 or not np.isfinite(pair).all():
+            return f"{field} is damaged"
+        if pair[1].size and not 0 <= pair[1].min() <= pair[1].max() < most:
+            return f"{field} has buckets that it does not have"
+    return None

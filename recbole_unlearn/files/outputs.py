@@ -63,6 +63,7 @@ def staged(path: str | os.PathLike, replace: bool = False) -> Iterator[tuple[Pat
         alone = not any(directory.iterdir()) and _can_hold(directory)
         home, prefix = (directory.parent, f".{directory.name}.") if alone else (directory, ".run-")
         remove_stale(home, f"{prefix}*.run")
+        remove_stale(directory, ".replaced-*")  # of a run that was killed while it replaced another's result
         staging = Path(tempfile.mkdtemp(dir=home, prefix=prefix, suffix=".run"))
         try:
             with claimed(staging):

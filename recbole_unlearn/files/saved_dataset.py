@@ -115,6 +115,9 @@ def _joined(config: Config, parts: Sequence[Dataset]) -> Dataset:
     dataset.logger = logging.getLogger()
     dataset.benchmark_filename_list = PARTS
     dataset.file_size_list = [len(part) for part in parts]
+    dataset.field2seqlen = dict(
+        dataset.field2seqlen
+    )  # where splits are files, a kind of dict that is refused here
     blank_unused(dataset)
     for feat in dataset.feat_name_list:
         setattr(dataset, feat, _frame(getattr(dataset, feat)))

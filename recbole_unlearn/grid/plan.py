@@ -180,7 +180,8 @@ def _list(block: dict[str, Any], key: str) -> list[Any]:
 def _refuse_twice(what: str, values: list[Any]) -> None:
     for place, value in enumerate(values):
         if value in values[:place]:
-            raise UnlearnError(f"{what}: {value} is there twice; leave one out.")
+            shown_value = value if str(value).isprintable() else repr(value)
+            raise UnlearnError(f"{what}: {shown_value} is there twice; leave one out.")
 
 
 def _name(key: str, value: Any) -> str:

@@ -8,6 +8,12 @@ from recbole_unlearn.results.schema import RETRAINED, SECOND, UNLEARNED, PhaseRe
 
 TOLERANCE = 0.1  # of the demotion rate, unless two retrained models differ by more
 UNCHANGED = "No model was trained on the interactions of this request, so no weight had to change."
+_WORDS = {
+    "near": "Forgotten, as far as measured: deleted items rank about where a retrained model puts them",
+    "under": "Not fully forgotten: deleted items rank higher than a retrained model puts them",
+    "over": "Forgotten too well: deleted items rank lower than a retrained model puts them, which can be seen",
+    "unknown": "How near this model is to a retrained one is not known: retraining was not run (--compare=retrain)",
+}
 
 
 def verdict(
@@ -21,23 +27,30 @@ def verdict(
     """
     if deleted == 0:
         return Verdict("near", UNCHANGED)
-    mine, target = phases[UNLEARNED], phases.get(RETRAINED, PhaseResult())
-    rate, goal = mine.demotion_rate, target.demotion_rate
+    level = _level(phases)
+    return Verdict(level, sentence(level, phases, recovered))
+
+
+def _level(phases: Mapping[str, PhaseResult]) -> str:
+    rate, goal, second = (
+        phases.get(name, PhaseResult()).demotion_rate for name in (UNLEARNED, RETRAINED, SECOND)
+    )
     if rate is None or goal is None:
-        return Verdict(
-            "unknown",
-            "How near this model is to a retrained one is not known: retraining was not run (--compare=retrain).",
-        )
-    second = phases.get(SECOND, PhaseResult()).demotion_rate
+        return "unknown"
     spread = abs(second - goal) if second is not None else 0.0
     gap = rate - goal
-    level = "near" if abs(gap) <= max(TOLERANCE, 2 * spread) else "under" if gap < 0 else "over"
-    start = {
-        "near": "Forgotten, as far as measured: deleted items rank about where a retrained model puts them",
-        "under": "Not fully forgotten: deleted items rank higher than a retrained model puts them",
-        "over": "Forgotten too well: deleted items rank lower than a retrained model puts them, which can be seen",
-    }[level]
-    parts = [f"{start} (demotion rate {rate:.3f}, retrained {goal:.3f})"]
+    return "near" if abs(gap) <= max(TOLERANCE, 2 * spread) else "under" if gap < 0 else "over"
+
+
+def sentence(level: str, phases: Mapping[str, PhaseResult], recovered: Mapping[str, float]) -> str:
+    """A level in words, with those of its figures that are in ``phases`` and ``recovered``."""
+    mine, target = (phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED))
+    rate, goal = mine.demotion_rate, target.demotion_rate
+    if level == "unknown":
+        return f"{_WORDS[level]}."
+    parts = [_WORDS[level]]
+    if rate is not None and goal is not None:
+        parts[0] += f" (demotion rate {rate:.3f}, retrained {goal:.3f})"
     own, other = mine.forgetting.get("attack"), target.forgetting.get("attack")
     if isinstance(own, dict) and isinstance(other, dict):
         alike = own["low"] <= other["high"] and other["low"] <= own["high"]
@@ -48,4 +61,4 @@ def verdict(
     share = recovered.get("ndcg@20")
     if share is not None:
         parts.append(f"{share:.0%} of what retraining does for affected users is recovered")
-    return Verdict(level, "; ".join(parts) + ".")
+    return "; ".join(parts) + "."

@@ -85,6 +85,7 @@ def write_report(result: RunResult, directory: Path) -> Path:
         f"Unlearning report: {run}",
         _verdict(result, run),
         page.cards(_key_figures(result)),
+        Html("") if result.withheld is None else page.element("p", result.withheld.why, class_="note"),
         Html("") if RETRAINED in phases else _without_retraining(),
         _results(phases),
         _scores(phases),

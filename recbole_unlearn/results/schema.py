@@ -36,6 +36,13 @@ class Verdict(NamedTuple):
     text: str
 
 
+class Withheld(NamedTuple):
+    """That figures were left out or rounded, because too few users are behind them."""
+
+    min_group: int
+    why: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Forgotten:
     """How much was to be forgotten, and what the rules of docs/forget-sets.md left out (``counts``)."""
@@ -137,6 +144,7 @@ class RunResult:
     recovered: Metrics | None = None
     speedup: float | None = None
     verdict: Verdict | None = None
+    withheld: Withheld | None = None  # None: all figures are there, as they are
 
     @property
     def unlearned(self) -> PhaseResult:
@@ -160,6 +168,8 @@ class RunResult:
         }
         if self.verdict is not None:
             tree["verdict"] = self.verdict._asdict()
+        if self.withheld is not None:
+            tree["withheld"] = self.withheld._asdict()
         return tree
 
     @classmethod
@@ -189,6 +199,7 @@ class RunResult:
             recovered=numbers(tree["recovered"]) if mapping(tree.get("recovered")) else None,
             speedup=number(tree.get("speedup")),
             verdict=Verdict(_word(verdict.get("level")) or "unknown", text) if text else None,
+            withheld=_withheld(tree.get("withheld")),
         )
 
 
@@ -212,6 +223,11 @@ def number(value: Any) -> Any:
 def numbers(tree: Any) -> dict[str, Any]:
     """The finite numbers of a mapping."""
     return {key: value for key, value in mapping(tree).items() if number(value) is not None}
+
+
+def _withheld(tree: Any) -> Withheld | None:
+    group, why = number(mapping(tree).get("min_group")), _word(mapping(tree).get("why"))
+    return Withheld(group, why) if isinstance(group, int) and why else None
 
 
 def _word(value: Any) -> str | None:

@@ -81,5 +81,7 @@ def _closing_lines(result: RunResult) -> Iterator[str]:
         yield f"Share of retraining recovered (NDCG@20, affected users): {share:.0%}."
     if result.speedup is not None:
         yield f"Speed-up over retraining: {result.speedup:.1f}x."
+    if result.withheld is not None:
+        yield result.withheld.why
     if any(phase.seconds_from_cache for phase in result.phases.values()):
         yield "* trained in an earlier run; the time is that run's."

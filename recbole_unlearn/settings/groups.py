@@ -93,6 +93,10 @@ class EvaluationSettings:
     demotion_negatives: int = setting(
         "Demotion rate: never-touched items each deleted item is compared with.", low=1
     )
+    min_group: int = setting(
+        "Users a group needs before its figures are shown; fewer could be recognised. 1 shows all, for research.",
+        low=1,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

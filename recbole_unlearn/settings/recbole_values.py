@@ -107,6 +107,13 @@ def _expected(key: str, value: Any, default: Any) -> str | None:
     if isinstance(default, bool):
         fits = value is None or value in (True, False)  # also 1 and 0, as in RecBole
         return None if fits else "True or False"
+    if isinstance(default, str) and key != "gpu_id":  # people write 0 for it, and RecBole takes that
+        return None if value is None or isinstance(value, str) else "a word"
+    if isinstance(default, dict):
+        return None if value is None or isinstance(value, dict) else "a mapping"
+    if isinstance(default, list):
+        fits = isinstance(value, (list, tuple, str, type(None), Integral)) and not isinstance(value, bool)
+        return None if fits else "a list"
     if known.whole:
         fits = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= (known.low or 0)
         return None if fits else f"a whole number, {known.low:g} or more"
@@ -128,6 +135,10 @@ def refuse_code(config: Config) -> None:
 def refuse_unmeasured(config: Config) -> None:
     """Refuse a validation metric that is not among those that are measured."""
     metrics, topk = config["metrics"], config["topk"]
+    if not metrics or not topk:
+        raise UnlearnError(
+            "metrics and topk are empty, so nothing is measured. Use for example --metrics=[NDCG]."
+        )
     name, at, cut = str(config["valid_metric"]).lower().partition("@")
     if name not in [metric.lower() for metric in metrics] or (at and cut not in map(str, topk)):
         raise UnlearnError(

@@ -39,6 +39,17 @@ def build_model(config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
             return fast_class(config.model_class)(config, splits.train).to(config["device"])
     except ImportError as error:
         raise _missing_package(config, error) from error
+    except _OF_SETTINGS as error:
+        raise UnlearnError(_not_built(config["model"], error)) from error
+
+
+# What RecBole's constructors raise when a setting is not what they expect.
+_OF_SETTINGS = (ValueError, TypeError, LookupError, AttributeError, AssertionError, NotImplementedError)
+
+
+def _not_built(what: str, error: Exception) -> str:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"RecBole cannot build {what} with these settings: {reason.rstrip('.')}. Check the model's own settings."
 
 
 def _missing_package(config: UnlearnConfig, error: ImportError) -> UnlearnError:
@@ -64,8 +75,11 @@ class PhaseTrainer(_Trainer):
         folder = None
         if config["tensorboard"] and config["output_dir"]:
             folder = Path(config["output_dir"]) / "tensorboard" / self.label
-        with compat.tensorboard_in(folder):
-            super().__init__(config, model)
+        try:
+            with compat.tensorboard_in(folder):
+                super().__init__(config, model)
+        except _OF_SETTINGS as error:
+            raise UnlearnError(_not_built("a trainer", error)) from error
         # RecBole's trainer of closed-form models sets one epoch after this was read, and would never evaluate.
         self.eval_step = min(self.eval_step, self.epochs)
         self.eval_collector = compat.TensorCollector(config)

@@ -50,6 +50,11 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> Prepared:
             "The request hits no training interaction, so no weight has to change and there is nothing to tune. "
             "Leave --tune out."
         )
+    if pipeline.discretion.few:
+        raise UnlearnError(
+            f"Fewer than {pipeline.discretion.min_group} users have a deleted interaction, and a sweep would show "
+            "their figures. Tune on --forget=injected, or give --min_group=1."
+        )
     data, negatives = validation_only(pipeline.data), pipeline.evaluation.demotion_negatives
     metric = read_metric(options, config, data.full.train.item_num)
     bench = Bench(config, data, metric, negatives)

@@ -58,7 +58,7 @@ def test_the_header_decides(tmp_path, columns, kind):
 def test_wrong_headers_say_what_is_expected(tmp_path, columns):
     path = tmp_path / "r.csv"
     path.write_text(",".join(columns) + "\n" + ",".join("1" for _ in columns) + "\n")
-    with pytest.raises(UnlearnError, match=r"r\.csv: the header is .*expected columns user_id,item_id"):
+    with pytest.raises(UnlearnError, match=r"r\.csv: the header .*expected columns user_id,item_id"):
         read_request(path, FIELDS)
 
 
@@ -159,13 +159,27 @@ def test_the_rows_found_are_those_a_loop_finds(source, data):
         names = {item for _, item in chosen}
         request, wanted = ({"item_id": list(names)}, lambda pair: pair[1] in names)
     expected = [[wanted(pair) for pair in tokens(split)] for split in source.splits]
-    if not any(expected[0]):
-        with pytest.raises(UnlearnError, match="nothing to forget"):
-            locate(read_request(request, FIELDS), source.splits)
-        return
     located = locate(read_request(request, FIELDS), source.splits)
     assert [located.train.tolist(), located.valid.tolist(), located.test.tolist()] == expected
     assert located.skipped == 0
+
+
+@pytest.mark.parametrize("split", [1, 2])
+def test_held_out_interactions_alone_are_found(source, split):
+    """No model was trained on them, and they leave the data all the same."""
+    user, item = tokens(source.splits[split])[0]
+    located = locate(read_request(([user], [item]), FIELDS), source.splits)
+    found = [located.train, located.valid, located.test]
+    assert [int(mask.sum()) for mask in found] == [int(n == split) for n in range(3)]
+
+
+def test_a_request_that_names_nothing_in_the_data_is_refused(source):
+    user = tokens(source.splits.train)[0][0]
+    had = {item for split in source.splits for name, item in tokens(split) if name == user}
+    other = next(f"i{n}" for n in range(60) if f"i{n}" not in had)
+    for request in (([user], [other]), {"user_id": ["stranger"]}):
+        with pytest.raises(UnlearnError, match=r"nothing to forget.*check the file"):
+            locate(read_request(request, FIELDS), source.splits, "skip")
 
 
 def raw_times(tiny_path):
@@ -199,7 +213,8 @@ def test_unknown_and_missing_are_counted_without_names(source, tmp_path, caplog)
     located = locate(request, source.splits, "skip")
     assert located.skipped == 2
     assert located.train.sum() == 1
-    assert "1 of 3 requests are not in the training data (line 4)" in caplog.text
+    assert "r.csv: requests that are not in the training data were skipped" in caplog.text
+    assert "of 3" not in caplog.text
     assert "stranger" not in caplog.text
     assert absent not in caplog.text
 

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.data.splits import divide, load
+from recbole_unlearn.files.atomic import atomic
 from recbole_unlearn.settings.groups import CacheSettings
+from recbole_unlearn.training import build_model
 from recbole_unlearn.training import trainings as module
 from recbole_unlearn.training.trainings import Trainings
 
@@ -97,3 +100,77 @@ def test_the_oldest_entries_go_first(make_config, tmp_path):
     small.train(config.replace(seed=1), splits, "second")
     assert not first.exists()
     assert len(list((tmp_path / "c").glob("*.pt"))) == 1
+
+
+def test_a_damaged_byte_is_noticed(make_config, tmp_path, counted, caplog):
+    config = make_config(epochs=1)
+    splits = load(config).splits
+    make_cache(tmp_path / "c").train(config, splits, "a")
+    (entry,) = (tmp_path / "c").glob("*.pt")
+    content = bytearray(entry.read_bytes())
+    content[len(content) // 2] ^= 1
+    entry.write_bytes(bytes(content))
+    make_cache(tmp_path / "c").train(config, splits, "b")
+    assert counted == ["a", "b"]
+    assert "its checksum is another" in caplog.text
+
+
+def test_a_full_disk_is_a_warning(make_config, tmp_path, counted, caplog, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    config = make_config(epochs=1)
+    found = make_cache(tmp_path / "c").train(config, load(config).splits, "a")
+    assert found.state_dict
+    assert "is not kept for later runs" in caplog.text
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_stale_files_go_and_those_in_use_stay(tmp_path):
+    folder = tmp_path / "c"
+    folder.mkdir()
+    (folder / ".old.pt.x.tmp").write_text("half")
+    with atomic(folder / "new.pt"):
+        make_cache(folder)
+        assert [path.name.endswith(".tmp") for path in folder.iterdir()] == [True]
+    assert [path.name for path in folder.iterdir()] == ["new.pt"]
+
+
+@pytest.mark.parametrize("method", ["obliviate", "sisa", "receraser"])
+def test_after_a_real_request_nothing_deleted_is_kept(settings, tmp_path, method):
+    """The cache of a request by file has no model that saw the deleted interactions; noise of ours may stay."""
+    values = settings | {"report": "none", "epochs": 1}
+    run_unlearn("BPR", "tiny", unlearn=method, compare="retrain", config_dict=values)
+    noise = {path.name for path in (tmp_path / "cache").glob("*.pt")}
+    assert noise
+    request = {"user_id": ["u3", "u4"]}
+    outcome = run_unlearn(
+        "BPR", "tiny", forget=request, unlearn=method, compare="retrain", config_dict=values | {"seed": 11}
+    )
+    kept = {path.name for path in (tmp_path / "cache").glob("*.pt")} - noise
+    cache = make_cache(tmp_path / "cache")
+    assert f"{cache.key(outcome.config, outcome.data.full)}.pt" not in kept
+    retrained = outcome.config.replace(seed=12)
+    assert f"{cache.key(retrained, outcome.data.retain)}.pt" in kept
+    for name in kept:  # no row of a deleted user was ever trained
+        trained = cache.cache.find(name.removesuffix(".pt"))
+        initial = build_model(outcome.config, outcome.data.retain)
+        ids = [outcome.data.full.train.token2id("user_id", token) for token in request["user_id"]]
+        moments = trained.optimizer["state"][0]["exp_avg_sq"][ids] if trained.optimizer else torch.zeros(1)
+        assert not moments.any()
+        assert initial is not None
+
+
+def test_models_of_before_are_removed_after_a_request(settings, tmp_path, caplog):
+    """An original that an earlier run left there is found, used, and removed with those of other seeds' methods."""
+    values = settings | {"report": "none", "epochs": 1}
+    config = UnlearnConfig("BPR", "tiny", config_dict=values)
+    splits = load(config).splits
+    cache = make_cache(tmp_path / "cache")
+    for learning_rate in (0.01, 0.02):
+        cache.train(config.replace(learning_rate=learning_rate), splits, "original")
+    with caplog.at_level("INFO"):
+        run_unlearn("BPR", "tiny", forget={"user_id": ["u3"]}, unlearn="obliviate", config_dict=values)
+    assert "2 models trained on the deleted interactions are removed" in caplog.text.replace("that were ", "")
+    assert list((tmp_path / "cache").iterdir()) == []

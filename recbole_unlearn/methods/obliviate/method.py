@@ -123,10 +123,8 @@ class _Request:
             trace = calibrate(
                 self.adapters, self.witness, objective, schedule, interactions, bar, self._step_report()
             )
-        logger.info(
-            "Obliviate changed %d user and %d item rows, %d steps of calibration.",
-            len(self.witness.region["user"]), len(self.witness.region["item"]), len(trace.values),
-        )  # fmt: skip
+        # Without figures of the request: those are in the certificates, which a result of few users leaves out.
+        logger.info("Obliviate changed the rows of the request's users and items, and calibrated them.")
         level = {} if objective.standing is None else {"level": round(objective.standing.level, 6)}
         return Outcome(
             {"energy": energy, **level, "lua_scale": scale, "lac": trace.summary()},
@@ -251,7 +249,6 @@ class _Request:
         standing = None
         if forget and kind in ("genuine", "noise"):
             standing = ExpectedStanding(witness, witness.deleted(PAIRS))
-            logger.info("Level of never-seen items: a demotion rate of %.3f.", standing.level)
         interactions = witness.buffer(options.lac_buffer) if options.lac_buffer else None
         return WitnessObjective(
             ranking=options.lac_ranking,

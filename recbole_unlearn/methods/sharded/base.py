@@ -131,7 +131,7 @@ class ShardedTrainer(UnlearnTrainer):
         before = time.perf_counter()
         shards: Shards = task.own_original.state.without(task.data)
         number, touched = shards.partition.number, shards.missing()
-        logger.info("%s: %d of %d shards hold deleted interactions.", self.name, len(touched), number)
+        logger.info("%s: the shards that hold deleted interactions start again.", self.name)
         finding = time.perf_counter() - before
         self.shards, new = shards.trained(task.data.retain, task.train_all, self.label)
         self.model, curves, rule_seconds = self._combined(task, task.data.retain, self.shards)

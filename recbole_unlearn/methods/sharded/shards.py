@@ -108,7 +108,8 @@ class Shards:
                 if len(own.train) == 0:  # nothing to learn from: the weights stay
                     steps[shard].append(Trained(start, None, {}, -1, seconds=0.0))
                     continue
-                name = f"{label} shard {shard + 1}/{self.partition.number}"
+                # Not the shard's own number: it would say among whom to look for a request of one user.
+                name = f"{label} shard {due.index(shard) + 1}/{len(due)}"
                 name += f" slice {step + 1}/{self.depth}" if self.depth > 1 else ""
                 jobs.append(Job(self._config(shard), own, name, start))
                 places.append(shard)

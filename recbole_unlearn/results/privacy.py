@@ -1,0 +1,327 @@
+"""What a result may show of the users in a request: no figure by which one of them could be recognised.
+
+Whoever has the data and the original can work out the figures of every single user, and compare them with those of a
+result. So there are three cases (`benchmarks/infer_members.py` tries what is left, docs/results.md has the outcome):
+
+* **Few users**, fewer than ``min_group``: figures of them are left out. The means over all users are left out of the
+  reach of a single one, the demotion rate is low, middle or high, and the size of the request is a rough one.
+* **Enough users**: figures are rounded. A mean over k users has steps of 1/k or more, so that no user moves it by
+  more than a step. With all decimals, an integer program found all ten users of a request.
+* **Nobody**: noise that was injected is not anybody's request. It is shown as it is, and so is everything with
+  ``min_group`` = 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from recbole_unlearn.data import INJECTED, UnlearnData
+from recbole_unlearn.measures.verdict import UNCHANGED, sentence
+from recbole_unlearn.results.schema import (
+    Curve,
+    Distribution,
+    Figure,
+    Forgotten,
+    Metrics,
+    PhaseResult,
+    RunResult,
+    Verdict,
+    Withheld,
+)
+
+_UTILITY_STEP = 0.1  # for few users: how a training ends depends on each interaction, and so do more decimals
+_RATE_STEP = 0.5  # for few users, of the demotion rate: some have a first decimal that few others have
+_MANY = 10  # times min_group: the users from which on a histogram in such steps has a shape
+_SETTINGS = ("exact", "rank", "shards", "steps")  # certificates that repeat what was asked for
+_FOR_ALL = ("exact", "shards")  # those of them that are the same for every request
+_DIGITS = 2  # significant ones, of numbers that are not means over users
+
+
+class Crowd(NamedTuple):
+    """How many users are behind the figures of a run."""
+
+    users: int  # with a deleted interaction
+    compared: int  # of them, with a deleted pair that no retained interaction has
+    matched: int  # of those, with held-out interactions: the attacks are about them
+    measured: int  # with a deleted interaction and with test interactions
+    tested: int  # with test interactions
+    usual: int  # training interactions that at least `min_group` users have
+
+    @classmethod
+    def of(cls, data: UnlearnData, min_group: int) -> Crowd:
+        """Count them."""
+        affected, compared = data.affected_users, torch.unique(data.forget_pairs[0])
+        valid, test = (part.inter_feat[part.uid_field] for part in (data.retain.valid, data.retain.test))
+        everybody = data.full.train.inter_feat[data.full.train.uid_field]
+        histories = torch.bincount(everybody).sort(descending=True).values
+        return cls(
+            users=len(affected),
+            compared=len(compared),
+            matched=int(torch.isin(compared, torch.cat([valid, test])).sum()),
+            measured=int(torch.isin(affected, test).sum()),
+            tested=len(torch.unique(test)),
+            usual=int(histories[min_group - 1]) if len(histories) >= min_group else 0,
+        )
+
+
+def step_from(least: float) -> float:
+    """The first of …, 0.1, 0.2, 0.5, 1, 2, 5, 10, … that is not below ``least``."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(round(m * power, 12) for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))
+
+
+def coarse(count: int) -> int:
+    """0, 1, 2, 5, 10, 20, 50, 100, …: the first that is not below ``count``."""
+    return round(step_from(count)) if count > 0 else 0
+
+
+def to_step(value: float, step: float) -> float:
+    """The multiple of ``step`` that is nearest to ``value``; what is not finite stays, to be refused later."""
+    return round(round(value / step) * step, 12) if math.isfinite(value) else value
+
+
+def blunt(value: float) -> float:
+    """``value`` with two significant digits."""
+    return type(value)(f"{value:.{_DIGITS - 1}e}") if isinstance(value, float) else _whole(value)
+
+
+def _whole(value: int) -> int:
+    return int(float(f"{value:.{_DIGITS - 1}e}"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Discretion:
+    """How much a run may show."""
+
+    min_group: int
+    crowd: Crowd
+    injected: bool = False
+
+    @classmethod
+    def of(cls, data: UnlearnData, min_group: int) -> Discretion:
+        """For the request that ``data`` is divided by."""
+        return cls(min_group, Crowd.of(data, min_group), data.source.startswith(INJECTED))
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether figures are shown as they are."""
+        return self.injected or self.min_group <= 1
+
+    @property
+    def few(self) -> bool:
+        """Whether the request has so few users that figures of them are left out."""
+        return not self.shows_all and (
+            self.crowd.users < self.min_group or self._too_few(self.crowd.compared)
+        )
+
+    def _too_few(self, users: int) -> bool:
+        """Whether a group is too small to be shown; one without anybody has no figures."""
+        return 0 < users < self.min_group
+
+    @property
+    def withheld(self) -> Withheld | None:
+        """What is to be said of it; None where all is shown."""
+        if self.shows_all:
+            return None
+        if self.few:
+            why = (
+                f"Fewer than {self.min_group} users have a deleted interaction, and figures of so few could be "
+                "recognised: they are left out, and the others are rough"
+            )
+        else:
+            why = "Figures are rounded, so that no single user of the request can be recognised in them"
+        return Withheld(self.min_group, f"{why} (min_group={self.min_group}; --min_group=1 shows all).")
+
+    def forgotten(self, forget: Forgotten) -> Forgotten:
+        """The size of the request. What held-out and orphan counts add would often fit one user only."""
+        if self.shows_all:
+            return forget
+        users = self.crowd.users
+        most = max(1, users * self.crowd.usual)
+
+        def size(count: int | None) -> int | None:
+            if count is None:
+                return None
+            return coarse(min(count, most)) if self.few else _count(count, users)
+
+        counts = {} if self.few else {key: _count(count, users) for key, count in forget.counts.items()}
+        return dataclasses.replace(
+            forget, interactions=size(forget.interactions), items=size(forget.items), counts=counts
+        )
+
+    def phase(self, phase: PhaseResult) -> PhaseResult:
+        """The figures of one model."""
+        if self.shows_all:
+            return phase
+        before = None if phase.before is None else self.phase(phase.before)
+        tested = max(1, self.crowd.tested)
+        if self.few:
+            step = max(_UTILITY_STEP, step_from(min(1.0, self.min_group / tested)))
+            rate = phase.demotion_rate
+            return PhaseResult(
+                phase.seconds,
+                phase.seconds_from_cache,
+                metrics=_means(phase.metrics, step),
+                forgetting={"demotion_rate": None if rate is None else to_step(rate, _RATE_STEP)},
+                before=before,
+            )
+        affected, unaffected, masked = self._utility(phase)
+        return dataclasses.replace(
+            phase,
+            metrics=_means(phase.metrics, step_from(1 / tested)),
+            affected=affected,
+            unaffected=unaffected,
+            masked=masked,
+            forgetting=self._forgetting(phase.forgetting),
+            groups=self._groups(phase.groups),
+            before=before,
+            distribution=self._distribution(phase.distribution),
+        )
+
+    def _utility(self, phase: PhaseResult) -> tuple[Metrics, Metrics, Metrics]:
+        """Of affected and unaffected users, and of all with deleted items masked; all three or none.
+
+        With the mean over all users, each of them tells another one.
+        """
+        if self._hides_utility:
+            return {}, {}, {}
+        measured, tested = self.crowd.measured, self.crowd.tested
+        groups = (phase.affected, measured), (phase.unaffected, tested - measured), (phase.masked, tested)
+        affected, unaffected, masked = (
+            _means(figures, step_from(1 / max(1, users))) for figures, users in groups
+        )
+        return affected, unaffected, masked
+
+    @property
+    def _hides_utility(self) -> bool:
+        """Whether users with or without a deleted interaction are too few where utility is measured."""
+        measured = self.crowd.measured
+        return self.few or self._too_few(measured) or self._too_few(self.crowd.tested - measured)
+
+    def _forgetting(self, figures: Mapping[str, Figure]) -> dict[str, Figure]:
+        """The measures: all are about deleted pairs or affected users; the attacks about those with a match."""
+        crowd = self.crowd
+        shown: dict[str, Figure] = {}
+        for key, figure in figures.items():
+            users = crowd.matched if key.startswith("attack") else crowd.compared
+            if not self._too_few(users):
+                shown[key] = _figure(figure, max(1, users))
+        return shown
+
+    def _groups(self, groups: Mapping[str, dict[str, Metrics]]) -> dict[str, dict[str, Metrics]]:
+        """Utility by activity and popularity, each without its parts if one of them is too small.
+
+        With the mean over all users, one part that is missing could be worked out from the others.
+        """
+        third = max(1, self.crowd.tested // 3)
+        return {
+            name: {part: _part(values, third) for part, values in parts.items()}
+            for name, parts in groups.items()
+            if not any(_size(values) < self.min_group for values in parts.values())
+        }
+
+    def _distribution(self, found: Distribution | None) -> Distribution | None:
+        """The histogram, in steps of what an average user adds to it; of fewer users nothing would be left."""
+        users = self.crowd.compared
+        if found is None or users < _MANY * self.min_group:
+            return None
+        step = step_from(max(1.0, sum(found.counts) / users))
+        return Distribution(
+            [round(edge, 2) for edge in found.edges], [to_step(count, step) for count in found.counts]
+        )
+
+    def shown(self, result: RunResult) -> RunResult:
+        """The result that may be seen: in `result.json`, in the report and in the table."""
+        if self.shows_all:
+            return result
+        phases = {name: self.phase(phase) for name, phase in result.phases.items()}
+        hidden = result.recovered is None or self._hides_utility
+        shares = None if hidden else _means(result.recovered or {}, 0.1)
+        verdict = result.verdict
+        if verdict is not None and verdict.text != UNCHANGED:
+            # The level is that of the figures themselves; its sentence has what is shown of them.
+            text = sentence(verdict.level, {} if self.few else phases, shares or {})
+            verdict = Verdict(verdict.level, text)
+        return dataclasses.replace(
+            result,
+            forget=self.forgotten(result.forget),
+            phases=phases,
+            difficulty={} if self.few else self._difficulty(result.difficulty),
+            certificates=self._certificates(result.certificates),
+            curves={} if self.few else self._curves(result.curves),
+            recovered=shares,
+            verdict=verdict,
+            withheld=self.withheld,
+        )
+
+    def _difficulty(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        step = step_from(1 / max(1, self.crowd.users))
+        return {
+            key: to_step(value, step) if key.startswith("deleted_share") else _blunt_tree(value)
+            for key, value in found.items()
+        }
+
+    def _certificates(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        if self.few:
+            return {key: value for key, value in found.items() if key in _FOR_ALL}
+        return {key: found[key] if key in _SETTINGS else value for key, value in _blunt_tree(found).items()}
+
+    def _curves(self, curves: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
+        step = step_from(1 / max(1, self.crowd.compared))
+
+        def points(kind: str, curve: Curve) -> Curve:
+            return [(at, to_step(y, step) if kind == "demotion" else blunt(y)) for at, y in curve]
+
+        return {
+            name: {kind: points(kind, curve) for kind, curve in own.items()} for name, own in curves.items()
+        }
+
+
+def _count(count: int, users: int) -> int:
+    """``count`` in steps of what an average one of ``users`` adds to it."""
+    step = step_from(max(1.0, count / max(1, users)))
+    return round(to_step(count, step))
+
+
+def _means(values: Mapping[str, float], step: float) -> Metrics:
+    return {key: to_step(value, step) for key, value in values.items()}
+
+
+def _figure(figure: Figure, users: int) -> Figure:
+    """Means over ``users`` and counts of what they have."""
+    if isinstance(figure, Mapping):
+        return {key: _number(value, users) for key, value in figure.items()}
+    return None if figure is None else _number(figure, users)
+
+
+def _number(value: float, users: int) -> float:
+    return _count(value, users) if isinstance(value, int) else to_step(value, step_from(1 / users))
+
+
+def _size(values: Mapping[str, float]) -> float:
+    """How many users or test interactions a part has."""
+    return min((values[key] for key in ("users", "rows") if key in values), default=0)
+
+
+def _part(values: Mapping[str, float], users: int) -> Metrics:
+    step = step_from(1 / users)
+    return {
+        key: _count(int(value), users) if key in ("users", "rows") else to_step(value, step)
+        for key, value in values.items()
+    }
+
+
+def _blunt_tree(value: Any) -> Any:
+    """All numbers of a tree with two significant digits; times are nobody's."""
+    if isinstance(value, Mapping):
+        return {
+            key: inner if str(key).endswith("seconds") else _blunt_tree(inner) for key, inner in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_blunt_tree(inner) for inner in value]
+    return blunt(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value

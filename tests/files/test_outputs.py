@@ -1,0 +1,136 @@
+"""The output directory: one run at a time, all files or none, nothing of the user's touched."""
+
+import os
+import shutil
+
+import pytest
+
+from recbole_unlearn import UnlearnError, cli, read_checkpoint, run_unlearn
+from recbole_unlearn.files.outputs import claimed, remove_stale, staged
+from recbole_unlearn.training import phase
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("there", [None, "empty", "file"])
+def test_files_appear_as_one(tmp_path, there):
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    if there == "file":
+        (out / "mine.txt").write_text("mine")
+    with staged(out) as (place, home):
+        assert home == out
+        (place / "a.txt").write_text("a")
+        assert "a.txt" not in names(out)
+    assert (out / "a.txt").read_text() == "a"
+    assert not [name for name in [*names(tmp_path), *names(out)] if name.startswith(".")]
+    if there == "file":
+        assert (out / "mine.txt").read_text() == "mine"
+
+
+def test_a_failure_leaves_the_log_and_nothing_else(tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="broken"), staged(out) as (place, _):
+        (place / "model.pth").write_text("half")
+        (place / "run.log").write_text("why")
+        raise ValueError("broken")
+    assert names(out) == ["run.log"]
+    assert names(tmp_path) == ["out"]
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path, settings):
+    (tmp_path / "out").mkdir()
+    with claimed(tmp_path / "out"), pytest.raises(UnlearnError, match="Another run is writing to"):
+        run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings)
+    assert names(tmp_path / "out") == []
+
+
+def test_an_earlier_result_is_not_replaced_unasked(settings, tmp_path, capsys):
+    """The earlier model would be replaced by one made from the original: the earlier deletion would be back."""
+    values = settings | {"replace": False, "report": "none"}
+    run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": ["u1"]}, config_dict=values)
+    before = (tmp_path / "out" / "BPR-unlearned.pth").read_bytes()
+    with pytest.raises(UnlearnError, match="holds the result of an earlier run.*--replace"):
+        run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": ["u2"]}, config_dict=values)
+    assert (tmp_path / "out" / "BPR-unlearned.pth").read_bytes() == before
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    again = values | {"replace": True}
+    run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": ["u2"]}, config_dict=again)
+    assert (tmp_path / "out" / "BPR-unlearned.pth").read_bytes() != before
+    assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
+    assert not [name for name in names(tmp_path / "out") if name.startswith(".")]
+
+
+def test_a_run_that_fails_late_writes_no_model(settings, tmp_path, monkeypatch):
+    """Between the model and the result: both are there, or none is."""
+    original = os.replace
+
+    def full(source, target):
+        if str(target).endswith("result.json"):
+            raise OSError(28, "No space left on device")
+        return original(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(UnlearnError, match="No space left"):
+        run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings | {"report": "none"})
+    assert set(names(tmp_path / "out")) <= {"run.log"}
+
+
+def test_a_model_beside_another_runs_dataset_is_refused(settings, tmp_path):
+    for user, folder in (("u1", "a"), ("u2", "b")):
+        values = settings | {"output_dir": str(tmp_path / folder), "report": "none"}
+        run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": [user]}, config_dict=values)
+    read_checkpoint(tmp_path / "a" / "BPR-unlearned.pth")
+    shutil.copy(tmp_path / "b" / "tiny-Dataset.pth", tmp_path / "a" / "tiny-Dataset.pth")
+    with pytest.raises(UnlearnError, match="is not the dataset that BPR-unlearned.pth was written with"):
+        read_checkpoint(tmp_path / "a" / "BPR-unlearned.pth")
+    (tmp_path / "a" / "tiny-Dataset.pth").unlink()
+    with pytest.raises(UnlearnError, match="which is not beside it"):
+        read_checkpoint(tmp_path / "a" / "BPR-unlearned.pth")
+
+
+@pytest.mark.parametrize("command", ["run", "grid"])
+def test_the_log_is_not_written_through_a_link(settings, flags, tmp_path, command):
+    victim = tmp_path / "victim"
+    victim.write_text("mine\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.log").symlink_to(victim)
+    if command == "run":
+        run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings | {"report": "none"})
+        assert not (tmp_path / "out" / "run.log").is_symlink()
+    else:
+        (tmp_path / "g.yaml").write_text(
+            "datasets: [tiny]\nmodels: [BPR]\nmethods: [finetune, retrain]\nseeds: [1]\nratios: [0.1]\n"
+        )
+        given = [
+            f
+            for f in flags()
+            if not f.startswith(("--tensorboard", "--show_progress", "--checkpoint_dir", "--replace"))
+        ]
+        assert cli.main([f"--grid={tmp_path / 'g.yaml'}", *given]) == 2
+    assert victim.read_text() == "mine\n"
+
+
+def test_what_nobody_holds_is_removed(tmp_path):
+    stale, held = tmp_path / ".a.tmp", tmp_path / ".b.tmp"
+    stale.mkdir()
+    held.mkdir()
+    with claimed(held):
+        assert remove_stale(tmp_path, ".*.tmp") == 1
+    assert names(tmp_path) == [".b.tmp"]
+
+
+def test_recbole_s_own_files_are_not_left(settings, tmp_path, monkeypatch):
+    """RecBole's trainers make a folder for checkpoints; it is outside the output directory, and goes."""
+    seen = []
+    original = phase.PhaseTrainer.__init__
+    monkeypatch.setattr(
+        phase.PhaseTrainer, "__init__",
+        lambda self, config, model: (seen.append(config["checkpoint_dir"]), original(self, config, model))[1],
+    )  # fmt: skip
+    run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings | {"report": "none"})
+    assert seen
+    assert not any(os.path.exists(folder) for folder in seen)

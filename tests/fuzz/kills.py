@@ -1,0 +1,165 @@
+"""Runs that are killed: at every boundary at which something reaches the disk, and at random moments.
+
+`python -m tests.fuzz.kills 200` prints the counts: how often the output directory was as before, how often it held the
+whole new result, and how often it held anything else (which has to be 0).
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+BOUNDARIES = ("fsync", "rename", "replace", "unlink")
+
+
+def _arguments(folder: Path, data_path: Path, seed: int) -> list[str]:
+    (folder / "r.csv").write_text("user_id\nu3\n")
+    return [
+        "--model=BPR", "--dataset=tiny", f"--data_path={data_path}", "--unlearn=obliviate", "--embedding_size=4", "--epochs=1",
+        f"--forget={folder / 'r.csv'}", f"--output_dir={folder / 'out'}", f"--cache_dir={folder / 'cache'}", "--replace",
+        "--no_show_progress", "--lac_steps=2", "--demotion_negatives=5", f"--seed={seed}",
+    ]  # fmt: skip
+
+
+def _child(arguments: list[str], at: int | None, after: bool, counted: Any) -> None:
+    """Run a command; at the ``at``-th boundary this process is killed, before or after it."""
+    from recbole_unlearn import cli
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def wrapped(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            counted.value += 1
+            if counted.value == at and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            found = original(*args, **kwargs)
+            if counted.value == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        return call
+
+    for name in BOUNDARIES:
+        setattr(os, name, wrapped(getattr(os, name)))
+    os._exit(cli.main(arguments))
+
+
+def _killed(
+    arguments: list[str], at: int | None = None, after: bool = False, seconds: float | None = None
+) -> tuple[int, int]:
+    """The exit code of a run that may be killed, and how many boundaries it came to."""
+    context = multiprocessing.get_context("fork")
+    counted = context.Value("i", 0)
+    process = context.Process(target=_child, args=(arguments, at, after, counted))
+    process.start()
+    if seconds is not None:
+        time.sleep(seconds)
+        process.kill()
+    process.join()
+    return int(process.exitcode or 0), int(counted.value)
+
+
+def state(out: Path) -> dict[str, str] | None:
+    """What an output directory holds, by the names and content of its files; None when there is no result in it."""
+    from recbole_unlearn.files.export import file_digest
+
+    if not (out / "result.json").exists():
+        return None
+    return {path.name: file_digest(path) for path in sorted(out.glob("*.pth"))}
+
+
+def whole(out: Path, seed: int) -> bool:
+    """Whether a directory holds one whole result of ``seed``: a model, its own dataset, a report and figures."""
+    from recbole_unlearn import read_checkpoint
+
+    result = json.loads((out / "result.json").read_text())
+    read_checkpoint(out / "BPR-unlearned.pth")  # refuses the dataset of another run
+    names = {path.name for path in out.iterdir() if not path.name.startswith(".")}
+    return result["seed"] == seed and {"report.html", "tiny-Dataset.pth", "run.log", "mine.txt"} >= names - {
+        "result.json", "BPR-unlearned.pth", "tensorboard",
+    }  # fmt: skip
+
+
+def campaign(number: int, data_path: Path, folder: Path, seed: int = 0) -> collections.Counter:
+    """Kill ``number`` runs; what was left each time."""
+    import torch
+
+    from recbole_unlearn import quick_start, report, usage  # noqa: F401  # children of a fork need not import them
+
+    torch.set_num_threads(1)
+    r = random.Random(seed)
+    found: collections.Counter = collections.Counter()
+    (folder / "first").mkdir(parents=True)
+    start = time.monotonic()
+    _, boundaries = _killed(_arguments(folder / "first", data_path, 1))
+    seconds = time.monotonic() - start
+    for k in range(number):
+        home = folder / f"k{k}"
+        home.mkdir()
+        kind = k % 3  # a new directory, one with a file of the user's, one with an earlier result
+        if kind == 1:
+            (home / "out").mkdir()
+            (home / "out" / "mine.txt").write_text("mine")
+        elif kind == 2:
+            _killed(_arguments(home, data_path, 1))
+        before = state(home / "out")
+        arguments = _arguments(home, data_path, 2)
+        if k % 2:
+            _killed(arguments, seconds=r.uniform(0.0, 1.1 * seconds))
+        else:
+            _killed(arguments, at=1 + (k // 2) % boundaries, after=bool((k // 2) // boundaries % 2))
+        found[_verdict(home / "out", before, kind)] += 1
+        if not _killed(_arguments(home, data_path, 3))[0] and whole(home / "out", 3):
+            found["the next run succeeds"] += 1
+        found["temporary files that stay"] += len([p for p in (*home.glob(".*"), *(home / "out").glob(".*"))])
+    return found
+
+
+def _verdict(out: Path, before: dict[str, str] | None, kind: int) -> str:
+    if kind == 1 and (out / "mine.txt").read_text() != "mine":
+        return "the user's file is damaged"
+    now = state(out)
+    if now is None:
+        left = [
+            path
+            for path in out.rglob("*.pth")
+            if not any(part.startswith(".") for part in path.relative_to(out).parts)
+        ]
+        return (
+            "as before"
+            if before is None and not left
+            else "without a result, which the next run says"
+            if before
+            else "half"
+        )
+    if now == before:
+        return "as before"
+    try:
+        seed = json.loads((out / "result.json").read_text())["seed"]
+        return (
+            "the whole new result"
+            if whole(out, 2)
+            else f"mixed: seed {seed}, {sorted(p.name for p in out.iterdir())}"
+        )
+    except Exception as error:
+        return f"mixed: {error}"
+
+
+if __name__ == "__main__":
+    from tests.conftest import write_tiny
+
+    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    sys.argv = sys.argv[:1]
+    with tempfile.TemporaryDirectory() as work:
+        write_tiny(Path(work) / "data")
+        print(dict(campaign(wanted, Path(work) / "data", Path(work) / "kills")))
