@@ -72,7 +72,12 @@ class _Sweep:
                 ray = ray or stack.enter_context(self._session())
                 self._trials(ray, prepared, known)
         result = outputs.content(
-            self.pipeline.forgotten.to_json(), self.options, self.space, prepared, self.journal.records, seconds
+            self.pipeline.forgotten.to_json(),
+            self.options,
+            self.space,
+            prepared,
+            self.journal.records,
+            seconds,
         )
         report = self.pipeline.run_settings.report != "none"
         return outputs.write(self.directory, result, prepared, self.options, report)

@@ -118,7 +118,7 @@ def test_a_saved_dataset_does_not_say_where_it_is(settings, tmp_path, plain_chec
 @pytest.mark.parametrize(
     "values",
     [
-        {"output_dir": "/tmp/elsewhere"}, {"cache_dir": "/tmp/elsewhere"}, {"save_adapters": True}, {"threads": 10**6},
+        {"output_dir": "/elsewhere"}, {"cache_dir": "/elsewhere"}, {"save_adapters": True}, {"threads": 10**6},
         {"lac_steps": 0, "lua_target": "none"}, {"download_url": "http://127.0.0.1:9/x.zip"}, {"unlearn": "finetune"},
         {"replace": True}, {"ray_address": "auto"}, {"min_group": 1},
     ],
@@ -157,9 +157,8 @@ def test_no_layer_is_larger_than_the_weights(forged, values):
 
 def test_a_grid_file_names_no_place(tmp_path, capsys):
     for key in ("data_path", "cache_dir", "download_url", "pretrain_path", "output_dir", "checkpoint"):
-        (tmp_path / "g.yaml").write_text(
-            f"datasets: [tiny]\nmodels: [BPR]\nmethods: [finetune, retrain]\nseeds: [1]\nratios: [0.1]\nsettings: {{{key}: /x}}\n"
-        )
+        lists = "datasets: [tiny]\nmodels: [BPR]\nmethods: [finetune, retrain]\nseeds: [1]\nratios: [0.1]\n"
+        (tmp_path / "g.yaml").write_text(f"{lists}settings: {{{key}: /x}}\n")
         assert cli.main([f"--grid={tmp_path / 'g.yaml'}"]) == 2
         assert key in capsys.readouterr().err
 
@@ -317,7 +316,7 @@ def test_weights_that_overflow_write_nothing(plain_checkpoint, tmp_path, tiny_pa
     torch.save(content, tmp_path / "huge.pth", pickle_protocol=4)
     with pytest.raises(UnlearnError):
         run_unlearn(
-            checkpoint=tmp_path / "huge.pth", forget={"user_id": ["u1"]}, unlearn="obliviate", output_dir=tmp_path / "o",
-            config_dict=RUN | {"data_path": str(tiny_path)},
+            checkpoint=tmp_path / "huge.pth", forget={"user_id": ["u1"]}, unlearn="obliviate",
+            output_dir=tmp_path / "o", config_dict=RUN | {"data_path": str(tiny_path)},
         )  # fmt: skip
     assert {path.name for path in (tmp_path / "o").iterdir()} <= {"run.log"}

@@ -33,10 +33,15 @@ def test_files_appear_as_one(tmp_path, there):
 
 def test_a_failure_leaves_the_log_and_nothing_else(tmp_path):
     out = tmp_path / "out"
-    with pytest.raises(ValueError, match="broken"), staged(out) as (place, _):
-        (place / "model.pth").write_text("half")
-        (place / "run.log").write_text("why")
-        raise ValueError("broken")
+
+    def fail():
+        with staged(out) as (place, _):
+            (place / "model.pth").write_text("half")
+            (place / "run.log").write_text("why")
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        fail()
     assert names(out) == ["run.log"]
     assert names(tmp_path) == ["out"]
 
@@ -53,7 +58,7 @@ def test_an_earlier_result_is_not_replaced_unasked(settings, tmp_path, capsys):
     values = settings | {"replace": False, "report": "none"}
     run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": ["u1"]}, config_dict=values)
     before = (tmp_path / "out" / "BPR-unlearned.pth").read_bytes()
-    with pytest.raises(UnlearnError, match="holds the result of an earlier run.*--replace"):
+    with pytest.raises(UnlearnError, match=r"holds the result of an earlier run.*--replace"):
         run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": ["u2"]}, config_dict=values)
     assert (tmp_path / "out" / "BPR-unlearned.pth").read_bytes() == before
     (tmp_path / "out" / "mine.txt").write_text("mine")
@@ -85,7 +90,7 @@ def test_a_model_beside_another_runs_dataset_is_refused(settings, tmp_path):
         run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": [user]}, config_dict=values)
     read_checkpoint(tmp_path / "a" / "BPR-unlearned.pth")
     shutil.copy(tmp_path / "b" / "tiny-Dataset.pth", tmp_path / "a" / "tiny-Dataset.pth")
-    with pytest.raises(UnlearnError, match="is not the dataset that BPR-unlearned.pth was written with"):
+    with pytest.raises(UnlearnError, match=r"is not the dataset that BPR-unlearned\.pth was written with"):
         read_checkpoint(tmp_path / "a" / "BPR-unlearned.pth")
     (tmp_path / "a" / "tiny-Dataset.pth").unlink()
     with pytest.raises(UnlearnError, match="which is not beside it"):

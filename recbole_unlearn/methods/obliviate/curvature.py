@@ -8,7 +8,7 @@ Otherwise (SGD, a stripped checkpoint) the diagonal Fisher information is comput
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.rows import Moments, fisher
+
+LARGEST_MOMENT = 1e12  # no gradient of a usable model is larger than its root
 
 logger = logging.getLogger(__name__)
 
@@ -55,35 +57,70 @@ def adagrad(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     return state["sum"] / max(1.0, float(state["step"]))
 
 
-def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | None) -> Moments | None:
-    """Second moments by parameter name, or None when the optimizer's state has none that fit."""
+class UnusableStateError(Exception):
+    """Why an optimizer's state cannot serve as curvature; the message completes "is not used: ..."."""
+
+
+def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | None) -> Moments:
+    """Second moments by parameter name, of the same order and shape as the model's parameters.
+
+    Raises:
+        UnusableStateError: there are none, or they cannot be what an optimizer that trained this model left.
+
+    """
     if not optimizer or not optimizer.get("state"):
-        return None
+        raise UnusableStateError("there is none")
     groups = {index: group for group in optimizer["param_groups"] for index in group["params"]}
     named = list(model.named_parameters())
     if len(groups) != len(named):
-        return None
+        raise UnusableStateError(f"it is of {len(groups)} parameters, and the model has {len(named)}")
     moments = {}
     for (name, parameter), index in zip(named, sorted(groups), strict=True):
         state = optimizer["state"].get(index)
         if state is None:
             continue  # a parameter that never had a gradient
-        reader = next((_READERS[key] for key in _READERS if key in state), None)
-        if reader is None:
-            return None
-        moment = reader(state, groups[index])
-        if moment.shape != parameter.shape or not torch.isfinite(moment).all():
-            return None
-        moments[name] = moment.to(parameter.device)
-    return moments or None
+        moments[name] = _moment(name, parameter, state, groups[index]).to(parameter.device)
+    if not any(moment.any() for moment in moments.values()):
+        raise UnusableStateError("all moments are zero")
+    return moments
+
+
+def _moment(
+    name: str, parameter: torch.Tensor, state: Mapping[str, Any], group: Mapping[str, Any]
+) -> torch.Tensor:
+    """The second moment of one parameter, checked."""
+    reader = next((_READERS[key] for key in _READERS if key in state), None)
+    if reader is None:
+        raise UnusableStateError("the optimizer keeps no second moments")
+    try:
+        moment = reader(state, group)
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
+        raise UnusableStateError(f"the moments of {name} are damaged") from error
+    if not isinstance(moment, torch.Tensor) or moment.shape != parameter.shape:
+        raise UnusableStateError(f"the moments of {name} have another shape than the weights")
+    if not torch.isfinite(moment).all() or (moment < 0).any() or (moment > LARGEST_MOMENT).any():
+        raise UnusableStateError(f"the moments of {name} are not squares of gradients")
+    return moment
 
 
 def second_moments(
-    model: AbstractRecommender, optimizer: Mapping[str, Any] | None, batches: Iterable[Interaction]
+    model: AbstractRecommender,
+    optimizer: Mapping[str, Any] | None,
+    draw: Callable[[], Sequence[Interaction]],
 ) -> Moments:
-    """The optimizer's second moments when it has them, Fisher information otherwise (and logs that)."""
-    moments = from_optimizer(model, optimizer)
-    if moments is not None:
-        return moments
-    logger.info("The optimizer's state has no second moments; curvature is Fisher information.")
-    return fisher(model, batches)
+    """The optimizer's second moments where they can be used, Fisher information elsewhere; says which in one line.
+
+    ``draw`` gives the batches of retained interactions that Fisher information is computed from.
+    """
+    try:
+        found = from_optimizer(model, optimizer)
+    except UnusableStateError as error:
+        batches = draw()
+        logger.warning(
+            "The optimizer's state is not used: %s. Curvature is the Fisher information of %d batches of retained "
+            "interactions.",
+            error, len(batches),
+        )  # fmt: skip
+        return fisher(model, batches)
+    logger.info("Curvature: the optimizer's second moments, of %d parameters.", len(found))
+    return found

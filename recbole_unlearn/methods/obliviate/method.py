@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
@@ -235,11 +236,14 @@ class _Request:
         """The curvature of the downdate."""
         witness, size = self.witness, self.options.lac_batch_size
         kept = (~self.task.data.deleted).nonzero().flatten()
-        batches = (witness.batch(witness.triples(chosen)) for chosen in kept.split(size))
+
+        def draw() -> list[Interaction]:
+            return [witness.batch(witness.triples(chosen)) for chosen in kept.split(size)]
+
         if self.options.lua_curvature == "fisher":
-            return fisher(self.model, batches)
+            return fisher(self.model, draw())
         assert self.task.original is not None
-        return curvature.second_moments(self.model, self.task.original.optimizer, batches)
+        return curvature.second_moments(self.model, self.task.original.optimizer, draw)
 
     def _objective(self) -> tuple[WitnessObjective, torch.Tensor | None]:
         """What LAC minimises, and the retained interactions it sees (None: those that touch the region)."""

@@ -273,21 +273,45 @@ def test_without_moments_there_is_fisher_information(make_config, caplog):
     splits = load(config).splits
     trained = train(config, splits, "x")
     model = build_model(config, splits)
-    assert curvature.from_optimizer(model, trained.optimizer) is None
-    assert curvature.from_optimizer(model, None) is None
+    with pytest.raises(curvature.UnusableStateError, match="keeps no second moments|there is none"):
+        curvature.from_optimizer(model, trained.optimizer)
+    with pytest.raises(curvature.UnusableStateError, match="there is none"):
+        curvature.from_optimizer(model, None)
     batch = as_batch(config, splits.train, torch.arange(8), torch.arange(1, 9))
     caplog.set_level("INFO")
-    moments = curvature.second_moments(model, trained.optimizer, [batch, batch])
-    assert "Fisher" in caplog.text
+    moments = curvature.second_moments(model, trained.optimizer, lambda: [batch, batch])
+    assert "is not used: " in caplog.text
+    assert "Fisher information of 2 batches" in caplog.text
     gradient = loss_gradients(model, batch)[1]["user_embedding.weight"]
     assert torch.allclose(moments["user_embedding.weight"], gradient.square())
 
 
-def test_moments_of_another_model_are_refused(make_config):
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda state: state.update(exp_avg_sq=state["exp_avg_sq"][:, :4]), "have another shape"),
+        (
+            lambda state: state.update(exp_avg_sq=state["exp_avg_sq"].fill_(float("nan"))),
+            "not squares of gradients",
+        ),
+        (lambda state: state.update(exp_avg_sq=state["exp_avg_sq"] - 1.0), "not squares of gradients"),
+        (lambda state: state.update(exp_avg_sq=state["exp_avg_sq"] + 1e30), "not squares of gradients"),
+        (lambda state: state.update(exp_avg_sq=state["exp_avg_sq"] * 0.0), "all moments are zero"),
+        (lambda state: state.update(step="x"), "damaged"),
+        (lambda state: state.update(step=0), "damaged|not squares"),
+        (lambda state: state.update(exp_avg_sq=3), "another shape"),
+    ],
+)
+def test_moments_that_cannot_be_are_noticed(make_config, caplog, change, reason):
+    """Zero, absurd or foreign moments would make a downdate of any size; they are not used, and one line says so."""
     config = make_config(epochs=1)
     splits = load(config).splits
     trained = train(config, splits, "x")
-    assert (
-        curvature.from_optimizer(build_model(make_config(embedding_size=4), splits), trained.optimizer)
-        is None
-    )
+    for state in trained.optimizer["state"].values():
+        change(state)
+    model = build_model(config, splits)
+    with pytest.raises(curvature.UnusableStateError, match=reason):
+        curvature.from_optimizer(model, trained.optimizer)
+    batch = as_batch(config, splits.train, torch.arange(8), torch.arange(1, 9))
+    assert curvature.second_moments(model, trained.optimizer, lambda: [batch])
+    assert caplog.text.count("The optimizer's state is not used") == 1
