@@ -355,7 +355,9 @@ def main() -> None:
     parser.add_argument("--sizes", default="10,20,50,100")
     parser.add_argument("--kinds", default="whole,part")
     parser.add_argument("--seeds", default="2020,2021,2022")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for the program; the search has a third of it")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="for the program; the search has a third of it"
+    )
     parser.add_argument("--repeat", type=int, default=0, help="users, one request each")
     parser.add_argument("--out", default="saved/infer_members.jsonl")
     parser.add_argument("--work", default="saved/infer_members")

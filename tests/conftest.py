@@ -87,6 +87,7 @@ def settings(tiny_path, tmp_path):
         "output_dir": str(tmp_path / "out"),
         "replace": True,
         "demotion_negatives": 10,
+        "min_group": 1,  # tests look at figures; test_privacy.py is about what is left out
     }
 
 
@@ -106,6 +107,7 @@ def ml_100k(tmp_path_factory):
         return QUICK[model] | {
             "eval_step": 7, "show_progress": False, "tensorboard": False, "save_unlearned": False,
             "report": "none", "cache_dir": str(cache), "output_dir": str(tmp_path_factory.mktemp("out")),
+            "min_group": 1,
         }  # fmt: skip
 
     return make

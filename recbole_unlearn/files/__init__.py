@@ -2,8 +2,8 @@
 
 `atomic.py` writes, `unpickle.py` reads pickles as data, `trained.py` is a trained model as data,
 `checkpoint.py` reads RecBole's checkpoints, `ensemble_head.py` the description of an ensemble,
-`saved_dataset.py` writes and reads the retained data, and `export.py` writes the unlearned model for plain
-RecBole.
+`saved_dataset.py` writes and reads the retained data, `vocabulary.py` blanks what it does not use, and `export.py`
+writes the unlearned model for plain RecBole.
 """
 
 from recbole_unlearn.files.atomic import (

@@ -5,8 +5,8 @@ The dataset is written because the checkpoint needs its ids: RecBole numbers use
 appearance, so a source file without the deleted rows would number them anew. `load_data_and_model` of plain
 RecBole takes both, and gets the split they were evaluated with.
 
-Left out are the optimizer's moments, cached embeddings, and the tokens and features of users and items that
-have no row left.
+Left out are the optimizer's moments, cached embeddings, the tokens and features of users and items that have no
+interaction left, and every other value that no retained interaction has (`vocabulary.py`).
 """
 
 from __future__ import annotations

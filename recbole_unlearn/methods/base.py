@@ -145,9 +145,13 @@ class UnlearnTrainer(PhaseTrainer):
             data = task.data
             items = data.orphan_items[:0] if refitted_items else data.orphan_items
             tables.reset_rows(self.model, task.initial, data.retain.train, data.orphan_users, items)
-            features = tables.find_features(self.model, data.retain.train)
-            if features:  # finding the values takes a pass over the data
-                tables.reset_features(self.model, task.initial, features, data.orphan_values)
+            self.reset_features(task)
+
+    def reset_features(self, task: UnlearnTask) -> None:
+        """Give values of features that no training interaction has any more their initial rows."""
+        features = tables.find_features(self.model, task.data.retain.train)
+        if features:  # finding the values takes a pass over the data
+            tables.reset_features(self.model, task.initial, features, task.data.orphan_values)
 
     def save(self, directory: Path, data: UnlearnData, home: Path) -> str:
         """Write the unlearned model and the retained data into ``directory``; returns the model's name.

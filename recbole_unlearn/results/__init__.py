@@ -1,1 +1,1 @@
-"""What comes out of a run: `schema.py` is the contract, `record.py` fills it in, `table.py` prints it."""
+"""What comes out of a run: `schema.py` the contract, `record.py` fills it in, `privacy.py` shows less, `table.py`."""

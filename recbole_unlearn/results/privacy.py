@@ -3,8 +3,8 @@
 Whoever has the data and the original can work out the figures of every single user, and compare them with those of a
 result. So there are three cases (`benchmarks/infer_members.py` tries what is left, docs/results.md has the outcome):
 
-* **Few users**, fewer than ``min_group``: figures of them are left out. The means over all users are left out of the
-  reach of a single one, the demotion rate is low, middle or high, and the size of the request is a rough one.
+* **Few users**, fewer than ``min_group``: figures of them are left out. The means over all users have one decimal,
+  because they tell who is missing; the demotion rate is 0, 0.5 or 1, and the size of the request is a rough one.
 * **Enough users**: figures are rounded. A mean over k users has steps of 1/k or more, so that no user moves it by
   more than a step. With all decimals, an integer program found all ten users of a request.
 * **Nobody**: noise that was injected is not anybody's request. It is shown as it is, and so is everything with
@@ -36,7 +36,7 @@ from recbole_unlearn.results.schema import (
 
 _UTILITY_STEP = 0.1  # for few users: how a training ends depends on each interaction, and so do more decimals
 _RATE_STEP = 0.5  # for few users, of the demotion rate: some have a first decimal that few others have
-_MANY = 10  # times min_group: the users from which on a histogram in such steps has a shape
+_MANY = 10  # times min_group: users enough that one of them is lost in a decimal, or in a histogram
 _SETTINGS = ("exact", "rank", "shards", "steps")  # certificates that repeat what was asked for
 _FOR_ALL = ("exact", "shards")  # those of them that are the same for every request
 _DIGITS = 2  # significant ones, of numbers that are not means over users
@@ -161,12 +161,11 @@ class Discretion:
         before = None if phase.before is None else self.phase(phase.before)
         tested = max(1, self.crowd.tested)
         if self.few:
-            step = max(_UTILITY_STEP, step_from(min(1.0, self.min_group / tested)))
             rate = phase.demotion_rate
             return PhaseResult(
                 phase.seconds,
                 phase.seconds_from_cache,
-                metrics=_means(phase.metrics, step),
+                metrics=_means(phase.metrics, _UTILITY_STEP) if tested >= _MANY * self.min_group else {},
                 forgetting={"demotion_rate": None if rate is None else to_step(rate, _RATE_STEP)},
                 before=before,
             )

@@ -1,6 +1,7 @@
 """What a sweep looks for, on which rows, and calibrations that are the beginning of longer ones."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from recbole_unlearn.training.trainings import Trainings
 from recbole_unlearn.tuning import goal as objective
 from recbole_unlearn.tuning import trial
 from recbole_unlearn.tuning.goal import Bench, Figures, Goal, validation_only
+from recbole_unlearn.tuning.prepare import prepare
 from tests.parts import divided
 
 OBLIVIATE = registry.get("obliviate")
@@ -197,3 +199,9 @@ def test_looks_are_spread_over_the_steps(total, looks):
     steps = trial.look_steps(total, looks)
     assert len(steps) == min(looks - 1, max(0, total - 1)) or looks > total // 2
     assert all(0 < step < total for step in steps)
+
+
+def test_a_request_of_held_out_interactions_cannot_be_tuned():
+    pipeline = SimpleNamespace(config={}, methods=[OBLIVIATE], data=SimpleNamespace(forget=[]))
+    with pytest.raises(UnlearnError, match="nothing to tune"):
+        prepare(pipeline, None)

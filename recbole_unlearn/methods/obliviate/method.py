@@ -72,6 +72,7 @@ class Obliviate(UnlearnTrainer):
         r"""The two stages, on ``self.model`` (built on D\S, with the original's weights)."""
         if task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
             return self._fit_again(task)
+        self.reset_features(task)  # first, so that no row is fitted beside what only S taught
         return _Request(self, task).run()
 
     def _fit_again(self, task: UnlearnTask) -> Outcome:

@@ -439,7 +439,7 @@ def ml_100k(tmp_path, forget="injected", **changes):
     config = {
         "epochs": 30, "embedding_size": 32, "learning_rate": 0.005, "eval_step": 10, "show_progress": False,
         "tensorboard": False, "save_unlearned": False, "report": "none", "workers": 1,
-        "cache_dir": str(tmp_path / "cache"), "output_dir": str(tmp_path / "out"),
+        "cache_dir": str(tmp_path / "cache"), "output_dir": str(tmp_path / "out"), "min_group": 1,
     }  # fmt: skip
     return run_unlearn("BPR", "ml-100k", forget=forget, config_dict=config | changes)
 

@@ -1,0 +1,398 @@
+"""What a result tells of the users in a request: the attack that found them, and that it finds nobody any more."""
+
+import dataclasses
+import json
+import math
+import re
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from recbole_unlearn import UnlearnError, cli, run_unlearn, tune_unlearn
+from recbole_unlearn.data import Fields, divide, load, loaders, locate, read_request
+from recbole_unlearn.measures.evaluation import Measurement
+from recbole_unlearn.report import write_comparison
+from recbole_unlearn.results.privacy import Crowd, Discretion, blunt, coarse, step_from, to_step
+from recbole_unlearn.results.schema import (
+    Distribution,
+    Forgotten,
+    PhaseResult,
+    RunResult,
+    Verdict,
+    Withheld,
+)
+from recbole_unlearn.training.phase import train_here
+
+REQUESTER = "u5"
+SMALL = {"min_group": 10}
+ONE = Crowd(users=1, compared=1, matched=1, measured=1, tested=900, usual=200)
+METRICS = ("recall@10", "ndcg@20")
+
+
+class Attacker:
+    """Has the data and the original, and works out what a result would show if this or that user had asked."""
+
+    def __init__(self, config):
+        self.config, self.source = config, load(config)
+        self.trainer, _ = train_here(config, self.source.splits, "original")
+
+    def users(self):
+        train = self.source.splits.train
+        return [str(token) for token in train.field2id_token["user_id"][1:]]
+
+    def result(self, user, min_group):
+        """The figures of the original and the size of the request, as they would be shown."""
+        request = read_request({"user_id": [user]}, Fields.of(self.config))
+        data = divide(self.source.splits, locate(request, self.source.splits), "python")
+        test = loaders(self.config, data.retain)
+        found = Measurement(self.config, data, test, self.config["demotion_negatives"]).measure(self.trainer)
+        phase = PhaseResult(
+            **found.utility, masked=found.masked, forgetting=found.forgetting, groups=found.groups
+        )
+        own = data.summary()
+        forget = Forgotten(
+            **{key: own.pop(key) for key in ("source", "interactions", "users", "items")}, counts=own
+        )
+        discretion = Discretion.of(data, min_group)
+        return discretion.phase(phase).to_json(), discretion.forgotten(forget).to_json()
+
+    def candidates(self, result, keys=(), counts=True):
+        """All users whose request would give the same, in all that a result shows or in some ``keys`` of a phase."""
+        shown, forget = result["phases"]["original"], result["forget"]
+        found = []
+        for user in self.users():
+            phase, size = self.result(user, result["settings"]["min_group"])
+            compared = keys or set(phase) - {"seconds", "seconds_from_cache", "distribution"}
+            same = all(phase.get(key) == json.loads(json.dumps(shown.get(key))) for key in compared)
+            if same and (not counts or {**size, "source": None} == {**forget, "source": None}):
+                found.append(user)
+        return found
+
+
+FITTED = {"epochs": 30, "learning_rate": 0.03}  # a model that has learned something, as one that is attacked
+
+
+@pytest.fixture
+def attacker(make_config, tmp_path):
+    return Attacker(make_config("BPR", checkpoint_dir=str(tmp_path / "attack"), **FITTED))
+
+
+def asked(settings, tmp_path, **changes):
+    """A run in which one user asks to be forgotten, by a file."""
+    file = tmp_path / "request.csv"
+    file.write_text(f"user_id\n{REQUESTER}\n")
+    return run_unlearn("BPR", "tiny", forget=file, config_dict=settings | changes)
+
+
+def test_without_a_minimum_the_requester_is_found(settings, tmp_path, attacker):
+    result = asked(settings, tmp_path, unlearn="obliviate", **FITTED).result
+    assert attacker.candidates(result) == [REQUESTER]
+    assert attacker.candidates(result, ["forgetting"], counts=False) == [REQUESTER]
+    # Figures of *all* users are enough: somebody who knows those of every one sees who is missing.
+    left = attacker.candidates(result, ["metrics"], counts=False)
+    assert REQUESTER in left
+    assert len(left) < 10
+    assert "withheld" not in result
+
+
+def test_with_the_default_everybody_could_have_asked(settings, tmp_path, attacker):
+    by_default = {key: value for key, value in settings.items() if key != "min_group"}
+    result = asked(by_default, tmp_path, unlearn="obliviate", **FITTED).result
+    assert result["settings"]["min_group"] == 10
+    assert attacker.candidates(result) == attacker.users()
+
+
+NUMBER = re.compile(r"\d\.\d{3,}")
+
+
+def telling(tree, path=""):
+    """The figures of a tree with more than two decimals, by where they are."""
+    if isinstance(tree, dict):
+        return {k: v for key, inner in tree.items() for k, v in telling(inner, f"{path}/{key}").items()}
+    if isinstance(tree, (list, tuple)):
+        return {k: v for n, inner in enumerate(tree) for k, v in telling(inner, f"{path}/{n}").items()}
+    has_decimals = isinstance(tree, float) and abs(tree * 100 - round(tree * 100)) > 1e-6
+    return (
+        {path: tree} if has_decimals and not re.search("seconds|speedup|environment|settings", path) else {}
+    )
+
+
+def spellings(value):
+    return {f"{value:.{digits}f}" for digits in (3, 4, 6)} | {repr(value)}
+
+
+def test_no_file_and_no_line_has_an_exact_figure(settings, tmp_path, capsys):
+    """Of any model of the run, in result.json, report, log, table and TensorBoard."""
+    run = {"unlearn": "obliviate", "compare": ["retrain", "sisa"], "tensorboard": True, "cache": False}
+    exact = telling(asked(settings, tmp_path, **run, output_dir=str(tmp_path / "exact")).result)
+    assert len(exact) > 100
+    capsys.readouterr()
+    outcome = asked(settings, tmp_path, **run, **SMALL)
+    assert telling(outcome.result) == {}
+    home = tmp_path / "out"
+    page = (home / "report.html").read_text()
+    texts = {
+        "result.json": (home / "result.json").read_text(),
+        "run.log": (home / "run.log").read_text(),
+        "report.html": re.sub(r"<script>.*?</script>|<style>.*?</style>", "", page, flags=re.S),
+        "screen": "\n".join(capsys.readouterr()) + str(outcome),
+    }
+    for name, text in texts.items():
+        text = re.sub(
+            r'"(seconds|speedup|torch|python|platform)[^,}]*|[\d.]+[ \u202f\xa0]*(m?s|min|h|×)\b', "", text
+        )
+        found = set(NUMBER.findall(text))
+        assert not [
+            (key, found & spellings(value)) for key, value in exact.items() if found & spellings(value)
+        ], name
+    curves = {path.parent.name for path in (home / "tensorboard").rglob("events*")}
+    assert curves & {"unlearned", "retrained", "sisa"} == set()
+    for path in (home / "tensorboard").rglob("events*"):
+        tags = EventAccumulator(str(path)).Reload().Tags()["scalars"]
+        assert not [tag for tag in tags if tag.startswith("Unlearn")]
+
+
+def test_how_many_interactions_is_a_rough_figure(settings, tmp_path):
+    result = asked(settings, tmp_path, **SMALL).result
+    assert set(result["forget"]) == {"source", "interactions", "users", "items"}
+    assert (result["forget"]["interactions"], result["forget"]["users"]) == (20, 1)
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert "forgetting about 20 of 600 training interactions, of 1 users" in log
+    assert not re.search("validation and|no training interaction left", log)
+
+
+def test_it_is_said_everywhere_with_the_name_of_the_setting(settings, tmp_path):
+    outcome = asked(settings, tmp_path, **SMALL)
+    why = outcome.result["withheld"]["why"]
+    assert outcome.result["withheld"]["min_group"] == 10
+    assert "--min_group=1" in why
+    assert why in str(outcome)
+    assert why in (tmp_path / "out" / "run.log").read_text()
+    assert why in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_the_command_line_shows_no_more(settings, tmp_path, flags, capsys, monkeypatch):
+    (tmp_path / "r.csv").write_text(f"user_id\n{REQUESTER}\n")
+    given = flags(
+        min_group=10, report="none", forget=tmp_path / "r.csv", unlearn="obliviate", compare="retrain"
+    )
+    monkeypatch.setattr(sys, "argv", ["run_unlearn.py"])
+    assert cli.main(["--model=BPR", "--dataset=tiny", *given]) == 0
+    table = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith(("original", "unlearned"))
+    ]
+    assert table
+    for line in table:
+        figures = [float(x) for x in re.findall(r"\d\.\d{3,}", line)]
+        assert all(abs(10 * value - round(10 * value)) < 1e-9 for value in figures), line
+
+
+def test_injected_noise_is_shown_as_it_is(settings):
+    shown, all_of_it = (
+        run_unlearn("BPR", "tiny", config_dict=settings | {"inject_users": 0.1, "min_group": group}).record
+        for group in (10, 1)
+    )
+    assert shown.withheld is None
+    assert shown.forget.users < 10
+    assert shown.phases["original"].affected == all_of_it.phases["original"].affected != {}
+
+
+def test_a_sweep_over_few_users_is_refused(settings, tmp_path):
+    (tmp_path / "r.csv").write_text(f"user_id\n{REQUESTER}\n")
+    with pytest.raises(UnlearnError, match=r"a sweep would show their figures.*--min_group=1"):
+        tune_unlearn(
+            "BPR", "tiny", forget=tmp_path / "r.csv", unlearn="obliviate",
+            config_dict=settings | SMALL | {"tune": True, "trials": 1, "workers": 1},
+        )  # fmt: skip
+
+
+def test_results_with_less_in_them_can_be_compared(settings, tmp_path):
+    outcomes = [
+        asked(settings, tmp_path, **SMALL, unlearn=name, output_dir=str(tmp_path / name), compare=["retrain"])
+        for name in ("obliviate", "finetune")
+    ]
+    page = write_comparison([outcome.output_dir for outcome in outcomes], tmp_path / "page.html")
+    assert page.stat().st_size > 1000
+
+
+def test_a_larger_request_is_rounded(settings):
+    """19 users: all is there, in steps of which no user is worth more than one."""
+    request = {"item_id": ["i1", "i31"]}
+    exact, shown = (
+        run_unlearn(
+            "BPR", "tiny", forget=request, config_dict=settings | {"min_group": group, "unlearn": "obliviate"}
+        )
+        for group in (1, 10)
+    )
+    assert exact.record.forget.users == 19
+    for name, phase in shown.record.phases.items():
+        all_of_it = exact.record.phases[name]
+        assert set(phase.affected) == set(all_of_it.affected) != set()
+        for key, value in phase.affected.items():
+            assert abs(10 * value - round(10 * value)) < 1e-9
+            assert abs(value - all_of_it.affected[key]) <= 0.05 + 1e-9
+        assert abs(phase.demotion_rate - all_of_it.demotion_rate) <= 0.05
+        assert phase.distribution is None
+    assert "rounded" in shown.result["withheld"]["why"]
+
+
+# ---- the function by itself ----
+
+values = st.floats(0, 1, allow_nan=False)
+metrics = st.fixed_dictionaries({key: values for key in METRICS})
+
+
+@st.composite
+def phases(draw, rate=None, everyone=None):
+    """A phase with figures of all kinds."""
+    return PhaseResult(
+        seconds=1.0,
+        metrics=everyone or draw(metrics),
+        affected=draw(metrics),
+        unaffected=draw(metrics),
+        masked=draw(metrics),
+        forgetting={"demotion_rate": draw(values) if rate is None else rate, "resurfacing@10": draw(values),
+                    "attack": {"auc": draw(values), "low": draw(values), "high": draw(values), "pairs": 9},
+                    "overlap@20": {"all": draw(values), "affected": draw(values)}},
+        groups={"user_activity": {"low": {"recall@20": draw(values), "users": draw(st.integers(0, 400))}}},
+        distribution=Distribution([0.0, draw(st.floats(0.1, 9)), 10.0], [draw(st.integers(0, 9)), 4]),
+    )  # fmt: skip
+
+
+@st.composite
+def results(draw, rate=None, everyone=None):
+    """A result whose figures are of few users; ``rate`` and ``everyone`` are what is shown of it."""
+    found = {name: draw(phases(rate, everyone)) for name in ("original", "unlearned", "retrained")}
+    return RunResult(
+        "BPR", "ml-100k", "obliviate", 1, {},
+        Forgotten("file", draw(st.integers(1, 5000)), 1, draw(st.integers(1, 5000)),
+                  {"orphan_items": draw(st.integers(0, 9)), "test_rows_removed": draw(st.integers(0, 30))}),
+        found,
+        difficulty={"entanglement": draw(values)},
+        certificates={"exact": True, "margin": {"loss": draw(values)}, "rows": {"user": draw(st.integers(1, 9))}},
+        curves={"unlearned": {"loss": [(1, draw(values))]}},
+        recovered=draw(metrics),
+        verdict=Verdict("near", f"near ({draw(values)})"),
+    )  # fmt: skip
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.data(), values, metrics, st.sampled_from([2, 5, 10, 50]))
+def test_nothing_of_few_users_reaches_what_is_shown(data, rate, everyone, group):
+    """Two requests that differ in all that is theirs, and agree in what is about everybody, look the same."""
+    discretion = Discretion(group, ONE)
+    first, second = (data.draw(results(rate, everyone)) for _ in range(2))
+    second = dataclasses.replace(second, forget=first.forget)
+    a, b = (discretion.shown(one).to_json() for one in (first, second))
+    assert a == b
+    for phase in a["phases"].values():
+        assert phase["affected"] == phase["unaffected"] == {}
+        assert not {"masked", "groups", "distribution"} & set(phase)
+        assert set(phase["forgetting"]) == {"demotion_rate"}
+    assert not {"recovered"} & set(a)
+    assert (a["difficulty"], a["curves"], a["certificates"]) == ({}, {}, {"exact": True})
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(
+    st.data(),
+    st.builds(
+        Crowd, users=st.integers(10, 500), compared=st.integers(10, 500), matched=st.integers(0, 500),
+        measured=st.integers(0, 500), tested=st.integers(500, 2000), usual=st.just(100),
+    ),
+)  # fmt: skip
+def test_affected_cannot_be_worked_out_from_what_is_left(data, crowd):
+    """Where affected users are too few to be shown, none of the figures that would give them is."""
+    discretion = Discretion(10, crowd)
+    result = data.draw(results())
+    shown = discretion.shown(result)
+    hidden = 0 < crowd.measured < 10 or 0 < crowd.tested - crowd.measured < 10
+    for name, phase in shown.phases.items():
+        exact = result.phases[name]
+        if hidden:
+            assert (phase.affected, phase.unaffected, phase.masked) == ({}, {}, {})
+            assert shown.recovered is None
+            continue
+        for key in METRICS:
+            # From the means over all and over the others, a sum over affected users is known to a whole user.
+            step = step_from(1 / crowd.tested) * crowd.tested
+            assert abs(phase.metrics[key] - exact.metrics[key]) * crowd.tested <= step / 2 + 1e-6
+            assert step >= 1
+            if crowd.measured:
+                assert phase.affected[key] == to_step(exact.affected[key], step_from(1 / crowd.measured))
+        assert ("attack" in phase.forgetting) == (not 0 < crowd.matched < 10)
+
+
+@given(st.integers(1, 10**6), values, values)
+def test_no_user_moves_a_mean_by_more_than_a_step(users, mean, own):
+    step = step_from(1 / users)
+    moved = mean + (own - mean) / users
+    assert abs(to_step(mean, step) - to_step(moved, step)) <= step + 1e-9
+
+
+@given(st.lists(st.integers(1, 3000), min_size=10, max_size=60), st.data(), st.integers(2, 10))
+def test_enough_users_have_as_many_interactions(histories, data, group):
+    """However many somebody deletes, at least `min_group` users could have deleted as many as are shown."""
+    user = data.draw(st.sampled_from(histories))
+    deleted = data.draw(st.integers(1, user))
+    usual = sorted(histories, reverse=True)[group - 1]
+    shown = Discretion(group, ONE._replace(usual=usual)).forgotten(Forgotten("file", deleted, 1, deleted, {}))
+    least = max((n for n in map(coarse, range(shown.interactions)) if n < shown.interactions), default=0) + 1
+    assert sum(own >= least for own in histories) >= group
+
+
+@given(st.integers(1, 10**9))
+def test_counts_are_1_2_5_10_and_so_on(count):
+    shown = coarse(count)
+    assert count <= shown < 2.5 * count + 1
+    assert str(shown).rstrip("0") in {"1", "2", "5"}
+    assert coarse(shown) == shown
+
+
+def test_steps():
+    assert [step_from(x) for x in (1.0, 0.1, 0.11, 1 / 943, 1 / 3, 7.0, 0.5)] == [
+        1,
+        0.1,
+        0.2,
+        0.002,
+        0.5,
+        10,
+        0.5,
+    ]
+    assert (coarse(0), coarse(3), coarse(20), coarse(21)) == (0, 5, 20, 50)
+    assert (blunt(0.12345), blunt(1234), blunt(7)) == (0.12, 1200, 7)
+    assert math.isnan(to_step(math.nan, 0.1))
+
+
+@given(results())
+def test_with_a_minimum_of_one_nothing_changes(result):
+    assert Discretion(1, ONE).shown(result) is result
+    assert Discretion(10, ONE, injected=True).shown(result) is result
+
+
+def test_a_grouping_with_a_small_part_is_left_out():
+    crowd = ONE._replace(users=40, compared=40, matched=40, measured=40)
+    parts = {"low": {"recall@20": 0.31234, "users": 7}, "high": {"recall@20": 0.51234, "users": 300}}
+    phase = PhaseResult(
+        groups={"user_activity": parts, "item_popularity": {"head": {"recall@20": 0.5, "rows": 90}}}
+    )
+    assert set(Discretion(10, crowd).phase(phase).groups) == {"item_popularity"}
+
+
+def test_what_a_phase_started_from_is_held_back_as_well():
+    before = PhaseResult(affected={"ndcg@20": 0.12345}, forgetting={"demotion_rate": 0.61})
+    shown = Discretion(10, ONE).phase(PhaseResult(before=before)).before
+    assert (shown.affected, shown.forgetting) == ({}, {"demotion_rate": 0.5})
+
+
+def test_what_was_held_back_comes_back_from_a_file():
+    result = RunResult(
+        "BPR", None, None, 1, {}, Forgotten(), {"original": PhaseResult()}, withheld=Withheld(10, "few")
+    )
+    assert RunResult.from_json(json.loads(json.dumps(result.to_json()))).withheld == (10, "few")
+    for broken in (None, 3, {"min_group": "10", "why": "x"}, {"min_group": 10}, []):
+        assert RunResult.from_json({"withheld": broken}).withheld is None
