@@ -334,9 +334,12 @@ def repeat(args: argparse.Namespace) -> None:
         alone = {key: phase for key, phase in shown["phases"].items() if key != "retrained"}
         seen["shown, without retraining"].append(_figures({"forget": shown["forget"], "phases": alone}))
     for view, found in seen.items():
-        sizes = sorted(collections.Counter(found)[one] for one in found)
-        alike = [sizes[0], sizes[len(sizes) // 2], sizes[-1]]
-        print(f"{view}: of {len(found)} users, as many have the same result: {alike} (least, median, most)")
+        number = collections.Counter(found)
+        alike = sorted(number[one] for one in found)
+        print(
+            f"{view}: of {len(found)} users, {alike.count(1)} have a result like nobody else's; the median user has "
+            f"the same as {alike[len(alike) // 2] - 1} others"
+        )
 
 
 def _figures(result: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, model: str, kind: str, seed: int, variant: str
         return json.loads((folder / "result.json").read_text())
     values = {
         "seed": seed, "show_progress": False, "tensorboard": False, "save_unlearned": False,
-        "cache_dir": args.cache_dir, "cache_size": 20.0, **settings_of(model, args.dataset),
+        "cache_dir": args.cache_dir, "cache_size": 20.0, "min_group": 1, **settings_of(model, args.dataset),
     }  # fmt: skip
     if args.data_path:
         values["data_path"] = args.data_path

@@ -160,7 +160,7 @@ class Pipeline:
         if request is not None:
             located = locate(request, source.splits, self.forget_settings.on_missing, source.clock)
             kind = "file" if isinstance(forget, (str, Path)) else "python"
-            return divide(source.splits, located, kind, source.clock, source.lost)
+            return divide(source.splits, located, kind, source.clock, source.fitted)
         seed = self.forget_settings.inject_seed
         seed = self.config["seed"] if seed is None else seed
         full, located = inject(source.splits, self.forget_settings, seed, self._scorer(source.splits))

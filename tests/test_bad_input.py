@@ -81,11 +81,11 @@ def test_a_validation_metric_that_is_not_measured(assert_fails, flags):
     )
 
 
-def test_only_a_training_needs_the_validation_metric(assert_fails, plain_checkpoint, tmp_path):
+def test_only_a_training_needs_the_validation_metric(assert_fails, plain_checkpoint, tmp_path, tiny_path):
     """With a model that exists, other cut-offs are fine as long as nothing is trained."""
     start = [
         f"--checkpoint={plain_checkpoint}", request(tmp_path, "user_id\nu1\n"), "--topk=[5]", "--report=none",
-        "--no_show_progress", f"--cache_dir={tmp_path / 'cache'}",
+        "--no_show_progress", f"--cache_dir={tmp_path / 'cache'}", f"--data_path={tiny_path}",
     ]  # fmt: skip
     assert_fails(
         [*start, "--unlearn=retrain", f"--output_dir={tmp_path / 'a'}"], "is not measured", "topk=[5]"

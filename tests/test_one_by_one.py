@@ -7,8 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from recbole_unlearn import run_unlearn
+from recbole_unlearn import UnlearnConfig, run_unlearn
+from recbole_unlearn.data.fitted import coarse, fitted_after, lost_since
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.data.splits import divide, load
 from recbole_unlearn.errors import UnlearnError
@@ -58,10 +61,18 @@ def state(folder):
     return load_torch(folder / "BPR-unlearned.pth")["state_dict"]
 
 
-def counts(folder):
-    """What the file of a request tells the next one, by item id."""
+def told(folder):
+    """What the file of a request tells the next one: a number by item id, and how many interactions are left."""
     with open(folder / "popular-Dataset.pth", "rb") as stream:
-        return pickle.load(stream).unlearn_lost
+        dataset = pickle.load(stream)
+    train_items = dataset.inter_feat["item_id"].to_numpy()[: dataset.file_size_list[0]]
+    return dataset.unlearn_fitted, np.bincount(train_items, minlength=dataset.item_num)
+
+
+def shown(folder):
+    """Items of which the file shows that they have lost something: whose number others could not work out."""
+    fitted, left = told(folder)
+    return np.flatnonzero(fitted > coarse(torch.from_numpy(left)).numpy()).tolist()
 
 
 @pytest.fixture
@@ -91,28 +102,26 @@ def moved(before, after, table="item_embedding.weight"):
 
 
 @pytest.mark.parametrize(("threshold", "least"), [(0.1, 3), (0.5, 15)])
-def test_fifteen_requests_of_one_are_one_of_fifteen(start, tmp_path, threshold, least):
+@pytest.mark.parametrize("first", ["trained", "saved"])
+def test_fifteen_requests_of_one_are_one_of_fifteen(start, tmp_path, threshold, least, first):
     """The attack: delete one by one. The item's row must move at the request at which one of that many moves it."""
     hit = start.data.full.train.token2id("item_id", HIT)
     folder, reached = start.output_dir, {"item": set(), "user": set()}
-    first_move, expected, lost, had = None, [], 0, NUMBER
+    if first == "trained":  # as a checkpoint of RecBole: nothing is known of earlier requests
+        forget_nothing_known(folder)
+    moves = []
     for number in range(1, 16):
         after = tmp_path / f"one-{number}"
         forget(folder, [number - 1], after, lua_threshold=threshold)
         changed = moved(folder, after)
-        first_move = first_move or (number if hit in changed else None)
-        # Since its row was made again an item has lost nothing, and has that much less to lose.
-        lost += 1
-        if lost / had >= threshold:
-            expected.append(number)
-            lost, had = 0, had - lost
-        assert (hit in changed) == (number in expected), number
-        told = counts(after)
-        assert (told[hit] if told is not None else 0) == lost
+        if hit in changed:
+            moves.append(number)
         reached["item"] |= changed
         reached["user"] |= moved(folder, after, "user_embedding.weight")
         folder = after
-    assert first_move == least
+    assert moves[0] == least
+    # Since its row was made again an item has lost nothing, and has that much less to lose.
+    assert moves == ([3, 6, 9, 12, 14, 15] if threshold == 0.1 else [15])
     for number in (least - 1, least):
         at_once = tmp_path / f"at-once-{number}"
         forget(start.output_dir, range(number), at_once, lua_threshold=threshold)
@@ -121,6 +130,17 @@ def test_fifteen_requests_of_one_are_one_of_fifteen(start, tmp_path, threshold, 
     forget(start.output_dir, range(15), whole, lua_threshold=threshold)
     assert reached["item"] == moved(start.output_dir, whole)
     assert reached["user"] == moved(start.output_dir, whole, "user_embedding.weight")
+
+
+def forget_nothing_known(folder):
+    """Take out of a saved dataset what only this plugin knows."""
+    path = folder / "popular-Dataset.pth"
+    dataset = pickle.loads(path.read_bytes())
+    del dataset.unlearn_fitted
+    path.write_bytes(pickle.dumps(dataset))
+    checkpoint = torch.load(folder / "BPR-unlearned.pth", weights_only=False)
+    checkpoint.pop("unlearn_dataset_sha256", None)
+    torch.save(checkpoint, folder / "BPR-unlearned.pth", pickle_protocol=4)
 
 
 def test_every_method_counts(start, tmp_path):
@@ -134,11 +154,12 @@ def test_every_method_counts(start, tmp_path):
         )
         forget(folder, users, tmp_path / name, unlearn=name, **extra)
         folder = tmp_path / name
-    assert counts(folder)[hit] == 7
+    fitted, left = told(folder)
+    assert (fitted[hit], left[hit]) == (NUMBER, NUMBER - 7)
     forget(folder, [7], tmp_path / "eighth", lua_threshold=8 / NUMBER)
     assert hit in moved(folder, tmp_path / "eighth")
     forget(folder, [7], tmp_path / "retrained", unlearn="retrain")
-    assert counts(tmp_path / "retrained") is None  # nothing is counted of a model that never saw them
+    assert told(tmp_path / "retrained")[0] is None  # a model that never saw them
 
 
 def test_held_out_requests_keep_the_count(start, tmp_path):
@@ -149,33 +170,58 @@ def test_held_out_requests_keep_the_count(start, tmp_path):
         checkpoint=tmp_path / "two" / "BPR-unlearned.pth", forget=tuple(pair), unlearn="obliviate",
         output_dir=tmp_path / "held", config_dict=QUICK,
     )  # fmt: skip
-    assert counts(tmp_path / "held").tolist() == counts(tmp_path / "two").tolist()
-    assert counts(tmp_path / "two").sum() == 2
+    assert told(tmp_path / "held")[0].tolist() == told(tmp_path / "two")[0].tolist()
 
 
 def test_what_is_kept_names_nobody(start, tmp_path):
-    """Counts by item id, whole numbers, nothing of users, and nothing of an item that is gone or was made again."""
-    forget(start.output_dir, range(2), tmp_path / "two")
-    told = counts(tmp_path / "two")
-    train = start.data.full.train
-    assert told.shape == (train.item_num,)
-    assert told.dtype == np.int64
-    assert np.flatnonzero(told).tolist() == [train.token2id("item_id", HIT)]
-    with open(tmp_path / "two" / "popular-Dataset.pth", "rb") as stream:
+    """The attack: read the deleted items from the file. A number by item, nothing of users, rounded."""
+    hit = start.data.full.train.token2id("item_id", HIT)
+    assert shown(start.output_dir) == []
+    forget(start.output_dir, [0], tmp_path / "one")
+    assert shown(tmp_path / "one") == []  # 29 of 30 round to the same
+    with open(tmp_path / "one" / "popular-Dataset.pth", "rb") as stream:
         own = {key: value for key, value in pickle.load(stream).__dict__.items() if key.startswith("unlearn")}
-    assert set(own) == {"unlearn_clock", "unlearn_lost"}
+    assert set(own) == {"unlearn_clock", "unlearn_fitted"}
+    assert own["unlearn_fitted"].shape == (start.data.full.train.item_num,)
+    forget(tmp_path / "one", [1, 2], tmp_path / "three")
+    assert shown(tmp_path / "three") == []  # its row got a new start
+    forget(tmp_path / "one", [1, 2], tmp_path / "unmoved", lua_threshold=0.9)
+    assert shown(tmp_path / "unmoved") == [hit]  # what has to be known is: it was fitted to more
     run_unlearn(
-        checkpoint=tmp_path / "two" / "BPR-unlearned.pth", forget={"item_id": [HIT]}, unlearn="finetune",
+        checkpoint=tmp_path / "unmoved" / "BPR-unlearned.pth", forget={"item_id": [HIT]}, unlearn="finetune",
         output_dir=tmp_path / "gone", config_dict=QUICK | {"finetune_epochs": 1},
     )  # fmt: skip
-    assert counts(tmp_path / "gone") is None
+    assert told(tmp_path / "gone")[0][hit] == 0
+
+
+def test_a_users_items_cannot_be_read_from_the_file(ml_100k):
+    """The attack on real data: with exact counts, 95 % of a deleted user's items could be read."""
+    splits = load(UnlearnConfig("BPR", "ml-100k", config_dict=ml_100k("BPR"))).splits
+    users, items = (splits.train.inter_feat[field] for field in ("user_id", "item_id"))
+    before = torch.bincount(items, minlength=splits.train.item_num)
+    exact, rounded, later = [], [], []
+    for user in torch.unique(users)[::20]:
+        gone = torch.bincount(items[users == user], minlength=len(before))
+        mine, after = gone > 0, before - gone
+        kept = (gone / before.clamp(min=1)) < 0.1  # below obliviate's threshold
+        fitted = fitted_after(None, before, after, (mine & ~kept).nonzero().flatten())
+        exact.append((mine & kept).sum() / mine.sum())
+        rounded.append((mine & (fitted > coarse(after))).sum() / mine.sum())
+        # The next request counts with what is kept, so whatever comes below a step gets its new start.
+        known = coarse(before)
+        moves = (lost_since(known, before) + gone) / known.clamp(min=1) >= 0.1
+        again = fitted_after(known, before, after, (mine & moves).nonzero().flatten())
+        later.append(int((again > coarse(after)).sum()))
+    assert torch.stack(exact).mean() > 0.9
+    assert torch.stack(rounded).mean() < 0.13
+    assert sum(later) == 0
 
 
 def test_noise_of_the_protocol_is_not_counted(values, tmp_path):
     values = values | {"inject_mode": "random", "unlearn": "finetune", "finetune_epochs": 1}
     outcome = run_unlearn("BPR", "popular", config_dict=values)
     assert len(outcome.data.forget) > 0
-    assert counts(outcome.output_dir) is None
+    assert told(outcome.output_dir)[0] is None
 
 
 @pytest.mark.parametrize(
@@ -188,13 +234,47 @@ def test_odd_counts_are_refused(start, tmp_path, odd):
     path = start.output_dir / "popular-Dataset.pth"
     dataset = pickle.loads(path.read_bytes())
     assert dataset.item_num == 62
-    dataset.unlearn_lost = odd
+    dataset.unlearn_fitted = odd
     path.write_bytes(pickle.dumps(dataset))
     with pytest.raises(UnlearnError, match=r"popular-Dataset\.pth"):
         load(start.config, path)
-    del dataset.unlearn_lost
+    del dataset.unlearn_fitted
     path.write_bytes(pickle.dumps(dataset))
-    assert load(start.config, path).lost is None  # files of earlier versions
+    assert load(start.config, path).fitted is None  # files of earlier versions
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=30))
+def test_numbers_are_rounded_up_by_a_step(numbers):
+    given = torch.tensor(numbers)
+    rounded = coarse(given)
+    assert (rounded >= given).all()
+    assert (rounded - given <= torch.maximum(torch.tensor(2), rounded // 9)).all()
+    assert torch.equal(coarse(rounded), rounded)
+
+
+@given(st.integers(1, 400), st.data())
+def test_one_by_one_is_never_later_and_the_same_from_one_file(number, data):
+    """Requests of any sizes, a row that moves at the threshold, and what is kept between them."""
+    sizes = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=20))
+    threshold = data.draw(st.sampled_from([0.05, 0.1, 0.3, 0.5]))
+    for fitted in (None, coarse(torch.tensor([0, number]))):
+        kept, left, total = fitted, number, 0
+        start = 0 if fitted is None else int(fitted[1]) - number
+        for size in sizes:
+            if size >= left:
+                break
+            before, after = torch.tensor([0, left]), torch.tensor([0, left - size])
+            lost = 0 if kept is None else int(lost_since(kept, before)[1])
+            total, left = total + size, left - size
+            one_by_one = (lost + size) / (lost + left + size) >= threshold
+            exactly = total / number >= threshold
+            at_once = (start + total) / (start + number) >= threshold
+            assert one_by_one or not exactly  # never later
+            if fitted is not None:
+                assert one_by_one == at_once
+            if one_by_one:
+                break
+            kept = fitted_after(kept, before, after, None)
 
 
 def test_the_share_is_of_what_there_was():
@@ -217,12 +297,12 @@ def test_influence_weighs_what_was_lost_before(make_config):
     mask = np.arange(len(splits.train)) == 0
     nothing = [np.zeros(len(part), bool) for part in (splits.valid, splits.test)]
     item = int(splits.train.inter_feat["item_id"][0])
-    lost = torch.zeros(splits.train.item_num, dtype=torch.long)
-    lost[item] = 50
+    fitted = torch.zeros(splits.train.item_num, dtype=torch.long)
+    fitted[item] = 60
     method, original = registry.get("ifru"), train(config, splits, "x")
     options, models = checked_settings(method, config), Trainings(read(CacheSettings, config), 1)
     found = []
-    for before in (None, lost):
+    for before in (None, fitted):
         data = divide(splits, Located(mask, *nothing), "python", None, before)
         trainer, task = begin(method, options, config, data, original, models, "x")
         task = dataclasses.replace(task, prepared_index=TrainIndex(splits.train).complete())

@@ -1,8 +1,8 @@
 """The data of a run: loaded, split and divided by a request.
 
 `splits.py` loads, splits and divides, `requests.py` reads deletion requests and finds the interactions they mean,
-`injection.py` is the synthetic protocol, `download.py` fetches datasets that RecBole knows, and `archive.py`
-unpacks them.
+`fitted.py` is what one request tells the next, `injection.py` is the synthetic protocol, `download.py` fetches
+datasets that RecBole knows, and `archive.py` unpacks them.
 """
 
 from recbole_unlearn.data.injection import Scorer, inject

@@ -33,6 +33,7 @@ from recbole.data.utils import create_samplers, get_dataloader
 from recbole.utils import init_seed
 
 from recbole_unlearn.data.download import ensure_dataset
+from recbole_unlearn.data.fitted import fitted_after, lost_since
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Clock, used_values
@@ -70,11 +71,11 @@ class Loaders(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A loaded dataset: its splits, how raw timestamps map to the loaded ones, and what earlier requests took."""
+    """A loaded dataset: its splits, how raw timestamps map to the loaded ones, and what earlier requests left."""
 
     splits: Splits
     clock: Clock | None
-    lost: torch.Tensor | None = None  # (items,), see UnlearnData
+    fitted: torch.Tensor | None = None  # (items,), see UnlearnData
 
 
 def fetch(config: UnlearnConfig) -> None:
@@ -94,9 +95,9 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
     """
     name = config["dataset"]
     init_seed(config["seed"], config["reproducibility"])
-    lost: np.ndarray | None = None
+    fitted: np.ndarray | None = None
     if saved is not None:
-        dataset, clock, lost = retained.read_dataset(saved, config)
+        dataset, clock, fitted = retained.read_dataset(saved, config)
     else:
         fetch(config)
         try:
@@ -122,7 +123,7 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
         raise UnlearnError(
             f"The dataset {name} has no training interactions after filtering; check val_interval."
         )
-    return Source(splits, clock, None if lost is None else torch.from_numpy(lost))
+    return Source(splits, clock, None if fitted is None else torch.from_numpy(fitted))
 
 
 @contextlib.contextmanager
@@ -171,9 +172,8 @@ class UnlearnData:
     counts: dict[str, int]
     orphan_users: torch.Tensor
     orphan_items: torch.Tensor
-    # (items,), how many training interactions earlier requests took from each item since its rows were last fitted;
-    # None for a model that was trained on D.
-    lost: torch.Tensor | None = None
+    # (items,), about how many interactions the rows of items were fitted to, see fitted.py; None: to those of D.
+    fitted: torch.Tensor | None = None
 
     @functools.cached_property
     def affected_users(self) -> torch.Tensor:
@@ -198,20 +198,20 @@ class UnlearnData:
         gone = {field: values[~torch.isin(values, after[field])] for field, values in before.items()}
         return {field: values for field, values in gone.items() if field not in ids and len(values)}
 
-    def lost_after(self, refitted: torch.Tensor | None) -> torch.Tensor:
-        """What is counted of every item (items,) once this request is done, so that many small requests add up.
+    @functools.cached_property
+    def lost(self) -> torch.Tensor | None:
+        """How many training interactions earlier requests took from each item (items,), rounded up; None: none."""
+        return None if self.fitted is None else lost_since(self.fitted, _popularity(self.full.train))
 
-        The items ``refitted`` count from zero: their rows have been made from retained interactions. So do orphans.
-        Injected noise is not counted, because nobody asked to forget it.
+    def fitted_after(self, refitted: torch.Tensor | None) -> torch.Tensor | None:
+        """What the next request has to know once this one is done; items ``refitted`` have new rows.
+
+        Noise that was injected does not count: nobody asked to forget it.
         """
-        train = self.full.train
-        lost = torch.zeros(train.item_num, dtype=torch.long) if self.lost is None else self.lost.clone()
-        if not self.source.startswith(INJECTED):
-            lost += torch.bincount(self.forget.inter_feat[train.iid_field], minlength=train.item_num)
-        for anew in (self.orphan_items, refitted):
-            if anew is not None:
-                lost[anew] = 0
-        return lost
+        if self.source.startswith(INJECTED):
+            return None
+        before, after = _popularity(self.full.train), _popularity(self.retain.train)
+        return fitted_after(self.fitted, before, after, refitted)
 
     def summary(self) -> dict[str, Any]:
         """Counts for result.json: how much was asked for, and what the rules above left out."""
@@ -229,12 +229,17 @@ def _pairs(dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
     return dataset.inter_feat[dataset.uid_field], dataset.inter_feat[dataset.iid_field]
 
 
+def _popularity(train: Dataset) -> torch.Tensor:
+    """How many interactions each item has (items,)."""
+    return torch.bincount(train.inter_feat[train.iid_field], minlength=train.item_num)
+
+
 def divide(
     full: Splits,
     located: Located,
     source: str,
     clock: Clock | None = None,
-    lost: torch.Tensor | None = None,
+    fitted: torch.Tensor | None = None,
 ) -> UnlearnData:
     r"""Divide D into S and D\S by the interactions that were located, applying the rules of this module."""
     remove = [torch.from_numpy(mask) for mask in (located.train, located.valid, located.test)]
@@ -258,7 +263,7 @@ def divide(
         "orphan_test_rows": int((~usable[1]).sum()),
     }
     forget = _rows(full.train, remove[0])
-    return UnlearnData(full, retain, forget, remove[0], source, clock, counts, users, items, lost)
+    return UnlearnData(full, retain, forget, remove[0], source, clock, counts, users, items, fitted)
 
 
 def _rows(dataset: Dataset, mask: torch.Tensor) -> Dataset:

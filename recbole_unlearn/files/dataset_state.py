@@ -53,8 +53,9 @@ def _fields(state: Mapping[str, Any]) -> str | None:
     for key in ("field2bucketnum", "field2seqlen"):
         if any(type(number) is not int or not 0 <= number <= MOST_BUCKETS for number in state[key].values()):
             return f"{key} has other than numbers"
-    if state["_preloaded_weight"]:
-        return "it brings weights of its own"
+    weights = state["_preloaded_weight"].values()
+    if any(not isinstance(w, np.ndarray) or w.dtype.kind not in "iuf" or not np.isfinite(w).all() for w in weights):
+        return "its preloaded weights are odd"
     if any(not isinstance(names, (list, np.ndarray)) for names in state["alias"].values()):
         return "alias is odd"
     for key in ("label_field", "time_field"):

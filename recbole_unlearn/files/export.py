@@ -60,16 +60,16 @@ def write_model(
     optimizer: dict[str, Any],
     parts: Sequence[Dataset],
     clock: Clock | None,
-    lost: np.ndarray | None = None,
+    fitted: np.ndarray | None = None,
 ) -> str:
     """Write a checkpoint and the dataset it belongs to (train, valid, test); returns the checkpoint's name.
 
     ``home`` is the directory both are in at the end. ``optimizer`` is the state of one without memory: that of
-    ``trained`` is not written. ``lost`` is as in :func:`~recbole_unlearn.files.saved_dataset.write_dataset`.
+    ``trained`` is not written. ``fitted`` is as in :func:`~recbole_unlearn.files.saved_dataset.write_dataset`.
     """
     name = f"{config['dataset']}-{type(parts[0]).__name__}.pth"
     plain = dataset_config(config, home, home / name)
-    saved_dataset.write_dataset(directory / name, plain, parts, clock, lost)
+    saved_dataset.write_dataset(directory / name, plain, parts, clock, fitted)
     path = checkpoint_path(directory, config)
     content = {
         "config": plain,

@@ -26,7 +26,7 @@ from recbole_unlearn.files.dataset_state import ATTRIBUTES, OPTIONAL, PARTS, fau
 from recbole_unlearn.files.vocabulary import blank_unused
 from recbole_unlearn.inputs import shown
 
-MOST_LOST = 2**40  # interactions; more was never counted
+MOST_INTERACTIONS = 2**40  # of an item; no dataset has more
 
 
 class Clock(NamedTuple):
@@ -46,7 +46,7 @@ class Saved(NamedTuple):
 
     dataset: Dataset
     clock: Clock | None
-    lost: np.ndarray | None  # (items,), training interactions that each item lost since its rows were fitted
+    fitted: np.ndarray | None  # (items,), about how many interactions the rows of each item were fitted to
 
 
 def write_dataset(
@@ -54,22 +54,22 @@ def write_dataset(
     config: Config,
     parts: Sequence[Dataset],
     clock: Clock | None,
-    lost: np.ndarray | None = None,
+    fitted: np.ndarray | None = None,
 ) -> None:
     """Write the interactions of ``parts`` (train, valid, test) as one saved dataset of RecBole.
 
-    ``lost`` (items,) is how many training interactions each item has lost since its rows were last fitted to what was
-    retained; it is written only where there is something to count.
+    ``fitted`` (items,) is about how many training interactions each item had when its rows were fitted, for the next
+    request (`data/fitted.py`); None where that are the retained ones.
     """
     dataset = _joined(config, parts)
     dataset.unlearn_clock = None if clock is None else tuple(clock)
-    dataset.unlearn_lost = None if lost is None or not lost.any() else lost.astype(np.int64)
+    dataset.unlearn_fitted = None if fitted is None else fitted.astype(np.int64)
     with atomic(path) as stream:
         pickle.dump(dataset, stream, protocol=4)
 
 
 def read_dataset(path: Path, config: Config) -> Saved:
-    """A dataset that :func:`write_dataset` wrote, with the clock of its source and what its items have lost."""
+    """A dataset that :func:`write_dataset` wrote, with what the request that wrote it left for the next."""
     content = unpickle.load_pickle(path)
     state = content.state if isinstance(content, unpickle.StandIn) else None
     if not isinstance(state, dict) or getattr(content.maker, "name", "") != "Dataset":
@@ -85,8 +85,9 @@ def read_dataset(path: Path, config: Config) -> Saved:
     dataset.dataset_path = config["data_path"]  # a path is not taken from a file
     dataset.config, dataset.logger = config, logging.getLogger()
     dataset.benchmark_filename_list = PARTS
-    lost = _lost(path, state.get("unlearn_lost"), len(state["field2id_token"].get(dataset.iid_field, ())))
-    return Saved(dataset, _clock(path, state.get("unlearn_clock")), lost)
+    items = len(state["field2id_token"].get(dataset.iid_field, ()))
+    fitted = _fitted(path, state.get("unlearn_fitted"), items)
+    return Saved(dataset, _clock(path, state.get("unlearn_clock")), fitted)
 
 
 def _clock(path: Path, parts: Any) -> Clock | None:
@@ -98,13 +99,13 @@ def _clock(path: Path, parts: Any) -> Clock | None:
     return Clock(*(float(part) for part in parts))
 
 
-def _lost(path: Path, counts: Any, items: int) -> np.ndarray | None:
-    """Counts by item from a file; None when it has none, as one of RecBole's own."""
+def _fitted(path: Path, counts: Any, items: int) -> np.ndarray | None:
+    """Counts by item from a file; None when it has none, as those of earlier versions."""
     if counts is None:
         return None
     fits = isinstance(counts, np.ndarray) and counts.shape == (items,) and counts.dtype.kind in "iu"
-    if not fits or (counts < 0).any() or (counts > MOST_LOST).any():
-        raise UnlearnError(f"{shown(path)} is damaged: its counts of what items have lost are odd.")
+    if not fits or (counts < 0).any() or (counts > MOST_INTERACTIONS).any():
+        raise UnlearnError(f"{shown(path)} is damaged: its counts of items are odd.")
     return counts.astype(np.int64)
 
 

@@ -43,3 +43,36 @@ def resurfacing(view: View) -> dict[str, Figure]:
         for k in TOPK
         if k <= lists.shape[1]
     }
+
+
+@measure(
+    "demotion_gap",
+    title="Demotion gap",
+    meaning="demotion rate minus the retrained model's, on the same comparisons, and its standard error over users",
+    good="0, within twice its error",
+    parts={"mean": "", "error": ": standard error"},
+    is_distance=True,
+    place=5,
+)
+def demotion_gap(view: View) -> dict[str, Figure]:
+    """The mean of the paired differences, with an error that takes a user's pairs as one observation."""
+    if view.retrained is None:
+        return {}
+    difference = view.seen.deleted.demoted.double() - view.retrained.deleted.demoted.double()
+    mean, error = clustered(difference, view.questions.deleted.users)
+    return {"demotion_gap": {"mean": rounded(mean), "error": rounded(error)}}
+
+
+def clustered(values: torch.Tensor, users: torch.Tensor) -> tuple[float, float]:
+    """The mean of ``values`` (m,) and its standard error when values of one user may all be alike.
+
+        error² = Σ over users of (Σ over the user's values of (x − mean))² / m²
+
+    With a single user nothing is known of others: the error is then 1.
+    """
+    mean = values.mean()
+    names, place = torch.unique(users, return_inverse=True)
+    if len(names) < 2:
+        return float(mean), 1.0
+    sums = torch.zeros(len(names), dtype=values.dtype).index_add_(0, place, values - mean)
+    return float(mean), float(sums.square().sum().sqrt() / len(values))

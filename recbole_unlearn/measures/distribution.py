@@ -46,7 +46,7 @@ def histogram(scores: torch.Tensor, edges: np.ndarray) -> Distribution:
     meaning="largest difference of the distribution functions of the deleted pairs' scores, here and retrained",
     good="that of two retrained models; 0 is equal",
     is_distance=True,
-    place=5,
+    place=6,
 )
 def _ks(view: View) -> dict[str, Figure]:
     if view.retrained is None:
@@ -60,7 +60,7 @@ def _ks(view: View) -> dict[str, Figure]:
     meaning="how far the deleted pairs' scores have to move to be the retrained model's, in standard deviations",
     good="that of two retrained models; 0 is equal",
     is_distance=True,
-    place=6,
+    place=7,
 )
 def _wasserstein(view: View) -> dict[str, Figure]:
     if view.retrained is None:

@@ -52,7 +52,7 @@ def _by_group(view: View, values: torch.Tensor) -> dict[str, float]:
     good="that of two retrained models; 1 is equal",
     parts=_USERS,
     is_distance=True,
-    place=7,
+    place=8,
 )
 def _overlap(view: View) -> dict[str, Figure]:
     if view.retrained is None:
@@ -67,7 +67,7 @@ def _overlap(view: View) -> dict[str, Figure]:
     good="that of two retrained models; 1 is equal",
     parts=_USERS,
     is_distance=True,
-    place=8,
+    place=9,
 )
 def _rbo(view: View) -> dict[str, Figure]:
     if view.retrained is None:

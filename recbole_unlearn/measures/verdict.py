@@ -1,17 +1,21 @@
-"""One sentence on a result: near retraining, short of it, beyond it, or unknown."""
+"""One sentence on a result: near retraining, short of it, beyond it, cannot tell, or unknown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple, cast
 
-from recbole_unlearn.results.schema import RETRAINED, SECOND, UNLEARNED, PhaseResult, Verdict
+from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, Verdict
 
-TOLERANCE = 0.1  # of the demotion rate, unless two retrained models differ by more
+SHARE = 0.2  # of the way from the original to the retrained model that may be left
+BEYOND = 0.05  # of that way, that a model may go too far: what is pushed below its place can be seen
+LEAST = 0.01  # demotion rates that differ by less are the same
 UNCHANGED = "No model was trained on the interactions of this request, so no weight had to change."
 _WORDS = {
     "near": "Forgotten, as far as measured: deleted items rank about where a retrained model puts them",
     "under": "Not fully forgotten: deleted items rank higher than a retrained model puts them",
     "over": "Forgotten too well: deleted items rank lower than a retrained model puts them, which can be seen",
+    "cannot_tell": "This request cannot tell: with it, the original and the retrained model look alike",
     "unknown": "How near this model is to a retrained one is not known: retraining was not run (--compare=retrain)",
 }
 
@@ -19,11 +23,15 @@ _WORDS = {
 def verdict(
     phases: Mapping[str, PhaseResult], recovered: Mapping[str, float], deleted: int | None = None
 ) -> Verdict:
-    """The level (near, under, over, unknown) and a sentence for people.
+    """The level (near, under, over, cannot_tell, unknown) and a sentence for people.
 
-    The demotion rate of the deleted pairs is compared with the retrained model's. Within the tolerance it is *near*;
-    below, the model still prefers what it should not know (*under*); above, it shows what was deleted (*over*).
-    Where no training interaction was ``deleted``, the original never saw what is to be forgotten.
+    Two things are compared with the retrained model: the demotion rate of the deleted pairs, and how well an attacker
+    recognises them. Each has to be as near to the retrained model as a fifth of the original's distance from it (on
+    the other side a twentieth), or as the sample, and a second retrained model where there is one, cannot tell apart.
+    Then the level is *near*. If not, it is *under* on the original's side and *over* on the other: the model still
+    knows, or shows what was deleted. Where not even the original can be told from the retrained model, a model that
+    did nothing would pass, so the level is *cannot_tell*. Where no training interaction was ``deleted``, the original
+    never saw what is to be forgotten.
     """
     if deleted == 0:
         return Verdict("near", UNCHANGED)
@@ -31,15 +39,71 @@ def verdict(
     return Verdict(level, sentence(level, phases, recovered))
 
 
+class _Way(NamedTuple):
+    """One figure on the way from the original to the retrained model, both as distances from the latter."""
+
+    start: float  # of the original
+    end: float  # of the unlearned model
+    slack: float  # distances that the sample cannot tell from 0
+    telling: bool  # whether the original can be told from the retrained model
+
+    @property
+    def is_near(self) -> bool:
+        share = SHARE if self.side == "under" else BEYOND
+        return abs(self.end) <= max(share * abs(self.start), self.slack)
+
+    @property
+    def side(self) -> str:
+        """Under when it ends on the original's side."""
+        return "under" if self.end * self.start >= 0 else "over"
+
+
 def _level(phases: Mapping[str, PhaseResult]) -> str:
-    rate, goal, second = (
-        phases.get(name, PhaseResult()).demotion_rate for name in (UNLEARNED, RETRAINED, SECOND)
-    )
-    if rate is None or goal is None:
+    ways = [way for way in (_demotion(phases), _attack(phases)) if way is not None]
+    if not ways:
         return "unknown"
-    spread = abs(second - goal) if second is not None else 0.0
-    gap = rate - goal
-    return "near" if abs(gap) <= max(TOLERANCE, 2 * spread) else "under" if gap < 0 else "over"
+    for way in ways:
+        if not way.is_near:
+            return way.side
+    return "near" if any(way.telling for way in ways) else "cannot_tell"
+
+
+def _demotion(phases: Mapping[str, PhaseResult]) -> _Way | None:
+    """The demotion rate; its error is that of paired differences over users."""
+    before, after, second = (phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, SECOND))
+    retrained = phases.get(RETRAINED, PhaseResult())
+    if after.demotion_rate is None or retrained.demotion_rate is None:
+        return None
+    if after.figure("demotion_gap", "mean") is None:  # it is the retrained model itself
+        return _Way(_gap(before), 0.0, LEAST, abs(_gap(before)) > max(LEAST, 2 * _error(before)))
+    spread = 2 * abs(_gap(second))
+    slack = max(LEAST, spread, 2 * _error(after))
+    return _Way(_gap(before), _gap(after), slack, abs(_gap(before)) > max(LEAST, spread, 2 * _error(before)))
+
+
+def _gap(phase: PhaseResult) -> float:
+    return phase.figure("demotion_gap", "mean") or 0.0
+
+
+def _error(phase: PhaseResult) -> float:
+    return phase.figure("demotion_gap", "error") or 0.0
+
+
+def _attack(phases: Mapping[str, PhaseResult]) -> _Way | None:
+    """The attacker's AUC with its confidence intervals."""
+    found = [
+        phases.get(name, PhaseResult()).forgetting.get("attack") for name in (ORIGINAL, UNLEARNED, RETRAINED)
+    ]
+    if not all(isinstance(one, Mapping) and {"auc", "low", "high"} <= one.keys() for one in found):
+        return None
+    before, after, target = cast("list[Mapping[str, float]]", found)
+    slack = _half(after) + _half(target)
+    start, end = before["auc"] - target["auc"], after["auc"] - target["auc"]
+    return _Way(start, end, slack, abs(start) > _half(before) + _half(target))
+
+
+def _half(attack: Mapping[str, float]) -> float:
+    return (attack["high"] - attack["low"]) / 2
 
 
 def sentence(level: str, phases: Mapping[str, PhaseResult], recovered: Mapping[str, float]) -> str:

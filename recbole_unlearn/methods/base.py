@@ -3,7 +3,7 @@
 :class:`UnlearnTask` is what a method gets, :class:`UnlearnTrainer` what it subclasses, :class:`Outcome` what it
 returns. All that is worked out for one request (indices, adapters, batches with deleted interactions) lives in
 objects that are local to :meth:`UnlearnTrainer.unlearn` and are gone when it returns; a trainer keeps the new
-model only, with the counts of what its items have lost.
+model only, with what the next request has to know of its items.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class UnlearnTrainer(PhaseTrainer):
     needs_index: ClassVar[bool] = False  # looks interactions up by user, item and pair
     own_original: ClassVar[bool] = False  # trains in a way of its own from the start, see originate
 
-    lost: torch.Tensor | None = None  # (items,), what the model's items have lost, see UnlearnData
+    fitted: torch.Tensor | None = None  # (items,), what the next request has to know, see UnlearnData
     _start = _looked = 0.0
 
     @classmethod
@@ -159,16 +159,16 @@ class UnlearnTrainer(PhaseTrainer):
         ``home`` is where both are in the end, and what the checkpoint says.
         """
         optimizer = self._build_optimizer().state_dict()  # a new one, which has seen no gradient
-        lost = None if self.lost is None else self.lost.numpy()
+        fitted = None if self.fitted is None else self.fitted.numpy()
         return write_model(
-            directory, home, self.config, self.snapshot(), optimizer, data.retain, data.clock, lost
+            directory, home, self.config, self.snapshot(), optimizer, data.retain, data.clock, fitted
         )
 
     def keep(self, task: UnlearnTask) -> Finished:
         """The phase of a request without training interactions: the model is the original, bit for bit."""
         assert task.original is not None
         task.original.load_into(self.model)
-        self.lost = task.data.lost_after(None)
+        self.fitted = task.data.fitted_after(None)
         return Finished({}, {}, 0.0, False)
 
     def run(self, task: UnlearnTask) -> Finished:
@@ -187,7 +187,7 @@ class UnlearnTrainer(PhaseTrainer):
         for name, points in outcome.curves.items():
             for step, value in points:
                 self.tensorboard.add_scalar(f"Unlearn/{name}", value, step)
-        self.lost = task.data.lost_after(outcome.refitted_items)
+        self.fitted = task.data.fitted_after(outcome.refitted_items)
         seconds = seconds if outcome.seconds is None else outcome.seconds
         return Finished(certificates, outcome.curves, seconds, outcome.from_cache)
 

@@ -30,6 +30,7 @@ PINNED = {
 COMMON = {
     "epochs": 2, "eval_step": 1, "embedding_size": 8, "learning_rate": 0.01, "seed": 7, "show_progress": False,
     "tensorboard": False, "report": "none", "workers": 1, "inject_users": 0.05, "demotion_negatives": 20,
+    "min_group": 1,
 }  # fmt: skip
 # name: (model, settings); all on ml-100k, which RecBole carries.
 RUNS = {
@@ -90,7 +91,14 @@ def run_all(out: Path) -> None:
         keep = {"output_dir": str(out / f"{name}-out"), "cache_dir": str(out / "cache")}
         save(name, run_unlearn(model, "ml-100k", forget=forget, config_dict={**values, **keep}))
     checkpoint = out / "bpr-obliviate-out" / "BPR-unlearned.pth"
-    values = {"show_progress": False, "tensorboard": False, "report": "none", "workers": 1, "lac_steps": 6}
+    values = {
+        "show_progress": False,
+        "tensorboard": False,
+        "report": "none",
+        "workers": 1,
+        "lac_steps": 6,
+        "min_group": 1,
+    }
     keep = {"output_dir": str(out / "next-out"), "cache_dir": str(out / "cache")}
     outcome = run_unlearn(
         forget={"user_id": ["196", "186", "22", "244", "166", "298"]}, unlearn="obliviate",

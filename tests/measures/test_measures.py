@@ -8,11 +8,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from recbole_unlearn import run_unlearn
-from recbole_unlearn.data.splits import loaders
+from recbole_unlearn import UnlearnConfig, run_unlearn
+from recbole_unlearn.data.splits import load, loaders
 from recbole_unlearn.measures import attack, groups, overlap
 from recbole_unlearn.measures import distribution as scores
 from recbole_unlearn.measures import observe as observe_module
+from recbole_unlearn.measures.demotion import clustered
 from recbole_unlearn.measures.difficulty import difficulty, entanglement
 from recbole_unlearn.measures.evaluation import Measurement
 from recbole_unlearn.measures.observe import Pairs, Questions, deleted_pairs, observe
@@ -21,11 +22,6 @@ from recbole_unlearn.results.schema import PhaseResult
 from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
 from tests.conftest import QUICK
 from tests.parts import divided
-
-
-def with_rate(rate):
-    """A phase of which only the demotion rate is known."""
-    return PhaseResult(forgetting={"demotion_rate": rate})
 
 
 class FixedScores:
@@ -326,22 +322,97 @@ def test_over_forgetting_is_flagged(judged, monkeypatch):
     assert low.forgetting["demotion_rate"] == 1.0
     assert measurement.distances(low, retrained)["ks"] > 0.5
     assert low.forgetting["attack"]["low"] > judged.record.retrained.figure("attack", "high")
-    weak = {"unlearned": PhaseResult(forgetting=low.forgetting), "retrained": with_rate(0.8)}
-    assert verdict(weak, {}).level == "over"
+    found = low.forgetting | measurement.distances(low, retrained)
+    others = {name: judged.record.phases[name] for name in ("original", "retrained")}
+    assert verdict({**others, "unlearned": PhaseResult(forgetting=found)}, {}).level == "over"
+
+
+def placed(gap, auc, error=0.005, half=0.01):
+    """A phase at a distance from the retrained model (demotion rate .8, AUC .5)."""
+    return PhaseResult(
+        forgetting={
+            "demotion_rate": 0.8 + gap, "demotion_gap": {"mean": gap, "error": error},
+            "attack": {"auc": auc, "low": auc - half, "high": auc + half},
+        }
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("rate", "second", "level"),
+    ("original", "unlearned", "second", "level"),
     [
-        (0.9, None, "near"),
-        (0.7, None, "under"),
-        (1.0, None, "near"),
-        (1.0, 0.95, "near"),
-        (0.75, 0.8, "near"),
+        ((-0.6, 0.9), (-0.05, 0.52), None, "near"),
+        ((-0.6, 0.9), (-0.6, 0.9), None, "under"),  # nothing was done
+        ((-0.6, 0.9), (-0.2, 0.52), None, "under"),
+        ((-0.6, 0.9), (-0.05, 0.68), None, "under"),  # the attacker disagrees
+        ((-0.6, 0.9), (0.15, 0.5), None, "over"),
+        ((-0.6, 0.9), (0.0, 0.38), None, "over"),
+        ((-0.05, 0.9), (-0.04, 0.9), None, "under"),  # within .1 of retraining, as the original is
+        ((-0.004, 0.505), (-0.004, 0.505), None, "cannot_tell"),
+        ((-0.004, 0.9), (-0.004, 0.51), None, "near"),  # only the attacker can tell
+        ((-0.05, 0.9), (-0.03, 0.51), 0.02, "near"),  # two retrained models differ as much
+        ((-0.05, 0.51), (-0.05, 0.51), 0.03, "cannot_tell"),
     ],
 )
-def test_the_verdict_knows_the_floor(rate, second, level):
-    phases = {"unlearned": with_rate(rate), "retrained": with_rate(0.9)}
+def test_a_verdict_can_fail(original, unlearned, second, level):
+    phases = {"original": placed(*original), "unlearned": placed(*unlearned), "retrained": placed(0.0, 0.5)}
     if second is not None:
-        phases["retrained_2"] = with_rate(second)
+        phases["retrained_2"] = placed(second, 0.5)
     assert verdict(phases, {}).level == level
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
+@given(st.floats(-0.8, 0.2), st.floats(0.0, 1.0), st.floats(0.0, 0.2), st.floats(0.0, 0.2))
+def test_a_model_that_did_nothing_never_passes(gap, auc, error, half):
+    """Whatever the original is like: the same figures are never near."""
+    same = placed(gap, auc, error, half)
+    phases = {"original": same, "unlearned": same, "retrained": placed(0.0, 0.5, 0.0, half)}
+    assert verdict(phases, {}).level != "near"
+
+
+def test_the_error_of_a_mean_takes_users_as_they_are():
+    """A user's pairs may all be alike: many pairs of two users say as much as two numbers."""
+    values, users = torch.tensor([0.0] * 50 + [1.0] * 50), torch.tensor([1] * 50 + [2] * 50)
+    mean, error = clustered(values, users)
+    assert (mean, error) == (0.5, pytest.approx(25 * 2**0.5 / 100))
+    alone = clustered(values.double(), torch.arange(100))[1]
+    assert alone == pytest.approx(float(values.double().std(correction=0)) / 10)
+    assert clustered(values, torch.ones(100))[1] == 1.0
+
+
+NOTHING = {"lua_target": "none", "lua_scale": 0, "lac_steps": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", QUICK)
+@pytest.mark.parametrize("kind", ["noise", "genuine"])
+def test_nothing_fails_and_retraining_passes_on_ml_100k(ml_100k, model, kind):
+    """Both stages switched off never pass where the original does not; another retrained seed always does."""
+    values = ml_100k(model) | {"min_group": 1}
+    request = None
+    if kind == "genuine":
+        splits = load(UnlearnConfig(model, "ml-100k", config_dict=values)).splits
+        request = genuine_request(splits.train)
+    outcome = run_unlearn(
+        model, "ml-100k", forget=request, unlearn="obliviate", compare=["retrain", "retrain"],
+        config_dict=values | NOTHING,
+    )  # fmt: skip
+    phases = outcome.record.phases
+    assert outcome.record.verdict.level == "under"
+    floor = {
+        "original": phases["original"],
+        "unlearned": phases["retrained_2"],
+        "retrained": phases["retrained"],
+    }
+    assert verdict(floor, {}).level == "near"
+
+
+def genuine_request(train, share=0.2):
+    """A fifth of the interactions of a fifth of the users, by their tokens."""
+    rng = np.random.default_rng(0)
+    users, items = (train.inter_feat[field].numpy() for field in ("user_id", "item_id"))
+    chosen = rng.choice(np.unique(users), round(share * len(np.unique(users))), replace=False)
+    mask = np.isin(users, chosen) & (rng.random(len(users)) < share)
+    return {
+        "user_id": train.id2token("user_id", users[mask]).tolist(),
+        "item_id": train.id2token("item_id", items[mask]).tolist(),
+    }

@@ -25,6 +25,7 @@ from recbole_unlearn.results.schema import (
     Verdict,
     Withheld,
 )
+from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training.phase import train_here
 
 REQUESTER = "u5"
@@ -36,13 +37,13 @@ METRICS = ("recall@10", "ndcg@20")
 class Attacker:
     """Has the data and the original, and works out what a result would show if this or that user had asked."""
 
-    def __init__(self, config):
-        self.config, self.source = config, load(config)
+    def __init__(self, config, suspects=slice(None)):
+        self.config, self.source, self.suspects = config, load(config), suspects
         self.trainer, _ = train_here(config, self.source.splits, "original")
 
     def users(self):
         train = self.source.splits.train
-        return [str(token) for token in train.field2id_token["user_id"][1:]]
+        return [str(token) for token in train.field2id_token["user_id"][1:][self.suspects]]
 
     def result(self, user, min_group):
         """The figures of the original and the size of the request, as they would be shown."""
@@ -104,6 +105,29 @@ def test_with_the_default_everybody_could_have_asked(settings, tmp_path, attacke
     result = asked(by_default, tmp_path, unlearn="obliviate", **FITTED).result
     assert result["settings"]["min_group"] == 10
     assert attacker.candidates(result) == attacker.users()
+
+
+@pytest.mark.slow
+def test_the_same_on_ml_100k(ml_100k, tmp_path):
+    """One in twenty users is suspected; here results have figures of all users too."""
+    values = ml_100k("BPR")
+    config = UnlearnConfig(
+        "BPR", "ml-100k", config_dict=values | {"checkpoint_dir": str(tmp_path / "attack")}
+    )
+    attacker = Attacker(config, slice(None, None, 20))
+    suspects = attacker.users()
+    for group in (1, 10):
+        result = run_unlearn(
+            "BPR", "ml-100k", forget={"user_id": [suspects[7]]}, unlearn="obliviate",
+            config_dict=values | {"min_group": group, "replace": True},
+        ).result  # fmt: skip
+        assert set(result["phases"]["original"]["metrics"]) >= {"ndcg@20", "recall@50"}
+        if group == 1:
+            assert attacker.candidates(result) == [suspects[7]]
+        else:
+            assert attacker.candidates(result, counts=False) == suspects
+            # If it is also known that all of a user's interactions were deleted, some have about as many.
+            assert len(attacker.candidates(result)) > 1
 
 
 NUMBER = re.compile(r"\d\.\d{3,}")
@@ -381,6 +405,12 @@ def test_a_grouping_with_a_small_part_is_left_out():
         groups={"user_activity": parts, "item_popularity": {"head": {"recall@20": 0.5, "rows": 90}}}
     )
     assert set(Discretion(10, crowd).phase(phase).groups) == {"item_popularity"}
+
+
+def test_means_over_all_users_have_a_decimal_if_one_user_is_lost_in_it():
+    phase = PhaseResult(metrics={"ndcg@20": 0.26789})
+    assert Discretion(10, ONE).phase(phase).metrics == {"ndcg@20": 0.3}
+    assert Discretion(10, ONE._replace(tested=99)).phase(phase).metrics == {}
 
 
 def test_what_a_phase_started_from_is_held_back_as_well():

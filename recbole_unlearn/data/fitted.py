@@ -1,0 +1,62 @@
+"""How popular items were when their rows were fitted: kept from request to request, and rounded to show little.
+
+Whether an item has lost so much that its row needs a new start (`rows/region.py`) is counted from when the row was
+fitted, so what one request leaves has to tell the next how many training interactions that was. The number itself
+would tell too much: less the retained interactions it is the number of deleted ones, and after a request of one user
+95 % of that user's items could be read from it (ml-100k). So it is rounded up, in steps of three or of a tenth. An
+item then shows a deletion only where its retained interactions came below a step and its row got no new start: after
+that request these are 9 % of the user's items, and none after the requests that follow it. All others have the number
+that anybody can work out of the retained interactions.
+
+With n interactions when it was fitted and r that are left,
+
+    fitted = coarse(n),    lost = fitted − r ≥ n − r
+
+so an item is never taken to have lost less than it has, and at most a step more. `fitted` stays the same until the
+row is fitted again: requests one after the other find what one request for all of them finds.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_LEAST, _SHARE = 3, 10  # a step has at least this many interactions, and at least one in this many
+
+
+def coarse(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers rounded up to the next of the steps 0, 3, 6, …, 30, 34, 38, 43 and so on."""
+    edges = [0]
+    while edges[-1] < int(numbers.max()):
+        last = edges[-1]
+        tenth = -(-_SHARE * last // (_SHARE - 1))  # the least f with (f − last) / f ≥ 1/10
+        edges.append(max(last + _LEAST, tenth))
+    steps = torch.tensor(edges)
+    return steps[torch.searchsorted(steps, numbers)]
+
+
+def lost_since(fitted: torch.Tensor, retained: torch.Tensor) -> torch.Tensor:
+    """How many interactions items have lost since their rows were fitted (items,), rounded up as above."""
+    return (fitted - retained).clamp(min=0)
+
+
+def fitted_after(
+    fitted: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor, refitted: torch.Tensor | None
+) -> torch.Tensor | None:
+    """What to keep when a request is done (items,).
+
+    Args:
+        fitted: what was kept before; None for a model that was trained on D.
+        before: training interactions of each item in D.
+        after: the same without S.
+        refitted: items whose rows were made again from what is retained. If it is all of them, the model is as one
+            that was trained on it, and nothing is kept.
+
+    """
+    if refitted is not None and len(refitted) == len(after):
+        return None
+    kept = (coarse(before) if fitted is None else fitted).clone()
+    anew = after == 0  # orphans have their initial rows
+    if refitted is not None:
+        anew[refitted] = True
+    kept[anew] = coarse(after)[anew]
+    return kept
