@@ -31,10 +31,19 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, Trained, write_json
 from recbole_unlearn.measures.difficulty import difficulty
 from recbole_unlearn.measures.evaluation import Measured, Measurement
+from recbole_unlearn.measures.placebo import compare
 from recbole_unlearn.methods import Finished, UnlearnTask, UnlearnTrainer, registry
 from recbole_unlearn.results import record
 from recbole_unlearn.results.privacy import Discretion
-from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, Forgotten, PhaseResult, RunResult
+from recbole_unlearn.results.schema import (
+    ORIGINAL,
+    RETRAINED,
+    UNLEARNED,
+    Forgotten,
+    PhaseResult,
+    Placebo,
+    RunResult,
+)
 from recbole_unlearn.results.table import table
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
@@ -121,6 +130,7 @@ class Pipeline:
             difficulty=self.difficulty,
             certificates=unlearned.certificates,
             curves=curves,
+            placebo=self._placebo([finished for _, _, finished in done]),
         )
         _refuse_not_finite(result)
         result = self.discretion.shown(result)  # from here on nobody has figures that name a user
@@ -214,6 +224,22 @@ class Pipeline:
         finished = trainer.run(task) if works else trainer.keep(task)
         self.phases[name] = self._measured(name, trainer, finished.seconds, finished.from_cache, before)
         return name, trainer, finished
+
+    def _placebo(self, done: list[Finished]) -> Placebo | None:
+        """The method on the retrained model, measured: one unlearning, no training."""
+        method = self.methods[0]
+        trained = next((f.trained for f in done if f.trained is not None), None)
+        wanted = self.evaluation.placebo and len(self.data.forget) > 0 and RETRAINED in self.phases
+        if not wanted or trained is None or method.exact or method.own_original:
+            return None
+        config = self.config.replace(output_dir=None)  # it leaves no file
+        trainer, task = begin(
+            method, self.method_settings[0], config, self.data, trained, self.trainings, "placebo"
+        )
+        trainer.run(task)
+        retrained = self.phases[RETRAINED].measured
+        measured = self.measurement.measure(trainer, retrained)
+        return compare(self.phases[UNLEARNED].measured, measured, retrained)
 
     def _before(self, position: int, trainer: UnlearnTrainer, task: UnlearnTask) -> tuple[str, UnlearnTask]:
         """The name of what a method starts from, measured: the run's `original`, or another one in ``befores``.

@@ -54,7 +54,10 @@ def _fields(state: Mapping[str, Any]) -> str | None:
         if any(type(number) is not int or not 0 <= number <= MOST_BUCKETS for number in state[key].values()):
             return f"{key} has other than numbers"
     weights = state["_preloaded_weight"].values()
-    if any(not isinstance(w, np.ndarray) or w.dtype.kind not in "iuf" or not np.isfinite(w).all() for w in weights):
+    if any(
+        not isinstance(w, np.ndarray) or w.dtype.kind not in "iuf" or not np.isfinite(w).all()
+        for w in weights
+    ):
         return "its preloaded weights are odd"
     if any(not isinstance(names, (list, np.ndarray)) for names in state["alias"].values()):
         return "alias is odd"

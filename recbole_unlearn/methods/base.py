@@ -82,6 +82,7 @@ class Outcome:
     curves: dict[str, Curve] = dataclasses.field(default_factory=dict)  # for the report
     seconds: float | None = None  # measured by the method itself, where that is better than a clock around it
     from_cache: bool = False
+    trained: Trained | None = None  # of an exact method: what its training left, optimizer and all
     refits_orphan_items: bool = False  # it gave orphan items a new start itself, and fitted them
     refitted_items: torch.Tensor | None = None  # items whose rows it made again from retained interactions
     certify: Callable[[], dict[str, Any]] | None = (
@@ -97,6 +98,7 @@ class Finished:
     curves: dict[str, Curve]
     seconds: float
     from_cache: bool
+    trained: Trained | None = None  # of an exact method
 
 
 class UnlearnTrainer(PhaseTrainer):
@@ -189,7 +191,7 @@ class UnlearnTrainer(PhaseTrainer):
                 self.tensorboard.add_scalar(f"Unlearn/{name}", value, step)
         self.fitted = task.data.fitted_after(outcome.refitted_items)
         seconds = seconds if outcome.seconds is None else outcome.seconds
-        return Finished(certificates, outcome.curves, seconds, outcome.from_cache)
+        return Finished(certificates, outcome.curves, seconds, outcome.from_cache, outcome.trained)
 
     def show(self, task: UnlearnTask, step: int, refitted_items: bool = False) -> None:
         """Let ``task.watch`` see the model as if the method ended after ``step`` steps.

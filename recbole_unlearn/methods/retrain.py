@@ -36,4 +36,6 @@ class Retrain(UnlearnTrainer):
         trained = task.train(task.config.replace(seed=seed + task.repeat), task.data.retain, task.label)
         trained.load_into(self.model)
         every = torch.arange(task.data.full.train.item_num)
-        return Outcome(seconds=trained.seconds, from_cache=trained.from_cache, refitted_items=every)
+        return Outcome(
+            seconds=trained.seconds, from_cache=trained.from_cache, trained=trained, refitted_items=every
+        )

@@ -91,6 +91,7 @@ def write_report(result: RunResult, directory: Path) -> Path:
         _scores(phases),
         _utility(phases),
         _forgetting(phases),
+        _placebo(result),
         _damage(phases),
         _curves(result),
         _certificates(result),
@@ -332,6 +333,24 @@ def _curves(result: RunResult) -> Html:
         figure = figures.curve(result.curves, kind, title, goal)
         drawn.append((figure, f"{title[:1].upper()}{title[1:]} by step.", ""))
     return page.section("How it went, step by step", _drawings(*drawn))
+
+
+def _placebo(result: RunResult) -> Html:
+    """What of the distance is memory, and what the method does to any model."""
+    if result.placebo is None or not result.placebo.memory:
+        return Html("")
+    titles = {"demotion": "Demotion rate", "attack": "Attack: AUC", "ks": "Kolmogorov–Smirnov"}
+    rows = [
+        [titles.get(key, key), signed(value), signed(result.placebo.mark.get(key))]
+        for key, value in result.placebo.memory.items()
+    ]
+    caption = (
+        "The method also ran on the retrained model, which never saw what is deleted. What that changes is the "
+        "method's own mark; what still differs between both results is memory, and should be 0."
+    )
+    return page.section(
+        "Memory", page.table(caption, ["Figure", "Memory", "The method's own mark"], {"": rows})
+    )
 
 
 def _certificates(result: RunResult) -> Html:

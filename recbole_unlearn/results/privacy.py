@@ -29,6 +29,7 @@ from recbole_unlearn.results.schema import (
     Forgotten,
     Metrics,
     PhaseResult,
+    Placebo,
     RunResult,
     Verdict,
     Withheld,
@@ -254,8 +255,21 @@ class Discretion:
             certificates=self._certificates(result.certificates),
             curves={} if self.few else self._curves(result.curves),
             recovered=shares,
+            placebo=self._placebo(result.placebo),
             verdict=verdict,
             withheld=self.withheld,
+        )
+
+    def _placebo(self, found: Placebo | None) -> Placebo | None:
+        """Figures of deleted pairs, as those of the phases."""
+        if found is None or self.few:
+            return None
+        step = step_from(1 / max(1, self.crowd.compared))
+        rate = found.demotion_rate
+        return Placebo(
+            None if rate is None else to_step(rate, step),
+            _means(found.mark, step),
+            _means(found.memory, step),
         )
 
     def _difficulty(self, found: Mapping[str, Any]) -> dict[str, Any]:

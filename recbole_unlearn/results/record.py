@@ -25,6 +25,7 @@ from recbole_unlearn.results.schema import (
     Forgotten,
     Metrics,
     PhaseResult,
+    Placebo,
     RunResult,
 )
 from recbole_unlearn.settings import Role, RunSettings, UnlearnConfig, read
@@ -106,6 +107,7 @@ def build(
     difficulty: dict[str, Any],
     certificates: dict[str, Any],
     curves: dict[str, dict[str, Curve]],
+    placebo: Placebo | None = None,
 ) -> RunResult:
     """The result of a finished run."""
     run = read(RunSettings, config)
@@ -124,5 +126,6 @@ def build(
         environment=environment(run.threads, config["device"]),
         recovered=shares,
         speedup=speedup(phases),
+        placebo=placebo,
         verdict=verdict(phases, shares or {}, forget.interactions),
     )

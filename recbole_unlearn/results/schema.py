@@ -44,6 +44,31 @@ class Withheld(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Placebo:
+    """The method on a model that never saw the forget set: the retrained one, with the same request.
+
+    What is between it and the retrained model is the method's own ``mark``; what is between it and the unlearned
+    model is ``memory``, which is what unlearning is about.
+    """
+
+    demotion_rate: float | None = None
+    mark: Metrics = dataclasses.field(default_factory=dict)  # demotion, attack, ks
+    memory: Metrics = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is in the file."""
+        return {"demotion_rate": self.demotion_rate, "mark": self.mark, "memory": self.memory}
+
+    @classmethod
+    def from_json(cls, tree: Any) -> Placebo | None:
+        """From a file; None where there is none."""
+        tree = mapping(tree)
+        if not tree:
+            return None
+        return cls(number(tree.get("demotion_rate")), numbers(tree.get("mark")), numbers(tree.get("memory")))
+
+
+@dataclasses.dataclass(frozen=True)
 class Forgotten:
     """How much was to be forgotten, and what the rules of docs/forget-sets.md left out (``counts``)."""
 
@@ -143,6 +168,7 @@ class RunResult:
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
     recovered: Metrics | None = None
     speedup: float | None = None
+    placebo: Placebo | None = None
     verdict: Verdict | None = None
     withheld: Withheld | None = None  # None: all figures are there, as they are
 
@@ -166,6 +192,8 @@ class RunResult:
         tree |= {
             key: getattr(self, key) for key in ("recovered", "speedup") if getattr(self, key) is not None
         }
+        if self.placebo is not None:
+            tree["placebo"] = self.placebo.to_json()
         if self.verdict is not None:
             tree["verdict"] = self.verdict._asdict()
         if self.withheld is not None:
@@ -198,6 +226,7 @@ class RunResult:
             },
             recovered=numbers(tree["recovered"]) if mapping(tree.get("recovered")) else None,
             speedup=number(tree.get("speedup")),
+            placebo=Placebo.from_json(tree.get("placebo")),
             verdict=Verdict(_word(verdict.get("level")) or "unknown", text) if text else None,
             withheld=_withheld(tree.get("withheld")),
         )

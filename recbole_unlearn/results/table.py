@@ -68,6 +68,11 @@ def _seconds(phase: PhaseResult) -> str:
     return f"{phase.seconds:.1f}" + ("*" if phase.seconds_from_cache else "")
 
 
+def _listed(figures: Mapping[str, float]) -> str:
+    words = {"demotion": "demotion rate", "attack": "attack AUC", "ks": "KS"}
+    return ", ".join(f"{words.get(key, key)} {value:+.3f}" for key, value in figures.items())
+
+
 def _closing_lines(result: RunResult) -> Iterator[str]:
     forget = result.forget
     if result.verdict is not None:
@@ -79,6 +84,9 @@ def _closing_lines(result: RunResult) -> Iterator[str]:
     share = (result.recovered or {}).get("ndcg@20")
     if share is not None:
         yield f"Share of retraining recovered (NDCG@20, affected users): {share:.0%}."
+    if result.placebo is not None and result.placebo.memory:
+        memory, mark = (_listed(part) for part in (result.placebo.memory, result.placebo.mark))
+        yield f"Memory, by the placebo: {memory}. The method's own mark: {mark}."
     if result.speedup is not None:
         yield f"Speed-up over retraining: {result.speedup:.1f}x."
     if result.withheld is not None:

@@ -93,6 +93,10 @@ class EvaluationSettings:
     demotion_negatives: int = setting(
         "Demotion rate: never-touched items each deleted item is compared with.", low=1
     )
+    placebo: bool = setting(
+        "With a retrained model to compare with: also run the method on that model, which never saw what is deleted. "
+        "What both results have in common is the method's own mark; what differs is memory."
+    )
     min_group: int = setting(
         "Users a group needs before its figures are shown; fewer could be recognised. 1 shows all, for research.",
         low=1,

@@ -19,6 +19,7 @@ from recbole_unlearn.measures.evaluation import Measurement
 from recbole_unlearn.measures.observe import Pairs, Questions, deleted_pairs, observe
 from recbole_unlearn.measures.verdict import verdict
 from recbole_unlearn.results.schema import PhaseResult
+from recbole_unlearn.results.table import table
 from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
 from tests.conftest import QUICK
 from tests.parts import divided
@@ -415,4 +416,49 @@ def genuine_request(train, share=0.2):
     return {
         "user_id": train.id2token("user_id", users[mask]).tolist(),
         "item_id": train.id2token("item_id", items[mask]).tolist(),
+    }
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+def test_the_placebo_tells_memory_from_the_methods_own_mark(settings, model):
+    """A method that does nothing leaves no mark, and all of the original's memory."""
+    values = settings | NOTHING | {"inject_users": 0.5, "report": "none"}
+    result = run_unlearn(model, "tiny", unlearn="obliviate", compare="retrain", config_dict=values).record
+    placebo, phases = result.placebo, result.phases
+    assert placebo.mark["demotion"] == placebo.mark["ks"] == placebo.mark["attack"] == 0.0
+    assert placebo.demotion_rate == phases["retrained"].demotion_rate
+    left = phases["unlearned"].demotion_rate - phases["retrained"].demotion_rate
+    assert placebo.memory["demotion"] == pytest.approx(left, abs=1e-6)
+    assert "Memory, by the placebo" in table(result)
+
+
+def test_the_placebo_needs_a_retrained_model_and_can_be_left_out(settings, tmp_path):
+    values = settings | {"report": "none"}
+    assert run_unlearn("BPR", "tiny", unlearn="obliviate", config_dict=values).record.placebo is None
+    without = run_unlearn(
+        "BPR", "tiny", unlearn="obliviate", compare="retrain", config_dict=values | {"placebo": False}
+    )
+    assert without.record.placebo is None
+    assert "placebo" not in without.result
+    for method in ("retrain", "sisa"):
+        assert (
+            run_unlearn("BPR", "tiny", unlearn=method, compare="retrain", config_dict=values).record.placebo
+            is None
+        )
+
+
+def test_a_placebo_changes_nothing_else(settings):
+    """It comes last, leaves no file, and the unlearned model is the same with and without it."""
+    values = settings | {"report": "none", "save_adapters": True}
+    outcomes = [
+        run_unlearn(
+            "BPR", "tiny", unlearn="obliviate", compare="retrain", config_dict=values | {"placebo": on}
+        )
+        for on in (True, False)
+    ]
+    first, second = (outcome.model.state_dict() for outcome in outcomes)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    one, two = (outcome.record.phases for outcome in outcomes)
+    assert {name: phase.forgetting for name, phase in one.items()} == {
+        name: p.forgetting for name, p in two.items()
     }
