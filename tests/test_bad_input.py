@@ -101,8 +101,20 @@ def test_missing_files(assert_fails, flags):
 
 def test_wrong_header(assert_fails, flags, tmp_path):
     assert_fails(
-        [*BASE, request(tmp_path, "uid,iid\n1,2\n"), *flags()], "requests.csv", "uid, iid", "user_id,item_id"
+        [*BASE, request(tmp_path, "uid,iid\n1,2\n"), *flags()],
+        "requests.csv",
+        "no known column",
+        "user_id,item_id",
     )
+
+
+def test_a_file_without_a_header_does_not_print_its_first_line(assert_fails, flags, tmp_path):
+    for first in ("u7,i3", "u7", "u7,user_id", "user_id,u7"):
+        line = assert_fails(
+            [*BASE, request(tmp_path, f"{first}\nu8,i4\n"), *flags()], "requests.csv", "xpected columns"
+        )
+        assert "u7" not in line
+        assert "i3" not in line
 
 
 def test_unknown_tokens(assert_fails, flags, tmp_path):

@@ -29,7 +29,6 @@ class RunSettings:
     replace: bool = setting(
         "Replace the result of an earlier run in OUTPUT_DIR; its unlearned model is removed.",
         role=Role.SPEED,
-        per_run=False,
     )
     save_unlearned: bool = setting(
         "Write the unlearned checkpoint and the retained data in RecBole's format.", role=Role.SPEED

@@ -45,6 +45,7 @@ def phase(level, demotion, auc, seconds, centre, near=None):
     forgetting |= {f"resurfacing@{k}": round((1 - demotion) * k / 200, 6) for k in CUTS}
     if near is not None:
         lists = {"all": near, "affected": near - 0.07, "unaffected": near + 0.02}
+        forgetting["demotion_gap"] = {"mean": near - 1, "error": 0.01}
         forgetting |= {"ks": 1 - near, "wasserstein": 1.3 * (1 - near), "overlap@20": lists, "rbo": lists}
     users, rows = ("low", "middle", "high"), ("tail", "middle", "head")
     return {
@@ -248,7 +249,7 @@ def test_measures_are_in_the_order_of_the_registry_and_explained_once(tmp_path, 
     phases = RunResult.from_json(sample()).phases
     entries = {key: None for own in phases.values() for key in own.forgetting}
     titles = [title for one in base.measures() for _, title in one.figures(entries)]
-    assert len(titles) == 16
+    assert len(titles) == 18
     places = [text.index(f"\n{title}\n") for title in titles]
     assert places == sorted(places)
     for one in base.measures():
