@@ -13,7 +13,6 @@ from recbole_unlearn.methods.base import (
     UnlearnTask,
     UnlearnTrainer,
     Watch,
-    refuse_closed_form,
 )
 from recbole_unlearn.methods.registry import method
 
@@ -26,5 +25,4 @@ __all__ = [
     "UnlearnTrainer",
     "Watch",
     "method",
-    "refuse_closed_form",
 ]

@@ -114,6 +114,7 @@ class UnlearnTrainer(PhaseTrainer):
     exact: ClassVar[bool] = False  # the result is a model retrained on D\S
     needs_original: ClassVar[bool] = True  # starts from the original's weights
     needs_index: ClassVar[bool] = False  # looks interactions up by user, item and pair
+    needs_gradients: ClassVar[bool] = False  # cannot work on a model that is a formula of its data
     own_original: ClassVar[bool] = False  # trains in a way of its own from the start, see originate
 
     fitted: torch.Tensor | None = None  # (items,), what the next request has to know, see UnlearnData
@@ -122,6 +123,11 @@ class UnlearnTrainer(PhaseTrainer):
     @classmethod
     def check(cls, settings: Any, config: UnlearnConfig) -> None:
         """Refuse what the method cannot do, before any data is loaded; limits of single keys are checked already."""
+        if cls.needs_gradients and config["MODEL_TYPE"] == ModelType.TRADITIONAL:
+            raise UnlearnError(
+                f"{config['model']} is a closed form of its data, and {cls.name} needs gradients. "
+                "Use --unlearn=obliviate or --unlearn=retrain, which are exact there."
+            )
 
     @classmethod
     def steps(cls, settings: Any) -> int:
@@ -212,12 +218,3 @@ class UnlearnTrainer(PhaseTrainer):
                 value.copy_(before[name])
         clear_caches(self.model)
         self._looked += time.perf_counter() - now
-
-
-def refuse_closed_form(config: UnlearnConfig, method: str) -> None:
-    """Refuse a model that is a formula of its data: it has no gradients, and other methods unlearn it exactly."""
-    if config["MODEL_TYPE"] == ModelType.TRADITIONAL:
-        raise UnlearnError(
-            f"{config['model']} is a closed form of its data, and {method} needs gradients. "
-            "Use --unlearn=obliviate or --unlearn=retrain, which are exact there."
-        )

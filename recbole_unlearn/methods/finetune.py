@@ -14,8 +14,8 @@ from recbole.utils import init_seed
 
 from recbole_unlearn.data import loaders
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method, refuse_closed_form
-from recbole_unlearn.settings import UnlearnConfig, setting
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
+from recbole_unlearn.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +32,7 @@ class FinetuneSettings:
 class Finetune(UnlearnTrainer):
     r"""θ after `finetune_epochs` epochs of the training objective over D\S, from θ₀. May change every weight."""
 
-    @classmethod
-    def check(cls, settings: FinetuneSettings, config: UnlearnConfig) -> None:
-        """It needs gradients."""
-        refuse_closed_form(config, cls.name)
+    needs_gradients = True
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """The epochs, as RecBole trains them."""

@@ -21,10 +21,10 @@ import torch
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method, refuse_closed_form
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.request_losses import RequestLosses
 from recbole_unlearn.rows import training_loss
-from recbole_unlearn.settings import UnlearnConfig, setting
+from recbole_unlearn.settings import setting
 
 WATCHED = 8192  # retained interactions whose loss is watched
 
@@ -52,11 +52,7 @@ class GradientAscent(UnlearnTrainer):
     """
 
     needs_index = True
-
-    @classmethod
-    def check(cls, settings: GradientAscentSettings, config: UnlearnConfig) -> None:
-        """It needs gradients."""
-        refuse_closed_form(config, cls.name)
+    needs_gradients = True
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """Steps up, one at a time, each looked at before it is kept."""

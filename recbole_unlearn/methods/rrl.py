@@ -33,10 +33,10 @@ from recbole.data.interaction import Interaction
 from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method, refuse_closed_form
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.request_losses import RequestLosses
 from recbole_unlearn.rows import Moments, Triples, fisher, losses, pairs_batch
-from recbole_unlearn.settings import UnlearnConfig, setting
+from recbole_unlearn.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +59,7 @@ class RRL(UnlearnTrainer):
     """
 
     needs_index = True
-
-    @classmethod
-    def check(cls, settings: RRLSettings, config: UnlearnConfig) -> None:
-        """It needs gradients."""
-        refuse_closed_form(config, cls.name)
+    needs_gradients = True
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """The Fisher information at θ₀, then the steps."""

@@ -40,7 +40,7 @@ import torch
 from recbole_unlearn.data import loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method, refuse_closed_form
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.influence.hessian import HessianProduct, Selection, gradient_sum
 from recbole_unlearn.methods.influence.solver import Solution, adam, damped
 from recbole_unlearn.methods.request_losses import RequestLosses, losers, with_rows_left
@@ -54,7 +54,7 @@ from recbole_unlearn.rows import (
     training_loss,
     with_neighbours,
 )
-from recbole_unlearn.settings import UnlearnConfig, setting
+from recbole_unlearn.settings import setting
 from recbole_unlearn.training import build_model
 
 CHECK_EVERY = 5  # steps of Adam between looks at validation data
@@ -88,11 +88,7 @@ class IFRU(UnlearnTrainer):
     """θ = θ₀ + (H + Λ)⁻¹ b on the rows of touched users and items; every other weight stays bit for bit."""
 
     needs_index = True
-
-    @classmethod
-    def check(cls, settings: IFRUSettings, config: UnlearnConfig) -> None:
-        """It needs gradients."""
-        refuse_closed_form(config, cls.name)
+    needs_gradients = True
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """One Newton step of the chosen rows."""

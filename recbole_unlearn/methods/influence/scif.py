@@ -31,12 +31,12 @@ import torch
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method, refuse_closed_form
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.influence.hessian import HessianProduct, Selection, gradient_sum
 from recbole_unlearn.methods.influence.solver import damped
 from recbole_unlearn.methods.request_losses import RequestLosses, turned, with_rows_left
 from recbole_unlearn.rows import Members, Region, find_tables, training_loss
-from recbole_unlearn.settings import UnlearnConfig, setting
+from recbole_unlearn.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +56,7 @@ class SCIF(UnlearnTrainer):
     """p_u ← p_u + Δ_u for users with deleted interactions; every other weight stays bit for bit."""
 
     needs_index = True
-
-    @classmethod
-    def check(cls, settings: SCIFSettings, config: UnlearnConfig) -> None:
-        """It needs gradients."""
-        refuse_closed_form(config, cls.name)
+    needs_gradients = True
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """One Newton step of the users' rows."""

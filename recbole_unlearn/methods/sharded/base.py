@@ -23,15 +23,7 @@ from recbole.utils import init_seed
 from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.data import Splits, UnlearnData, loaders
 from recbole_unlearn.files import Trained
-from recbole_unlearn.methods import (
-    Curve,
-    Finished,
-    Originated,
-    Outcome,
-    UnlearnTask,
-    UnlearnTrainer,
-    refuse_closed_form,
-)
+from recbole_unlearn.methods import Curve, Finished, Originated, Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.methods.sharded import storage
 from recbole_unlearn.methods.sharded.ensemble import Ensemble
 from recbole_unlearn.methods.sharded.partition import Partition
@@ -46,6 +38,7 @@ class ShardedTrainer(UnlearnTrainer):
 
     needs_original = False
     own_original = True
+    needs_gradients = True
 
     shards: Shards  # of the result; they hold retained interactions only
 
@@ -72,11 +65,6 @@ class ShardedTrainer(UnlearnTrainer):
     ) -> dict[str, Curve]:
         """Fit the rule to training interactions, where it has anything to fit; returns the curves of that."""
         return {}
-
-    @classmethod
-    def check(cls, settings: Any, config: UnlearnConfig) -> None:
-        """Shards of a closed form would each be exact for themselves, and wrong together."""
-        refuse_closed_form(config, cls.name)
 
     def originate(self, task: UnlearnTask) -> Originated:
         """Train the ensemble on D, or take it from where it was saved."""
