@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 
 from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, Verdict
 
-SHARE = 0.2  # of the way from the original to the retrained model that may be left
+SHARE = 0.1  # of the way from the original to the retrained model that may be left
 BEYOND = 0.05  # of that way, that a model may go too far: what is pushed below its place can be seen
 LEAST = 0.01  # demotion rates that differ by less are the same
 UNCHANGED = "No model was trained on the interactions of this request, so no weight had to change."
@@ -26,7 +26,7 @@ def verdict(
     """The level (near, under, over, cannot_tell, unknown) and a sentence for people.
 
     Two things are compared with the retrained model: the demotion rate of the deleted pairs, and how well an attacker
-    recognises them. Each has to be as near to the retrained model as a fifth of the original's distance from it (on
+    recognises them. Each has to be as near to the retrained model as a tenth of the original's distance from it (on
     the other side a twentieth), or as the sample, and a second retrained model where there is one, cannot tell apart.
     Then the level is *near*. If not, it is *under* on the original's side and *over* on the other: the model still
     knows, or shows what was deleted. Where not even the original can be told from the retrained model, a model that
@@ -117,9 +117,10 @@ def sentence(level: str, phases: Mapping[str, PhaseResult], recovered: Mapping[s
         parts[0] += f" (demotion rate {rate:.3f}, retrained {goal:.3f})"
     own, other = mine.forgetting.get("attack"), target.forgetting.get("attack")
     if isinstance(own, dict) and isinstance(other, dict):
-        alike = own["low"] <= other["high"] and other["low"] <= own["high"]
+        way = _attack(phases)
+        alike = way is not None and way.is_near
         parts.append(
-            f"an attacker does {'as well as' if alike else 'differently than'} on the retrained model "
+            f"an attacker does {'about as well as' if alike else 'differently than'} on the retrained model "
             f"(AUC {own['auc']:.2f}, retrained {other['auc']:.2f})"
         )
     share = recovered.get("ndcg@20")

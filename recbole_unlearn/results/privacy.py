@@ -6,7 +6,7 @@ result. So there are three cases (`benchmarks/infer_members.py` tries what is le
 * **Few users**, fewer than ``min_group``: figures of them are left out. The means over all users have one decimal,
   because they tell who is missing; the demotion rate is 0, 0.5 or 1, and the size of the request is a rough one.
 * **Enough users**: figures are rounded. A mean over k users has steps of 1/k or more, so that no user moves it by
-  more than a step. With all decimals, an integer program found all ten users of a request.
+  more than a step. With all decimals and a histogram, an integer program found all ten users of a request.
 * **Nobody**: noise that was injected is not anybody's request. It is shown as it is, and so is everything with
   ``min_group`` = 1.
 """
@@ -37,7 +37,10 @@ from recbole_unlearn.results.schema import (
 
 _UTILITY_STEP = 0.1  # for few users: how a training ends depends on each interaction, and so do more decimals
 _RATE_STEP = 0.5  # for few users, of the demotion rate: some have a first decimal that few others have
-_MANY = 10  # times min_group: users enough that one of them is lost in a decimal, or in a histogram
+_MANY = 10  # times min_group: users enough that one of them is lost in a decimal
+_HISTOGRAM = (
+    100  # times min_group: users enough for sixty figures at once; each tells a little of who is in it
+)
 _SETTINGS = ("exact", "rank", "shards", "steps")  # certificates that repeat what was asked for
 _FOR_ALL = ("exact", "shards")  # those of them that are the same for every request
 _DIGITS = 2  # significant ones, of numbers that are not means over users
@@ -226,9 +229,9 @@ class Discretion:
         }
 
     def _distribution(self, found: Distribution | None) -> Distribution | None:
-        """The histogram, in steps of what an average user adds to it; of fewer users nothing would be left."""
+        """The histogram of very many users, in steps of what an average one adds to it."""
         users = self.crowd.compared
-        if found is None or users < _MANY * self.min_group:
+        if found is None or users < _HISTOGRAM * self.min_group:
             return None
         step = step_from(max(1.0, sum(found.counts) / users))
         return Distribution(

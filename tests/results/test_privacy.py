@@ -413,6 +413,14 @@ def test_means_over_all_users_have_a_decimal_if_one_user_is_lost_in_it():
     assert Discretion(10, ONE._replace(tested=99)).phase(phase).metrics == {}
 
 
+def test_a_histogram_is_of_very_many_users():
+    phase = PhaseResult(distribution=Distribution([0.123, 1.0, 2.0], [4321, 12345]))
+    crowd = ONE._replace(users=999, compared=999, matched=999, measured=300)
+    assert Discretion(10, crowd).phase(phase).distribution is None
+    shown = Discretion(10, crowd._replace(users=1000, compared=1000)).phase(phase).distribution
+    assert shown == Distribution([0.12, 1.0, 2.0], [4320, 12340])
+
+
 def test_what_a_phase_started_from_is_held_back_as_well():
     before = PhaseResult(affected={"ndcg@20": 0.12345}, forgetting={"demotion_rate": 0.61})
     shown = Discretion(10, ONE).phase(PhaseResult(before=before)).before
