@@ -38,9 +38,7 @@ from recbole_unlearn.results.schema import (
 _UTILITY_STEP = 0.1  # for few users: how a training ends depends on each interaction, and so do more decimals
 _RATE_STEP = 0.5  # for few users, of the demotion rate: some have a first decimal that few others have
 _MANY = 10  # times min_group: users enough that one of them is lost in a decimal
-_HISTOGRAM = (
-    100  # times min_group: users enough for sixty figures at once; each tells a little of who is in it
-)
+_HISTOGRAM = 100  # times min_group: users enough for sixty figures; each tells a little of who they are
 _SETTINGS = ("exact", "rank", "shards", "steps")  # certificates that repeat what was asked for
 _FOR_ALL = ("exact", "shards")  # those of them that are the same for every request
 _DIGITS = 2  # significant ones, of numbers that are not means over users
