@@ -43,6 +43,12 @@ from recbole_unlearn.settings import UnlearnConfig
 INJECTED = "injected"  # the source of a request that the synthetic protocol made
 
 
+# What RecBole raises when a setting is not what it expects; it checks few of them.
+_OF_SETTINGS = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, NotImplementedError, AssertionError,
+)  # fmt: skip
+
+
 class Splits(NamedTuple):
     """Training, validation and test interactions as RecBole datasets with one set of ids."""
 
@@ -104,14 +110,14 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
             with _recorded_times() as raw:
                 dataset = create_dataset(config)
             clock = _clock(raw, dataset)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except _OF_SETTINGS as error:
             raise UnlearnError(
                 f"RecBole cannot load the dataset {name} from {config['data_path']}: {error}. "
                 "Check load_col, the column names and the filters."
             ) from error
     try:
         parts = dataset.build()
-    except (ValueError, LookupError, TypeError, NotImplementedError, AssertionError) as error:
+    except _OF_SETTINGS as error:
         raise UnlearnError(f"RecBole cannot split the dataset {name}: {error}. Check eval_args.") from error
     if len(parts) != 3:
         raise UnlearnError(
@@ -304,7 +310,7 @@ def loaders(config: UnlearnConfig, splits: Splits) -> Loaders:
             )
             for phase, part, sampler in zip(("train", "valid", "test"), parts, samplers, strict=True)
         ]
-    except (ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as error:
+    except _OF_SETTINGS as error:
         raise UnlearnError(
             f"RecBole cannot make batches with these settings: {error}. Check train_batch_size, eval_args and "
             "train_neg_sample_args."

@@ -87,6 +87,8 @@ def _vocabularies(state: Mapping[str, Any]) -> str | None:
 
 
 def _tables(state: Mapping[str, Any]) -> str | None:
+    if "inter_feat" not in state["feat_name_list"]:
+        return "its interactions are not among its tables"
     for name in state["feat_name_list"]:
         if not isinstance(name, str) or not re.fullmatch(r"\w{1,50}_feat", name):
             return "a table has an odd name"

@@ -284,6 +284,8 @@ class Rebuilder:
             return _from_lists(state, shape)
         if form == "dok":
             raise RefusedError("a sparse matrix in dictionary form")
+        if form == "coo" and isinstance(state.get("coords"), tuple) and len(state["coords"]) == 2:
+            state |= dict(zip(("row", "col"), state["coords"], strict=True))  # as scipy has it since 1.13
         keys = ("row", "col") if form == "coo" else ("indices", "indptr")
         data, first, second = (_vector(state.get(key)) for key in ("data", *keys))
         if form == "coo":

@@ -44,7 +44,9 @@ def build_model(config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
 
 
 # What RecBole's constructors raise when a setting is not what they expect.
-_OF_SETTINGS = (ValueError, TypeError, LookupError, AttributeError, AssertionError, NotImplementedError)
+_OF_SETTINGS = (
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError,
+)  # fmt: skip
 
 
 def _not_built(what: str, error: Exception) -> str:

@@ -155,6 +155,24 @@ def test_no_layer_is_larger_than_the_weights(forged, values):
         read_checkpoint(forged(**values))
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"unused_col": 3}, {"unused_col": [1]}, {"load_col": "x"}, {"train_neg_sample_args": 5}, {"train_batch_size": 0},
+        {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": ["RO"], "group_by": "user", "mode": "full"}},
+        {"eval_args": {"split": 3, "order": "RO", "group_by": "user", "mode": "full"}}, {"learner": 5},
+    ],
+)  # fmt: skip
+def test_settings_of_another_kind_end_in_one_line(forged, tmp_path, tiny_path, values):
+    """RecBole fails on them in the middle of loading or training."""
+    with pytest.raises(UnlearnError) as error:
+        run_unlearn(
+            checkpoint=forged(**values), forget={"user_id": ["u1"]}, unlearn="obliviate", output_dir=tmp_path / "o",
+            config_dict=RUN | {"data_path": str(tiny_path)},
+        )  # fmt: skip
+    assert "\n" not in str(error.value)
+
+
 def test_a_grid_file_names_no_place(tmp_path, capsys):
     for key in ("data_path", "cache_dir", "download_url", "pretrain_path", "output_dir", "checkpoint"):
         lists = "datasets: [tiny]\nmodels: [BPR]\nmethods: [finetune, retrain]\nseeds: [1]\nratios: [0.1]\n"
