@@ -158,9 +158,9 @@ def test_no_layer_is_larger_than_the_weights(forged, values):
 @pytest.mark.parametrize(
     "values",
     [
-        {"unused_col": 3}, {"unused_col": [1]}, {"load_col": "x"}, {"train_neg_sample_args": 5}, {"train_batch_size": 0},
+        {"unused_col": 3}, {"unused_col": [1]}, {"load_col": "x"}, {"train_neg_sample_args": 5}, {"learner": 5},
         {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": ["RO"], "group_by": "user", "mode": "full"}},
-        {"eval_args": {"split": 3, "order": "RO", "group_by": "user", "mode": "full"}}, {"learner": 5},
+        {"eval_args": {"split": 3, "order": "RO", "group_by": "user", "mode": "full"}}, {"train_batch_size": 0},
     ],
 )  # fmt: skip
 def test_settings_of_another_kind_end_in_one_line(forged, tmp_path, tiny_path, values):
