@@ -25,7 +25,7 @@ from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.settings import Role, names
 from recbole_unlearn.settings.catalogue import get
-from recbole_unlearn.settings.config import about, own_settings, plain_settings
+from recbole_unlearn.settings.config import about, is_plain, own_settings, plain_settings
 
 LARGEST_NUMBER = 2**53  # of a setting
 LARGEST_SIZE = 10_000  # of a layer, unless the weights have a larger one
@@ -91,7 +91,7 @@ def _config_of(path: Path, config: Any) -> dict[str, Any]:
             f"{shown(path)} does not say which model and dataset it is of; a checkpoint written by RecBole's "
             "trainer does. Save it again with its config."
         )
-    return {key: value for key, value in values.items() if isinstance(key, str)}
+    return {key: value for key, value in values.items() if isinstance(key, str) and is_plain(value)}
 
 
 def safe_settings(values: Mapping[str, Any], path: Path, own: list[str] | None = None) -> dict[str, Any]:

@@ -79,7 +79,8 @@ def _vocabularies(state: Mapping[str, Any]) -> str | None:
             continue  # a field that was not loaded
         if not isinstance(tokens, (list, np.ndarray)) or np.ndim(tokens) != 1 or not isinstance(ids, dict):
             return f"{field} has no vocabulary"
-        if sorted(ids.values(), key=str) != sorted(range(len(tokens)), key=str):
+        whole = all(isinstance(number, (int, np.integer)) for number in ids.values())
+        if not whole or sorted(map(int, ids.values())) != list(range(len(tokens))):
             return f"the vocabulary of {field} is damaged"
         if any(ids.get(str(token)) != place for place, token in enumerate(tokens)):
             return f"the vocabulary of {field} is damaged"

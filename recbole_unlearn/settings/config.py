@@ -34,6 +34,7 @@ from recbole_unlearn.settings.recbole_values import (
     Known,
     refuse_code,
     refuse_impossible,
+    refuse_paths,
     refuse_unmeasured,
 )
 from recbole_unlearn.settings.yaml_files import YamlLoader, properties_dir, read_yaml
@@ -102,6 +103,7 @@ class UnlearnConfig(Config):
                 "Use for example --metrics=[Recall,NDCG] --valid_metric=NDCG@20 --eval_args={mode: full}."
             )
         refuse_code(self)
+        refuse_paths(self)
         if not self.inherited:  # with a model that exists, there may be nothing to train
             refuse_unmeasured(self)
 
@@ -286,7 +288,7 @@ def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     (a checkpoint read safely holds inert stand-ins there).
     """
     derived = {key for key, known in RECBOLE.items() if known.derived}
-    kept = {key: value for key, value in values.items() if key not in derived and _is_plain(value)}
+    kept = {key: value for key, value in values.items() if key not in derived and is_plain(value)}
     if isinstance(kept.get("data_path"), str):  # RecBole has added the dataset's name to it
         folder = Path(kept["data_path"])
         kept["data_path"] = str(folder.parent if folder.name == values.get("dataset") else folder)
@@ -296,11 +298,12 @@ def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether a value is text, a number, a flag, nothing, or lists and mappings of such."""
     if isinstance(value, dict):
-        return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
+        return all(isinstance(k, str) and is_plain(v) for k, v in value.items())
     if isinstance(value, (list, tuple)):
-        return all(_is_plain(v) for v in value)
+        return all(is_plain(v) for v in value)
     return value is None or type(value) in (bool, int, float, str)
 
 

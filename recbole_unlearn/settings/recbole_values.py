@@ -9,6 +9,7 @@ ordinary setting: it decides what comes out, and its kind is that of its default
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -124,6 +125,20 @@ def _expected(key: str, value: Any, default: Any) -> str | None:
     if known.low is not None and value < known.low:
         return f"a number, {known.low:g} or more"
     return None
+
+
+def refuse_paths(config: Config) -> None:
+    """Refuse parts of file names that are none: RecBole puts them into the names of the files that it opens."""
+    for key in ("benchmark_filename", "additional_feat_suffix"):
+        names = config[key] or []
+        names = [names] if isinstance(names, str) else names
+        fits = isinstance(names, (list, tuple)) and all(
+            isinstance(name, str) and re.fullmatch(r"\w[\w.+-]{0,99}", name) for name in names
+        )
+        if not fits:
+            raise UnlearnError(
+                f"{key}={config[key]!r} is not valid: expected a list of names, without paths."
+            )
 
 
 def refuse_code(config: Config) -> None:

@@ -158,6 +158,7 @@ def test_no_layer_is_larger_than_the_weights(forged, values):
 @pytest.mark.parametrize(
     "values",
     [
+        {"benchmark_filename": 3}, {"benchmark_filename": ["../../x"]}, {"additional_feat_suffix": ["../x"]},
         {"unused_col": 3}, {"unused_col": [1]}, {"load_col": "x"}, {"train_neg_sample_args": 5}, {"learner": 5},
         {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": ["RO"], "group_by": "user", "mode": "full"}},
         {"eval_args": {"split": 3, "order": "RO", "group_by": "user", "mode": "full"}}, {"train_batch_size": 0},
