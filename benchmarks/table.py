@@ -21,6 +21,7 @@ from recbole_unlearn.report.entries import (
     grouped,
     ratio_of_sums,
     read_result,
+    recovered,
     results_in,
 )
 from recbole_unlearn.report.values import difference
@@ -36,7 +37,7 @@ def figures(entry: Entry) -> dict[str, float | None]:
         "all": phase.metrics.get("ndcg@20"),
         "before": affected_ndcg(entry.before),
         "affected": affected_ndcg(phase),
-        "recovered": ratio_of_sums([entry.moves(affected_ndcg)]),
+        "recovered": recovered([entry]),
         "gap": difference(phase.demotion_rate, goal.demotion_rate),
         "AUC": phase.figure("attack", "auc"),
         "overlap": phase.figure("overlap@20", "affected"),

@@ -30,8 +30,9 @@ from recbole_unlearn.data import (
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, Trained, write_json
 from recbole_unlearn.measures.difficulty import difficulty
-from recbole_unlearn.measures.evaluation import Measured, Measurement
+from recbole_unlearn.measures.evaluation import Measured, Measurement, paired_errors
 from recbole_unlearn.measures.placebo import compare
+from recbole_unlearn.measures.provisional import EXACT, provisional
 from recbole_unlearn.methods import Finished, UnlearnTask, UnlearnTrainer, registry
 from recbole_unlearn.results import record
 from recbole_unlearn.results.privacy import Discretion
@@ -40,8 +41,10 @@ from recbole_unlearn.results.schema import (
     RETRAINED,
     UNLEARNED,
     Forgotten,
+    Metrics,
     PhaseResult,
     Placebo,
+    Provisional,
     RunResult,
 )
 from recbole_unlearn.results.table import table
@@ -123,14 +126,17 @@ class Pipeline:
         done = [self._method_phase(position) for position in range(len(self.methods))]
         first, unlearned = done[0][1:]
         curves = {name: finished.curves for name, _, finished in done if finished.curves}
+        phases = self._results()
         result = record.build(
             self.config,
             _forgotten(self.data),
-            self._results(),
+            phases,
             difficulty=self.difficulty,
             certificates=unlearned.certificates,
             curves=curves,
+            errors=self._errors(),
             placebo=self._placebo([finished for _, _, finished in done]),
+            provisional=self._provisional(unlearned.certificates),
         )
         _refuse_not_finite(result)
         result = self.discretion.shown(result)  # from here on nobody has figures that name a user
@@ -224,6 +230,25 @@ class Pipeline:
         finished = trainer.run(task) if works else trainer.keep(task)
         self.phases[name] = self._measured(name, trainer, finished.seconds, finished.from_cache, before)
         return name, trainer, finished
+
+    def _errors(self) -> Metrics:
+        """How sure it is that retraining moved affected users; empty without retraining."""
+        if RETRAINED not in self.phases:
+            return {}
+        return paired_errors(self.phases[ORIGINAL].measured, self.phases[RETRAINED].measured)
+
+    def _provisional(self, certificates: Mapping[str, Any]) -> Provisional | None:
+        """What the unlearned model looks like where nothing is there to compare it with."""
+        if RETRAINED in self.phases or len(self.data.forget) == 0:
+            return None
+        if certificates.get("exact"):
+            return EXACT
+        if self.discretion.few:
+            return None
+        before, after = (self.phases[name].measured.seen for name in (ORIGINAL, UNLEARNED))
+        least = 1 if self.discretion.shows_all else self.evaluation.min_group
+        questions = self.measurement.questions
+        return provisional(questions, self.data, before, after, least, self.config["seed"])
 
     def _placebo(self, done: list[Finished]) -> Placebo | None:
         """The method on the retrained model, measured: one unlearning, no training."""

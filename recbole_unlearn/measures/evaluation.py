@@ -8,11 +8,14 @@ users (those with a deleted interaction) and for the others; one scoring pass se
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import math
 from collections.abc import Mapping
 
 import numpy as np
 import torch
 from recbole.evaluator import Evaluator, metric_types
+from recbole.evaluator.base_metric import TopkMetric
 from recbole.evaluator.collector import DataStruct
 from recbole.utils import EvaluatorType
 
@@ -39,6 +42,17 @@ class _KeepingEvaluator(Evaluator):
         self.kept = dataobject
         return super().evaluate(dataobject)
 
+    def by_user(self, dataobject: DataStruct) -> dict[str, torch.Tensor]:
+        """The values (n,) of each user, of those metrics that are means over users."""
+        found: dict[str, torch.Tensor] = {}
+        for name, metric in self.metric_class.items():
+            if isinstance(metric, TopkMetric):
+                # Hits, and for some metrics how many there could be.
+                needs = len(inspect.signature(metric.metric_info).parameters)
+                values = torch.from_numpy(metric.metric_info(*metric.used_info(dataobject)[:needs]))
+                found |= {f"{name}@{k}": values[:, k - 1].double() for k in metric.topk}
+        return found
+
 
 def report_config(config: UnlearnConfig, item_num: int) -> UnlearnConfig:
     """The config with the metrics every result has, beside those the user asked for."""
@@ -50,8 +64,15 @@ def report_config(config: UnlearnConfig, item_num: int) -> UnlearnConfig:
 
 def utility(
     trainer: PhaseTrainer, config: UnlearnConfig, data: Loaders, affected: torch.Tensor
-) -> dict[str, dict[str, float]]:
+) -> dict[str, Metrics]:
     """RecBole's metrics on the test interactions: "metrics" (all users), "affected" and "unaffected"."""
+    return _utility(trainer, config, data, affected)[0]
+
+
+def _utility(
+    trainer: PhaseTrainer, config: UnlearnConfig, data: Loaders, affected: torch.Tensor
+) -> tuple[dict[str, Metrics], dict[str, torch.Tensor]]:
+    """As :func:`utility`, and the values of each affected user, in the loader's order."""
     config = report_config(config, data.test._dataset.item_num)
     evaluator = _KeepingEvaluator(config)
     held = trainer.eval_collector, trainer.evaluator
@@ -67,10 +88,11 @@ def utility(
     users = torch.as_tensor(np.asarray(data.test.uid_list))
     is_affected = torch.isin(users, affected)
     groups = {"affected": is_affected, "unaffected": ~is_affected}
-    return {"metrics": dict(everyone)} | {
+    means = {"metrics": dict(everyone)} | {
         name: dict(evaluator.evaluate(_only(struct, mask))) if mask.any() else {}
         for name, mask in groups.items()
     }
+    return means, evaluator.by_user(_only(struct, is_affected)) if is_affected.any() else {}
 
 
 def _only(struct: DataStruct, users: torch.Tensor) -> DataStruct:
@@ -91,6 +113,20 @@ class Measured:
     forgetting: dict[str, Figure]
     groups: dict[str, dict[str, Metrics]]
     seen: Observation
+    affected: dict[str, torch.Tensor]  # by metric, the values of each affected user
+
+
+def paired_errors(before: Measured, after: Measured) -> Metrics:
+    """For each metric, the standard error of how far affected users moved from one model to another.
+
+    With d_u = after_u − before_u of the n affected users: error = √(Σ (d_u − mean)² / (n − 1)) / √n. Of a single
+    user nothing is known, and the error is infinite.
+    """
+    moves = {key: after.affected[key] - values for key, values in before.affected.items()}
+    return {
+        key: float(move.std() / math.sqrt(len(move))) if len(move) > 1 else math.inf
+        for key, move in moves.items()
+    }
 
 
 class Measurement:
@@ -104,7 +140,7 @@ class Measurement:
     def measure(self, trainer: PhaseTrainer, before: Measured | None = None) -> Measured:
         """The figures of a model by itself, and of it together with the model it started from."""
         seen = observe(trainer, self.questions, self.data.retain)
-        found = utility(trainer, self.config, self.test, self.data.affected_users)
+        found, affected = _utility(trainer, self.config, self.test, self.data.affected_users)
         view = View(self.questions, seen, None if before is None else before.seen)
         return Measured(
             found,
@@ -112,6 +148,7 @@ class Measurement:
             {key: value for one in measures() if not one.is_distance for key, value in one.of(view).items()},
             by_group(self.questions, self.data, seen.top),
             seen,
+            affected,
         )
 
     def distances(self, mine: Measured, retrained: Measured | None) -> dict[str, Figure]:

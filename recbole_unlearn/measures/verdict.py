@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
-from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, Verdict
+from recbole_unlearn.results.schema import (
+    ORIGINAL,
+    RETRAINED,
+    SECOND,
+    UNLEARNED,
+    PhaseResult,
+    Provisional,
+    Verdict,
+)
 
 SHARE = 0.1  # of the way from the original to the retrained model that may be left
 BEYOND = 0.05  # of that way, that a model may go too far: what is pushed below its place can be seen
@@ -18,10 +26,29 @@ _WORDS = {
     "cannot_tell": "This request cannot tell: with it, the original and the retrained model look alike",
     "unknown": "How near this model is to a retrained one is not known: retraining was not run (--compare=retrain)",
 }
+# What it looks like without retraining: in short, and what the expected level says of it.
+_LOOKS = {
+    "near": ("Looks forgotten", "deleted items rank about where a model that never saw them should put them"),
+    "under": (
+        "Looks not fully forgotten",
+        "deleted items rank higher than a model that never saw them should put them",
+    ),
+    "over": (
+        "Looks forgotten too well",
+        "deleted items rank lower than a model that never saw them should put them",
+    ),
+    "cannot_tell": (
+        "Cannot tell without retraining",
+        "the original does not rank deleted items clearly higher than a model that never saw them should",
+    ),
+}
 
 
 def verdict(
-    phases: Mapping[str, PhaseResult], recovered: Mapping[str, float], deleted: int | None = None
+    phases: Mapping[str, PhaseResult],
+    recovered: Mapping[str, float],
+    deleted: int | None = None,
+    provisional: Provisional | None = None,
 ) -> Verdict:
     """The level (near, under, over, cannot_tell, unknown) and a sentence for people.
 
@@ -31,12 +58,15 @@ def verdict(
     Then the level is *near*. If not, it is *under* on the original's side and *over* on the other: the model still
     knows, or shows what was deleted. Where not even the original can be told from the retrained model, a model that
     did nothing would pass, so the level is *cannot_tell*. Where no training interaction was ``deleted``, the original
-    never saw what is to be forgotten.
+    never saw what is to be forgotten. Without a retrained model the level is *unknown*, and ``provisional`` says what
+    it looks like.
     """
     if deleted == 0:
         return Verdict("near", UNCHANGED)
     level = _level(phases)
-    return Verdict(level, sentence(level, phases, recovered))
+    if level != "unknown":
+        provisional = None
+    return Verdict(level, sentence(level, phases, recovered, provisional), provisional)
 
 
 class _Way(NamedTuple):
@@ -106,12 +136,17 @@ def _half(attack: Mapping[str, float]) -> float:
     return (attack["high"] - attack["low"]) / 2
 
 
-def sentence(level: str, phases: Mapping[str, PhaseResult], recovered: Mapping[str, float]) -> str:
+def sentence(
+    level: str,
+    phases: Mapping[str, PhaseResult],
+    recovered: Mapping[str, float],
+    provisional: Provisional | None = None,
+) -> str:
     """A level in words, with those of its figures that are in ``phases`` and ``recovered``."""
+    if level == "unknown":
+        return f"{_WORDS[level]}." if provisional is None else _looks(provisional, phases)
     mine, target = (phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED))
     rate, goal = mine.demotion_rate, target.demotion_rate
-    if level == "unknown":
-        return f"{_WORDS[level]}."
     parts = [_WORDS[level]]
     if rate is not None and goal is not None:
         parts[0] += f" (demotion rate {rate:.3f}, retrained {goal:.3f})"
@@ -127,3 +162,18 @@ def sentence(level: str, phases: Mapping[str, PhaseResult], recovered: Mapping[s
     if share is not None:
         parts.append(f"{share:.0%} of what retraining does for affected users is recovered")
     return "; ".join(parts) + "."
+
+
+def _looks(found: Provisional, phases: Mapping[str, PhaseResult]) -> str:
+    """What a run looks like without retraining, what that rests on, and what would confirm it."""
+    short, meaning = _LOOKS[found.looks]
+    ending = "Only --compare=retrain can confirm it."
+    if found.looks == "cannot_tell":
+        ending = "Only --compare=retrain can tell."
+        if found.expected is None:
+            return f"{short}: {found.rests_on}. {ending}"
+    if found.expected is not None:
+        rates = {name: phases.get(name, PhaseResult()).demotion_rate for name in (UNLEARNED, ORIGINAL)}
+        figures = [f"{name} {rate:.3f}" for name, rate in rates.items() if rate is not None]
+        short += f": {meaning} (demotion rate: {', '.join([*figures, f'expected {found.expected:.3f}'])})"
+    return f"{short}; provisional: it rests on {found.rests_on}. {ending}"

@@ -24,6 +24,7 @@ from recbole_unlearn.report.entries import (
     ratio_of_sums,
     read_plan,
     read_result,
+    recovered,
 )
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import (
@@ -112,7 +113,8 @@ def _table(groups: Groups, looks: dict[str, figures.Look]) -> Html:
             for name in names
         ]
     caption = (
-        "Means over runs, ± standard deviation. Small below: the distance to the same run's retrained model."
+        "Means over runs, ± standard deviation. Small below: the distance to the same run's retrained model. "
+        "Recovered is a dash where retraining changes no more than two retrained models differ."
     )
     return page.section("All figures", page.table(caption, _HEAD, bodies))
 
@@ -122,7 +124,7 @@ def _row(name: str, entries: list[Entry], color: str) -> list[str]:
     return [
         page.chip(color, phase_title(name)),
         _mean(entries, affected_ndcg, digits=4),
-        "" if reference else percent(_recovered(entries)),
+        "" if reference else percent(recovered(entries)),
         _mean(entries, lambda phase: phase.demotion_rate),
         _mean(entries, lambda phase: phase.figure("attack", "auc")),
         _mean(entries, lambda phase: phase.figure("overlap@20", "affected")),
@@ -155,14 +157,6 @@ def _mean(entries: list[Entry], of: FigureOf, digits: int = 3) -> str:
     if away is None or entries[0].name == RETRAINED:
         return written
     return page.lines(written, signed(away, digits))
-
-
-def _recovered(entries: list[Entry]) -> float | None:
-    """Σ(phase − original) / Σ(retrained − original) of NDCG@20 of affected users, over runs that have all three.
-
-    A ratio of sums: the mean of ratios is ruled by the run in which retraining moved least.
-    """
-    return ratio_of_sums(entry.moves(affected_ndcg) for entry in entries)
 
 
 def _speedup(entries: list[Entry]) -> float | None:

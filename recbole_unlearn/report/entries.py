@@ -54,6 +54,9 @@ class Entry(NamedTuple):
     phase: PhaseResult
     original: PhaseResult  # without figures where the run has none, as the next one
     retrained: PhaseResult
+    is_moved: bool = (
+        True  # whether retraining moves NDCG@20 of affected users by more than noise, if it is known
+    )
 
     @property
     def before(self) -> PhaseResult:
@@ -175,7 +178,8 @@ def _entries(result: RunResult) -> Iterable[Entry]:
             if RETRAINED in result.phases and _figures(phase) == _figures(retrained):
                 continue
             name = result.method or name
-        yield Entry(name, _text(result.seed), phase, original, retrained)
+        is_moved = result.left_out is None or "ndcg@20" not in result.left_out.metrics
+        yield Entry(name, _text(result.seed), phase, original, retrained, is_moved)
 
 
 def _figures(phase: PhaseResult) -> str:
@@ -186,6 +190,17 @@ def _once(entries: Iterable[Entry]) -> list[Entry]:
     unique = {(entry.name, entry.seed, _figures(entry.phase)): entry for entry in reversed(list(entries))}
     order = {name: place for place, name in enumerate(REFERENCES)}
     return sorted(reversed(unique.values()), key=lambda entry: order.get(entry.name, len(order)))
+
+
+def recovered(entries: Sequence[Entry]) -> float | None:
+    """Σ(phase − before) / Σ(retrained − before) of NDCG@20 of affected users, over runs that have all three.
+
+    A ratio of sums: the mean of ratios is ruled by the run in which retraining moved least. None where retraining
+    moves no more than noise in half of the runs or more.
+    """
+    if 2 * sum(entry.is_moved for entry in entries) <= len(entries):
+        return None
+    return ratio_of_sums(entry.moves(affected_ndcg) for entry in entries)
 
 
 def ratio_of_sums(pairs: Iterable[Pair]) -> float | None:

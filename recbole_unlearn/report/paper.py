@@ -21,6 +21,7 @@ from recbole_unlearn.report.entries import (
     affected_ndcg,
     grouped,
     ratio_of_sums,
+    recovered,
 )
 from recbole_unlearn.report.figures import metric_title
 from recbole_unlearn.report.values import MISSING, decimal, percent, phase_title, signed, times
@@ -236,16 +237,15 @@ def _affected_row(runs: Runs) -> Cells:
     cells = [runs.spread(_before, affected_ndcg), runs.spread(_after, affected_ndcg)]
     if runs.name == RETRAINED:
         return [*cells, MISSING, MISSING]
-    moves = [entry.moves(affected_ndcg) for entry in runs.entries]
-    shares = [ratio_of_sums([move]) for move in moves]
+    shares = [recovered([entry]) for entry in runs.entries]
     worst = min((share for share in shares if share is not None), default=None)
-    return [*cells, percent(ratio_of_sums(moves)), percent(worst)]
+    return [*cells, percent(recovered(runs.entries)), percent(worst)]
 
 
 _AFFECTED = _Kind(
     "NDCG@20, affected users",
-    "Users with a deleted interaction. Recovered: the share of what retraining changes for them, which "
-    "says little where that is little. The paper has no such figures.",
+    "Users with a deleted interaction. Recovered: the share of what retraining changes for them; a dash where "
+    "that is no more than two retrained models differ. The paper has no such figures.",
     ["Before", "After", "Recovered", "Recovered, worst"],
     _affected_row,
 )

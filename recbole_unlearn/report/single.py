@@ -29,6 +29,7 @@ from recbole_unlearn.results.schema import (
     RETRAINED,
     SECOND,
     UNLEARNED,
+    LeftOut,
     Metrics,
     PhaseResult,
     RunResult,
@@ -44,6 +45,7 @@ _LEVELS = {
     "cannot_tell": "These figures cannot tell",
     "unknown": "No verdict",
 }
+_PROVISIONAL = "Provisional: no retrained model"
 _ALL = "All users"
 _GROUPS: dict[str, Callable[[PhaseResult], Metrics]] = {
     _ALL: lambda phase: phase.metrics,
@@ -86,6 +88,7 @@ def write_report(result: RunResult, directory: Path) -> Path:
         _verdict(result, run),
         page.cards(_key_figures(result)),
         Html("") if result.withheld is None else page.element("p", result.withheld.why, class_="note"),
+        Html("") if result.left_out is None else page.element("p", _left_out(result.left_out), class_="note"),
         Html("") if RETRAINED in phases else _without_retraining(),
         _results(phases),
         _scores(phases),
@@ -100,17 +103,24 @@ def write_report(result: RunResult, directory: Path) -> Path:
 
 
 def _verdict(result: RunResult, run: str) -> Html:
-    level, sentence = result.verdict or Verdict("unknown", _request(result))
+    level, sentence, provisional = result.verdict or Verdict("unknown", _request(result))
     # A verdict may continue after its first clause; only that one is large.
     first, semicolon, rest = sentence.partition("; ")
     known = level in _LEVELS
+    heading = _LEVELS.get(level, "") if provisional is None else _PROVISIONAL
     return page.element(
         "header",
         page.element("p", run, class_="quiet"),
-        page.element("p", _LEVELS[level], class_="level") if known else "",
+        page.element("p", heading, class_="level") if known else "",
         page.element("h1", first + semicolon, page.element("small", rest) if rest else ""),
         class_=f"verdict {level}" if known else "verdict",
     )
+
+
+def _left_out(found: LeftOut) -> str:
+    """Which recovered shares are not on this page, and why."""
+    names = ", ".join(map(figures.metric_title, found.metrics))
+    return f"Recovered share, left out for {names}: {found.why}"
 
 
 def _request(result: RunResult) -> str:

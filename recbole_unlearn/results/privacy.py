@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recbole_unlearn.data import INJECTED, UnlearnData
+from recbole_unlearn.measures.provisional import EXACT
 from recbole_unlearn.measures.verdict import UNCHANGED, sentence
 from recbole_unlearn.results.schema import (
     Curve,
@@ -30,6 +31,7 @@ from recbole_unlearn.results.schema import (
     Metrics,
     PhaseResult,
     Placebo,
+    Provisional,
     RunResult,
     Verdict,
     Withheld,
@@ -243,11 +245,6 @@ class Discretion:
         phases = {name: self.phase(phase) for name, phase in result.phases.items()}
         hidden = result.recovered is None or self._hides_utility
         shares = None if hidden else _means(result.recovered or {}, 0.1)
-        verdict = result.verdict
-        if verdict is not None and verdict.text != UNCHANGED:
-            # The level is that of the figures themselves; its sentence has what is shown of them.
-            text = sentence(verdict.level, {} if self.few else phases, shares or {})
-            verdict = Verdict(verdict.level, text)
         return dataclasses.replace(
             result,
             forget=self.forgotten(result.forget),
@@ -256,10 +253,34 @@ class Discretion:
             certificates=self._certificates(result.certificates),
             curves={} if self.few else self._curves(result.curves),
             recovered=shares,
+            left_out=None if hidden else result.left_out,
             placebo=self._placebo(result.placebo),
-            verdict=verdict,
+            verdict=self._verdict(result.verdict, phases, shares or {}),
             withheld=self.withheld,
         )
+
+    def _verdict(
+        self, found: Verdict | None, phases: Mapping[str, PhaseResult], shares: Metrics
+    ) -> Verdict | None:
+        """The level is that of the figures themselves; its sentence has what is shown of them."""
+        if found is None or found.text == UNCHANGED:
+            return found
+        provisional = self._provisional(found.provisional)
+        text = sentence(found.level, {} if self.few else phases, shares, provisional)
+        return Verdict(found.level, text, provisional)
+
+    def _provisional(self, found: Provisional | None) -> Provisional | None:
+        """What rests on figures of few users is left out; what rests on a certificate has none."""
+        if found is None or found == EXACT:
+            return found
+        if self.few:
+            return None
+        if found.expected is None:
+            return found
+        users = found.users or 0
+        if users < self.min_group:
+            return None
+        return found._replace(expected=to_step(found.expected, step_from(1 / users)))
 
     def _placebo(self, found: Placebo | None) -> Placebo | None:
         """Figures of deleted pairs, as those of the phases."""

@@ -17,8 +17,8 @@ import torch
 
 from recbole_unlearn import __version__
 from recbole_unlearn.measures.verdict import verdict
+from recbole_unlearn.results.recovered import left_out, recovered
 from recbole_unlearn.results.schema import (
-    ORIGINAL,
     RETRAINED,
     UNLEARNED,
     Curve,
@@ -26,25 +26,11 @@ from recbole_unlearn.results.schema import (
     Metrics,
     PhaseResult,
     Placebo,
+    Provisional,
     RunResult,
 )
 from recbole_unlearn.settings import Role, RunSettings, UnlearnConfig, read
 from recbole_unlearn.settings.config import about
-
-
-def recovered(phases: Mapping[str, PhaseResult]) -> Metrics:
-    """Share of retraining's effect on affected users: (unlearned − original) / (retrained − original).
-
-    A metric that retraining does not move has no share and is left out.
-    """
-    before, after, target = (
-        phases.get(name, PhaseResult()).affected for name in (ORIGINAL, UNLEARNED, RETRAINED)
-    )
-    return {
-        metric: round((after[metric] - before[metric]) / (target[metric] - before[metric]), 4)
-        for metric in target
-        if metric in before and metric in after and target[metric] != before[metric]
-    }
 
 
 def speedup(phases: Mapping[str, PhaseResult]) -> float | None:
@@ -107,11 +93,17 @@ def build(
     difficulty: dict[str, Any],
     certificates: dict[str, Any],
     curves: dict[str, dict[str, Curve]],
+    errors: Metrics | None = None,
     placebo: Placebo | None = None,
+    provisional: Provisional | None = None,
 ) -> RunResult:
-    """The result of a finished run."""
+    """The result of a finished run.
+
+    ``errors`` are those of how far retraining moves affected users, and ``provisional`` is what the run looks like
+    without retraining.
+    """
     run = read(RunSettings, config)
-    shares = recovered(phases) if RETRAINED in phases else None
+    shares = recovered(phases, errors or {}) if RETRAINED in phases else None
     return RunResult(
         model=config["model"],
         dataset=config["dataset"],
@@ -125,7 +117,8 @@ def build(
         curves=curves,
         environment=environment(run.threads, config["device"]),
         recovered=shares,
+        left_out=None if shares is None else left_out(phases, shares),
         speedup=speedup(phases),
         placebo=placebo,
-        verdict=verdict(phases, shares or {}, forget.interactions),
+        verdict=verdict(phases, shares or {}, forget.interactions, provisional),
     )

@@ -29,11 +29,66 @@ class Distribution(NamedTuple):
     counts: list[float]
 
 
+class Provisional(NamedTuple):
+    """What a result without retraining looks like, and what that rests on."""
+
+    looks: str  # near, under, over or cannot_tell
+    rests_on: str
+    expected: float | None = None  # the demotion rate to expect of a model that never saw the deleted pairs
+    users: int | None = None  # whose deleted pairs that is about
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is in the file."""
+        return {key: value for key, value in self._asdict().items() if value is not None}
+
+    @classmethod
+    def from_json(cls, tree: Any) -> Provisional | None:
+        """From a file; None where there is none."""
+        tree = mapping(tree)
+        looks, rests_on = (_word(tree.get(key)) for key in ("looks", "rests_on"))
+        if looks not in LEVELS or not rests_on:
+            return None
+        return cls(looks, rests_on, number(tree.get("expected")), number(tree.get("users")))
+
+
 class Verdict(NamedTuple):
     """One word and one sentence on a result."""
 
     level: str
     text: str
+    provisional: Provisional | None = None  # where the level is unknown
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is in the file."""
+        tree: dict[str, Any] = {"level": self.level, "text": self.text}
+        return tree if self.provisional is None else tree | {"provisional": self.provisional.to_json()}
+
+    @classmethod
+    def from_json(cls, tree: Any) -> Verdict | None:
+        """From a file; None where there is none."""
+        tree = mapping(tree)
+        text = _word(tree.get("text"))
+        if not text:
+            return None
+        return cls(
+            _word(tree.get("level")) or "unknown", text, Provisional.from_json(tree.get("provisional"))
+        )
+
+
+class LeftOut(NamedTuple):
+    """Metrics that have no share under `recovered`, and why."""
+
+    metrics: list[str]
+    why: str
+
+    @classmethod
+    def from_json(cls, tree: Any) -> LeftOut | None:
+        """From a file; None where there is none."""
+        tree = mapping(tree)
+        metrics, why = tree.get("metrics"), _word(tree.get("why"))
+        if not isinstance(metrics, list) or not metrics or not why:
+            return None
+        return cls([str(metric) for metric in metrics], why)
 
 
 class Withheld(NamedTuple):
@@ -167,6 +222,7 @@ class RunResult:
     curves: dict[str, dict[str, Curve]] = dataclasses.field(default_factory=dict)  # by phase
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
     recovered: Metrics | None = None
+    left_out: LeftOut | None = None  # `recovered_left_out` in the file
     speedup: float | None = None
     placebo: Placebo | None = None
     verdict: Verdict | None = None
@@ -189,13 +245,16 @@ class RunResult:
         tree["forget"] = self.forget.to_json()
         tree["phases"] = {name: phase.to_json() for name, phase in self.phases.items()}
         tree |= {key: getattr(self, key) for key in ("difficulty", "certificates", "curves", "environment")}
-        tree |= {
-            key: getattr(self, key) for key in ("recovered", "speedup") if getattr(self, key) is not None
-        }
+        if self.recovered is not None:
+            tree["recovered"] = self.recovered
+        if self.left_out is not None:
+            tree["recovered_left_out"] = self.left_out._asdict()
+        if self.speedup is not None:
+            tree["speedup"] = self.speedup
         if self.placebo is not None:
             tree["placebo"] = self.placebo.to_json()
         if self.verdict is not None:
-            tree["verdict"] = self.verdict._asdict()
+            tree["verdict"] = self.verdict.to_json()
         if self.withheld is not None:
             tree["withheld"] = self.withheld._asdict()
         return tree
@@ -207,8 +266,6 @@ class RunResult:
         found = {
             name: PhaseResult.from_json(p) for name, p in mapping(tree.get("phases")).items() if mapping(p)
         }
-        verdict = mapping(tree.get("verdict"))
-        text = _word(verdict.get("text"))
         return cls(
             model=_word(tree.get("model")),
             dataset=_word(tree.get("dataset")),
@@ -224,10 +281,11 @@ class RunResult:
                 name: {key: _curve(points) for key, points in mapping(curves).items()}
                 for name, curves in mapping(tree.get("curves")).items()
             },
-            recovered=numbers(tree["recovered"]) if mapping(tree.get("recovered")) else None,
+            recovered=numbers(tree["recovered"]) if isinstance(tree.get("recovered"), Mapping) else None,
+            left_out=LeftOut.from_json(tree.get("recovered_left_out")),
             speedup=number(tree.get("speedup")),
             placebo=Placebo.from_json(tree.get("placebo")),
-            verdict=Verdict(_word(verdict.get("level")) or "unknown", text) if text else None,
+            verdict=Verdict.from_json(tree.get("verdict")),
             withheld=_withheld(tree.get("withheld")),
         )
 

@@ -84,6 +84,9 @@ def _closing_lines(result: RunResult) -> Iterator[str]:
     share = (result.recovered or {}).get("ndcg@20")
     if share is not None:
         yield f"Share of retraining recovered (NDCG@20, affected users): {share:.0%}."
+    if result.left_out is not None:
+        names = ", ".join(result.left_out.metrics)
+        yield f"Share of retraining recovered, left out for {names}: {result.left_out.why}"
     if result.placebo is not None and result.placebo.memory:
         memory, mark = (_listed(part) for part in (result.placebo.memory, result.placebo.mark))
         yield f"Memory, by the placebo: {memory}. The method's own mark: {mark}."

@@ -7,7 +7,7 @@ from recbole.data.interaction import Interaction
 
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.data.splits import divide, load, loaders
-from recbole_unlearn.measures.evaluation import report_config, utility
+from recbole_unlearn.measures.evaluation import Measurement, paired_errors, report_config, utility
 from recbole_unlearn.measures.observe import deleted_pairs, never_touched
 from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
 
@@ -110,3 +110,23 @@ def test_reported_metrics_are_always_there(make_config):
     assert config["metrics"] == ["Recall", "NDCG", "MRR"]
     assert config["topk"] == [5, 10, 20, 50]
     assert report_config(make_config(), item_num=30)["topk"] == [10, 20]
+
+
+def test_paired_errors_are_those_of_the_users_own_differences(make_config, divided):
+    """Values by user have RecBole's means, and a model is paired with another user by user."""
+    config = make_config(metrics=["Recall", "MRR", "ItemCoverage"], valid_metric="Recall@10")
+    measurement = Measurement(config, divided, loaders(config, divided.retain), 10)
+    first, second = (
+        measurement.measure(
+            compose(PhaseTrainer, config, build_model(config.replace(seed=n), divided.full), "x")
+        )
+        for n in (1, 2)
+    )
+    assert "itemcoverage@10" in first.utility["affected"]
+    assert set(first.affected) == {key for key in first.utility["affected"] if "coverage" not in key}
+    for key, own in first.affected.items():
+        assert float(own.mean()) == pytest.approx(first.utility["affected"][key], abs=1e-6)
+    errors = paired_errors(first, second)
+    moved = (second.affected["mrr@10"] - first.affected["mrr@10"]).numpy()
+    assert errors["mrr@10"] == pytest.approx(np.std(moved, ddof=1) / np.sqrt(len(moved)))
+    assert set(paired_errors(first, first).values()) == {0.0}

@@ -20,6 +20,7 @@ from recbole_unlearn.results.privacy import Crowd, Discretion, blunt, coarse, st
 from recbole_unlearn.results.schema import (
     Distribution,
     Forgotten,
+    LeftOut,
     PhaseResult,
     RunResult,
     Verdict,
@@ -300,6 +301,7 @@ def results(draw, rate=None, everyone=None):
         certificates={"exact": True, "margin": {"loss": draw(values)}, "rows": {"user": draw(st.integers(1, 9))}},
         curves={"unlearned": {"loss": [(1, draw(values))]}},
         recovered=draw(metrics),
+        left_out=LeftOut(draw(st.lists(st.sampled_from(METRICS), min_size=1)), "noise"),
         verdict=Verdict("near", f"near ({draw(values)})"),
     )  # fmt: skip
 
@@ -317,7 +319,7 @@ def test_nothing_of_few_users_reaches_what_is_shown(data, rate, everyone, group)
         assert phase["affected"] == phase["unaffected"] == {}
         assert not {"masked", "groups", "distribution"} & set(phase)
         assert set(phase["forgetting"]) == {"demotion_rate"}
-    assert not {"recovered"} & set(a)
+    assert not {"recovered", "recovered_left_out"} & set(a)
     assert (a["difficulty"], a["curves"], a["certificates"]) == ({}, {}, {"exact": True})
 
 

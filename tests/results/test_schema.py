@@ -20,7 +20,8 @@ TREES = st.recursive(
 )
 KEYS = (
     "schema", "model", "dataset", "method", "seed", "settings", "forget", "phases", "difficulty", "certificates",
-    "curves", "environment", "recovered", "speedup", "verdict", "withheld",
+    "curves", "environment", "recovered", "recovered_left_out", "speedup", "verdict",
+    "withheld",
 )  # fmt: skip
 PARTS = ("seconds", "metrics", "affected", "masked", "forgetting", "groups", "distribution", "before")
 
