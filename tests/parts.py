@@ -41,11 +41,11 @@ def same(first, second):
     return all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-def make_witness(config, data, threshold=0.1, negatives=1.0, seed=0):
+def make_witness(config, data, negatives=1.0, seed=0):
     index = TrainIndex(data.full.train)
     pairs = data.forget.inter_feat["user_id"], data.forget.inter_feat["item_id"]
     retained = RetainedIndex(index, *pairs, data.deleted)
-    region = find_region(index, *pairs, threshold)
+    region = find_region(index, *pairs)
     return Witness(config, retained, region, torch.Generator().manual_seed(seed), negatives)
 
 

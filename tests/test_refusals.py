@@ -24,7 +24,7 @@ def no_data(monkeypatch):
     [
         (["--unlearn=obliviate", "--rank=0"], "rank=0 is not valid: expected a whole number, at least 1, or"),
         (["--unlearn=obliviate", "--rank=half"], "rank='half' is not valid"),
-        (["--unlearn=obliviate", "--lua_scale=big"], "lua_scale='big' is not valid: expected a number, or auto"),
+        (["--unlearn=obliviate", "--lua_scale=big"], "lua_scale='big' is not valid: expected a number"),
         (["--unlearn=retrain", "--compare=obliviate", "--lac_steps=-1"], "lac_steps=-1 is not valid"),
         (["--unlearn=obliviate", "--lac_steps=9", "--lac_horizon=5"], "lac_horizon=5 is not valid: at least"),
         (["--unlearn=retrain", "--compare=retrain,finetune", "--finetune_epochs=0"], "finetune_epochs=0"),

@@ -66,6 +66,7 @@ class UnlearnTask:
     own_original: Originated | None = None  # what `originate` made
     watch: Watch | None = None
     prepared_index: TrainIndex | None = None  # of D, for methods with `needs_index`
+    prepared: Any = None  # what the method's `prepare` made
 
     @property
     def index(self) -> TrainIndex:
@@ -143,6 +144,10 @@ class UnlearnTrainer(PhaseTrainer):
         """The model of D as this method trains it, for methods with an original of their own; called before `run`."""
         raise NotImplementedError(f"{type(self).__name__} starts from the plain original.")
 
+    def prepare(self, task: UnlearnTask) -> Any:
+        """What serves any number of requests to one model, and is not timed with one; later ``task.prepared``."""
+        return None
+
     def unlearn(self, task: UnlearnTask) -> Outcome | None:
         """Change ``self.model`` so that it behaves as if it had never seen ``task.data.forget``."""
         raise NotImplementedError(f"{type(self).__name__} does not implement unlearn().")
@@ -184,6 +189,7 @@ class UnlearnTrainer(PhaseTrainer):
         if self.needs_index:  # it serves any number of requests, so it is not timed with one
             index = TrainIndex(task.data.full.train).complete()
             task = dataclasses.replace(task, prepared_index=index)
+        task = dataclasses.replace(task, prepared=self.prepare(task))
         self._start, self._looked = time.perf_counter(), 0.0
         outcome = self.unlearn(task) or Outcome()
         self.reset_orphans(task, outcome.refits_orphan_items)

@@ -63,7 +63,7 @@ class RequestLosses:
             forget.inter_feat[field].cpu() for field in (forget.uid_field, forget.iid_field)
         )
         self.retained = RetainedIndex(index, self.users, self.items, task.data.deleted)
-        self.region = find_region(index, self.users, self.items, 0.0, task.data.lost)
+        self.region = find_region(index, self.users, self.items, task.data.lost)
         self.generator = torch.Generator().manual_seed(task.config["seed"])
         self.by_user = learns_by_user(task.config)
         self._before: AbstractRecommender | None = None

@@ -54,6 +54,10 @@ class Members:
         """Which of ``ids`` are members (a mask)."""
         return self.place(ids) >= 0
 
+    def part(self, which: torch.Tensor) -> Members:
+        """Some of them, by a mask."""
+        return Members(self.ids[which], self.share[which])
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -66,23 +70,18 @@ def find_region(
     index: TrainIndex,
     users: torch.Tensor,
     items: torch.Tensor,
-    threshold: float,
     lost: torch.Tensor | None = None,
 ) -> Region:
-    """The region of the deleted interactions (``users``, ``items``).
+    """The users and items of the deleted interactions (``users``, ``items``), with their deleted shares.
 
-    Every user with a deleted interaction is inside, or a small request would change nothing. An item is inside when
-    its share reaches ``threshold``: a few interactions hardly move a popular item, and many users depend on it.
     ``lost`` (items,) is how many interactions earlier requests took from each item, L above.
     """
     members = Region()
-    asked: list[tuple[Side, torch.Tensor, float]] = [("user", users, 0.0), ("item", items, threshold)]
-    for side, ids, least in asked:
+    asked: list[tuple[Side, torch.Tensor]] = [("user", users), ("item", items)]
+    for side, ids in asked:
         ids, gone = torch.unique(ids, return_counts=True)
         before = lost[ids] if lost is not None and side == "item" else torch.zeros_like(ids)
-        share = (before + gone) / (before + index.counts(side, ids))
-        inside = share >= least
-        members[side] = Members(ids[inside], share[inside])
+        members[side] = Members(ids, (before + gone) / (before + index.counts(side, ids)))
     return members
 
 

@@ -352,7 +352,7 @@ def test_pruning_keeps_the_heaviest_neighbours_and_never_drops_a_deleted_node():
     deleted[0] = True
     users, items = index.ids["user"][deleted], index.ids["item"][deleted]
     retained = RetainedIndex(index, users, items, deleted)
-    touched = find_region(index, users, items, 0.0)
+    touched = find_region(index, users, items)
     assert ifru.importance_region(touched, retained, 0, 0.5) is touched
     assert ifru.importance_region(touched, retained, 1, 0.0) is touched
     # Item 3 is reached by user 1 with weight ⅓ over a degree of 2, item 2 over one of 4.
@@ -370,7 +370,7 @@ def test_pruning_keeps_the_heaviest_neighbours_and_never_drops_a_deleted_node():
 
 def test_those_without_rows_and_those_who_lost_most():
     region = find_region(
-        TrainIndex(Rows([(1, 1), (1, 2), (2, 2)])), torch.tensor([1, 2]), torch.tensor([1, 2]), 0.0
+        TrainIndex(Rows([(1, 1), (1, 2), (2, 2)])), torch.tensor([1, 2]), torch.tensor([1, 2])
     )
     assert with_rows_left(region)["user"].ids.tolist() == [1]
     assert with_rows_left(region)["item"].ids.tolist() == [2]

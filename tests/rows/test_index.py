@@ -70,13 +70,13 @@ def test_places_of_members(monkeypatch, limit):
 
 def test_shares_are_counted(make_config):
     data = divided(make_config())
-    region = make_witness(make_config(), data, threshold=0.3).region
+    region = make_witness(make_config(), data).region
     full, gone = (part.inter_feat["item_id"].tolist() for part in (data.full.train, data.forget))
     shares = {item: gone.count(item) / full.count(item) for item in set(gone)}
-    expected = sorted(item for item, share in shares.items() if share >= 0.3)
+    expected = sorted(shares)
     assert region["item"].ids.tolist() == expected
     assert region["item"].share.tolist() == pytest.approx([shares[item] for item in expected])
-    assert region["user"].ids.tolist() == [1, 2, 3, 4, 5]  # users always, however small their share
+    assert region["user"].ids.tolist() == [1, 2, 3, 4, 5]
 
 
 def test_neighbours_join_by_their_share_and_no_more_than_the_cap():
@@ -86,7 +86,7 @@ def test_neighbours_join_by_their_share_and_no_more_than_the_cap():
     deleted = torch.tensor([True] + [False] * 7)
     users, items = index.ids["user"][:1], index.ids["item"][:1]
     retained = RetainedIndex(index, users, items, deleted)
-    region = find_region(index, users, items, 0.0)
+    region = find_region(index, users, items)
     assert (region["user"].ids.tolist(), region["item"].ids.tolist()) == ([1], [1])
     one = with_neighbours(region, retained, hops=1, decay=0.5, least=0.0, cap=10)
     assert one["item"].ids.tolist() == [1, 2, 3]

@@ -155,7 +155,7 @@ def test_grid_search_with_the_retrained_models_target(here, small, tmp_path):
 def test_failing_trials_are_named_and_the_others_count(here, small, tmp_path, capsys):
     file = tmp_path / "fail.yaml"
     file.write_text("lac_learning_rate: {grid: [0.01, 1.0e+30]}\n")
-    small |= {"space": str(file), "searcher": "grid", "lac_optimizer": "sgd"}
+    small |= {"space": str(file), "searcher": "grid", "lac_batch_size": 64}
     outcome = tune_unlearn("BPR", "tiny", config_dict=small)
     assert [record["state"] for record in outcome.result["trials"]] == ["finished", "failed"]
     assert "Trial 1 failed: " in str(outcome)

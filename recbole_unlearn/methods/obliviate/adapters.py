@@ -1,4 +1,7 @@
-"""Adapters: W' = W + A Bᵀ on some rows of a parameter, with W frozen.
+"""Adapters: W' = W + R + A Bᵀ on some rows of a parameter, with W frozen, and R too.
+
+R is the new start of the rows, full and fixed (none in the paper); A Bᵀ is the downdate of low rank,
+and A is trained.
 
 Rows outside the adapter are never written, and detaching gives the original rows back bit for bit: they are kept,
 not computed. A merged model is a plain RecBole model. On disk an adapter is a safetensors file with a JSON file
@@ -26,12 +29,12 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes, write_json
 from recbole_unlearn.rows import Side, as_rows
 
-WEIGHTS, CONFIG, FORMAT = "adapters.safetensors", "adapters.json", 1
+WEIGHTS, CONFIG, FORMAT = "adapters.safetensors", "adapters.json", 2
 
 
 @dataclasses.dataclass
 class Adapter:
-    """A change A Bᵀ of ``rows`` of one parameter (of its columns when ``axis`` is 1)."""
+    """A change R + A Bᵀ of ``rows`` of one parameter (of its columns when ``axis`` is 1)."""
 
     name: str  # of the parameter
     rows: torch.Tensor  # (n,)
@@ -39,17 +42,30 @@ class Adapter:
     b: torch.Tensor  # (d, r), orthonormal and fixed
     base: torch.Tensor  # (n, d), the rows as they were
     axis: int = 0
-    side: Side | None = None  # None for a layer that belongs to neither
+    side: Side | None = None
+    shift: torch.Tensor | None = None  # R (n, d); None for none
+    trained: bool = True  # False for rows that only follow their neighbours; A then has no columns
 
     @property
     def label(self) -> str:
         """A name: its parameter, and the side where one parameter serves both."""
-        return self.name if self.side is None or self.side in self.name else f"{self.name} ({self.side})"
+        name = self.name if self.side is None or self.side in self.name else f"{self.name} ({self.side})"
+        return name if self.trained else f"{name}, following"
+
+    @property
+    def low(self) -> torch.Tensor:
+        """A Bᵀ (n, d), the same bits whatever the memory layout: a loaded adapter equals the saved one."""
+        return self.a.contiguous() @ self.b.contiguous().T
+
+    @property
+    def start(self) -> torch.Tensor:
+        """W + R (n, d): what A Bᵀ is added to."""
+        return self.base if self.shift is None else self.base + self.shift
 
     @property
     def delta(self) -> torch.Tensor:
-        """A Bᵀ (n, d), the same bits whatever the memory layout: a loaded adapter equals the saved one."""
-        return self.a.contiguous() @ self.b.contiguous().T
+        """R + A Bᵀ (n, d): the whole change."""
+        return self.low if self.shift is None else self.shift + self.low
 
 
 class AdapterSet:
@@ -65,9 +81,14 @@ class AdapterSet:
         return as_rows(self._parameters[adapter.name], adapter.axis)
 
     def attach(self) -> None:
-        """Write W + A Bᵀ into the adapters' rows."""
+        """Write W + R + A Bᵀ into the adapters' rows."""
         for adapter in self.adapters:
-            self.rows(adapter)[adapter.rows] = adapter.base + adapter.delta
+            self.rows(adapter)[adapter.rows] = adapter.start + adapter.low
+
+    @property
+    def trained(self) -> list[Adapter]:
+        """Those whose A is calibrated."""
+        return [adapter for adapter in self.adapters if adapter.trained]
 
     def detach(self) -> None:
         """Give the original rows back."""
@@ -81,7 +102,7 @@ class AdapterSet:
         return self.model
 
     def drift(self) -> float:
-        """‖Δθ‖²_F = Σ ‖A Bᵀ‖²."""
+        """‖Δθ‖²_F = Σ ‖R + A Bᵀ‖²."""
         return float(sum(adapter.delta.square().sum() for adapter in self.adapters))
 
     def save(self, directory: str | Path, **about: Any) -> Path:
@@ -92,8 +113,10 @@ class AdapterSet:
         directory = make_directory(directory)
         tensors = {}
         for number, adapter in enumerate(self.adapters):
-            for part in ("rows", "a", "b"):
-                tensors[f"{number}.{part}"] = getattr(adapter, part).detach().cpu().contiguous()
+            for part in ("rows", "a", "b", "shift"):
+                value = getattr(adapter, part)
+                if value is not None:
+                    tensors[f"{number}.{part}"] = value.detach().cpu().contiguous()
         config = {
             "format": FORMAT,
             **about,
@@ -106,6 +129,7 @@ class AdapterSet:
                     "side": x.side,
                     "rows": len(x.rows),
                     "rank": x.a.shape[1],
+                    "trained": x.trained,
                 }
                 for x in self.adapters
             ],
@@ -124,8 +148,11 @@ class AdapterSet:
             if config["format"] != FORMAT:
                 raise ValueError(f"format {config['format']}, this version reads {FORMAT}")
             wanted = config["base"]
-            described = [(x["parameter"], int(x["axis"]), x["side"]) for x in config["adapters"]]
+            described = [
+                (x["parameter"], int(x["axis"]), x["side"], bool(x["trained"])) for x in config["adapters"]
+            ]
             parts = [[tensors[f"{n}.{part}"] for part in ("rows", "a", "b")] for n in range(len(described))]
+            shifts = [tensors.get(f"{n}.shift") for n in range(len(described))]
         except (OSError, ValueError, LookupError, TypeError, safetensors.SafetensorError) as error:
             raise UnlearnError(f"Cannot read adapters from {directory}: {error}.") from error
         if weights_digest(model) != wanted:
@@ -135,13 +162,16 @@ class AdapterSet:
             )
         named = dict(model.named_parameters())
         adapters = []
-        for (name, axis, side), (rows, a, b) in zip(described, parts, strict=True):
+        for (name, axis, side, trained), (rows, a, b), shift in zip(described, parts, shifts, strict=True):
             weights = as_rows(named[name], axis) if name in named else torch.empty(0, 0)
             fits = rows.dim() == 1 and a.shape == (len(rows), b.shape[1]) and b.shape[0] == weights.shape[1]
+            fits = fits and (shift is None or shift.shape == (len(rows), b.shape[0]))
             if not fits or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(weights)):
                 raise UnlearnError(f"Cannot read adapters from {directory}: {name} does not fit the model.")
             a, b, rows = (x.to(weights.device) for x in (a, b, rows))
-            adapters.append(Adapter(name, rows, a, b, weights[rows].clone(), axis, side))
+            shift = None if shift is None else shift.to(weights.device)
+            base = weights[rows].clone()
+            adapters.append(Adapter(name, rows, a, b, base, axis, side, shift, trained))
         return cls(model, adapters)
 
     def _base_digest(self) -> str:

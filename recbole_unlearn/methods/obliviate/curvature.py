@@ -17,6 +17,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.rows import Moments, fisher
 
+FISHER = "Fisher information of retained interactions"
 LARGEST_MOMENT = 1e12  # no gradient of a usable model is larger than its root
 
 logger = logging.getLogger(__name__)
@@ -24,34 +25,35 @@ logger = logging.getLogger(__name__)
 
 Reader = Callable[[Mapping[str, Any], Mapping[str, Any]], torch.Tensor]
 _READERS: dict[str, Reader] = {}
+_NAMES: dict[str, str] = {}
 
 
-def curvature(key: str) -> Callable[[Reader], Reader]:
+def curvature(key: str, name: str) -> Callable[[Reader], Reader]:
     """Decorator: read the second moment of optimizers whose state has ``key``, from the state and its group."""
 
     def add(reader: Reader) -> Reader:
         if key in _READERS and _READERS[key].__qualname__ != reader.__qualname__:
             raise ValueError(f"There is a reader of {key!r} already.")
-        _READERS[key] = reader
+        _READERS[key], _NAMES[key] = reader, name
         return reader
 
     return add
 
 
-@curvature("exp_avg_sq")
+@curvature("exp_avg_sq", "Adam")
 def adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """v̂ = v / (1 − β₂ᵗ), Adam's bias-corrected second moment."""
     beta = group.get("betas", (0.9, 0.999))[1]
     return state["exp_avg_sq"] / (1.0 - beta ** float(state["step"]))
 
 
-@curvature("square_avg")
+@curvature("square_avg", "RMSprop")
 def rmsprop(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """RMSprop's running mean of squared gradients."""
     return state["square_avg"]
 
 
-@curvature("sum")
+@curvature("sum", "Adagrad")
 def adagrad(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """Adagrad's sum of squared gradients, as a mean over its steps."""
     return state["sum"] / max(1.0, float(state["step"]))
@@ -107,10 +109,12 @@ def second_moments(
     model: AbstractRecommender,
     optimizer: Mapping[str, Any] | None,
     draw: Callable[[], Sequence[Interaction]],
-) -> Moments:
+    epoch: int,
+) -> tuple[Moments, str]:
     """The optimizer's second moments where they can be used, Fisher information elsewhere; says which in one line.
 
-    ``draw`` gives the batches of retained interactions that Fisher information is computed from.
+    ``draw`` gives the batches of retained interactions that Fisher information is computed from; the optimizer's
+    state is that of ``epoch``. What was read is said in words as well.
     """
     try:
         found = from_optimizer(model, optimizer)
@@ -121,6 +125,14 @@ def second_moments(
             "interactions.",
             error, len(batches),
         )  # fmt: skip
-        return fisher(model, batches)
-    logger.info("Curvature: the optimizer's second moments, of %d parameters.", len(found))
-    return found
+        return fisher(model, batches), FISHER
+    read = f"{_kind(optimizer)}'s state of epoch {epoch + 1}"
+    logger.info("LUA reads %s: second moments of %d parameters are its curvature.", read, len(found))
+    return found, read
+
+
+def _kind(optimizer: Mapping[str, Any] | None) -> str:
+    """The name of the optimizer that left a state."""
+    assert optimizer is not None
+    state = next(iter(optimizer["state"].values()))
+    return next(_NAMES[key] for key in _READERS if key in state)

@@ -75,7 +75,7 @@ class RowGradients:
     def changed(self) -> None:
         """The adapters' A have changed."""
         for adapter in self.chosen:
-            self.adapters.rows(adapter)[adapter.rows] = adapter.base + adapter.delta
+            self.adapters.rows(adapter)[adapter.rows] = adapter.start + adapter.low
 
     def _add(self, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
         found = torch.autograd.grad(output, self._parameters, gradient, allow_unused=True)
@@ -175,8 +175,8 @@ class LightGCNGradients(RowGradients):
         )
         ego = self.model.get_ego_embeddings().detach()
         for adapter, nodes in zip(chosen, self.nodes, strict=True):
-            ego[nodes] = adapter.base
-        self.base = ego  # without the chosen adapters
+            ego[nodes] = adapter.start
+        self.base = ego  # without A Bᵀ of the chosen adapters
         self.fixed = self._propagate(ego)
         self.changed()
 
@@ -200,7 +200,7 @@ class LightGCNGradients(RowGradients):
             moved = self._propagate(self._spread([adapter.a for adapter in self.chosen]))
             self.z = self.fixed + (moved if self._full else moved @ self.chosen[0].b.T)
         else:
-            self.z = self.fixed + self._propagate(self._spread([adapter.delta for adapter in self.chosen]))
+            self.z = self.fixed + self._propagate(self._spread([adapter.low for adapter in self.chosen]))
         self._grad = torch.zeros_like(self.z)
         self._penalty = torch.zeros(len(self.z), dtype=self.z.dtype, device=self.z.device)
 
@@ -224,7 +224,7 @@ class LightGCNGradients(RowGradients):
         model = self.model
         if not model.reg_weight:
             return 0.0
-        ego = self.base + self._spread([adapter.delta for adapter in self.chosen])
+        ego = self.base + self._spread([adapter.low for adapter in self.chosen])
         squares = ego.square().sum(dim=1)
         loss = 0.0
         for ids in nodes:
@@ -256,7 +256,7 @@ class LightGCNGradients(RowGradients):
         flow = self._propagate(self._grad @ self.chosen[0].b if narrow else self._grad)
         taken = []
         for adapter, nodes in zip(self.chosen, self.nodes, strict=True):
-            penalty = self._projected(self._penalty[nodes][:, None] * (adapter.base + adapter.delta), adapter)
+            penalty = self._projected(self._penalty[nodes][:, None] * (adapter.start + adapter.low), adapter)
             taken.append((flow[nodes] if narrow else self._projected(flow[nodes], adapter)) + penalty)
         self._grad = torch.zeros_like(self._grad)
         self._penalty = torch.zeros_like(self._penalty)
@@ -286,7 +286,4 @@ def row_gradients(
     adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
 ) -> RowGradients:
     """The fastest way to the gradients of ``chosen``."""
-    # The written-out gradients do not cover a layer that belongs to neither users nor items.
-    known = all(adapter.side is not None for adapter in chosen)
-    kind = written_out(type(adapters.model)) if known else RowGradients
-    return kind(adapters, chosen, witness, whole)
+    return written_out(type(adapters.model))(adapters, chosen, witness, whole)

@@ -6,7 +6,8 @@ The objective is a weighted sum of the losses in `rows/losses.py`:
     + λ_distill · distillation to θ₀ on R + λ_drift · ‖Δθ‖²
 
 The first alone is the default; the other three are the paper's. A step takes the gradient of the adapters' A; B is
-fixed, so the rows are linear in what is trained. The learning rate falls to zero, which matters more than the loss.
+fixed, so the rows are linear in what is trained. The learning rate falls to zero, which matters more than the loss;
+it starts at a multiple of the rate the model was trained with, which says how large a step the model bears.
 """
 
 from __future__ import annotations
@@ -24,17 +25,12 @@ from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.methods.obliviate.gradients import RowGradients, row_gradients
 from recbole_unlearn.rows import ExpectedStanding, Triples, Witness, losses
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "rmsprop": torch.optim.RMSprop,
-}
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: 0.5 * (1.0 + float(torch.cos(torch.tensor(done * torch.pi)))),
     "constant": lambda done: 1.0,
 }
+RATE = 12.0  # times the training's learning rate
+PASSES = 16  # over the region's interactions, at most
 CHECK_EVERY = 10  # steps between looks at how far deleted items have come down
 WATCHED = 1024  # deleted pairs that are looked at
 
@@ -60,7 +56,6 @@ class Schedule(NamedTuple):
     steps: int
     learning_rate: float
     batch_size: int
-    optimizer: str = "adam"
     schedule: str = "linear"
     train_b: bool = False  # B too, as the paper prints it
     horizon: int | None = (
@@ -71,6 +66,11 @@ class Schedule(NamedTuple):
     def laid_out(self) -> int:
         """T: a calibration of t steps that is laid out for T does the first t steps of one of T, bit for bit."""
         return self.steps if self.horizon is None else self.horizon
+
+    def within(self, interactions: int) -> Schedule:
+        """No more than a few passes over so many interactions: a small request takes few steps."""
+        most = max(1, -(-PASSES * interactions // self.batch_size))
+        return self._replace(steps=min(self.steps, most), horizon=min(self.laid_out, most))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class WitnessObjective:
     hard_negatives: int = 1  # candidates of which the hardest is taken; 1 is uniform
     standing: ExpectedStanding | None = None  # of deleted pairs, for stand-ins and for the stop
     stand_ins: bool = False
-    stop: bool = False
+    stop: bool = False  # the term on S ends when its pairs rank where never-seen ones would
     teacher: Callable[[torch.Tensor], torch.Tensor] | None = (
         None  # numbers of interactions of D to scores at θ₀
     )
@@ -139,7 +139,7 @@ class WitnessObjective:
 
     def reached(self, gradients: RowGradients) -> bool:
         """Whether deleted items rank as low as never-seen ones would."""
-        if not self.stop or self.standing is None:
+        if not self.stop or not self.forget or self.standing is None:
             return False
         return demotion(gradients, self.standing.deleted) >= self.standing.level
 
@@ -170,14 +170,14 @@ def calibrate(
     """
     interactions = witness.interactions() if interactions is None else interactions
     trace = Trace([], [])
-    chosen = adapters.adapters
+    chosen = adapters.trained
     if not chosen or len(interactions) == 0 or schedule.steps == 0:
         return trace
     gradients = row_gradients(adapters, chosen, witness, schedule.train_b)
     trained = [x.a for x in chosen]
     if schedule.train_b:
         trained += {id(x.b): x.b for x in chosen}.values()  # adapters may share one
-    optimizer = OPTIMIZERS[schedule.optimizer](trained, lr=schedule.learning_rate)
+    optimizer = torch.optim.Adam(trained, lr=schedule.learning_rate)
     watched = witness.deleted(WATCHED)
     drawn = witness.batches(interactions, schedule.batch_size, schedule.laid_out)
     batches = itertools.islice(drawn, schedule.steps)
@@ -185,7 +185,9 @@ def calibrate(
         if step % CHECK_EVERY == 0:
             trace.demotion.append((step, demotion(gradients, watched)))
             if objective.reached(gradients):
-                break
+                objective = dataclasses.replace(
+                    objective, forget=0.0
+                )  # what is retained is fitted to the end
         value = objective.value(gradients, witness, batch)
         optimizer.zero_grad()
         for adapter, gradient in zip(chosen, gradients.take(), strict=True):
@@ -219,4 +221,4 @@ def _add_drift(adapter: Adapter, weight: float) -> float:
     a.grad = a.grad + 2.0 * weight * a @ (b.T @ b)
     if b.grad is not None:
         b.grad = b.grad + 2.0 * weight * b @ (a.T @ a)
-    return float(losses.drift([adapter.delta]))
+    return float(losses.drift([adapter.low]))

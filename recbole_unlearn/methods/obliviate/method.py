@@ -1,13 +1,13 @@
 """Obliviate: LUA takes back what S did to the rows of its users and items, LAC fits those rows again.
 
-Everything outside the region keeps its weights bit for bit. See the other files of this folder for the stages, and
-docs/method.md for what is from the paper and what is not. The presets are the same method with other values.
+Everything that is not contaminated keeps its weights bit for bit. See the other files of this folder for the stages,
+and docs/method.md for what is from the paper and what is not. The presets are the same method with other values.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,9 @@ from recbole.utils import ModelType
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
-from recbole_unlearn.methods.obliviate import certificates, curvature, lua, newton, reembed
+from recbole_unlearn.methods.obliviate import certificates, curvature, downdate, lac, lua, restart
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
-from recbole_unlearn.methods.obliviate.lac import Schedule, Trace, WitnessObjective, calibrate
+from recbole_unlearn.methods.obliviate.contamination import made_again, spread, started_again
 from recbole_unlearn.methods.obliviate.settings import ObliviateSettings
 from recbole_unlearn.rows import (
     PAIRS,
@@ -30,6 +30,7 @@ from recbole_unlearn.rows import (
     RetainedIndex,
     Side,
     Table,
+    TrainIndex,
     Witness,
     as_rows,
     find_region,
@@ -40,16 +41,19 @@ from recbole_unlearn.rows import (
 )
 from recbole_unlearn.settings import UnlearnConfig
 
+DECAY, MOST = 0.5, 1000  # of neighbours without a new start: share from hop to hop, and how many join a side
+
 logger = logging.getLogger(__name__)
 
 
 @method(
     "obliviate",
-    "Downdate the rows a request touches (LUA), then calibrate them on retained interactions (LAC).",
+    "New start of the rows a request touches and a downdate by Adam's state at a low rank (LUA), then a calibration "
+    "on retained interactions (LAC).",
     ObliviateSettings,
 )
 class Obliviate(UnlearnTrainer):
-    """W' = W + A Bᵀ on the rows of the region."""
+    """W' = W + R + A Bᵀ on contaminated rows."""
 
     needs_index = True
 
@@ -67,6 +71,14 @@ class Obliviate(UnlearnTrainer):
     def settings_after(cls, settings: ObliviateSettings, step: int) -> dict[str, Any]:
         """The first ``step`` steps of the same calibration."""
         return {"lac_steps": step, "lac_horizon": settings.lac_horizon or settings.lac_steps}
+
+    def prepare(self, task: UnlearnTask) -> restart.Maps | None:
+        """What the model has learned about rows and their neighbours."""
+        if task.settings.lua_target == "none" or task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
+            return None
+        tables = paired_tables(self.model, find_tables(self.model, task.data.full.train), task.index)
+        generator = torch.Generator().manual_seed(task.config["seed"])
+        return restart.learn(tables, task.index, generator) if tables else None
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         r"""The two stages, on ``self.model`` (built on D\S, with the original's weights)."""
@@ -91,6 +103,28 @@ class Obliviate(UnlearnTrainer):
         )
 
 
+def block_of(model: AbstractRecommender, table: Table, index: TrainIndex) -> torch.Tensor:
+    """The rows of a table's users or items, a view (n, d) with row k for id k."""
+    rows = as_rows(model.get_parameter(table.parameter), table.axis)
+    return rows[table.offset : table.offset + index.sizes[table.side]]
+
+
+def paired_tables(
+    model: AbstractRecommender, tables: Sequence[Table], index: TrainIndex
+) -> dict[Side, torch.Tensor]:
+    """All rows of the users and of the items (n, d), side by side; nothing unless both sides have rows.
+
+    With one table a side they are views of the model's weights, otherwise copies.
+    """
+    found: dict[Side, torch.Tensor] = {}
+    for side in ("user", "item"):
+        blocks = [block_of(model, t, index) for t in tables if t.side == side and t.axis == 0]
+        if not blocks:
+            return {}
+        found[side] = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+    return found
+
+
 class _Request:
     """One request while it is worked on: its region, the witness set, the adapters."""
 
@@ -100,153 +134,196 @@ class _Request:
         self.options: ObliviateSettings = task.settings
         self.index = task.index
         self.tables = find_tables(self.model, task.data.full.train)
-        if not self.tables and not self.options.lua_layers:
+        if not self.tables:
             raise UnlearnError(
                 f"{task.config['model']} has no weights that belong to users or items, which obliviate works on. "
                 "Use --unlearn=retrain."
             )
+        self.read: str | None = None  # what the curvature was read from
+        self.starts_again = self.options.lua_target != "none"
         self.touched, self.witness = self._witness()
-        self.adapters = self._adapters()
-        # Items that lost all their interactions start again from retained data, and are negatives of retained ones.
-        self.refits_items = self.options.rank == "full" and self.options.lua_target != "none"
+        self.adapters = AdapterSet(self.model, self._adapters(self.witness.region))
 
     def run(self) -> Outcome:
         """LUA, then LAC."""
-        options = self.options
-        scale, energy = self._downdate()
+        energy = self._downdate()
         objective, interactions = self._objective()
         self.adapters.attach()
-        schedule = Schedule(
-            options.lac_steps, options.lac_learning_rate, options.lac_batch_size,
-            options.lac_optimizer, options.lac_schedule, options.lac_train_b, options.lac_horizon,
-        )  # fmt: skip
+        chosen = self.witness.interactions() if interactions is None else interactions
+        schedule = self._schedule(len(chosen) if interactions is None else None)
         shown = bool(self.task.config["show_progress"])
         with progress(f"LAC {self.task.label}", schedule.steps, shown) as bar:
-            trace = calibrate(
-                self.adapters, self.witness, objective, schedule, interactions, bar, self._step_report()
-            )
+            report = self._step_report()
+            trace = lac.calibrate(self.adapters, self.witness, objective, schedule, chosen, bar, report)
+            if (
+                report is not None
+            ):  # a small request has fewer steps; the model is then the same after all later ones
+                for step in range(max(1, schedule.steps), self.options.lac_steps):
+                    report(step)
         # Without figures of the request: those are in the certificates, which a result of few users leaves out.
-        logger.info("Obliviate changed the rows of the request's users and items, and calibrated them.")
+        logger.info("LAC: %s of %d directions a row, on retained interactions.", *self._said(schedule))
         level = {} if objective.standing is None else {"level": round(objective.standing.level, 6)}
+        scale = self.options.lua_scale
         return Outcome(
-            {"energy": energy, **level, "lua_scale": scale, "lac": trace.summary()},
+            {
+                "curvature": self.read,
+                "energy": energy,
+                **level,
+                "lua_scale": scale,
+                "lac": trace.summary(),
+            },
             {
                 "loss": [(step + 1, round(value, 6)) for step, value in enumerate(trace.values)],
                 "demotion": [(step, round(value, 6)) for step, value in trace.demotion],
             },
-            refits_orphan_items=self.refits_items,
-            refitted_items=self.touched["item"].ids if self.refits_items else None,
+            refits_orphan_items=self.starts_again,
+            refitted_items=self._refitted() if self.starts_again else None,
             certify=lambda: self._certificates(trace),
         )
 
+    def _said(self, schedule: lac.Schedule) -> tuple[str, int]:
+        """What LAC did, for the log."""
+        rank = max((adapter.a.shape[1] for adapter in self.adapters.trained), default=0)
+        return f"{schedule.steps} steps", rank
+
+    def _schedule(self, interactions: int | None) -> lac.Schedule:
+        """How long and how fast LAC goes; shorter where there are few ``interactions``."""
+        options = self.options
+        rate = options.lac_learning_rate
+        schedule = lac.Schedule(
+            options.lac_steps,
+            lac.RATE * self.task.config["learning_rate"] if rate is None else rate,
+            options.lac_batch_size,
+            options.lac_schedule,
+            options.lac_train_b,
+            options.lac_horizon,
+        )
+        return schedule if interactions is None else schedule.within(interactions)
+
+    def _refitted(self) -> torch.Tensor:
+        """Items that were made again altogether."""
+        items = self.touched["item"]
+        return items.ids[made_again("item", items.share)]
+
     def _witness(self) -> tuple[Region, Witness]:
-        """The region that S itself touches, and the witness set of it and its neighbours."""
+        """The region that S itself touches, and the witness set of what is calibrated."""
         options, data = self.options, self.task.data
         users, items = (data.forget.inter_feat[f] for f in (data.forget.uid_field, data.forget.iid_field))
         retained = RetainedIndex(self.index, users, items, data.deleted)
-        # Where users have no rows of their own, all that S left behind is in the items.
-        threshold = options.lua_threshold if any(t.side == "user" for t in self.tables) else 0.0
-        touched = region = find_region(self.index, users, items, threshold, data.lost)
-        if options.lua_hops:
-            region = with_neighbours(
-                region, retained, options.lua_hops, options.lua_decay, threshold, options.lua_cap
-            )
+        touched = region = find_region(self.index, users, items, data.lost)
+        if self.starts_again and any(table.side == "user" for table in self.tables):
+            region = started_again(touched)  # otherwise all that S left behind is in the items
+        elif options.lua_hops and not self.starts_again:
+            region = with_neighbours(region, retained, options.lua_hops, DECAY, 0.0, MOST)
         generator = torch.Generator().manual_seed(self.task.config["seed"])
         return touched, Witness(self.task.config, retained, region, generator, options.lac_negatives)
 
-    def _adapters(self) -> AdapterSet:
+    def _adapters(self, region: Region) -> list[Adapter]:
         """Adapters of the region's rows that change nothing yet."""
-        region: Region = self.witness.region
         named = dict(self.model.named_parameters())
-        places: list[tuple[str, torch.Tensor, int, Side | None]] = [
-            (t.parameter, region[t.side].ids + t.offset, t.axis, t.side) for t in self.tables
-        ]
-        if self.options.lua_layers:
-            taken = {table.parameter for table in self.tables}
-            others = [name for name, p in named.items() if name not in taken and p.dim() <= 2]
-            places += [(name, torch.arange(len(named[name])), 0, None) for name in others]
         adapters = []
-        for name, rows, axis, side in places:
+        for table in self.tables:
+            rows = region[table.side].ids + table.offset
             if len(rows) == 0:
                 continue
-            weights = as_rows(named[name], axis)
+            weights = as_rows(named[table.parameter], table.axis)
             rows = rows.to(weights.device)
             base = weights[rows].clone()
             eye = torch.eye(base.shape[1], dtype=base.dtype, device=base.device)
-            adapters.append(Adapter(name, rows, torch.zeros_like(base), eye, base, axis, side))
-        return AdapterSet(self.model, adapters)
-
-    def _downdate(self) -> tuple[float, dict[str, float]]:
-        """LUA: put the downdate of the region's rows into the adapters, at the rank asked for.
-
-        Returns η and the energy that the rank keeps, by adapter.
-        """
-        options, adapters = self.options, self.adapters.adapters
-        deltas = self._restarts()
-        scale = 0.0
-        if options.lua_scale != 0 and adapters:
-            size = options.lac_batch_size
-            steps = newton.directions(
-                self.adapters, self.witness, self.task.data, self._moments(), options.lua_draws, size
+            adapters.append(
+                Adapter(table.parameter, rows, torch.zeros_like(base), eye, base, table.axis, table.side)
             )
-            if options.lua_scale == "auto":
-                scale = newton.search(self.adapters, self.witness, steps, size)
-            else:
-                scale = float(options.lua_scale)
-            deltas = [delta + scale * step for delta, step in zip(deltas, steps, strict=True)]
-        lows = lua.project_all(deltas, options.rank, options.lua_energy, options.lua_shared)
+        return adapters
+
+    def _downdate(self) -> dict[str, float]:
+        """LUA: put new start and downdate into the adapters; returns the energy that the rank keeps, by adapter."""
+        options, adapters = self.options, self.adapters.trained
+        steps = [torch.zeros_like(adapter.base) for adapter in adapters]
+        if options.lua_scale and adapters:  # at θ₀, before anything is moved
+            limit = float("inf") if options.lua_limit is None else options.lua_limit
+            steps = downdate.steps(
+                self.adapters, self.witness, self._moments(), options.lua_scale, limit,
+                self.task.config["train_batch_size"],
+            )  # fmt: skip
+        if self.starts_again:
+            self._restart()
+        lows = lua.project_all(steps, options.rank, options.lua_shared)
         for adapter, low in zip(adapters, lows, strict=True):
             adapter.a, adapter.b = low.a, low.b
-        return scale, {a.label: round(low.energy, 6) for a, low in zip(adapters, lows, strict=True)}
+        energy = {a.label: round(low.energy, 6) for a, low in zip(adapters, lows, strict=True)}
+        if options.lua_scale and energy:
+            least = min(energy.values())
+            logger.info(
+                "LUA: the downdate at rank %s keeps %.0f %% of its energy.", options.rank, 100 * least
+            )
+        return energy
 
-    def _restarts(self) -> list[torch.Tensor]:
-        """The change of every adapter's rows to their new start (n, d); items first, because they predict users."""
-        deltas = [torch.zeros_like(adapter.base) for adapter in self.adapters.adapters]
-        for side in ("item", "user") if self.options.lua_target != "none" else ():
-            for k, adapter in enumerate(self.adapters.adapters):
-                if adapter.side == side:
-                    own = self.touched[side].contains(self.witness.region[side].ids)  # not its neighbours
-                    own = own.to(adapter.base.device)[:, None]
-                    adapter.a = deltas[k] = torch.where(own, self._target(adapter) - adapter.base, 0.0)
-            self.adapters.attach()
-        return deltas
-
-    def _target(self, adapter: Adapter) -> torch.Tensor:
-        """Where the rows of an adapter would be without S (n, d)."""
-        initial = as_rows(self.task.initial[adapter.name], adapter.axis)[adapter.rows]
-        others = [t for t in self.tables if t.side not in (adapter.side, None) and t.axis == 0]
-        if self.options.lua_target == "initial" or not others or adapter.axis:
-            return initial
-        own = self._block(
-            next(t for t in self.tables if (t.parameter, t.side) == (adapter.name, adapter.side))
+    def _restart(self) -> None:
+        """Give contaminated rows their new start: those of the adapters there, others in adapters of their own."""
+        maps = self.task.prepared
+        paired = paired_tables(self.model, self.tables, self.index) if maps is not None else {}
+        if not paired:
+            self._from_initial(self.tables)
+            return
+        region = spread(self.touched, self.witness.retained, self.options.lua_reach)
+        moved = restart.restart(
+            paired, maps, self.touched, region, self.witness.retained, self.options.lua_rounds
         )
-        assert adapter.side is not None
-        blocks = [self._block(table) for table in others]
-        predicted, known = reembed.predict(
-            self.witness.retained, self.witness.region, adapter.side, own,
-            blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1), self.witness.generator,
+        self._from_initial([table for table in self.tables if table.axis])
+        trained = {(a.name, a.side): a for a in self.adapters.trained}
+        column: dict[Side, int] = {"user": 0, "item": 0}
+        for table in self.tables:
+            if table.axis:
+                continue
+            side, width = table.side, block_of(self.model, table, self.index).shape[1]
+            change = moved[side][:, column[side] : column[side] + width]
+            column[side] += width
+            own = self.witness.region[side].contains(region[side].ids)
+            if (table.parameter, side) in trained:
+                trained[table.parameter, side].shift = change[own.to(change.device)]
+            if not own.all():
+                self.adapters.adapters.append(self._follower(table, region[side].ids[~own], change, ~own))
+        logger.info(
+            "LUA: a new start of the request's rows from retained neighbours, in %d rounds%s.",
+            self.options.lua_rounds, "" if len(self.adapters.adapters) == len(trained) else "; others follow",
         )  # fmt: skip
-        return torch.where(known[:, None], predicted, initial)
 
-    def _block(self, table: Table) -> torch.Tensor:
-        """The rows of a table's users or items, a view (n, d) with row k for id k."""
-        rows = as_rows(dict(self.model.named_parameters())[table.parameter], table.axis)
-        return rows[table.offset : table.offset + self.index.sizes[table.side]]
+    def _follower(
+        self, table: Table, ids: torch.Tensor, change: torch.Tensor, which: torch.Tensor
+    ) -> Adapter:
+        """An adapter of rows that move with their neighbours and are not calibrated."""
+        weights = as_rows(self.model.get_parameter(table.parameter), table.axis)
+        rows = (ids + table.offset).to(weights.device)
+        base = weights[rows].clone()
+        none = base.new_zeros(len(rows), 0), base.new_zeros(base.shape[1], 0)
+        shift = change[which.to(change.device)]
+        return Adapter(table.parameter, rows, *none, base, table.axis, table.side, shift, trained=False)
+
+    def _from_initial(self, tables: Sequence[Table]) -> None:
+        """Give touched rows their initial values: where one side alone has rows, nothing tells where they belong."""
+        chosen = {(table.parameter, table.side) for table in tables}
+        for adapter in self.adapters.trained:
+            if (adapter.name, adapter.side) in chosen:
+                initial = as_rows(self.task.initial[adapter.name], adapter.axis)[adapter.rows]
+                adapter.shift = initial - adapter.base
 
     def _moments(self) -> Moments:
         """The curvature of the downdate."""
-        witness, size = self.witness, self.options.lac_batch_size
+        witness, size = self.witness, self.task.config["train_batch_size"]
         kept = (~self.task.data.deleted).nonzero().flatten()
 
         def draw() -> list[Interaction]:
             return [witness.batch(witness.triples(chosen)) for chosen in kept.split(size)]
 
         if self.options.lua_curvature == "fisher":
+            self.read = curvature.FISHER
             return fisher(self.model, draw())
-        assert self.task.original is not None
-        return curvature.second_moments(self.model, self.task.original.optimizer, draw)
+        original = self.task.original
+        assert original is not None
+        found, self.read = curvature.second_moments(self.model, original.optimizer, draw, original.epoch)
+        return found
 
-    def _objective(self) -> tuple[WitnessObjective, torch.Tensor | None]:
+    def _objective(self) -> tuple[lac.WitnessObjective, torch.Tensor | None]:
         """What LAC minimises, and the retained interactions it sees (None: those that touch the region)."""
         options, witness = self.options, self.witness
         kind = options.forget_kind
@@ -255,7 +332,7 @@ class _Request:
         if forget and kind in ("genuine", "noise"):
             standing = ExpectedStanding(witness, witness.deleted(PAIRS))
         interactions = witness.buffer(options.lac_buffer) if options.lac_buffer else None
-        return WitnessObjective(
+        return lac.WitnessObjective(
             ranking=options.lac_ranking,
             forget=forget,
             distill=options.lac_distill,
@@ -284,23 +361,23 @@ class _Request:
         def after_step(step: int) -> None:
             if step in watch.steps:
                 self.adapters.attach()  # not every kind of gradient writes to the model as it goes
-                self.trainer.show(self.task, step, self.refits_items)
+                self.trainer.show(self.task, step, self.starts_again)
 
         return after_step
 
-    def _certificates(self, trace: Trace) -> dict[str, Any]:
+    def _certificates(self, trace: lac.Trace) -> dict[str, Any]:
         """Rows, rank, drift and its bound, forgetting margin, largest change on retained pairs."""
         adapters = self.adapters.adapters
         found = {
             "rows": {adapter.label: len(adapter.rows) for adapter in adapters},
-            "rank": {adapter.label: adapter.a.shape[1] for adapter in adapters},
+            "rank": {adapter.label: adapter.a.shape[1] for adapter in self.adapters.trained},
             "drift": round(self.adapters.drift(), 6),
             "margin": certificates.margin(self.model, self.witness),
             "retained": certificates.retained_change(self.adapters, self.witness),
         }
-        lac, weight = trace.summary(), self.options.lac_drift
-        if weight and lac and lac["last"] <= lac["first"]:
-            found["drift_bound"] = round(certificates.drift_bound(lac["first"], weight), 6)
+        went, weight = trace.summary(), self.options.lac_drift
+        if weight and went and went["last"] <= went["first"]:
+            found["drift_bound"] = round(certificates.drift_bound(went["first"], weight), 6)
         directory = self.task.config["output_dir"]
         if self.options.save_adapters and directory:
             self.adapters.save(f"{directory}/adapters", method=self.trainer.name)

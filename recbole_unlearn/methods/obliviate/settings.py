@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.obliviate.lac import OPTIMIZERS, SCHEDULES
+from recbole_unlearn.methods.obliviate.lac import SCHEDULES
 from recbole_unlearn.settings import Role, setting
 
 
@@ -18,50 +18,53 @@ class ObliviateSettings:
         "down to the level of never-seen items; hard is pushed down without end (the paper's Figure 3).",
         choices=("auto", "genuine", "noise", "hard"),
     )
-    lua_threshold: float = setting(
-        "Items that lose at least this share of their interactions are changed, as is every affected user.",
-        low=0.0,
-        high=1.0,
-    )
-    lua_hops: int = setting("Neighbours up to this many hops away are calibrated too.", low=0)
-    lua_decay: float = setting(
-        "A neighbour's share, relative to that of what it touches; it joins from lua_threshold on.",
-        low=0.0,
-        high=1.0,
-    )
-    lua_cap: int = setting("Neighbours that may join at a hop, on each side.", low=0)
-    lua_layers: bool = setting("Also adapt layers that belong to no user or item.")
     lua_target: str = setting(
-        "New start of the region's rows: what the model gives to others with such retained neighbours, their initial "
-        "value, or none.",
-        choices=("neighbours", "initial", "none"),
+        "New start of contaminated rows: what the model gives to others with such retained neighbours, or none.",
+        choices=("neighbours", "none"),
     )
-    lua_scale: float | str = setting(
-        "Scale of the Newton downdate: a number, 'auto' (a line search on the witness set), or 0 for none.",
-        words=("auto",),
+    lua_reach: float = setting(
+        "Rows follow their neighbours when so much of them starts again: 0 for all, 1 for none.",
+        low=0.0,
+        high=1.0,
     )
-    lua_draws: int = setting("Draws of negatives over which the deletion gradient is averaged.", low=1)
+    lua_rounds: int = setting("How often users and items start again in turn.", low=1)
+    lua_hops: int = setting(
+        "Without a new start: neighbours up to this many hops away are adapted too.", low=0
+    )
+    lua_scale: float = setting(
+        "Scale c of the downdate by the optimizer's state, c / batch size times the gradient over its curvature: "
+        "undoes c / learning rate epochs of the deleted interactions. 0 for none.",
+        low=0.0,
+    )
+    lua_limit: float | None = setting(
+        "How far a row goes by the downdate, as a share of its length, when all its interactions are deleted; less "
+        "by the square of the deleted share. Empty for no limit.",
+        low=0.0,
+    )
     lua_curvature: str = setting(
         "Curvature: the optimizer's second moments where it has them, or Fisher information.",
         choices=("optimizer", "fisher"),
     )
     rank: int | str = setting(
-        "Rank of the adapters: a number, 'auto' (by lua_energy), or 'full' rows.",
+        "Rank of the adapters: how many directions the downdate keeps and the calibration has. A number, or 'full'.",
         low=1,
-        words=("auto", "full"),
+        words=("full",),
     )
-    lua_energy: float = setting("rank=auto: share of the downdate's energy to keep.", low=0.0, high=1.0)
     lua_shared: bool = setting(
         "One subspace B for all tables of the same width; a graph then carries r columns."
     )
-    lac_steps: int = setting("Steps of the calibration.", low=0)
+    lac_steps: int = setting(
+        "Steps of the calibration; fewer for a small request, of whose interactions each is seen 16 times at most.",
+        low=0,
+    )
     lac_horizon: int | None = setting(
         "Steps over which the learning rate falls; lac_steps when empty. With more than those, calibration is the "
         "beginning of a longer one, bit for bit.",
         low=1,
     )
-    lac_learning_rate: float = setting("The optimizer's learning rate at the first step.", low=0.0)
-    lac_optimizer: str = setting("Optimizer of the calibration.", choices=tuple(OPTIMIZERS))
+    lac_learning_rate: float | None = setting(
+        "Adam's learning rate at the first step; twelve times that of the training when empty.", low=0.0
+    )
     lac_schedule: str = setting("How the learning rate falls over the steps.", choices=tuple(SCHEDULES))
     lac_batch_size: int = setting("Interactions in a step.", low=1)
     lac_train_b: bool = setting("Train B as well as A, as the paper prints it.")

@@ -118,8 +118,6 @@ def test_models_with_written_out_gradients_use_them(make_config, model):
     adapters = make_adapters(config, data, witness)
     kind = type(row_gradients(adapters, adapters.adapters, witness))
     assert kind is {"BPR": BPRGradients, "LightGCN": LightGCNGradients}[model]
-    adapters.adapters[0].side = None  # a layer they know nothing of
-    assert type(row_gradients(adapters, adapters.adapters, witness)) is RowGradients
 
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF", "MultiVAE"])
@@ -160,14 +158,14 @@ def test_the_objective_s_gradient_agrees_with_finite_differences(make_config, mo
 
 
 @pytest.mark.parametrize("train_b", [False, True])
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad", "rmsprop"])
-def test_calibration_lowers_its_objective(make_config, optimizer, train_b):
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+def test_calibration_lowers_its_objective(make_config, schedule, train_b):
     config = make_config()
     data = divided(config)
     witness = make_witness(config, data)
     adapters = make_adapters(config, data, witness, rank=3)
     before = [(adapter.a.clone(), adapter.b.clone()) for adapter in adapters.adapters]
-    plan = Schedule(30, 30.0 if optimizer == "sgd" else 0.05, 500, optimizer, "cosine", train_b)
+    plan = Schedule(30, 0.05, 500, schedule, train_b)
     objective = WitnessObjective(drift=0.001)
     with tqdm(disable=True) as bar:
         values = calibrate(adapters, witness, objective, plan, None, bar).values
@@ -179,8 +177,45 @@ def test_calibration_lowers_its_objective(make_config, optimizer, train_b):
         assert torch.equal(adapters.rows(adapter)[adapter.rows], adapter.base + adapter.delta)
 
 
+@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+def test_a_new_start_is_frozen_and_rows_that_follow_are_not_calibrated(make_config, model):
+    config = make_config(model)
+    data = divided(config)
+    witness = make_witness(config, data)
+    adapters = make_adapters(config, data, witness, rank=3, shared=True)
+    for adapter in adapters.adapters:
+        adapter.shift = torch.randn_like(adapter.base)
+    rest = torch.tensor([r for r in range(1, 20) if r not in witness.region["item"].ids.tolist()])
+    table = adapters.model.item_embedding.weight
+    none = torch.zeros(len(rest), 0), torch.zeros(table.shape[1], 0)
+    base = table.detach()[rest].clone()
+    follower = Adapter(
+        "item_embedding.weight", rest, *none, base, 0, "item", torch.ones_like(base), trained=False
+    )
+    adapters.adapters.append(follower)
+    adapters.attach()
+    shifts = [adapter.shift.clone() for adapter in adapters.adapters]
+    with tqdm(disable=True) as bar:
+        calibrate(adapters, witness, WitnessObjective(), Schedule(3, 0.05, 200), None, bar)
+    assert all(torch.equal(a.shift, s) for a, s in zip(adapters.adapters, shifts, strict=True))
+    assert torch.equal(table.detach()[rest], base + 1.0)
+    for adapter in adapters.trained:
+        rows = adapters.rows(adapter)[adapter.rows]
+        assert torch.equal(rows, adapter.base + adapter.shift + adapter.a @ adapter.b.T)
+    adapters.detach()
+    assert torch.equal(table.detach()[rest], base)
+
+
+def test_a_small_request_takes_few_steps():
+    plan = Schedule(30, 0.1, 8192)
+    assert plan.within(100) == Schedule(1, 0.1, 8192, horizon=1)
+    assert plan.within(2000).steps == 4  # 16 · 2000 / 8192, rounded up
+    assert plan.within(10**6).steps == plan.within(10**6).laid_out == 30
+    assert Schedule(3, 0.1, 8192, horizon=30).within(2000) == Schedule(3, 0.1, 8192, horizon=4)
+
+
 def test_a_shared_b_takes_one_step_with_the_gradients_of_all_who_share_it(make_config):
-    """With SGD: B moves by −rate · Σ (GᵀA + 2λ B AᵀA) over its adapters, once."""
+    """B moves by the rate along the sign of Σ (GᵀA + 2λ B AᵀA) over its adapters, as Adam's first step does, once."""
     config = make_config()
     data = divided(config)
     adapters = make_adapters(config, data, make_witness(config, data), rank=3, shared=True)
@@ -194,10 +229,10 @@ def test_a_shared_b_takes_one_step_with_the_gradients_of_all_who_share_it(make_c
     WitnessObjective().value(gradients, witness, batch)
     wanted = sum(g.T @ a + 0.02 * before @ (a.T @ a) for g, a in zip(gradients.take(), lefts, strict=True))
     with tqdm(disable=True) as bar:
-        plan = Schedule(1, 0.5, 500, "sgd", train_b=True)
+        plan = Schedule(1, 0.5, 500, train_b=True)
         calibrate(adapters, make_witness(config, data, seed=7), WitnessObjective(drift=0.01), plan, None, bar)
     assert users.b is items.b
-    assert torch.allclose(users.b, before - 0.5 * wanted, atol=1e-6)
+    assert torch.allclose(users.b, before - 0.5 * wanted / (wanted.abs() + 1e-8), atol=1e-4)
 
 
 def test_the_drift_penalty_s_gradient(make_config):
@@ -230,20 +265,18 @@ def test_it_stops_at_the_level_of_never_seen_items(make_config):
     """Paper error 6: not as far down as it goes, but as far as a model that never saw them would put them."""
     config = make_config()
     data = divided(config)
-    steps = {}
     for stop in (False, True):
-        witness = make_witness(config, data, threshold=0.0)
+        witness = make_witness(config, data)
         adapters = make_adapters(config, data, witness)
         standing = ExpectedStanding(witness, witness.deleted(1000))
         standing.percentile[:] = 0.6
         objective = WitnessObjective(ranking=0.0, forget=1.0, standing=standing, stop=stop)
         with tqdm(disable=True) as bar:
             trace = calibrate(adapters, witness, objective, Schedule(300, 0.005, 1000), None, bar)
-        steps[stop] = len(trace.values)
+        assert len(trace.values) == 300  # what is retained is fitted to the end
         assert [step for step, _ in trace.demotion][:3] == [0, 10, 20]
         reached = demotion(row_gradients(adapters, adapters.adapters, witness), standing.deleted)
         assert (0.6 <= reached < 0.8) if stop else reached > 0.8
-    assert steps[True] < steps[False] == 300
 
 
 def test_a_loss_that_is_not_a_number_stops_it(make_config):

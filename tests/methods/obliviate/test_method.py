@@ -11,6 +11,9 @@ from recbole_unlearn.cli import main
 from recbole_unlearn.data.splits import load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods.obliviate.adapters import AdapterSet
+from recbole_unlearn.methods.obliviate.contamination import spread
+from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
+from recbole_unlearn.rows.region import find_region
 from recbole_unlearn.rows.tables import as_rows, find_tables
 from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose, train
 
@@ -27,9 +30,16 @@ def run(settings, model="BPR", **changes):
     return run_unlearn(model, "tiny", **({"unlearn": "obliviate"} | forget), config_dict=config)
 
 
+def contaminated(data):
+    """The rows that may change."""
+    index = TrainIndex(data.full.train)
+    pairs = [data.forget.inter_feat[field] for field in ("user_id", "item_id")]
+    return spread(find_region(index, *pairs), RetainedIndex(index, *pairs, data.deleted), 0.02)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_it_works_on_many_models(settings, model):
-    """Noise, by the same command for every model; rows of nobody in the request stay bit for bit."""
+    """Noise, by the same command for every model; rows that are not contaminated stay bit for bit."""
     outcome = run(settings, model, cache=False)
     phases, certificates = outcome.result["phases"], outcome.result["certificates"]
     assert phases["unlearned"]["metrics"] != phases["original"]["metrics"]
@@ -39,8 +49,7 @@ def test_it_works_on_many_models(settings, model):
     assert certificates["retained"]["largest"] > 0
     assert "recovered" not in outcome.result  # retraining did not run
     original = train(outcome.config, outcome.data.full, "original").state_dict
-    forget = outcome.data.forget.inter_feat
-    touched = {"user": forget["user_id"], "item": forget["item_id"]}
+    touched = {side: members.ids for side, members in contaminated(outcome.data).items()}
     named, tables = (
         dict(outcome.model.named_parameters()),
         find_tables(outcome.model, outcome.data.full.train),
@@ -59,14 +68,6 @@ def test_a_deleted_user_has_the_row_of_a_new_model(settings, unlearn):
     row = outcome.data.full.train.token2id("user_id", "u5")
     fresh = build_model(outcome.config, outcome.data.retain)
     assert torch.equal(outcome.model.user_embedding.weight[row], fresh.user_embedding.weight[row])
-
-
-def test_layers_are_adapted_when_asked(settings):
-    outcome = run(settings, "NeuMF", lua_layers=True, cache=False)
-    original = train(outcome.config, outcome.data.full, "original").state_dict
-    named = dict(outcome.model.named_parameters())
-    assert any("mlp_layers" in name and not torch.equal(named[name], original[name]) for name in named)
-    assert any("mlp_layers" in name for name in outcome.result["certificates"]["rows"])
 
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN"])
@@ -128,9 +129,11 @@ def test_one_interaction_is_not_too_small_a_request(settings, model):
             original[table.parameter], table.axis)).any(dim=1).nonzero().flatten().tolist()
         for table in find_tables(outcome.model, outcome.data.full.train)
     }  # fmt: skip
-    assert changed.get("user", [user]) == [user]
-    assert changed["item"] in ([], [item])
-    assert changed.get("user") or changed["item"]
+    near = contaminated(outcome.data)
+    assert user in changed.get("user", [user])
+    assert set(changed.get("user", [])) <= set(near["user"].ids.tolist())
+    assert set(changed["item"]) <= set(near["item"].ids.tolist())
+    assert item in changed["item"] or user in changed.get("user", [])
 
 
 @pytest.mark.parametrize("kind", ["auto", "genuine", "noise", "hard"])
@@ -148,8 +151,8 @@ def test_same_seed_same_weights(settings):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rank": 3}, {"rank": "auto"}, {"lua_scale": "auto"}, {"lua_scale": 1e-5, "lua_curvature": "fisher"},
-        {"lua_hops": 2, "lua_threshold": 0.0}, {"lua_target": "initial"}, {"lua_target": "none"},
+        {"rank": 3}, {"rank": "full"}, {"lua_scale": 0.0}, {"lua_scale": 0.1, "lua_curvature": "fisher"},
+        {"lua_hops": 2, "lua_target": "none"}, {"lua_rounds": 1}, {"lua_limit": None}, {"lua_reach": 1.0},
     ],
 )  # fmt: skip
 def test_settings_of_the_downdate(settings, changes):
@@ -159,8 +162,10 @@ def test_settings_of_the_downdate(settings, changes):
     if changes.get("rank") == 3:
         assert all(energy < 1 for energy in certificates["energy"].values())
         assert set(certificates["rank"].values()) == {3}
-    if "lua_scale" in changes:
-        assert certificates["lua_scale"] >= 0
+    read = {0.0: None, 0.1: "Fisher information of retained interactions"}
+    assert certificates["curvature"] == read.get(changes.get("lua_scale"), certificates["curvature"])
+    if not changes.keys() & {"lua_scale"}:
+        assert certificates["curvature"].startswith("Adam's state of epoch ")
     if "lua_hops" in changes:
         users = len(outcome.data.affected_users)
         assert certificates["rows"]["user_embedding.weight"] > users
@@ -226,7 +231,7 @@ def test_a_model_of_one_s_own_needs_no_fast_path(settings):
         ("BPR", {"lua_scale": "big"}, "lua_scale='big'"),
         ("BPR", {"lua_target": "moon"}, "lua_target='moon'"),
         ("BPR", {"forget_kind": "some"}, "forget_kind='some'"),
-        ("BPR", {"lac_optimizer": "magic"}, "lac_optimizer='magic'"),
+        ("BPR", {"lac_schedule": "magic"}, "lac_schedule='magic'"),
         ("BPR", {"lac_learning_rate": 1e30}, "not"),
     ],
 )
