@@ -3,12 +3,14 @@
     python benchmarks/catalogue.py
 
 The data is random (five rows a user), the model is not trained: times do not depend on what the numbers are. Reported
-is the median of five requests, after one to warm up; `prepare` is the index of the training rows, made once.
+is the median of five requests, after one to warm up; `prepare` is the index of the training rows and what the model
+has learned about rows, made once.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from recbole_unlearn.data.splits import divide, load
 from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.methods import registry
 from recbole_unlearn.methods.base import UnlearnTask
+from recbole_unlearn.rows.index import TrainIndex
 from recbole_unlearn.settings.config import UnlearnConfig
 from recbole_unlearn.settings.declare import read
 from recbole_unlearn.training.phase import build_model, compose
@@ -66,14 +69,23 @@ def measure(size: int, rows: int, repeats: int) -> tuple[float, float]:
             model = build_model(config, data.retain)
             initial = dict(model.named_parameters())
             trainer = compose(method, config, model, "unlearned")
-            task = UnlearnTask(config, data, Trained({}, None, {}, -1), initial, options, None)
+            original = Trained({}, adam_state(model), {}, 0)
+            task = UnlearnTask(config, data, original, initial, options, None)
             start = time.perf_counter()
-            trainer.prepare(task)
+            task = dataclasses.replace(task, prepared_index=TrainIndex(data.full.train).complete())
+            task = dataclasses.replace(task, prepared=trainer.prepare(task))
             prepared.append(time.perf_counter() - start)
             start = time.perf_counter()
             trainer.unlearn(task)
             taken.append(time.perf_counter() - start)
         return statistics.median(taken[1:]), statistics.median(prepared[1:])
+
+
+def adam_state(model: torch.nn.Module) -> dict:
+    """A state as Adam leaves it, with all second moments alike."""
+    values = list(model.parameters())
+    state = {k: {"step": 10.0, "exp_avg_sq": torch.full_like(v, 1e-6)} for k, v in enumerate(values)}
+    return {"state": state, "param_groups": [{"params": list(state), "betas": (0.9, 0.999)}]}
 
 
 def main() -> None:

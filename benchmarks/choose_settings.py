@@ -2,17 +2,18 @@
 
     python benchmarks/choose_settings.py --dataset=ml-100k --models=BPR,LightGCN --out=saved/choose
 
-The request is the paper's (noise in a fifth of the users). Measured are the retained *validation* rows; test rows are
-never looked at. A candidate is as good as
+The request is the paper's (noise in a fifth of the users), or genuine (--request=genuine). Measured are the retained
+*validation* rows; test rows are never looked at. A candidate is as good as
 
     ½ (min(1, NDCG@20 / retrained's) over all users + the same over affected users) - |demotion rate - retrained's|
 
-What was measured stays in OUT/DATASET-MODEL.jsonl; a second call goes on where the first one stopped.
+What was measured stays in OUT/DATASET-MODEL-REQUEST.jsonl; a second call goes on where the first one stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import tempfile
@@ -20,16 +21,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from deletion_requests import draw
 from tabulate import tabulate
 from trainings import settings_of
 
 from recbole_unlearn import settings
 from recbole_unlearn.data.splits import UnlearnData, loaders
 from recbole_unlearn.log import logging_to
-from recbole_unlearn.measures.evaluation import Measurement
+from recbole_unlearn.measures.evaluation import Measured, Measurement
 from recbole_unlearn.methods import registry
-from recbole_unlearn.methods.sharded.base import ShardedTrainer
-from recbole_unlearn.pipeline import INJECTED, Pipeline, begin
+from recbole_unlearn.pipeline import Pipeline, begin
+from recbole_unlearn.results.privacy import Discretion
 from recbole_unlearn.settings.config import UnlearnConfig
 from recbole_unlearn.tuning.goal import validation_only
 
@@ -42,8 +44,8 @@ def grid(**values: list) -> list[dict[str, Any]]:
 # Eight at first; then four more, where the first eight pointed to.
 CANDIDATES = {
     "obliviate": [
-        *grid(lac_learning_rate=[0.005, 0.01, 0.02, 0.04], lac_steps=[20, 40]),
-        *grid(lac_learning_rate=[0.005, 0.01, 0.02, 0.04], lac_steps=[80]),
+        *grid(lua_limit=[0.35, 0.7, 1.4], lua_rounds=[3, 5]),
+        *grid(rank=[8, 32, "full"], lac_steps=[0, 60]),
     ],
     "finetune": [
         *grid(finetune_epochs=[5, 10, 20, 40], finetune_learning_rate=[None, 0.01]),
@@ -93,7 +95,7 @@ CANDIDATES = {
 }
 # Four, around what ml-100k liked, for data where a training takes minutes.
 SHORT = {
-    "obliviate": grid(lac_learning_rate=[0.01, 0.02], lac_steps=[40, 80]),
+    "obliviate": grid(lua_limit=[0.35, 0.7], lua_rounds=[3, 5]),
     "finetune": grid(finetune_epochs=[5, 20], finetune_learning_rate=[None, 0.005]),
     "gradient_ascent": grid(gradient_ascent_tolerance=[0.05, 0.1, 0.2, 0.5], gradient_ascent_steps=[300]),
     "rrl": [
@@ -128,11 +130,12 @@ class OnValidation(Pipeline):
     def _data(self, forget: Any) -> UnlearnData:
         return validation_only(super()._data(forget))
 
-    def start(self) -> None:
-        """Data, original and retrained model."""
-        self.data = self._data(INJECTED)
-        self.test = loaders(self.config, self.data.retain)
-        self.measurement = Measurement(self.config, self.data, self.test, self.evaluation.demotion_negatives)
+    def start(self, request: Any) -> None:
+        """Data, original and retrained model; nothing is kept from others, since the data is public."""
+        self.data = self._data(request)
+        self.discretion = Discretion.of(self.data, self.evaluation.min_group)
+        test = loaders(self.config, self.data.retain)
+        self.measurement = Measurement(self.config, self.data, test, self.evaluation.demotion_negatives)
         self._record_original(*self._plain_phase())
         self._method_phase(1)
 
@@ -140,24 +143,29 @@ class OnValidation(Pipeline):
         """The figures of one candidate."""
         method = registry.get(name)
         options = settings.read(method.Settings, self.config.method_values(name) | changes)
-        trainer, task = begin(method, options, self.config, self.data, self.original, self.cache, name)
-        if isinstance(trainer, ShardedTrainer):
-            # What the shards were before the request does not matter here, so they are not trained on D.
-            trainer.shards = trainer.untrained(task, trainer.pretrain(task))
-        trainer.run(task)
-        return self.figures(self._measured(name, trainer, trainer.seconds, trainer.from_cache))
+        trainer, task = begin(method, options, self.config, self.data, self.original, self.trainings, name)
+        if method.own_original:
+            task = dataclasses.replace(task, own_original=trainer.originate(task))
+        finished = trainer.run(task)
+        return self.figures(self.measurement.measure(trainer), finished.seconds)
 
-    def figures(self, phase: dict[str, Any]) -> dict[str, float]:
-        """What a candidate is judged by."""
-        goal = self.phases["retrained"]
-        shares = [phase[group]["ndcg@20"] / goal[group]["ndcg@20"] for group in ("metrics", "affected")]
-        gap = phase["forgetting"]["demotion_rate"] - goal["forgetting"]["demotion_rate"]
+    def figures(self, own: Measured, seconds: float | None = None) -> dict[str, Any]:
+        """What a candidate is judged by, and the attack beside it."""
+        goal = self.phases["retrained"].measured
+        shares = [
+            own.utility[group]["ndcg@20"] / goal.utility[group]["ndcg@20"]
+            for group in ("metrics", "affected")
+        ]
+        gap = own.forgetting["demotion_rate"] - goal.forgetting["demotion_rate"]
+        attacks = [(one.forgetting.get("attack") or {}).get("auc") for one in (own, goal)]
         return {
-            "all": phase["metrics"]["ndcg@20"],
-            "affected": phase["affected"]["ndcg@20"],
+            "all": own.utility["metrics"]["ndcg@20"],
+            "affected": own.utility["affected"]["ndcg@20"],
+            "unaffected": own.utility["unaffected"]["ndcg@20"],
             "gap": gap,
+            "attack": None if None in attacks else attacks[0] - attacks[1],
             "score": sum(min(1.0, share) for share in shares) / 2 - abs(gap),
-            "seconds": phase["seconds"],
+            "seconds": seconds,
         }
 
 
@@ -171,7 +179,7 @@ def found_in(file: Path) -> dict[tuple[str, str], dict]:
 
 def rows_of(args: argparse.Namespace, model: str, names: list[str]) -> Iterator[dict]:
     """All candidates of a model, measured now or before."""
-    file = Path(args.out) / f"{args.dataset}-{model}.jsonl"
+    file = Path(args.out) / f"{args.dataset}-{model}-{args.request}.jsonl"
     known = found_in(file)
     candidates = SHORT if args.short else CANDIDATES
     wanted = [(name, changes) for name in names for changes in candidates[name]]
@@ -181,15 +189,14 @@ def rows_of(args: argparse.Namespace, model: str, names: list[str]) -> Iterator[
             values = {
                 "seed": args.seed, "show_progress": False, "tensorboard": False, "cache_size": 20.0,
                 "cache_dir": str(Path(args.out) / "cache"), "checkpoint_dir": work, "compare": ["retrain"],
-                "unlearn": "obliviate", "workers": 1, **settings_of(model, args.dataset),
+                "unlearn": "obliviate", "workers": 1, "min_group": 1, **settings_of(model, args.dataset),
             }  # fmt: skip
             values |= {"data_path": args.data_path} if args.data_path else {}
-            pipeline = OnValidation(
-                UnlearnConfig(model, args.dataset, config_dict=values), Path(args.out), None
-            )
-            pipeline.start()
+            config = UnlearnConfig(model, args.dataset, config_dict=values)
+            pipeline = OnValidation(config, Path(args.out), Path(args.out), None)
+            pipeline.start(draw(args.request, model, args.dataset, values, args.seed))
             for name in ("original", "retrained"):
-                figures = pipeline.figures(pipeline.phases[name])
+                figures = pipeline.figures(pipeline.phases[name].measured)
                 known[name, "{}"] = {"method": name, "settings": {}, **figures}
             for name, changes in missing:
                 row = {"method": name, "settings": changes, **pipeline.candidate(name, changes)}
@@ -208,6 +215,7 @@ def main() -> None:
     parser.add_argument("--data_path")
     parser.add_argument("--models", default="BPR,LightGCN")
     parser.add_argument("--methods", default=",".join(CANDIDATES))
+    parser.add_argument("--request", default="injected", choices=["injected", "genuine"])
     parser.add_argument("--short", action="store_true", help="four candidates instead of twelve")
     parser.add_argument("--seed", type=int, default=2020)
     parser.add_argument("--out", default="saved/choose")
@@ -220,11 +228,11 @@ def main() -> None:
             [row["method"], json.dumps(row["settings"])[1:-1].replace('"', ""), *(row[key] for key in KEYS)]
             for row in rows
         ]
-        print(f"{model} on {args.dataset}, seed {args.seed}, validation rows")
+        print(f"{model} on {args.dataset}, {args.request}, seed {args.seed}, validation rows")
         print(tabulate(table, ["method", "settings", *KEYS], tablefmt="github", floatfmt=".4f"), flush=True)
 
 
-KEYS = ("score", "all", "affected", "gap", "seconds")
+KEYS = ("score", "all", "affected", "unaffected", "gap", "attack", "seconds")
 
 if __name__ == "__main__":
     main()

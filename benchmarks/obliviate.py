@@ -22,12 +22,14 @@ from recbole_unlearn import run_unlearn
 PRESETS = ["obliviate_paper", "no_lua", "no_lac", "no_distill"]
 VARIANTS = {
     "obliviate": {},
-    "  LUA alone": {"lac_steps": 0},
-    "  LAC alone": {"lua_target": "none"},
-    "  from initial rows": {"lua_target": "initial"},
-    "  with neighbours": {"lua_hops": 1},
-    "  rank 16": {"rank": 16},
-    "  told it is noise": {"forget_kind": "noise", "lac_steps": 60},
+    "  without the new start": {"lua_target": "none"},
+    "  without the downdate": {"lua_scale": 0.0},
+    "  without LAC": {"lac_steps": 0},
+    "  rank 8": {"rank": 8},
+    "  full rows": {"rank": "full"},
+    "  one round": {"lua_rounds": 1},
+    "  nobody follows": {"lua_reach": 1.0},
+    "  told it is noise": {"forget_kind": "noise"},
     "  told it is genuine": {"forget_kind": "genuine"},
 }
 
@@ -70,12 +72,16 @@ def figures(result: dict, phase: str) -> dict[str, float]:
     def ndcg(of: dict, group: str) -> float:
         return of[group].get("ndcg@20", float("nan"))
 
+    def auc(of: dict) -> float:
+        return (of["forgetting"].get("attack") or {}).get("auc", float("nan"))
+
     gain = ndcg(last, "affected") - ndcg(first, "affected")
     return {
         "recovered": (ndcg(mine, "affected") - ndcg(first, "affected")) / gain,
         "affected": ndcg(mine, "affected"),
         "demotion": mine["forgetting"]["demotion_rate"],
         "gap": mine["forgetting"]["demotion_rate"] - last["forgetting"]["demotion_rate"],
+        "attack": auc(mine) - auc(last),
         "unaffected": ndcg(mine, "unaffected") / ndcg(first, "unaffected") - 1,
         "all": ndcg(mine, "metrics") / ndcg(last, "metrics") - 1,
         "seconds": mine["seconds"],
@@ -117,7 +123,7 @@ def main() -> None:
                     values = np.array([cell[key] for cell in cells], dtype=float)
                     spread = (
                         f" ±{values.std(ddof=1):.3f}"
-                        if len(values) > 1 and key in ("recovered", "gap")
+                        if len(values) > 1 and key in ("recovered", "gap", "attack")
                         else ""
                     )
                     row.append(

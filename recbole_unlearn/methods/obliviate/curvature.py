@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from recbole.data.interaction import Interaction
@@ -17,7 +17,6 @@ from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.rows import Moments, fisher
 
-FISHER = "Fisher information of retained interactions"
 LARGEST_MOMENT = 1e12  # no gradient of a usable model is larger than its root
 
 logger = logging.getLogger(__name__)
@@ -105,30 +104,33 @@ def _moment(
     return moment
 
 
-def second_moments(
-    model: AbstractRecommender,
-    optimizer: Mapping[str, Any] | None,
-    draw: Callable[[], Sequence[Interaction]],
-    epoch: int,
-) -> tuple[Moments, str]:
-    """The optimizer's second moments where they can be used, Fisher information elsewhere; says which in one line.
+class Curvature(NamedTuple):
+    """Second moments by parameter, and in words what they were read from."""
 
-    ``draw`` gives the batches of retained interactions that Fisher information is computed from; the optimizer's
-    state is that of ``epoch``. What was read is said in words as well.
-    """
+    moments: Moments
+    read: str
+
+
+def read_state(
+    model: AbstractRecommender, optimizer: Mapping[str, Any] | None, epoch: int
+) -> Curvature | None:
+    """The second moments in an optimizer's state of ``epoch``, or None; says in one line which, or why not."""
     try:
         found = from_optimizer(model, optimizer)
     except UnusableStateError as error:
-        batches = draw()
         logger.warning(
-            "The optimizer's state is not used: %s. Curvature is the Fisher information of %d batches of retained "
-            "interactions.",
-            error, len(batches),
-        )  # fmt: skip
-        return fisher(model, batches), FISHER
+            "The optimizer's state is not used: %s. Curvature is the Fisher information of retained interactions.",
+            error,
+        )
+        return None
     read = f"{_kind(optimizer)}'s state of epoch {epoch + 1}"
     logger.info("LUA reads %s: second moments of %d parameters are its curvature.", read, len(found))
-    return found, read
+    return Curvature(found, read)
+
+
+def from_retained(model: AbstractRecommender, batches: Sequence[Interaction]) -> Curvature:
+    """Fisher information of batches of retained interactions."""
+    return Curvature(fisher(model, batches), "Fisher information of retained interactions")
 
 
 def _kind(optimizer: Mapping[str, Any] | None) -> str:

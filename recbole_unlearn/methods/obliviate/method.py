@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
@@ -35,7 +34,6 @@ from recbole_unlearn.rows import (
     as_rows,
     find_region,
     find_tables,
-    fisher,
     pair_scores,
     with_neighbours,
 )
@@ -44,6 +42,13 @@ from recbole_unlearn.settings import UnlearnConfig
 DECAY, MOST = 0.5, 1000  # of neighbours without a new start: share from hop to hop, and how many join a side
 
 logger = logging.getLogger(__name__)
+
+
+class Prepared(NamedTuple):
+    """What serves any number of requests to one model."""
+
+    maps: restart.Maps | None
+    curvature: curvature.Curvature | None  # None where the optimizer left none, or it is not asked for
 
 
 @method(
@@ -72,13 +77,19 @@ class Obliviate(UnlearnTrainer):
         """The first ``step`` steps of the same calibration."""
         return {"lac_steps": step, "lac_horizon": settings.lac_horizon or settings.lac_steps}
 
-    def prepare(self, task: UnlearnTask) -> restart.Maps | None:
-        """What the model has learned about rows and their neighbours."""
-        if task.settings.lua_target == "none" or task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
-            return None
-        tables = paired_tables(self.model, find_tables(self.model, task.data.full.train), task.index)
-        generator = torch.Generator().manual_seed(task.config["seed"])
-        return restart.learn(tables, task.index, generator) if tables else None
+    def prepare(self, task: UnlearnTask) -> Prepared:
+        """What the model has learned about rows and their neighbours, and the curvature its optimizer left."""
+        options = task.settings
+        maps = state = None
+        if task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
+            return Prepared(None, None)
+        if options.lua_target != "none":
+            tables = paired_tables(self.model, find_tables(self.model, task.data.full.train), task.index)
+            generator = torch.Generator().manual_seed(task.config["seed"])
+            maps = restart.learn(tables, task.index, generator) if tables else None
+        if options.lua_scale and options.lua_curvature == "optimizer" and task.original is not None:
+            state = curvature.read_state(self.model, task.original.optimizer, task.original.epoch)
+        return Prepared(maps, state)
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         r"""The two stages, on ``self.model`` (built on D\S, with the original's weights)."""
@@ -260,7 +271,7 @@ class _Request:
 
     def _restart(self) -> None:
         """Give contaminated rows their new start: those of the adapters there, others in adapters of their own."""
-        maps = self.task.prepared
+        maps = self.task.prepared.maps
         paired = paired_tables(self.model, self.tables, self.index) if maps is not None else {}
         if not paired:
             self._from_initial(self.tables)
@@ -308,20 +319,15 @@ class _Request:
                 adapter.shift = initial - adapter.base
 
     def _moments(self) -> Moments:
-        """The curvature of the downdate."""
-        witness, size = self.witness, self.task.config["train_batch_size"]
-        kept = (~self.task.data.deleted).nonzero().flatten()
-
-        def draw() -> list[Interaction]:
-            return [witness.batch(witness.triples(chosen)) for chosen in kept.split(size)]
-
-        if self.options.lua_curvature == "fisher":
-            self.read = curvature.FISHER
-            return fisher(self.model, draw())
-        original = self.task.original
-        assert original is not None
-        found, self.read = curvature.second_moments(self.model, original.optimizer, draw, original.epoch)
-        return found
+        """The curvature of the downdate: the optimizer's, or Fisher information of the retained interactions."""
+        found = self.task.prepared.curvature
+        if found is None:
+            kept = (~self.task.data.deleted).nonzero().flatten()
+            parts = kept.split(self.task.config["train_batch_size"])
+            batches = [self.witness.batch(self.witness.triples(part)) for part in parts]
+            found = curvature.from_retained(self.model, batches)
+        self.read = found.read
+        return found.moments
 
     def _objective(self) -> tuple[lac.WitnessObjective, torch.Tensor | None]:
         """What LAC minimises, and the retained interactions it sees (None: those that touch the region)."""

@@ -116,18 +116,19 @@ def _counts(index: TrainIndex, side: Side) -> torch.Tensor:
     return index.counts(side, torch.arange(index.sizes[side]))
 
 
-def even(moves: torch.Tensor) -> torch.Tensor:
+def even(moves: torch.Tensor, sources: int) -> torch.Tensor:
     """``moves`` (m, d) with no direction of the space larger than the median: singular values σ → min(σ, median σ).
 
-    By the eigenvalues σ² of the Gram matrix; with fewer rows than directions, the median of as many as there are
-    rows.
+    By the eigenvalues σ² of the Gram matrix. What moved can have no more directions than ``sources``, the rows that
+    started again, so the median is over as many (or over m or d, if those are fewer): one user's change is one
+    direction, and passes.
     """
-    if len(moves) == 0:
+    most = min(len(moves), moves.shape[1], sources)
+    if most == 0:
         return moves
     squares, basis = torch.linalg.eigh((moves.T @ moves).double())
     squares = squares.clamp(min=0.0)
-    largest = squares[-min(len(moves), len(squares)) :]
-    factor = (largest.median() / squares.clamp(min=1e-30)).clamp(max=1.0).sqrt()
+    factor = (squares[-most:].median() / squares.clamp(min=1e-30)).clamp(max=1.0).sqrt()
     return moves @ ((basis * factor) @ basis.T).to(moves.dtype)
 
 
@@ -158,12 +159,12 @@ class _Side:
         count = index.counts("user", self.ids) if side == "user" else torch.ones(len(self.ids))
         self.weight = (count / maps.weight[side]).to(table)
 
-    def turn(self, other: torch.Tensor, centre: torch.Tensor, later: bool) -> torch.Tensor:
+    def turn(self, other: torch.Tensor, centre: torch.Tensor, later: bool, sources: int) -> torch.Tensor:
         """Move the rows once, by the other side's rows as they are; returns by how much the centre moved."""
         told = self.links.features(other, centre) @ self.transform
         move = told - self.old
         follow = (self.degree[:, 0] < 1.0) & ~self.alone
-        move[follow] = even(move[follow])
+        move[follow] = even(move[follow], sources)
         goal = self.first + move - self.degree * (self.first - self.old)
         if self.rare is None:
             goal[self.alone] = self.first[self.alone]
@@ -186,13 +187,14 @@ def restart(
     """
     sides: dict[Side, _Side] = {}
     for side, table in tables.items():
-        other = tables[OTHER[side]]
-        sides[side] = _Side(side, table, other, maps, touched, region, retained)
+        sides[side] = _Side(side, table, tables[OTHER[side]], maps, touched, region, retained)
     centre = {side: value.clone() for side, value in maps.centre.items()}
+    sources = sum(int((state.degree >= 1.0).sum()) for state in sides.values())
     first: list[Side] = ["user"]
     again: list[Side] = ["item", "user"]
     for turn, moving in enumerate(first + again * rounds):
-        centre[moving] += sides[moving].turn(tables[OTHER[moving]], centre[OTHER[moving]], later=turn > 2)
+        other = OTHER[moving]
+        centre[moving] += sides[moving].turn(tables[other], centre[other], turn > 2, sources)
     found = {}
     for side, state in sides.items():
         found[side] = state.table[state.rows] - state.first

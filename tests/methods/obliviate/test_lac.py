@@ -326,6 +326,22 @@ def test_ease_equals_its_closed_form(make_config):
     assert x.sum() == witness.retained.size
 
 
+def test_the_ranker_of_large_catalogues_equals_its_closed_form(make_config, monkeypatch):
+    """X̃ V Vᵀ, X̃ being X over the roots of the numbers of its users and items."""
+    monkeypatch.setattr(level, "EASE_ITEMS", 0)
+    monkeypatch.setattr(level, "FACTORS", 3)
+    config = make_config()
+    witness = make_witness(config, divided(config))
+    x = torch.zeros(witness.index.sizes["user"], witness.index.sizes["item"], dtype=torch.float64)
+    left = ~witness.retained.deleted
+    x[witness.index.ids["user"][left], witness.index.ids["item"][left]] = 1.0
+    scaled = x / x.sum(1, keepdim=True).clamp(min=1).sqrt() / x.sum(0, keepdim=True).clamp(min=1).sqrt()
+    v = torch.linalg.svd(scaled).Vh[:3].T
+    users, items = torch.tensor([3, 8]), torch.tensor([[1, 2], [5, 9]])
+    found = ClosedFormRanker(witness.retained).scores(users, items).double()
+    assert torch.allclose(found, (scaled @ v @ v.T)[users[:, None], items], atol=1e-5)
+
+
 # Adapters
 
 
