@@ -31,7 +31,7 @@ class Shrink(UnlearnTrainer):
         """One step, in closed form."""
         forget = task.data.forget
         users, items = forget.inter_feat[forget.uid_field], forget.inter_feat[forget.iid_field]
-        touched = find_region(task.index, users, items, threshold=0.0)["user"]
+        touched = find_region(task.index, users, items)["user"]
         weight = (task.settings.shrink_strength * touched.share)[:, None]
         named = dict(self.model.named_parameters())
         for table in find_tables(self.model, task.data.full.train):

@@ -34,13 +34,12 @@ def degree(side: Side, share: torch.Tensor) -> torch.Tensor:
     return torch.ones_like(share) if side == "user" else (GAIN * share).clamp(max=1.0)
 
 
-def made_again(side: Side, share: torch.Tensor) -> torch.Tensor:
-    """Which rows start again altogether (a mask)."""
-    return degree(side, share) > 1.0 - 1e-6
-
-
 def started_again(touched: Region) -> Region:
-    """Those of ``touched`` of which at least half starts again: they are downdated and calibrated as well."""
+    """Those of ``touched`` of which at least half starts again: they are downdated and calibrated as well.
+
+    What they lost is settled with that. Losses of all others are counted until a later request brings them here
+    (`data/fitted.py`, whose steps of a tenth are the share from which on an item is among them).
+    """
     return Region(
         {side: members.part(degree(side, members.share.float()) >= 0.5) for side, members in touched.items()}
     )

@@ -12,7 +12,7 @@ lr · (g_S / batch) / √v̂ because of S. So c = K · lr undoes K epochs of the
 **The limit.** At a model that has learned S by heart the gradient is nearly zero, at one that never saw S it is
 large: the step says least where there is most to undo. It gives the direction, and a row goes at most
 
-    ‖Δ_row‖ ≤ min(κ (ρ / e)², 0.1) · ‖row‖
+    ‖Δ_row‖ ≤ min(κ (ρ / e)², 0.2) · ‖row‖
 
 ρ is the share of the row's interactions that are deleted, and e how much of a score the pair's own rows θ make up:
 s = ½ Σ θ·∂s/∂θ for a dot product of two rows, so e = 1 for BPR. A row of LightGCN is one layer of several that a
@@ -32,7 +32,7 @@ from recbole_unlearn.rows import Moments, Region, Witness, as_rows
 EPSILON = 1e-8
 BATCH = 65536  # deleted interactions whose gradient is taken at once
 DRAWS = 4  # of negatives, over which the gradient is averaged where S is small
-LARGEST = 0.1  # of a row's length
+LARGEST = 0.2  # of a row's length
 LEAST_REACH = 0.1  # what e is taken to be at least
 LOOKED_AT = 32  # deleted pairs that e is the mean of; with many, rows of one are neighbours of another
 

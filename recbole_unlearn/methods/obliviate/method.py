@@ -19,7 +19,7 @@ from recbole_unlearn.log import progress
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.obliviate import certificates, curvature, downdate, lac, lua, restart
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
-from recbole_unlearn.methods.obliviate.contamination import made_again, spread, started_again
+from recbole_unlearn.methods.obliviate.contamination import spread, started_again
 from recbole_unlearn.methods.obliviate.settings import ObliviateSettings
 from recbole_unlearn.rows import (
     PAIRS,
@@ -188,7 +188,7 @@ class _Request:
                 "demotion": [(step, round(value, 6)) for step, value in trace.demotion],
             },
             refits_orphan_items=self.starts_again,
-            refitted_items=self._refitted() if self.starts_again else None,
+            refitted_items=self.witness.region["item"].ids if self.starts_again else None,
             certify=lambda: self._certificates(trace),
         )
 
@@ -210,11 +210,6 @@ class _Request:
             options.lac_horizon,
         )
         return schedule if interactions is None else schedule.within(interactions)
-
-    def _refitted(self) -> torch.Tensor:
-        """Items that were made again altogether."""
-        items = self.touched["item"]
-        return items.ids[made_again("item", items.share)]
 
     def _witness(self) -> tuple[Region, Witness]:
         """The region that S itself touches, and the witness set of what is calibrated."""

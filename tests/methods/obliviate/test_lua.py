@@ -13,7 +13,7 @@ from recbole_unlearn.methods.obliviate import contamination, curvature, downdate
 from recbole_unlearn.rows.batches import as_batch
 from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
 from recbole_unlearn.rows.own_loss import loss_gradients
-from recbole_unlearn.rows.region import Region, find_region
+from recbole_unlearn.rows.region import Members, Region, find_region
 from recbole_unlearn.training.phase import build_model, train
 from tests.parts import Rows, divided, make_adapters, make_witness
 
@@ -131,7 +131,9 @@ def test_an_item_starts_again_as_far_as_it_lost(share, degree):
     shares = torch.tensor([share])
     assert float(contamination.degree("item", shares)) == pytest.approx(degree)
     assert float(contamination.degree("user", shares)) == 1.0
-    assert bool(contamination.made_again("item", shares)) == (degree == 1.0)
+    region = Region(user=Members(torch.tensor([3]), shares), item=Members(torch.tensor([5]), shares))
+    again = contamination.started_again(region)
+    assert (len(again["user"]), len(again["item"])) == (1, int(degree >= 0.5))
 
 
 # The new start
