@@ -12,6 +12,20 @@ from typing import NamedTuple
 
 import torch
 
+from recbole_unlearn.errors import UnlearnError
+
+
+def spectrum(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The squared singular values (d,) of ``rows`` (n, d), rising, and their directions (d, d)."""
+    gram = rows.double().T @ rows.double()
+    if not torch.isfinite(gram).all():
+        raise UnlearnError(
+            "The downdate is not a finite number, so the model is not usable; nothing was written. "
+            "Check the weights of the original."
+        )
+    values, vectors = torch.linalg.eigh(gram)
+    return values.clamp(min=0.0), vectors
+
 
 class LowRank(NamedTuple):
     """ΔW ≈ A Bᵀ, and the part of ‖ΔW‖² that it keeps."""
@@ -51,8 +65,8 @@ def project(delta: torch.Tensor, rank: int) -> LowRank:
     B is orthonormal (the paper splits Σ between A and B; the product is the same), so that steps on A are steps on
     the rows.
     """
-    values, vectors = torch.linalg.eigh(delta.double().T @ delta.double())
-    values, vectors = values.flip(0).clamp(min=0.0), vectors.flip(1)
+    values, vectors = spectrum(delta)
+    values, vectors = values.flip(0), vectors.flip(1)
     total = values.sum()
     rank = max(1, min(rank, delta.shape[1]))
     basis = vectors[:, :rank].to(delta.dtype)

@@ -33,6 +33,7 @@ import torch
 from torch.nn.functional import embedding_bag
 
 from recbole_unlearn.methods.obliviate.contamination import degree
+from recbole_unlearn.methods.obliviate.lua import spectrum
 from recbole_unlearn.rows import OTHER, Region, RetainedIndex, Side, TrainIndex
 
 SAMPLE = 4096  # rows that a map is fitted to, at most
@@ -126,8 +127,7 @@ def even(moves: torch.Tensor, sources: int) -> torch.Tensor:
     most = min(len(moves), moves.shape[1], sources)
     if most == 0:
         return moves
-    squares, basis = torch.linalg.eigh((moves.T @ moves).double())
-    squares = squares.clamp(min=0.0)
+    squares, basis = spectrum(moves)
     factor = (squares[-most:].median() / squares.clamp(min=1e-30)).clamp(max=1.0).sqrt()
     return moves @ ((basis * factor) @ basis.T).to(moves.dtype)
 
