@@ -120,15 +120,13 @@ def _counts(index: TrainIndex, side: Side) -> torch.Tensor:
 def even(moves: torch.Tensor, sources: int) -> torch.Tensor:
     """``moves`` (m, d) with no direction of the space larger than the median: singular values σ → min(σ, median σ).
 
-    By the eigenvalues σ² of the Gram matrix. What moved can have no more directions than ``sources``, the rows that
-    started again, so the median is over as many (or over m or d, if those are fewer): one user's change is one
-    direction, and passes.
+    By the eigenvalues σ² of the Gram matrix. With fewer ``sources`` (rows that started again) than directions, or fewer
+    moves, there is no median to speak of and nothing is limited: what one user moved has one direction.
     """
-    most = min(len(moves), moves.shape[1], sources)
-    if most == 0:
+    if min(len(moves), sources) < moves.shape[1]:
         return moves
     squares, basis = spectrum(moves)
-    factor = (squares[-most:].median() / squares.clamp(min=1e-30)).clamp(max=1.0).sqrt()
+    factor = (squares.median() / squares.clamp(min=1e-30)).clamp(max=1.0).sqrt()
     return moves @ ((basis * factor) @ basis.T).to(moves.dtype)
 
 
