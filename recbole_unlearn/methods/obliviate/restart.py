@@ -120,8 +120,8 @@ def _counts(index: TrainIndex, side: Side) -> torch.Tensor:
 def even(moves: torch.Tensor, sources: int) -> torch.Tensor:
     """``moves`` (m, d) with no direction of the space larger than the median: singular values σ → min(σ, median σ).
 
-    By the eigenvalues σ² of the Gram matrix. With fewer ``sources`` (rows that started again) than directions, or fewer
-    moves, there is no median to speak of and nothing is limited: what one user moved has one direction.
+    By the eigenvalues σ² of the Gram matrix. With fewer ``sources`` (rows that started again) than directions, or
+    fewer moves, there is no median to speak of and nothing is limited: what one user moved has one direction.
     """
     if min(len(moves), sources) < moves.shape[1]:
         return moves
