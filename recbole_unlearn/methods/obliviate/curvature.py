@@ -71,13 +71,17 @@ def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | No
     """
     if not optimizer or not optimizer.get("state"):
         raise UnusableStateError("there is none")
-    groups = {index: group for group in optimizer["param_groups"] for index in group["params"]}
+    try:
+        groups = {index: group for group in optimizer["param_groups"] for index in group["params"]}
+        states = {index: optimizer["state"].get(index) for index in sorted(groups)}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UnusableStateError("it is damaged") from error
     named = list(model.named_parameters())
     if len(groups) != len(named):
         raise UnusableStateError(f"it is of {len(groups)} parameters, and the model has {len(named)}")
     moments = {}
-    for (name, parameter), index in zip(named, sorted(groups), strict=True):
-        state = optimizer["state"].get(index)
+    for (name, parameter), index in zip(named, states, strict=True):
+        state = states[index]
         if state is None:
             continue  # a parameter that never had a gradient
         moments[name] = _moment(name, parameter, state, groups[index]).to(parameter.device)
@@ -90,12 +94,14 @@ def _moment(
     name: str, parameter: torch.Tensor, state: Mapping[str, Any], group: Mapping[str, Any]
 ) -> torch.Tensor:
     """The second moment of one parameter, checked."""
+    if not isinstance(state, Mapping):
+        raise UnusableStateError(f"the moments of {name} are damaged")
     reader = next((_READERS[key] for key in _READERS if key in state), None)
     if reader is None:
         raise UnusableStateError("the optimizer keeps no second moments")
     try:
         moment = reader(state, group)
-    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise UnusableStateError(f"the moments of {name} are damaged") from error
     if not isinstance(moment, torch.Tensor) or moment.shape != parameter.shape:
         raise UnusableStateError(f"the moments of {name} have another shape than the weights")
@@ -134,7 +140,7 @@ def from_retained(model: AbstractRecommender, batches: Sequence[Interaction]) ->
 
 
 def _kind(optimizer: Mapping[str, Any] | None) -> str:
-    """The name of the optimizer that left a state."""
+    """The name of the optimizer that left a state that could be read."""
     assert optimizer is not None
-    state = next(iter(optimizer["state"].values()))
-    return next(_NAMES[key] for key in _READERS if key in state)
+    keys = {key for state in optimizer["state"].values() if isinstance(state, Mapping) for key in state}
+    return next(name for key, name in _NAMES.items() if key in keys)

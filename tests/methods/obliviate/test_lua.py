@@ -385,6 +385,8 @@ def test_without_moments_there_is_fisher_information(make_config, caplog):
         (lambda state: state.update(step="x"), "damaged"),
         (lambda state: state.update(step=0), "damaged|not squares"),
         (lambda state: state.update(exp_avg_sq=3), "another shape"),
+        (lambda state: state.pop("step"), "damaged"),
+        (lambda state: state.update(step=torch.zeros(3)), "damaged"),
     ],
 )
 def test_moments_that_cannot_be_are_noticed(make_config, caplog, change, reason):
