@@ -29,7 +29,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda done: 1.0 - done,
     "constant": lambda done: 1.0,
 }
-RATE = 12.0  # times the training's learning rate
+RATE, HIGHEST_RATE = 12.0, 0.06  # times the training's learning rate, and at most
 PASSES = 16  # over the region's interactions, at most
 CHECK_EVERY = 10  # steps between looks at how far deleted items have come down
 WATCHED = 1024  # deleted pairs that are looked at
@@ -48,6 +48,11 @@ class Trace(NamedTuple):
         last = self.values[-10:]
         first, mean = round(self.values[0], 6), round(sum(last) / len(last), 6)
         return {"first": first, "last": mean, "steps": len(self.values)}
+
+
+def rate_of(learning_rate: float) -> float:
+    """LAC's rate at the first step for a model that was trained with ``learning_rate``."""
+    return min(RATE * learning_rate, HIGHEST_RATE)
 
 
 class Schedule(NamedTuple):

@@ -203,7 +203,7 @@ class _Request:
         rate = options.lac_learning_rate
         schedule = lac.Schedule(
             options.lac_steps,
-            lac.RATE * self.task.config["learning_rate"] if rate is None else rate,
+            lac.rate_of(self.task.config["learning_rate"]) if rate is None else rate,
             options.lac_batch_size,
             options.lac_schedule,
             options.lac_train_b,

@@ -63,7 +63,8 @@ class ObliviateSettings:
         low=1,
     )
     lac_learning_rate: float | None = setting(
-        "Adam's learning rate at the first step; twelve times that of the training when empty.", low=0.0
+        "Adam's learning rate at the first step; twelve times that of the training, but no more than .06, when empty.",
+        low=0.0,
     )
     lac_schedule: str = setting("How the learning rate falls over the steps.", choices=tuple(SCHEDULES))
     lac_batch_size: int = setting("Interactions in a step.", low=1)

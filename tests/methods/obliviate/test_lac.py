@@ -19,7 +19,14 @@ from recbole_unlearn.methods.obliviate.gradients import (
     RowGradients,
     row_gradients,
 )
-from recbole_unlearn.methods.obliviate.lac import WATCHED, Schedule, WitnessObjective, calibrate, demotion
+from recbole_unlearn.methods.obliviate.lac import (
+    WATCHED,
+    Schedule,
+    WitnessObjective,
+    calibrate,
+    demotion,
+    rate_of,
+)
 from recbole_unlearn.rows import expected as level
 from recbole_unlearn.rows import losses
 from recbole_unlearn.rows.expected import ClosedFormRanker, ExpectedStanding
@@ -204,6 +211,10 @@ def test_a_new_start_is_frozen_and_rows_that_follow_are_not_calibrated(make_conf
         assert torch.equal(rows, adapter.base + adapter.shift + adapter.a @ adapter.b.T)
     adapters.detach()
     assert torch.equal(table.detach()[rest], base)
+
+
+def test_the_rate_follows_the_training_s_up_to_a_limit():
+    assert [rate_of(x) for x in (0.0001, 0.001, 0.005, 0.02)] == pytest.approx([0.0012, 0.012, 0.06, 0.06])
 
 
 def test_a_small_request_takes_few_steps():
