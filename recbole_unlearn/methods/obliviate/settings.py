@@ -63,7 +63,7 @@ class ObliviateSettings:
         low=1,
     )
     lac_learning_rate: float | None = setting(
-        "Adam's learning rate at the first step; twelve times that of the training, but no more than .06, when empty.",
+        "Adam's learning rate at the first step; when empty, twelve times that of the training, at most .06.",
         low=0.0,
     )
     lac_schedule: str = setting("How the learning rate falls over the steps.", choices=tuple(SCHEDULES))
