@@ -180,6 +180,8 @@ class UnlearnData:
     orphan_items: torch.Tensor
     # (items,), about how many interactions the rows of items were fitted to, see fitted.py; None: to those of D.
     fitted: torch.Tensor | None = None
+    # (m,), which interactions of full.train S is, where one request follows another and the index is changed in place.
+    numbers: torch.Tensor | None = None
 
     @functools.cached_property
     def affected_users(self) -> torch.Tensor:

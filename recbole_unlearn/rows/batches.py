@@ -57,14 +57,14 @@ class Witness:
     def buffer(self, share: float) -> torch.Tensor:
         """A uniform sample of all retained interactions, the paper's R."""
         size = max(1, round(share * self.retained.size))
-        return self._any(size)
+        return self.uniform(size)
 
-    def _any(self, size: int) -> torch.Tensor:
+    def uniform(self, size: int) -> torch.Tensor:
         """``size`` retained interactions, uniform, with replacement."""
-        drawn = torch.randint(0, len(self.index), (size,), generator=self.generator)
+        drawn = torch.randint(0, self.index.total, (size,), generator=self.generator)
         gone = self.retained.deleted[drawn].nonzero().flatten()
         while len(gone):
-            drawn[gone] = torch.randint(0, len(self.index), gone.shape, generator=self.generator)
+            drawn[gone] = torch.randint(0, self.index.total, gone.shape, generator=self.generator)
             gone = gone[self.retained.deleted[drawn[gone]]]
         return drawn
 
@@ -77,7 +77,7 @@ class Witness:
 
     def against_region(self, size: int) -> Triples:
         """About ``size`` retained interactions of any user, with an item of the region as negative."""
-        numbers = self._any(size)
+        numbers = self.uniform(size)
         users = self.index.ids["user"][numbers]
         pick = torch.randint(0, len(self.region["item"]), (size,), generator=self.generator)
         items = self.region["item"].ids[pick]

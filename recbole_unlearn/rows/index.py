@@ -3,6 +3,9 @@ r"""Training interactions by user, by item and by pair: built once, so that a re
 :class:`TrainIndex` is made of D before a request arrives. :class:`RetainedIndex` is its view without the deleted
 interactions, and makes nothing of the size of D: with it, deleting a hundred interactions takes about as long with
 a million users as with ten thousand (benchmarks/catalogue.py).
+
+Where one request follows another, :meth:`TrainIndex.remove` takes the interactions of a finished one out, in place:
+only the entries of their users and items are written.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ class TrainIndex:
             "item": train.inter_feat[train.iid_field].cpu(),
         }
         self.sizes = {"user": train.user_num, "item": train.item_num}
+        self.total = len(self.ids["user"])  # numbers of interactions go up to here, also after some were removed
+        self.removed = torch.zeros(self.total, dtype=torch.bool)
+        self._live = self.total
         self.table: torch.Tensor | None = None
         if train.user_num * train.item_num <= TABLE_BYTES:
             self.table = torch.zeros(train.user_num * train.item_num, dtype=torch.bool)
@@ -37,11 +43,16 @@ class TrainIndex:
         return self.keys(self.ids["user"], self.ids["item"]).sort().values
 
     @functools.cached_property
+    def _count(self) -> dict[str, torch.Tensor]:
+        """How many interactions each id has."""
+        return {side: torch.bincount(self.ids[side], minlength=self.sizes[side]) for side in FIELDS}
+
+    @functools.cached_property
     def _start(self) -> dict[str, torch.Tensor]:
-        """Where the interactions of each id begin in ``_order``."""
-        counts = {side: torch.bincount(self.ids[side], minlength=self.sizes[side]) for side in FIELDS}
+        """Where the interactions of each id begin in ``_order``, and those of each user in ``pairs``."""
         return {
-            side: torch.cat([torch.zeros(1, dtype=torch.long), n.cumsum(0)]) for side, n in counts.items()
+            side: torch.cat([torch.zeros(1, dtype=torch.long), n.cumsum(0)])
+            for side, n in self._count.items()
         }
 
     @functools.cached_property
@@ -55,7 +66,39 @@ class TrainIndex:
         return self
 
     def __len__(self) -> int:
-        return len(self.ids["user"])
+        return self._live
+
+    def remove(self, numbers: torch.Tensor) -> None:
+        """Take the interactions ``numbers`` (m,) out for good, in place; the numbers of all others stay.
+
+        An id's entries in ``_order`` move to the front of its own place there. In ``pairs`` a removed entry becomes
+        (user, 0) at the front of its user's place: item 0 is nobody's, and the keys stay sorted.
+        """
+        self.complete()
+        self.removed[numbers] = True
+        touched = {side: torch.unique(self.ids[side][numbers]) for side in FIELDS}
+        for side, ids in touched.items():
+            mine, counts = self.of(side, ids), self.counts(side, ids)
+            left = ~self.removed[mine]
+            owner = torch.repeat_interleave(torch.arange(len(ids)), counts)[left]
+            now = torch.bincount(owner, minlength=len(ids))
+            self._order[side][_ranges(self._start[side][ids], now)] = mine[left]
+            self._count[side][ids] = now
+            self._live -= int((counts - now).sum()) if side == "user" else 0
+        self._remove_pairs(touched["user"])
+        if self.table is not None:
+            users, items = (self.ids[side][numbers] for side in FIELDS)
+            gone = self.keys(users, items)
+            self.table[gone] = _contains(self.pairs, gone)
+
+    def _remove_pairs(self, users: torch.Tensor) -> None:
+        """Write the places of ``users`` in ``pairs`` again, from what they have left."""
+        start, count = self._start["user"][users], self._count["user"][users]
+        empty = self._start["user"][users + 1] - start - count
+        mine = self.of("user", users)
+        left = self.keys(self.ids["user"][mine], self.ids["item"][mine]).sort().values
+        self.pairs[_ranges(start, empty)] = torch.repeat_interleave(users * self.sizes["item"], empty)
+        self.pairs[_ranges(start + empty, count)] = left
 
     def keys(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """One number for each pair."""
@@ -63,25 +106,31 @@ class TrainIndex:
 
     def counts(self, side: str, ids: torch.Tensor) -> torch.Tensor:
         """How many interactions each of ``ids`` has."""
-        return self._start[side][ids + 1] - self._start[side][ids]
+        return self._count[side][ids]
 
     def of(self, side: str, ids: torch.Tensor) -> torch.Tensor:
         """The numbers of all interactions of ``ids``, one id after the other."""
-        counts = self.counts(side, ids)
-        ends = counts.cumsum(0)
-        shift = self._start[side][ids] - (ends - counts)
-        total = int(ends[-1]) if len(ends) else 0
-        return self._order[side][torch.repeat_interleave(shift, counts) + torch.arange(total)]
+        return self._order[side][_ranges(self._start[side][ids], self.counts(side, ids))]
 
 
 class RetainedIndex:
     r"""D\S by the index of D: which interactions and pairs are left."""
 
     def __init__(
-        self, index: TrainIndex, users: torch.Tensor, items: torch.Tensor, deleted: torch.Tensor
+        self,
+        index: TrainIndex,
+        users: torch.Tensor,
+        items: torch.Tensor,
+        deleted: torch.Tensor,
+        numbers: torch.Tensor | None = None,
     ) -> None:
-        """``users`` and ``items`` (m,) are those of the deleted interactions, ``deleted`` (|D|,) their mask in D."""
+        """``users`` and ``items`` (m,) are those of the deleted interactions, ``deleted`` (|D|,) their mask in D.
+
+        With ``numbers`` (m,), those of the deleted interactions, the index is this request's own: its table of pairs
+        is changed in place, and :meth:`TrainIndex.remove` follows when the request is done.
+        """
         self.index, self.deleted = index, deleted
+        self._numbers = numbers
         self.gone = index.keys(users, items)  # pairs of which no interaction is left
         if len(users):
             keys, gone = torch.unique(self.gone, return_counts=True)
@@ -91,8 +140,15 @@ class RetainedIndex:
         self.size = len(index) - len(users)
         self.table = None
         if index.table is not None:
-            self.table = index.table.clone()
+            self.table = index.table if numbers is not None else index.table.clone()
             self.table[self.gone] = False
+
+    @functools.cached_property
+    def asked(self) -> torch.Tensor:
+        """The numbers of the deleted interactions, rising."""
+        if self._numbers is not None:
+            return self._numbers.sort().values
+        return (self.deleted & ~self.index.removed).nonzero().flatten()
 
     def only(self, numbers: torch.Tensor) -> torch.Tensor:
         """Those of the interactions ``numbers`` that are left."""
@@ -131,6 +187,13 @@ class RetainedIndex:
             flat[known] = torch.randint(1, item_num, known.shape, generator=generator)
             known = known[self.are_known(flat_users[known], flat[known])]
         return items, known
+
+
+def _ranges(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """start, start + 1, … for every start (n,), as many as its length (n,), one after the other."""
+    ends = lengths.cumsum(0)
+    total = int(ends[-1]) if len(ends) else 0
+    return torch.repeat_interleave(starts - (ends - lengths), lengths) + torch.arange(total)
 
 
 def _contains(ordered: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

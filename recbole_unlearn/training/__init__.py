@@ -4,7 +4,7 @@
 `models/` has faster versions of RecBole's models.
 """
 
-from recbole_unlearn.training.models import fast_class
+from recbole_unlearn.training.models import fast_class, pair_remover
 from recbole_unlearn.training.phase import (
     Job,
     PhaseTrainer,
@@ -24,6 +24,7 @@ __all__ = [
     "check_finite",
     "compose",
     "fast_class",
+    "pair_remover",
     "train",
     "train_all",
 ]

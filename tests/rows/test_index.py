@@ -53,6 +53,43 @@ def test_the_index_agrees_with_counting(pairs, data, table):
     } & set(left)
 
 
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(PAIRS, st.data(), st.booleans())
+def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
+    """Two requests, one after the other, the second worked on in place: all that is asked of an index agrees."""
+    order = data.draw(st.permutations(range(len(pairs))))
+    first, second = sorted(data.draw(st.tuples(*[st.integers(0, len(pairs))] * 2)))
+    before = index_module.TABLE_BYTES
+    index_module.TABLE_BYTES = before if table else 0
+    try:
+        index = TrainIndex(Rows(pairs))
+        left = sorted(order[second:])
+        fresh = TrainIndex(Rows([pairs[k] for k in left]))
+    finally:
+        index_module.TABLE_BYTES = before
+    index.remove(torch.tensor(order[:first], dtype=torch.long))
+    numbers = torch.tensor(order[first:second], dtype=torch.long)
+    index.removed[numbers] = True
+    asked = (index.ids[side][numbers] for side in ("user", "item"))
+    retained = RetainedIndex(index, *asked, index.removed, numbers)
+    assert retained.asked.tolist() == sorted(order[first:second])
+    assert retained.size == len(left)
+    grid = torch.cartesian_prod(torch.arange(1, 8), torch.arange(1, 9))
+    expected = [tuple(pair) in {pairs[k] for k in left} for pair in grid.tolist()]
+    assert retained.are_known(grid[:, 0], grid[:, 1]).tolist() == expected
+    index.remove(numbers)
+    assert len(index) == len(fresh) == len(left)
+    for side in ("user", "item"):
+        ids = torch.arange(index.sizes[side])
+        assert torch.equal(index.counts(side, ids), fresh.counts(side, ids))
+        assert index.of(side, ids).tolist() == [left[k] for k in fresh.of(side, ids).tolist()]
+    nobody = torch.empty(0, dtype=torch.long)
+    after = RetainedIndex(index, nobody, nobody, index.removed)
+    assert after.are_known(grid[:, 0], grid[:, 1]).tolist() == expected
+    assert index.pairs.tolist() == sorted(index.pairs.tolist())
+    assert [key for key in index.pairs.tolist() if key % index.sizes["item"]] == fresh.pairs.tolist()
+
+
 def test_no_rows_of_nobody():
     index = TrainIndex(Rows([(1, 2)]))
     assert len(index.of("user", torch.empty(0, dtype=torch.long))) == 0

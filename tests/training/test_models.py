@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from recbole.data.interaction import Interaction
 from recbole.model.general_recommender import ngcf
 from recbole.model.general_recommender.bpr import BPR
 from recbole.model.general_recommender.lightgcn import LightGCN as RecBoleLightGCN
@@ -14,7 +15,7 @@ from recbole.model.general_recommender.lightgcn import LightGCN as RecBoleLightG
 from recbole_unlearn import compat
 from recbole_unlearn.data.splits import append, load, loaders
 from recbole_unlearn.training import models
-from recbole_unlearn.training.models.graph import SymmetricProduct, normalised_adjacency
+from recbole_unlearn.training.models.graph import EdgeRemoval, SymmetricProduct, normalised_adjacency
 from recbole_unlearn.training.models.lightgcn import LightGCN
 from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
 
@@ -50,6 +51,58 @@ def test_the_adjacency_is_its_definition(users, items, seed, rows):
     expected = scale @ dense @ scale
     found = normalised_adjacency(sp.coo_matrix((np.ones(rows), pairs), (users, items))).to_dense().numpy()
     assert np.allclose(found, expected, atol=1e-6)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(users=st.integers(1, 8), items=st.integers(1, 8), seed=st.integers(0, 999), rows=st.integers(1, 40))
+def test_edges_are_removed_as_if_they_had_never_been_there(users, items, seed, rows):
+    """In two goes, bit for bit what is built without them, up to stored zeros; products too."""
+    rng = np.random.default_rng(seed)
+    pairs = np.unique(np.stack([rng.integers(0, users, rows), rng.integers(0, items, rows)]), axis=1)
+    order = rng.permutation(pairs.shape[1])
+    first, second = sorted(rng.integers(0, len(order) + 1, 2))
+
+    def built(which):
+        u, i = pairs[:, which]
+        return normalised_adjacency(sp.coo_matrix((np.ones(len(u)), (u, i)), (users, items)))
+
+    matrix = built(np.arange(pairs.shape[1]))
+    removal = EdgeRemoval(matrix, users)
+    for part in (order[:first], order[first:second]):
+        if len(part):
+            removal.remove(*torch.from_numpy(pairs[:, part]))
+    expected = built(np.sort(order[second:]))
+    assert torch.equal(matrix.to_dense(), expected.to_dense())
+    x = torch.rand(users + items, 3)
+    assert torch.equal(matrix @ x, expected @ x)
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NGCF"])
+def test_a_model_without_pairs_is_one_built_without_them(make_config, model):
+    config = make_config(model)
+    splits = load(config).splits
+    train = splits.train
+    keep = torch.arange(len(train)) % 7 > 0
+    rest = splits._replace(train=train.copy(train.inter_feat[keep]))
+    ours, expected = build_model(config, splits), build_model(config, rest)
+    users, items = (train.inter_feat[field][~keep] for field in ("user_id", "item_id"))
+    keys = torch.unique(users * train.item_num + items)
+    models.pair_remover(ours)(keys // train.item_num, keys % train.item_num)
+    expected.load_state_dict(ours.state_dict())
+    ours.eval(), expected.eval()
+    batch = train.join(Interaction({"user_id": torch.arange(1, 20), "item_id": torch.arange(1, 20)}))
+    assert torch.equal(ours.predict(batch), expected.predict(batch))
+
+
+def test_what_is_not_known_is_built_again(make_config):
+    class Own(BPR):
+        """Somebody's own model, which may keep anything."""
+
+    config = make_config("LightGCN")
+    splits = load(config).splits
+    assert models.pair_remover(Own(make_config("BPR"), splits.train)) is None
+    assert models.pair_remover(build_model(make_config("SGL"), splits)) is None
+    assert models.pair_remover(build_model(make_config("NGCF", node_dropout=0.1), splits)) is None
 
 
 def test_the_gradient_of_the_product():

@@ -55,7 +55,7 @@ def directions(adapters: AdapterSet, witness: Witness, moments: Moments) -> tupl
     """g_S / (√v̂ + ε) for the rows of every trained adapter (n, d), and e. The model is at θ₀, B the identity."""
     chosen = adapters.trained
     gradients = row_gradients(adapters, chosen, witness)
-    deleted = witness.retained.deleted.nonzero().flatten()
+    deleted = witness.retained.asked
     size = len(deleted)
     draws = max(1, min(DRAWS, BATCH // max(1, size)))
     for _ in range(draws):

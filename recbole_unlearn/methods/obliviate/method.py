@@ -215,7 +215,7 @@ class _Request:
         """The region that S itself touches, and the witness set of what is calibrated."""
         options, data = self.options, self.task.data
         users, items = (data.forget.inter_feat[f] for f in (data.forget.uid_field, data.forget.iid_field))
-        retained = RetainedIndex(self.index, users, items, data.deleted)
+        retained = RetainedIndex(self.index, users, items, data.deleted, data.numbers)
         touched = region = find_region(self.index, users, items, data.lost)
         if self.starts_again and any(table.side == "user" for table in self.tables):
             region = started_again(touched)  # otherwise all that S left behind is in the items

@@ -2,6 +2,9 @@
 
 A file here registers a subclass for one model of RecBole; trainings then use it wherever RecBole's class was asked
 for. A checkpoint of either loads into the other.
+
+A model may keep training interactions beside its weights, a graph for example. Whoever serves one request after
+another asks for a :func:`pair_remover`, which takes pairs out in place; other models are built again.
 """
 
 from __future__ import annotations
@@ -9,10 +12,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import torch
+from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.model.general_recommender.bpr import BPR
+from recbole.model.general_recommender.neumf import NeuMF
+
 from recbole_unlearn.extensions import discover
+
+PairRemover = Callable[[torch.Tensor, torch.Tensor], None]  # takes users and items (m,)
 
 _FAST: dict[type, type] = {}
 _FILED: dict[type, str] = {}
+_KEEP_NOTHING = (BPR, NeuMF)  # of their training interactions
 
 
 def faster(original: type, filed_as: str | None = None) -> Callable[[type], type]:
@@ -50,3 +61,12 @@ def filed_as(model_class: type) -> str:
 
 def _qualified(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def pair_remover(model: AbstractRecommender) -> PairRemover | None:
+    """What takes pairs out of all that ``model`` keeps of its training data; None where it has to be built again."""
+    if type(model) in _KEEP_NOTHING:
+        return lambda users, items: None
+    make: Callable[[], PairRemover | None] | None = getattr(model, "pair_remover", None)
+    # A subclass of somebody's may keep more than the class it was made from.
+    return make() if make is not None and type(model) in _FAST.values() else None

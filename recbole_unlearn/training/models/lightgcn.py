@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from recbole.model.general_recommender.lightgcn import LightGCN as RecBoleLightGCN
 
-from recbole_unlearn.training.models import faster
-from recbole_unlearn.training.models.graph import SymmetricProduct, normalised_adjacency
+from recbole_unlearn.training.models import PairRemover, faster
+from recbole_unlearn.training.models.graph import EdgeRemoval, SymmetricProduct, normalised_adjacency
 
 
 @faster(RecBoleLightGCN, filed_as="recbole_unlearn.models.lightgcn.LightGCN")
@@ -25,3 +25,8 @@ class LightGCN(RecBoleLightGCN):
             total = total + layer
         users, items = torch.split(total / (self.n_layers + 1), [self.n_users, self.n_items])
         return users, items
+
+    def pair_remover(self) -> PairRemover:
+        """Takes pairs out of the graph."""
+        self.interaction_matrix = None  # read only to build the graph
+        return EdgeRemoval(self.norm_adj_matrix, self.n_users).remove

@@ -7,8 +7,8 @@ from recbole.model.general_recommender import ngcf
 from torch import nn
 from torch.nn import functional
 
-from recbole_unlearn.training.models import faster
-from recbole_unlearn.training.models.graph import SymmetricProduct, normalised_adjacency
+from recbole_unlearn.training.models import PairRemover, faster
+from recbole_unlearn.training.models.graph import EdgeRemoval, SymmetricProduct, normalised_adjacency
 
 
 @faster(ngcf.NGCF, filed_as="recbole_unlearn.models.ngcf.NGCF")
@@ -36,3 +36,10 @@ class NGCF(ngcf.NGCF):
             layers.append(layer)
         users, items = torch.split(torch.cat(layers, dim=1), [self.n_users, self.n_items])
         return users, items
+
+    def pair_remover(self) -> PairRemover | None:
+        """Takes pairs out of the graph; not where edges are dropped from it at every step."""
+        if self.node_dropout:
+            return None
+        self.interaction_matrix = None  # read only to build the graph
+        return EdgeRemoval(self.norm_adj_matrix, self.n_users).remove
