@@ -63,7 +63,7 @@ def opened(given: Arguments, as_one: bool = True) -> Iterator[tuple[Pipeline, An
     """
     values = given.values()
     original = read_checkpoint(values["checkpoint"]) if values.get("checkpoint") else None
-    config = _config(given.model, given.dataset, list(given.config_files or []), values, original)
+    config = configured(given.model, given.dataset, list(given.config_files or []), values, original)
     check_methods(config)
     run = settings.read(settings.RunSettings, config)
     directory = Path(run.output_dir or _default_directory(config))
@@ -96,7 +96,7 @@ def check_methods(config: UnlearnConfig) -> None:
         checked_settings(registry.get(name), config)
 
 
-def _config(
+def configured(
     model: str | type | None,
     dataset: str | None,
     files: list[str],

@@ -249,7 +249,7 @@ def locate(
     """
     train = splits[0]
     ids = {
-        column: _ids(request.frame[column], train.field2token_id[field])
+        column: token_ids(request.frame[column], train.field2token_id[field])
         for column, field in (("user", train.uid_field), ("item", train.iid_field))
     }
     unknown = (ids["user"] == 0) | (ids["item"] == 0)
@@ -274,7 +274,7 @@ def locate(
     return located
 
 
-def _ids(tokens: pd.Series, known: dict[str, int]) -> np.ndarray:
+def token_ids(tokens: pd.Series, known: dict[str, int]) -> np.ndarray:
     """Ids (n,) of tokens: 0 for an unknown one, ``EMPTY`` for none."""
     return np.array([EMPTY if token is None else known.get(token, 0) for token in tokens], dtype=np.int64)
 

@@ -1,0 +1,81 @@
+"""Taking a model under care: its weights, second moments and data become the base of a new state."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recbole_unlearn.compat import own_randomness
+from recbole_unlearn.data import load
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import new_directory, read_checkpoint
+from recbole_unlearn.inputs import shown
+from recbole_unlearn.settings import ForgetSettings, Role
+from recbole_unlearn.settings.config import about
+from recbole_unlearn.start import check_methods, configured
+from recbole_unlearn.state.changes import pack
+from recbole_unlearn.state.core import FILES, Core
+from recbole_unlearn.state.work import (
+    fingerprint_of,
+    read_moments,
+    squared_norm,
+    versions,
+    write_base_dataset,
+)
+from recbole_unlearn.training import build_model
+
+logger = logging.getLogger(__name__)
+
+
+def begin(
+    folder: Path, checkpoint: str | Path, values: Mapping[str, Any], hash_key: str | Path | None, model: Any = None
+) -> None:
+    """Make a state of a checkpoint of RecBole, or of this plugin's output; ``values`` are further settings."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UnlearnError(f"{shown(folder)} exists already. Choose another directory for the state.")
+    original = read_checkpoint(checkpoint)
+    if original.trained is None:
+        raise UnlearnError(
+            f"{shown(checkpoint)} is an ensemble of {original.method}, which starts shards again for every request. "
+            "A state takes one model; use run_unlearn.py."
+        )
+    config = configured(model, None, [], {**values, "unlearn": "obliviate"}, original)
+    check_methods(config)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with new_directory(folder) as place, own_randomness():
+        source = load(config, original.dataset_file)
+        net = build_model(config, source.splits)
+        original.trained.load_into(net)
+        moments = read_moments(config, net, original.trained, source.splits)
+        (place / FILES).mkdir()
+        core = Core(place, hash_key, new=True)
+        try:
+            about_it = {
+                "model": original.model,
+                "dataset": original.dataset,
+                "settings": original.settings,
+                "own": {key: value for key, value in values.items() if about(key).role is not Role.PLACE},
+            }
+            with core.database.transaction() as connection:
+                connection.executemany(
+                    "INSERT INTO about VALUES (?, ?)", ((key, json.dumps(value)) for key, value in about_it.items())
+                )
+            weights = core.store.write(pack(original.trained.state_dict))
+            files = core.store.write(pack(moments)), write_base_dataset(core, source.splits, source.clock, source.fitted)
+            with core.database.transaction() as connection:
+                connection.execute(
+                    "INSERT INTO base VALUES (1, ?, ?, ?, ?, ?, ?, 0)",
+                    (weights, *files, fingerprint_of(weights), len(source.splits.train),
+                     squared_norm(original.trained.state_dict)),
+                )  # fmt: skip
+                core.enter(
+                    connection, "taken under care", model=original.model, dataset=original.dataset,
+                    interactions=sum(len(part) for part in source.splits), after=fingerprint_of(weights),
+                    versions=versions(),
+                )  # fmt: skip
+            core.database.wipe()
+        finally:
+            core.database.close()

@@ -1,0 +1,126 @@
+"""Which interactions a request means, found by an index: it costs what its users and items have, not what D has."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from recbole.data.dataset import Dataset
+
+from recbole_unlearn.data import ForgetRequest, Source
+from recbole_unlearn.data.requests import EMPTY, token_ids
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.rows import TrainIndex
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a request means in training, validation and test data."""
+
+    numbers: tuple[np.ndarray, np.ndarray, np.ndarray]  # of interactions, rising, each once
+    suppressed: list[tuple[int, int]]  # (user, item), sorted; 0 for everybody, or for everything
+    users: int
+    items: int
+    missing: np.ndarray  # (rows of the request,), which name nothing that is there
+
+
+class Finder:
+    """Finds requests in what is left of a dataset."""
+
+    def __init__(self, source: Source, train: TrainIndex, removed: tuple[np.ndarray, ...]) -> None:
+        """``train`` is an index that somebody else keeps up to date; those of held-out data are made here."""
+        self.dataset: Dataset = source.splits.train
+        self.clock = source.clock
+        self.parts = [train]
+        for part, gone in zip(source.splits[1:], removed[1:], strict=True):
+            index = TrainIndex(part)
+            index.remove(torch.from_numpy(np.flatnonzero(gone)))
+            self.parts.append(index)
+        self._slack: float | None = None
+
+    def find(self, request: ForgetRequest) -> Found:
+        """The interactions that a request means, of those that are left."""
+        ids = {
+            "user": token_ids(request.frame["user"], self.dataset.field2token_id[self.dataset.uid_field]),
+            "item": token_ids(request.frame["item"], self.dataset.field2token_id[self.dataset.iid_field]),
+        }
+        time = request.frame["time"].to_numpy(dtype=np.float64)
+        numbers, there = [], np.zeros(len(request.frame), dtype=bool)
+        for index in self.parts:
+            part, hit = self._in(index, ids["user"], ids["item"], time, request)
+            numbers.append(part)
+            there |= hit
+        pairs = [self._pairs(index, part) for index, part in zip(self.parts, numbers, strict=True)]
+        whole = [(0, int(item)) for item in ids["item"][there & (ids["user"] == EMPTY)]]
+        single = {(int(u), int(i)) for users, items in pairs for u, i in zip(users, items, strict=True)}
+        return Found(
+            (numbers[0], numbers[1], numbers[2]),
+            sorted(single | set(whole)),
+            len({user for user, _ in single}),
+            len({item for _, item in single}),
+            ~there,
+        )
+
+    def remove(self, numbers: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+        """Forget held-out interactions; the index of training data is not this one's to change."""
+        for index, part in zip(self.parts[1:], numbers[1:], strict=True):
+            if len(part):
+                index.remove(torch.from_numpy(part))
+
+    def _pairs(self, index: TrainIndex, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        chosen = torch.from_numpy(numbers)
+        return index.ids["user"][chosen].numpy(), index.ids["item"][chosen].numpy()
+
+    def _in(
+        self, index: TrainIndex, users: np.ndarray, items: np.ndarray, time: np.ndarray, request: ForgetRequest
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of interactions in one part, and which rows of the request have one there (a mask)."""
+        found, hit = [], np.zeros(len(users), dtype=bool)
+        for own, other, side in ((users, items, "user"), (items, users, "item")):
+            rows = np.flatnonzero((own > 0) & (other == EMPTY))
+            ids = torch.from_numpy(own[rows])
+            found.append(index.of(side, ids).numpy())
+            hit[rows] = (index.counts(side, ids) > 0).numpy()
+        rows = np.flatnonzero((users > 0) & (items > 0))
+        if len(rows):
+            numbers, hits = self._of_pairs(index, users[rows], items[rows], time[rows], request)
+            found.append(numbers)
+            hit[rows] = hits
+        return np.unique(np.concatenate(found)), hit
+
+    def _of_pairs(
+        self, index: TrainIndex, users: np.ndarray, items: np.ndarray, time: np.ndarray, request: ForgetRequest
+    ) -> tuple[np.ndarray, np.ndarray]:
+        near = index.of("user", torch.from_numpy(np.unique(users)))
+        keys = index.keys(index.ids["user"][near], index.ids["item"][near]).numpy()
+        wanted = users * index.sizes["item"] + items
+        order = np.argsort(keys, kind="stable")
+        keys, near_numbers = keys[order], near.numpy()[order]
+        first, last = np.searchsorted(keys, wanted), np.searchsorted(keys, wanted, side="right")
+        row = np.repeat(np.arange(len(wanted)), last - first)
+        place = np.arange(len(row)) - np.repeat((last - first).cumsum() - (last - first), last - first)
+        numbers = near_numbers[first[row] + place]
+        timed = ~np.isnan(time[row])
+        if timed.any():
+            fits = ~timed | self._at_that_time(index, numbers, time[row], request)
+            row, numbers = row[fits], numbers[fits]
+        hit = np.zeros(len(wanted), dtype=bool)
+        hit[row] = True
+        return numbers, hit
+
+    def _at_that_time(
+        self, index: TrainIndex, numbers: np.ndarray, asked: np.ndarray, request: ForgetRequest
+    ) -> np.ndarray:
+        """Which interactions have the time that was asked for, within the precision RecBole keeps (float32)."""
+        train = self.dataset
+        if train.time_field not in train.inter_feat:
+            raise UnlearnError(
+                f"{request.name} gives {train.time_field}, but the model's data was loaded without it. Drop that column."
+            )
+        if self._slack is None:
+            largest = np.abs(train.inter_feat[train.time_field].numpy()).max(initial=1.0)
+            self._slack = 2 * float(np.spacing(np.float32(largest)))
+        times = index.train.inter_feat[train.time_field][torch.from_numpy(numbers)].numpy().astype(np.float64)
+        asked = self.clock(asked) if self.clock else asked
+        return np.abs(times - asked) <= self._slack

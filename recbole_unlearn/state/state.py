@@ -1,0 +1,134 @@
+"""A state: a directory with a model under care. What people call; the work is done in the modules beside this one."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from recbole.model.abstract_recommender import AbstractRecommender
+
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.state import ledger, proof, queue, serving, work
+from recbole_unlearn.state.begin import begin
+from recbole_unlearn.state.core import Core, Receipt
+from recbole_unlearn.state.overview import Overview, overview
+
+Span = str | datetime.timedelta
+
+
+def init_state(
+    path: str | Path, checkpoint: str | Path, *, model: Any = None, hash_key: str | Path | None = None, **settings: Any
+) -> State:
+    """Take a trained model and its data under care.
+
+    Args:
+        path: a directory that does not exist yet.
+        checkpoint: of RecBole, or the unlearned model of an earlier run.
+        model: the class, where it is your own.
+        hash_key: a file with the key of the hashes; the user's own when None. Keep it apart from the state.
+        **settings: `data_path`, and settings of `obliviate`.
+
+    """
+    begin(Path(path), checkpoint, settings, hash_key, model)
+    return State(path, hash_key)
+
+
+def open_state(path: str | Path, hash_key: str | Path | None = None) -> State:
+    """A state that :func:`init_state` made."""
+    return State(path, hash_key)
+
+
+class State:
+    """A model under care; see docs/requests.md. Usable as a context manager."""
+
+    def __init__(self, path: str | Path, hash_key: str | Path | None = None) -> None:
+        self.core = Core(path, hash_key)
+
+    @property
+    def model(self) -> AbstractRecommender:
+        """The model as it is now, in memory; it is not yours to change."""
+        return self.core.live.model
+
+    def submit(
+        self, forget: Any, id: str | None = None, deadline: Span | None = None, on_missing: str = "error"
+    ) -> Receipt:
+        """Check a request and put it into the queue; from now on its pairs are not recommended any more.
+
+        The same request a second time is recognised, and answered by the first one's receipt.
+
+        Args:
+            forget: a file, a DataFrame, a dict of columns, or a pair (users, items).
+            id: its name in the ledger, for example a ticket's number; never a person's name.
+            deadline: from now, for example "30d" or "12h".
+            on_missing: "error" refuses a request with something that is not there, "skip" leaves it out.
+
+        """
+        return queue.submit(self.core, forget, id, deadline, on_missing)
+
+    def run(self, window: Span | None = None) -> list[Receipt]:
+        """Carry out what is pending, in order; requests submitted within ``window`` of the first of them as one."""
+        with work.alone(self.core):
+            return list(work.run(self.core, window))
+
+    def watch(self, window: Span | None = None, every: float = 0.2) -> Iterator[Receipt]:
+        """As :meth:`run`, without end: yields every request when it is done, and keeps the model in memory."""
+        with work.alone(self.core):
+            _ = self.core.live
+            while True:
+                yield from work.run(self.core, window)
+                time.sleep(every)
+
+    def status(self, id: str | None = None) -> Overview:
+        """All requests, what is due, how far the model has drifted, and whether retraining is due."""
+        return overview(self.core, id)
+
+    def rollback(self, id: str) -> list[Receipt]:
+        """Undo a request that is not published: exactly the model before it, and later requests done again on top."""
+        with work.alone(self.core):
+            work.rollback(self.core, id)
+            return list(work.run(self.core, None))
+
+    def publish(self) -> int:
+        """Make all requests that are done final, and destroy what could bring them back; returns how many."""
+        with work.alone(self.core):
+            return work.publish(self.core)
+
+    def retrain(self) -> float:
+        """Train the model again on what is retained and publish that; returns the seconds of the training."""
+        with work.alone(self.core):
+            list(work.run(self.core, None))
+            return work.retrain(self.core)
+
+    def verify(self, head: str | None = None) -> None:
+        """Check ledger, files, fingerprints and data; raises UnlearnError with the first thing that does not fit."""
+        problem = proof.verify(self.core, head)
+        if problem:
+            raise UnlearnError(f"The state does not fit its ledger: {problem}.")
+
+    def check(self, dataset: str | Path) -> dict[str, int]:
+        """How many pairs that were deleted are in each file of data about to be trained on."""
+        return proof.check(self.core, dataset)
+
+    def recommend(self, user: str, k: int = 10) -> pd.DataFrame:
+        """The first ``k`` items for a user, without anything that was deleted or is asked to be."""
+        return serving.recommend(self.core, user, k)
+
+    def ledger(self) -> str:
+        """The ledger as JSON Lines, each entry with its link."""
+        rows = self.core.database.rows("SELECT entry, link FROM ledger ORDER BY number")
+        return "".join(f"{ledger.canonical({**json.loads(row[0]), 'link': row[1]})}\n" for row in rows)
+
+    def close(self) -> None:
+        """Give the files back."""
+        self.core.database.close()
+
+    def __enter__(self) -> State:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
