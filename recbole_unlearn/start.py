@@ -103,6 +103,7 @@ def configured(
     values: dict[str, Any],
     checkpoint: Checkpoint | None,
 ) -> UnlearnConfig:
+    """The config of a run; one that starts from a checkpoint is about the checkpoint's model and data."""
     if checkpoint is None:
         return UnlearnConfig(model, dataset, files, values)
     for given, own, key in (

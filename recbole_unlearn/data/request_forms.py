@@ -42,10 +42,10 @@ class Table(NamedTuple):
     rows: Sequence[int]  # the number of each row as its author counts; there may be more than rows
 
 
-def table_of(forget: Any, user: str, item: str) -> Table:
-    """The table of a request; a pair has the columns ``user`` and ``item``."""
+def table_of(forget: Any, user: str, item: str, expected: str) -> Table:
+    """The table of a request; a pair has the columns ``user`` and ``item``, ``expected`` says what a file has."""
     if isinstance(forget, (str, Path)):
-        return _of_file(Path(forget))
+        return _of_file(Path(forget), expected)
     if isinstance(forget, pd.DataFrame):
         columns = [(str(name), forget.iloc[:, place]) for place, name in enumerate(forget.columns)]
     elif isinstance(forget, dict):
@@ -86,7 +86,7 @@ def as_column(given: Any) -> list[Any] | None:
 # ---- files ----
 
 
-def _of_file(path: Path) -> Table:
+def _of_file(path: Path, expected: str) -> Table:
     name = shown(path)
     kind = path.suffix.lower()
     packed = kind == ".gz"
@@ -103,7 +103,9 @@ def _of_file(path: Path) -> Table:
         content = read_regular(path, LARGEST)
         return _READERS[kind](name, _unpacked(content) if packed else content)
     except _UnreadableError as error:
-        raise UnlearnError(f"Forget request {name} cannot be read as {kind[1:]}: {error}.") from error
+        raise UnlearnError(
+            f"Forget request {name} cannot be read as {kind[1:]}: {error}. Expected {expected}."
+        ) from error
     except OSError as error:
         raise UnlearnError(f"Forget request {name} cannot be read: {error.strerror or error}.") from error
 
@@ -139,7 +141,7 @@ def _separated(separator: str) -> Callable[[str, bytes], Table]:
         lines = _lines(_text(content), separator)
         header, _ = next(lines, ([], 0))
         if not any(cell.strip() for cell in header):
-            raise UnlearnError(f"Forget request {name} is empty; its first line has to name the columns.")
+            raise _UnreadableError("it is empty")
         cells: list[list[str]] = [[] for _ in header]
         rows = []
         for line, number in lines:
@@ -188,7 +190,7 @@ def _json_lines(name: str, content: bytes) -> Table:
         found.append(entry)
         rows.append(number)
     if not found:
-        raise UnlearnError(f"Forget request {name} is empty; each line has to be a JSON object.")
+        raise _UnreadableError("it is empty")
     names = dict.fromkeys(key for entry in found for key in entry)
     return Table(name, "line", [(key, [entry.get(key) for entry in found]) for key in names], rows)
 

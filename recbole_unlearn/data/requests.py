@@ -87,7 +87,7 @@ def read_request(forget: Any, fields: Fields) -> ForgetRequest:
 
     A column is a list or an array; one value is a column of one.
     """
-    table = table_of(forget, fields.user, fields.item)
+    table = table_of(forget, fields.user, fields.item, _expected(fields))
     cells = {key: _cells(table, header, given) for key, (header, given) in _known(table, fields).items()}
     lengths = {len(values) for values in cells.values()}
     if len(lengths) > 1:
@@ -247,15 +247,11 @@ def locate(
         hint: what else the error of something missing may say.
 
     """
-    train = splits[0]
-    ids = {
-        column: token_ids(request.frame[column], train.field2token_id[field])
-        for column, field in (("user", train.uid_field), ("item", train.iid_field))
-    }
-    unknown = (ids["user"] == 0) | (ids["item"] == 0)
+    users, items = ids_of(request, splits[0])
+    unknown = (users == 0) | (items == 0)
     if unknown.any():
         _missing(request, unknown, on_missing, "name a user or an item that is not in the dataset", hint)
-    masks, found = _match(request, ids["user"], ids["item"], splits, clock)
+    masks, found = _match(request, users, items, splits, clock)
     absent = ~found & ~unknown
     if absent.any():
         _missing(request, absent, on_missing, "are not in the training data", hint)
@@ -274,7 +270,23 @@ def locate(
     return located
 
 
-def token_ids(tokens: pd.Series, known: dict[str, int]) -> np.ndarray:
+def is_gone(
+    request: ForgetRequest, splits: tuple[Dataset, Dataset, Dataset], clock: Clock | None = None
+) -> bool:
+    """Whether no interaction of ``splits`` is meant by ``request``."""
+    masks, _ = _match(request, *ids_of(request, splits[0]), splits, clock)
+    return not any(mask.any() for mask in masks)
+
+
+def ids_of(request: ForgetRequest, train: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of users and of items in a request."""
+    return (
+        _ids(request.frame["user"], train.field2token_id[train.uid_field]),
+        _ids(request.frame["item"], train.field2token_id[train.iid_field]),
+    )
+
+
+def _ids(tokens: pd.Series, known: dict[str, int]) -> np.ndarray:
     """Ids (n,) of tokens: 0 for an unknown one, ``EMPTY`` for none."""
     return np.array([EMPTY if token is None else known.get(token, 0) for token in tokens], dtype=np.int64)
 

@@ -60,7 +60,7 @@ class ForgetSettings:
     """Which interactions are to be forgotten."""
 
     forget: str = setting(
-        "A file of deletion requests (.csv, .tsv, .jsonl, .parquet), or 'injected' for the paper's "
+        "A file of deletion requests (.csv, .tsv, .jsonl, .parquet; text also with .gz), or 'injected' for the paper's "
         "synthetic protocol.",
         role=Role.PLACE,
         per_run=False,
@@ -68,6 +68,17 @@ class ForgetSettings:
     on_missing: str = setting(
         "A request for something that is not in the training data: stop, or skip it.",
         choices=("error", "skip"),
+    )
+    request_id: str | None = setting(
+        "A name for this run in result.json (letters, digits, -_.); a random one when empty.",
+        role=Role.SUBJECT,
+        per_run=False,
+    )
+    hash_key: str | None = setting(
+        "A file with the key of the hashes in result.json; when empty, RECBOLE_UNLEARN_KEY, or a key that is made in "
+        "~/.config/recbole_unlearn.",
+        role=Role.PLACE,
+        per_run=False,
     )
     inject_mode: str = setting(
         "injected: items the clean model scores low, or any unseen items.",

@@ -9,7 +9,7 @@ import torch
 from recbole.data.dataset import Dataset
 
 from recbole_unlearn.data import ForgetRequest, Source
-from recbole_unlearn.data.requests import EMPTY, token_ids
+from recbole_unlearn.data.requests import EMPTY, ids_of
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.rows import TrainIndex
 
@@ -41,19 +41,16 @@ class Finder:
 
     def find(self, request: ForgetRequest) -> Found:
         """The interactions that a request means, of those that are left."""
-        ids = {
-            "user": token_ids(request.frame["user"], self.dataset.field2token_id[self.dataset.uid_field]),
-            "item": token_ids(request.frame["item"], self.dataset.field2token_id[self.dataset.iid_field]),
-        }
+        users, items = ids_of(request, self.dataset)
         time = request.frame["time"].to_numpy(dtype=np.float64)
         numbers, there = [], np.zeros(len(request.frame), dtype=bool)
         for index in self.parts:
-            part, hit = self._in(index, ids["user"], ids["item"], time, request)
+            part, hit = self._in(index, users, items, time, request)
             numbers.append(part)
             there |= hit
         pairs = [self._pairs(index, part) for index, part in zip(self.parts, numbers, strict=True)]
-        whole = [(0, int(item)) for item in ids["item"][there & (ids["user"] == EMPTY)]]
-        single = {(int(u), int(i)) for users, items in pairs for u, i in zip(users, items, strict=True)}
+        whole = [(0, int(item)) for item in items[there & (users == EMPTY)]]
+        single = {(int(u), int(i)) for pair in pairs for u, i in zip(*pair, strict=True)}
         return Found(
             (numbers[0], numbers[1], numbers[2]),
             sorted(single | set(whole)),

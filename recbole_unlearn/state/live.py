@@ -188,7 +188,7 @@ class LiveModel:
             orphans.append(ids[gone == self.index.counts(side, ids)])
         return StreamData(
             self.base.splits, self.base.splits, forget, self.index.removed, "requests", self.base.clock, {},
-            orphans[0], orphans[1], self.fitted, asked, self.index,
+            orphans[0], orphans[1], self.fitted, numbers=asked, index=self.index,
         )  # fmt: skip
 
     def _take_out(self, data: StreamData) -> None:
