@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
-from recbole.utils import ModelType
+from recbole.utils import ModelType, init_seed
 
 from recbole_unlearn import settings
 from recbole_unlearn.compat import clear_caches, own_randomness
@@ -143,6 +143,7 @@ class LiveModel:
         touched = find_region(self.index, *_pairs(data), data.lost)
         task = dataclasses.replace(self._task, data=data)
         with own_randomness():
+            init_seed(self.config["seed"], self.config["reproducibility"])  # models with dropout draw as they go
             outcome = self.trainer.unlearn(task)
             self.trainer.reset_orphans(task, outcome.refits_orphan_items)
             clear_caches(self.model)

@@ -188,7 +188,7 @@ def _from_own(
         mine = [table for table in tables if table.side == side]
         numbers, place, count = _picked(witness, side, ids)
         rank = torch.arange(len(place)) - torch.searchsorted(place, place)  # place is sorted
-        squares = {table: torch.zeros(0) for table in mine}
+        squares = {table: torch.zeros(len(ids), 1) for table in mine}
         times = torch.zeros(len(ids))
         for turn in range(SAMPLED):
             now = rank == turn  # one interaction a row, so that a row's gradient is that of one interaction
@@ -201,7 +201,7 @@ def _from_own(
                 here = torch.zeros(len(ids), dtype=torch.bool)
                 here[place[now]] = True
                 one = (rows * int(now.sum())).square() * here[:, None].to(rows)
-                squares[table] = one if turn == 0 else squares[table] + one
+                squares[table] = squares[table].to(one) + one
         for table in mine:
             mean = squares[table] / times.clamp(min=1)[:, None].to(squares[table])
             rate = (count * per_batch).to(mean)[:, None]

@@ -1,0 +1,76 @@
+"""A state of a small model, and requests to it."""
+
+import shutil
+
+import pytest
+
+from recbole_unlearn.state import init_state, open_state
+from tests.conftest import tiny_rows, train_plain
+
+PLAIN = {
+    "epochs": 3, "embedding_size": 8, "train_batch_size": 64, "learning_rate": 0.01,
+    "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def key_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("key") / "key"
+    path.write_text("0123456789abcdef" * 4)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tiny_path, tmp_path_factory):
+    """``checkpoints("BPR")``: a checkpoint of RecBole's own trainer, trained once."""
+    made = {}
+
+    def make(model):
+        if model not in made:
+            made[model] = train_plain(model, tmp_path_factory.mktemp(model), data_path=str(tiny_path), **PLAIN)
+        return made[model]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fresh(checkpoints, tiny_path, key_file, tmp_path_factory):
+    """``fresh("BPR")``: a state that nobody has touched, to copy."""
+    made = {}
+
+    def make(model):
+        if model not in made:
+            folder = tmp_path_factory.mktemp(f"state-{model}") / "S"
+            init_state(folder, checkpoints(model), hash_key=key_file, data_path=str(tiny_path)).close()
+            made[model] = folder
+        return made[model]
+
+    return make
+
+
+@pytest.fixture
+def make_state(fresh, key_file, tmp_path):
+    """``make_state("BPR")``: a state of its own."""
+    opened = []
+
+    def make(model="BPR", name="S"):
+        folder = tmp_path / name
+        shutil.copytree(fresh(model), folder)
+        opened.append(open_state(folder, key_file))
+        return opened[-1]
+
+    yield make
+    for state in opened:
+        state.close()
+
+
+def items_of(user):
+    """The items of a user of `tiny`, sorted."""
+    return sorted(item for one, item, _, _ in tiny_rows() if one == user)
+
+
+def some(user, number):
+    """A request for the first interactions of a user."""
+    items = items_of(user)[:number]
+    return {"user_id": [user] * len(items), "item_id": items}

@@ -1,0 +1,336 @@
+"""A model under care: requests are queued, carried out, undone, published and proved."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from recbole_unlearn.data import Located, divide
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import read_checkpoint
+from recbole_unlearn.methods.obliviate.method import Obliviate
+from recbole_unlearn.pipeline import begin, checked_settings
+from recbole_unlearn.settings import CacheSettings
+from recbole_unlearn.state import init_state, open_state
+from recbole_unlearn.training import Trainings
+from tests.conftest import ROOT
+from tests.state.conftest import items_of, some
+
+MODELS = ["BPR", "LightGCN"]
+
+
+def weights(state):
+    return {name: value.detach().clone() for name, value in state.model.state_dict().items()}
+
+
+def same(first, second):
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def again(state, key_file):
+    """The same state, opened by another process."""
+    return open_state(state.core.folder, key_file)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_one_request_is_what_a_run_of_obliviate_gives(make_state, checkpoints, model):
+    """To the bit: in place or built again, what comes out is the same."""
+    state = make_state(model)
+    core = state.core
+    source = core.live.base
+    state.submit({"user_id": ["u3", "u8"], "item_id": [None, None]})
+    masks = [np.zeros(len(part), dtype=bool) for part in source.splits]
+    for part, number in core.database.rows("SELECT part, number FROM asked"):
+        masks[part][number] = True
+    data = divide(source.splits, Located(*masks), "file")
+    original = read_checkpoint(checkpoints(model)).trained
+    trainings = Trainings(CacheSettings(cache=False, cache_dir="", cache_size=0.0), 1)
+    config = core.live.config
+    trainer, task = begin(
+        Obliviate, checked_settings(Obliviate, config), config, data, original, trainings, "unlearned"
+    )
+    trainer.run(task)
+    assert state.run()[0].status == "done"
+    assert same(dict(trainer.model.state_dict()), weights(state))
+
+
+@pytest.mark.parametrize("model", [*MODELS, "NGCF", "NeuMF", "SGL", "MultiVAE"])
+def test_requests_one_after_the_other_do_not_depend_on_the_process(make_state, key_file, model):
+    """A model that stayed in memory for three requests, and one that was loaded for each."""
+    stays, comes = make_state(model, "a"), make_state(model, "b")
+    for request in (some("u3", 5), {"user_id": "u8"}, {"item_id": "i7"}):
+        stays.submit(request)
+        stays.run()
+        with again(comes, key_file) as other:
+            other.submit(request)
+            other.run()
+    assert same(weights(stays), weights(again(comes, key_file)))
+    assert stays.core.fingerprint() == comes.core.fingerprint()
+    assert same(stays.core.live.moments, again(comes, key_file).core.live.moments)
+
+
+def test_what_was_deleted_is_not_recommended_from_its_submission_on(make_state):
+    state = make_state()
+    before = set(state.recommend("u3", 60)["item_id"])
+    wish = set(items_of("u3")[:6])
+    state.submit(some("u3", 6))
+    for step in (lambda: None, state.run, state.publish):
+        step()
+        now = set(state.recommend("u3", 60)["item_id"])
+        assert not wish & now
+        assert now == before - wish
+    item = state.recommend("u5", 1)["item_id"][0]
+    state.submit({"item_id": item})  # a whole item is nobody's
+    assert item not in set(state.recommend("u5", 60)["item_id"])
+
+
+def test_a_request_that_comes_again_is_recognised(make_state):
+    state = make_state()
+    first = state.submit(some("u3", 3), id="ticket-1")
+    assert state.submit(some("u3", 3)) == first
+    state.run()
+    assert state.submit(some("u3", 3)).status == "done"
+    state.publish()
+    back = state.submit(some("u3", 3), id="another")
+    assert (back.id, back.status) == ("ticket-1", "published")
+    assert len(state.status().requests) == 1
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_rolling_back_gives_the_model_before_to_the_bit(make_state, key_file, model):
+    state, other = make_state(model, "a"), make_state(model, "b")
+    first = weights(state)
+    for id, request in (("a", some("u3", 4)), ("b", {"user_id": "u8"}), ("c", some("u9", 2))):
+        state.submit(request, id=id)
+        state.run()
+    assert not same(first, weights(state))
+    assert [receipt.id for receipt in state.rollback("b")] == ["c"]
+    for id, request in (("a", some("u3", 4)), ("c", some("u9", 2))):
+        other.submit(request, id=id)
+        other.run()
+    assert same(weights(state), weights(other))
+    state.rollback("c")
+    state.rollback("a")
+    assert same(first, weights(state))
+    assert same(first, weights(again(state, key_file)))
+    assert len(state.core.live.index) == len(state.core.live.base.splits.train)
+    state.verify()
+    assert set(items_of("u8")) & set(state.recommend("u3", 60)["item_id"])
+
+
+def test_publishing_is_final_and_changes_no_weight(make_state, key_file):
+    state = make_state()
+    state.submit(some("u3", 4), id="a")
+    state.submit({"user_id": "u8"}, id="b")
+    state.run()
+    state.submit(some("u9", 2), id="later")
+    before, left = weights(state), len(state.core.live.index)
+    assert state.publish() == 2
+    assert same(before, weights(state))
+    assert len(state.core.live.index) == left == state.core.live.index.total
+    assert state.core.store.names() == set(state.core.version().base)
+    with pytest.raises(UnlearnError, match="published"):
+        state.rollback("a")
+    # What was pending means the same interactions as before.
+    assert [receipt.status for receipt in state.run()] == ["done"]
+    gone = set(items_of("u9")[:2])
+    index, names = state.core.live.index, state.core.finder.dataset
+    mine = index.of("user", torch.tensor([names.token2id("user_id", "u9")]))
+    assert not gone & set(names.id2token("item_id", index.ids["item"][mine]))
+    state.verify()
+
+
+def test_several_requests_are_done_as_one_and_recorded_by_themselves(make_state):
+    state = make_state()
+    for user in ("u3", "u8", "u9"):
+        state.submit(some(user, 2), id=user)
+    assert len(state.run(window="1h")) == 3
+    assert len(state.core.version().changes) == 1
+    done = [json.loads(line) for line in state.ledger().splitlines()]
+    done = [entry for entry in done if entry["what"] == "done"]
+    assert [(entry["id"], entry["together"], entry["interactions"]) for entry in done] == [
+        (user, 3, entry["interactions"]) for user, entry in zip(("u3", "u8", "u9"), done, strict=True)
+    ]
+    assert [receipt.id for receipt in state.rollback("u8")] == ["u3", "u9"]
+    assert len(state.core.version().changes) == 2
+
+
+def test_held_out_interactions_alone_change_no_weight(make_state):
+    state = make_state()
+    finder = state.core.finder
+    user, item = (finder.dataset.id2token(f"{side}_id", int(finder.parts[2].ids[side][0])) for side in ("user", "item"))
+    before = weights(state)
+    receipt = state.submit({"user_id": user, "item_id": item})
+    assert (receipt.interactions, receipt.held_out) == (0, 1)
+    assert state.run()[0].status == "done"
+    assert same(before, weights(state))
+    state.publish()
+    state.verify()
+    with pytest.raises(UnlearnError, match="name nothing"):
+        state.submit({"user_id": [user, user], "item_id": [item, item], "timestamp": [1.0, 2.0]})
+
+
+@pytest.mark.parametrize(
+    ("request_", "what"),
+    [
+        ({"user_id": "nobody"}, "1 of 1 rows name nothing"),
+        ({"user_id": [], "item_id": []}, "asks for nothing"),
+        ({"user_id": [f"u{n}" for n in range(40)]}, "no training interaction would be left"),
+        ({"user_id": "u1", "item_id": "i999"}, "name nothing"),
+        ("nowhere.csv", "no such file"),
+    ],
+)
+def test_bad_requests_leave_the_state_as_it_was(make_state, request_, what):
+    state = make_state()
+    before = state.ledger()
+    with pytest.raises(UnlearnError, match=what):
+        state.submit(request_)
+    assert (state.ledger(), len(state.status().requests)) == (before, 0)
+
+
+def test_what_is_already_deleted_is_refused_or_skipped(make_state):
+    state = make_state()
+    state.submit(some("u3", 3))
+    state.run()
+    with pytest.raises(UnlearnError, match=r"3 of 5 rows name nothing .* deleted before \(rows 0, 1, 2\)"):
+        state.submit(some("u3", 5))
+    assert state.submit(some("u3", 5), on_missing="skip").status == "pending"
+
+
+def test_a_second_worker_is_refused_and_a_submission_is_not(make_state, key_file):
+    state = make_state()
+    state.submit(some("u3", 2))
+    other = again(state, key_file)
+    working = state.watch(every=0.01)
+    assert next(working).status == "done"
+    with pytest.raises(UnlearnError, match="Another process is working"):
+        other.run()
+    other.submit(some("u8", 2), id="while")
+    assert next(working).id == "while"
+    working.close()
+    assert other.run() == []
+    assert other.status("while").requests["status"].tolist() == ["done"]
+
+
+def test_retraining_takes_its_place(make_state):
+    state = make_state()
+    state.submit({"user_id": "u3"})
+    seconds = state.retrain()
+    assert seconds > 0
+    assert state.status().deleted_share == 0.0
+    assert "retrained" in state.ledger()
+    state.submit(some("u8", 3))
+    assert state.run()[0].status == "done"
+    state.verify()
+
+
+def test_new_data_is_checked_for_what_was_deleted(make_state, tiny_path, tmp_path):
+    state = make_state()
+    assert state.check(tiny_path / "tiny" / "tiny.inter") == {"tiny.inter": 0}
+    state.submit(some("u3", 3))
+    state.submit({"item_id": "i5"})
+    for step in (lambda: None, state.run, state.publish):
+        step()
+        found = state.check(tiny_path / "tiny")
+        lines = (tiny_path / "tiny" / "tiny.inter").read_text().splitlines()
+        gone = {("u3", item) for item in items_of("u3")[:3]}
+        expected = sum(tuple(line.split("\t")[:2]) in gone or line.split("\t")[1] == "i5" for line in lines)
+        assert found == {"tiny.inter": expected}
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UnlearnError, match="has no columns user_id and item_id"):
+        state.check(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("tamper", "what"),
+    [
+        ("DROP TRIGGER ledger_is_kept; UPDATE ledger SET entry = replace(entry, '\"users\":1', '\"users\":2')", "entry"),
+        ("DROP TRIGGER ledger_is_whole; DELETE FROM ledger WHERE number = 2", "entry 2 of the ledger is missing"),
+        ("DROP TRIGGER ledger_is_whole; DELETE FROM ledger WHERE number = 5", "in the ledger"),
+        ("UPDATE requests SET status = 'rolled back' WHERE id = 'a'", "the request a"),
+        ("DELETE FROM suppressed; DELETE FROM asked; DELETE FROM requests WHERE id = 'b'", "missing in the queue"),
+        ("UPDATE changes SET fingerprint = 'x' WHERE number = 1", "change 1"),
+        ("UPDATE base SET fingerprint = 'x'", "base"),
+    ],
+)
+def test_tampering_is_found(make_state, tamper, what):
+    state = make_state()
+    for id, user in (("a", "u3"), ("b", "u8")):
+        state.submit(some(user, 2), id=id)
+        state.run()
+    state.verify()
+    state.core.database.connection.execute("PRAGMA foreign_keys=OFF")
+    state.core.database.connection.executescript(tamper)
+    with pytest.raises(UnlearnError, match=what):
+        state.verify()
+
+
+def test_a_changed_file_is_found(make_state):
+    state = make_state()
+    state.submit(some("u3", 2))
+    state.run()
+    for name in sorted(state.core.named_files()):
+        path = state.core.store.path(name)
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(UnlearnError, match="not the file that was written"):
+            state.verify()
+        path.write_bytes(content)
+    state.verify()
+    head = json.loads(state.ledger().splitlines()[-1])["link"]
+    state.verify(head)
+    with pytest.raises(UnlearnError, match="cut off"):
+        state.verify("0" * 64)
+
+
+def test_a_state_of_a_newer_version_is_refused(make_state, key_file):
+    state = make_state()
+    state.core.database.connection.execute("PRAGMA user_version=99")
+    with pytest.raises(UnlearnError, match="newer version"):
+        again(state, key_file)
+
+
+def test_no_state_and_no_new_one_over_an_old(make_state, checkpoints, key_file, tmp_path):
+    with pytest.raises(UnlearnError, match="is not a state"):
+        open_state(tmp_path, key_file)
+    state = make_state()
+    with pytest.raises(UnlearnError, match="exists already"):
+        init_state(state.core.folder, checkpoints("BPR"), hash_key=key_file)
+    with pytest.raises(UnlearnError, match="paths are not taken from files"):
+        init_state(tmp_path / "new", checkpoints("BPR"), hash_key=key_file)
+    assert not (tmp_path / "new").exists()
+
+
+def test_closed_forms_are_exact(make_state, checkpoints):
+    state = make_state("EASE")
+    state.submit({"user_id": "u3"})
+    state.run()
+    matrix = state.model.other_parameter()
+    assert state.recommend("u8", 5)["item_id"].notna().all()
+    assert matrix
+    state.publish()
+    state.verify()
+
+
+def test_tokens_of_any_kind(tmp_path, key_file, make_state):
+    """Ids of requests are names; tokens are whatever people write."""
+    state = make_state()
+    for bad in ("", "a b", "x" * 65, "../x", "ü", "a'b", "a\nb"):
+        with pytest.raises(UnlearnError, match="an id has letters"):
+            state.submit(some("u3", 1), id=bad)
+    for token in ("'; DROP TABLE requests; --", 'a"b', "a\nb", "ü𝔘", "\x00"):
+        with pytest.raises(UnlearnError):
+            state.submit({"user_id": token})
+    assert len(state.status().requests) == 0
+
+
+def test_receipts_have_counts_and_no_names(make_state):
+    state = make_state()
+    state.submit({"user_id": "u3"}, id="a", deadline="30d")
+    state.run()
+    text = state.ledger() + str(state.status()) + str([dataclasses.asdict(state.core.live.options)])
+    assert "u3" not in text.replace("\"u3\"", "u3").split()
+    assert '"u3"' not in state.ledger()
+    assert ROOT.name not in state.ledger()
