@@ -83,6 +83,9 @@ class LiveModel:
         self.index = TrainIndex(source.splits.train).complete()
         self.moments: Tensors = {name: value.clone() for name, value in moments.items()}
         with own_randomness():
+            # Of the base, whatever was taken out of it since: some models draw while they read their data.
+            net = build_model(self.config, source.splits)
+            self._initial = {name: value.detach().clone() for name, value in net.named_parameters()}
             self.trainer: Obliviate = compose(Obliviate, self.config, self._built(weights), "live")
             self._task = self._prepared()
         gone = torch.from_numpy(np.flatnonzero(removed[0]))
@@ -163,7 +166,6 @@ class LiveModel:
             for part, mask in zip(self.base.splits, self.removed, strict=True)
         ]
         model = build_model(self.config, Splits(*parts))
-        self._initial = {name: value.detach().clone() for name, value in model.named_parameters()}
         if not self.closed_form:
             Trained(dict(weights), None, {}, -1).load_weights(model)
         return model
