@@ -154,13 +154,10 @@ class RetainedIndex:
         """Those of the interactions ``numbers`` that are left."""
         return numbers[~self.deleted[numbers]]
 
-    def neighbours(self, side: str, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of every interaction that ``ids`` have left: where its id is in ``ids``, in order, and the other's id."""
-        index = self.index
-        numbers = index.of(side, ids)
-        places = torch.repeat_interleave(torch.arange(len(ids)), index.counts(side, ids))
-        left = ~self.deleted[numbers]
-        return places[left], index.ids["item" if side == "user" else "user"][numbers[left]]
+    def counts(self, side: str, ids: torch.Tensor) -> torch.Tensor:
+        """How many interactions each of ``ids`` has left."""
+        gone = torch.bincount(self.index.ids[side][self.asked], minlength=self.index.sizes[side])
+        return self.index.counts(side, ids) - gone[ids]
 
     def are_known(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Which pairs have an interaction that is left (a mask)."""

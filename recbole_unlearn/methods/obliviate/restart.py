@@ -53,38 +53,23 @@ class Maps(NamedTuple):
     rare: torch.Tensor  # (d,), the row of an item that is nobody's
 
 
-class Links(NamedTuple):
-    """The interactions of n rows: the ids at their other ends, row after row."""
+def features(mean: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """[√n m, log(n) m, m, √n, log n, 1] (n, 3d + 3), with m (n, d) the centred mean of the rows at n (n,) links.
 
-    others: torch.Tensor  # (m,)
-    starts: torch.Tensor  # (n,), where each row's begin
-    number: torch.Tensor  # (n,)
+    A row grows with its number of interactions: like the root while they are few, like the logarithm later.
+    """
+    number = number.to(mean)[:, None]
+    mean = torch.where(number > 0, mean, 0.0)
+    count = number.clamp(min=1.0)
+    root, log = count.sqrt(), count.log()
+    return torch.cat([root * mean, log * mean, mean, root, log, torch.ones_like(count)], dim=1)
 
-    @classmethod
-    def of(
-        cls, index: TrainIndex, side: Side, ids: torch.Tensor, retained: RetainedIndex | None = None
-    ) -> Links:
-        """Those of ``ids`` in D, or with ``retained`` only those that are left."""
-        if retained is None:
-            number = index.counts(side, ids)
-            others = index.ids[OTHER[side]][index.of(side, ids)]
-        else:
-            places, others = retained.neighbours(side, ids)
-            number = torch.bincount(places, minlength=len(ids))
-        return cls(others, number.cumsum(0) - number, number)
 
-    def features(self, table: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
-        """[√n m, log(n) m, m, √n, log n, 1] (n, 3d + 3), with m the mean of the rows at the other ends of n links.
-
-        A row grows with its number of interactions: like the root while they are few, like the logarithm later.
-        """
-        others, starts = (x.to(table.device) for x in (self.others, self.starts))
-        number = self.number.to(table)[:, None]
-        mean = embedding_bag(others, table, starts, mode="mean") - centre
-        mean = torch.where(number > 0, mean, 0.0)
-        count = number.clamp(min=1.0)
-        root, log = count.sqrt(), count.log()
-        return torch.cat([root * mean, log * mean, mean, root, log, torch.ones_like(count)], dim=1)
+def linked(index: TrainIndex, side: Side, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Σ of the rows of ``table`` at the other ends of the interactions of ``ids`` in D (n, d)."""
+    number = index.counts(side, ids)
+    others, starts = index.ids[OTHER[side]][index.of(side, ids)], number.cumsum(0) - number
+    return embedding_bag(others.to(table.device), table, starts.to(table.device), mode="sum")
 
 
 def learn(tables: Tables, index: TrainIndex, generator: torch.Generator) -> Maps | None:
@@ -101,7 +86,9 @@ def learn(tables: Tables, index: TrainIndex, generator: torch.Generator) -> Maps
         known = known[torch.randperm(len(known), generator=generator)[:SAMPLE]].sort().values
         if len(known) < 4 * other.shape[1]:
             return None
-        x = Links.of(index, side, known).features(other, centre[OTHER[side]]).double()
+        number = numbers[side][known]
+        mean = linked(index, side, known, other) / number.to(other)[:, None] - centre[OTHER[side]]
+        x = features(mean, number).double()
         gram = x.T @ x
         gram.diagonal().add_(RIDGE * gram.diagonal().mean())
         y = table[known.to(table.device)].double()
@@ -131,7 +118,11 @@ def even(moves: torch.Tensor, sources: int) -> torch.Tensor:
 
 
 class _Side:
-    """The contaminated rows of one side while they start again."""
+    """The contaminated rows of one side while they start again.
+
+    Of the rows at the other ends of their links only those that are contaminated too move, so the sum over all links
+    is taken once, and what moves is added to it.
+    """
 
     def __init__(
         self, side: Side, table: torch.Tensor, other: torch.Tensor, maps: Maps,
@@ -141,25 +132,49 @@ class _Side:
         self.rows = self.ids.to(table.device)
         self.first = table[self.rows].clone()
         index = retained.index
-        self.links = Links.of(index, side, self.ids, retained)
+        self._join(index, region, retained)
+        whole, centre = index.counts(side, self.ids), maps.centre[OTHER[side]]
+        total = linked(index, side, self.ids, other)
         self.transform = maps.transform[side]
-        self.old = Links.of(index, side, self.ids).features(other, maps.centre[OTHER[side]]) @ self.transform
+        mean = total / whole.clamp(min=1).to(total)[:, None] - centre
+        self.old = features(mean, whole) @ self.transform
+        gone = region[side].place(index.ids[side][retained.asked])
+        deleted = index.ids[OTHER[side]][retained.asked[gone >= 0]].to(other.device)
+        gone = gone[gone >= 0]
+        self.sum = total.index_add(0, gone.to(total.device), other[deleted], alpha=-1.0)
+        self.number = whole - torch.bincount(gone, minlength=len(self.ids))
         share = torch.zeros(len(self.ids))
         place = touched[side].place(self.ids)
         share[place >= 0] = touched[side].share[place[place >= 0]].float()
         start = torch.where(place >= 0, degree(side, share), 0.0)
         self.degree = start.to(table)[:, None]
         # Rows without a link left: an item is like one that is nobody's; a user has nothing to start from.
-        number = self.links.number.to(table.device)
+        number = self.number.to(table.device)
         self.alone = number == 0
         self.hold = (FIRM / number.clamp(min=1)).clamp(max=1.0).to(table.dtype)[:, None]
         self.rare = maps.rare if side == "item" else None
-        count = index.counts("user", self.ids) if side == "user" else torch.ones(len(self.ids))
+        count = whole if side == "user" else torch.ones(len(self.ids))
         self.weight = (count / maps.weight[side]).to(table)
 
+    def _join(self, index: TrainIndex, region: Region, retained: RetainedIndex) -> None:
+        """Find the retained links between contaminated rows: where each row's begin, and where their far ends are."""
+        numbers = retained.only(index.of(self.side, self.ids))
+        far = region[OTHER[self.side]].place(index.ids[OTHER[self.side]][numbers])
+        inside = far >= 0
+        near = region[self.side].place(index.ids[self.side][numbers[inside]])
+        number = torch.bincount(near, minlength=len(self.ids))
+        self.starts = (number.cumsum(0) - number).to(self.table.device)
+        self.far = far[inside].to(self.table.device)
+
+    def moved(self) -> torch.Tensor:
+        """By how much the rows have moved so far (n, d)."""
+        return self.table[self.rows] - self.first
+
     def turn(self, other: torch.Tensor, centre: torch.Tensor, later: bool, sources: int) -> torch.Tensor:
-        """Move the rows once, by the other side's rows as they are; returns by how much the centre moved."""
-        told = self.links.features(other, centre) @ self.transform
+        """Move the rows once, by how the other side's have ``moved`` (n', d); returns by how much the centre moved."""
+        total = self.sum + embedding_bag(self.far, other, self.starts, mode="sum")
+        mean = total / self.number.clamp(min=1).to(total)[:, None] - centre
+        told = features(mean, self.number) @ self.transform
         move = told - self.old
         follow = (self.degree[:, 0] < 1.0) & ~self.alone
         move[follow] = even(move[follow], sources)
@@ -192,9 +207,9 @@ def restart(
     again: list[Side] = ["item", "user"]
     for turn, moving in enumerate(first + again * rounds):
         other = OTHER[moving]
-        centre[moving] += sides[moving].turn(tables[other], centre[other], turn > 2, sources)
+        centre[moving] += sides[moving].turn(sides[other].moved(), centre[other], turn > 2, sources)
     found = {}
     for side, state in sides.items():
-        found[side] = state.table[state.rows] - state.first
+        found[side] = state.moved()
         state.table[state.rows] = state.first
     return found

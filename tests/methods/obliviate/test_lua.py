@@ -153,9 +153,23 @@ def linear_world(seed=1, users=200, items=90, d=3):
         "item": torch.randn(items, d, generator=generator, dtype=torch.float64),
     }
     transform = torch.randn(3 * d + 3, d, generator=generator, dtype=torch.float64)
-    links = restart.Links.of(index, "user", torch.arange(1, users))
-    tables["user"][1:] = links.features(tables["item"], tables["item"][1:].mean(dim=0)) @ transform
+    told = told_of(index, "user", range(1, users), tables["item"], tables["item"][1:].mean(dim=0))
+    tables["user"][1:] = told @ transform
     return index, tables, transform
+
+
+def told_of(index, side, ids, table, centre, deleted=None):
+    """The features of rows written out, link by link; without ``deleted`` ones where that is given."""
+    other = {"user": "item", "item": "user"}[side]
+    found = []
+    for k in ids:
+        mine = index.ids[side] == k
+        mine &= ~deleted if deleted is not None else mine
+        n, d = int(mine.sum()), table.shape[1]
+        mean = table[index.ids[other][mine]].mean(dim=0) - centre if n else torch.zeros(d).to(table)
+        root, log = max(n, 1) ** 0.5, math.log(max(n, 1))
+        found.append(torch.cat([root * mean, log * mean, mean, torch.tensor([root, log, 1.0]).to(table)]))
+    return torch.stack(found)
 
 
 def test_the_map_is_found(monkeypatch):
@@ -167,23 +181,54 @@ def test_the_map_is_found(monkeypatch):
     assert torch.allclose(maps.centre["user"], (counts[:, None] * tables["user"]).sum(0) / counts.sum())
 
 
-def test_links_are_means_over_retained_rows(make_config):
-    config = make_config()
-    data = divided(config)
-    witness = make_witness(config, data)
-    items = torch.randn(data.full.train.item_num, 3)
-    ids = torch.tensor([1, 7])
-    centre = torch.tensor([1.0, 2.0, 3.0])
-    links = restart.Links.of(witness.index, "user", ids, witness.retained)
-    found = links.features(items, centre)
-    rows = data.retain.train.inter_feat
-    for k, user in enumerate(ids.tolist()):
-        mine = rows["item_id"][rows["user_id"] == user]
-        n, mean = len(mine), items[mine].mean(dim=0) - centre
-        wanted = torch.cat(
-            [n**0.5 * mean, math.log(n) * mean, mean, torch.tensor([n**0.5, math.log(n), 1.0])]
-        )
-        assert torch.allclose(found[k], wanted, atol=1e-5)
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 3))
+def test_what_is_added_up_is_the_formula_written_out(seed, rounds):
+    """Turn by turn, with sums over all retained links taken anew each time."""
+    generator = torch.Generator().manual_seed(seed)
+    users, items, d = 12, 10, 2
+    keep = torch.rand(users, items, generator=generator) < 0.5
+    pairs = [(u, i) for u in range(1, users) for i in range(1, items) if keep[u, i]] or [(1, 1)]
+    index = TrainIndex(Rows(pairs, users=users, items=items))
+    deleted = torch.rand(len(index), generator=generator) < 0.2
+    left = [index.ids[side][deleted] for side in ("user", "item")]
+    retained, touched = RetainedIndex(index, *left, deleted), find_region(index, *left)
+    region = contamination.spread(touched, retained, 0.05)
+    sizes = {"user": users, "item": items}
+    tables = {side: torch.randn(n, d, generator=generator, dtype=torch.float64) for side, n in sizes.items()}
+    transform = {side: torch.randn(3 * d + 3, d, generator=generator, dtype=torch.float64) for side in sizes}
+    centre = {side: torch.randn(d, generator=generator, dtype=torch.float64) for side in sizes}
+    maps = restart.Maps(transform, centre, {"user": 30.0, "item": 9.0}, torch.zeros(d, dtype=torch.float64))
+    monkey = restart.even
+    restart.even = lambda moves, sources: moves
+    try:
+        found = restart.restart(tables, maps, touched, region, retained, rounds)
+    finally:
+        restart.even = monkey
+
+    now, middle = {side: table.clone() for side, table in tables.items()}, dict(centre)
+    for turn, side in enumerate(["user"] + ["item", "user"] * rounds):
+        other, ids = {"user": "item", "item": "user"}[side], region[side].ids.tolist()
+        if not ids:
+            continue
+        old = told_of(index, side, ids, tables[other], centre[other]) @ transform[side]
+        told = told_of(index, side, ids, now[other], middle[other], deleted) @ transform[side]
+        moved = torch.zeros(d, dtype=torch.float64)
+        for k, id in enumerate(ids):
+            place = touched[side].ids.tolist().index(id) if id in touched[side].ids else None
+            share = touched[side].share[place].reshape(1) if place is not None else torch.zeros(1)
+            w = float(contamination.degree(side, share)) if place is not None else 0.0
+            n = int(((index.ids[side] == id) & ~deleted).sum())
+            first = tables[side][id]
+            goal = first + told[k] - old[k] - w * (first - old[k])
+            if n == 0:
+                goal = maps.rare if side == "item" and w > 0 else first
+            step = (min(1.0, restart.FIRM / max(n, 1)) if turn > 2 else 1.0) * (goal - now[side][id])
+            now[side][id] = now[side][id] + step
+            moved += step * (int((index.ids[side] == id).sum()) if side == "user" else 1) / maps.weight[side]
+        middle[side] = middle[side] + moved
+    for side, members in region.items():
+        assert torch.allclose(tables[side][members.ids] + found[side], now[side][members.ids], atol=1e-5)
 
 
 def test_a_user_who_starts_again_is_where_their_retained_items_put_them(monkeypatch):
@@ -201,8 +246,7 @@ def test_a_user_who_starts_again_is_where_their_retained_items_put_them(monkeypa
     maps = restart.learn(tables, index, torch.Generator().manual_seed(0))
     before = {side: table.clone() for side, table in tables.items()}
     found = restart.restart(tables, maps, alone, alone, retained, 1)
-    kept = restart.Links.of(index, "user", torch.tensor([5]), retained)
-    wanted = kept.features(tables["item"], tables["item"][1:].mean(dim=0)) @ transform
+    wanted = told_of(index, "user", [5], tables["item"], tables["item"][1:].mean(dim=0), deleted) @ transform
     assert torch.allclose(tables["user"][5] + found["user"][0], wanted[0], atol=1e-4)
     assert all(torch.equal(tables[side], before[side]) for side in tables)  # nothing is written
 
@@ -401,3 +445,21 @@ def test_moments_that_cannot_be_are_noticed(make_config, caplog, change, reason)
         curvature.from_optimizer(model, trained.optimizer)
     assert curvature.read_state(model, trained.optimizer, 3) is None
     assert caplog.text.count("The optimizer's state is not used") == 1
+
+
+def test_those_who_follow_are_as_many_as_the_request_is_large(monkeypatch):
+    """The most contaminated come first; rows that S touches are in whatever the limit is."""
+    pairs = [(1, item) for item in range(1, 9)] + [(user, item) for user in range(2, 8) for item in range(1, user + 1)]
+    index, retained, touched = rows_of(pairs, [(1, item) for item in range(1, 7)])
+    monkeypatch.setattr(contamination, "LEAST_LINKS", 10**6)
+    whole = contamination.spread(touched, retained, 0.02)
+    level = dict(zip(whole["user"].ids.tolist(), whole["user"].share.tolist(), strict=True))
+    monkeypatch.setattr(contamination, "LEAST_LINKS", 5)
+    own = sum(int(index.counts(side, m.ids).sum()) for side, m in touched.items())
+    monkeypatch.setattr(contamination.TrainIndex, "counts", lambda self, side, ids: torch.full_like(ids, 10))
+    part = contamination.spread(touched, retained, 0.02)
+    assert own > 5
+    assert set(touched["user"].ids.tolist()) <= set(part["user"].ids.tolist()) <= set(whole["user"].ids.tolist())
+    followers = set(part["user"].ids.tolist()) - set(touched["user"].ids.tolist())
+    left_out = set(whole["user"].ids.tolist()) - set(part["user"].ids.tolist())
+    assert all(level[a] >= level[b] for a in followers for b in left_out)
