@@ -29,7 +29,9 @@ class TrainIndex:
             "item": train.inter_feat[train.iid_field].cpu(),
         }
         self.sizes = {"user": train.user_num, "item": train.item_num}
-        self.total = len(self.ids["user"])  # numbers of interactions go up to here, also after some were removed
+        self.total = len(
+            self.ids["user"]
+        )  # numbers of interactions go up to here, also after some were removed
         self.removed = torch.zeros(self.total, dtype=torch.bool)
         self._live = self.total
         self.table: torch.Tensor | None = None
@@ -111,6 +113,21 @@ class TrainIndex:
     def of(self, side: str, ids: torch.Tensor) -> torch.Tensor:
         """The numbers of all interactions of ``ids``, one id after the other."""
         return self._order[side][_ranges(self._start[side][ids], self.counts(side, ids))]
+
+    def sample(
+        self, side: str, ids: torch.Tensor, most: int, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """At most ``most`` interactions of each of ``ids``, spread evenly over those it has from a random start.
+
+        Returns their numbers, and where the id of each is in ``ids``, rising.
+        """
+        count = self.counts(side, ids)
+        taken = count.clamp(max=most)
+        place = torch.repeat_interleave(torch.arange(len(ids)), taken)
+        rank = torch.arange(len(place)) - (taken.cumsum(0) - taken)[place]
+        start = torch.rand(len(ids), generator=generator, dtype=torch.float64)[place]
+        within = ((rank + start) * count[place] / taken[place]).long().clamp(max=count[place] - 1)
+        return self._order[side][self._start[side][ids][place] + within], place
 
 
 class RetainedIndex:

@@ -31,7 +31,11 @@ logger = logging.getLogger(__name__)
 
 
 def begin(
-    folder: Path, checkpoint: str | Path, values: Mapping[str, Any], hash_key: str | Path | None, model: Any = None
+    folder: Path,
+    checkpoint: str | Path,
+    values: Mapping[str, Any],
+    hash_key: str | Path | None,
+    model: Any = None,
 ) -> None:
     """Make a state of a checkpoint of RecBole, or of this plugin's output; ``values`` are further settings."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -61,10 +65,14 @@ def begin(
             }
             with core.database.transaction() as connection:
                 connection.executemany(
-                    "INSERT INTO about VALUES (?, ?)", ((key, json.dumps(value)) for key, value in about_it.items())
+                    "INSERT INTO about VALUES (?, ?)",
+                    ((key, json.dumps(value)) for key, value in about_it.items()),
                 )
             weights = core.store.write(pack(original.trained.state_dict))
-            files = core.store.write(pack(moments)), write_base_dataset(core, source.splits, source.clock, source.fitted)
+            files = (
+                core.store.write(pack(moments)),
+                write_base_dataset(core, source.splits, source.clock, source.fitted),
+            )
             with core.database.transaction() as connection:
                 connection.execute(
                     "INSERT INTO base VALUES (1, ?, ?, ?, ?, ?, ?, 0)",

@@ -74,7 +74,9 @@ class Change:
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Tensors as the bytes of a safetensors file."""
-    content: bytes = save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})
+    content: bytes = save(
+        {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    )
     return content
 
 

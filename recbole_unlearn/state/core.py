@@ -84,7 +84,13 @@ class Core:
     @functools.cached_property
     def config(self) -> UnlearnConfig:
         """The settings the model was trained with, and those its requests are done with."""
-        own = {**self.about("own"), "unlearn": "obliviate", "compare": [], "show_progress": False, "cache": False}
+        own = {
+            **self.about("own"),
+            "unlearn": "obliviate",
+            "compare": [],
+            "show_progress": False,
+            "cache": False,
+        }
         return UnlearnConfig(
             self.about("model"), self.about("dataset"), config_dict=own, inherited=self.about("settings")
         )
@@ -171,7 +177,9 @@ class Core:
         users, items = (dataset.field2id_token[field] for field in (dataset.uid_field, dataset.iid_field))
         found: set[tuple[str | None, str | None]] = set()
         for request in requests:
-            for user, item in self.database.rows("SELECT user, item FROM suppressed WHERE request = ?", request):
+            for user, item in self.database.rows(
+                "SELECT user, item FROM suppressed WHERE request = ?", request
+            ):
                 found.add((str(users[user]) if user else None, str(items[item]) if item else None))
         return found
 

@@ -70,7 +70,12 @@ class Finder:
         return index.ids["user"][chosen].numpy(), index.ids["item"][chosen].numpy()
 
     def _in(
-        self, index: TrainIndex, users: np.ndarray, items: np.ndarray, time: np.ndarray, request: ForgetRequest
+        self,
+        index: TrainIndex,
+        users: np.ndarray,
+        items: np.ndarray,
+        time: np.ndarray,
+        request: ForgetRequest,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of interactions in one part, and which rows of the request have one there (a mask)."""
         found, hit = [], np.zeros(len(users), dtype=bool)
@@ -87,7 +92,12 @@ class Finder:
         return np.unique(np.concatenate(found)), hit
 
     def _of_pairs(
-        self, index: TrainIndex, users: np.ndarray, items: np.ndarray, time: np.ndarray, request: ForgetRequest
+        self,
+        index: TrainIndex,
+        users: np.ndarray,
+        items: np.ndarray,
+        time: np.ndarray,
+        request: ForgetRequest,
     ) -> tuple[np.ndarray, np.ndarray]:
         near = index.of("user", torch.from_numpy(np.unique(users)))
         keys = index.keys(index.ids["user"][near], index.ids["item"][near]).numpy()

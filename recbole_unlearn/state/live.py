@@ -113,7 +113,10 @@ class LiveModel:
         masks = [~mask for mask in self.removed]
         train = self.base.splits.train
         for part, mask in zip(self.base.splits[1:], masks[1:], strict=True):
-            for field, orphans in ((train.uid_field, data.orphan_users), (train.iid_field, data.orphan_items)):
+            for field, orphans in (
+                (train.uid_field, data.orphan_users),
+                (train.iid_field, data.orphan_items),
+            ):
                 mask &= ~torch.isin(part.inter_feat[field], orphans).numpy()
         return data, (masks[0], masks[1], masks[2])
 
@@ -146,7 +149,9 @@ class LiveModel:
         touched = find_region(self.index, *_pairs(data), data.lost)
         task = dataclasses.replace(self._task, data=data)
         with own_randomness():
-            init_seed(self.config["seed"], self.config["reproducibility"])  # models with dropout draw as they go
+            init_seed(
+                self.config["seed"], self.config["reproducibility"]
+            )  # models with dropout draw as they go
             outcome = self.trainer.unlearn(task)
             self.trainer.reset_orphans(task, outcome.refits_orphan_items)
             clear_caches(self.model)
@@ -156,7 +161,9 @@ class LiveModel:
             self._refresh(touched)
         self.fitted = fitted
         weights = _between(before, dict(self.model.named_parameters()))
-        drift = sum(float((rows.values - before[name][rows.ids]).square().sum()) for name, rows in weights.items())
+        drift = sum(
+            float((rows.values - before[name][rows.ids]).square().sum()) for name, rows in weights.items()
+        )
         return Change(weights, _between(moments_before, self.moments), fitted, drift, outcome.certificates)
 
     def _built(self, weights: Mapping[str, torch.Tensor]) -> AbstractRecommender:
@@ -174,7 +181,14 @@ class LiveModel:
         """What all requests share, made of the base."""
         data = self._data(torch.empty(0, dtype=torch.long))
         task = UnlearnTask(
-            self.config, data, None, self._initial, self.options, _no_training, "live", prepared_index=self.index
+            self.config,
+            data,
+            None,
+            self._initial,
+            self.options,
+            _no_training,
+            "live",
+            prepared_index=self.index,
         )
         prepared = self.trainer.prepare(task)
         moments = Curvature(self.moments, "the state's second moments") if self.moments else None

@@ -66,7 +66,9 @@ def _requests(core: Core) -> Iterator[str]:
         if id not in rows or id not in last:
             where = "the queue" if id not in rows else "the ledger"
             yield f"the request {id} is missing in {where}"
-        elif rows[id] not in meant.get(last[id], {last[id]}) and not (last[id] == "done" and rows[id] == "pending"):
+        elif rows[id] not in meant.get(last[id], {last[id]}) and not (
+            last[id] == "done" and rows[id] == "pending"
+        ):
             yield f"the request {id} is {rows[id]} in the queue, and {last[id]} in the ledger"
     kept = "SELECT count(*) FROM {0} JOIN requests ON requests.number = request WHERE status = 'published'"
     for table in ("asked", "suppressed"):

@@ -93,5 +93,7 @@ def _queue(
     connection.executemany(
         "INSERT INTO suppressed VALUES (?, ?, ?)", ((number, user, item) for user, item in found.suppressed)
     )
-    core.enter(connection, "submitted", id=id, request=known, due=due, **dict(zip(COUNTS, counts, strict=True)))
+    core.enter(
+        connection, "submitted", id=id, request=known, due=due, **dict(zip(COUNTS, counts, strict=True))
+    )
     return Receipt(id, "pending", *counts)

@@ -22,7 +22,12 @@ Span = str | datetime.timedelta
 
 
 def init_state(
-    path: str | Path, checkpoint: str | Path, *, model: Any = None, hash_key: str | Path | None = None, **settings: Any
+    path: str | Path,
+    checkpoint: str | Path,
+    *,
+    model: Any = None,
+    hash_key: str | Path | None = None,
+    **settings: Any,
 ) -> State:
     """Take a trained model and its data under care.
 

@@ -137,7 +137,8 @@ def rollback(core: Core, id: str) -> None:
         change = row["change"]
         if change is not None:
             connection.execute(
-                "UPDATE requests SET status = 'pending', finished = NULL, change = NULL WHERE change >= ?", (change,)
+                "UPDATE requests SET status = 'pending', finished = NULL, change = NULL WHERE change >= ?",
+                (change,),
             )
             connection.execute("DELETE FROM changes WHERE number >= ?", (change,))
         for table in ("asked", "suppressed"):
@@ -180,7 +181,12 @@ def finish(core: Core) -> None:
 
 
 def _replace_base(
-    core: Core, numbers: Sequence[int], weights: Tensors, moments: Tensors, fitted: torch.Tensor | None, what: str
+    core: Core,
+    numbers: Sequence[int],
+    weights: Tensors,
+    moments: Tensors,
+    fitted: torch.Tensor | None,
+    what: str,
 ) -> None:
     """Make ``weights`` and what is retained the base, and the requests ``numbers`` final."""
     before = core.fingerprint()
@@ -215,7 +221,9 @@ def fingerprint_of(weights: str) -> str:
 
 def squared_norm(weights: Mapping[str, torch.Tensor]) -> float:
     """‖θ‖² of all weights."""
-    return float(sum(value.double().square().sum() for value in weights.values() if value.is_floating_point()))
+    return float(
+        sum(value.double().square().sum() for value in weights.values() if value.is_floating_point())
+    )
 
 
 def read_moments(

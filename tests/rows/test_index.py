@@ -90,6 +90,22 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
     assert [key for key in index.pairs.tolist() if key % index.sizes["item"]] == fresh.pairs.tolist()
 
 
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(PAIRS, st.integers(1, 5), st.integers(0, 99))
+def test_a_sample_has_each_interaction_once(pairs, most, seed):
+    index = TrainIndex(Rows(pairs))
+    for side in ("user", "item"):
+        ids = torch.arange(1, index.sizes[side])
+        numbers, place = index.sample(side, ids, most, torch.Generator().manual_seed(seed))
+        assert torch.equal(index.ids[side][numbers], ids[place])
+        assert (
+            torch.bincount(place, minlength=len(ids)).tolist()
+            == index.counts(side, ids).clamp(max=most).tolist()
+        )
+        assert len(torch.unique(numbers)) == len(numbers)
+        assert place.tolist() == sorted(place.tolist())
+
+
 def test_no_rows_of_nobody():
     index = TrainIndex(Rows([(1, 2)]))
     assert len(index.of("user", torch.empty(0, dtype=torch.long))) == 0

@@ -28,7 +28,9 @@ def checkpoints(tiny_path, tmp_path_factory):
 
     def make(model):
         if model not in made:
-            made[model] = train_plain(model, tmp_path_factory.mktemp(model), data_path=str(tiny_path), **PLAIN)
+            made[model] = train_plain(
+                model, tmp_path_factory.mktemp(model), data_path=str(tiny_path), **PLAIN
+            )
         return made[model]
 
     return make

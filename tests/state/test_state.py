@@ -160,7 +160,9 @@ def test_several_requests_are_done_as_one_and_recorded_by_themselves(make_state)
 def test_held_out_interactions_alone_change_no_weight(make_state):
     state = make_state()
     finder = state.core.finder
-    user, item = (finder.dataset.id2token(f"{side}_id", int(finder.parts[2].ids[side][0])) for side in ("user", "item"))
+    user, item = (
+        finder.dataset.id2token(f"{side}_id", int(finder.parts[2].ids[side][0])) for side in ("user", "item")
+    )
     before = weights(state)
     receipt = state.submit({"user_id": user, "item_id": item})
     assert (receipt.interactions, receipt.held_out) == (0, 1)
@@ -246,11 +248,20 @@ def test_new_data_is_checked_for_what_was_deleted(make_state, tiny_path, tmp_pat
 @pytest.mark.parametrize(
     ("tamper", "what"),
     [
-        ("DROP TRIGGER ledger_is_kept; UPDATE ledger SET entry = replace(entry, '\"users\":1', '\"users\":2')", "entry"),
-        ("DROP TRIGGER ledger_is_whole; DELETE FROM ledger WHERE number = 2", "entry 2 of the ledger is missing"),
+        (
+            "DROP TRIGGER ledger_is_kept; UPDATE ledger SET entry = replace(entry, '\"users\":1', '\"users\":2')",
+            "entry",
+        ),
+        (
+            "DROP TRIGGER ledger_is_whole; DELETE FROM ledger WHERE number = 2",
+            "entry 2 of the ledger is missing",
+        ),
         ("DROP TRIGGER ledger_is_whole; DELETE FROM ledger WHERE number = 5", "in the ledger"),
         ("UPDATE requests SET status = 'rolled back' WHERE id = 'a'", "the request a"),
-        ("DELETE FROM suppressed; DELETE FROM asked; DELETE FROM requests WHERE id = 'b'", "missing in the queue"),
+        (
+            "DELETE FROM suppressed; DELETE FROM asked; DELETE FROM requests WHERE id = 'b'",
+            "missing in the queue",
+        ),
         ("UPDATE changes SET fingerprint = 'x' WHERE number = 1", "change 1"),
         ("UPDATE base SET fingerprint = 'x'", "base"),
     ],
@@ -331,6 +342,6 @@ def test_receipts_have_counts_and_no_names(make_state):
     state.submit({"user_id": "u3"}, id="a", deadline="30d")
     state.run()
     text = state.ledger() + str(state.status()) + str([dataclasses.asdict(state.core.live.options)])
-    assert "u3" not in text.replace("\"u3\"", "u3").split()
+    assert "u3" not in text.replace('"u3"', "u3").split()
     assert '"u3"' not in state.ledger()
     assert ROOT.name not in state.ledger()

@@ -24,8 +24,6 @@ decides what it costs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from recbole_unlearn.rows import OTHER, Members, Region, RetainedIndex, Side, TrainIndex
@@ -52,50 +50,55 @@ def started_again(touched: Region) -> Region:
 
 
 def spread(touched: Region, retained: RetainedIndex, reach: float) -> Region:
-    """All rows with c ≥ ``reach``, and those in ``touched`` whatever their c; their share is c."""
+    """All rows with c ≥ ``reach`` within their limit, and those in ``touched`` whatever their c; their share is c."""
     index = retained.index
+    own = sum(int(index.counts(side, members.ids).sum()) for side, members in touched.items())
+    room = max(LEAST_LINKS, own)
     level: dict[Side, torch.Tensor] = {}
     for side, members in touched.items():
         level[side] = torch.zeros(index.sizes[side])
         level[side][members.ids] = degree(side, members.share.float())
     for _ in range(HOPS):
-        found = {OTHER[side]: _mean_level(retained, side, level[side]) for side in level}
-        for side, (near, mean) in found.items():
-            more = (mean >= reach) & (mean > level[side][near])
-            level[side][near[more]] = mean[more]
-    return _most_contaminated(touched, level, index, reach)
-
-
-def _most_contaminated(
-    touched: Region, level: Mapping[Side, torch.Tensor], index: TrainIndex, reach: float
-) -> Region:
-    """The rows of ``touched``, and of all others with c ≥ ``reach`` those with the largest, within their limit."""
-    room = max(LEAST_LINKS, sum(int(index.counts(side, members.ids).sum()) for side, members in touched.items()))
-    others = {}
-    for side, values in level.items():
-        follows = values >= reach
-        follows[touched[side].ids] = False
-        others[side] = follows.nonzero().flatten()
-    links = torch.cat([index.counts(side, ids) for side, ids in others.items()])
-    least = reach
-    if int(links.sum()) > room:
-        found, order = torch.cat([level[side][ids] for side, ids in others.items()]).sort(descending=True, stable=True)
-        within = links[order].cumsum(0) <= room
-        least = float(found[within][-1]) if bool(within.any()) else float("inf")
+        found = {OTHER[side]: _mean_level(retained, side, values) for side, values in level.items()}
+        for side, mean in found.items():
+            level[side] = torch.maximum(level[side], torch.where(mean >= reach, mean, 0.0))
+        _limit(touched, level, index, room)
     region = Region()
-    for side, ids in others.items():
-        ids = torch.cat([touched[side].ids, ids[level[side][ids] >= least]]).sort().values
-        region[side] = Members(ids, level[side][ids])
+    for side, values in level.items():
+        inside = values > 0
+        inside[touched[side].ids] = True
+        ids = inside.nonzero().flatten()
+        region[side] = Members(ids, values[ids])
     return region
 
 
-def _mean_level(retained: RetainedIndex, side: Side, level: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those of the other side who share retained interactions with a ``side`` of some ``level``, and their means of it.
+def _limit(touched: Region, level: dict[Side, torch.Tensor], index: TrainIndex, room: int) -> None:
+    """Leave those out of ``level``, the least contaminated first, whose interactions are too many together."""
+    others = {}
+    for side, values in level.items():
+        follows = values > 0
+        follows[touched[side].ids] = False
+        others[side] = follows.nonzero().flatten()
+    links = torch.cat([index.counts(side, ids) for side, ids in others.items()])
+    if int(links.sum()) <= room:
+        return
+    found, order = torch.cat([level[side][ids] for side, ids in others.items()]).sort(
+        descending=True, stable=True
+    )
+    within = links[order].cumsum(0) <= room
+    least = float(found[within][-1]) if bool(within.any()) else float("inf")
+    for side, ids in others.items():
+        level[side][ids[level[side][ids] < least]] = 0.0
+
+
+def _mean_level(retained: RetainedIndex, side: Side, level: torch.Tensor) -> torch.Tensor:
+    """For everybody of the other side, the mean of ``level`` over the retained interactions they have.
 
     The sums are taken from where the level is not 0, which are few where a request is small.
     """
     index, other = retained.index, OTHER[side]
     numbers = retained.only(index.of(side, level.nonzero().flatten()))
-    near, place = torch.unique(index.ids[other][numbers], return_inverse=True)
-    total = torch.zeros(len(near)).index_add_(0, place, level[index.ids[side][numbers]])
-    return near, total / retained.counts(other, near).clamp(min=1)
+    total = torch.zeros(index.sizes[other]).index_add_(
+        0, index.ids[other][numbers], level[index.ids[side][numbers]]
+    )
+    return total / retained.counts(other, torch.arange(len(total))).clamp(min=1)

@@ -196,7 +196,9 @@ class LightGCNGradients(RowGradients):
 
     def changed(self) -> None:
         """Final embeddings with the adapters as they are now; the model itself is written at the end."""
-        if self._shared:
+        if not any(bool(adapter.a.any()) for adapter in self.chosen):
+            self.z = self.fixed.clone()
+        elif self._shared:
             moved = self._propagate(self._spread([adapter.a for adapter in self.chosen]))
             self.z = self.fixed + (moved if self._full else moved @ self.chosen[0].b.T)
         else:

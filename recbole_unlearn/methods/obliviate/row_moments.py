@@ -34,7 +34,7 @@ from recbole_unlearn.rows import (
 )
 
 SAMPLED = 32  # interactions of a row, at most
-BATCHES = 4  # of a model that passes gradients on
+BATCHES = 2  # of a model that passes gradients on
 
 
 def refresh(
@@ -47,7 +47,7 @@ def refresh(
 ) -> None:
     """Replace the second moments of the rows of ``touched`` in ``moments``, in place.
 
-    ``witness`` draws from what is retained; the model is as the request left it.
+    ``witness`` is over an index from which the request is removed; the model is as the request left it.
     """
     if written_out(type(model)) is BPRGradients:
         found = _of_bpr(model, touched, witness, batch_size)
@@ -60,20 +60,12 @@ def refresh(
             rows[ids] = found[table].to(rows)
 
 
-def _picked(witness: Witness, side: Side, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Up to SAMPLED retained interactions of each of ``ids``: their numbers, whose they are, and how many each has."""
-    index = witness.index
-    numbers = index.of(side, ids)
-    place = torch.repeat_interleave(torch.arange(len(ids)), index.counts(side, ids))
-    left = ~witness.retained.deleted[numbers]
-    numbers, place = numbers[left], place[left]
-    count = torch.bincount(place, minlength=len(ids))
-    # A random order within each row, of which the first are taken.
-    order = torch.argsort(place + torch.rand(len(place), generator=witness.generator, dtype=torch.float64))
-    first = count.cumsum(0) - count
-    rank = torch.arange(len(place)) - first[place[order]]
-    chosen = order[rank < SAMPLED]
-    return numbers[chosen], place[chosen], count
+def _picked(
+    witness: Witness, side: Side, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Up to SAMPLED interactions of each of ``ids``: their numbers, whose they are, and how many each has."""
+    numbers, place = witness.index.sample(side, ids, SAMPLED, witness.generator)
+    return numbers, place, witness.index.counts(side, ids)
 
 
 def _moment(
@@ -147,7 +139,7 @@ def _by_autograd(
     for number in range(BATCHES):
         triples = witness.triples(witness.uniform(size))
         gradients = loss_gradients(model, witness.batch(triples))[1]
-        if number == 0 and not _passes_on(gradients, tables, touched, triples):
+        if number == 0 and not _passes_on(gradients, tables, triples):
             return _from_own(model, tables, touched, witness, batch_size)
         for table in tables:
             squares = _rows(gradients, table, touched).square() / BATCHES
@@ -164,16 +156,15 @@ def _rows(gradients: Mapping[str, torch.Tensor], table: Table, touched: Region) 
     return rows[ids.to(rows.device)]
 
 
-def _passes_on(
-    gradients: Mapping[str, torch.Tensor], tables: Sequence[Table], touched: Region, triples: Triples
-) -> bool:
+def _passes_on(gradients: Mapping[str, torch.Tensor], tables: Sequence[Table], triples: Triples) -> bool:
     """Whether rows have a gradient from a batch that does not name them."""
     named = {"user": triples.users, "item": torch.cat([triples.items, triples.negatives])}
     for table in tables:
-        outside = ~torch.isin(touched[table.side].ids, named[table.side])
-        rows = _rows(gradients, table, touched)
-        if bool(rows[outside.to(rows.device)].any()):
-            return True
+        if table.parameter in gradients:
+            moved = as_rows(gradients[table.parameter], table.axis).any(dim=1).cpu()
+            moved[named[table.side] + table.offset] = False
+            if bool(moved.any()):
+                return True
     return False
 
 

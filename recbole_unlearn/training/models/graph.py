@@ -93,12 +93,16 @@ class EdgeRemoval:
         """Write the entries in the rows and columns of ``nodes`` again: 1 / √((d_a + ε)(d_b + ε)), as it is built."""
         count = self._start[nodes + 1] - self._start[nodes]
         ends = count.cumsum(0)
-        places = torch.repeat_interleave(self._start[nodes] - (ends - count), count) + torch.arange(int(ends[-1]))
+        places = torch.repeat_interleave(self._start[nodes] - (ends - count), count) + torch.arange(
+            int(ends[-1])
+        )
         rows, columns = torch.repeat_interleave(nodes, count), self._columns[places]
         left = self._there[places]
         places, rows, columns = places[left], rows[left], columns[left]
         # numpy's power, as where the graph is built: torch's differs in the last bit
-        scale = [torch.from_numpy(np.power(self._degree[ids].numpy() + EPSILON, -0.5)) for ids in (rows, columns)]
+        scale = [
+            torch.from_numpy(np.power(self._degree[ids].numpy() + EPSILON, -0.5)) for ids in (rows, columns)
+        ]
         values = scale[0] * scale[1]
         self._write(places, values)
         self._write(torch.searchsorted(self._keys, columns * self._size + rows), values)

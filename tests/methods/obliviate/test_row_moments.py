@@ -75,14 +75,3 @@ def test_a_row_with_nothing_left_has_no_moment(scene):
     assert (rows[3] == 0.0).all()
     assert (rows[2] > 0.0).all()
     assert Table("user_embedding.weight", "user") in find_tables(net, index.train)
-
-
-def test_no_more_than_a_sample_is_looked_at(scene, monkeypatch):
-    monkeypatch.setattr(row_moments, "SAMPLED", 3)
-    _, _, witness, touched = scene("BPR")
-    numbers, place, count = row_moments._picked(witness, "item", touched["item"].ids)
-    assert torch.bincount(place).tolist() == [min(3, n) for n in count.tolist()]
-    assert torch.equal(count, witness.index.counts("item", touched["item"].ids))
-    assert len(torch.unique(numbers)) == len(numbers)
-    owners = witness.index.ids["item"][numbers]
-    assert torch.equal(owners, touched["item"].ids[place])
