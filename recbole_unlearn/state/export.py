@@ -184,8 +184,8 @@ def _say(taken: Taken, has_vectors: bool, model: str) -> None:
         )
     if taken.pending or taken.failed:
         logger.warning(
-            "%d requests are pending and %d failed: the exported model does not know of them yet, but its "
-            "suppression list does.",
+            "Requests that the exported model does not know of yet, but its suppression list does: %d pending, "
+            "%d failed.",
             taken.pending,
             taken.failed,
         )

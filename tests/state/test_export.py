@@ -60,6 +60,11 @@ class Blocked:
         if name.split(".")[0] == "recbole_unlearn":
             raise ImportError("there is no plugin here")
 sys.meta_path.insert(0, Blocked())
+try:
+    import recbole_unlearn
+    sys.exit("the plugin is here")
+except ImportError:
+    pass
 sys.argv = ["plain"]
 import numpy as np
 for name, kind in (("float_", np.float64), ("complex_", np.complex128), ("unicode_", np.str_)):
@@ -85,7 +90,7 @@ print("ROWS", len(train._dataset), len(valid._dataset), len(test._dataset))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+@pytest.mark.parametrize("model", ["LightGCN"])
 def test_plain_recbole_loads_it_where_there_is_no_plugin(make_state, tmp_path, model):
     """In a process that cannot import it; torch is told to trust the file, as RecBole needs."""
     state = make_state(model)
@@ -292,7 +297,7 @@ def test_what_is_pending_is_suppressed_and_said(make_state, key_file, tmp_path, 
     state.submit({"item_id": "i5"})
     done = state.export(tmp_path / "pending", since=tmp_path / "before")
     assert (done.pending, done.fingerprint) == (2, before.fingerprint)
-    assert "2 requests are pending and 0 failed" in caplog.text
+    assert "2 pending, 0 failed" in caplog.text
     lists = []
     for step in (lambda: None, state.run, state.publish):
         step()
