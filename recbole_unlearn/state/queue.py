@@ -8,6 +8,8 @@ import secrets
 import sqlite3
 from typing import Any
 
+import numpy as np
+
 from recbole_unlearn.data import Fields, ForgetRequest, read_request
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files.keyed import request_digest
@@ -86,9 +88,10 @@ def _queue(
         "VALUES (?, ?, 'pending', ?, ?, ?, ?, ?, ?)",
         (id, known, now(), due, *counts),
     ).lastrowid
+    asked = (np.concatenate(both) for both in zip(found.numbers, found.gone, strict=True))
     connection.executemany(
         "INSERT INTO asked VALUES (?, ?, ?)",
-        ((number, part, int(n)) for part, numbers in enumerate(found.numbers) for n in numbers),
+        ((number, part, int(n)) for part, numbers in enumerate(asked) for n in numbers),
     )
     connection.executemany(
         "INSERT INTO suppressed VALUES (?, ?, ?)", ((number, user, item) for user, item in found.suppressed)
