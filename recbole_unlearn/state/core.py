@@ -85,6 +85,7 @@ class Core:
     def config(self) -> UnlearnConfig:
         """The settings the model was trained with, and those its requests are done with."""
         own = {**self.about("own"), "unlearn": "obliviate", "compare": [], "show_progress": False, "cache": False}
+        own["checkpoint_dir"] = str(self.folder)  # RecBole's trainers make theirs, wherever the process is
         return UnlearnConfig(
             self.about("model"), self.about("dataset"), config_dict=own, inherited=self.about("settings")
         )
