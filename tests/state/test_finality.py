@@ -1,0 +1,270 @@
+"""After a publication nothing under a state holds what was deleted: not its bytes, its tensors, nor its free pages.
+
+The people and things of this dataset have long and odd names (quotes, line breaks, unicode), so that they can be
+searched for as bytes; every search is tried first on a state that is not published, where it has to find something.
+"""
+
+import json
+import logging
+import pickletools
+import shutil
+import struct
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from recbole_unlearn.state import init_state, open_state
+from tests.conftest import tiny_rows, train_plain
+from tests.state.conftest import PLAIN
+
+ODD = {
+    "u3": "user-zebra-7f3a \"the cat\" O'Neil'; DROP TABLE requests; --",
+    "u5": "user-zebra-a\nline-break, a comma and a \\",
+    "u8": "user-zebra-王小明-🦓-Zoë",
+    "u9": "user-zebra-90ab with  two spaces",
+    "i7": 'item-okapi-"quoted", <b>&amp;</b>',
+    "i20": "item-okapi-Ünïcode-𝔘",
+}
+LOADED = {"inter": ["user_id", "item_id", "rating", "timestamp"], "user": ["user_id", "city"]}
+
+
+def name(token):
+    """The name in this dataset of a user or an item of `tiny`."""
+    return ODD.get(
+        token, f"{'user-zebra' if token[0] == 'u' else 'item-okapi'}-{int(token[1:]) * 7919 + 10**6}"
+    )
+
+
+def city(user):
+    return f"city-quagga-{int(user[1:]) * 104729 + 10**7}"
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory, key_file):
+    """``odd("BPR")``: a new state of a model on that dataset, to copy."""
+    root, made = tmp_path_factory.mktemp("odd"), {}
+    (root / "odd").mkdir()
+    rows = [(name(user), name(item), rating, time) for user, item, rating, time in tiny_rows()]
+    columns = ["user_id:token", "item_id:token", "rating:float", "timestamp:float"]
+    pd.DataFrame(rows, columns=columns).to_csv(root / "odd" / "odd.inter", sep="\t", index=False)
+    users = [(name(f"u{n}"), city(f"u{n}")) for n in range(40)]
+    pd.DataFrame(users, columns=["user_id:token", "city:token"]).to_csv(
+        root / "odd" / "odd.user", sep="\t", index=False
+    )
+
+    def make(model):
+        if model not in made:
+            settings = {**PLAIN, "data_path": str(root), "load_col": LOADED}
+            checkpoint = train_plain(
+                model, tmp_path_factory.mktemp(f"odd-{model}"), dataset="odd", **settings
+            )
+            made[model] = tmp_path_factory.mktemp(f"odd-state-{model}") / "S"
+            init_state(made[model], checkpoint, hash_key=key_file, data_path=str(root)).close()
+        return made[model]
+
+    return make
+
+
+@pytest.fixture
+def make_odd(odd, key_file, tmp_path):
+    """``make_odd("BPR")``: a state of its own."""
+    opened = []
+
+    def make(model="BPR"):
+        shutil.copytree(odd(model), tmp_path / "S")
+        opened.append(open_state(tmp_path / "S", key_file))
+        return opened[-1]
+
+    yield make
+    for state in opened:
+        state.close()
+
+
+def traces(folder, words):
+    """Files that hold one of ``words`` as bytes, however it is written."""
+    needles = {
+        word.encode(code) for word in words for code in ("utf-8", "utf-16-le", "utf-32-le", "unicode_escape")
+    }
+    needles |= {
+        json.dumps(word, ensure_ascii=ascii)[1:-1].encode() for word in words for ascii in (True, False)
+    }
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.name for path in files if any(needle in path.read_bytes() for needle in needles)}
+
+
+def rows_like(folder, wanted):
+    """Rows in all tensors of all files, within rounding, of those ``wanted`` (n, d)."""
+    found = 0
+    for path in folder.rglob("*.safetensors"):
+        for tensor in load_file(path).values():
+            if tensor.dim() == 2 and tensor.shape[1] == wanted.shape[1] and tensor.is_floating_point():
+                scale = wanted.abs().amax(dim=1) + 1e-12
+                distance = torch.cdist(tensor.double(), wanted.double(), p=torch.inf) / scale
+                found += int((distance < 1e-4).sum())
+    return found
+
+
+def cell(*values):
+    """The bytes of a row of small whole numbers in a table of SQLite."""
+    kinds, content = b"", b""
+    for value in values:
+        kind = 8 + value if value in (0, 1) else 1 if value < 2**7 else 2
+        kinds += bytes([kind])
+        content += b"" if kind > 2 else struct.pack(">b" if kind == 1 else ">h", value)
+    return bytes([1 + len(kinds)]) + kinds + content
+
+
+def cells_left(folder, cells):
+    """How many of ``cells`` are in the bytes of the database and its log, free pages included."""
+    content = b"".join(path.read_bytes() for path in folder.glob("*.sqlite*"))
+    return sum(one in content for one in cells)
+
+
+def pairs_of(state, parts=slice(None)):
+    """All pairs of tokens that the data of a state has, by its own index; ``parts`` may be some of it."""
+    finder = state.core.finder
+    names = finder.dataset
+    return {
+        (str(user), str(item))
+        for index in finder.parts[parts]
+        for user, item in zip(
+            *(names.id2token(f"{side}_id", index.ids[side][~index.removed]) for side in ("user", "item")),
+            strict=True,
+        )
+    }
+
+
+REQUESTS = [
+    {"user_id": [name("u8"), name("u5")]},
+    {"item_id": name("i7")},
+    {
+        "user_id": [name("u3")] * 2,
+        "item_id": [name(item) for user, item, _, _ in tiny_rows() if user == "u3"][:2],
+    },
+]
+GONE = [name("u8"), name("u5"), name("i7"), city("u8"), city("u5")]
+
+
+def deleted_pairs():
+    every = {(name(user), name(item)) for user, item, _, _ in tiny_rows()}
+    single = set(zip(REQUESTS[2]["user_id"], REQUESTS[2]["item_id"], strict=True))
+    return {pair for pair in every if pair[0] in GONE or pair[1] in GONE} | single
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+@pytest.mark.parametrize("final", ["publish", "retrain"])
+def test_nothing_of_what_was_deleted_is_left(make_odd, key_file, caplog, tmp_path, model, final):
+    caplog.set_level(logging.DEBUG)
+    state = make_odd(model)
+    here = set(tmp_path.iterdir())
+    folder, names = state.core.folder, state.core.finder.dataset
+    live, trained = state.core.live, pairs_of(state, slice(1))
+    before = {"weights": live.state(), "moments": {key: value.clone() for key, value in live.moments.items()}}
+    for request in REQUESTS:
+        state.submit(request)
+        state.run()
+    state.submit({"user_id": name("u9")}, id="later")
+    gone, there = deleted_pairs(), pairs_of(state)
+    users = torch.tensor([names.token2id("user_id", name(user)) for user in ("u5", "u8")])
+    items = torch.tensor([names.token2id("item_id", name("i7"))])
+    rows = [
+        found[f"{side}_embedding.weight"][ids]
+        for found in before.values()
+        for side, ids in (("user", users), ("item", items))
+    ]
+    query = "SELECT * FROM {} WHERE request IN (SELECT number FROM requests WHERE status = 'done')"
+    cells = [
+        cell(*row)
+        for table in ("asked", "suppressed")
+        for row in state.core.database.rows(query.format(table))
+    ]
+
+    # Each search finds what it is for.
+    assert all(traces(folder, [word]) for word in GONE)
+    assert all(rows_like(folder, table) >= len(table) for table in rows)
+    assert len(cells) > 2 * 30
+    assert cells_left(folder, cells) == len(cells)
+
+    getattr(state, final)()
+    for again in (state, open_state(folder, key_file)):
+        assert traces(folder, GONE) == set()
+        assert sum(rows_like(folder, table) for table in rows) == 0
+        assert cells_left(folder, cells) == 0
+        assert not pairs_of(again) & gone
+        kept = there - gone
+        assert pairs_of(again) == (kept if final == "publish" else {p for p in kept if p[0] != name("u9")})
+        again.verify()
+    assert state.core.store.names() == set(state.core.version().base)
+    # Who keeps something keeps their name.
+    assert traces(folder, [name("u3")]) == traces(folder, [city("u3")]) == {state.core.version().base[2]}
+    _nothing_in_the_database(state, final)
+    _no_moment_is_as_it_was(state, before["moments"], gone & trained, names)
+    assert set(tmp_path.iterdir()) == here  # nothing beside the state
+    assert not any(word in caplog.text for word in ("zebra", "okapi", "quagga"))
+
+
+def _nothing_in_the_database(state, final):
+    rows, value = state.core.database.rows, state.core.database.value
+    assert value("PRAGMA freelist_count") == 0
+    assert (state.core.folder / "state.sqlite-wal").stat().st_size == 0
+    pending = [row[0] for row in rows("SELECT number FROM requests WHERE status = 'pending'")]
+    assert len(pending) == (final == "publish")
+    for table in ("asked", "suppressed"):
+        assert {row[0] for row in rows(f"SELECT DISTINCT request FROM {table}")} == set(pending)
+    assert rows("SELECT * FROM changes") == []
+    tables = [row[0] for row in rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    dump = json.dumps([[tuple(row) for row in rows(f"SELECT * FROM {table}")] for table in tables])
+    assert not any(word in dump for word in ("zebra", "okapi", "quagga"))
+
+
+def _no_moment_is_as_it_was(state, before, gone, names):
+    """The rows of users and items that lost a training interaction: none has the second moments it had."""
+    after = state.core.live.moments
+    for side, place in (("user", 0), ("item", 1)):
+        key, ids = f"{side}_embedding.weight", [names.token2id(f"{side}_id", pair[place]) for pair in gone]
+        assert (before[key][ids] != after[key][ids]).any(dim=1).all()
+
+
+def test_the_dataset_has_a_blank_for_who_is_gone(make_odd):
+    state = make_odd()
+    names = state.core.finder.dataset
+    ids = {word: names.token2id(f"{word.split('-')[0]}_id", word) for word in (name("u8"), name("i7"))}
+    for request in REQUESTS:
+        state.submit(request)
+    state.run()
+    state.publish()
+    after = state.core.finder.dataset
+    for word, id in ids.items():
+        field = f"{word.split('-')[0]}_id"
+        assert after.id2token(field, id) == f"[removed-{id}]"
+        assert word not in after.field2token_id[field]
+    content = state.core.store.read(state.core.version().base[2])
+    words = {argument for _, argument, _ in pickletools.genops(content) if isinstance(argument, str)}
+    assert name("u9") in words
+    assert not set(GONE) & words
+
+
+def test_names_of_any_kind_are_deleted_from_end_to_end(make_odd, tmp_path):
+    """By file, by DataFrame and by dict: quotes, line breaks, unicode, what looks like SQL."""
+    state = make_odd()
+    assert {name(user) for user in ("u3", "u5", "u8", "u9")} <= {user for user, _ in pairs_of(state)}
+    pd.DataFrame({"user_id": [name("u3"), name("u5")]}).to_csv(tmp_path / "r.csv", index=False)
+    state.submit(tmp_path / "r.csv", id="file")
+    state.submit(pd.DataFrame({"user_id": [name("u8")]}), id="frame")
+    state.submit({"item_id": name("i20")}, id="dict")
+    assert name("i20") not in set(state.recommend(name("u9"), 60)["item_id"])
+    assert [receipt.status for receipt in state.run()] == ["done"] * 3
+    state.rollback("frame")
+    assert name("u8") in {user for user, _ in pairs_of(state)}
+    state.publish()
+    left = pairs_of(state)
+    assert not {name("u3"), name("u5")} & {user for user, _ in left}
+    assert name("i20") not in {item for _, item in left}
+    pd.DataFrame({"user_id": [name("u3"), name("u8")], "item_id": [name("i20"), name("i7")]}).to_csv(
+        tmp_path / "new.csv", index=False
+    )
+    assert state.check(tmp_path / "new.csv") == {"new.csv": 1}
+    state.verify()
+    assert traces(state.core.folder, [name("u3"), name("u5"), name("i20")]) == set()
