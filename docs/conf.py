@@ -23,7 +23,7 @@ project_copyright = "MIT licence"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference"]
 root_doc = "README"
 include_patterns = [
-    "README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/**.md", "examples/README.md",
+    "README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/**.md", "examples/**.md",
     "benchmarks/README.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "dist", "saved", "dataset", "**/node_modules"]
@@ -51,9 +51,12 @@ NAVIGATION = {
         "docs/method", "docs/baselines", "docs/results", "docs/measuring", "docs/result-json", "docs/guarantees",
         "docs/glossary",
     ],
-    "Look it up": ["docs/api/python", "docs/api/settings", "docs/api/methods", "docs/api/measures", "docs/api/result"],
+    "Look it up": [
+        "docs/api/python", "docs/api/settings", "docs/api/methods", "docs/api/measures", "docs/api/result",
+    ],
     "Change it": [
-        "docs/architecture", "docs/adding-a-method", "CONTRIBUTING", "SECURITY", "benchmarks/README", "CHANGELOG",
+        "docs/architecture", "docs/adding-a-method", "examples/own_method/README", "CONTRIBUTING", "SECURITY",
+        "benchmarks/README", "CHANGELOG",
     ],
 }  # fmt: skip
 

@@ -39,7 +39,9 @@ class PublicNames(Written):
     def text(self) -> str:
         """A section for each name."""
         names = [name for name in recbole_unlearn.__all__ if not name.startswith("__")]
-        return "\n\n".join(_described("recbole_unlearn", name) for name in sorted(names, key=_functions_first))
+        return "\n\n".join(
+            _described("recbole_unlearn", name) for name in sorted(names, key=_functions_first)
+        )
 
 
 class ModuleNames(Written):
