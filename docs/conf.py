@@ -28,15 +28,19 @@ include_patterns = [
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "dist", "saved", "dataset", "**/node_modules"]
 
+myst_enable_extensions = ["tasklist"]
 myst_heading_anchors = 4  # links such as measuring.md#the-placebo, as on GitHub
 default_role = "code"  # docstrings have `names` in single backticks
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True
 highlight_language = "text"
+smartquotes = False  # --unlearn is two hyphens
 
 html_theme = "furo"  # its fonts, styles and scripts are part of the package; nothing is fetched
 html_title = "recbole-unlearn"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False

@@ -106,7 +106,7 @@ class Measures(Written):
         )
         modules = {m.of.__module__: inspect.getmodule(m.of) for m in found}
         told = [f"## {name.rpartition('.')[2]}\n\n{_about(module)}" for name, module in modules.items()]
-        return "\n\n".join([overview, *told])
+        return "\n\n".join(["## In one table", overview, *told])
 
 
 def _functions_first(name: str) -> tuple[bool, str]:
@@ -118,7 +118,7 @@ def _described(module: str, name: str) -> str:
     kind = "autofunction" if inspect.isfunction(thing) else "autoclass"
     if inspect.isclass(thing) and issubclass(thing, BaseException):
         kind = "autoexception"
-    options = "" if kind == "autofunction" else "\n   :members:\n   :exclude-members: from_json"
+    options = "" if kind == "autofunction" else "\n   :members:\n   :exclude-members: from_json, to_json"
     return f"## {name}\n\n```{{eval-rst}}\n.. {kind}:: {module}.{name}{options}\n```"
 
 
@@ -150,9 +150,9 @@ def _table(head: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
-def _backslashes_kept(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    r"""Docstrings write D\S; reStructuredText would take the backslash away."""
-    lines[:] = [line.replace("\\", "\\\\") for line in lines]
+def _tidy(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    r"""Docstrings write D\S; reStructuredText would take the backslash away. Python writes some itself, with nothing in."""
+    lines[:] = [line.replace("\\", "\\\\") for line in lines if not line.startswith("Alias for field number")]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -162,5 +162,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("setting-groups", SettingGroups)
     app.add_directive("methods", Methods)
     app.add_directive("measures", Measures)
-    app.connect("autodoc-process-docstring", _backslashes_kept)
+    app.connect("autodoc-process-docstring", _tidy, priority=100)  # before napoleon escapes
     return {"parallel_read_safe": False}
