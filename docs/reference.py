@@ -151,7 +151,7 @@ def _table(head: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
 
 
 def _tidy(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    r"""Docstrings write D\S; reStructuredText would take the backslash away. Python writes some itself, with nothing in."""
+    r"""Keep the backslash of D\S, which reStructuredText takes away, and drop what Python writes for a tuple's fields."""
     lines[:] = [line.replace("\\", "\\\\") for line in lines if not line.startswith("Alias for field number")]
 
 
