@@ -151,7 +151,7 @@ def _table(head: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
 
 
 def _tidy(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    r"""Keep the backslash of D\S, which reStructuredText takes away, and drop what Python writes for a tuple's fields."""
+    r"""Keep the backslash of D\S in reStructuredText; drop what Python itself writes of a tuple's fields."""
     lines[:] = [line.replace("\\", "\\\\") for line in lines if not line.startswith("Alias for field number")]
 
 
