@@ -6,6 +6,7 @@ Each writes Markdown (with reStructuredText where autodoc needs it) and lets Sph
 import importlib
 import inspect
 import re
+import typing
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,6 +43,23 @@ class PublicNames(Written):
         return "\n\n".join(
             _described("recbole_unlearn", name) for name in sorted(names, key=_functions_first)
         )
+
+
+class ReturnedTypes(Written):
+    """The classes of this package that public functions return, and that have no public name themselves."""
+
+    def text(self) -> str:
+        """A section for each class."""
+        public = [getattr(recbole_unlearn, name) for name in recbole_unlearn.__all__]
+        returned = [
+            typing.get_type_hints(thing).get("return") for thing in public if inspect.isfunction(thing)
+        ]
+        own = {
+            kind: None
+            for kind in returned
+            if inspect.isclass(kind) and kind.__module__.startswith("recbole_unlearn") and kind not in public
+        }
+        return "\n\n".join(_described(kind.__module__, kind.__name__) for kind in own)
 
 
 class ModuleNames(Written):
@@ -158,6 +176,7 @@ def _tidy(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_directive("public-names", PublicNames)
+    app.add_directive("returned-types", ReturnedTypes)
     app.add_directive("module-names", ModuleNames)
     app.add_directive("setting-groups", SettingGroups)
     app.add_directive("methods", Methods)
