@@ -116,12 +116,12 @@ class Pipeline:
         self.phases: dict[str, _Phase] = {}
         self.befores: dict[str, _Phase] = {}  # originals beside the run's, by name
         self.difficulty: dict[str, Any] = {}
-        self.evidence = Evidence.of(self.forget_settings)
+        self.evidence = Evidence.of(settings.read(settings.RecordSettings, config))
 
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
         if not _is_injected(forget):  # noise is nobody's request
-            self.evidence.open(self.forget_settings)
+            self.evidence.open()
         self.prepare(forget)
         if self.data.done_earlier is not None:
             self.methods = self.methods[:1]  # there is nothing to compare

@@ -79,8 +79,7 @@ def _closing_lines(result: RunResult) -> Iterator[str]:
         yield result.verdict.text
     if result.done_earlier is not None:
         yield f"R recall, N NDCG. The request was carried out on {result.done_earlier}."
-        return
-    if forget.interactions == 0:
+    elif forget.interactions == 0:
         yield f"R recall, N NDCG. Forgotten: held-out interactions only, which left the data ({forget.source})."
     else:
         yield (
