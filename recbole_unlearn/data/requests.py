@@ -260,7 +260,7 @@ def locate(
     if not any(mask.any() for mask in masks):
         raise UnlearnError(
             f"{request.name}: nothing to forget. None of its rows is in the data; check the file, or the dataset and "
-            "its filters."
+            f"its filters.{hint}"
         )
     if located.train.all():
         raise UnlearnError(
