@@ -20,11 +20,11 @@ from recbole_unlearn.data import (
     Scorer,
     Splits,
     UnlearnData,
+    carry_out,
     divide,
     inject,
     load,
     loaders,
-    locate,
     read_request,
 )
 from recbole_unlearn.errors import UnlearnError
@@ -35,6 +35,7 @@ from recbole_unlearn.measures.placebo import compare
 from recbole_unlearn.measures.provisional import EXACT, provisional
 from recbole_unlearn.methods import Finished, UnlearnTask, UnlearnTrainer, registry
 from recbole_unlearn.results import record
+from recbole_unlearn.results.evidence import Evidence
 from recbole_unlearn.results.privacy import Discretion
 from recbole_unlearn.results.schema import (
     ORIGINAL,
@@ -115,10 +116,15 @@ class Pipeline:
         self.phases: dict[str, _Phase] = {}
         self.befores: dict[str, _Phase] = {}  # originals beside the run's, by name
         self.difficulty: dict[str, Any] = {}
+        self.evidence = Evidence.of(settings.read(settings.RecordSettings, config))
 
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
+        if not _is_injected(forget):  # noise is nobody's request
+            self.evidence.open()
         self.prepare(forget)
+        if self.data.done_earlier is not None:
+            self.methods = self.methods[:1]  # there is nothing to compare
         test = loaders(self.config, self.data.retain)
         self.measurement = Measurement(self.config, self.data, test, self.evaluation.demotion_negatives)
         if not self.methods[0].own_original:
@@ -127,6 +133,7 @@ class Pipeline:
         first, unlearned = done[0][1:]
         curves = {name: finished.curves for name, _, finished in done if finished.curves}
         phases = self._results()
+        self.evidence.add_model("result", first.model, self.config)
         result = record.build(
             self.config,
             _forgotten(self.data),
@@ -137,6 +144,8 @@ class Pipeline:
             errors=self._errors(),
             placebo=self._placebo([finished for _, _, finished in done]),
             provisional=self._provisional(unlearned.certificates),
+            done_earlier=self.data.done_earlier,
+            stamp=self.evidence.stamp(),
         )
         _refuse_not_finite(result)
         result = self.discretion.shown(result)  # from here on nobody has figures that name a user
@@ -146,7 +155,9 @@ class Pipeline:
     def _write(self, result: RunResult, trainer: UnlearnTrainer) -> None:
         """The unlearned model, result.json and the report."""
         if self.run_settings.save_unlearned:
-            name = trainer.save(self.directory, self.data, self.home)
+            new = () if self.data.done_earlier else self.evidence.done(result.date)
+            data = dataclasses.replace(self.data, done=(*self.data.done, *new))
+            name = trainer.save(self.directory, data, self.home)
             logger.info("Unlearned model: %s", self.home / name)
         write_json(self.directory / "result.json", result.to_json())
         self.trainings.forget(self.data)
@@ -165,7 +176,7 @@ class Pipeline:
         self._say_what_is_forgotten()
 
     def _data(self, forget: Any) -> UnlearnData:
-        injected = isinstance(forget, str) and forget == INJECTED
+        injected = _is_injected(forget)
         if injected and self.checkpoint is not None:
             raise UnlearnError(
                 "forget=injected trains its own original, so it cannot start from a checkpoint. "
@@ -174,9 +185,10 @@ class Pipeline:
         request = None if injected else read_request(forget, Fields.of(self.config))
         source = load(self.config, self.checkpoint.dataset_file if self.checkpoint else None)
         if request is not None:
-            located = locate(request, source.splits, self.forget_settings.on_missing, source.clock)
+            self.evidence.add_request(request.frame)
             kind = "file" if isinstance(forget, (str, Path)) else "python"
-            return divide(source.splits, located, kind, source.clock, source.fitted)
+            on_missing, digest = self.forget_settings.on_missing, self.evidence.hashes.get("request")
+            return carry_out(request, source, kind, on_missing, digest)
         seed = self.forget_settings.inject_seed
         seed = self.config["seed"] if seed is None else seed
         full, located = inject(source.splits, self.forget_settings, seed, self._scorer(source.splits))
@@ -290,6 +302,7 @@ class Pipeline:
         return name, task
 
     def _record_original(self, trainer: PhaseTrainer, seconds: float | None, from_cache: bool) -> None:
+        self.evidence.add_model("original", trainer.model, self.config)
         self.difficulty = difficulty(trainer.model, self.data, self.config["seed"])
         self.phases[ORIGINAL] = self._measured(ORIGINAL, trainer, seconds, from_cache)
 
@@ -342,6 +355,12 @@ class Pipeline:
         return self.discretion.forgotten(_forgotten(self.data))
 
     def _say_what_is_forgotten(self) -> None:
+        if self.data.done_earlier is not None:
+            logger.info(
+                "This request was carried out earlier (%s): its interactions are not in the data, and no weight has "
+                "to change.", self.data.done_earlier,
+            )  # fmt: skip
+            return
         forget, withheld = self.forgotten, self.discretion.withheld
         logger.info(
             "%s with %s on %s: forgetting %s%d of %d training interactions, of %d users and %d items.",
@@ -372,6 +391,10 @@ class Pipeline:
                 "%d test interactions are left out of utility.",
                 counts["orphan_users"], counts["orphan_items"], counts["orphan_test_rows"],
             )  # fmt: skip
+
+
+def _is_injected(forget: Any) -> bool:
+    return isinstance(forget, str) and forget == INJECTED
 
 
 def _refuse_not_finite(result: RunResult) -> None:

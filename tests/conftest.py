@@ -24,6 +24,15 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_key(tmp_path_factory):
+    """The key of hashes is made in a configuration of the tests, never in that of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv("RECBOLE_UNLEARN_KEY", raising=False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_directory(tmp_path, monkeypatch):
     """Tests never write to the checkout, and never see pytest's arguments as RecBole's."""

@@ -9,11 +9,12 @@ import re
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
 import recbole_unlearn
-from recbole_unlearn import run_unlearn
-from recbole_unlearn.data import load, loaders
+from recbole_unlearn import UnlearnConfig, run_unlearn
+from recbole_unlearn.data import Fields, load, loaders, locate, read_request
 from recbole_unlearn.measures.base import measures
 from recbole_unlearn.methods import UnlearnTrainer, method
 from recbole_unlearn.settings import catalogue
@@ -197,8 +198,31 @@ def test_an_approximate_method_resets_rows_nobody_trained(settings, tmp_path, mo
     assert (weight[row + 1] != initial[row + 1]).any()
 
 
+def test_the_requests_of_the_docs_mean_what_they_say(ml_100k, tmp_path):
+    """docs/forget-sets.md: the file and every Python form are found in ml-100k."""
+    page = (ROOT / "docs" / "forget-sets.md").read_text()
+    (file,), (forms,) = blocks(page, "csv"), blocks(page, "python")
+    (tmp_path / "requests.csv").write_text(file)
+    columns = {"load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]}}
+    source = load(UnlearnConfig("BPR", "ml-100k", config_dict=ml_100k("BPR") | columns))
+    splits = source.splits
+    pairs = pd.concat(
+        pd.DataFrame({field: part.id2token(field, part.inter_feat[field]) for field in ("user_id", "item_id")})
+        for part in splits
+    ).to_numpy().tolist()  # fmt: skip
+    of_22, of_50 = sum(user == "22" for user, _ in pairs), sum(item == "50" for _, item in pairs)
+    both, of_196 = sum(pair == ["22", "50"] for pair in pairs), sum(user == "196" for user, _ in pairs)
+    expected = [2 + of_22 + of_50 - both, of_22, of_22 + of_196, 1 + of_22 + of_50 - both, 1, 1, 2]
+    for line, number in zip(forms.strip().splitlines(), expected, strict=True):
+        names = {"pd": pd}
+        exec(line, names)
+        request = read_request(names["forget"], Fields("user_id", "item_id", "timestamp"))
+        located = locate(request, splits, clock=source.clock)
+        assert sum(int(mask.sum()) for mask in (located.train, located.valid, located.test)) == number, line
+
+
 def test_every_key_of_a_result_is_documented(settings):
-    outcome = run_unlearn("BPR", "tiny", config_dict=settings)
+    outcome = run_unlearn("BPR", "tiny", forget={"user_id": "u1"}, config_dict=settings)
     page = (ROOT / "docs" / "result-json.md").read_text()
     keys = set(outcome.result) | set(outcome.result["phases"]["original"])
     assert not [key for key in keys if f"`{key}`" not in page]

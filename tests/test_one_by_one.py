@@ -173,7 +173,7 @@ def test_what_is_kept_names_nobody(start, tmp_path):
     assert shown(tmp_path / "one") == []  # 29 of 30 round to the same
     with open(tmp_path / "one" / "popular-Dataset.pth", "rb") as stream:
         own = {key: value for key, value in pickle.load(stream).__dict__.items() if key.startswith("unlearn")}
-    assert set(own) == {"unlearn_clock", "unlearn_fitted"}
+    assert set(own) == {"unlearn_clock", "unlearn_fitted", "unlearn_done"}
     assert own["unlearn_fitted"].shape == (start.data.full.train.item_num,)
     forget(tmp_path / "one", [1, 2], tmp_path / "three")
     assert shown(tmp_path / "three") == []  # its row got a new start

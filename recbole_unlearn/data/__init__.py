@@ -1,11 +1,13 @@
 """The data of a run: loaded, split and divided by a request.
 
-`splits.py` loads, splits and divides, `requests.py` reads deletion requests and finds the interactions they mean,
+`splits.py` loads, splits and divides, `request_forms.py` reads deletion requests, `requests.py` understands them and
+finds the interactions they mean, `repeats.py` carries them out, also those that come again,
 `fitted.py` is what one request tells the next, `injection.py` is the synthetic protocol, `download.py` fetches
 datasets that RecBole knows, and `archive.py` unpacks them.
 """
 
 from recbole_unlearn.data.injection import Scorer, inject
+from recbole_unlearn.data.repeats import carry_out
 from recbole_unlearn.data.requests import Fields, ForgetRequest, Located, locate, read_request
 from recbole_unlearn.data.splits import (
     INJECTED,
@@ -31,6 +33,7 @@ __all__ = [
     "Splits",
     "UnlearnData",
     "append",
+    "carry_out",
     "divide",
     "fetch",
     "inject",

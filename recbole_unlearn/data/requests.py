@@ -1,29 +1,38 @@
-"""Deletion requests: reading them, and finding the interactions they mean.
+"""Deletion requests: what their columns and cells mean, and finding the interactions they mean.
 
-A request names interactions, whole users or whole items by the dataset's own tokens; its columns decide which of the
-three. :func:`read_request` takes a file or Python data, :func:`locate` finds the interactions in the training,
-validation and test split. Messages give the request's row numbers and counts, never tokens: a log must not say who
-asked to be forgotten.
+A request names interactions, whole users and whole items by the dataset's own tokens: a row with a user and an item
+is an interaction, a row with one of them is all that this one has. :func:`read_request` takes a file or Python data,
+:func:`locate` finds the interactions in the training, validation and test split. Messages give the request's row
+numbers and counts, never tokens: a log must not say who asked to be forgotten.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from recbole.data.dataset import Dataset
 
+from recbole_unlearn.data.request_forms import Table, as_column, is_value, table_of
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Clock
 
 logger = logging.getLogger(__name__)
 
 SHOWN_ROWS = 5  # how many row numbers an error message gives
+EMPTY = -1  # in the place of an id, where a request has none
+# What people write beside a request. With only one of the two id columns, any other column could be a misspelt one.
+_REMARKS = {
+    "reason", "ticket", "case", "note", "notes", "comment", "comments", "remark", "remarks", "request", "requested",
+    "status", "email",
+}  # fmt: skip
+_EXACT = 2**53  # whole numbers up to here are what they were before a reader made them floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +51,11 @@ class Fields:
 
 @dataclasses.dataclass(frozen=True)
 class ForgetRequest:
-    """What is asked for, in tokens. ``frame`` has the columns user, item, time that the request gives."""
+    """What is asked for, in tokens, each once.
 
-    kind: Literal["interactions", "users", "items"]
+    ``frame`` has the columns user, item (None: all users, or all items) and time (NaN: at any time).
+    """
+
     frame: pd.DataFrame
     name: str  # how messages call the request
     rows: np.ndarray  # the row number of each request, as its author counts rows
@@ -52,10 +63,13 @@ class ForgetRequest:
 
     def where(self, bad: np.ndarray) -> str:
         """'lines 4, 9, 17 and 12 more' for the requests marked in ``bad``."""
-        numbers = self.rows[bad]
-        text = ", ".join(str(n) for n in numbers[:SHOWN_ROWS])
-        more = f" and {len(numbers) - SHOWN_ROWS} more" if len(numbers) > SHOWN_ROWS else ""
-        return f"{self.unit}{'s' if len(numbers) > 1 else ''} {text}{more}"
+        return _where(self.unit, self.rows[bad])
+
+
+def _where(unit: str, numbers: np.ndarray) -> str:
+    text = ", ".join(str(n) for n in numbers[:SHOWN_ROWS])
+    more = f" and {len(numbers) - SHOWN_ROWS} more" if len(numbers) > SHOWN_ROWS else ""
+    return f"{unit}{'s' if len(numbers) > 1 else ''} {text}{more}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,80 +83,77 @@ class Located:
 
 
 def read_request(forget: Any, fields: Fields) -> ForgetRequest:
-    """A request from a file, a DataFrame, a dict of columns, or a pair of arrays (users, items)."""
-    if isinstance(forget, (str, Path)):
-        return _from_file(Path(forget), fields)
-    if isinstance(forget, pd.DataFrame):
-        frame = forget.copy()
-    elif isinstance(forget, dict):
-        frame = _frame_of({str(key): list(value) for key, value in forget.items()})
-    elif isinstance(forget, (tuple, list)) and len(forget) == 2:
-        frame = _frame_of({fields.user: list(forget[0]), fields.item: list(forget[1])})
-    else:
+    """A request from a file, a DataFrame, a dict of columns, or a pair (users, items).
+
+    A column is a list or an array; one value is a column of one.
+    """
+    table = table_of(forget, fields.user, fields.item, _expected(fields))
+    cells = {key: _cells(table, header, given) for key, (header, given) in _known(table, fields).items()}
+    lengths = {len(values) for values in cells.values()}
+    if len(lengths) > 1:
         raise UnlearnError(
-            f"A forget request cannot be a {type(forget).__name__}: give a file, a DataFrame, a dict of "
-            "columns, or a pair of arrays (users, items)."
+            f"The columns of {table.name} differ in length; repeat a value for each row that it belongs to."
         )
-    return _from_frame(frame.reset_index(drop=True), fields, "the forget request", 0, "row")
-
-
-def _frame_of(columns: dict[str, list]) -> pd.DataFrame:
-    try:
-        return pd.DataFrame(columns)
-    except ValueError as error:
-        raise UnlearnError("The columns of the forget request differ in length.") from error
-
-
-def _read_jsonl(path: Path) -> pd.DataFrame:
-    return pd.read_json(path, lines=True, dtype=False, convert_dates=False)
-
-
-def _text_reader(separator: str) -> Callable[[Path], pd.DataFrame]:
-    def read(path: Path) -> pd.DataFrame:
-        frame = pd.read_csv(
-            path,
-            sep=separator,
-            dtype=str,
-            keep_default_na=False,
-            na_values=[""],
-            encoding="utf-8-sig",
-            skip_blank_lines=False,
+    number = lengths.pop()
+    if number == 0:
+        raise UnlearnError(f"{table.name} asks for nothing: it has a header but no rows.")
+    rows = np.array(table.rows[:number])
+    user, item, time = (cells.get(key, [None] * number) for key in ("user", "item", "time"))
+    _check_rows(table, fields, rows, *(_filled(values) for values in (user, item, time)))
+    if {"user", "item"} <= set(cells) and not all(_filled(user) & _filled(item)):
+        # Without numbers: there may be a line for each interaction of one user.
+        logger.warning(
+            "%s: rows with an empty cell mean all interactions of a user or of an item.", table.name
         )
-        if not isinstance(frame.index, pd.RangeIndex):  # pandas takes surplus values for an index
-            raise ValueError("its lines have more values than its header")
-        return frame
-
-    return read
-
-
-# How a file is read, by its suffix: the reader, the number of its first row, what a row is called.
-_READERS: dict[str, tuple[Callable[[Path], pd.DataFrame], int, str]] = {
-    ".csv": (_text_reader(","), 2, "line"),
-    ".tsv": (_text_reader("\t"), 2, "line"),
-    ".jsonl": (_read_jsonl, 1, "line"),
-    ".parquet": (pd.read_parquet, 1, "row"),
-}
+    columns = {
+        "user": pd.Series(_tokens(table, fields.user, user, rows), dtype=object),
+        "item": pd.Series(_tokens(table, fields.item, item, rows), dtype=object),
+        "time": _times(table, fields, time, rows),
+    }
+    unique = pd.DataFrame(columns).drop_duplicates()
+    return ForgetRequest(unique.reset_index(drop=True), table.name, rows[unique.index], table.unit)
 
 
-def _from_file(path: Path, fields: Fields) -> ForgetRequest:
-    if path.suffix.lower() not in _READERS:
-        raise UnlearnError(
-            f"Forget request {path}: unknown kind of file; use {', '.join(_READERS)}, or 'injected'."
+def _known(table: Table, fields: Fields) -> dict[str, tuple[str, Any]]:
+    """The columns that say what to forget, by what they are; the others are counted in the log, or refused."""
+    wanted = {fields.user: "user", fields.item: "item"} | ({fields.time: "time"} if fields.time else {})
+    # RecBole's own files write the type into the header (user_id:token); both spellings are taken.
+    headers = [header.split(":")[0].strip() for header, _ in table.columns]
+    known = [header for header in headers if header in wanted]
+    others = [header for header in headers if header not in wanted]
+    found = {wanted[header] for header in known}
+    problem = ""
+    if len(known) > len(found):
+        problem = "has a column twice"
+    elif not found & {"user", "item"}:
+        # The first line of a file without a header is a request: what it says is not printed.
+        problem = f"has {known[0]} alone" if known else "has no known column"
+    elif not {"user", "item"} <= found and not all(_is_remark(header) for header in others):
+        missing = fields.item if "user" in found else fields.user
+        problem = (
+            f"has {known[0]} and {len(others)} other column{'s' if len(others) > 1 else ''}, of which one could be a "
+            f"misspelt {missing} (if not, add an empty column {missing})"
         )
-    if not path.is_file():
-        raise UnlearnError(f"Forget request {path}: no such file. Check the path given to --forget.")
-    reader, first, unit = _READERS[path.suffix.lower()]
-    try:
-        frame = reader(path)
-    except pd.errors.EmptyDataError as error:
-        raise UnlearnError(f"Forget request {path} is empty; expected {_expected(fields)}.") from error
-    except (ValueError, OSError) as error:  # also UnicodeDecodeError, ParserError and ArrowInvalid
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnlearnError(
-            f"Forget request {path} cannot be read as {path.suffix[1:]}: {reason.rstrip('.')}. "
-            f"Expected {_expected(fields)}."
-        ) from error
-    return _from_frame(frame, fields, str(path), first, unit)
+    if problem:
+        raise UnlearnError(f"{table.name}: the header {problem}; expected {_expected(fields)}.")
+    if others:
+        _say_ignored(table, others)
+    places = {wanted[header]: place for place, header in enumerate(headers) if header in wanted}
+    return {key: (headers[place], table.columns[place][1]) for key, place in places.items()}
+
+
+def _is_remark(header: str) -> bool:
+    """Whether a header is one of a remark: `reason`, `Ticket number`, `request_date`."""
+    return bool(_REMARKS & set(re.split(r"[\W_]+", header.lower())))
+
+
+def _say_ignored(table: Table, others: Sequence[str]) -> None:
+    plain = [header for header in others if re.fullmatch(r"[A-Za-z_][\w .-]{0,40}", header)]
+    names = f" ({', '.join(plain)})" if len(plain) == len(others) else ""
+    logger.info(
+        "%s: %d column%s beside those of the request %s not used%s.",
+        table.name, len(others), "s" if len(others) > 1 else "", "are" if len(others) > 1 else "is", names,
+    )  # fmt: skip
 
 
 def _expected(fields: Fields) -> str:
@@ -150,54 +161,73 @@ def _expected(fields: Fields) -> str:
     return f"columns {fields.user},{fields.item}{time}, or only {fields.user}, or only {fields.item}"
 
 
-def _from_frame(frame: pd.DataFrame, fields: Fields, name: str, first: int, unit: str) -> ForgetRequest:
-    # RecBole's own files write the type into the header (user_id:token); both spellings are taken.
-    frame = frame.rename(columns=lambda column: str(column).split(":")[0].strip())
-    wanted = {fields.user: "user", fields.item: "item"} | ({fields.time: "time"} if fields.time else {})
-    unknown = [column for column in frame.columns if column not in wanted]
-    given = {wanted[column] for column in frame.columns if column in wanted}
-    if (
-        unknown
-        or len(frame.columns) != len(given)
-        or not given & {"user", "item"}
-        or ("time" in given and len(given) < 3)
-    ):
-        # The first line of a file without a header is a request: what it says is not printed.
-        known = [column for column in frame.columns if column in wanted]
-        found = f"has {', '.join(known)} and {len(unknown)} others" if known else "has no known column"
-        raise UnlearnError(f"{name}: the header {found}; expected {_expected(fields)}.")
-    rows = np.arange(len(frame)) + first
-    frame = frame.rename(columns=wanted)
-    blank = frame.isna().all(axis=1).to_numpy()
-    frame, rows = frame[~blank].reset_index(drop=True), rows[~blank]
-    request = ForgetRequest(_kind(given), frame, name, rows, unit)
-    if len(frame) == 0:
-        raise UnlearnError(f"{name} asks for nothing: it has a header but no rows.")
-    missing = frame.isna().any(axis=1).to_numpy()
-    if missing.any():
-        raise UnlearnError(f"{name}: a value is missing in {request.where(missing)}; fill it in.")
-    columns = {column: _tokens(frame[column]) for column in ("user", "item") if column in frame}
-    if "time" in frame:
-        times = pd.to_numeric(frame["time"], errors="coerce")
-        if times.isna().any():
-            bad = times.isna().to_numpy()
-            raise UnlearnError(f"{name}: {fields.time} is not a number in {request.where(bad)}.")
-        columns["time"] = times.astype(np.float64)
-    unique = pd.DataFrame(columns).drop_duplicates()
-    return dataclasses.replace(request, frame=unique.reset_index(drop=True), rows=rows[unique.index])
+def _cells(table: Table, header: str, given: Any) -> list[Any]:
+    """The cells of a column: text, numbers, and None where one is empty."""
+    values = as_column(given)
+    if values is None:
+        raise UnlearnError(
+            f"{table.name}: {header} cannot be a {type(given).__name__}; give one value, or a list or an array of "
+            "values."
+        )
+    cells = [None if _is_empty(value) else value for value in values]
+    bad = np.array([cell is not None and not is_value(cell) for cell in cells], dtype=bool)
+    if bad.any():
+        where = _where(table.unit, np.array(table.rows[: len(cells)])[bad])
+        raise UnlearnError(f"{table.name}: {header} is neither text nor a number in {where}.")
+    return cells
 
 
-def _kind(given: set[str]) -> Literal["interactions", "users", "items"]:
-    if {"user", "item"} <= given:
-        return "interactions"
-    return "users" if "user" in given else "items"
+def _is_empty(value: Any) -> bool:
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or value is pd.NA or (_is_float(value) and math.isnan(value))
 
 
-def _tokens(column: pd.Series) -> pd.Series:
-    """Tokens as strings; whole numbers that a reader made floats (196.0) become 196 again."""
-    if pd.api.types.is_float_dtype(column) and (column % 1 == 0).all():
-        column = column.astype(np.int64)
-    return column.astype(str).str.strip()
+def _is_float(value: Any) -> bool:
+    return isinstance(value, (float, np.floating))
+
+
+def _filled(cells: Sequence[Any]) -> np.ndarray:
+    return np.array([cell is not None for cell in cells], dtype=bool)
+
+
+def _tokens(table: Table, header: str, cells: Sequence[Any], rows: np.ndarray) -> list[str | None]:
+    """Cells as tokens; whole numbers that a reader made floats (196.0) become 196 again."""
+    bad = np.array([_is_float(cell) and not abs(cell) <= _EXACT for cell in cells], dtype=bool)
+    if bad.any():
+        where = _where(table.unit, rows[bad])
+        raise UnlearnError(
+            f"{table.name}: {header} is too large to be exact as a float in {where}; give it as text."
+        )
+    whole = all(float(cell).is_integer() for cell in cells if _is_float(cell))
+    exact = [int(cell) if whole and _is_float(cell) else cell for cell in cells]
+    return [None if cell is None else str(cell).strip() for cell in exact]
+
+
+def _check_rows(
+    table: Table, fields: Fields, rows: np.ndarray, user: np.ndarray, item: np.ndarray, time: np.ndarray
+) -> None:
+    """Refuse rows that name nobody, and times of all that somebody has; the arrays say where a cell is filled."""
+    nobody = ~user & ~item
+    if nobody.any():
+        raise UnlearnError(
+            f"{table.name}: neither a user nor an item is given in {_where(table.unit, rows[nobody])}; fill one in."
+        )
+    whole = time & ~(user & item)
+    if whole.any():
+        raise UnlearnError(
+            f"{table.name}: {fields.time} is given with a whole user or item in {_where(table.unit, rows[whole])}. "
+            f"It goes with both {fields.user} and {fields.item}; leave it empty there."
+        )
+
+
+def _times(table: Table, fields: Fields, cells: Sequence[Any], rows: np.ndarray) -> np.ndarray:
+    """Timestamps (n,); NaN where none is given."""
+    times = pd.to_numeric(pd.Series(cells, dtype=object), errors="coerce").to_numpy(dtype=np.float64)
+    bad = _filled(cells) & ~np.isfinite(times)
+    if bad.any():
+        raise UnlearnError(f"{table.name}: {fields.time} is not a number in {_where(table.unit, rows[bad])}.")
+    return times
 
 
 def locate(
@@ -205,6 +235,7 @@ def locate(
     splits: tuple[Dataset, Dataset, Dataset],
     on_missing: str = "error",
     clock: Clock | None = None,
+    hint: str = "",
 ) -> Located:
     """Find the interactions of ``splits`` (train, valid, test) that ``request`` means.
 
@@ -213,28 +244,23 @@ def locate(
         splits: RecBole datasets that share their ids.
         on_missing: "error" stops at a token or a pair that is nowhere in the data, "skip" leaves it out.
         clock: maps the request's timestamps to the dataset's, which RecBole may have normalised.
+        hint: what else the error of something missing may say.
 
     """
-    train = splits[0]
-    ids = {}
-    unknown = np.zeros(len(request.frame), dtype=bool)
-    for column, field in (("user", train.uid_field), ("item", train.iid_field)):
-        if column in request.frame:
-            known = train.field2token_id[field]
-            ids[column] = np.array([known.get(token, 0) for token in request.frame[column]], dtype=np.int64)
-            unknown |= ids[column] == 0
+    users, items = _all_ids(request, splits[0])
+    unknown = (users == 0) | (items == 0)
     if unknown.any():
-        _missing(request, unknown, on_missing, "name a user or an item that is not in the dataset")
-    masks, found = _match(request, ids, splits, clock)
+        _missing(request, unknown, on_missing, "name a user or an item that is not in the dataset", hint)
+    masks, found = _match(request, users, items, splits, clock)
     absent = ~found & ~unknown
     if absent.any():
-        _missing(request, absent, on_missing, "are not in the training data")
+        _missing(request, absent, on_missing, "are not in the training data", hint)
     train_mask, valid_mask, test_mask = masks
     located = Located(train_mask, valid_mask, test_mask, int((unknown | absent).sum()))
     if not any(mask.any() for mask in masks):
         raise UnlearnError(
             f"{request.name}: nothing to forget. None of its rows is in the data; check the file, or the dataset and "
-            "its filters."
+            f"its filters.{hint}"
         )
     if located.train.all():
         raise UnlearnError(
@@ -244,10 +270,31 @@ def locate(
     return located
 
 
-def _missing(request: ForgetRequest, bad: np.ndarray, on_missing: str, what: str) -> None:
+def is_gone(
+    request: ForgetRequest, splits: tuple[Dataset, Dataset, Dataset], clock: Clock | None = None
+) -> bool:
+    """Whether no interaction of ``splits`` is meant by ``request``."""
+    masks, _ = _match(request, *_all_ids(request, splits[0]), splits, clock)
+    return not any(mask.any() for mask in masks)
+
+
+def _all_ids(request: ForgetRequest, train: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of users and of items in a request."""
+    return (
+        _ids(request.frame["user"], train.field2token_id[train.uid_field]),
+        _ids(request.frame["item"], train.field2token_id[train.iid_field]),
+    )
+
+
+def _ids(tokens: pd.Series, known: dict[str, int]) -> np.ndarray:
+    """Ids (n,) of tokens: 0 for an unknown one, ``EMPTY`` for none."""
+    return np.array([EMPTY if token is None else known.get(token, 0) for token in tokens], dtype=np.int64)
+
+
+def _missing(request: ForgetRequest, bad: np.ndarray, on_missing: str, what: str, hint: str) -> None:
     text = f"{request.name}: {int(bad.sum())} of {len(bad)} requests {what} ({request.where(bad)})"
     if on_missing == "error":
-        raise UnlearnError(f"{text}. Correct them, or leave them out with --on_missing=skip.")
+        raise UnlearnError(f"{text}. Correct them, or leave them out with --on_missing=skip.{hint}")
     # Without their number: there may be a line for each interaction of one user.
     logger.warning(
         "%s: requests that %s were skipped; --on_missing=error gives their numbers.", request.name, what
@@ -256,35 +303,40 @@ def _missing(request: ForgetRequest, bad: np.ndarray, on_missing: str, what: str
 
 def _match(
     request: ForgetRequest,
-    ids: dict[str, np.ndarray],
+    users: np.ndarray,
+    items: np.ndarray,
     splits: tuple[Dataset, Dataset, Dataset],
     clock: Clock | None,
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Masks of the interactions in each split, and which requests were found in any of them."""
-    wanted = _keys(ids, splits[0].item_num)
-    valid_keys = np.where(np.any([column == 0 for column in ids.values()], axis=0), -1, wanted)
-    found = np.zeros(len(wanted), dtype=bool)
+    timed = request.frame["time"].notna().to_numpy()
+    item_num = splits[0].item_num
+    wanted = {"user": users, "item": items, "pair": users * item_num + items}
+    both = (users > 0) & (items > 0)
+    asked = {  # the requests of each kind whose tokens are known
+        "user": (users > 0) & (items == EMPTY),
+        "item": (users == EMPTY) & (items > 0),
+        "pair": both & ~timed,
+    }
+    found = np.zeros(len(users), dtype=bool)
     masks = []
     for split in splits:
-        present = {
+        own = {
             "user": split.inter_feat[split.uid_field].numpy(),
             "item": split.inter_feat[split.iid_field].numpy(),
         }
-        keys = _keys({column: present[column] for column in ids}, split.item_num)
-        if "time" in request.frame:
-            mask, hit = _match_times(request, valid_keys, keys, split, clock)
-        else:
-            mask, hit = np.isin(keys, valid_keys), np.isin(valid_keys, keys)
+        own["pair"] = own["user"] * item_num + own["item"]
+        mask = np.zeros(len(own["user"]), dtype=bool)
+        for kind, rows in asked.items():
+            mask |= np.isin(own[kind], wanted[kind][rows])
+            found[rows] |= np.isin(wanted[kind][rows], own[kind])
+        if timed.any():
+            hits, hit = _match_times(
+                request, np.where(both & timed, wanted["pair"], -1), own["pair"], split, clock
+            )
+            mask, found = mask | hits, found | hit
         masks.append(mask)
-        found |= hit
     return masks, found
-
-
-def _keys(ids: dict[str, np.ndarray], item_num: int) -> np.ndarray:
-    """One number for each interaction or request: user * items + item, or the one id that is given."""
-    if len(ids) == 2:
-        return ids["user"] * item_num + ids["item"]
-    return next(iter(ids.values()))
 
 
 def _match_times(

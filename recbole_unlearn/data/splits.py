@@ -36,7 +36,7 @@ from recbole_unlearn.data.download import ensure_dataset
 from recbole_unlearn.data.fitted import fitted_after, lost_since
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Clock, used_values
+from recbole_unlearn.files import Clock, Done, used_values
 from recbole_unlearn.files import saved_dataset as retained
 from recbole_unlearn.settings import UnlearnConfig
 
@@ -82,6 +82,7 @@ class Source(NamedTuple):
     splits: Splits
     clock: Clock | None
     fitted: torch.Tensor | None = None  # (items,), see UnlearnData
+    done: tuple[Done, ...] = ()  # earlier requests
 
 
 def fetch(config: UnlearnConfig) -> None:
@@ -102,8 +103,9 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
     name = config["dataset"]
     init_seed(config["seed"], config["reproducibility"])
     fitted: np.ndarray | None = None
+    done: tuple[Done, ...] = ()
     if saved is not None:
-        dataset, clock, fitted = retained.read_dataset(saved, config)
+        dataset, clock, fitted, done = retained.read_dataset(saved, config)
     else:
         fetch(config)
         try:
@@ -129,7 +131,7 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
         raise UnlearnError(
             f"The dataset {name} has no training interactions after filtering; check val_interval."
         )
-    return Source(splits, clock, None if fitted is None else torch.from_numpy(fitted))
+    return Source(splits, clock, None if fitted is None else torch.from_numpy(fitted), done)
 
 
 @contextlib.contextmanager
@@ -180,6 +182,8 @@ class UnlearnData:
     orphan_items: torch.Tensor
     # (items,), about how many interactions the rows of items were fitted to, see fitted.py; None: to those of D.
     fitted: torch.Tensor | None = None
+    done: tuple[Done, ...] = ()  # keyed hashes of earlier requests and of this one, for the saved dataset
+    done_earlier: str | None = None  # the day on which this request was done, when it comes again
 
     @functools.cached_property
     def affected_users(self) -> torch.Tensor:

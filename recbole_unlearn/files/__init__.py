@@ -2,8 +2,8 @@
 
 `atomic.py` writes, `unpickle.py` reads pickles as data, `trained.py` is a trained model as data,
 `checkpoint.py` reads RecBole's checkpoints, `ensemble_head.py` the description of an ensemble,
-`saved_dataset.py` writes and reads the retained data, `vocabulary.py` blanks what it does not use, and `export.py`
-writes the unlearned model for plain RecBole.
+`saved_dataset.py` writes and reads the retained data, `vocabulary.py` blanks what it does not use, `export.py`
+writes the unlearned model for plain RecBole, and `keyed.py` makes hashes that tell nothing without their key.
 """
 
 from recbole_unlearn.files.atomic import (
@@ -15,6 +15,7 @@ from recbole_unlearn.files.atomic import (
 )
 from recbole_unlearn.files.checkpoint import Checkpoint, read_checkpoint
 from recbole_unlearn.files.export import dataset_config, refuse_overwriting, write_model
+from recbole_unlearn.files.keyed import Done, keyed_hash, load_key, model_digest, request_digest
 from recbole_unlearn.files.saved_dataset import Clock, write_dataset
 from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.files.unpickle import load_torch
@@ -23,13 +24,18 @@ from recbole_unlearn.files.vocabulary import used_values
 __all__ = [
     "Checkpoint",
     "Clock",
+    "Done",
     "Trained",
     "dataset_config",
+    "keyed_hash",
+    "load_key",
     "load_torch",
     "make_directory",
+    "model_digest",
     "new_directory",
     "read_checkpoint",
     "refuse_overwriting",
+    "request_digest",
     "used_values",
     "write_bytes",
     "write_dataset",

@@ -23,6 +23,7 @@ from recbole.data.dataset import Dataset
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import saved_dataset
 from recbole_unlearn.files.atomic import write_torch
+from recbole_unlearn.files.keyed import Done
 from recbole_unlearn.files.saved_dataset import Clock
 from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.settings import UnlearnConfig
@@ -61,15 +62,17 @@ def write_model(
     parts: Sequence[Dataset],
     clock: Clock | None,
     fitted: np.ndarray | None = None,
+    done: Sequence[Done] = (),
 ) -> str:
     """Write a checkpoint and the dataset it belongs to (train, valid, test); returns the checkpoint's name.
 
     ``home`` is the directory both are in at the end. ``optimizer`` is the state of one without memory: that of
-    ``trained`` is not written. ``fitted`` is as in :func:`~recbole_unlearn.files.saved_dataset.write_dataset`.
+    ``trained`` is not written. ``fitted`` and ``done`` are as in
+    :func:`~recbole_unlearn.files.saved_dataset.write_dataset`.
     """
     name = f"{config['dataset']}-{type(parts[0]).__name__}.pth"
     plain = dataset_config(config, home, home / name)
-    saved_dataset.write_dataset(directory / name, plain, parts, clock, fitted)
+    saved_dataset.write_dataset(directory / name, plain, parts, clock, fitted, done)
     path = checkpoint_path(directory, config)
     content = {
         "config": plain,

@@ -23,6 +23,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import unpickle
 from recbole_unlearn.files.atomic import atomic
 from recbole_unlearn.files.dataset_state import ATTRIBUTES, OPTIONAL, PARTS, fault
+from recbole_unlearn.files.keyed import Done
 from recbole_unlearn.files.vocabulary import blank_unused
 from recbole_unlearn.inputs import shown
 
@@ -47,6 +48,7 @@ class Saved(NamedTuple):
     dataset: Dataset
     clock: Clock | None
     fitted: np.ndarray | None  # (items,), about how many interactions the rows of each item were fitted to
+    done: tuple[Done, ...]  # the requests that led here
 
 
 def write_dataset(
@@ -55,15 +57,18 @@ def write_dataset(
     parts: Sequence[Dataset],
     clock: Clock | None,
     fitted: np.ndarray | None = None,
+    done: Sequence[Done] = (),
 ) -> None:
     """Write the interactions of ``parts`` (train, valid, test) as one saved dataset of RecBole.
 
     ``fitted`` (items,) is about how many training interactions each item had when its rows were fitted, for the next
-    request (`data/fitted.py`); None where that are the retained ones.
+    request (`data/fitted.py`); None where that are the retained ones. ``done`` are keyed hashes of the requests that
+    led to this data, by which one that comes again is recognised.
     """
     dataset = _joined(config, parts)
     dataset.unlearn_clock = None if clock is None else tuple(clock)
     dataset.unlearn_fitted = None if fitted is None else fitted.astype(np.int64)
+    dataset.unlearn_done = [tuple(one) for one in done]
     with atomic(path) as stream:
         pickle.dump(dataset, stream, protocol=4)
 
@@ -87,7 +92,10 @@ def read_dataset(path: Path, config: Config) -> Saved:
     dataset.benchmark_filename_list = PARTS
     items = len(state["field2id_token"].get(dataset.iid_field, ()))
     fitted = _fitted(path, state.get("unlearn_fitted"), items)
-    return Saved(dataset, _clock(path, state.get("unlearn_clock")), fitted)
+    done = Done.of(state.get("unlearn_done"))
+    if done is None:
+        raise UnlearnError(f"{shown(path)} is damaged: its list of earlier requests is odd.")
+    return Saved(dataset, _clock(path, state.get("unlearn_clock")), fitted, done)
 
 
 def _clock(path: Path, parts: Any) -> Clock | None:

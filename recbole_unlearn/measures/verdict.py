@@ -19,6 +19,9 @@ SHARE = 0.1  # of the way from the original to the retrained model that may be l
 BEYOND = 0.05  # of that way, that a model may go too far: what is pushed below its place can be seen
 LEAST = 0.01  # demotion rates that differ by less are the same
 UNCHANGED = "No model was trained on the interactions of this request, so no weight had to change."
+DONE = (
+    "This request was carried out earlier: its interactions are not in the data, and no weight had to change."
+)
 _WORDS = {
     "near": "Forgotten, as far as measured: deleted items rank about where a retrained model puts them",
     "under": "Not fully forgotten: deleted items rank higher than a retrained model puts them",
@@ -49,6 +52,7 @@ def verdict(
     recovered: Mapping[str, float],
     deleted: int | None = None,
     provisional: Provisional | None = None,
+    done_earlier: bool = False,
 ) -> Verdict:
     """The level (near, under, over, cannot_tell, unknown) and a sentence for people.
 
@@ -59,8 +63,10 @@ def verdict(
     knows, or shows what was deleted. Where not even the original can be told from the retrained model, a model that
     did nothing would pass, so the level is *cannot_tell*. Where no training interaction was ``deleted``, the original
     never saw what is to be forgotten. Without a retrained model the level is *unknown*, and ``provisional`` says what
-    it looks like.
+    it looks like. ``done_earlier``: the original is what this same request left.
     """
+    if done_earlier:
+        return Verdict("near", DONE)
     if deleted == 0:
         return Verdict("near", UNCHANGED)
     level = _level(phases)

@@ -174,7 +174,15 @@ class UnlearnTrainer(PhaseTrainer):
         optimizer = self._build_optimizer().state_dict()  # a new one, which has seen no gradient
         fitted = None if self.fitted is None else self.fitted.numpy()
         return write_model(
-            directory, home, self.config, self.snapshot(), optimizer, data.retain, data.clock, fitted
+            directory,
+            home,
+            self.config,
+            self.snapshot(),
+            optimizer,
+            data.retain,
+            data.clock,
+            fitted,
+            data.done,
         )
 
     def keep(self, task: UnlearnTask) -> Finished:

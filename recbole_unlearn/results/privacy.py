@@ -22,7 +22,7 @@ import torch
 
 from recbole_unlearn.data import INJECTED, UnlearnData
 from recbole_unlearn.measures.provisional import EXACT
-from recbole_unlearn.measures.verdict import UNCHANGED, sentence
+from recbole_unlearn.measures.verdict import DONE, UNCHANGED, sentence
 from recbole_unlearn.results.schema import (
     Curve,
     Distribution,
@@ -263,7 +263,7 @@ class Discretion:
         self, found: Verdict | None, phases: Mapping[str, PhaseResult], shares: Metrics
     ) -> Verdict | None:
         """The level is that of the figures themselves; its sentence has what is shown of them."""
-        if found is None or found.text == UNCHANGED:
+        if found is None or found.text in (UNCHANGED, DONE):
             return found
         provisional = self._provisional(found.provisional)
         text = sentence(found.level, {} if self.few else phases, shares, provisional)

@@ -1,7 +1,7 @@
 """Filling in a result: what follows from the phases, the settings for the record, and the machine.
 
-Times are the only values that differ between two runs with the same seed on the same machine, and all of them have
-`seconds` or `speedup` in their name.
+Between two runs with the same seed on the same machine, only times (all of them have `seconds` or `speedup` in their
+name), `date`, `request` and, with another key, `hashes` differ.
 """
 
 from __future__ import annotations
@@ -96,11 +96,14 @@ def build(
     errors: Metrics | None = None,
     placebo: Placebo | None = None,
     provisional: Provisional | None = None,
+    done_earlier: str | None = None,
+    stamp: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """The result of a finished run.
 
-    ``errors`` are those of how far retraining moves affected users, and ``provisional`` is what the run looks like
-    without retraining.
+    ``errors`` are those of how far retraining moves affected users, ``provisional`` is what the run looks like
+    without retraining, ``done_earlier`` the day on which the same request was done, and ``stamp`` what
+    :class:`~recbole_unlearn.results.evidence.Evidence` has.
     """
     run = read(RunSettings, config)
     shares = recovered(phases, errors or {}) if RETRAINED in phases else None
@@ -120,5 +123,7 @@ def build(
         left_out=None if shares is None else left_out(phases, shares),
         speedup=speedup(phases),
         placebo=placebo,
-        verdict=verdict(phases, shares or {}, forget.interactions, provisional),
+        verdict=verdict(phases, shares or {}, forget.interactions, provisional, done_earlier is not None),
+        done_earlier=done_earlier,
+        **(stamp or {}),
     )

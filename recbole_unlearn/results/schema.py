@@ -227,6 +227,10 @@ class RunResult:
     placebo: Placebo | None = None
     verdict: Verdict | None = None
     withheld: Withheld | None = None  # None: all figures are there, as they are
+    date: str | None = None  # when it was written, ISO 8601, UTC
+    request: str | None = None  # the run's id, which says nothing about its content
+    hashes: dict[str, str] = dataclasses.field(default_factory=dict)  # keyed: request, original, result
+    done_earlier: str | None = None  # the day on which this request was done before
 
     @property
     def unlearned(self) -> PhaseResult:
@@ -242,6 +246,9 @@ class RunResult:
         """As it is in the file."""
         tree: dict[str, Any] = {"schema": SCHEMA}
         tree |= {key: getattr(self, key) for key in ("model", "dataset", "method", "seed", "settings")}
+        for key in ("date", "request", "hashes", "done_earlier"):
+            if getattr(self, key):
+                tree[key] = getattr(self, key)
         tree["forget"] = self.forget.to_json()
         tree["phases"] = {name: phase.to_json() for name, phase in self.phases.items()}
         tree |= {key: getattr(self, key) for key in ("difficulty", "certificates", "curves", "environment")}
@@ -287,6 +294,8 @@ class RunResult:
             placebo=Placebo.from_json(tree.get("placebo")),
             verdict=Verdict.from_json(tree.get("verdict")),
             withheld=_withheld(tree.get("withheld")),
+            **{key: _word(tree.get(key)) for key in ("date", "request", "done_earlier")},
+            hashes={k: v for k, v in mapping(tree.get("hashes")).items() if isinstance(v, str)},
         )
 
 

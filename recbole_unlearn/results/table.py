@@ -77,10 +77,15 @@ def _closing_lines(result: RunResult) -> Iterator[str]:
     forget = result.forget
     if result.verdict is not None:
         yield result.verdict.text
-    yield (
-        f"R recall, N NDCG. Forgotten: {forget.interactions} interactions of {forget.users} users "
-        f"and {forget.items} items ({forget.source})."
-    )
+    if result.done_earlier is not None:
+        yield f"R recall, N NDCG. The request was carried out on {result.done_earlier}."
+    elif forget.interactions == 0:
+        yield f"R recall, N NDCG. Forgotten: held-out interactions only, which left the data ({forget.source})."
+    else:
+        yield (
+            f"R recall, N NDCG. Forgotten: {forget.interactions} interactions of {forget.users} users "
+            f"and {forget.items} items ({forget.source})."
+        )
     share = (result.recovered or {}).get("ndcg@20")
     if share is not None:
         yield f"Share of retraining recovered (NDCG@20, affected users): {share:.0%}."

@@ -14,6 +14,7 @@ from recbole_unlearn.settings.groups import (
     EvaluationSettings,
     ForgetSettings,
     GridSettings,
+    RecordSettings,
     RunSettings,
     TuneSettings,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "EvaluationSettings",
     "ForgetSettings",
     "GridSettings",
+    "RecordSettings",
     "Role",
     "RunSettings",
     "TuneSettings",

@@ -234,6 +234,15 @@ class UnlearnConfig(Config):
         chosen = {**self.inherited, **self.external_config_dict}
         return {key: chosen.get(key, default) for key, default in values.items()}
 
+    def model_values(self) -> dict[str, Any]:
+        """What kind of model it is: its name, its dataset's, and the settings that its own source reads."""
+        values = {"model": self["model"], "dataset": self["dataset"]}
+        for key in _keys_read_by(self.model_class) & set(self.final_config_dict):
+            known = RECBOLE.get(key, Known())
+            if known.trains and not known.derived and known.role is not declare.Role.PLACE:
+                values[key] = self.final_config_dict[key]
+        return values
+
     def replace(self, **changes: Any) -> UnlearnConfig:
         """A copy with some keys changed, for RecBole and for the methods of this run; this one is left as it is."""
         chosen = self.method_names()  # a worker is sent the method itself, and need not know one of its name

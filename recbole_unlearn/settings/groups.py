@@ -60,8 +60,8 @@ class ForgetSettings:
     """Which interactions are to be forgotten."""
 
     forget: str = setting(
-        "A file of deletion requests (.csv, .tsv, .jsonl, .parquet), or 'injected' for the paper's "
-        "synthetic protocol.",
+        "A file of deletion requests (.csv, .tsv, .jsonl, .parquet; text also with .gz), or 'injected' for the "
+        "paper's synthetic protocol.",
         role=Role.PLACE,
         per_run=False,
     )
@@ -83,6 +83,23 @@ class ForgetSettings:
         high=1.0,
     )
     inject_seed: int | None = setting("injected: seed of the draw; the run's seed when empty.")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordSettings:
+    """What a result says about itself, for those who have to show later what was done."""
+
+    request_id: str | None = setting(
+        "A name for this run in result.json (letters, digits, -_.); a random one when empty.",
+        role=Role.SUBJECT,
+        per_run=False,
+    )
+    hash_key: str | None = setting(
+        "A file with the key of the hashes in result.json; when empty, RECBOLE_UNLEARN_KEY, or a key that is made in "
+        "~/.config/recbole_unlearn.",
+        role=Role.PLACE,
+        per_run=False,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +178,7 @@ class CacheSettings:
 GROUPS: dict[str, type] = {
     "Run": RunSettings,
     "Forget set": ForgetSettings,
+    "Record": RecordSettings,
     "Evaluation": EvaluationSettings,
     "Tuning": TuneSettings,
     "Grid": GridSettings,

@@ -1,6 +1,8 @@
 """Requests: every kind of file and header, and the rows they are found to mean."""
 
+import gzip
 import json
+import logging
 
 import numpy as np
 import pandas as pd
@@ -9,6 +11,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from recbole_unlearn import run_unlearn
+from recbole_unlearn.data import request_forms
 from recbole_unlearn.data.requests import Fields, locate, read_request
 from recbole_unlearn.data.splits import load
 from recbole_unlearn.errors import UnlearnError
@@ -28,46 +32,125 @@ def write(path, columns=("user_id", "item_id"), rows=ROWS, **kinds):
     return path
 
 
+def asked(forget):
+    """(user, item, time) of each request; None where there is none."""
+    frame = read_request(forget, FIELDS).frame
+    return [
+        (user, item, None if time != time else time)
+        for user, item, time in frame.itertuples(index=False, name=None)
+    ]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_every_kind_of_file(tmp_path, suffix):
-    request = read_request(write(tmp_path / f"r{suffix}"), FIELDS)
-    assert request.kind == "interactions"
-    assert request.frame.to_numpy().tolist() == [["u1", "i2"], ["u3", "i4"]]  # duplicates count once
+    found = asked(write(tmp_path / f"r{suffix}"))
+    assert found == [("u1", "i2", None), ("u3", "i4", None)]  # duplicates count once
 
 
 @pytest.mark.parametrize(
-    ("columns", "kind"),
+    ("columns", "meant"),
     [
-        (("user_id",), "users"),
-        (("item_id",), "items"),
-        (("item_id", "user_id"), "interactions"),
-        (("user_id:token", "item_id:token"), "interactions"),
-        (("user_id", "item_id", "timestamp"), "interactions"),
+        (("user_id",), ("1", None, None)),
+        (("item_id",), (None, "1", None)),
+        (("item_id", "user_id"), ("1", "1", None)),
+        (("user_id:token", "item_id:token"), ("1", "1", None)),
+        (("user_id", "item_id", "timestamp"), ("1", "1", 1.0)),
+        (("user_id", "reason", "Ticket number"), ("1", None, None)),
+        (("user_id", "item_id", "rating"), ("1", "1", None)),
     ],
 )
-def test_the_header_decides(tmp_path, columns, kind):
+def test_the_header_decides(tmp_path, columns, meant):
     rows = [tuple("1" for _ in columns)]
-    assert read_request(write(tmp_path / "r.csv", columns, rows), FIELDS).kind == kind
+    assert asked(write(tmp_path / "r.csv", columns, rows)) == [meant]
 
 
 @pytest.mark.parametrize(
     "columns",
-    [("user", "item"), ("timestamp",), ("user_id", "timestamp"), ("user_id", "item_id", "rating"),
-     ("user_id", "user_id"), ("user_id", "user_id:token")],
+    [("user", "item"), ("timestamp",), ("timestamp", "reason"), ("user_id", "movie_id"), ("item_id", "user"),
+     ("user_id", "date"), ("user_id", ""), ("user_id", "user_id"), ("user_id", "user_id:token"),
+     ("user_id", "item_id", "user_id")],
 )  # fmt: skip
 def test_wrong_headers_say_what_is_expected(tmp_path, columns):
+    """Also a column beside one id column: a misspelt item_id would turn an interaction into a whole user."""
     path = tmp_path / "r.csv"
     path.write_text(",".join(columns) + "\n" + ",".join("1" for _ in columns) + "\n")
     with pytest.raises(UnlearnError, match=r"r\.csv: the header .*expected columns user_id,item_id"):
         read_request(path, FIELDS)
 
 
+MIXED = [("u1", "i2", 7.0), ("u22", None, None), (None, "i50", None), ("u3", "i4", None)]
+
+
+def test_one_file_mixes_interactions_users_and_items(tmp_path, caplog):
+    lines = [
+        "user_id,item_id,timestamp,reason",
+        "u1,i2,7,moved away",
+        "u22,,,",
+        ",,,",
+        " ,i50, ,",
+        "u3, i4 ,,x",
+    ]
+    (tmp_path / "r.csv").write_text("\n".join(lines) + "\n")
+    with caplog.at_level(logging.INFO):
+        request = read_request(tmp_path / "r.csv", FIELDS)
+    assert asked(tmp_path / "r.csv") == MIXED
+    assert request.rows.tolist() == [2, 3, 5, 6]  # the blank line has a number and no request
+    assert "1 column beside those of the request is not used (reason)" in caplog.text
+    assert "moved" not in caplog.text
+
+
+def test_every_form_can_mix(tmp_path):
+    columns = {
+        "user_id": ["u1", "u22", None, "u3"], "item_id": ["i2", "", "i50", "i4"], "timestamp": [7, None, None, None],
+    }  # fmt: skip
+    pd.DataFrame(columns).to_parquet(tmp_path / "r.parquet")
+    lines = [json.dumps({k: v[n] for k, v in columns.items() if v[n] is not None}) for n in range(4)]
+    (tmp_path / "r.jsonl").write_text("\n".join(lines))
+    for form in (columns, pd.DataFrame(columns), tmp_path / "r.parquet", tmp_path / "r.jsonl"):
+        assert asked(form) == MIXED
+
+
+def test_names_of_further_columns_are_printed_only_if_they_look_like_names(tmp_path, caplog):
+    write(tmp_path / "r.csv", ("user_id", "item_id", "note", "4711"), [("u1", "i2", "x", "y")])
+    with caplog.at_level(logging.INFO):
+        read_request(tmp_path / "r.csv", FIELDS)
+    assert "2 columns beside those of the request are not used." in caplog.text
+    assert "4711" not in caplog.text
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_packed_files(tmp_path, suffix):
+    plain = write(tmp_path / f"r{suffix}")
+    packed = tmp_path / f"p{suffix}.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert asked(packed) == asked(plain)
+    for damaged in (packed.read_bytes()[:-9], b"no gzip", packed.read_bytes()[:12] + b"?" * 30):
+        packed.write_bytes(damaged)
+        with pytest.raises(UnlearnError, match="the gzip file is damaged"):
+            read_request(packed, FIELDS)
+
+
+def test_a_packed_file_cannot_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(request_forms, "LARGEST", 1000)
+    (tmp_path / "r.csv.gz").write_bytes(gzip.compress(b"user_id\n" + b"1\n" * 5000))
+    with pytest.raises(UnlearnError, match="more than 1000 bytes when unpacked"):
+        read_request(tmp_path / "r.csv.gz", FIELDS)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_byte_order_marks(tmp_path, encoding, suffix):
+    plain = write(tmp_path / f"r{suffix}", rows=[("u1", "i2"), ("Zoë", "i4")])
+    marked = tmp_path / f"m{suffix}"
+    marked.write_bytes(plain.read_text(encoding="utf-8").encode(encoding))
+    assert asked(marked) == asked(plain)
+
+
 def test_tokens_keep_their_spelling(tmp_path):
     (tmp_path / "r.csv").write_text("user_id,item_id\n007,1e3\nNA,null\n")
-    assert read_request(tmp_path / "r.csv", FIELDS).frame.to_numpy().tolist() == [
-        ["007", "1e3"],
-        ["NA", "null"],
-    ]
+    assert asked(tmp_path / "r.csv") == [("007", "1e3", None), ("NA", "null", None)]
+    (tmp_path / "r.jsonl").write_text('{"user_id": 90071992547409931}\n{"item_id": "1"}\n')
+    assert asked(tmp_path / "r.jsonl") == [("90071992547409931", None, None), (None, "1", None)]
 
 
 def test_numbers_become_tokens():
@@ -91,7 +174,13 @@ def test_python_forms_agree():
         ("", "is empty"),
         ("user_id,item_id\n", "no rows"),
         ("user_id,item_id\n\n\n", "no rows"),
-        ("user_id,item_id\nu1,i1\nu2,\n", r"missing in line 3"),
+        ("user_id,item_id,timestamp\nu1,i1,\n,,7\n", r"neither a user nor an item .* line 3"),
+        ("user_id,item_id,reason\nu1,i1,\n ,,moved\n", r"neither a user nor an item .* line 3"),
+        ("user_id,item_id,timestamp\nu1,,7\n", r"timestamp is given with a whole user or item in line 2"),
+        ("user_id,timestamp\nu1,7\n", r"timestamp is given with a whole user or item in line 2"),
+        ("user_id,item_id,timestamp\nu1,i1,inf\n", r"not a number in line 2"),
+        ('user_id,reason\nu1,"two\nlines"\n,x\n', r"neither a user nor an item is given in line 4"),
+        ('user_id,reason\nu1,"open\nu2,x\n', r"line 2 has quotes that do not match"),
         ("user_id,item_id,timestamp\nu1,i1,noon\n", r"not a number in line 2"),
         ("user_id,item_id\nu1,i1,extra,more\n", "r.csv"),
     ],
@@ -115,11 +204,61 @@ def test_binary_rubbish_is_refused(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("forget", "message"),
     [("nowhere.csv", "no such file"), ("r.xlsx", "unknown kind of file"), (42, "cannot be a int"),
-     ({"user_id": [1], "item_id": [1, 2]}, "differ in length")],
+     ({"user_id": [1], "item_id": [1, 2]}, "differ in length"), ("r.parquet.gz", "unknown kind of file"),
+     (b"22", "cannot be a bytes"), (None, "cannot be a NoneType"), (pd.Series(["22"]), "cannot be a Series"),
+     (["22", "50"], "two users, or a user and an item"), (("22", None), "item_id cannot be a NoneType"),
+     ({"user_id": "22", "item_id": ["50", "51"]}, "differ in length"),
+     ({"user_id": [1, None]}, "neither a user nor an item is given in row 1"),
+     ({"user_id": [1e18]}, "too large to be exact"), ({"user_id": [float("inf")]}, "too large to be exact")],
 )  # fmt: skip
 def test_what_is_no_request(forget, message):
-    with pytest.raises(UnlearnError, match=message):
+    with pytest.raises(UnlearnError, match=message) as error:
         read_request(forget, FIELDS)
+    assert "\n" not in str(error.value)
+
+
+VALUES = st.one_of(
+    st.text("abc123 é-", min_size=1).filter(str.strip), st.integers(0, 2**70), st.integers(0, 99).map(np.int64),
+    st.text("xyz", min_size=1).map(np.str_),
+)  # fmt: skip
+SHAPES = st.sampled_from([list, tuple, pd.Series, pd.Index, lambda v: np.array(v, dtype=object)])
+
+
+@given(value=VALUES, other=VALUES, shape=SHAPES)
+def test_one_value_is_one_token_whatever_it_is(value, other, shape):
+    """`{"user_id": "22"}` is user 22, never users 2 and 2."""
+    for form in ({"user_id": value}, {"user_id": shape([value])}):
+        assert asked(form) == [(str(value).strip(), None, None)]
+    for form in ((value, other), {"item_id": shape([other]), "user_id": value}, [[value], shape([other])]):
+        assert asked(form) == [(str(value).strip(), str(other).strip(), None)]
+
+
+@given(values=st.lists(VALUES, min_size=1, max_size=6), shape=SHAPES)
+def test_a_column_is_its_values(values, shape):
+    assert asked({"user_id": shape(values)}) == [
+        (token, None, None) for token in dict.fromkeys(str(value).strip() for value in values)
+    ]
+
+
+NO_COLUMN = st.one_of(
+    st.none(), st.booleans(), st.binary(), st.complex_numbers(), st.sets(st.integers()), st.datetimes(),
+    st.dictionaries(st.text(), st.integers()), st.builds(lambda n: iter(range(n)), st.integers(0, 3)),
+    st.just(np.array("22")), st.just(np.array([["22"]])), st.binary().map(bytearray), st.just(object()),
+)  # fmt: skip
+NO_CELL = st.one_of(
+    st.booleans(), st.binary(), st.lists(st.integers()), st.tuples(st.text()), st.datetimes(), st.just(object()),
+    st.booleans().map(np.bool_), st.just(np.datetime64("2026-01-01")), st.dictionaries(st.text(), st.text()),
+)  # fmt: skip
+
+
+@given(
+    given=st.one_of(NO_COLUMN, st.tuples(st.just("22"), NO_CELL).map(list)),
+    key=st.sampled_from(["user_id", "item_id"]),
+)
+def test_what_is_neither_a_value_nor_a_column_is_refused(given, key):
+    with pytest.raises(UnlearnError, match=r"cannot be a|neither text nor a number in row 1") as error:
+        read_request({key: given}, FIELDS)
+    assert "\n" not in str(error.value)
 
 
 @pytest.fixture(scope="module")
@@ -143,21 +282,24 @@ def tokens(split):
     )
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_rows_found_are_those_a_loop_finds(source, data):
-    """Against brute force, for any mixture of rows of all splits, and for each kind of request."""
+    """Against brute force, for any mixture of interactions, users and items of all splits."""
     everything = [pair for split in source.splits for pair in tokens(split)]
-    chosen = data.draw(st.lists(st.sampled_from(everything), min_size=1, max_size=15))
-    kind = data.draw(st.sampled_from(["interactions", "users", "items"]))
-    if kind == "interactions":
-        request, wanted = (list(zip(*chosen, strict=True)), lambda pair: pair in chosen)
-    elif kind == "users":
-        names = {user for user, _ in chosen}
-        request, wanted = ({"user_id": list(names)}, lambda pair: pair[0] in names)
-    else:
-        names = {item for _, item in chosen}
-        request, wanted = ({"item_id": list(names)}, lambda pair: pair[1] in names)
+    some = st.lists(st.sampled_from(everything), max_size=8)
+    pairs = data.draw(some)
+    users, items = {user for user, _ in data.draw(some)}, {item for _, item in data.draw(some)}
+    rows = [*pairs, *((user, None) for user in users), *((None, item) for item in items)]
+    if not rows:
+        return
+    request = dict(
+        zip(("user_id", "item_id"), zip(*data.draw(st.permutations(rows)), strict=True), strict=True)
+    )
+
+    def wanted(pair):
+        return pair in pairs or pair[0] in users or pair[1] in items
+
     expected = [[wanted(pair) for pair in tokens(split)] for split in source.splits]
     located = locate(read_request(request, FIELDS), source.splits)
     assert [located.train.tolist(), located.valid.tolist(), located.test.tolist()] == expected
@@ -229,3 +371,9 @@ def test_forgetting_everything_is_refused(source):
     request = read_request({"user_id": [f"u{n}" for n in range(40)]}, FIELDS)
     with pytest.raises(UnlearnError, match=r"all \d+ training interactions"):
         locate(request, source.splits)
+
+
+def test_python_data_in_the_settings_is_refused_without_its_values(settings):
+    with pytest.raises(UnlearnError, match=r"run_unlearn\(forget=\.\.\.\)") as error:
+        run_unlearn("BPR", "tiny", config_dict=settings | {"forget": {"user_id": ["u22"]}})
+    assert "u22" not in str(error.value)

@@ -69,7 +69,7 @@ def write(
             partition.number, shards.depth, _digest(data.retain),
         )  # fmt: skip
         plain = dataset_config(config, home, stored.dataset_file)
-        write_dataset(folder / stored.dataset_file.name, plain, data.retain, data.clock)
+        write_dataset(folder / stored.dataset_file.name, plain, data.retain, data.clock, done=data.done)
         head = {f.name: getattr(stored, f.name) for f in dataclasses.fields(stored) if f.name != "path"}
         write_json(folder / HEAD, {"schema": SCHEMA, **head, "settings": _without_paths(stored.settings)})
 

@@ -1,0 +1,191 @@
+"""Keyed hashes: which request was done, on which model, with which result, for those who hold the key.
+
+Few people can be asked for, so a plain hash of a request hides nothing: whoever hashes every user in turn finds the
+one who asked. A keyed hash (HMAC-SHA256) is a random number to everybody without the key. The key is never beside
+what it hashes: it is in a file that ``hash_key`` names, in an environment variable, or in a file of the user's
+configuration that is made when it is first needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+import torch
+from recbole.model.abstract_recommender import AbstractRecommender
+
+from recbole_unlearn.compat import cache_names
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.inputs import read_regular, shown
+
+VARIABLE = "RECBOLE_UNLEARN_KEY"
+SHORTEST, LONGEST = 32, 4096  # characters of a key
+
+logger = logging.getLogger(__name__)
+
+
+class Done(NamedTuple):
+    """A request that was carried out: its keyed hash, and the day."""
+
+    digest: str
+    date: str  # 2026-01-31
+
+    @classmethod
+    def of(cls, content: Any) -> tuple[Done, ...] | None:
+        """Those in a file; None if it holds something else."""
+        if content is None:  # files of earlier versions
+            return ()
+        fits = isinstance(content, list) and all(
+            isinstance(entry, tuple) and len(entry) == 2 and all(isinstance(part, str) for part in entry)
+            for entry in content
+        )
+        if not fits or not all(
+            re.fullmatch("[0-9a-f]{64}", d) and re.fullmatch(r"\d{4}-\d\d-\d\d", t) for d, t in content
+        ):
+            return None
+        return tuple(cls(*entry) for entry in content)
+
+
+def default_place() -> Path:
+    """Where the key is when nobody says: in the user's configuration, never in an output directory."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "recbole_unlearn" / "key"
+
+
+def load_key(path: str | os.PathLike | None = None) -> bytes | None:
+    """The key in the file ``path``, in the environment, or in the user's configuration, where it is made if needed.
+
+    None if there is no place to keep one; then nothing is hashed.
+    """
+    if path is not None:
+        return _read(Path(path))
+    if VARIABLE in os.environ:
+        return _checked(os.environ[VARIABLE].encode(), f"The key in {VARIABLE}")
+    try:
+        place = default_place()
+        if not place.exists():
+            _make(place)
+    except (OSError, RuntimeError) as error:  # a home that is not there, or not ours to write to
+        logger.warning(
+            "No key for hashes could be kept (%s), so the result has none. Give one with --hash_key=FILE.",
+            getattr(error, "strerror", None) or error,
+        )
+        return None
+    return _read(place)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        content = read_regular(path, LONGEST)
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise UnlearnError(
+            f"The key {shown(path)} cannot be read: {error.strerror or error}. Check its mode, or hash_key."
+        ) from error
+    if mode & stat.S_IROTH:
+        logger.warning("Everybody on this machine can read the key %s; chmod 600 it.", shown(path))
+    return _checked(content, f"The key {shown(path)}")
+
+
+def _checked(content: bytes, name: str) -> bytes:
+    key = content.strip()
+    if not SHORTEST <= len(key) <= LONGEST:
+        raise UnlearnError(
+            f"{name} has {len(key)} characters; it needs {SHORTEST} to {LONGEST}. Make one with: python -c "
+            "'import secrets; print(secrets.token_hex(32))'"
+        )
+    return key
+
+
+def _make(place: Path) -> None:
+    """Write a new key, whole and for its owner alone; of two processes that do so, the first wins."""
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=".key.")  # mode 600
+    try:
+        with os.fdopen(descriptor, "w") as stream:
+            stream.write(secrets.token_hex(32) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, place)
+    finally:
+        os.unlink(temporary)
+    logger.info("A key for the hashes in results was made: %s. Keep a copy of it, apart from models.", place)
+
+
+def keyed_hash(key: bytes, purpose: str, payload: bytes | Iterable[bytes]) -> str:
+    """HMAC-SHA256 of ``payload`` in hex; the same bytes for another ``purpose`` have another hash."""
+    digest = hmac.new(key, purpose.encode() + b"\0", hashlib.sha256)
+    for part in [payload] if isinstance(payload, bytes) else payload:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def request_digest(key: bytes, frame: pd.DataFrame) -> str:
+    """The hash of a request, by what it asks for: not by its order, its repetitions or the kind of its file.
+
+    ``frame`` has the columns user, item (None: all) and time (NaN: any). A row that another one covers (an
+    interaction of a whole user) does not count.
+    """
+    rows = {
+        (user, item, None if np.isnan(time) else float(time))
+        for user, item, time in zip(frame["user"], frame["item"], frame["time"], strict=True)
+    }
+    kept = {row for row in rows if not any(cover in rows for cover in _covers(*row))}
+    lines = sorted(json.dumps(row, ensure_ascii=True) for row in kept)
+    return keyed_hash(key, "request", "\n".join(lines).encode())
+
+
+def _covers(user: str | None, item: str | None, time: float | None) -> Iterator[tuple]:
+    """The rows that would ask for at least as much as this one."""
+    if user is not None and item is not None:
+        yield user, None, None
+        yield None, item, None
+        if time is not None:
+            yield user, item, None
+
+
+def model_digest(key: bytes, model: AbstractRecommender, settings: Mapping[str, Any]) -> str:
+    """The hash of a model: its weights, what it keeps beside them, and ``settings`` (plain values)."""
+    return keyed_hash(key, "model", _parts(model, settings))
+
+
+def _parts(model: AbstractRecommender, settings: Mapping[str, Any]) -> Iterator[bytes]:
+    yield json.dumps(settings, sort_keys=True, default=str).encode()
+    caches = cache_names(model)
+    others = {name: value for name, value in model.other_parameter().items() if name not in caches}
+    for name, value in [*sorted(model.state_dict().items()), *sorted(others.items())]:
+        yield f"\0{name}\0".encode()
+        yield from _content(value)
+
+
+def _content(value: Any) -> Iterator[bytes]:
+    """A tensor, an array, a sparse matrix or a plain value as bytes, with its type and shape."""
+    if sp.issparse(value):
+        table = value.tocsr()
+        value = np.concatenate(
+            [part.astype(np.float64) for part in (table.data, table.indices, table.indptr)]
+        )
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        yield f"{value.dtype} {list(value.shape)}".encode()
+        yield flat.view(torch.uint8).numpy().tobytes()
+    else:
+        plain = value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
+        yield repr(plain).encode()

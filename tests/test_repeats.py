@@ -1,0 +1,239 @@
+"""The same request twice, requests that change no weight, and what result.json says about a run, from end to end."""
+
+import json
+import os
+import pickle
+import re
+
+import pytest
+
+from recbole_unlearn import cli, run_unlearn
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files.unpickle import load_torch
+from tests.parts import same
+
+QUICK = {"show_progress": False, "tensorboard": False, "report": "none", "cache": False, "epochs": 2}
+ASKED = "user_id,item_id,reason\nu7,,moved\n,i3,\nu9,,\n"
+
+
+@pytest.fixture
+def values(settings):
+    return {key: value for key, value in settings.items() if key != "min_group"} | QUICK
+
+
+@pytest.fixture
+def first(values, tmp_path):
+    """A request that was carried out, with its result."""
+    (tmp_path / "r.csv").write_text(ASKED)
+    return run_unlearn(
+        "BPR", "tiny", forget=tmp_path / "r.csv", output_dir=tmp_path / "first", config_dict=values
+    )
+
+
+def again(folder, forget, out, **more):
+    return run_unlearn(
+        checkpoint=folder / "BPR-unlearned.pth", forget=forget, output_dir=out, config_dict=QUICK | more
+    )
+
+
+def saved(folder):
+    with open(folder / "tiny-Dataset.pth", "rb") as stream:
+        return pickle.load(stream)
+
+
+def state(folder):
+    return load_torch(folder / "BPR-unlearned.pth")["state_dict"]
+
+
+def test_a_request_that_comes_again_is_done(first, tmp_path, capsys):
+    """From the command line, in another order and another kind of file; nothing is trained, not even to compare."""
+    (tmp_path / "again.jsonl").write_text(
+        '{"user_id": "u9"}\n{"item_id": "i3"}\n{"user_id": "u7"}\n{"user_id": "u7"}\n'
+    )
+    flags = [f"--{key}={value}" for key, value in QUICK.items() if key != "epochs"]
+    done = cli.main([
+        f"--checkpoint={first.output_dir / 'BPR-unlearned.pth'}", f"--forget={tmp_path / 'again.jsonl'}",
+        f"--output_dir={tmp_path / 'second'}", "--compare=retrain", *flags,
+    ])  # fmt: skip
+    assert done == 0
+    shown = capsys.readouterr()
+    day = first.result["date"][:10]
+    assert f"carried out on {day}" in shown.out
+    log = (tmp_path / "second" / "run.log").read_text()
+    assert f"carried out earlier ({day})" in log
+    assert "Train" not in log
+    result = json.loads((tmp_path / "second" / "result.json").read_text())
+    assert list(result["phases"]) == ["original", "unlearned"]
+    assert result["done_earlier"] == day
+    assert result["verdict"]["text"].startswith("This request was carried out earlier")
+    assert result["forget"]["interactions"] == 0
+    assert result["hashes"]["request"] == first.result["hashes"]["request"]
+    assert result["hashes"]["original"] == result["hashes"]["result"] == first.result["hashes"]["result"]
+    assert same(state(first.output_dir), state(tmp_path / "second"))
+    before, after = saved(first.output_dir), saved(tmp_path / "second")
+    assert before.inter_feat.equals(after.inter_feat)
+    assert before.unlearn_done == after.unlearn_done == [(result["hashes"]["request"], day)]
+
+
+def test_earlier_requests_stay_known(first, tmp_path):
+    second = again(
+        first.output_dir, {"user_id": "u11"}, tmp_path / "second", unlearn="finetune", finetune_epochs=1
+    )
+    assert "done_earlier" not in second.result
+    assert second.result["hashes"]["original"] == first.result["hashes"]["result"]  # a chain
+    for name, forget in (("third", tmp_path / "r.csv"), ("fourth", {"user_id": ["u11"]})):
+        repeated = again(second.output_dir, forget, tmp_path / name)
+        assert repeated.result["done_earlier"] == first.result["date"][:10]
+        assert len(saved(tmp_path / name).unlearn_done) == 2
+
+
+def test_ensembles_know_them_too(values, tmp_path):
+    common = {"sisa_shards": 2, "unlearn": "sisa"}
+    made = run_unlearn(
+        "BPR", "tiny", forget={"user_id": "u7"}, config_dict=values | common | {"output_dir": "a"}
+    )
+    repeated = run_unlearn(
+        checkpoint=made.output_dir / "BPR-unlearned", forget={"user_id": "u7"}, output_dir=tmp_path / "b",
+        unlearn="sisa", config_dict={key: value for key, value in QUICK.items() if key != "epochs"},
+    )  # fmt: skip
+    assert repeated.record.done_earlier is not None
+    assert repeated.record.hashes["original"] == made.record.hashes["result"]
+
+
+def test_without_the_key_it_is_a_request_for_strangers(first, tmp_path):
+    (tmp_path / "key").write_text("another" * 9)
+    with pytest.raises(
+        UnlearnError, match=r"3 of 3 requests name .*1 request was carried out.*--hash_key"
+    ) as error:
+        again(first.output_dir, tmp_path / "r.csv", tmp_path / "second", hash_key=str(tmp_path / "key"))
+    assert "u7" not in str(error.value)
+
+
+def test_part_of_a_request_is_another_request(first, tmp_path):
+    for on_missing in ("error", "skip"):
+        with pytest.raises(UnlearnError, match="given as a whole"):
+            again(first.output_dir, {"user_id": "u7"}, tmp_path / "second", on_missing=on_missing)
+
+
+def test_what_is_still_there_is_deleted_whatever_the_list_says(first, values, tmp_path, monkeypatch):
+    """A hash in the list is not believed over the data."""
+    other = again(
+        first.output_dir, {"user_id": "u11"}, tmp_path / "second", unlearn="finetune", finetune_epochs=1
+    )
+    entry = saved(other.output_dir).unlearn_done[1]
+    path = first.output_dir / "tiny-Dataset.pth"
+    dataset = saved(first.output_dir)
+    dataset.unlearn_done.append(entry)
+    path.write_bytes(pickle.dumps(dataset))
+    from recbole_unlearn.data import Fields, carry_out, load, read_request
+
+    source = load(first.config, path)
+    request = read_request({"user_id": "u11"}, Fields.of(first.config))
+    data = carry_out(request, source, "python", "error", entry[0])
+    assert data.done_earlier is None
+    assert len(data.forget) > 0
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        7,
+        ["x"],
+        [("x", "2026-01-01")],
+        [("a" * 64, "today")],
+        [("a" * 64,)],
+        {"a": 1},
+        [["a" * 64, "2026-01-01"]],
+    ],
+)
+def test_an_odd_list_is_refused(first, odd):
+    from recbole_unlearn.data import load
+
+    path = first.output_dir / "tiny-Dataset.pth"
+    dataset = saved(first.output_dir)
+    dataset.unlearn_done = odd
+    path.write_bytes(pickle.dumps(dataset))
+    with pytest.raises(UnlearnError, match="list of earlier requests is odd"):
+        load(first.config, path)
+    del dataset.unlearn_done  # a file of an earlier version
+    path.write_bytes(pickle.dumps(dataset))
+    assert load(first.config, path).done == ()
+
+
+def test_nothing_that_is_saved_names_who_asked(first):
+    for path in first.output_dir.rglob("*"):
+        if path.is_file():
+            assert not re.search(rb"\bu7\b|\bu9\b|\bmoved\b", path.read_bytes()), path.name
+
+
+def test_held_out_interactions_alone(values, tmp_path, capsys, monkeypatch):
+    """From the command line: it succeeds, the interactions are gone, and no weight has changed."""
+    from recbole_unlearn.data import load
+    from recbole_unlearn.settings import UnlearnConfig
+
+    test = load(UnlearnConfig("BPR", "tiny", config_dict=values)).splits.test
+    user, item = (str(test.id2token(field, test.inter_feat[field][0])) for field in ("user_id", "item_id"))
+    (tmp_path / "r.csv").write_text(f"user_id,item_id\n{user},{item}\n")
+    flags = [f"--{key}={value}" for key, value in (values | {"unlearn": "obliviate"}).items()]
+    assert cli.main(["--model=BPR", "--dataset=tiny", f"--forget={tmp_path / 'r.csv'}", *flags]) == 0
+    shown = capsys.readouterr()
+    assert "no weight had to change" in shown.out
+    assert "held-out interactions only" in shown.out
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["verdict"]["level"] == "near"
+    assert result["hashes"]["original"] == result["hashes"]["result"]
+    dataset = saved(tmp_path / "out")
+    left = dataset.inter_feat
+    pair = dataset.field2token_id["user_id"].get(user), dataset.field2token_id["item_id"].get(item)
+    assert not ((left["user_id"] == pair[0]) & (left["item_id"] == pair[1])).any()
+    assert len(left) == 679
+    again(tmp_path / "out", tmp_path / "r.csv", tmp_path / "second")  # and it, too, is known
+
+
+# ---- date, id and hashes ----
+
+
+def test_every_run_has_a_date_and_an_id(first, values):
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", first.result["date"])
+    assert re.fullmatch(r"[0-9a-f-]{36}", first.result["request"])
+    noise = run_unlearn(
+        "BPR", "tiny", config_dict=values | {"inject_mode": "random", "request_id": "T-1.b_2"}
+    )
+    assert noise.result["request"] == "T-1.b_2"
+    assert "hashes" not in noise.result  # nobody asked
+    assert "request_id" not in noise.result["settings"]
+    assert "hash_key" not in noise.result["settings"]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 65, "é", "../up", "a\nb"])
+def test_an_odd_id_is_refused(values, name):
+    with pytest.raises(UnlearnError, match="request_id is not valid: expected up to 64"):
+        run_unlearn("BPR", "tiny", forget={"user_id": "u7"}, config_dict=values | {"request_id": name})
+
+
+def test_the_hashes_are_those_of_the_key(values, tmp_path):
+    (tmp_path / "key").write_text("k" * 40 + "\n")
+    os.chmod(tmp_path / "key", 0o600)
+    values = values | {"unlearn": "finetune", "finetune_epochs": 1}
+    hashes = [
+        run_unlearn("BPR", "tiny", forget={"user_id": "u7"}, config_dict=values | {"hash_key": key}).result[
+            "hashes"
+        ]
+        for key in (str(tmp_path / "key"), None)
+    ]
+    assert set(hashes[0]) == {"request", "original", "result"}
+    assert len({*hashes[0].values(), *hashes[1].values()}) == 6
+
+
+def test_a_bad_key_is_refused_before_anything_is_trained(values, tmp_path, caplog):
+    for content, message in ((None, "There is no file"), ("short", r"has 5 characters; it needs 32")):
+        if content is not None:
+            (tmp_path / "key").write_text(content)
+        with pytest.raises(UnlearnError, match=message):
+            run_unlearn(
+                "BPR",
+                "tiny",
+                forget={"user_id": "u7"},
+                config_dict=values | {"hash_key": str(tmp_path / "key")},
+            )
+        assert "Train" not in caplog.text
