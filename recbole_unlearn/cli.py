@@ -12,6 +12,7 @@ from typing import Any
 
 from recbole_unlearn import __version__
 from recbole_unlearn.errors import EXIT_CODE, UnlearnError
+from recbole_unlearn.words import counted
 
 # Names among RecBole's settings and ours that no class declares; taken as they are typed.
 _NAMES = {"model", "dataset", "data_path", "config_files"}
@@ -109,8 +110,8 @@ def _grid(values: dict[str, Any]) -> int:
         return 130
     print("\n".join(["", str(result), *map(str, result.files)]))
     if result.failed:
-        counted = f"{len(result.failed)} of {len(result.cells)} cells"
-        print(f"{counted} failed; the same command tries them again.", file=sys.stderr)
+        failed = f"{len(result.failed)} of {counted(len(result.cells), 'cell')}"
+        print(f"{failed} failed; the same command tries again.", file=sys.stderr)
         return 1
     return 0
 

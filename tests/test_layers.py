@@ -10,7 +10,7 @@ PACKAGE = "recbole_unlearn"
 # From the ground up; the longest name that fits a module is its layer. Those on one line may import each other.
 LAYERS = [
     ["errors"],
-    ["inputs", "log", "cluster", "compat", "extensions"],
+    ["inputs", "log", "words", "console", "cluster", "compat", "extensions"],
     ["settings"],
     ["files"],
     ["data"],

@@ -25,6 +25,7 @@ from recbole_unlearn.grid.table import said, table
 from recbole_unlearn.log import logging_to, progress
 from recbole_unlearn.report import FAILED_FILE, PLAN_FILE, read_json, results_in, write_comparison
 from recbole_unlearn.settings import RunSettings, UnlearnConfig, read
+from recbole_unlearn.words import counted
 
 SCHEMA = 1
 
@@ -94,11 +95,13 @@ class _Grid:
                 self._work(bar)
             except KeyboardInterrupt:
                 done = len(self.cells) - sum(not is_done(self.directory, cell) for cell in self.cells)
-                logger.warning("Stopped: %d of %d cells have a result.", done, len(self.cells))
+                logger.warning("Stopped: a result for %d of %s.", done, counted(len(self.cells), "cell"))
                 raise
         if len(self.failed) == len(self.cells):
             reason = self.failed[self.cells[0].name]
-            raise UnlearnError(f"All {len(self.cells)} cells of the grid failed; the first one: {reason}")
+            raise UnlearnError(
+                f"All {counted(len(self.cells), 'cell')} of the grid failed; the first one: {reason}"
+            )
         page = self.directory / "comparison.html"
         write_comparison(results_in(self.directory), page, grids=[self.directory])
         files = [page, page.with_name("tables.md"), page.with_name("tables.tex")]

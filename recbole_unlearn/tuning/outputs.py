@@ -18,7 +18,8 @@ from recbole_unlearn.tuning.goal import Candidate, best, front
 from recbole_unlearn.tuning.journal import FAILED, Record
 from recbole_unlearn.tuning.prepare import Prepared
 from recbole_unlearn.tuning.space import Domain, Space, Values, Whole
-from recbole_unlearn.tuning.table import figure, table
+from recbole_unlearn.tuning.table import table
+from recbole_unlearn.words import counted, decimal
 
 SCHEMA = 1
 
@@ -58,7 +59,7 @@ def content(
     ]
     if not candidates:
         reasons = [record["error"] for record in records if record["error"]]
-        raise UnlearnError(f"All {len(records)} trials failed; the first one: {reasons[0]}")
+        raise UnlearnError(f"All {counted(len(records), 'trial')} failed; the first one: {reasons[0]}")
     objective = prepared.shared.goal
     return {
         "schema": SCHEMA,
@@ -117,9 +118,9 @@ def _write_settings(path: Path, candidate: Candidate, what: str, prepared: Prepa
     about = [
         f"{what} of a sweep of {shared.method.name} with {shared.config['model']} on {shared.config['dataset']}, "
         f"seed {shared.config['seed']}, trial {candidate['trial']}.",
-        f"On validation interactions: {shared.goal.metric} {candidate['everyone']:.4f} (all users), "
-        f"{figure(candidate['affected'])} (affected), demotion rate {figure(candidate['demotion'], 3)}, "
-        f"score {candidate['score']:.4f}.",
+        f"On validation interactions: {shared.goal.metric} {decimal(candidate['everyone'])} (all users), "
+        f"{decimal(candidate['affected'])} (affected), demotion rate {decimal(candidate['demotion'], 3)}, "
+        f"score {decimal(candidate['score'])}.",
         f"Use it with the same command: --config_files={path.name} instead of --tune.",
     ]
     text = "".join(f"# {line}\n" for line in about) + yaml.safe_dump(values, sort_keys=False)

@@ -38,6 +38,7 @@ from recbole_unlearn.rows import (
     with_neighbours,
 )
 from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.words import counted
 
 DECAY, MOST = 0.5, 1000  # of neighbours without a new start: share from hop to hop, and how many join a side
 
@@ -290,8 +291,8 @@ class _Request:
             if not own.all():
                 self.adapters.adapters.append(self._follower(table, region[side].ids[~own], change, ~own))
         logger.info(
-            "LUA: a new start of the request's rows from retained neighbours, in %d rounds%s.",
-            self.options.lua_rounds, "" if len(self.adapters.adapters) == len(trained) else "; others follow",
+            "LUA: a new start of the request's rows from retained neighbours, in %s%s.",
+            counted(self.options.lua_rounds, "round"), "" if len(self.adapters.adapters) == len(trained) else "; others follow",
         )  # fmt: skip
 
     def _follower(
