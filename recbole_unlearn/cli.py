@@ -111,7 +111,7 @@ def _grid(values: dict[str, Any]) -> int:
     print("\n".join(["", str(result), *map(str, result.files)]))
     if result.failed:
         failed = f"{len(result.failed)} of {counted(len(result.cells), 'cell')}"
-        print(f"{failed} failed; the same command tries again.", file=sys.stderr)
+        print(f"{failed} failed; the same command tries them again.", file=sys.stderr)
         return 1
     return 0
 

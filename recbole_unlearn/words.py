@@ -1,4 +1,4 @@
-"""Numbers written for people: one place, so that nothing says "-0%", "0.0x" or "1 users". None is a dash, never zero."""
+"""Numbers written for people, so that nothing says "-0%", "0.0x" or "1 users"; None is a dash, never zero."""
 
 from __future__ import annotations
 

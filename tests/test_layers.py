@@ -81,8 +81,11 @@ def test_no_family_of_methods_imports_another(path):
 
 
 def test_modules_stay_small_in_what_they_need():
-    """A module that puts everything together may need many others; that is the pipeline, and nobody else."""
-    many = {name_of(path): len(imports(path) - {PACKAGE}) for path in MODULES}
+    """A module that puts everything together may need many others; that is the pipeline, and nobody else.
+
+    How a number is written does not count.
+    """
+    many = {name_of(path): len(imports(path) - {PACKAGE, f"{PACKAGE}.words"}) for path in MODULES}
     assert {name for name, number in many.items() if number > 10} <= ALLOWED_MANY
 
 

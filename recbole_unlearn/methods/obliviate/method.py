@@ -292,8 +292,9 @@ class _Request:
                 self.adapters.adapters.append(self._follower(table, region[side].ids[~own], change, ~own))
         logger.info(
             "LUA: a new start of the request's rows from retained neighbours, in %s%s.",
-            counted(self.options.lua_rounds, "round"), "" if len(self.adapters.adapters) == len(trained) else "; others follow",
-        )  # fmt: skip
+            counted(self.options.lua_rounds, "round"),
+            "" if len(self.adapters.adapters) == len(trained) else "; others follow",
+        )
 
     def _follower(
         self, table: Table, ids: torch.Tensor, change: torch.Tensor, which: torch.Tensor
