@@ -20,10 +20,12 @@ _NAMES = {"model", "dataset", "data_path", "config_files"}
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """`--key=value` arguments as a dict; `--key value` is accepted too, because people type it."""
-    from recbole_unlearn.settings.config import own_settings
+    from recbole_unlearn.settings import GROUPS, declared, described
     from recbole_unlearn.settings.yaml_files import parse_value
 
-    names = _NAMES | {key for key, declared in own_settings().items() if declared.is_name}
+    ours = [about for group in GROUPS.values() for about in declared(group).values()]
+    of_methods = [key for method in described.methods() for key in method.keys]
+    names = _NAMES | {about.name for about in [*ours, *of_methods] if about.is_name}
     values: dict[str, Any] = {}
     rest = list(arguments)
     while rest:

@@ -57,6 +57,8 @@ class Prepared(NamedTuple):
     "New start of the rows a request touches and a downdate by Adam's state at a low rank (LUA), then a calibration "
     "on retained interactions (LAC).",
     ObliviateSettings,
+    models="differentiable, with rows of users or items; closed forms (EASE), exactly",
+    recommended="when retraining takes too long",
 )
 class Obliviate(UnlearnTrainer):
     """W' = W + R + A Bᵀ on contaminated rows."""
