@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn import settings
@@ -35,6 +36,8 @@ from recbole_unlearn.measures.placebo import compare
 from recbole_unlearn.measures.provisional import EXACT, provisional
 from recbole_unlearn.methods import Finished, UnlearnTask, UnlearnTrainer, registry
 from recbole_unlearn.results import record
+from recbole_unlearn.results.frame import frame
+from recbole_unlearn.results.notebook import page
 from recbole_unlearn.results.privacy import Discretion
 from recbole_unlearn.results.schema import (
     ORIGINAL,
@@ -70,8 +73,16 @@ class UnlearnResult:
         """The content of result.json."""
         return self.record.to_json()
 
+    def to_frame(self) -> pd.DataFrame:
+        """All figures, a row each: phase, group, metric and value (:func:`~recbole_unlearn.results.frame.frame`)."""
+        return frame(self.record)
+
     def __str__(self) -> str:
         return table(self.record)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return page(self.record)
 
 
 class _Phase(NamedTuple):

@@ -1,14 +1,17 @@
-"""The main figures of a grid's cells, for people."""
+"""The figures of a grid's cells: the main ones for people, and all of them as a data frame."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from recbole_unlearn.console import drawn, wrapped
 from recbole_unlearn.grid.plan import Cell
 from recbole_unlearn.report import read_result
 from recbole_unlearn.report.values import decimal, duration, percent, times
+from recbole_unlearn.results.frame import frame as frame_of
 from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.words import speed
 
@@ -25,6 +28,20 @@ def _figures(result: RunResult) -> list[str]:
         duration(after.seconds),
         times(result.speedup),
     ]
+
+
+def frame(cells: Sequence[Cell], directory: Path) -> pd.DataFrame:
+    """The figures of finished cells, a row each, with the cell that they are of."""
+    parts = []
+    for cell in cells:
+        result = read_result(directory / cell.name / "result.json")
+        own = {
+            "cell": cell.name, "model": cell.model, "dataset": cell.dataset, "ratio": cell.ratio, "seed": cell.seed,
+            "method": result.method,
+        }  # fmt: skip
+        figures = frame_of(result)
+        parts.append(pd.DataFrame(own, index=figures.index).join(figures))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def said(folder: Path) -> str:

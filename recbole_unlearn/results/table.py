@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from recbole_unlearn.console import drawn, wrapped
 from recbole_unlearn.measures.base import measures
@@ -27,12 +28,24 @@ _HEADS = {
 }
 
 
+class Block(NamedTuple):
+    """One table: its head, its rows, and how many columns at the left are names."""
+
+    head: list[str]
+    rows: list[list[str]]
+    left: int
+
+
 def table(result: RunResult) -> str:
     """The tables of a run, and the lines below them; as wide as the screen."""
-    parts = [_utility(result), "", _forgetting(result.phases)]
-    if methods := _methods(result):
-        parts += ["", methods]
-    return "\n".join([*parts, *map(wrapped, _closing_lines(result))])
+    tables = "\n\n".join(drawn(*block) for block in blocks(result))
+    return "\n".join([tables, *map(wrapped, closing_lines(result))])
+
+
+def blocks(result: RunResult) -> list[Block]:
+    """Utility, forgetting and, where there are several methods, these against retraining."""
+    found = [_utility(result), _forgetting(result.phases), _methods(result)]
+    return [block for block in found if block is not None]
 
 
 def asked_metrics(result: RunResult) -> list[str]:
@@ -58,7 +71,7 @@ def _head(metric: str) -> str:
     return f"{_HEADS.get(name, (name,))[0]}{at}{k}"
 
 
-def _utility(result: RunResult) -> str:
+def _utility(result: RunResult) -> Block:
     """A row per phase and group of users."""
     metrics = asked_metrics(result)
     rows = []
@@ -66,10 +79,10 @@ def _utility(result: RunResult) -> str:
         figures = [decimal(phase.metrics.get(metric)) for metric in metrics]
         rows.append([name, "all", *figures, decimal(phase.demotion_rate, 3), _seconds(phase)])
         rows.append(["", "affected", *(decimal(phase.affected.get(metric)) for metric in metrics), "", ""])
-    return drawn(["phase", "users", *map(_head, metrics), "demotion", "seconds"], rows, left=2)
+    return Block(["phase", "users", *map(_head, metrics), "demotion", "seconds"], rows, 2)
 
 
-def _forgetting(phases: Mapping[str, PhaseResult]) -> str:
+def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
     """A row per measure, a column per phase."""
     rows = []
     for one in measures():
@@ -79,14 +92,14 @@ def _forgetting(phases: Mapping[str, PhaseResult]) -> str:
             if any(value is not None for value in values):
                 rows.append([title, *(decimal(value, 3) for value in values)])
     names = ["retrained 2" if name == SECOND else name for name in phases]
-    return drawn(["forgetting", *names], rows)
+    return Block(["forgetting", *names], rows, 1)
 
 
-def _methods(result: RunResult) -> str:
+def _methods(result: RunResult) -> Block | None:
     """A row per method with its gaps to retraining and its verdict, where there are several methods."""
     judged = {name: phase for name, phase in result.phases.items() if phase.verdict is not None}
     if len(judged) < 2:
-        return ""
+        return None
     target = result.retrained or PhaseResult()
     goal = target.demotion_rate, target.figure("attack", "auc"), target.affected.get("ndcg@20")
     rows = []
@@ -107,7 +120,7 @@ def _methods(result: RunResult) -> str:
             ]
         )
     head = ["against retraining", "verdict", "demotion", "attack AUC", "N@20", "recovered", "speed-up"]
-    return drawn(head, rows, left=2)
+    return Block(head, rows, 2)
 
 
 def _with_befores(phases: Mapping[str, PhaseResult]) -> Iterator[tuple[str, PhaseResult]]:
@@ -138,7 +151,8 @@ def _legend(metrics: Iterable[str]) -> str:
     return f"{', '.join(words)}. " if words else ""
 
 
-def _closing_lines(result: RunResult) -> Iterator[str]:
+def closing_lines(result: RunResult) -> Iterator[str]:
+    """What is said below the tables."""
     if result.verdict is not None:
         yield result.verdict.text
     yield from _about_columns(result)
@@ -170,7 +184,7 @@ def _about_columns(result: RunResult) -> Iterator[str]:
     more = [_head(key) for key in measured if key not in shown]
     if more:
         yield f"Also measured, in result.json: {', '.join(more)}."
-    if _methods(result):
+    if _methods(result) is not None:
         yield (
             "Against retraining: the method's figure minus the retrained model's (N@20: NDCG@20 of affected users); "
             "recovered: the share of what retraining does for affected users, by NDCG@20; speed-up: retraining's "

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from recbole_unlearn.errors import UnlearnError
@@ -32,6 +33,16 @@ class TuneResult:
 
     result: dict[str, Any]
     output_dir: Path
+
+    def to_frame(self) -> pd.DataFrame:
+        """The trials: a row for each time one was measured, with its settings and figures; failed ones have none."""
+        return pd.DataFrame(
+            [
+                {"trial": record["number"], "state": record["state"], **record["settings"], **report}
+                for record in self.result["trials"]
+                for report in record["reports"] or [{}]
+            ]
+        )
 
     def __str__(self) -> str:
         return table(self.result)
