@@ -49,10 +49,13 @@ def judged(
 ) -> dict[str, PhaseResult]:
     """The phases, those of methods with how near they come to the retrained model; as they are without one.
 
+    A phase that is the retrained model itself has nothing to come near to.
     ``errors``, by phase, are those of how far retraining moves affected users from what the method started from.
     """
     found = dict(phases)
-    for name in method_phases(phases) if RETRAINED in phases else ():
+    for name in method_phases(phases):
+        if phases.get(RETRAINED) in (None, phases[name]):
+            continue
         seen = seen_from(phases, name)
         shares = recovered(seen, errors.get(name, {}))
         found[name] = dataclasses.replace(

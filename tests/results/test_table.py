@@ -116,6 +116,12 @@ def test_without_retraining_no_phase_is_judged():
     assert judged(phases, {}, 3) == phases
 
 
+def test_a_retrained_model_is_not_judged_by_itself():
+    same = measured()
+    found = judged({"original": measured(["ndcg@20"]), "unlearned": same, "retrained": same}, {}, 3)
+    assert found["unlearned"].verdict is None
+
+
 def test_speed_ups_below_one_keep_their_digits():
     def of(fast, slow):
         return speedup({"unlearned": PhaseResult(fast), "retrained": PhaseResult(slow)})
