@@ -23,9 +23,9 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     from recbole_unlearn.settings import GROUPS, declared, described
     from recbole_unlearn.settings.yaml_files import parse_value
 
-    ours = [about for group in GROUPS.values() for about in declared(group).values()]
-    of_methods = [key for method in described.methods() for key in method.keys]
-    names = _NAMES | {about.name for about in [*ours, *of_methods] if about.is_name}
+    ours = {key for group in GROUPS.values() for key, about in declared(group).items() if about.is_name}
+    of_methods = {key.name for method in described.methods() for key in method.keys if key.is_name}
+    names = _NAMES | ours | of_methods
     values: dict[str, Any] = {}
     rest = list(arguments)
     while rest:

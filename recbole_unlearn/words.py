@@ -17,8 +17,10 @@ def decimal(value: float | None, digits: int = 4) -> str:
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """+0.013 or -0.130, or a dash; what rounds to nothing is +0.000."""
-    return MISSING if value is None else f"{value:+z.{digits}f}"
+    """+0.013 or -0.130, 0.000 without a sign, or a dash."""
+    if value is None:
+        return MISSING
+    return f"{value:z.{digits}f}" if round(value, digits) == 0 else f"{value:+.{digits}f}"
 
 
 def percent(value: float | None, digits: int = 0) -> str:

@@ -42,10 +42,10 @@ def _figures(phase: PhaseResult) -> Iterator[tuple[str, str, float]]:
     for group, figures in groups.items():
         yield from ((group, metric, value) for metric, value in figures.items())
     for key, figure in phase.forgetting.items():
-        parts = {f"{key}.{part}": value for part, value in figure.items()} if isinstance(figure, dict) else {}
-        for metric, value in (parts or {key: figure}).items():
-            if isinstance(value, (int, float)):
-                yield "forgetting", metric, value
-    for metric, value in (("seconds", phase.seconds), ("speedup", phase.speedup)):
-        if value is not None:
-            yield "time", metric, value
+        if isinstance(figure, dict):
+            yield from (("forgetting", f"{key}.{part}", value) for part, value in figure.items())
+        elif figure is not None:
+            yield "forgetting", key, figure
+    for metric, time in (("seconds", phase.seconds), ("speedup", phase.speedup)):
+        if time is not None:
+            yield "time", metric, time

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -68,8 +69,13 @@ def methods() -> list[Description]:
     return [found[name] for name in sorted(found)]
 
 
-def from_source() -> Iterator[Description]:
+@functools.cache
+def from_source() -> tuple[Description, ...]:
     """The methods of this package."""
+    return tuple(_from_source())
+
+
+def _from_source() -> Iterator[Description]:
     classes: dict[str, ast.ClassDef] = {}
     for path in sorted(METHODS.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
