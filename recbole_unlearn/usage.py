@@ -53,7 +53,7 @@ def method_list() -> str:
     text = tabulate(
         rows,
         headers=["method", "result", "models", "what it does"],
-        maxcolwidths=[None, 15, room * 2 // 5, room - room * 2 // 5],
+        maxcolwidths=[None, 15, room // 2, room - room // 2],
     )
     return f"{text}\n\n{wrapped(_choice())}"
 
@@ -89,8 +89,7 @@ def help_text(values: Mapping[str, Any]) -> str:
         listed |= set(keys)
         blocks += ["", f"RecBole, {title}:"]
         blocks += [_line(key, defaults.get(key), comments.get(key, "")) for key in keys]
-    if model:
-        own = sorted(set(_model_values(model)) - listed)
+    if own := sorted(set(_model_values(model)) - listed):
         blocks += ["", f"RecBole, {model}:", *(_line(key, defaults[key], "") for key in own)]
     blocks += ["", "--config_files=a.yaml,b.yaml reads settings from files; the command line wins."]
     return "\n".join(blocks)
