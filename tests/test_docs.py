@@ -116,6 +116,35 @@ def test_links_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def texts_of(path):
+    """All texts of a Python file, with WORD for what an f-string fills in; the whole of any other file."""
+    if path.suffix != ".py":
+        return [path.read_text()]
+    found, parts = [], set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts |= {id(value) for value in node.values}
+            found.append("".join(getattr(value, "value", "") if isinstance(value, ast.Constant) else "WORD"
+                                 for value in node.values))  # fmt: skip
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            found.append(node.value)
+    return found
+
+
+def test_what_people_are_told_to_type_is_not_taken_apart_by_a_shell():
+    """--eval_args={mode: full} has to be quoted: bash makes two words of it."""
+    unquoted = re.compile(r"--\w+=[\[{(]")
+    assert unquoted.search("--eval_args={mode: full}")
+    assert not unquoted.search("--eval_args='{mode: full}' --metrics=NDCG")
+    pages = [*(ROOT / "recbole_unlearn").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    pages += [*(ROOT / "properties").rglob("*.yaml"), *(ROOT / "examples").rglob("*.*")]
+    assert len(pages) > 100
+    for page in pages:
+        if page.suffix in (".py", ".md", ".yaml", ".sh"):
+            for text in texts_of(page):
+                assert not unquoted.search(text), f"{page}: {unquoted.search(text)}"
+
+
 def test_the_python_snippets_of_readme_run(tmp_path):
     checkpoint = train_plain("BPR", tmp_path / "saved", dataset="ml-100k", epochs=1, embedding_size=8)
     whole, pieces = (block for block in blocks(README, "python") if "load_unlearned" not in block)

@@ -350,7 +350,7 @@ def _match_times(
     if split.time_field not in split.inter_feat:
         raise UnlearnError(
             f"{request.name} gives {split.time_field}, but the dataset was loaded without it. "
-            f"Drop that column, or load it with --load_col={{inter: [..., {split.time_field}]}}."
+            f"Drop that column, or load it with --load_col='{{inter: [..., {split.time_field}]}}'."
         )
     asked = request.frame["time"].to_numpy()
     asked = clock(asked) if clock else asked

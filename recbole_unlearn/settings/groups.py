@@ -11,7 +11,11 @@ from recbole_unlearn.settings.declare import Role, setting
 class RunSettings:
     """How one run is done and where its results go."""
 
-    unlearn: str = setting("Unlearning method; --unlearn=? lists them.", role=Role.SUBJECT)
+    unlearn: str = setting(
+        "Unlearning method: retrain is exact, obliviate is recommended when retraining takes too long; --unlearn=? "
+        "lists them.",
+        role=Role.SUBJECT,
+    )
     compare: list[str] = setting(
         "Methods to run beside it, for example retrain (the reference for all figures).",
         role=Role.SUBJECT,
