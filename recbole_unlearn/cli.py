@@ -78,13 +78,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _model(typed: str | None) -> str | type | None:
+    """A model by its name, or the class that package.module:Class names."""
+    from recbole_unlearn.typed_model import is_typed_class, typed_class
+
+    return typed_class(str(typed)) if is_typed_class(typed) else typed
+
+
 def _run(values: dict[str, Any]) -> int:
     """One run, or with `--tune` a sweep of them."""
     from recbole_unlearn.settings import as_list
 
     files = values.pop("config_files", None)
     files = files.split() if isinstance(files, str) and "," not in files else as_list(files)
-    model, dataset = values.pop("model", None), values.pop("dataset", None)
+    model, dataset = _model(values.pop("model", None)), values.pop("dataset", None)
     result: Any
     if values.get("tune"):
         from recbole_unlearn.tuning.sweep import tune_unlearn

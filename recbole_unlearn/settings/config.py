@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import recbole
 import yaml
 from recbole.config import Config
+from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import EvaluatorType, ModelType, dataset_arguments
 
 from recbole_unlearn import compat
@@ -39,6 +41,8 @@ from recbole_unlearn.settings.recbole_values import (
 )
 from recbole_unlearn.settings.yaml_files import YamlLoader, properties_dir, read_yaml
 
+# How a run goes, not what comes out of it: taken over from a config that somebody holds, never from a file.
+_OF_THIS_MACHINE = ("eval_batch_size", "show_progress", "state")
 SUPPORTED_TYPES = (ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL)
 
 
@@ -46,6 +50,11 @@ def model_names() -> list[str]:
     """The models this RecBole ships, from its property files."""
     folder = Path(recbole.__file__).parent / "properties" / "model"
     return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def is_recommender(found: Any) -> bool:
+    """Whether something is a model class of RecBole, or derived from one."""
+    return isinstance(found, type) and issubclass(found, AbstractRecommender)
 
 
 def own_settings() -> dict[str, declare.Declared]:
@@ -142,7 +151,12 @@ class UnlearnConfig(Config):
         if isinstance(model, str) and model not in model_names():
             raise UnlearnError(
                 f"Unknown model {model!r}.{nearest(model, model_names())} "
-                f"RecBole {recbole.__version__} has {len(model_names())} models; see its model list."
+                f"RecBole {recbole.__version__} has {len(model_names())} models; a model of your own is given as "
+                "--model=package.module:Class, or as the class in Python."
+            )
+        if not isinstance(model, str) and not is_recommender(model):
+            raise UnlearnError(
+                f"{model!r:.200} is not a model class of RecBole; derive it from one of its recommenders."
             )
         if not re.fullmatch(r"\w[\w.+-]{0,199}", str(dataset)):
             raise UnlearnError(f"dataset={dataset!r} is not a name; give the folder with --data_path.")
@@ -214,6 +228,13 @@ class UnlearnConfig(Config):
                         f"in another way than the model was trained on. Leave {key} out."
                     )
 
+    def _init_device(self) -> None:
+        """As RecBole, which writes ``gpu_id`` to CUDA_VISIBLE_DEVICES; where only the latter is set, it stays."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is not None and "gpu_id" not in {**self.inherited, **self.external_config_dict}:
+            self.final_config_dict["gpu_id"] = visible
+        super()._init_device()
+
     def _set_default_parameters(self) -> None:
         data_path = self.external_config_dict.get("data_path", self.inherited.get("data_path"))
         super()._set_default_parameters()
@@ -260,9 +281,16 @@ class UnlearnConfig(Config):
 
     @classmethod
     def from_recbole(cls, config: Config, **overrides: Any) -> UnlearnConfig:
-        """Wrap the config of an existing RecBole setup: its settings stay, ours are added."""
-        inherited = _Trusted(plain_settings(config.final_config_dict))
-        return cls(config.model_class, config["dataset"], config_dict=overrides, inherited=inherited)
+        """Wrap the config of an existing RecBole setup: its settings stay, ours are added.
+
+        The device stays too, and the environment is left as it is: RecBole's own config chose both already.
+        """
+        inherited = _Trusted(plain_settings(config.final_config_dict) | _chosen_for_this_machine(config))
+        with compat.own_environment():
+            ours = cls(config.model_class, config["dataset"], config_dict=overrides, inherited=inherited)
+        if "gpu_id" not in overrides:
+            ours.final_config_dict["device"] = config["device"]
+        return ours
 
     def to_recbole(self, **changes: Any) -> Config:
         """The same settings as a plain RecBole `Config` that pickles without this plugin."""
@@ -279,6 +307,17 @@ class UnlearnConfig(Config):
         state["yaml_loader"] = yaml.FullLoader
         plain.__dict__.update(state)
         return plain
+
+
+def _chosen_for_this_machine(config: Config) -> dict[str, Any]:
+    """What somebody set in a config about how it runs here, and its GPU; other defaults of RecBole are no choice."""
+    final, defaults = config.final_config_dict, config.internal_config_dict
+    chosen = {
+        key: final[key]
+        for key in _OF_THIS_MACHINE
+        if key in final and (key in config.external_config_dict or final[key] != defaults.get(key))
+    }
+    return chosen | {"gpu_id": final.get("gpu_id")}
 
 
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
