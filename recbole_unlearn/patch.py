@@ -26,6 +26,8 @@ import torch
 from recbole_unlearn import compat
 from recbole_unlearn.files.for_recbole import load_for_recbole
 
+_active: contextlib.ExitStack | None = None  # what is to be undone
+
 
 class Patch:
     """What :func:`patch_recbole` did; ``undo()`` takes it back, and so does the end of a ``with`` block."""
@@ -51,13 +53,19 @@ def patch_recbole() -> Patch:
 
     Calling it again while it is in effect changes nothing, and undoing that second patch neither.
     """
+    global _active
     done = contextlib.ExitStack()
-    if not getattr(torch.load, "for_recbole", False):
-        done.enter_context(_own_loads())
-        done.enter_context(compat.numpy_names())
-        done.enter_context(compat.dok_update())
-        done.enter_context(compat.tolerant_collector())
+    if _active is None:
+        _active = done  # it stays in effect when nobody keeps what is returned
+        done.callback(_forget)
+        for repair in (_own_loads, compat.numpy_names, compat.dok_update, compat.tolerant_collector):
+            done.enter_context(repair())
     return Patch(done)
+
+
+def _forget() -> None:
+    global _active
+    _active = None
 
 
 @contextlib.contextmanager
@@ -72,7 +80,6 @@ def _own_loads() -> Iterator[None]:
             return load_for_recbole(Path(os.path.abspath(f)), map_location)
         return original(f, map_location, *args, **kwargs)
 
-    load.for_recbole = True  # type: ignore[attr-defined]
     torch.load = load
     try:
         yield

@@ -24,6 +24,7 @@ from recbole_unlearn.files.checkpoint import dataset_beside
 from recbole_unlearn.files.export import DATASET_DIGEST
 from recbole_unlearn.files.pickles import Made, Name
 from recbole_unlearn.inputs import shown
+from recbole_unlearn.settings.config import model_names
 
 _ENUMS = {"ModelType": ModelType, "InputType": InputType, "EvaluatorType": EvaluatorType}
 
@@ -69,11 +70,10 @@ def _config(path: Path, described: Made, digest: Any) -> Config:
 
 def _class_of(model: str) -> type | None:
     """RecBole's class of a model; None for somebody's own, which only their script has."""
-    try:
-        with compat.anomaly_mode_kept():
-            return get_model(model)
-    except ValueError:
+    if model not in model_names():
         return None
+    with compat.anomaly_mode_kept():
+        return get_model(model)
 
 
 _NOTHING = object()

@@ -39,9 +39,11 @@ def load_torch(path: Path, consent: Consent = no_other) -> Any:
     return _guarded(path, load)
 
 
-def load_pickle(path: Path) -> Any:
+def load_pickle(path: Path, consent: Consent = no_other) -> Any:
     """What `pickle.dump` wrote to ``path``, with descriptions in the place of RecBole's objects."""
-    return _guarded(path, lambda content: Rebuilder().build(_parsed(io.BytesIO(content), no_other)))
+    return _guarded(
+        path, lambda content: Rebuilder(consent=consent).build(_parsed(io.BytesIO(content), consent))
+    )
 
 
 def only(model: type | None) -> Consent:

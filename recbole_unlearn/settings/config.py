@@ -359,7 +359,11 @@ def _literal(value: Any) -> Any:
 
 
 def _keys_read_by(model_class: type) -> set[str]:
-    """Keys the model's own source reads, since not all of them stand in its property file."""
+    """Keys the model's own source reads, since not all of them stand in its property file.
+
+    Of a class that is not RecBole's any word in its code may be one: a notebook has no source to look at, and people
+    write config.key as well.
+    """
     keys: set[str] = set()
     for base in inspect.getmro(model_class):
         module = inspect.getmodule(base)
@@ -368,6 +372,23 @@ def _keys_read_by(model_class: type) -> set[str]:
         try:
             source = inspect.getsource(module)
         except (OSError, TypeError):
-            continue
+            source = ""
+        if not base.__module__.startswith("recbole."):
+            keys.update(_words_in(base))
         keys.update(re.findall(r"""config\[\s*["'](\w+)["']\s*\]""", source))
     return keys
+
+
+def _words_in(cls: type) -> set[str]:
+    """The words among the constants and names of a class's functions."""
+    waiting: list[Any] = [value.__code__ for value in vars(cls).values() if inspect.isfunction(value)]
+    found: set[str] = set()
+    while waiting:
+        code = waiting.pop()
+        found.update(code.co_names)
+        for constant in code.co_consts:
+            if inspect.iscode(constant):
+                waiting.append(constant)
+            elif isinstance(constant, str) and re.fullmatch(r"\w{1,100}", constant):
+                found.add(constant)
+    return found
