@@ -1,15 +1,18 @@
 """`load_unlearned`: the result of a run, wherever it is by now."""
 
 import os
+import re
 import shutil
 
 import pytest
 import torch
 from recbole.config import Config
+from recbole.data import create_dataset
 from recbole.data.dataset import Dataset
 
 from recbole_unlearn import load_unlearned, run_unlearn, unlearn_model
 from recbole_unlearn.errors import UnlearnError
+from tests.conftest import ROOT
 
 GONE = ["u3", "u8"]
 
@@ -105,3 +108,25 @@ def test_what_is_loaded_can_forget_again(made):
     config, model, _, *data = load_unlearned(moved)
     again = unlearn_model(config, model, data, {"user_id": ["u5"]}, "obliviate")
     assert len(again.data.forget) > 0
+
+
+def test_the_page_on_results_is_true(made, tmp_path, monkeypatch):
+    """docs/using-the-result.md: its snippets run, and plain RecBole finds the data at its new place, or stops."""
+    page = (ROOT / "docs" / "using-the-result.md").read_text()
+    use, mask, relocate = re.findall(r"```python\n(.*?)```", page, re.S)
+    result, moved = made("BPR", "retrain")
+    shutil.copytree(moved, tmp_path / "out")
+    shutil.copytree(moved, tmp_path / "moved")
+    names = {}
+    for snippet in (use, mask):
+        exec(
+            re.sub(r'"(9|50|244|298)"', r'"u\1"', snippet).replace("u244", "u1").replace("u298", "u2"), names
+        )
+    monkeypatch.setattr("recbole.data.dataset.dataset.download_url", lambda *args: pytest.fail("a download"))
+    plain = torch.load(moved / "BPR-unlearned.pth", weights_only=False)["config"]
+    with pytest.raises(ValueError, match=r"\./tiny\.train\.inter not exist"):
+        create_dataset(plain)
+    exec(relocate.replace("/new/place", str(tmp_path)).replace("ml-100k", "tiny"))
+    plain = torch.load("moved/BPR-unlearned.pth", weights_only=False)["config"]
+    assert len(create_dataset(plain)) == sum(len(part) for part in result.data.retain)
+    load_unlearned("moved")  # and for us it is what it was
