@@ -57,7 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--help" in arguments or "-h" in arguments or not arguments:
             from recbole_unlearn.usage import help_text
 
-            print(help_text(parse([a for a in arguments if a not in ("--help", "-h")])))
+            values = parse([a for a in arguments if a not in ("--help", "-h")])
+            if ":" in str(values.get("model")):  # a class of somebody's own has no settings that are listed here
+                values.pop("model")
+            print(help_text(values))
             return 0
         values = parse(arguments)
         if values.get("unlearn") == "?":
@@ -80,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _model(typed: str | None) -> str | type | None:
     """A model by its name, or the class that package.module:Class names."""
-    from recbole_unlearn.typed_model import is_typed_class, typed_class
+    from recbole_unlearn.settings import is_typed_class, typed_class
 
     return typed_class(str(typed)) if is_typed_class(typed) else typed
 

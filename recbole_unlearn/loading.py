@@ -24,8 +24,7 @@ from recbole_unlearn import settings
 from recbole_unlearn.compat import own_environment, own_randomness
 from recbole_unlearn.data import Located, Splits, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Checkpoint, dataset_config, read_checkpoint
-from recbole_unlearn.files.ensemble_head import HEAD
+from recbole_unlearn.files import Checkpoint, dataset_config, find_unlearned, read_checkpoint
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import begin, checked_settings
@@ -74,7 +73,7 @@ def load_unlearned(directory: str | os.PathLike, model: type | None = None) -> L
         model: your own model class, when the run was about one.
 
     """
-    checkpoint = read_checkpoint(_found(Path(os.path.abspath(directory))), model)
+    checkpoint = read_checkpoint(find_unlearned(Path(os.path.abspath(directory))), model)
     path, saved = checkpoint.path, checkpoint.dataset_file
     if saved is None:
         raise UnlearnError(
@@ -97,23 +96,6 @@ def load_unlearned(directory: str | os.PathLike, model: type | None = None) -> L
         return Loaded(plain, made, whole, *loaders(config, splits), Recommender(config, made, splits))
 
 
-def _found(place: Path) -> Path:
-    """The one unlearned model in a directory; a file, and the directory of an ensemble, are that already."""
-    if place.is_file() or (place / HEAD).is_file():
-        return place
-    if not place.is_dir():
-        raise UnlearnError(f"There is no file or directory {shown(place)}. Check the path.")
-    found = [*place.glob("*-unlearned.pth"), *(head.parent for head in place.glob(f"*-unlearned/{HEAD}"))]
-    if len(found) != 1:
-        many = (
-            f"{len(found)} unlearned models; give the path of one of them"
-            if found
-            else ("no unlearned model (MODEL-unlearned.pth); give the output directory of a run")
-        )
-        raise UnlearnError(f"{shown(place)} holds {many}.")
-    return found[0]
-
-
 def _config(checkpoint: Checkpoint, directory: Path, model: type | None) -> UnlearnConfig:
     """The settings of the run, without any place that a file names."""
     values = {"tensorboard": False, "checkpoint_dir": str(directory)}
@@ -133,7 +115,8 @@ def _single(checkpoint: Checkpoint, config: UnlearnConfig, splits: Splits) -> Ab
 def _ensemble(checkpoint: Checkpoint, config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
     """An ensemble, read by the method that wrote it as where the next request starts."""
     method = registry.get(str(checkpoint.method))
-    nothing = Located(*(np.zeros(len(part), dtype=bool) for part in splits))
+    train, valid, test = (np.zeros(len(part), dtype=bool) for part in splits)
+    nothing = Located(train, valid, test)
     cache = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
     trainer, task = begin(
         method, checked_settings(method, config), config, divide(splits, nothing, "python"), None,

@@ -132,6 +132,11 @@ def _tokens(users: Any) -> list[str]:
             raise UnlearnError(
                 f"A user is a token, not a {type(user).__name__}: give tokens as the dataset has them."
             )
-        whole = isinstance(user, numbers.Real) and float(user).is_integer()
-        found.append(str(int(user)) if whole else str(user))
+        if (
+            isinstance(user, numbers.Real)
+            and not isinstance(user, numbers.Integral)
+            and float(user).is_integer()
+        ):
+            user = int(float(user))  # 196.0, as a table with gaps has it
+        found.append(str(user))
     return list(dict.fromkeys(found))

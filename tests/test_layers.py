@@ -29,7 +29,7 @@ LAYERS = [
     ["start", "loading"],
     ["tuning", "grid"],
     ["quick_start"],
-    ["usage", "typed_model"],
+    ["usage"],
     ["cli"],
 ]
 RANK = {f"{PACKAGE}.{name}": rank for rank, names in enumerate(LAYERS) for name in names}

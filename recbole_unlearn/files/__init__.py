@@ -13,7 +13,7 @@ from recbole_unlearn.files.atomic import (
     write_json,
     write_torch,
 )
-from recbole_unlearn.files.checkpoint import Checkpoint, read_checkpoint
+from recbole_unlearn.files.checkpoint import Checkpoint, find_unlearned, read_checkpoint
 from recbole_unlearn.files.export import dataset_config, refuse_overwriting, write_model
 from recbole_unlearn.files.saved_dataset import Clock, write_dataset
 from recbole_unlearn.files.trained import Trained
@@ -25,6 +25,7 @@ __all__ = [
     "Clock",
     "Trained",
     "dataset_config",
+    "find_unlearned",
     "load_torch",
     "make_directory",
     "new_directory",

@@ -49,6 +49,26 @@ class Checkpoint:
     recorded_data_path: str | None = None  # where its data was, by its own account; never followed
 
 
+def find_unlearned(place: Path) -> Path:
+    """The one unlearned model in a directory; a file, and the directory of an ensemble, are that already."""
+    if place.is_file() or (place / ensemble_head.HEAD).is_file():
+        return place
+    if not place.is_dir():
+        raise UnlearnError(f"There is no file or directory {shown(place)}. Check the path.")
+    found = [
+        *place.glob("*-unlearned.pth"),
+        *(head.parent for head in place.glob(f"*-unlearned/{ensemble_head.HEAD}")),
+    ]
+    if len(found) != 1:
+        many = (
+            f"{len(found)} unlearned models; give the path of one of them"
+            if found
+            else ("no unlearned model (MODEL-unlearned.pth); give the output directory of a run")
+        )
+        raise UnlearnError(f"{shown(place)} holds {many}.")
+    return found[0]
+
+
 def read_checkpoint(path: str | Path, model: type | None = None) -> Checkpoint:
     """Read a checkpoint that RecBole's trainer (or this plugin) wrote, or the directory of an ensemble.
 

@@ -7,7 +7,7 @@ import pytest
 
 from recbole_unlearn import cli
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.typed_model import typed_class
+from recbole_unlearn.settings.typed_model import typed_class
 
 SOURCE = """
 from recbole.model.general_recommender import BPR
@@ -64,3 +64,8 @@ def test_a_class_of_recbole_can_be_typed_too():
     assert typed_class("recbole.model.general_recommender:BPR").__name__ == "BPR"
     with pytest.raises(UnlearnError):
         typed_class("os:system")
+
+
+def test_help_does_not_need_the_class(capsys):
+    assert cli.main(["--help", "--model=no_models:X"]) == 0
+    assert "--unlearn=" in capsys.readouterr().out
