@@ -58,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from recbole_unlearn.usage import help_text
 
             values = parse([a for a in arguments if a not in ("--help", "-h")])
-            if ":" in str(values.get("model")):  # a class of somebody's own has no settings that are listed here
-                values.pop("model")
+            if ":" in str(values.get("model")):
+                values.pop("model")  # a class of somebody's own has no settings that are listed here
             print(help_text(values))
             return 0
         values = parse(arguments)
