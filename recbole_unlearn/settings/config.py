@@ -23,7 +23,6 @@ from typing import Any
 import recbole
 import yaml
 from recbole.config import Config
-from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import EvaluatorType, ModelType, dataset_arguments
 
 from recbole_unlearn import compat
@@ -54,6 +53,8 @@ def model_names() -> list[str]:
 
 def is_recommender(found: Any) -> bool:
     """Whether something is a model class of RecBole, or derived from one."""
+    from recbole.model.abstract_recommender import AbstractRecommender  # with all its layers, for no other purpose
+
     return isinstance(found, type) and issubclass(found, AbstractRecommender)
 
 
