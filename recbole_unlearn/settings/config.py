@@ -53,7 +53,8 @@ def model_names() -> list[str]:
 
 def is_recommender(found: Any) -> bool:
     """Whether something is a model class of RecBole, or derived from one."""
-    from recbole.model.abstract_recommender import AbstractRecommender  # with all its layers, for no other purpose
+    # Here, because it brings all layers of RecBole's models along, which most commands do not need.
+    from recbole.model.abstract_recommender import AbstractRecommender
 
     return isinstance(found, type) and issubclass(found, AbstractRecommender)
 
