@@ -60,7 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--help" in arguments or "-h" in arguments or not arguments:
             from recbole_unlearn.usage import help_text
 
-            print(help_text(parse([a for a in arguments if a not in ("--help", "-h")])))
+            values = parse([a for a in arguments if a not in ("--help", "-h")])
+            if ":" in str(values.get("model")):
+                values.pop("model")  # a class of somebody's own has no settings that are listed here
+            print(help_text(values))
             return 0
         values = parse(arguments)
         if values.get("unlearn") == "?":
@@ -81,13 +84,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _model(typed: str | None) -> str | type | None:
+    """A model by its name, or the class that package.module:Class names."""
+    from recbole_unlearn.settings import is_typed_class, typed_class
+
+    return typed_class(str(typed)) if is_typed_class(typed) else typed
+
+
 def _run(values: dict[str, Any]) -> int:
     """One run, or with `--tune` a sweep of them."""
     from recbole_unlearn.settings import as_list
 
     files = values.pop("config_files", None)
     files = files.split() if isinstance(files, str) and "," not in files else as_list(files)
-    model, dataset = values.pop("model", None), values.pop("dataset", None)
+    model, dataset = _model(values.pop("model", None)), values.pop("dataset", None)
     result: Any
     if values.get("tune"):
         from recbole_unlearn.tuning.sweep import tune_unlearn

@@ -14,7 +14,7 @@ import torch
 from recbole.utils import get_local_time
 
 from recbole_unlearn import settings
-from recbole_unlearn.compat import own_randomness
+from recbole_unlearn.compat import own_environment, own_randomness
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, make_directory, read_checkpoint, refuse_overwriting
 from recbole_unlearn.files.outputs import claimed, refuse_result, staged
@@ -65,8 +65,16 @@ def opened(given: Arguments, as_one: bool = True) -> Iterator[tuple[Pipeline, An
 
     Everything that can be refused without looking at the data is refused here, before a file is written.
     """
+    with own_environment(), _opened(given, as_one) as both:
+        yield both
+
+
+@contextlib.contextmanager
+def _opened(given: Arguments, as_one: bool) -> Iterator[tuple[Pipeline, Any]]:
     values = given.values()
-    original = read_checkpoint(values["checkpoint"]) if values.get("checkpoint") else None
+    model = given.model or values.get("model")
+    own = model if isinstance(model, type) else None
+    original = read_checkpoint(values["checkpoint"], own) if values.get("checkpoint") else None
     config = _config(given.model, given.dataset, list(given.config_files or []), values, original)
     check_methods(config)
     run = settings.read(settings.RunSettings, config)
@@ -113,9 +121,10 @@ def _config(
         (model or values.get("model"), checkpoint.model, "model"),
         (dataset or values.get("dataset"), checkpoint.dataset, "dataset"),
     ):
-        if isinstance(given, str) and given != own:
+        name = given.__name__ if isinstance(given, type) else given
+        if name is not None and name != own:
             raise UnlearnError(
-                f"{checkpoint.path} is of the {key} {own}, not {given}: leave --{key} out, or give the "
+                f"{shown(checkpoint.path)} is of the {key} {own}, not {name}: leave --{key} out, or give the "
                 "right checkpoint."
             )
     config = UnlearnConfig(
