@@ -10,7 +10,7 @@ PACKAGE = "recbole_unlearn"
 # From the ground up; the longest name that fits a module is its layer. Those on one line may import each other.
 LAYERS = [
     ["errors"],
-    ["inputs", "log", "cluster", "compat", "extensions"],
+    ["inputs", "log", "cluster", "compat", "extensions", "signals"],
     ["settings"],
     ["files"],
     ["data"],
@@ -23,6 +23,7 @@ LAYERS = [
     ["measures"],
     ["results"],
     ["report"],
+    ["plan"],
     ["pipeline"],
     ["start"],
     ["tuning", "grid"],
