@@ -129,7 +129,8 @@ class Plan:
     def training(self, label: str, interactions: int, epochs: int) -> None:
         """A training begins; its pace is measured."""
         self._label, self._interactions, self._epoch_number = label, interactions, epochs
-        self._start, self._next = self.now(), _SURE
+        # With the pace of an earlier training, its phase began with an estimate.
+        self._start, self._next = self.now(), _SURE if self._pace is None else _AGAIN
 
     def epoch(self, done: int) -> None:
         """So many of its epochs are done; says how long it goes on, first after seconds and then ever less often."""
