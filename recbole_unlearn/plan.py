@@ -148,8 +148,8 @@ class Plan:
             logger.info("Training %s: %s %s left%s.", self._label, limit, duration(left), more)
             if left + rest > LONG and not self._advised:
                 self._advised = True
-                if advice := quicker(self.asked, left + rest):
-                    logger.info("This run is long. %s", advice)
+                advice = quicker(self.asked, left + rest)
+                logger.info("This run may take %s. %s", duration(left + rest), advice)
 
 
 def duration(seconds: float) -> str:
@@ -260,7 +260,7 @@ def _chosen(model: str, dataset: str) -> tuple[dict[str, Any], str]:
     ]
     for grid in sorted(grids, key=lambda grid: dataset not in grid["datasets"]):
         where = dataset if dataset in grid["datasets"] else grid["datasets"][0]
-        return grid["settings"], f"; settings of ours for {model} on {where}"
+        return grid["settings"], f", as this project has them for {model} on {where}"
     return {}, ""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ from recbole_unlearn.settings import UnlearnConfig
 logger = logging.getLogger(__name__)
 
 _BATCH, _LONGEST = 90, 500  # MLflow takes 100 parameters at a time, and as many characters of one
+
+
+_NOT_IN_NAMES = re.compile(r"[^\w\-. /]")  # of MLflow
 
 
 class _Wandb:
@@ -62,8 +66,9 @@ class _MLflow:
             self.module.log_params(dict(known[first : first + _BATCH]))
 
     def send(self, figures: dict[str, float], verdict: str | None) -> None:
-        # MLflow's names have no "@".
-        self.module.log_metrics({key.replace("@", "_at_"): value for key, value in figures.items()})
+        self.module.log_metrics(
+            {_NOT_IN_NAMES.sub("_", key.replace("@", "_at_")): figures[key] for key in figures}
+        )
         if verdict is not None:
             self.module.set_tag("verdict", verdict)
 
