@@ -125,7 +125,6 @@ def _compare(values: dict[str, Any]) -> int:
     """`--report=DIR1,DIR2,...`: one page over the results in those directories, or in directories below them."""
     from pathlib import Path
 
-    from recbole_unlearn.files.outputs import made
     from recbole_unlearn.report import results_in, write_comparison
     from recbole_unlearn.settings import as_list
 
@@ -136,7 +135,6 @@ def _compare(values: dict[str, Any]) -> int:
             "Use --report=html to run with a report."
         )
     names = [Path(name) for name in as_list(values["report"])]
-    with made(values.get("output_dir") or ".") as folder:
-        found = [found for name in names for found in results_in(name)]
-        print(write_comparison(found, folder / "comparison.html", grids=names))
+    target = Path(values.get("output_dir") or ".") / "comparison.html"
+    print(write_comparison([found for name in names for found in results_in(name)], target, grids=names))
     return 0

@@ -2,8 +2,8 @@
 
 `atomic.py` writes, `unpickle.py` reads pickles as data, `trained.py` is a trained model as data,
 `checkpoint.py` reads RecBole's checkpoints, `ensemble_head.py` the description of an ensemble,
-`saved_dataset.py` writes and reads the retained data, `vocabulary.py` blanks what it does not use, and `export.py`
-writes the unlearned model for plain RecBole.
+`saved_dataset.py` writes and reads the retained data, `vocabulary.py` blanks what it does not use, `export.py`
+writes the unlearned model for plain RecBole, and `outputs.py` is the directory all of a run goes to.
 """
 
 from recbole_unlearn.files.atomic import (
@@ -15,6 +15,7 @@ from recbole_unlearn.files.atomic import (
 )
 from recbole_unlearn.files.checkpoint import Checkpoint, read_checkpoint
 from recbole_unlearn.files.export import dataset_config, refuse_overwriting, write_model
+from recbole_unlearn.files.outputs import made
 from recbole_unlearn.files.saved_dataset import Clock, write_dataset
 from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.files.unpickle import load_torch
@@ -26,6 +27,7 @@ __all__ = [
     "Trained",
     "dataset_config",
     "load_torch",
+    "made",
     "make_directory",
     "new_directory",
     "read_checkpoint",

@@ -18,8 +18,7 @@ from tqdm import tqdm
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.data import fetch
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import new_directory, write_json
-from recbole_unlearn.files.outputs import made
+from recbole_unlearn.files import made, new_directory, write_json
 from recbole_unlearn.grid.cells import ASKED, is_done, placed, plain, run_cell
 from recbole_unlearn.grid.plan import Cell, load
 from recbole_unlearn.grid.table import said, table
