@@ -77,6 +77,17 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def own_handlers() -> Iterator[None]:
+    """Give a handler of SIGTERM back that the block replaces by its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
 def saying(what: str) -> Iterator[None]:
     """Let whoever is stopped in the block say ``what`` has become of the result by then."""
     try:

@@ -34,6 +34,17 @@ MOMENTS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def usual_handlers():
+    """Those of a new process: Ray, if another test has used it, leaves one of its own."""
+    before = {number: signal.getsignal(number) for number in CODES}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def signalling(original, number):
     def call(*args, **kwargs):
         os.kill(os.getpid(), number)
@@ -51,8 +62,6 @@ def _child(arguments, folder, moment, number):
     error = os.open(folder / "tmp.err", os.O_WRONLY | os.O_CREAT)
     os.dup2(error, 2)
     sys.stderr = os.fdopen(2, "w", buffering=1)
-    for known in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(known, signal.default_int_handler if known == signal.SIGINT else signal.SIG_DFL)
     with pytest.MonkeyPatch.context() as patch:
         if moment is not None:
             owner, _, name = MOMENTS[moment].rpartition(".")
@@ -137,6 +146,17 @@ def test_the_second_signal_of_one_stop_is_not_another():
             os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_ray_s_handler_does_not_take_the_place_of_ours():
+    def init():
+        signal.signal(signal.SIGTERM, lambda *arrived: sys.exit(15))
+
+    with signals.stopping():
+        with signals.own_handlers():
+            init()
+        with pytest.raises(signals.Terminated):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_other_threads_have_no_handlers(capsys):
