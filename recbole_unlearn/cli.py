@@ -12,6 +12,7 @@ from typing import Any
 
 from recbole_unlearn import __version__
 from recbole_unlearn.errors import EXIT_CODE, UnlearnError
+from recbole_unlearn.signals import exit_code, saying, stopping
 from recbole_unlearn.words import counted
 
 # Names among RecBole's settings and ours that no class declares; taken as they are typed.
@@ -50,9 +51,13 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit code.
 
-    0; 1 when a part of a grid failed; 2 when the input has to be corrected; 130 after Ctrl-C.
+    0; 1 when a part of a grid failed; 2 when the input has to be corrected; 130 after Ctrl-C, 143 after SIGTERM.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    with stopping():
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _main(arguments: list[str]) -> int:
     try:
         if "--version" in arguments:
             print(f"recbole-unlearn {__version__}")
@@ -79,9 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnlearnError as error:
         print(f"Error: {error}", file=sys.stderr)
         return EXIT_CODE
-    except KeyboardInterrupt:
-        print("Stopped; no result was written.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(f"Stopped; {stop.args[0] if stop.args else 'no result was written.'}", file=sys.stderr)
+        return exit_code(stop)
 
 
 def _model(typed: str | None) -> str | type | None:
@@ -107,7 +112,8 @@ def _run(values: dict[str, Any]) -> int:
         from recbole_unlearn.quick_start import run_unlearn
 
         result, written = run_unlearn(model, dataset, config_files=files, config_dict=values), "result.json"
-    print(f"\n{result}\n{result.output_dir / written}")
+    with saying(f"the result was written before, to {result.output_dir}."):
+        print(f"\n{result}\n{result.output_dir / written}")
     return 0
 
 
@@ -117,9 +123,9 @@ def _grid(values: dict[str, Any]) -> int:
 
     try:
         result = run_grid(values.pop("grid"), config_dict=values)
-    except KeyboardInterrupt:
-        print("Stopped; finished cells are kept, and the same command continues.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        stop.args = ("finished cells are kept, and the same command continues.",)
+        raise
     print("\n".join(["", str(result), *map(str, result.files)]))
     if result.failed:
         failed = f"{len(result.failed)} of {counted(len(result.cells), 'cell')}"
@@ -132,7 +138,6 @@ def _compare(values: dict[str, Any]) -> int:
     """`--report=DIR1,DIR2,...`: one page over the results in those directories, or in directories below them."""
     from pathlib import Path
 
-    from recbole_unlearn.files.atomic import make_directory
     from recbole_unlearn.report import results_in, write_comparison
     from recbole_unlearn.settings import as_list
 
@@ -143,6 +148,6 @@ def _compare(values: dict[str, Any]) -> int:
             "Use --report=html to run with a report."
         )
     names = [Path(name) for name in as_list(values["report"])]
-    target = make_directory(values.get("output_dir") or ".") / "comparison.html"
+    target = Path(values.get("output_dir") or ".") / "comparison.html"
     print(write_comparison([found for name in names for found in results_in(name)], target, grids=names))
     return 0

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.signals import own_handlers
 
 START_SECONDS = 12.0  # about what starting Ray and its workers costs: they import torch and RecBole
 RETRIES = 1  # of work whose worker died
@@ -57,7 +58,8 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
         os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         _knock(address)
-        ray.init(**options)
+        with own_handlers():  # Ray's handler of SIGTERM would end a command with Ray's exit code, and no word
+            ray.init(**options)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError) as error:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

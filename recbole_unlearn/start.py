@@ -16,12 +16,13 @@ from recbole.utils import get_local_time
 from recbole_unlearn import settings
 from recbole_unlearn.compat import own_environment, own_randomness
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Checkpoint, make_directory, read_checkpoint, refuse_overwriting
-from recbole_unlearn.files.outputs import claimed, refuse_result, staged
+from recbole_unlearn.files import Checkpoint, read_checkpoint, refuse_overwriting
+from recbole_unlearn.files.outputs import claimed, made, refuse_result, staged
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import Pipeline, checked_settings
+from recbole_unlearn.results.trackers import refuse_missing
 from recbole_unlearn.settings import UnlearnConfig
 
 Request: TypeAlias = str | Path | pd.DataFrame | dict | tuple
@@ -77,6 +78,7 @@ def _opened(given: Arguments, as_one: bool) -> Iterator[tuple[Pipeline, Any]]:
     original = read_checkpoint(values["checkpoint"], own) if values.get("checkpoint") else None
     config = _config(given.model, given.dataset, list(given.config_files or []), values, original)
     check_methods(config)
+    refuse_missing(config)
     run = settings.read(settings.RunSettings, config)
     directory = Path(run.output_dir or _default_directory(config))
     refuse_overwriting(directory, config, original.path if original else None)
@@ -85,8 +87,11 @@ def _opened(given: Arguments, as_one: bool) -> Iterator[tuple[Pipeline, Any]]:
             refuse_result(directory, run.replace)
             place, home = stack.enter_context(staged(directory, run.replace))
         else:
-            place = home = make_directory(directory)
+            place = home = stack.enter_context(made(directory))
             stack.enter_context(claimed(home))
+        kept = settings.read(settings.CacheSettings, config)
+        if kept.cache:
+            stack.enter_context(made(kept.cache_dir))
         stack.enter_context(own_randomness())
         stack.enter_context(own_threads(run.threads))
         stack.enter_context(logging_to(place, config["state"] or "INFO"))

@@ -10,7 +10,7 @@ PACKAGE = "recbole_unlearn"
 # From the ground up; the longest name that fits a module is its layer. Those on one line may import each other.
 LAYERS = [
     ["errors"],
-    ["inputs", "log", "words", "console", "cluster", "compat", "extensions"],
+    ["inputs", "log", "words", "console", "cluster", "compat", "extensions", "signals"],
     ["settings"],
     ["files"],
     ["patch"],
@@ -25,6 +25,7 @@ LAYERS = [
     ["measures"],
     ["results"],
     ["report"],
+    ["plan"],
     ["pipeline"],
     ["start", "loading"],
     ["tuning", "grid"],

@@ -131,6 +131,16 @@ class UnlearnTrainer(PhaseTrainer):
             )
 
     @classmethod
+    def training(cls, settings: Any, config: UnlearnConfig, repeat: int) -> UnlearnConfig:
+        """How an exact method trains its model; ``repeat`` as in :class:`UnlearnTask`."""
+        return config
+
+    @classmethod
+    def epochs(cls, settings: Any, config: UnlearnConfig) -> int:
+        """How many epochs a training of the method has at most, for methods that train."""
+        return int(config["epochs"])
+
+    @classmethod
     def steps(cls, settings: Any) -> int:
         """After how many steps the method ends, when it lets others watch them; 0 when it does not."""
         return 0

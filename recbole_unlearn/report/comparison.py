@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import write_bytes
+from recbole_unlearn.files import make_directory, write_bytes
 from recbole_unlearn.report import figures, page, paper, writers
 from recbole_unlearn.report.entries import (
     NO_PLAN,
@@ -62,8 +62,10 @@ def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[
         raise UnlearnError("Nothing to compare. Name the output directories of one or more runs.")
     results = [read_result(Path(directory) / "result.json") for directory in directories]
     plan = read_plan(grids)
-    target = Path(target)
     tables = paper.tables(results, plan)
+    target = (
+        make_directory(Path(target).parent) / Path(target).name
+    )  # after what may be refused: none stays empty
     write_bytes(target, page_of(results, plan))
     write_bytes(target.with_name("tables.md"), writers.markdown(tables, plan).encode())
     write_bytes(target.with_name("tables.tex"), writers.latex(tables, plan).encode())

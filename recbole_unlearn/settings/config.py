@@ -27,6 +27,7 @@ from recbole.utils import EvaluatorType, ModelType, dataset_arguments
 
 from recbole_unlearn import compat
 from recbole_unlearn.errors import UnlearnError, nearest
+from recbole_unlearn.log import on_terminal
 from recbole_unlearn.settings import catalogue, declare
 from recbole_unlearn.settings.groups import GROUPS
 from recbole_unlearn.settings.recbole_values import (
@@ -86,6 +87,8 @@ class UnlearnConfig(Config):
             over them; keys that neither RecBole nor the model knows are left out.
 
     """
+
+    leaves_curves: bool = True  # see without_curves
 
     def __init__(
         self,
@@ -245,6 +248,8 @@ class UnlearnConfig(Config):
             folder = Path(data_path) / self.dataset
             if folder.is_dir():
                 self.final_config_dict["data_path"] = str(folder)
+        if "show_progress" not in {**self.inherited, **self.external_config_dict} and not on_terminal():
+            self.final_config_dict["show_progress"] = False
 
     def method_names(self) -> list[str]:
         """The methods of this run: the one asked for and those it is compared with."""
@@ -286,6 +291,12 @@ class UnlearnConfig(Config):
         other.external_config_dict = {**self.external_config_dict, **own}
         return other
 
+    def without_curves(self) -> UnlearnConfig:
+        """A copy whose trainings leave no losses and scores anywhere: in no log, TensorBoard or tracker."""
+        other = self.replace(tensorboard=False, log_wandb=False)
+        other.leaves_curves = False
+        return other
+
     def given(self, **changes: Any) -> UnlearnConfig:
         """As :meth:`replace`, with None for a key that stays as it is."""
         return self.replace(**{key: value for key, value in changes.items() if value is not None})
@@ -313,6 +324,7 @@ class UnlearnConfig(Config):
         } | changes
         state["internal_config_dict"] = {}
         del state["inherited"]
+        state.pop("leaves_curves", None)
         state["external_config_dict"] = {}
         state["file_config_dict"] = state["variable_config_dict"] = state["cmd_config_dict"] = {}
         state["yaml_loader"] = yaml.FullLoader
