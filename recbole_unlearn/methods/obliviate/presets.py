@@ -18,6 +18,9 @@ from recbole_unlearn.methods.obliviate.method import Obliviate, ObliviateSetting
 class ObliviatePaper(Obliviate):
     """λ_u reverse ranking on S + λ_d distillation on R + λ_r ‖Δθ‖², from the rank-r downdate on."""
 
+    forgets_more = ("raise lac_steps", "raise lac_forget", "lower lac_distill")
+    forgets_less = ("lower lac_steps", "lower lac_forget", "raise lac_distill")
+
 
 @method(
     "no_lua", "obliviate_paper without stage 1: calibration from the original's weights.", ObliviateSettings
@@ -30,7 +33,12 @@ class NoLUA(ObliviatePaper):
 class NoLAC(ObliviatePaper):
     """LUA alone."""
 
+    forgets_more = forgets_less = ()
+
 
 @method("no_distill", "obliviate_paper without distillation of retained pairs.", ObliviateSettings)
 class NoDistill(ObliviatePaper):
     """LUA and LAC, with λ_d = 0."""
+
+    forgets_more = ("raise lac_steps", "raise lac_forget")
+    forgets_less = ("lower lac_steps", "lower lac_forget")
