@@ -109,7 +109,9 @@ def _work(result: RunResult) -> str:
         return f"So {result.method} had nothing to change."
     took = "" if phase.seconds is None else f" in {_time(phase)}"
     if method is not None and method.exact:
-        return f"The method {result.method} trained a new model without these interactions{took}. This is exact."
+        return (
+            f"The method {result.method} trained a new model without these interactions{took}. This is exact."
+        )
     return f"The method {result.method} changed it{took}."
 
 

@@ -85,13 +85,17 @@ def _settings(method: type[UnlearnTrainer], result: RunResult, level: str) -> li
         f"To make {method.name} forget {more}, {turned}. Turn one at a time, and run with --compare=retrain again."
     ]
     if (properties_dir() / "tune" / f"{method.name}.yaml").is_file():
-        points.append(f"Or let a sweep choose: --tune tries settings of {method.name} on validation interactions.")
+        points.append(
+            f"Or let a sweep choose: --tune tries settings of {method.name} on validation interactions."
+        )
     return points
 
 
 def _with_value(way: str, method: type[UnlearnTrainer], result: RunResult) -> str:
     """Raise finetune_epochs (now 1)."""
-    known = {key: result.settings[key] for key in names(method.Settings) if result.settings.get(key) is not None}
+    known = {
+        key: result.settings[key] for key in names(method.Settings) if result.settings.get(key) is not None
+    }
     now = [plain(value) for key, value in known.items() if key in re.findall(r"\w+", way)]
     return f"{way} (now {now[0]})" if now else way
 

@@ -97,7 +97,8 @@ def _rank(value: Any, _: Mapping[str, Any]) -> str | None:
     parts = {str(n) for n in numbers(value).values()}
     if len(parts) == 1:
         return f"Every changed row may move in {counted(float(parts.pop()), 'direction')} (its rank)."
-    return f"Directions a changed row may move in (its rank): {listed([f'{plain(n)} in {t}' for t, n in value.items()])}."
+    ranks = listed([f"{plain(rank)} in {table}" for table, rank in value.items()])
+    return f"Directions a changed row may move in (its rank): {ranks}."
 
 
 def _drift(value: Any, every: Mapping[str, Any]) -> str | None:
@@ -109,7 +110,9 @@ def _drift(value: Any, every: Mapping[str, Any]) -> str | None:
 
 
 def _drift_bound(value: Any, every: Mapping[str, Any]) -> str | None:
-    return "" if None not in (number(value), number(every.get("drift"))) else None  # it is said with the drift
+    return (
+        "" if None not in (number(value), number(every.get("drift"))) else None
+    )  # it is said with the drift
 
 
 def _margin(value: Any, _: Mapping[str, Any]) -> str | None:
@@ -149,13 +152,15 @@ def _shards(value: Any, every: Mapping[str, Any]) -> str | None:
     if restarted is None:
         return f"The model is made of {counted(value, 'shard')}, each trained on a part of the data."
     return (
-        f"{count(restarted)} of {counted(value, 'shard')} held a deleted interaction and {_was(restarted)} trained again "
-        "without it; no other shard has seen one."
+        f"{count(restarted)} of {counted(value, 'shard')} held a deleted interaction and {_was(restarted)} trained "
+        "again without it; no other shard has seen one."
     )
 
 
 def _restarted(value: Any, every: Mapping[str, Any]) -> str | None:
-    return "" if None not in (number(value), number(every.get("shards"))) else None  # it is said with the shards
+    return (
+        "" if None not in (number(value), number(every.get("shards"))) else None
+    )  # it is said with the shards
 
 
 def _was(amount: float) -> str:
@@ -168,7 +173,8 @@ def _shard_seconds(value: Any, _: Mapping[str, Any]) -> str | None:
         return "" if value == {} else None
     if len(spent) == 1:
         return f"Training that shard again took {duration(spent[0])}."
-    return f"Training a shard again took {duration(min(spent))} to {duration(max(spent))}, {duration(sum(spent))} in all."
+    least, most, total = map(duration, (min(spent), max(spent), sum(spent)))
+    return f"Training a shard again took {least} to {most}, {total} in all."
 
 
 def _rule_seconds(value: Any, _: Mapping[str, Any]) -> str | None:
@@ -203,8 +209,8 @@ def _spillover(value: Any, _: Mapping[str, Any]) -> str | None:
     if number(value) is None:
         return None
     return (
-        f"What the deleted interactions do to others through the graph is {plain(value)} times as large as what they do "
-        "by themselves."
+        f"What the deleted interactions do to others through the graph is {plain(value)} times as large as what they "
+        "do by themselves."
     )
 
 

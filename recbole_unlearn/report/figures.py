@@ -25,6 +25,7 @@ GROUPINGS = {"user_activity": ("users", "users"), "item_popularity": ("rows", "t
 
 LEAST_CHANGE = 0.05  # of recall@20, that the axis of changes shows to each side at least
 LEAST_SPAN = 0.5  # of the largest value, that an axis which need not start at 0 shows at least
+LEAST_SHARE = 0.2  # that an axis of shares or metrics shows at least
 LEAST_SHADES = 0.1  # the same for the colours of a heat map
 
 
@@ -86,7 +87,8 @@ def distribution(phases: Phases) -> Figure | None:
         if name in (ORIGINAL, UNLEARNED, RETRAINED):
             trace |= {"fill": "tozeroy", "fillcolor": _faint(look.color)}
         traces.append(trace)
-    return _figure(traces, "normalised score of a deleted pair", "share of deleted pairs", y_format=".0%", y_axis=_FROM_ZERO)
+    axis = {**_FROM_ZERO, "tickformat": ".0%"}
+    return _figure(traces, "normalised score of a deleted pair", "share of deleted pairs", y_axis=axis)
 
 
 def by_k(phases: Phases, metric: str) -> Figure | None:
@@ -103,9 +105,7 @@ def by_k(phases: Phases, metric: str) -> Figure | None:
 
 def changes(phases: Phases, name: str, grouping: str) -> dict[str, float]:
     """By group, recall@20 of phase ``name`` − recall@20 of the original, where both are known."""
-    before, after = (
-        phases.get(phase, PhaseResult()).groups.get(grouping, {}) for phase in (ORIGINAL, name)
-    )
+    before, after = (phases.get(phase, PhaseResult()).groups.get(grouping, {}) for phase in (ORIGINAL, name))
     found = {
         group: difference(own.get("recall@20"), before.get(group, {}).get("recall@20"))
         for group, own in after.items()
@@ -153,17 +153,20 @@ def curve(
     if traces and goal is not None:
         ends = [min(min(trace["x"]) for trace in traces), max(max(trace["x"]) for trace in traces)]
         traces.append(_line(RETRAINED, _FIXED[RETRAINED], ends, [goal, goal]) | {"mode": "lines"})
-    heights = [height for trace in traces for height in trace["y"]]
+    values = [value for trace in traces for value in trace["y"]]
     axis: Mapping[str, Any] = {"range": [0, 1.02]} if is_share else _FROM_ZERO
-    if heights and min(heights) < 0:
-        axis = {"range": span(heights)}
+    if values and min(values) < 0:
+        axis = {"range": span(values)}
     return _figure(traces, "step", y_title, y_axis=axis)
 
 
-def span(values: Sequence[float], least: float = LEAST_SPAN) -> list[float]:
-    """The ends of an axis around ``values``: a tenth of room, and at least ``least`` of the largest value in all."""
+def span(values: Sequence[float], least: float = 0.0) -> list[float]:
+    """The ends of an axis around ``values``: a tenth of room to each side, and in all at least ``least``.
+
+    At least half of the largest value as well, so that no difference looks larger than it is.
+    """
     low, high = min(values), max(values)
-    wide = max(1.2 * (high - low), least * max(abs(low), abs(high)), 1e-9)
+    wide = max(1.2 * (high - low), LEAST_SPAN * max(abs(low), abs(high)), least, 1e-9)
     start = (low + high - wide) / 2
     if low >= 0:  # nothing is negative, so neither is the axis
         start = max(0.0, start)
@@ -177,21 +180,30 @@ def trade_off(
     y_title: str,
     logarithmic: bool = False,
 ) -> Figure | None:
-    """A point per phase and run; ``methods`` gives the looks, so that they agree over several figures."""
+    """A point per phase and run; ``methods`` gives the looks, so that they agree over several figures.
+
+    Both axes are of shares and metrics, between 0 and 1, unless the first is ``logarithmic``.
+    """
     traces = []
     for name in dict.fromkeys(point.name for point in points):
         own = [point for point in points if point.name == name]
         trace = _line(name, methods[name], [point.x for point in own], [point.y for point in own])
-        traces.append(trace | {"mode": "markers", "marker": {**trace["marker"], "size": 12, "opacity": 0.85}})
+        marker = {**trace["marker"], "size": 12, "opacity": 0.85}
+        # A point at 0 is on the edge, and whole.
+        traces.append(trace | {"mode": "markers", "marker": marker, "cliponaxis": False})
     if not points:
         return None
-    axis: dict[str, Any] = {} if logarithmic else {"range": span([point.x for point in points])}
+    axis: dict[str, Any] = {} if logarithmic else {"range": span([point.x for point in points], LEAST_SHARE)}
     if logarithmic:
         wide = max(point.x for point in points) > 1000 * min(point.x for point in points)
         # Marks at 1, 2, 5, 10, 20, ...; at powers of ten where those would touch.
         axis = {"type": "log", "tickformat": "~g", "dtick": 1 if wide else "D2"}
     return _figure(
-        traces, x_title, y_title, x_axis=axis, y_axis={"range": span([point.y for point in points])}
+        traces,
+        x_title,
+        y_title,
+        x_axis=axis,
+        y_axis={"range": span([point.y for point in points], LEAST_SHARE)},
     )
 
 
@@ -271,7 +283,6 @@ def _figure(
     traces: list[dict[str, Any]],
     x_title: str,
     y_title: str,
-    y_format: str | None = None,
     x_axis: Mapping[str, Any] | None = None,
     y_axis: Mapping[str, Any] | None = None,
 ) -> Figure | None:
@@ -291,8 +302,6 @@ def _figure(
         "xaxis": {**axis, "title": {"text": label(x_title)}, "showgrid": False, **(x_axis or {})},
         "yaxis": {**axis, "title": {"text": label(y_title), "standoff": 10}, **(y_axis or {})},
     }
-    if y_format:
-        layout["yaxis"]["tickformat"] = y_format
     return {"data": traces, "layout": layout}
 
 

@@ -81,7 +81,7 @@ th:first-child:has(small) { min-width: min(18rem, 45vw); }
 th:has(.chip) { white-space: nowrap; }
 td small, th small { display: block; font-size: .9em; line-height: 1.3; }
 th[scope=rowgroup] { font-weight: 650; padding-top: 1rem; }
-.pairs th { width: 40%; } .pairs td { text-align: left; white-space: normal; }
+.pairs { margin: 1rem 0; } .pairs th { width: 40%; } .pairs td { text-align: left; white-space: normal; }
 .chip { display: inline-block; width: .75em; height: .75em; border-radius: .2em; margin-right: .15em; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1rem 2rem; }
 figure { margin: 1rem 0 0; min-width: 0; display: flex; flex-direction: column; justify-content: space-between; }
@@ -97,8 +97,9 @@ details { margin: .8rem 0; } summary { cursor: pointer; }
 @media (max-width: 40rem) {
   body { padding: 1.25rem 1rem 3rem; }
   .cards { grid-template-columns: 1fr 1fr; }
-  th:first-child, th:first-child:has(small) { min-width: 6.5rem; }
-  th, td { padding: .32rem .5rem; }
+  th:first-child, th:first-child:has(small) { min-width: 7.6rem; }
+  th, td { padding: .32rem .4rem; }
+  .pairs th { width: 50%; }
   .plot { height: calc(17rem + 1.1rem * var(--traces, 3)); }
 }
 .printing { width: 178mm; padding: 0; }
@@ -197,7 +198,9 @@ def table(caption: str, head: Sequence[str], bodies: Mapping[str, Sequence[Seque
     groups = []
     for title, rows in bodies.items():
         over = [element("tr", element("th", title, scope="rowgroup", colspan=width))] if title else []
-        groups.append(element("tbody", over, (_row(row) if len(row) > 1 else _remark(row[0], width) for row in rows)))
+        groups.append(
+            element("tbody", over, (_row(row) if len(row) > 1 else _remark(row[0], width) for row in rows))
+        )
     columns = element("thead", element("tr", (element("th", cell, scope="col") for cell in head)))
     content = element("table", columns, groups, aria_label=caption)
     # The caption stays outside, where it is not as wide as the table; a focus lets the keyboard scroll.

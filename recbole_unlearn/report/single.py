@@ -12,9 +12,10 @@ from recbole_unlearn.report import certificates, figures, page
 from recbole_unlearn.report.account import account, is_few, noise, request_sentence
 from recbole_unlearn.report.advice import advice
 from recbole_unlearn.report.command import command
-from recbole_unlearn.report.entries import FigureOf, affected_ndcg
+from recbole_unlearn.report.entries import FigureOf, affected_ndcg, levels_of
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import (
+    LEVELS,
     MISSING,
     count,
     counted,
@@ -46,19 +47,12 @@ from recbole_unlearn.results.schema import (
 )
 
 NAME = "report.html"
-_LEVELS = {
+_HEADINGS = {
     "near": "Near the retrained model",
     "under": "Forgets too little",
     "over": "Forgets too much",
     "cannot_tell": "These figures cannot tell",
     "unknown": "No verdict",
-}
-_SHORT = {
-    "near": "near",
-    "under": "too little",
-    "over": "too much",
-    "cannot_tell": "cannot tell",
-    "unknown": "unknown",
 }
 _PROVISIONAL = "Provisional: no retrained model"
 _ALL = "All users"
@@ -121,8 +115,8 @@ def _verdict(result: RunResult, run: str) -> Html:
     """The level, the verdict's first sentence as the headline, and its others below."""
     level, text, provisional = result.verdict or Verdict("unknown", request_sentence(result))
     first, *rest = sentences(text)
-    known = level in _LEVELS
-    heading = _LEVELS.get(level, "") if provisional is None else _PROVISIONAL
+    known = level in _HEADINGS
+    heading = _HEADINGS.get(level, "") if provisional is None else _PROVISIONAL
     date = day(getattr(result, "date", None))
     return page.element(
         "header",
@@ -151,7 +145,7 @@ def _account(result: RunResult) -> Html:
 
 
 def _advice(result: RunResult) -> Html:
-    found = advice(result, {name: level for name, level in _levels(result).items() if name != UNLEARNED})
+    found = advice(result, {name: level for name, level in levels_of(result).items() if name != UNLEARNED})
     if found is None:
         return Html("")
     return page.element(
@@ -161,15 +155,6 @@ def _advice(result: RunResult) -> Html:
         (page.element("p", page.prose(point)) for point in found.after),
         class_="note",
     )
-
-
-def _levels(result: RunResult) -> dict[str, str]:
-    """The level of every phase that has a verdict."""
-    found = {UNLEARNED: result.verdict}
-    found |= {name: getattr(phase, "verdict", None) for name, phase in result.phases.items() if name != UNLEARNED}
-    return {
-        name: level for name, own in found.items() if (level := getattr(own, "level", own)) and level in _LEVELS
-    }
 
 
 def _note(text: str | None) -> Html:
@@ -265,7 +250,9 @@ def _heading(name: str, phases: figures.Phases) -> Html:
 
 def _side_by_side(phases: figures.Phases) -> list[str]:
     """The names of phases as tables have them: what the run is about beside its goal, which a phone then shows."""
-    return [name for name in dict.fromkeys([UNLEARNED, RETRAINED, SECOND, ORIGINAL, *phases]) if name in phases]
+    return [
+        name for name in dict.fromkeys([UNLEARNED, RETRAINED, SECOND, ORIGINAL, *phases]) if name in phases
+    ]
 
 
 def _methods(result: RunResult, phases: figures.Phases) -> Html:
@@ -273,7 +260,7 @@ def _methods(result: RunResult, phases: figures.Phases) -> Html:
     names = [name for name in _side_by_side(phases) if name not in (ORIGINAL, RETRAINED, SECOND)]
     if len(names) < 2 or RETRAINED not in phases:
         return Html("")
-    levels = _levels(result)
+    levels = levels_of(result)
     goal = phases[RETRAINED]
     rows = []
     for name in names:
@@ -284,7 +271,7 @@ def _methods(result: RunResult, phases: figures.Phases) -> Html:
         rows.append(
             [
                 page.chip(figures.looks(phases)[name].color, title),
-                _SHORT[levels[name]] if name in levels else MISSING,
+                LEVELS[levels[name]] if name in levels else MISSING,
                 percent((shares or {}).get("ndcg@20")),
                 signed(difference(phase.demotion_rate, goal.demotion_rate)),
                 signed(difference(phase.figure("attack", "auc"), goal.figure("attack", "auc"))),
@@ -295,9 +282,9 @@ def _methods(result: RunResult, phases: figures.Phases) -> Html:
     head = ["Method", "Forgets", "Recovered", "Demotion rate", "Attack AUC", "Time", "Speed-up"]
     kept = [place for place in range(len(head)) if any(row[place] != MISSING for row in rows)]
     caption = (
-        "Demotion rate and attack AUC are shown as the distance from the retrained model's: 0 is the goal, and closer "
-        "to it is better, whichever the sign. Recovered is the share of what retraining does to NDCG@20 of affected "
-        "users."
+        "Demotion rate and attack AUC are shown as the distance from the retrained model's: 0 is the goal, and "
+        "closer to it is better, whichever the sign. Recovered is the share of what retraining does to "
+        "NDCG@20 of affected users."
     )
     table = page.table(caption, [head[k] for k in kept], {"": [[row[k] for k in kept] for row in rows]})
     return page.section("The methods beside retraining", table)
@@ -317,7 +304,11 @@ def _results(phases: figures.Phases, digits: int) -> Html:
         return Html("")
     bodies = {
         title: [
-            [head, *(decimal(of(phase).get(m), digits) for m in metrics), _seconds(phase) if title == _ALL else ""]
+            [
+                head,
+                *(decimal(of(phase).get(m), digits) for m in metrics),
+                _seconds(phase) if title == _ALL else "",
+            ]
             for head, phase in shown
             if of(phase)
         ]

@@ -11,6 +11,13 @@ from typing import Any
 from recbole_unlearn.results.schema import SECOND
 
 MISSING = "–"
+LEVELS = {  # what a verdict's level is called in a table
+    "near": "near",
+    "under": "too little",
+    "over": "too much",
+    "cannot_tell": "cannot tell",
+    "unknown": "unknown",
+}
 
 
 def difference(value: float | None, reference: float | None) -> float | None:
