@@ -17,6 +17,7 @@ from recbole_unlearn.results.schema import (
     UNLEARNED,
     PhaseResult,
     RunResult,
+    in_order,
     number,
 )
 
@@ -117,7 +118,7 @@ def _work(result: RunResult) -> str:
 
 def _beside(result: RunResult) -> str:
     """What the unlearned model is compared with; an exact method is not set beside itself."""
-    phases = dict(result.phases)
+    phases = in_order(result.phases)
     method = trainer(result.method)
     if method is not None and method.exact and SECOND not in phases:
         phases.pop(RETRAINED, None)

@@ -50,13 +50,13 @@ def advice(result: RunResult, levels: dict[str, str]) -> Advice | None:
         return Advice(_TITLES[level], [*_turn(result, level), *_others(levels), *_retrain(result)])
     if level == "cannot_tell":
         return Advice(_TITLES[level], [*_tell(result), *_retrain(result)])
-    if level != "unknown":
+    if level != "unknown" or result.certificates.get("exact") is True:
         return None
     if RETRAINED in result.phases:
         return Advice(_TITLES["cannot_tell"], [*_tell(result), *_retrain(result)])
     after = [_COMPARE]
     if provisional is not None and provisional.looks in ("under", "over"):
-        after += _turn(result, provisional.looks)
+        after += [*_turn(result, provisional.looks), *_retrain(result)]
     return Advice(_TITLES["unknown"], _CLAIMS, after)
 
 
@@ -67,6 +67,11 @@ def _turn(result: RunResult, level: str) -> list[str]:
         return [
             f"{method.name} is exact: what differs is chance, as between any two trainings. "
             "--compare=retrain,retrain measures how much of it there is."
+        ]
+    if method is not None and method.own_original:
+        return [
+            f"{method.name} trained again what had seen these interactions. It is an ensemble, which may rank "
+            "otherwise than one retrained model even where nothing is left; these figures cannot tell the two apart."
         ]
     first = (
         "Do not count these interactions as forgotten yet."
@@ -97,7 +102,7 @@ def _with_value(way: str, method: type[UnlearnTrainer], result: RunResult) -> st
         key: result.settings[key] for key in names(method.Settings) if result.settings.get(key) is not None
     }
     now = [plain(value) for key, value in known.items() if key in re.findall(r"\w+", way)]
-    return f"{way} (now {now[0]})" if now else way
+    return f"{way} (now {listed(now)})" if now else way
 
 
 def _others(levels: dict[str, str]) -> list[str]:
@@ -122,9 +127,10 @@ def _tell(result: RunResult) -> list[str]:
         "model does that never saw them.",
         "Measure a larger request: more users, or more interactions of each, in one file, with --compare=retrain.",
     ]
-    if not is_injected(result) and result.method:
+    if not is_injected(result) and result.method and result.model and result.dataset:
         points.append(
-            f"To see whether {result.method} works on this model and data, run it with --forget=injected "
-            "--compare=retrain: that adds noise which the original must know."
+            f"To see whether {result.method} works on this model and data, run --model={result.model} "
+            f"--dataset={result.dataset} --unlearn={result.method} --forget=injected --compare=retrain, which trains "
+            "a model on noise that it has to forget."
         )
     return points

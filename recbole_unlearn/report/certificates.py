@@ -151,9 +151,10 @@ def _shards(value: Any, every: Mapping[str, Any]) -> str | None:
     restarted = number(every.get("restarted"))
     if restarted is None:
         return f"The model is made of {counted(value, 'shard')}, each trained on a part of the data."
+    others = "; no other shard has seen one" if restarted < value else ""
     return (
         f"{count(restarted)} of {counted(value, 'shard')} held a deleted interaction and {_was(restarted)} trained "
-        "again without it; no other shard has seen one."
+        f"again without it{others}."
     )
 
 

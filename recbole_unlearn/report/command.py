@@ -16,7 +16,7 @@ from typing import Any
 from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.report.values import flat, names_a_path
-from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult, in_order
 from recbole_unlearn.settings import Role, UnlearnConfig, catalogue
 from recbole_unlearn.settings.config import about, model_names, own_settings
 from recbole_unlearn.settings.recbole_values import Known
@@ -63,7 +63,7 @@ def _model(name: str) -> str:
 
 def _compared(result: RunResult) -> list[str]:
     """The methods beside the first one, under the names they were asked for."""
-    names = [name for name in result.phases if name not in (ORIGINAL, UNLEARNED)]
+    names = [name for name in in_order(result.phases) if name not in (ORIGINAL, UNLEARNED)]
     retrained = result.phases.get(RETRAINED, PhaseResult())
     if retrained.metrics == result.unlearned.metrics and retrained.seconds == result.unlearned.seconds:
         names = [name for name in names if name != RETRAINED]  # the method is retraining itself
@@ -95,9 +95,10 @@ def _own(result: RunResult, loaded: bool) -> Iterator[tuple[str, str]]:
 @functools.lru_cache(maxsize=64)
 def _usual(model: str, dataset: str, method: str) -> dict[str, Any]:
     """The settings of a run of which only model, dataset and method are given."""
+    known = model if model in model_names() else _ANY
     try:
-        config = _Defaults(model if model in model_names() else _ANY, dataset)
-        values = {**config.final_config_dict, **catalogue.values(method, model, dataset)}
+        config = _Defaults(known, dataset)
+        values = {**config.final_config_dict, **catalogue.values(method, known, dataset)}
     except UnlearnError:  # a dataset or a method that is not known here
         return {}
     # As they are in a result, which is JSON.

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import write_bytes
 from recbole_unlearn.report import figures, page, paper, writers
@@ -96,7 +97,7 @@ def _header(results: Sequence[RunResult], groups: Groups, names: Iterable[str]) 
         counted(len(part), noun)
         for part, noun in ((methods, "method"), (datasets, "dataset"), (models, "model"))
     ]
-    made_up = any(place.ratio is not None for place in groups)
+    made_up = any(place.request.startswith(INJECTED) for place in groups)
     noise = (
         "Artificial noise: where a request is called injected, its interactions were made up; nobody asked to have "
         "them forgotten."

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.report.values import LEVELS, MISSING, difference
 from recbole_unlearn.results.schema import (
@@ -157,7 +158,7 @@ def grouped(results: Sequence[RunResult]) -> Groups:
     groups: Groups = {}
     for result in results:
         source = result.forget.source
-        injected = source is not None and source.startswith("injected")
+        injected = source is not None and source.startswith(INJECTED)
         ratio = number(result.settings.get("inject_users")) if injected else None
         place = _place(result.dataset, result.model, source, ratio)
         groups.setdefault(place, []).extend(_entries(result))

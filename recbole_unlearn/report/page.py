@@ -97,7 +97,7 @@ details { margin: .8rem 0; } summary { cursor: pointer; }
 @media (max-width: 40rem) {
   body { padding: 1.25rem 1rem 3rem; }
   .cards { grid-template-columns: 1fr 1fr; }
-  th:first-child, th:first-child:has(small) { min-width: 7.6rem; }
+  th:first-child, th:first-child:has(small) { min-width: 8.2rem; }
   th, td { padding: .32rem .4rem; }
   .pairs th { width: 50%; }
   .plot { height: calc(17rem + 1.1rem * var(--traces, 3)); }
@@ -167,13 +167,14 @@ def join(*content: Content) -> Html:
 def prose(text: str) -> Html:
     """Text in which options of the command line are set as such, and are not broken after their hyphens."""
     return join(
-        element("code", part) if part.startswith("--") else part for part in re.split(r"(--\w[\w=,]*)", text)
+        element("code", part) if part.startswith("--") else part
+        for part in re.split(r"(--\w[\w=-]*(?:,\w+)*)", text)
     )
 
 
 def shell(command: str) -> Html:
     """A command line, which breaks between its words."""
-    words = (element("span", word) for word in re.split(r"(?<= )(?=-)", command))
+    words = (element("span", word) for word in re.split(r"(?<= )(?=--|')", command))
     return element("pre", element("code", words), tabindex="0")
 
 

@@ -63,6 +63,7 @@ _GROUPS: dict[str, Callable[[PhaseResult], Metrics]] = {
     "All users, deleted items masked": lambda phase: phase.masked,
 }
 _GOAL = "Goal: the retrained model's value. Closer to it is better; smaller or larger by itself is not."
+_OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
 _SEEN = 0.0005  # a change that is not 0.000 where it is written
 _HARM = 0.02  # recall@20 that a group may lose beside retraining before a small request is looked at
 _DEMOTION = "demotion"
@@ -145,7 +146,8 @@ def _account(result: RunResult) -> Html:
 
 
 def _advice(result: RunResult) -> Html:
-    found = advice(result, {name: level for name, level in levels_of(result).items() if name != UNLEARNED})
+    others = {name: level for name, level in levels_of(result).items() if name not in _OWN}
+    found = advice(result, others)
     if found is None:
         return Html("")
     return page.element(
@@ -580,7 +582,7 @@ def _repeat(result: RunResult) -> Html:
             said.append("FILE stands for a file of yours: a result does not keep where files are.")
         if result.forget.source == "python":
             said.append("The request was given from Python; for the command it has to be in a file.")
-        if any(name not in (ORIGINAL, UNLEARNED, RETRAINED, SECOND) for name in result.phases):
+        if any(name not in _OWN for name in result.phases):
             said.append("Settings of compared methods are not kept; they are taken to be the usual ones.")
     words = " ".join(part for part in said if part)
     return page.join(page.element("p", words) if words else "", "" if line is None else page.shell(line))
