@@ -44,6 +44,8 @@ def account(result: RunResult) -> str:
     data = f" of the dataset {result.dataset}" if result.dataset else ""
     given = _GIVEN.get(result.forget.source or "", "")
     asked = f"{model}{data} was to forget {_size(result)}{f', given {given}' if given else ''}."
+    if result.forget.interactions == 0:
+        asked = f"{model}{data} was to forget interactions that it was not trained on."
     parts = [asked, _start(result), _work(result), _beside(result)]
     return " ".join(part for part in parts if part)
 
@@ -75,12 +77,15 @@ def _size(result: RunResult) -> str:
     forget = result.forget
     if forget.interactions is None:
         return "a request"
-    if forget.interactions == 0:
-        return "a request that names no interaction it was trained on"
-    rough = "" if result.withheld is None else "up to " if is_few(result) else "about "
+    rough = roughly(result)
     sides = [] if forget.users is None else [counted(forget.users, "user")]
     sides += [] if forget.items is None else [f"{rough}{counted(forget.items, 'item')}"]
     return f"{rough}{counted(forget.interactions, 'interaction')}" + (f" of {listed(sides)}" if sides else "")
+
+
+def roughly(result: RunResult) -> str:
+    """What to say before the size of the request, where it is not given exactly."""
+    return "" if result.withheld is None else "up to " if is_few(result) else "about "
 
 
 def is_few(result: RunResult) -> bool:

@@ -104,7 +104,7 @@ details { margin: .8rem 0; } summary { cursor: pointer; }
 }
 .printing { width: 178mm; padding: 0; }
 .printing .figures { grid-template-columns: 1fr 1fr; gap: 1rem; }
-.printing .plot { height: 17rem; }
+.printing .plot { height: calc(14rem + 1.1rem * var(--traces, 3)); }
 @media print {
   @page { size: A4; margin: 16mm; }
   body { font-size: 10pt; padding: 0; max-width: none; print-color-adjust: exact; }
@@ -113,7 +113,8 @@ details { margin: .8rem 0; } summary { cursor: pointer; }
   .card, figure, p, tr, tbody, .pairs, .note, .scroll:not(:has(tbody + tbody)) { break-inside: avoid; }
   .cards { grid-template-columns: repeat(3, 1fr); }
   .scroll { overflow: visible; }
-  table { font-size: 7.5pt; }
+  table, .remark div { font-size: 7.5pt; }
+  tr:has(+ .remark) { break-after: avoid; }
   th, td { padding: .2rem .3rem; }
   th:first-child, th:first-child:has(small) { min-width: 0; }
   details:not([open]) { display: none; }

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from recbole_unlearn.measures.base import measures
 from recbole_unlearn.report import certificates, figures, page
-from recbole_unlearn.report.account import account, is_few, noise, request_sentence
+from recbole_unlearn.report.account import account, is_few, noise, request_sentence, roughly
 from recbole_unlearn.report.advice import advice
 from recbole_unlearn.report.command import command
 from recbole_unlearn.report.entries import FigureOf, affected_ndcg, levels_of
@@ -189,11 +189,14 @@ def _key_figures(result: RunResult) -> list[tuple[str, str, str]]:
         _overlap_figure(result),
         _time_figure(result),
         (
-            "Interactions forgotten",
+            f"Interactions{', ' + roughly(result).strip() if roughly(result) else ' forgotten'}",
             count(forget.interactions),
             "\n".join(
-                counted(amount, noun)
-                for amount, noun in ((forget.users, "user"), (forget.items, "item"))
+                f"{rough}{counted(amount, noun)}"
+                for amount, noun, rough in (
+                    (forget.users, "user", ""),
+                    (forget.items, "item", roughly(result)),
+                )
                 if amount is not None
             ),
         ),

@@ -91,6 +91,12 @@ def test_noise_is_named_at_the_top_and_a_request_is_not(tmp_path, light):  # noq
     assert noise(changed(forget={"source": "file", "interactions": 3})) is None
 
 
+def test_a_request_of_held_out_interactions_only_changes_nothing():
+    text = account(changed(forget={"source": "file", "interactions": 0, "users": 0, "items": 0}))
+    assert "was to forget interactions that it was not trained on." in text
+    assert "So obliviate had nothing to change." in text
+
+
 def test_an_exact_method_is_said_to_be_exact():
     result = changed(method="retrain", verdict={"level": "near", "text": "Near."})
     del result.phases["retrained_2"]
