@@ -146,8 +146,6 @@ class Pipeline:
             self.evidence.open()
         self.trainings.watcher = self.plan = self._new_plan(forget)
         self.prepare(forget)
-        if self.data.done_earlier is not None:
-            self.methods = self.methods[:1]  # there is nothing to compare
         test = loaders(self.config, self.data.retain)
         self.measurement = Measurement(self.config, self.data, test, self.evaluation.demotion_negatives)
         if not self.methods[0].own_original:
@@ -221,6 +219,9 @@ class Pipeline:
     def prepare(self, forget: Any) -> None:
         """The data that every method starts from, divided by the request."""
         self.data = self._data(forget)
+        if self.data.done_earlier is not None and self.plan is not None:  # there is nothing to compare
+            self.methods = self.methods[:1]
+            self.trainings.watcher = self.plan = self._new_plan(forget)
         if not self.data.source.startswith(INJECTED):  # somebody's own interactions, not noise of ours
             self.trainings.protect(self.data)
         self.discretion = Discretion.of(self.data, self.evaluation.min_group)

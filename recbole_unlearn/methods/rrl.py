@@ -65,6 +65,8 @@ class RRL(UnlearnTrainer):
 
     needs_index = True
     needs_gradients = True
+    forgets_more = ("raise rrl_steps", "raise rrl_learning_rate", "lower rrl_fisher")
+    forgets_less = ("raise rrl_fisher", "lower rrl_steps", "lower rrl_learning_rate")
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """The Fisher information at θ₀, then the steps."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
@@ -64,6 +64,8 @@ class Obliviate(UnlearnTrainer):
     """W' = W + R + A Bᵀ on contaminated rows."""
 
     needs_index = True
+    forgets_more: ClassVar[Sequence[str]] = ("raise lua_limit", "set forget_kind=hard and raise lac_forget")
+    forgets_less: ClassVar[Sequence[str]] = ("lower lua_limit", "set forget_kind=genuine")
 
     @classmethod
     def check(cls, settings: ObliviateSettings, config: UnlearnConfig) -> None:
