@@ -25,6 +25,7 @@ from recbole_unlearn.grid.table import said, table
 from recbole_unlearn.log import logging_to, progress
 from recbole_unlearn.report import FAILED_FILE, PLAN_FILE, read_json, results_in, write_comparison
 from recbole_unlearn.settings import RunSettings, UnlearnConfig, read
+from recbole_unlearn.settings.yaml_files import packaged
 
 SCHEMA = 1
 
@@ -50,21 +51,22 @@ def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) 
     """Do the runs of a grid that have no result yet, and make tables of all.
 
     Args:
-        file: the grid, see docs/grid.md.
+        file: the grid, see docs/grid.md; smoke, machine and paper are names of those that are in the package.
         config_dict: output_dir, workers, ray_address and show_progress of the grid; any other setting is for every
             run, and wins over the file's.
 
     """
     if not isinstance(file, (str, Path)) or not str(file):
-        raise UnlearnError("A grid needs its file: --grid=properties/grid/smoke.yaml, for example.")
+        raise UnlearnError("A grid needs its file: --grid=smoke or --grid=FILE.yaml, for example.")
     given = dict(config_dict or {})
     own = {key: given.pop(key) for key in _OF_GRID if key in given}
-    cells = load(Path(file), given)
+    path = packaged(file, "grid", "--grid")
+    cells = load(path, given)
     config = UnlearnConfig(
         cells[0].model, cells[0].dataset, config_dict={**cells[0].settings(), "workers": None, **own}
     )
     run = read(RunSettings, config)
-    directory = make_directory(run.output_dir or Path("saved") / f"grid-{Path(file).stem}")
+    directory = make_directory(run.output_dir or Path("saved") / f"grid-{path.stem}")
     with logging_to(directory, config["state"] or "INFO", "recbole_unlearn.grid"):
         return _Grid(cells, directory, run, bool(own.get("show_progress", True))).run()
 

@@ -318,6 +318,7 @@ class _Request:
         found = self.task.prepared.curvature
         if found is None:
             kept = (~self.task.data.deleted).nonzero().flatten()
+            kept = kept[self.witness.units(self.index.ids["user"][kept])]
             parts = kept.split(self.task.config["train_batch_size"])
             batches = [self.witness.batch(self.witness.triples(part)) for part in parts]
             found = curvature.from_retained(self.model, batches)
