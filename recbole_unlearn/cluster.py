@@ -24,7 +24,7 @@ from recbole_unlearn.errors import UnlearnError
 START_SECONDS = 12.0  # about what starting Ray and its workers costs: they import torch and RecBole
 RETRIES = 1  # of work whose worker died
 KNOCK_SECONDS = 5.0  # how long a cluster may take to answer
-# RecBole 1.2.1 asks for Ray 2.6, which has no numpy 2; what pip installs beside it has nothing else.
+# RecBole 1.2.1 asks for Ray 2.6, which was made for numpy 1; pip puts numpy 2 beside it.
 GO_TOGETHER = 'These versions go together: pip install "recbole==1.2.0" "ray[tune]>=2.40" "numpy>=2".'
 
 
@@ -35,7 +35,8 @@ def import_ray() -> Any:
             warnings.simplefilter("ignore")  # Ray 2.6 imports pkg_resources, which says that it is deprecated
             import ray
 
-            with contextlib.suppress(ModuleNotFoundError):  # Ray does without, but not with one that does not work
+            # Ray does without pyarrow, but not with one that does not work.
+            with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module("pyarrow")
     except ModuleNotFoundError as error:
         raise UnlearnError(

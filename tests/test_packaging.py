@@ -72,5 +72,9 @@ def test_classifiers_name_the_versions_of_python_that_pip_accepts():
     parser.read(ROOT / "setup.cfg")
     accepted = SpecifierSet(parser["options"]["python_requires"])
     language = "Programming Language :: Python :: "
-    named = {line.removeprefix(language) for line in parser["metadata"]["classifiers"].splitlines() if language in line}
+    named = {
+        line.removeprefix(language)
+        for line in parser["metadata"]["classifiers"].splitlines()
+        if language in line
+    }
     assert named == {f"3.{minor}" for minor in range(30) if f"3.{minor}.1" in accepted}

@@ -20,12 +20,11 @@ from recbole_unlearn.data import fetch
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, new_directory, write_json
 from recbole_unlearn.grid.cells import ASKED, is_done, placed, plain, run_cell
-from recbole_unlearn.grid.plan import Cell, load
+from recbole_unlearn.grid.plan import Cell, find, load
 from recbole_unlearn.grid.table import said, table
 from recbole_unlearn.log import logging_to, progress
 from recbole_unlearn.report import FAILED_FILE, PLAN_FILE, read_json, results_in, write_comparison
 from recbole_unlearn.settings import RunSettings, UnlearnConfig, read
-from recbole_unlearn.settings.yaml_files import packaged
 
 SCHEMA = 1
 
@@ -60,7 +59,7 @@ def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) 
         raise UnlearnError("A grid needs its file: --grid=smoke or --grid=FILE.yaml, for example.")
     given = dict(config_dict or {})
     own = {key: given.pop(key) for key in _OF_GRID if key in given}
-    path = packaged(file, "grid", "--grid")
+    path = find(file)
     cells = load(path, given)
     config = UnlearnConfig(
         cells[0].model, cells[0].dataset, config_dict={**cells[0].settings(), "workers": None, **own}

@@ -5,7 +5,14 @@ pair, `region.py` whom a request touches, `batches.py` draws the witness set, `o
 `scoring.py` compute losses and scores, and `expected.py` estimates where a pair ranks in a model that never saw it.
 """
 
-from recbole_unlearn.rows.batches import Triples, Witness, as_batch, first_of_each, learns_by_user, pairs_batch
+from recbole_unlearn.rows.batches import (
+    Triples,
+    Witness,
+    as_batch,
+    first_of_each,
+    learns_by_user,
+    pairs_batch,
+)
 from recbole_unlearn.rows.expected import PAIRS, ClosedFormRanker, ExpectedStanding
 from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
 from recbole_unlearn.rows.own_loss import Moments, fisher, loss_gradients, training_loss

@@ -5,8 +5,8 @@ epochs, each interaction once with a new uniform negative. Where items are calib
 region as the negative: in training every item is a negative far more often than a positive, and its own interactions
 alone would not show that.
 
-A model may learn by interaction (a pair, a labelled pair) or by user: an autoencoder reads and scores a whole history,
-so a batch of its loss has every user once, however many of the interactions are theirs.
+A model may learn by interaction (a pair, a labelled pair) or by user: an autoencoder reads and scores a whole
+history, so a batch of its loss has every user once, however many of the interactions are theirs.
 """
 
 from __future__ import annotations

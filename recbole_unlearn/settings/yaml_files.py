@@ -26,7 +26,7 @@ def properties_dir() -> Path:
 
 
 def packaged(name: str | Path, folder: str, option: str) -> Path:
-    """The file that ``option`` names: a path, or the name of a file in ``folder`` of `properties/` (smoke, for example).
+    """The file that ``option`` names: a path, or (`smoke`) the name of a file in ``folder`` of `properties/`.
 
     A name has no directory and no ending. A file of exactly that name in the working directory comes first.
     """

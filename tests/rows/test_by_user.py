@@ -47,7 +47,9 @@ def test_a_loss_by_interaction_has_all_of_them(make_config):
     data = divided(config)
     witness = make_witness(config, data)
     triples = witness.triples(witness.interactions())
-    assert all(torch.equal(*pair) for pair in zip(triples.part(witness.units(triples.users)), triples, strict=True))
+    assert all(
+        torch.equal(*pair) for pair in zip(triples.part(witness.units(triples.users)), triples, strict=True)
+    )
 
 
 @pytest.mark.parametrize("model", ["MultiVAE", "MultiDAE", "CDAE", "RecVAE", "MacridVAE"])
