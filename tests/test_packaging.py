@@ -61,10 +61,10 @@ def test_it_runs_from_another_directory(installed, tmp_path, flags):
 
 
 def test_it_finds_the_grids_that_it_brings(installed, tmp_path):
-    done = installed("--grid=smoke", "--report=page")  # refused after the file has been read, before any run
+    done = installed("--grid=smoke", "--inject_mode=none")  # refused after the file was read, before any run
     assert done.returncode == 2
     file = tmp_path / "site" / "recbole_unlearn" / "properties" / "grid" / "smoke.yaml"
-    assert done.stderr.strip() == f"Error: {file}: report is html or none for the runs of a grid."
+    assert done.stderr.startswith(f"Error: {file}: inject_mode='none' is not valid")
 
 
 def test_classifiers_name_the_versions_of_python_that_pip_accepts():
