@@ -8,7 +8,7 @@ from recbole_unlearn.rows import pair_scores, pairs_batch, predicted
 from recbole_unlearn.training.phase import build_model
 from tests.parts import divided, make_adapters, make_witness
 
-BY_USER = ["MultiVAE", "MultiDAE", "CDAE", "MacridVAE", "ENMF"]
+BY_USER = ["MultiVAE", "MultiDAE", "CDAE", "RecVAE", "MacridVAE", "ENMF"]
 
 
 @pytest.fixture
@@ -18,9 +18,9 @@ def sizes(monkeypatch):
     def watch(model, name):
         found, original = [], getattr(model, name)
 
-        def call(batch):
+        def call(batch, **options):
             found.append(len(batch["user_id"]))
-            return original(batch)
+            return original(batch, **options)
 
         monkeypatch.setattr(model, name, call)
         return found

@@ -31,7 +31,9 @@ class RowGradients:
         self.adapters, self.chosen, self.witness, self.whole = adapters, chosen, witness, whole
         self.model = adapters.model
         named = dict(self.model.named_parameters())
-        self._names = list(dict.fromkeys(adapter.name for adapter in chosen))
+        # What a model itself holds fixed (RecVAE's earlier encoder) has no gradient.
+        names = dict.fromkeys(adapter.name for adapter in chosen)
+        self._names = [name for name in names if named[name].requires_grad]
         self._parameters = [named[name] for name in self._names]
         self._sums: dict[str, torch.Tensor] = {}
         self._scores: torch.Tensor | None = None
