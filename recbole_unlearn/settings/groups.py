@@ -133,7 +133,7 @@ class TuneSettings:
 
     tune: bool = setting("Sweep over the method's settings instead of running it once.", per_run=False)
     space: str | None = setting(
-        "A YAML file that says what to sweep over; the method's own in properties/tune/ when empty.",
+        "A YAML file that says what to sweep over, or a method whose own is meant; this method's own when empty.",
         role=Role.PLACE,
         per_run=False,
     )
@@ -167,7 +167,8 @@ class GridSettings:
     """Many runs instead of one; docs/grid.md."""
 
     grid: str | None = setting(
-        "A YAML file of models, datasets, methods, seeds and deletion ratios to run in all combinations.",
+        "A YAML file of models, datasets, methods, seeds and deletion ratios to run in all combinations; or smoke, "
+        "machine or paper, which are in the package.",
         per_run=False,
     )
 
