@@ -37,7 +37,7 @@ EXAMPLES = {
         "--model=BPR --dataset=ml-100k --unlearn=obliviate --tune --trials=16"
     ],
     "Many models, methods and seeds, and one page about all results": [
-        "--grid=properties/grid/smoke.yaml --output_dir=saved/smoke",
+        "--grid=smoke --output_dir=saved/smoke",
         "--report=saved/smoke --output_dir=saved/page",
     ],
 }
