@@ -50,6 +50,7 @@ def test_a_model_of_ones_own(tmp_path):
     said = run([sys.executable, str(EXAMPLES / "own_model.py"), str(tmp_path / "work")], tmp_path)
     assert "retrained" in said
     assert json.loads((tmp_path / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
+    assert "rank" in said  # recommendations of what was loaded again
 
 
 @pytest.mark.slow
@@ -84,6 +85,24 @@ def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
     assert result["method"] == "shrink"
     assert result["settings"]["shrink_strength"] == 0.5
     assert result["certificates"]["rows"] == result["forget"]["users"]
+
+
+TUTORIAL = json.loads((EXAMPLES / "tutorial.ipynb").read_text())
+
+
+def test_the_tutorial_is_committed_without_outputs():
+    for cell in TUTORIAL["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+@pytest.mark.slow
+def test_the_tutorial(tmp_path):
+    """All code cells in one process, in order, as `Restart and run all` does."""
+    code = ["".join(cell["source"]) for cell in TUTORIAL["cells"] if cell["cell_type"] == "code"]
+    (tmp_path / "tutorial.py").write_text("\n\n".join(code))
+    said = run([sys.executable, "tutorial.py"], tmp_path, PYTHONPATH=str(EXAMPLES))
+    assert "retrained" in said
 
 
 BROKEN = """

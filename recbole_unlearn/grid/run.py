@@ -13,18 +13,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from tqdm import tqdm
 
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.data import fetch
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import make_directory, new_directory, write_json
+from recbole_unlearn.files import made, new_directory, write_json
 from recbole_unlearn.grid.cells import ASKED, is_done, placed, plain, run_cell
-from recbole_unlearn.grid.plan import Cell, load
-from recbole_unlearn.grid.table import said, table
-from recbole_unlearn.log import logging_to, progress
+from recbole_unlearn.grid.plan import Cell, find, load
+from recbole_unlearn.grid.table import frame, said, table
+from recbole_unlearn.log import logging_to, on_terminal, progress
 from recbole_unlearn.report import FAILED_FILE, PLAN_FILE, read_json, results_in, write_comparison
 from recbole_unlearn.settings import RunSettings, UnlearnConfig, read
+from recbole_unlearn.words import counted
 
 SCHEMA = 1
 
@@ -42,6 +44,10 @@ class GridResult:
     output_dir: Path
     files: list[Path]
 
+    def to_frame(self) -> pd.DataFrame:
+        """The figures of all cells that did not fail, a row each, with the cell, model, dataset, ratio and seed."""
+        return frame([cell for cell in self.cells if cell.name not in self.failed], self.output_dir)
+
     def __str__(self) -> str:
         return table(self.cells, self.failed, self.output_dir)
 
@@ -50,23 +56,27 @@ def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) 
     """Do the runs of a grid that have no result yet, and make tables of all.
 
     Args:
-        file: the grid, see docs/grid.md.
+        file: the grid, see docs/grid.md; smoke, machine and paper are names of those that are in the package.
         config_dict: output_dir, workers, ray_address and show_progress of the grid; any other setting is for every
             run, and wins over the file's.
 
     """
     if not isinstance(file, (str, Path)) or not str(file):
-        raise UnlearnError("A grid needs its file: --grid=properties/grid/smoke.yaml, for example.")
+        raise UnlearnError("A grid needs its file: --grid=smoke or --grid=FILE.yaml, for example.")
     given = dict(config_dict or {})
     own = {key: given.pop(key) for key in _OF_GRID if key in given}
-    cells = load(Path(file), given)
+    path = find(file)
+    cells = load(path, given)
     config = UnlearnConfig(
         cells[0].model, cells[0].dataset, config_dict={**cells[0].settings(), "workers": None, **own}
     )
     run = read(RunSettings, config)
-    directory = make_directory(run.output_dir or Path("saved") / f"grid-{Path(file).stem}")
-    with logging_to(directory, config["state"] or "INFO", "recbole_unlearn.grid"):
-        return _Grid(cells, directory, run, bool(own.get("show_progress", True))).run()
+    shown = bool(own.get("show_progress", on_terminal()))
+    with (
+        made(run.output_dir or Path("saved") / f"grid-{path.stem}") as directory,
+        logging_to(directory, config["state"] or "INFO", "recbole_unlearn.grid"),
+    ):
+        return _Grid(cells, directory, run, shown).run()
 
 
 class _Grid:
@@ -94,11 +104,13 @@ class _Grid:
                 self._work(bar)
             except KeyboardInterrupt:
                 done = len(self.cells) - sum(not is_done(self.directory, cell) for cell in self.cells)
-                logger.warning("Stopped: %d of %d cells have a result.", done, len(self.cells))
+                logger.warning("Stopped: a result for %d of %s.", done, counted(len(self.cells), "cell"))
                 raise
         if len(self.failed) == len(self.cells):
             reason = self.failed[self.cells[0].name]
-            raise UnlearnError(f"All {len(self.cells)} cells of the grid failed; the first one: {reason}")
+            raise UnlearnError(
+                f"All {counted(len(self.cells), 'cell')} of the grid failed; the first one: {reason}"
+            )
         page = self.directory / "comparison.html"
         write_comparison(results_in(self.directory), page, grids=[self.directory])
         files = [page, page.with_name("tables.md"), page.with_name("tables.tex")]

@@ -42,7 +42,10 @@ class GradientAscentSettings:
 
 
 @method(
-    "gradient_ascent", "Climb the loss of the deleted interactions for a few steps.", GradientAscentSettings
+    "gradient_ascent",
+    "Climb the loss of the deleted interactions for a few steps.",
+    GradientAscentSettings,
+    models="differentiable",
 )
 class GradientAscent(UnlearnTrainer):
     """θ ← θ + η Adam(∇L_S(θ)) while L_R(θ) ≤ (1 + tolerance) L_R(θ₀).
@@ -53,6 +56,12 @@ class GradientAscent(UnlearnTrainer):
 
     needs_index = True
     needs_gradients = True
+    forgets_more = (
+        "raise gradient_ascent_steps",
+        "raise gradient_ascent_tolerance",
+        "raise gradient_ascent_learning_rate",
+    )
+    forgets_less = ("lower gradient_ascent_steps", "lower gradient_ascent_learning_rate")
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """Steps up, one at a time, each looked at before it is kept."""

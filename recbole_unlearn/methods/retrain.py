@@ -12,7 +12,7 @@ import dataclasses
 import torch
 
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
-from recbole_unlearn.settings import setting
+from recbole_unlearn.settings import UnlearnConfig, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,18 +22,29 @@ class RetrainSettings:
     retrain_seed: int | None = setting("Seed of the new model; one more than the run's when empty.")
 
 
-@method("retrain", "Train again from scratch on the retain set: exact and slow.", RetrainSettings)
+@method(
+    "retrain",
+    "Train again from scratch on the retain set: exact and slow.",
+    RetrainSettings,
+    models="all",
+    result="exact",
+)
 class Retrain(UnlearnTrainer):
     r"""θ₋S = argmin of the training objective over D\S, from a new initialisation."""
 
     exact = True
     needs_original = False
 
+    @classmethod
+    def training(cls, settings: RetrainSettings, config: UnlearnConfig, repeat: int) -> UnlearnConfig:
+        """With a seed of its own; a second retraining in the same run gets the next one."""
+        seed = config["seed"] + 1 if settings.retrain_seed is None else settings.retrain_seed
+        return config.replace(seed=seed + repeat)
+
     def unlearn(self, task: UnlearnTask) -> Outcome:
-        """Train on the retain set; a second retraining in the same run gets the next seed."""
-        seed = task.settings.retrain_seed
-        seed = task.config["seed"] + 1 if seed is None else seed
-        trained = task.train(task.config.replace(seed=seed + task.repeat), task.data.retain, task.label)
+        """Train on the retain set."""
+        config = self.training(task.settings, task.config, task.repeat)
+        trained = task.train(config, task.data.retain, task.label)
         trained.load_into(self.model)
         every = torch.arange(task.data.full.train.item_num)
         return Outcome(

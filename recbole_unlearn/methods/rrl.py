@@ -35,7 +35,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.request_losses import RequestLosses
-from recbole_unlearn.rows import Moments, Triples, fisher, losses, pairs_batch
+from recbole_unlearn.rows import Moments, Triples, fisher, losses, predicted
 from recbole_unlearn.settings import setting
 
 
@@ -51,7 +51,12 @@ class RRLSettings:
     rrl_fisher_size: int = setting("Retained interactions in each of them; 1 gives exact squares.", low=1)
 
 
-@method("rrl", "Reverse the ranking of deleted pairs, restrained by Fisher information.", RRLSettings)
+@method(
+    "rrl",
+    "Reverse the ranking of deleted pairs, restrained by Fisher information.",
+    RRLSettings,
+    models="differentiable",
+)
 class RRL(UnlearnTrainer):
     """Minimises reverse ranking on S plus the Fisher term from θ₀.
 
@@ -60,6 +65,8 @@ class RRL(UnlearnTrainer):
 
     needs_index = True
     needs_gradients = True
+    forgets_more = ("raise rrl_steps", "raise rrl_learning_rate", "lower rrl_fisher")
+    forgets_less = ("raise rrl_fisher", "lower rrl_steps", "lower rrl_learning_rate")
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """The Fisher information at θ₀, then the steps."""
@@ -96,9 +103,8 @@ class RRL(UnlearnTrainer):
         """-mean log σ(s(u, j) - s(u, i)) of deleted pairs, a scalar with its graph."""
         users = torch.cat([deleted.users, deleted.users])
         items = torch.cat([deleted.items, deleted.negatives])
-        batch = pairs_batch(train, users, items).to(self.device)
         clear_caches(self.model)
-        own, other = self.model.predict(batch).reshape(-1).chunk(2)
+        own, other = predicted(self.model, train, users, items).chunk(2)
         return losses.reverse_ranking(own, other)
 
     def _fisher(self, request: RequestLosses, options: RRLSettings) -> Moments:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
+from recbole_unlearn import words
+from recbole_unlearn.measures.verdict import SHORT as SHORT  # what a verdict is called in a table
 from recbole_unlearn.results.schema import SECOND
-
-MISSING = "–"
+from recbole_unlearn.words import MISSING
 
 
 def difference(value: float | None, reference: float | None) -> float | None:
@@ -29,27 +32,47 @@ def run_title(method: str | None, model: str | None, dataset: str | None, seed: 
 
 def decimal(value: float | None, digits: int = 3) -> str:
     """0.8110, or a dash."""
-    return MISSING if value is None else f"{value:.{digits}f}".replace("-", "−")
+    return words.decimal(value, digits).replace("-", "−")
 
 
 def signed(value: float | None, digits: int = 3) -> str:
     """+0.013 or −0.130, or a dash."""
-    return MISSING if value is None else f"{value:+.{digits}f}".replace("-", "−")
+    return words.signed(value, digits).replace("-", "−")
 
 
 def percent(value: float | None) -> str:
     """113%, or a dash."""
-    return MISSING if value is None else f"{value:,.0%}".replace("-", "−")
+    return words.percent(value).replace("-", "−")
 
 
 def times(value: float | None) -> str:
-    """29.1×; no decimals from 100 on."""
-    return MISSING if value is None else f"{value:,.{0 if value >= 100 else 1}f}×"
+    """29.1×, 0.45×; no decimals from 100 on."""
+    return words.times(value, "×")
 
 
 def count(value: float | None) -> str:
     """7,191, or a dash."""
     return MISSING if value is None else f"{value:,.0f}"
+
+
+def counted(amount: float, noun: str) -> str:
+    """1 user, 7,191 users."""
+    return f"{count(amount)} {noun}" if amount == 1 else f"{count(amount)} {noun}s"
+
+
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """One, two and three."""
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def day(date: Any) -> str | None:
+    """17 November 2026, 17:24 UTC, of an ISO 8601 date; None where it is none."""
+    try:
+        moment = datetime.fromisoformat(str(date))
+        moment = moment if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
 
 
 def duration(seconds: float | None) -> str:
@@ -73,7 +96,7 @@ def plain(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}".replace("-", "−")
     if isinstance(value, float):
-        return (f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}").replace("-", "−")
+        return (f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:z.4g}").replace("-", "−")
     if value is None:
         return MISSING
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else str(value)
@@ -87,3 +110,11 @@ def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(value, name)
         else:
             yield name, value
+
+
+def names_a_path(value: Any) -> bool:
+    """Whether a setting says where somebody keeps their files."""
+    texts = [entry for entry in (value if isinstance(value, list) else [value]) if isinstance(entry, str)]
+    return any(
+        t.startswith("~") or PurePosixPath(t).is_absolute() or PureWindowsPath(t).is_absolute() for t in texts
+    )

@@ -2,11 +2,15 @@
 
 `declare.py` is how a setting is declared and read, `groups.py` declares those of a run, `catalogue.py` knows
 which methods there are and what they declare, `recbole_values.py` says the same of RecBole's own keys,
-`yaml_files.py` reads YAML, and `config.py` puts all of it together as
+`yaml_files.py` reads YAML, `typed_model.py` imports a class that is given with `--model`, and `config.py` puts all
+of it together as
 :class:`~recbole_unlearn.settings.config.UnlearnConfig`.
 """
 
-from recbole_unlearn.settings.config import UnlearnConfig
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from recbole_unlearn.settings.declare import Role, as_list, declared, names, read, setting
 from recbole_unlearn.settings.groups import (
     GROUPS,
@@ -14,9 +18,14 @@ from recbole_unlearn.settings.groups import (
     EvaluationSettings,
     ForgetSettings,
     GridSettings,
+    RecordSettings,
     RunSettings,
     TuneSettings,
 )
+from recbole_unlearn.settings.typed_model import is_typed_class, typed_class
+
+if TYPE_CHECKING:
+    from recbole_unlearn.settings.config import UnlearnConfig
 
 __all__ = [
     "GROUPS",
@@ -24,13 +33,25 @@ __all__ = [
     "EvaluationSettings",
     "ForgetSettings",
     "GridSettings",
+    "RecordSettings",
     "Role",
     "RunSettings",
     "TuneSettings",
     "UnlearnConfig",
     "as_list",
     "declared",
+    "is_typed_class",
     "names",
     "read",
     "setting",
+    "typed_class",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the config on first use: it needs RecBole and torch, and `--help` does not."""
+    if name != "UnlearnConfig":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from recbole_unlearn.settings.config import UnlearnConfig
+
+    return UnlearnConfig

@@ -83,12 +83,19 @@ class IFRUSettings:
     )
 
 
-@method("ifru", "An influence step of touched users and items, with spillover of graphs.", IFRUSettings)
+@method(
+    "ifru",
+    "An influence step of touched users and items, with spillover of graphs.",
+    IFRUSettings,
+    models="differentiable, with rows of users or items",
+)
 class IFRU(UnlearnTrainer):
     """θ = θ₀ + (H + Λ)⁻¹ b on the rows of touched users and items; every other weight stays bit for bit."""
 
     needs_index = True
     needs_gradients = True
+    forgets_more = ("lower ifru_damping",)
+    forgets_less = ("raise ifru_damping",)
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """One Newton step of the chosen rows."""

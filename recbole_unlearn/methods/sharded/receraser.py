@@ -66,9 +66,15 @@ class RecEraserSettings:
     "receraser",
     "Models of interactions that belong together, combined by attention; a request restarts its parts.",
     RecEraserSettings,
+    models="whose score is a product of two vectors (BPR, LightGCN, NGCF); trains its own ensemble",
 )
 class RecEraser(ShardedTrainer):
     """e = Σ_k α_k (e_k W_k + b_k) for users and items, with model k trained on its part of the interactions."""
+
+    @classmethod
+    def epochs(cls, settings: RecEraserSettings, config: UnlearnConfig) -> int:
+        """Of a shard's training."""
+        return settings.receraser_epochs or int(config["epochs"])
 
     def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
         """How a shard trains; there are no slices."""

@@ -55,9 +55,15 @@ class UltraRESettings:
     "ultrare",
     "Models of clusters from optimal transport, combined by regression; a request restarts its parts.",
     UltraRESettings,
+    models="differentiable, with rows of users and items; trains its own ensemble",
 )
 class UltraRE(ShardedTrainer):
     """s(u, i) = Σ_k w[g(u), k] s_k(u, i), with model k trained on the interactions of cluster k."""
+
+    @classmethod
+    def epochs(cls, settings: UltraRESettings, config: UnlearnConfig) -> int:
+        """Of a shard's training."""
+        return settings.ultrare_epochs or int(config["epochs"])
 
     def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
         """How a cluster trains; there are no slices."""
