@@ -12,6 +12,7 @@ from typing import Any
 
 from recbole_unlearn import __version__
 from recbole_unlearn.errors import EXIT_CODE, UnlearnError
+from recbole_unlearn.words import counted
 
 # Names among RecBole's settings and ours that no class declares; taken as they are typed.
 _NAMES = {"model", "dataset", "data_path", "config_files"}
@@ -19,10 +20,12 @@ _NAMES = {"model", "dataset", "data_path", "config_files"}
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """`--key=value` arguments as a dict; `--key value` is accepted too, because people type it."""
-    from recbole_unlearn.settings.config import own_settings
+    from recbole_unlearn.settings import GROUPS, declared, described
     from recbole_unlearn.settings.yaml_files import parse_value
 
-    names = _NAMES | {key for key, declared in own_settings().items() if declared.is_name}
+    ours = {key for group in GROUPS.values() for key, about in declared(group).items() if about.is_name}
+    of_methods = {key.name for method in described.methods() for key in method.keys if key.is_name}
+    names = _NAMES | ours | of_methods
     values: dict[str, Any] = {}
     rest = list(arguments)
     while rest:
@@ -109,8 +112,8 @@ def _grid(values: dict[str, Any]) -> int:
         return 130
     print("\n".join(["", str(result), *map(str, result.files)]))
     if result.failed:
-        counted = f"{len(result.failed)} of {len(result.cells)} cells"
-        print(f"{counted} failed; the same command tries them again.", file=sys.stderr)
+        failed = f"{len(result.failed)} of {counted(len(result.cells), 'cell')}"
+        print(f"{failed} failed; the same command tries them again.", file=sys.stderr)
         return 1
     return 0
 

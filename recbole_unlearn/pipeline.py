@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn import settings
@@ -36,6 +37,8 @@ from recbole_unlearn.measures.provisional import EXACT, provisional
 from recbole_unlearn.methods import Finished, UnlearnTask, UnlearnTrainer, registry
 from recbole_unlearn.results import record
 from recbole_unlearn.results.evidence import Evidence
+from recbole_unlearn.results.frame import frame
+from recbole_unlearn.results.notebook import page
 from recbole_unlearn.results.privacy import Discretion
 from recbole_unlearn.results.schema import (
     ORIGINAL,
@@ -51,6 +54,7 @@ from recbole_unlearn.results.schema import (
 from recbole_unlearn.results.table import table
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
+from recbole_unlearn.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +74,16 @@ class UnlearnResult:
         """The content of result.json."""
         return self.record.to_json()
 
+    def to_frame(self) -> pd.DataFrame:
+        """All figures, a row each: phase, group, metric and value (:func:`~recbole_unlearn.results.frame.frame`)."""
+        return frame(self.record)
+
     def __str__(self) -> str:
         return table(self.record)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return page(self.record)
 
 
 class _Phase(NamedTuple):
@@ -116,12 +128,12 @@ class Pipeline:
         self.phases: dict[str, _Phase] = {}
         self.befores: dict[str, _Phase] = {}  # originals beside the run's, by name
         self.difficulty: dict[str, Any] = {}
-        self.evidence = Evidence.of(self.forget_settings)
+        self.evidence = Evidence.of(settings.read(settings.RecordSettings, config))
 
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
         if not _is_injected(forget):  # noise is nobody's request
-            self.evidence.open(self.forget_settings)
+            self.evidence.open()
         self.prepare(forget)
         if self.data.done_earlier is not None:
             self.methods = self.methods[:1]  # there is nothing to compare
@@ -243,11 +255,14 @@ class Pipeline:
         self.phases[name] = self._measured(name, trainer, finished.seconds, finished.from_cache, before)
         return name, trainer, finished
 
-    def _errors(self) -> Metrics:
-        """How sure it is that retraining moved affected users; empty without retraining."""
+    def _errors(self) -> dict[str, Metrics]:
+        """For each phase, how sure it is that retraining moved affected users from where the phase started."""
         if RETRAINED not in self.phases:
             return {}
-        return paired_errors(self.phases[ORIGINAL].measured, self.phases[RETRAINED].measured)
+        target = self.phases[RETRAINED].measured
+        starts = {name: self.befores.get(name) or self.phases[ORIGINAL] for name in [ORIGINAL, *self.befores]}
+        errors = {name: paired_errors(start.measured, target) for name, start in starts.items()}
+        return {name: errors[phase.before] for name, phase in self.phases.items()}
 
     def _provisional(self, certificates: Mapping[str, Any]) -> Provisional | None:
         """What the unlearned model looks like where nothing is there to compare it with."""
@@ -337,14 +352,18 @@ class Pipeline:
             self.phases[RETRAINED] = self.phases[UNLEARNED]
         measured = {name: phase.measured for name, phase in self.phases.items()}
         distributions = self.measurement.distributions(measured)
+        target = measured.get(RETRAINED)
+        befores = {
+            name: before.result(distances=self.measurement.distances(before.measured, target))
+            for name, before in self.befores.items()
+        }
         results = {}
         for name, phase in self.phases.items():
-            before = self.befores.get(phase.before)
             results[name] = phase.result(
                 masked=phase.measured.masked,
                 groups=phase.measured.groups,
-                distances=self.measurement.distances(phase.measured, measured.get(RETRAINED)),
-                before=None if before is None else before.result(),
+                distances=self.measurement.distances(phase.measured, target),
+                before=befores.get(phase.before),
                 distribution=distributions.get(name),
             )
         return results
@@ -363,9 +382,10 @@ class Pipeline:
             return
         forget, withheld = self.forgotten, self.discretion.withheld
         logger.info(
-            "%s with %s on %s: forgetting %s%d of %d training interactions, of %d users and %d items.",
+            "%s with %s on %s: forgetting %s%d of %s, of %s and %s.",
             self.config["unlearn"], self.config["model"], self.config["dataset"], "about " if withheld else "",
-            forget.interactions, len(self.data.full.train), forget.users, forget.items,
+            forget.interactions, counted(len(self.data.full.train), "training interaction"),
+            counted(forget.users, "user"), counted(forget.items, "item"),
         )  # fmt: skip
         if withheld is not None:
             logger.info(withheld.why)
@@ -381,16 +401,19 @@ class Pipeline:
         held_out = counts["valid_rows_removed"] + counts["test_rows_removed"]
         if held_out:
             logger.warning(
-                "The request also hits %d validation and %d test interactions. No model trained on them; they are "
-                "left out of those splits for every phase.",
-                counts["valid_rows_removed"], counts["test_rows_removed"],
-            )  # fmt: skip
+                "The request also hits %s and %s. No model trained on them; they are left out of those splits for "
+                "every phase.",
+                counted(counts["valid_rows_removed"], "validation interaction"),
+                counted(counts["test_rows_removed"], "test interaction"),
+            )
         if counts["orphan_users"] or counts["orphan_items"]:
             logger.warning(
-                "%d users and %d items have no training interaction left. They are treated as never seen; their "
-                "%d test interactions are left out of utility.",
-                counts["orphan_users"], counts["orphan_items"], counts["orphan_test_rows"],
-            )  # fmt: skip
+                "Without any training interaction left: %s and %s. They are treated as never seen, and %s of theirs "
+                "left out of utility.",
+                counted(counts["orphan_users"], "user"),
+                counted(counts["orphan_items"], "item"),
+                counted(counts["orphan_test_rows"], "test interaction"),
+            )
 
 
 def _is_injected(forget: Any) -> bool:

@@ -47,7 +47,8 @@ def run_unlearn(
         model: name of a RecBole model, or a class; read from the checkpoint when there is one.
         dataset: name of the dataset; read from the checkpoint when there is one.
         forget: a file of requests, a DataFrame, a dict of columns, a pair of arrays, or "injected".
-        unlearn: the unlearning method.
+        unlearn: the unlearning method; `retrain` when nothing is said, because it is exact. `obliviate` is
+            recommended when retraining takes too long; `--unlearn=?` lists all.
         compare: further methods to run on the same request, for example ["retrain"].
         checkpoint: a checkpoint of RecBole to start from.
         config_files: YAML files in RecBole's manner.
@@ -96,7 +97,7 @@ def unlearn_model(
         model: your trained model; it is left as it is.
         data: (train, valid, test), as loaders from `data_preparation` or as datasets.
         forget: the request, as in :func:`run_unlearn`; timestamps as your dataset has them.
-        method: the unlearning method.
+        method: the unlearning method; `retrain` is exact, `obliviate` is recommended when that takes too long.
         optimizer: the optimizer that trained the model, for methods that read its state.
         **overrides: settings of the method or of the plugin.
 

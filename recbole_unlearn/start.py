@@ -43,6 +43,10 @@ class Arguments:
 
     def values(self) -> dict[str, Any]:
         """All settings among them; what has an argument of its own wins over ``config_dict``."""
+        if not isinstance((self.config_dict or {}).get("forget", ""), str):  # its values are not printed
+            raise UnlearnError(
+                "forget in config_dict has to be the name of a file. Give Python data as run_unlearn(forget=...)."
+            )
         named = {
             "unlearn": self.unlearn,
             "compare": None if self.compare is None else settings.as_list(self.compare),

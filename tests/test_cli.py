@@ -40,7 +40,7 @@ def test_methods_are_listed(capsys):
 
 
 def test_help_lists_every_group_with_defaults(capsys):
-    assert cli.main(["--help", "--model=LightGCN"]) == 0
+    assert cli.main(["--help", "--model=LightGCN", "--dataset=ml-100k"]) == 0
     text = capsys.readouterr().out
     for expected in (
         "--unlearn=retrain", "--on_missing=error", "One of error, skip", "--inject_users=0.2",

@@ -1,9 +1,13 @@
 """README and docs are true: their commands, snippets and lists are run or compared."""
 
+import ast
 import dataclasses
 import importlib
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -18,6 +22,13 @@ from recbole_unlearn.training import build_model
 from tests.conftest import ROOT, train_plain
 
 README = (ROOT / "README.md").read_text()
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "examples").rglob("*.md"),
+]
+NOT_OURS = {"CUDA out of memory", "obliviate"}  # at the start of a line of docs/troubleshooting.md
 
 
 def blocks(text, language):
@@ -35,15 +46,108 @@ def test_both_commands_are_on_the_first_screen():
     assert 'pip install -c constraints.txt -e ".[test]" && pytest' in first
 
 
+def test_readme_opens_with_a_checkpoint_and_a_csv():
+    """The user's problem comes first, the paper's experiment second, and it is read in about five minutes."""
+    first = next(block for block in blocks(README, "bash"))
+    assert "--checkpoint=" in first
+    assert "--forget=requests.csv" in first
+    assert README.index("## A checkpoint and a CSV") < README.index("## The paper's experiment")
+    assert len(README.split()) < 1700
+
+
+@pytest.mark.slow
+def test_the_commands_for_a_checkpoint_and_a_csv_run(tmp_path):
+    (commands,) = [block for block in blocks(README, "bash") if "train_plain.py" in block]
+    commands = commands.replace("examples/", f"{ROOT}/examples/").replace(
+        "run_unlearn.py", f"{ROOT}/run_unlearn.py"
+    )
+    given = os.environ | {
+        "OMP_NUM_THREADS": "1", "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-e", "-c", commands], cwd=tmp_path, env=given, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    written = [
+        line.split("`")[1]
+        for line in README.splitlines()
+        if re.match(r"\| `[\w.-]+\.(pth|html|json|log)`", line)
+    ]
+    assert len(written) == 5
+    for name in written:
+        assert (tmp_path / "out" / name).is_file(), name
+
+
+def test_every_method_is_in_the_table_of_who_it_is_for():
+    table = README[README.index("## Which method for whom") : README.index("## From Python")]
+    presets = {"obliviate_paper", "no_lua", "no_lac", "no_distill"}
+    for known in catalogue.methods():
+        assert known.name in presets or not known.is_ours or f"`{known.name}`" in table
+
+
+def test_values_with_braces_are_quoted_for_the_shell():
+    """bash takes {a,b}, [..] and quotes apart: the whole argument is in single quotes."""
+    for page in PAGES:
+        bare = re.findall(r"(?<!['\w])--\w+=[\[{].*", page.read_text())
+        assert not bare, f"{page.name}: {bare}"
+
+
+def test_troubleshooting_quotes_messages_that_exist():
+    """What the tables quote of our own errors is in the package, word by word."""
+    constants = [
+        node.value
+        for file in (ROOT / "recbole_unlearn").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    others = page[page.index("## Installing") : page.index("## Data")]  # errors of RecBole and torch
+    for line in page.replace(others, "").splitlines():
+        symptom = line.split("|")[1] if line.startswith("| `") else ""
+        for quoted in re.findall(r"`([^`]+)`", symptom):
+            known = quoted in NOT_OURS or any(quoted in text for text in constants)
+            assert known, quoted
+
+
 def test_links_lead_somewhere():
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in PAGES:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def texts_of(path):
+    """All texts of a Python file, with WORD for what an f-string fills in; the whole of any other file."""
+    if path.suffix != ".py":
+        return [path.read_text()]
+    found, parts = [], set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts |= {id(value) for value in node.values}
+            found.append("".join(getattr(value, "value", "") if isinstance(value, ast.Constant) else "WORD"
+                                 for value in node.values))  # fmt: skip
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            found.append(node.value)
+    return found
+
+
+def test_what_people_are_told_to_type_is_not_taken_apart_by_a_shell():
+    """--eval_args={mode: full} has to be quoted: bash makes two words of it."""
+    unquoted = re.compile(r"--\w+=[\[{(]")
+    assert unquoted.search("--eval_args={mode: full}")
+    assert not unquoted.search("--eval_args='{mode: full}' --metrics=NDCG")
+    pages = [*(ROOT / "recbole_unlearn").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    pages += [*(ROOT / "properties").rglob("*.yaml"), *(ROOT / "examples").rglob("*.*")]
+    assert len(pages) > 100
+    for page in pages:
+        if page.suffix in (".py", ".md", ".yaml", ".sh"):
+            for text in texts_of(page):
+                assert not unquoted.search(text), f"{page}: {unquoted.search(text)}"
+
+
 def test_the_python_snippets_of_readme_run(tmp_path):
     checkpoint = train_plain("BPR", tmp_path / "saved", dataset="ml-100k", epochs=1, embedding_size=8)
-    whole, pieces = blocks(README, "python")
+    whole, pieces = (block for block in blocks(README, "python") if "load_unlearned" not in block)
     whole = whole.replace("saved/BPR-Nov-16-2026_02-03-04.pth", str(checkpoint))
     names = {}
     exec(whole, names)
@@ -61,6 +165,16 @@ def test_the_python_snippets_of_readme_run(tmp_path):
     }  # fmt: skip
     exec(pieces, given)
     assert len(given["unlearned"].data.forget) == 1
+
+
+@pytest.mark.skipif(not hasattr(recbole_unlearn, "load_unlearned"), reason="the snippet uses load_unlearned")
+def test_the_serving_snippet_of_readme_runs(tmp_path, monkeypatch):
+    (snippet,) = [block for block in blocks(README, "python") if "load_unlearned" in block]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "requests.csv").write_text("user_id,item_id\n196,242\n186,302\n")
+    checkpoint = train_plain("BPR", tmp_path / "saved", dataset="ml-100k", epochs=1, embedding_size=8)
+    run_unlearn(checkpoint=checkpoint, forget="requests.csv", unlearn="obliviate", output_dir="out")
+    exec(snippet, {})
 
 
 def test_public_names_exist():

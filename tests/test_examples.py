@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import recbole_unlearn
+from recbole_unlearn.pipeline import UnlearnResult
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -71,6 +73,28 @@ def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
     assert result["method"] == "shrink"
     assert result["settings"]["shrink_strength"] == 0.5
     assert result["certificates"]["rows"] == result["forget"]["users"]
+
+
+TUTORIAL = json.loads((EXAMPLES / "tutorial.ipynb").read_text())
+
+
+def test_the_tutorial_is_committed_without_outputs():
+    for cell in TUTORIAL["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (hasattr(recbole_unlearn, "load_unlearned") and hasattr(UnlearnResult, "to_frame")),
+    reason="the tutorial uses load_unlearned and to_frame",
+)
+def test_the_tutorial(tmp_path):
+    """All code cells in one process, in order, as `Restart and run all` does."""
+    code = ["".join(cell["source"]) for cell in TUTORIAL["cells"] if cell["cell_type"] == "code"]
+    (tmp_path / "tutorial.py").write_text("\n\n".join(code))
+    said = run([sys.executable, "tutorial.py"], tmp_path, PYTHONPATH=str(EXAMPLES))
+    assert "retrained" in said
 
 
 BROKEN = """

@@ -10,7 +10,7 @@ PACKAGE = "recbole_unlearn"
 # From the ground up; the longest name that fits a module is its layer. Those on one line may import each other.
 LAYERS = [
     ["errors"],
-    ["inputs", "log", "cluster", "compat", "extensions"],
+    ["inputs", "log", "words", "console", "cluster", "compat", "extensions"],
     ["settings"],
     ["files"],
     ["data"],
@@ -81,8 +81,11 @@ def test_no_family_of_methods_imports_another(path):
 
 
 def test_modules_stay_small_in_what_they_need():
-    """A module that puts everything together may need many others; that is the pipeline, and nobody else."""
-    many = {name_of(path): len(imports(path) - {PACKAGE}) for path in MODULES}
+    """A module that puts everything together may need many others; that is the pipeline, and nobody else.
+
+    How a number is written does not count.
+    """
+    many = {name_of(path): len(imports(path) - {PACKAGE, f"{PACKAGE}.words"}) for path in MODULES}
     assert {name for name, number in many.items() if number > 10} <= ALLOWED_MANY
 
 

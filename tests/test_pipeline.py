@@ -27,9 +27,10 @@ METRICS = {f"{name}@{k}" for name in ("recall", "ndcg") for k in (10, 20, 50)}
 
 
 def without_times(value):
-    """A result without what may differ between two runs: everything named after seconds or speed."""
+    """A result without what may differ between two runs: date, id, and all that is named after seconds or speed."""
     if isinstance(value, dict):
-        return {k: without_times(v) for k, v in value.items() if "seconds" not in k and k != "speedup"}
+        own = ("speedup", "date", "request")
+        return {k: without_times(v) for k, v in value.items() if "seconds" not in k and k not in own}
     return value
 
 
@@ -39,7 +40,7 @@ def test_the_contract(settings, tmp_path):
     assert written == outcome.result
     assert {
         "schema", "model", "dataset", "method", "seed", "settings", "forget", "phases", "recovered",
-        "speedup", "certificates", "environment", "verdict", "difficulty", "curves",
+        "speedup", "certificates", "environment", "verdict", "difficulty", "curves", "date", "request",
     } == set(written) - {"recovered_left_out"}  # fmt: skip
     assert (written["schema"], written["model"], written["dataset"]) == (1, "BPR", "tiny")
     assert (written["method"], written["seed"]) == ("retrain", 2020)
@@ -199,8 +200,12 @@ def test_what_held_out_requests_leave_is_where_the_next_one_starts(settings, tmp
     assert first.result["forget"]["interactions"] == 0
     checkpoint = first.output_dir / "BPR-unlearned.pth"
     quick = {"show_progress": False, "tensorboard": False, "report": "none", "min_group": 1}
+    (tmp_path / "key").write_text("another key than that of the first one")
     with pytest.raises(UnlearnError, match="not in the training data"):  # they are gone
-        run_unlearn(checkpoint=checkpoint, forget=request, output_dir=tmp_path / "again", config_dict=quick)
+        run_unlearn(
+            checkpoint=checkpoint, forget=request, output_dir=tmp_path / "again",
+            config_dict=quick | {"hash_key": str(tmp_path / "key")},
+        )  # fmt: skip
     second = run_unlearn(
         checkpoint=checkpoint, forget={"user_id": ["u1"]}, unlearn="obliviate", output_dir=tmp_path / "second",
         config_dict=quick,

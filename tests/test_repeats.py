@@ -110,8 +110,9 @@ def test_without_the_key_it_is_a_request_for_strangers(first, tmp_path):
 
 
 def test_part_of_a_request_is_another_request(first, tmp_path):
-    with pytest.raises(UnlearnError, match="given as a whole"):
-        again(first.output_dir, {"user_id": "u7"}, tmp_path / "second")
+    for on_missing in ("error", "skip"):
+        with pytest.raises(UnlearnError, match="given as a whole"):
+            again(first.output_dir, {"user_id": "u7"}, tmp_path / "second", on_missing=on_missing)
 
 
 def test_what_is_still_there_is_deleted_whatever_the_list_says(first, values, tmp_path, monkeypatch):

@@ -26,7 +26,8 @@ def carry_out(
     if earlier is None:
         located = locate(request, source.splits, on_missing, source.clock, _hint(source.done))
     else:
-        located = Located(*(np.zeros(len(part), dtype=bool) for part in source.splits))
+        train, valid, test = (np.zeros(len(part), dtype=bool) for part in source.splits)
+        located = Located(train, valid, test)
     data = divide(source.splits, located, kind, source.clock, source.fitted)
     return dataclasses.replace(data, done=source.done, done_earlier=earlier.date if earlier else None)
 

@@ -260,7 +260,7 @@ def locate(
     if not any(mask.any() for mask in masks):
         raise UnlearnError(
             f"{request.name}: nothing to forget. None of its rows is in the data; check the file, or the dataset and "
-            "its filters."
+            f"its filters.{hint}"
         )
     if located.train.all():
         raise UnlearnError(
@@ -350,7 +350,7 @@ def _match_times(
     if split.time_field not in split.inter_feat:
         raise UnlearnError(
             f"{request.name} gives {split.time_field}, but the dataset was loaded without it. "
-            f"Drop that column, or load it with --load_col={{inter: [..., {split.time_field}]}}."
+            f"Drop that column, or load it with --load_col='{{inter: [..., {split.time_field}]}}'."
         )
     asked = request.frame["time"].to_numpy()
     asked = clock(asked) if clock else asked

@@ -124,7 +124,7 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
     if len(parts) != 3:
         raise UnlearnError(
             f"The split gives {len(parts)} parts; training, validation and test are needed. "
-            "Use for example --eval_args={'split':{'RS':[0.8,0.1,0.1]}}."
+            "Use for example --eval_args='{split: {RS: [0.8,0.1,0.1]}}'."
         )
     splits = Splits(*parts)
     if len(splits.train) == 0:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from tqdm import tqdm
 
 from recbole_unlearn.cluster import Workers
@@ -21,10 +22,11 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, new_directory, write_json
 from recbole_unlearn.grid.cells import ASKED, is_done, placed, plain, run_cell
 from recbole_unlearn.grid.plan import Cell, load
-from recbole_unlearn.grid.table import said, table
+from recbole_unlearn.grid.table import frame, said, table
 from recbole_unlearn.log import logging_to, progress
 from recbole_unlearn.report import FAILED_FILE, PLAN_FILE, read_json, results_in, write_comparison
 from recbole_unlearn.settings import RunSettings, UnlearnConfig, read
+from recbole_unlearn.words import counted
 
 SCHEMA = 1
 
@@ -41,6 +43,10 @@ class GridResult:
     failed: dict[str, str]
     output_dir: Path
     files: list[Path]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The figures of all cells that did not fail, a row each, with the cell, model, dataset, ratio and seed."""
+        return frame([cell for cell in self.cells if cell.name not in self.failed], self.output_dir)
 
     def __str__(self) -> str:
         return table(self.cells, self.failed, self.output_dir)
@@ -94,11 +100,13 @@ class _Grid:
                 self._work(bar)
             except KeyboardInterrupt:
                 done = len(self.cells) - sum(not is_done(self.directory, cell) for cell in self.cells)
-                logger.warning("Stopped: %d of %d cells have a result.", done, len(self.cells))
+                logger.warning("Stopped: a result for %d of %s.", done, counted(len(self.cells), "cell"))
                 raise
         if len(self.failed) == len(self.cells):
             reason = self.failed[self.cells[0].name]
-            raise UnlearnError(f"All {len(self.cells)} cells of the grid failed; the first one: {reason}")
+            raise UnlearnError(
+                f"All {counted(len(self.cells), 'cell')} of the grid failed; the first one: {reason}"
+            )
         page = self.directory / "comparison.html"
         write_comparison(results_in(self.directory), page, grids=[self.directory])
         files = [page, page.with_name("tables.md"), page.with_name("tables.tex")]

@@ -1,16 +1,19 @@
-"""The main figures of a grid's cells, for people."""
+"""The figures of a grid's cells: the main ones for people, and all of them as a data frame."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tabulate import tabulate
+import pandas as pd
 
+from recbole_unlearn.console import drawn, wrapped
 from recbole_unlearn.grid.plan import Cell
 from recbole_unlearn.report import read_result
 from recbole_unlearn.report.values import decimal, duration, percent, times
+from recbole_unlearn.results.frame import frame as frame_of
 from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.words import speed
 
 
 def _figures(result: RunResult) -> list[str]:
@@ -27,13 +30,28 @@ def _figures(result: RunResult) -> list[str]:
     ]
 
 
+def frame(cells: Sequence[Cell], directory: Path) -> pd.DataFrame:
+    """The figures of finished cells, a row each, with the cell that they are of."""
+    parts = []
+    for cell in cells:
+        result = read_result(directory / cell.name / "result.json")
+        own = {
+            "cell": cell.name, "model": cell.model, "dataset": cell.dataset, "ratio": cell.ratio, "seed": cell.seed,
+            "method": result.method,
+        }  # fmt: skip
+        figures = frame_of(result)
+        parts.append(pd.DataFrame(own, index=figures.index).join(figures))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
 def said(folder: Path) -> str:
     """One line about a cell that has been done."""
     result = read_result(folder / "result.json")
-    before, after, target, _, demotion, goal, seconds, faster = _figures(result)
+    before, after, target, _, demotion, goal, seconds, _ = _figures(result)
+    faster = "" if result.speedup is None else f", {speed(result.speedup, '×')}"
     return (
         f"{result.method}, NDCG@20 of affected users {before} to {after} (retrained {target}), demotion rate "
-        f"{demotion} (retrained {goal}), {seconds}, {faster} faster."
+        f"{demotion} (retrained {goal}), {seconds}{faster}."
     )
 
 
@@ -55,9 +73,7 @@ def table(cells: Sequence[Cell], failed: Mapping[str, str], directory: Path) -> 
     for cell in cells:
         done = cell.name not in failed
         figures = _figures(read_result(directory / cell.name / "result.json")) if done else ["failed"]
-        rows.append([cell.name, cell.methods[0], *figures])
-    align = ("left", "left", *["right"] * (len(head) - 2))
-    text = tabulate(rows, headers=head, disable_numparse=True, colalign=align)
-    lines = [text, "N@20: NDCG@20 of affected users. All methods, with means over seeds: tables.md."]
+        rows.append([cell.name, cell.methods[0], *figures, *[""] * (len(head) - 2 - len(figures))])
+    lines = ["N@20: NDCG@20 of affected users. All methods, with means over seeds: tables.md."]
     lines += [f"{name} failed: {why}" for name, why in failed.items()]
-    return "\n".join(lines)
+    return "\n".join([drawn(head, rows, left=2), *map(wrapped, lines)])

@@ -151,7 +151,8 @@ def observe(trainer: PhaseTrainer, questions: Questions, splits: Splits) -> Obse
     for users in questions.users.split(step):
         scores = trainer.scores(users, splits.train)
         asked = torch.isin(users, questions.deleted.users).nonzero().flatten()
-        spread, mean = torch.std_mean(scores[asked, 1:], dim=1)
+        # Of nobody, where a request has no training interaction: torch would warn.
+        spread, mean = torch.std_mean(scores[asked, 1:], dim=1) if len(asked) else scores.new_zeros(2, 0)
         for name, pairs in (("deleted", questions.deleted), ("held_out", questions.held_out)):
             mine = pairs.of(users)
             row, place = (torch.searchsorted(x, pairs.users[mine]) for x in (users, users[asked]))

@@ -14,10 +14,11 @@ from recbole_unlearn.results.schema import (
     Provisional,
     Verdict,
 )
+from recbole_unlearn.words import decimal, percent
 
 SHARE = 0.1  # of the way from the original to the retrained model that may be left
 BEYOND = 0.05  # of that way, that a model may go too far: what is pushed below its place can be seen
-LEAST = 0.01  # demotion rates that differ by less are the same
+LEAST = 0.01  # demotion rates and AUCs that differ by less are the same
 UNCHANGED = "No model was trained on the interactions of this request, so no weight had to change."
 DONE = (
     "This request was carried out earlier: its interactions are not in the data, and no weight had to change."
@@ -28,6 +29,13 @@ _WORDS = {
     "over": "Forgotten too well: deleted items rank lower than a retrained model puts them, which can be seen",
     "cannot_tell": "This request cannot tell: with it, the original and the retrained model look alike",
     "unknown": "How near this model is to a retrained one is not known: retraining was not run (--compare=retrain)",
+}
+SHORT = {
+    "near": "near retraining",
+    "under": "not fully forgotten",
+    "over": "forgotten too well",
+    "cannot_tell": "cannot tell",
+    "unknown": "not known",
 }
 # What it looks like without retraining: in short, and what the expected level says of it.
 _LOOKS = {
@@ -133,9 +141,9 @@ def _attack(phases: Mapping[str, PhaseResult]) -> _Way | None:
     if not all(isinstance(one, Mapping) and {"auc", "low", "high"} <= one.keys() for one in found):
         return None
     before, after, target = cast("list[Mapping[str, float]]", found)
-    slack = _half(after) + _half(target)
+    slack = max(LEAST, _half(after) + _half(target))  # near 1 the intervals are narrower than anybody can use
     start, end = before["auc"] - target["auc"], after["auc"] - target["auc"]
-    return _Way(start, end, slack, abs(start) > _half(before) + _half(target))
+    return _Way(start, end, slack, abs(start) > max(LEAST, _half(before) + _half(target)))
 
 
 def _half(attack: Mapping[str, float]) -> float:
@@ -152,22 +160,23 @@ def sentence(
     if level == "unknown":
         return f"{_WORDS[level]}." if provisional is None else _looks(provisional, phases)
     mine, target = (phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED))
-    rate, goal = mine.demotion_rate, target.demotion_rate
-    parts = [_WORDS[level]]
-    if rate is not None and goal is not None:
-        parts[0] += f" (demotion rate {rate:.3f}, retrained {goal:.3f})"
-    own, other = mine.forgetting.get("attack"), target.forgetting.get("attack")
-    if isinstance(own, dict) and isinstance(other, dict):
-        way = _attack(phases)
-        alike = way is not None and way.is_near
-        parts.append(
-            f"an attacker does {'about as well as' if alike else 'differently than'} on the retrained model "
-            f"(AUC {own['auc']:.2f}, retrained {other['auc']:.2f})"
-        )
+    demotion, attack = _demotion(phases), _attack(phases)
+    text, then = _WORDS[level], "; "
+    aucs = [decimal(one.figure("attack", "auc"), 2) for one in (mine, target)]
+    differs = attack is not None and not attack.is_near and aucs[0] != aucs[1]
+    if level in ("under", "over") and differs and demotion is not None and demotion.is_near:
+        # The attack alone decided; where deleted items rank is not to blame.
+        text, then = f"{_WORDS[level].split(': ')[0]}: {_WORDS['near'].split(': ')[1]}", ", but "
+    if demotion is not None:
+        rates = [decimal(one.demotion_rate, 3) for one in (mine, target)]
+        text += f" (demotion rate {rates[0]}, retrained {rates[1]})"
+    if attack is not None:
+        does = "about as well as" if not differs else "better than" if attack.end > 0 else "worse than"
+        text += f"{then}an attacker does {does} on the retrained model (AUC {aucs[0]}, retrained {aucs[1]})"
     share = recovered.get("ndcg@20")
     if share is not None:
-        parts.append(f"{share:.0%} of what retraining does for affected users is recovered")
-    return "; ".join(parts) + "."
+        text += f"; {percent(share)} of what retraining does for affected users is recovered"
+    return f"{text}."
 
 
 def _looks(found: Provisional, phases: Mapping[str, PhaseResult]) -> str:
@@ -180,6 +189,7 @@ def _looks(found: Provisional, phases: Mapping[str, PhaseResult]) -> str:
             return f"{short}: {found.rests_on}. {ending}"
     if found.expected is not None:
         rates = {name: phases.get(name, PhaseResult()).demotion_rate for name in (UNLEARNED, ORIGINAL)}
-        figures = [f"{name} {rate:.3f}" for name, rate in rates.items() if rate is not None]
-        short += f": {meaning} (demotion rate: {', '.join([*figures, f'expected {found.expected:.3f}'])})"
+        figures = [f"{name} {decimal(rate, 3)}" for name, rate in rates.items() if rate is not None]
+        expected = f"expected {decimal(found.expected, 3)}"
+        short += f": {meaning} (demotion rate: {', '.join([*figures, expected])})"
     return f"{short}; provisional: it rests on {found.rests_on}. {ending}"

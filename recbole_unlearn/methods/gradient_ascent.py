@@ -42,7 +42,10 @@ class GradientAscentSettings:
 
 
 @method(
-    "gradient_ascent", "Climb the loss of the deleted interactions for a few steps.", GradientAscentSettings
+    "gradient_ascent",
+    "Climb the loss of the deleted interactions for a few steps.",
+    GradientAscentSettings,
+    models="differentiable",
 )
 class GradientAscent(UnlearnTrainer):
     """θ ← θ + η Adam(∇L_S(θ)) while L_R(θ) ≤ (1 + tolerance) L_R(θ₀).

@@ -16,11 +16,25 @@ from recbole_unlearn.settings import catalogue
 T = TypeVar("T", bound=type[UnlearnTrainer])
 
 
-def method(name: str, help: str, settings: type) -> Callable[[T], T]:
-    """Class decorator: make a trainer available as ``--unlearn=name``."""
+def method(
+    name: str, help: str, settings: type, *, models: str = "", result: str = "", recommended: str = ""
+) -> Callable[[T], T]:
+    """Class decorator: make a trainer available as ``--unlearn=name``.
+
+    Args:
+        name: what people type.
+        help: one sentence on what it does.
+        settings: the dataclass that declares its settings.
+        models: which models it works on, in words; by default what the class says it needs.
+        result: "exact", "approximate" or what is exact about it; by default what the class says.
+        recommended: when it is the one to use.
+
+    """
 
     def add(cls: T) -> T:
-        catalogue.add(catalogue.Method(name, help, settings, cls))
+        works_on = models or ("differentiable" if cls.needs_gradients else "all")
+        gives = result or ("exact" if cls.exact else "approximate")
+        catalogue.add(catalogue.Method(name, help, settings, cls, works_on, gives, recommended))
         cls.name, cls.help, cls.Settings = name, help, settings
         return cls
 

@@ -22,7 +22,13 @@ class RetrainSettings:
     retrain_seed: int | None = setting("Seed of the new model; one more than the run's when empty.")
 
 
-@method("retrain", "Train again from scratch on the retain set: exact and slow.", RetrainSettings)
+@method(
+    "retrain",
+    "Train again from scratch on the retain set: exact and slow.",
+    RetrainSettings,
+    models="all",
+    result="exact",
+)
 class Retrain(UnlearnTrainer):
     r"""θ₋S = argmin of the training objective over D\S, from a new initialisation."""
 

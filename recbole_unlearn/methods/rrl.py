@@ -51,7 +51,12 @@ class RRLSettings:
     rrl_fisher_size: int = setting("Retained interactions in each of them; 1 gives exact squares.", low=1)
 
 
-@method("rrl", "Reverse the ranking of deleted pairs, restrained by Fisher information.", RRLSettings)
+@method(
+    "rrl",
+    "Reverse the ranking of deleted pairs, restrained by Fisher information.",
+    RRLSettings,
+    models="differentiable",
+)
 class RRL(UnlearnTrainer):
     """Minimises reverse ranking on S plus the Fisher term from θ₀.
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from recbole_unlearn import words
 from recbole_unlearn.results.schema import SECOND
-
-MISSING = "–"
+from recbole_unlearn.words import MISSING
 
 
 def difference(value: float | None, reference: float | None) -> float | None:
@@ -29,22 +29,22 @@ def run_title(method: str | None, model: str | None, dataset: str | None, seed: 
 
 def decimal(value: float | None, digits: int = 3) -> str:
     """0.8110, or a dash."""
-    return MISSING if value is None else f"{value:.{digits}f}".replace("-", "−")
+    return words.decimal(value, digits).replace("-", "−")
 
 
 def signed(value: float | None, digits: int = 3) -> str:
     """+0.013 or −0.130, or a dash."""
-    return MISSING if value is None else f"{value:+.{digits}f}".replace("-", "−")
+    return words.signed(value, digits).replace("-", "−")
 
 
 def percent(value: float | None) -> str:
     """113%, or a dash."""
-    return MISSING if value is None else f"{value:,.0%}".replace("-", "−")
+    return words.percent(value).replace("-", "−")
 
 
 def times(value: float | None) -> str:
-    """29.1×; no decimals from 100 on."""
-    return MISSING if value is None else f"{value:,.{0 if value >= 100 else 1}f}×"
+    """29.1×, 0.45×; no decimals from 100 on."""
+    return words.times(value, "×")
 
 
 def count(value: float | None) -> str:
@@ -73,7 +73,7 @@ def plain(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}".replace("-", "−")
     if isinstance(value, float):
-        return (f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}").replace("-", "−")
+        return (f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:z.4g}").replace("-", "−")
     if value is None:
         return MISSING
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else str(value)

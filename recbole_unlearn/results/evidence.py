@@ -13,7 +13,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Done, load_key, model_digest, request_digest
-from recbole_unlearn.settings import ForgetSettings, UnlearnConfig
+from recbole_unlearn.settings import RecordSettings, UnlearnConfig
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -23,22 +23,24 @@ class Evidence:
     """Gathered while a run goes on; without a key there are no hashes."""
 
     request: str
+    key_file: str | None = None
     key: bytes | None = None
     hashes: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: ForgetSettings) -> Evidence:
+    def of(cls, options: RecordSettings) -> Evidence:
         """For one run; refuses an id that is none."""
         given = options.request_id
         if given is not None and not _ID.fullmatch(given):
             raise UnlearnError(
                 "request_id is not valid: expected up to 64 letters, digits, dots, hyphens and underscores."
             )
-        return cls(given or str(uuid.uuid4()))  # random: what follows from the content would tell of it
+        # Random: what follows from the content would tell of it.
+        return cls(given or str(uuid.uuid4()), options.hash_key)
 
-    def open(self, options: ForgetSettings) -> None:
+    def open(self) -> None:
         """Read the key, or make one."""
-        self.key = load_key(options.hash_key)
+        self.key = load_key(self.key_file)
 
     def add_request(self, frame: pd.DataFrame) -> None:
         """``frame`` as a :class:`~recbole_unlearn.data.ForgetRequest` has it."""

@@ -35,6 +35,7 @@ from recbole_unlearn.results.schema import (
     RunResult,
     Verdict,
     Withheld,
+    seen_from,
 )
 
 _UTILITY_STEP = 0.1  # for few users: how a training ends depends on each interaction, and so do more decimals
@@ -159,7 +160,7 @@ class Discretion:
         )
 
     def phase(self, phase: PhaseResult) -> PhaseResult:
-        """The figures of one model."""
+        """The figures of one model by itself; what is said of it beside the retrained one is added by `shown`."""
         if self.shows_all:
             return phase
         before = None if phase.before is None else self.phase(phase.before)
@@ -184,6 +185,9 @@ class Discretion:
             groups=self._groups(phase.groups),
             before=before,
             distribution=self._distribution(phase.distribution),
+            verdict=None,
+            recovered=None,
+            speedup=None,
         )
 
     def _utility(self, phase: PhaseResult) -> tuple[Metrics, Metrics, Metrics]:
@@ -243,21 +247,34 @@ class Discretion:
         if self.shows_all:
             return result
         phases = {name: self.phase(phase) for name, phase in result.phases.items()}
-        hidden = result.recovered is None or self._hides_utility
-        shares = None if hidden else _means(result.recovered or {}, 0.1)
+        shares = self._shares(result.recovered)
         return dataclasses.replace(
             result,
             forget=self.forgotten(result.forget),
-            phases=phases,
+            phases={name: self._judged(found, name, phases) for name, found in result.phases.items()},
             difficulty={} if self.few else self._difficulty(result.difficulty),
             certificates=self._certificates(result.certificates),
             curves={} if self.few else self._curves(result.curves),
             recovered=shares,
-            left_out=None if hidden else result.left_out,
+            left_out=None if shares is None else result.left_out,
             placebo=self._placebo(result.placebo),
             verdict=self._verdict(result.verdict, phases, shares or {}),
             withheld=self.withheld,
         )
+
+    def _judged(self, found: PhaseResult, name: str, phases: Mapping[str, PhaseResult]) -> PhaseResult:
+        """A phase as it is shown, with what is said of it beside the retrained model."""
+        shares = self._shares(found.recovered)
+        return dataclasses.replace(
+            phases[name],
+            verdict=self._verdict(found.verdict, seen_from(phases, name), shares or {}),
+            recovered=shares,
+            speedup=found.speedup,
+        )
+
+    def _shares(self, found: Metrics | None) -> Metrics | None:
+        """Shares that were recovered, in steps of a tenth."""
+        return None if found is None or self._hides_utility else _means(found, 0.1)
 
     def _verdict(
         self, found: Verdict | None, phases: Mapping[str, PhaseResult], shares: Metrics

@@ -6,6 +6,7 @@ name), `date`, `request` and, with another key, `hashes` differ.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 from collections.abc import Mapping
@@ -28,15 +29,42 @@ from recbole_unlearn.results.schema import (
     Placebo,
     Provisional,
     RunResult,
+    method_phases,
+    seen_from,
 )
 from recbole_unlearn.settings import Role, RunSettings, UnlearnConfig, read
 from recbole_unlearn.settings.config import about
 
 
 def speedup(phases: Mapping[str, PhaseResult]) -> float | None:
-    """Retraining's seconds over unlearning's, when both ran."""
+    """Retraining's seconds over unlearning's, when both ran: two decimals, and two digits that count below 0.1."""
     fast, slow = (phases.get(name, PhaseResult()).seconds for name in (UNLEARNED, RETRAINED))
-    return round(slow / fast, 2) if slow and fast else None
+    if not slow or not fast:
+        return None
+    return round(slow / fast, 2) if slow / fast >= 0.1 else float(f"{slow / fast:.1e}")
+
+
+def judged(
+    phases: Mapping[str, PhaseResult], errors: Mapping[str, Metrics], deleted: int | None
+) -> dict[str, PhaseResult]:
+    """The phases, those of methods with how near they come to the retrained model; as they are without one.
+
+    A phase that is the retrained model itself has nothing to come near to.
+    ``errors``, by phase, are those of how far retraining moves affected users from what the method started from.
+    """
+    found = dict(phases)
+    for name in method_phases(phases):
+        if phases.get(RETRAINED) in (None, phases[name]):
+            continue
+        seen = seen_from(phases, name)
+        shares = recovered(seen, errors.get(name, {}))
+        found[name] = dataclasses.replace(
+            phases[name],
+            verdict=verdict(seen, shares, deleted),
+            recovered=shares,
+            speedup=speedup(seen),
+        )
+    return found
 
 
 def environment(threads: int, device: Any) -> dict[str, Any]:
@@ -93,7 +121,7 @@ def build(
     difficulty: dict[str, Any],
     certificates: dict[str, Any],
     curves: dict[str, dict[str, Curve]],
-    errors: Metrics | None = None,
+    errors: Mapping[str, Metrics] | None = None,
     placebo: Placebo | None = None,
     provisional: Provisional | None = None,
     done_earlier: str | None = None,
@@ -101,12 +129,13 @@ def build(
 ) -> RunResult:
     """The result of a finished run.
 
-    ``errors`` are those of how far retraining moves affected users, ``provisional`` is what the run looks like
-    without retraining, ``done_earlier`` the day on which the same request was done, and ``stamp`` what
+    ``errors`` are those of :func:`judged`, ``provisional`` is what the run looks like without retraining,
+    ``done_earlier`` the day on which the same request was done, and ``stamp`` what
     :class:`~recbole_unlearn.results.evidence.Evidence` has.
     """
     run = read(RunSettings, config)
-    shares = recovered(phases, errors or {}) if RETRAINED in phases else None
+    errors = errors or {}
+    shares = recovered(phases, errors.get(UNLEARNED, {})) if RETRAINED in phases else None
     return RunResult(
         model=config["model"],
         dataset=config["dataset"],
@@ -114,7 +143,7 @@ def build(
         seed=config["seed"],
         settings=plain_values(config),
         forget=forget,
-        phases=phases,
+        phases=judged(phases, errors, forget.interactions),
         difficulty=difficulty,
         certificates=certificates,
         curves=curves,

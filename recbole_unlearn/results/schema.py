@@ -8,13 +8,15 @@ where one belongs, is None or absent afterwards, never zero. docs/result-json.md
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 SCHEMA = 1
 ORIGINAL, UNLEARNED, RETRAINED, SECOND = "original", "unlearned", "retrained", "retrained_2"
 LEVELS = ("near", "under", "over", "cannot_tell", "unknown")
 _FIRST = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)
+_IS_RETRAINED = re.compile(rf"{RETRAINED}(_\d+)?")
 _TOO_LARGE = 1e300  # JSON knows integers that no float holds
 
 Metrics = dict[str, float]
@@ -161,6 +163,11 @@ class PhaseResult:
     groups: dict[str, dict[str, Metrics]] = dataclasses.field(default_factory=dict)
     before: PhaseResult | None = None  # what it started from, where that is not the run's original
     distribution: Distribution | None = None
+    verdict: Verdict | None = (
+        None  # this and the next two: of a method's phase, where there is a retrained model
+    )
+    recovered: Metrics | None = None
+    speedup: float | None = None
 
     def figure(self, *path: str) -> float | None:
         """A number under `forgetting`, for example ``figure("attack", "auc")``."""
@@ -180,11 +187,15 @@ class PhaseResult:
         for key in ("masked", "groups"):
             if not tree[key]:
                 del tree[key]
-        tree.pop("before"), tree.pop("distribution")
+        for key in ("before", "distribution", "verdict", "recovered", "speedup"):
+            if tree[key] is None:
+                del tree[key]
         if self.before is not None:
             tree["before"] = self.before.to_json()
         if self.distribution is not None:
             tree["distribution"] = self.distribution._asdict()
+        if self.verdict is not None:
+            tree["verdict"] = self.verdict.to_json()
         return tree
 
     @classmethod
@@ -203,6 +214,9 @@ class PhaseResult:
             },
             before=cls.from_json(before) if before else None,
             distribution=_distribution(tree.get("distribution")),
+            verdict=Verdict.from_json(tree.get("verdict")),
+            recovered=_shares(tree.get("recovered")),
+            speedup=number(tree.get("speedup")),
         )
 
 
@@ -288,7 +302,7 @@ class RunResult:
                 name: {key: _curve(points) for key, points in mapping(curves).items()}
                 for name, curves in mapping(tree.get("curves")).items()
             },
-            recovered=numbers(tree["recovered"]) if isinstance(tree.get("recovered"), Mapping) else None,
+            recovered=_shares(tree.get("recovered")),
             left_out=LeftOut.from_json(tree.get("recovered_left_out")),
             speedup=number(tree.get("speedup")),
             placebo=Placebo.from_json(tree.get("placebo")),
@@ -302,6 +316,18 @@ class RunResult:
 def in_order(phases: Mapping[str, PhaseResult]) -> dict[str, PhaseResult]:
     """Those every run may have, in the order they are made, then the compared methods."""
     return {name: phases[name] for name in dict.fromkeys([*_FIRST, *phases]) if name in phases}
+
+
+def method_phases(phases: Iterable[str]) -> list[str]:
+    """The names of phases that are a method's: neither the original nor a model retrained for comparison."""
+    return [name for name in phases if name != ORIGINAL and not _IS_RETRAINED.fullmatch(name)]
+
+
+def seen_from(phases: Mapping[str, PhaseResult], name: str) -> dict[str, PhaseResult]:
+    """The phases of a run that would be about phase ``name``: what it started from, it, and the retrained models."""
+    others = {key: phases[key] for key in (ORIGINAL, RETRAINED, SECOND) if key in phases}
+    mine = phases[name]
+    return others | ({} if mine.before is None else {ORIGINAL: mine.before}) | {UNLEARNED: mine}
 
 
 def mapping(tree: Any) -> dict[str, Any]:
@@ -319,6 +345,11 @@ def number(value: Any) -> Any:
 def numbers(tree: Any) -> dict[str, Any]:
     """The finite numbers of a mapping."""
     return {key: value for key, value in mapping(tree).items() if number(value) is not None}
+
+
+def _shares(tree: Any) -> Metrics | None:
+    """Shares by metric; None where there are none, which is not the same as no metric with one."""
+    return numbers(tree) if isinstance(tree, Mapping) else None
 
 
 def _withheld(tree: Any) -> Withheld | None:

@@ -6,7 +6,10 @@ which methods there are and what they declare, `recbole_values.py` says the same
 :class:`~recbole_unlearn.settings.config.UnlearnConfig`.
 """
 
-from recbole_unlearn.settings.config import UnlearnConfig
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from recbole_unlearn.settings.declare import Role, as_list, declared, names, read, setting
 from recbole_unlearn.settings.groups import (
     GROUPS,
@@ -14,9 +17,13 @@ from recbole_unlearn.settings.groups import (
     EvaluationSettings,
     ForgetSettings,
     GridSettings,
+    RecordSettings,
     RunSettings,
     TuneSettings,
 )
+
+if TYPE_CHECKING:
+    from recbole_unlearn.settings.config import UnlearnConfig
 
 __all__ = [
     "GROUPS",
@@ -24,6 +31,7 @@ __all__ = [
     "EvaluationSettings",
     "ForgetSettings",
     "GridSettings",
+    "RecordSettings",
     "Role",
     "RunSettings",
     "TuneSettings",
@@ -34,3 +42,12 @@ __all__ = [
     "read",
     "setting",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the config on first use: it needs RecBole and torch, and `--help` does not."""
+    if name != "UnlearnConfig":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from recbole_unlearn.settings.config import UnlearnConfig
+
+    return UnlearnConfig

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ class Method:
     help: str
     settings: type
     trainer: type
+    models: str  # which it works on, in words
+    result: str  # exact, approximate, or what is exact about it
+    recommended: str = ""  # when it is the one to use
 
     @property
     def is_ours(self) -> bool:
@@ -65,6 +69,11 @@ def _discover() -> dict[str, str]:
 def methods() -> list[Method]:
     """All methods, by name."""
     _discover()
+    return registered()
+
+
+def registered() -> list[Method]:
+    """Those methods, by name, whose modules have been imported."""
     return [_METHODS[name] for name in sorted(_METHODS)]
 
 
@@ -82,26 +91,33 @@ def get(name: str) -> Method:
 
 
 def values(name: str, model: str, dataset: str) -> dict[str, Any]:
-    """The values of a method's settings for a model and dataset, the most special file last.
-
-    A file that begins with `preset_of: OTHER` holds only what differs from that method.
-    """
+    """The values of a method's settings for a model and dataset, the most special file last."""
     method = get(name)
-    file = method.folder / f"{name}.yaml"
-    found = declare.defaults(method.settings)
-    own = read_yaml(file) if file.is_file() else {}
-    if base := own.pop("preset_of", None):
-        found |= values(base, model, dataset)
-    found |= own
-    for special in (model, dataset, f"{model}-{dataset}"):
-        if (more := method.folder / f"{name}-{special}.yaml").is_file():
-            found |= read_yaml(more)
+    found = declare.defaults(method.settings) | file_values(
+        name, model, dataset, lambda other: get(other).folder
+    )
     missing = [key for key in declare.names(method.settings) if key not in found]
     if missing:
         raise UnlearnError(
-            f"The method {name} has no value for {', '.join(missing)}: add it to {file}, or give the declaration "
-            "a default."
+            f"The method {name} has no value for {', '.join(missing)}: add it to "
+            f"{method.folder / f'{name}.yaml'}, or give the declaration a default."
         )
+    return found
+
+
+def file_values(name: str, model: str, dataset: str, folder_of: Callable[[str], Path]) -> dict[str, Any]:
+    """The values that are in the YAML files of a method; ``folder_of`` says where those of a method are.
+
+    A file that begins with `preset_of: OTHER` holds only what differs from that method.
+    """
+    folder = folder_of(name)
+    file = folder / f"{name}.yaml"
+    own = read_yaml(file) if file.is_file() else {}
+    base = own.pop("preset_of", None)
+    found = own if base is None else file_values(base, model, dataset, folder_of) | own
+    for special in (model, dataset, f"{model}-{dataset}"):
+        if (more := folder / f"{name}-{special}.yaml").is_file():
+            found |= read_yaml(more)
     return found
 
 

@@ -100,7 +100,7 @@ class UnlearnConfig(Config):
         if self["eval_type"] != EvaluatorType.RANKING:
             raise UnlearnError(
                 f"metrics={self['metrics']} are not ranking metrics; unlearning is measured by ranking. "
-                "Use for example --metrics=[Recall,NDCG] --valid_metric=NDCG@20 --eval_args={mode: full}."
+                "Use for example --metrics='[Recall,NDCG]' --valid_metric=NDCG@20 --eval_args='{mode: full}'."
             )
         refuse_code(self)
         refuse_paths(self)

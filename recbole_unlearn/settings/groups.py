@@ -11,7 +11,11 @@ from recbole_unlearn.settings.declare import Role, setting
 class RunSettings:
     """How one run is done and where its results go."""
 
-    unlearn: str = setting("Unlearning method; --unlearn=? lists them.", role=Role.SUBJECT)
+    unlearn: str = setting(
+        "Unlearning method: retrain is exact, obliviate is recommended when retraining takes too long; --unlearn=? "
+        "lists them.",
+        role=Role.SUBJECT,
+    )
     compare: list[str] = setting(
         "Methods to run beside it, for example retrain (the reference for all figures).",
         role=Role.SUBJECT,
@@ -60,25 +64,14 @@ class ForgetSettings:
     """Which interactions are to be forgotten."""
 
     forget: str = setting(
-        "A file of deletion requests (.csv, .tsv, .jsonl, .parquet; text also with .gz), or 'injected' for the paper's "
-        "synthetic protocol.",
+        "A file of deletion requests (.csv, .tsv, .jsonl, .parquet; text also with .gz), or 'injected' for the "
+        "paper's synthetic protocol.",
         role=Role.PLACE,
         per_run=False,
     )
     on_missing: str = setting(
         "A request for something that is not in the training data: stop, or skip it.",
         choices=("error", "skip"),
-    )
-    request_id: str | None = setting(
-        "A name for this run in result.json (letters, digits, -_.); a random one when empty.",
-        role=Role.SUBJECT,
-        per_run=False,
-    )
-    hash_key: str | None = setting(
-        "A file with the key of the hashes in result.json; when empty, RECBOLE_UNLEARN_KEY, or a key that is made in "
-        "~/.config/recbole_unlearn.",
-        role=Role.PLACE,
-        per_run=False,
     )
     inject_mode: str = setting(
         "injected: items the clean model scores low, or any unseen items.",
@@ -94,6 +87,23 @@ class ForgetSettings:
         high=1.0,
     )
     inject_seed: int | None = setting("injected: seed of the draw; the run's seed when empty.")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordSettings:
+    """What a result says about itself, for those who have to show later what was done."""
+
+    request_id: str | None = setting(
+        "A name for this run in result.json (letters, digits, -_.); a random one when empty.",
+        role=Role.SUBJECT,
+        per_run=False,
+    )
+    hash_key: str | None = setting(
+        "A file with the key of the hashes in result.json; when empty, RECBOLE_UNLEARN_KEY, or a key that is made in "
+        "~/.config/recbole_unlearn.",
+        role=Role.PLACE,
+        per_run=False,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +182,7 @@ class CacheSettings:
 GROUPS: dict[str, type] = {
     "Run": RunSettings,
     "Forget set": ForgetSettings,
+    "Record": RecordSettings,
     "Evaluation": EvaluationSettings,
     "Tuning": TuneSettings,
     "Grid": GridSettings,

@@ -152,7 +152,7 @@ def refuse_unmeasured(config: Config) -> None:
     metrics, topk = config["metrics"], config["topk"]
     if not metrics or not topk:
         raise UnlearnError(
-            "metrics and topk are empty, so nothing is measured. Use for example --metrics=[NDCG]."
+            "metrics and topk are empty, so nothing is measured. Use for example --metrics=NDCG."
         )
     name, at, cut = str(config["valid_metric"]).lower().partition("@")
     if name not in [metric.lower() for metric in metrics] or (at and cut not in map(str, topk)):

@@ -28,6 +28,7 @@ from recbole_unlearn.settings.recbole_values import RECBOLE, Known
 from recbole_unlearn.training.cache import Cache
 from recbole_unlearn.training.models import filed_as
 from recbole_unlearn.training.phase import Job, PhaseTrainer, build_model, compose, train, train_here
+from recbole_unlearn.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Trainings:
         removed = self.cache.remove(self._found_deleted, data.full.digest())
         if removed:
             logger.info(
-                "%d models that were trained on the deleted interactions are removed from the cache.", removed
+                "Removed from the cache: %s trained on the deleted interactions.", counted(removed, "model")
             )
 
     def train(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from recbole_unlearn.errors import UnlearnError
@@ -18,7 +19,8 @@ from recbole_unlearn.tuning.goal import Candidate, best, front
 from recbole_unlearn.tuning.journal import FAILED, Record
 from recbole_unlearn.tuning.prepare import Prepared
 from recbole_unlearn.tuning.space import Domain, Space, Values, Whole
-from recbole_unlearn.tuning.table import figure, table
+from recbole_unlearn.tuning.table import table
+from recbole_unlearn.words import counted, decimal
 
 SCHEMA = 1
 
@@ -31,6 +33,16 @@ class TuneResult:
 
     result: dict[str, Any]
     output_dir: Path
+
+    def to_frame(self) -> pd.DataFrame:
+        """The trials: a row for each time one was measured, with its settings and figures; failed ones have none."""
+        return pd.DataFrame(
+            [
+                {"trial": record["number"], "state": record["state"], **record["settings"], **report}
+                for record in self.result["trials"]
+                for report in record["reports"] or [{}]
+            ]
+        )
 
     def __str__(self) -> str:
         return table(self.result)
@@ -58,7 +70,7 @@ def content(
     ]
     if not candidates:
         reasons = [record["error"] for record in records if record["error"]]
-        raise UnlearnError(f"All {len(records)} trials failed; the first one: {reasons[0]}")
+        raise UnlearnError(f"All {counted(len(records), 'trial')} failed; the first one: {reasons[0]}")
     objective = prepared.shared.goal
     return {
         "schema": SCHEMA,
@@ -117,9 +129,9 @@ def _write_settings(path: Path, candidate: Candidate, what: str, prepared: Prepa
     about = [
         f"{what} of a sweep of {shared.method.name} with {shared.config['model']} on {shared.config['dataset']}, "
         f"seed {shared.config['seed']}, trial {candidate['trial']}.",
-        f"On validation interactions: {shared.goal.metric} {candidate['everyone']:.4f} (all users), "
-        f"{figure(candidate['affected'])} (affected), demotion rate {figure(candidate['demotion'], 3)}, "
-        f"score {candidate['score']:.4f}.",
+        f"On validation interactions: {shared.goal.metric} {decimal(candidate['everyone'])} (all users), "
+        f"{decimal(candidate['affected'])} (affected), demotion rate {decimal(candidate['demotion'], 3)}, "
+        f"score {decimal(candidate['score'])}.",
         f"Use it with the same command: --config_files={path.name} instead of --tune.",
     ]
     text = "".join(f"# {line}\n" for line in about) + yaml.safe_dump(values, sort_keys=False)

@@ -20,6 +20,7 @@ from recbole_unlearn.tuning import space as spaces
 from recbole_unlearn.tuning.journal import Journal, Keeper, Record
 from recbole_unlearn.tuning.prepare import Prepared, prepare, refuse_unprepared
 from recbole_unlearn.tuning.space import Settings, identity
+from recbole_unlearn.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class _Sweep:
                 )  # fmt: skip
             except KeyboardInterrupt:
                 logger.warning(
-                    "Stopped: %d trials have ended and are kept; continue with --resume.",
-                    len(self.journal.records),
+                    "Stopped: what has ended is kept (%s); continue with --resume.",
+                    counted(len(self.journal.records), "trial"),
                 )
                 raise

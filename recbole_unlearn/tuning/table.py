@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tabulate import tabulate
-
+from recbole_unlearn.console import drawn, wrapped
 from recbole_unlearn.tuning.goal import Candidate, best
 from recbole_unlearn.tuning.journal import FAILED, STOPPED
+from recbole_unlearn.words import MISSING, counted, decimal
 
 ROWS = 15  # trials that are shown
 
 
-def figure(value: float | None, digits: int = 4) -> str:
-    """0.1234, or a dash."""
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
 def plain(value: Any) -> str:
     """The value of a setting as a file has it, numbers to four digits that count."""
-    return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
+    return f"{value:z.4g}" if isinstance(value, float) else MISSING if value is None else str(value)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -37,11 +32,11 @@ def table(result: dict[str, Any]) -> str:
         values = [plain(record["settings"].get(key)) for key in keys]
         rows.append([name, *values, *([str(candidate["step"])] if steps else []), *_cells(candidate)])
     head = ["", *columns, metric, "affected", "demotion", "score", "seconds"]
-    lines = [_drawn(head, rows)]
+    lines = [drawn(head, rows)]
     if result["settings"]["tune_pareto"]:
         title = "The front, nearest to the target first; its settings are in front/:"
         lines += ["", title, _front(result, head, steps), ""]
-    return "\n".join([*lines, *_closing_lines(result, len(trials))])
+    return "\n".join([*lines, *map(wrapped, _closing_lines(result, len(trials)))])
 
 
 def _front(result: dict[str, Any], head: list[str], steps: bool) -> str:
@@ -55,13 +50,7 @@ def _front(result: dict[str, Any], head: list[str], steps: bool) -> str:
         ]
         for place, candidate in enumerate(result["front"], 1)
     ]
-    return _drawn(head, rows)
-
-
-def _drawn(head: list[str], rows: list[list[str]]) -> str:
-    return tabulate(
-        rows, headers=head, disable_numparse=True, colalign=("left", *["right"] * (len(head) - 1))
-    )
+    return drawn(head, rows)
 
 
 def _best_of_trials(result: dict[str, Any]) -> list[tuple[Candidate, dict[str, Any]]]:
@@ -75,10 +64,10 @@ def _best_of_trials(result: dict[str, Any]) -> list[tuple[Candidate, dict[str, A
 def _cells(figures: dict[str, Any]) -> list[str]:
     seconds = figures.get("seconds")
     return [
-        figure(figures["everyone"]),
-        figure(figures["affected"]),
-        figure(figures["demotion"], 3),
-        figure(figures["score"]),
+        decimal(figures["everyone"]),
+        decimal(figures["affected"]),
+        decimal(figures["demotion"], 3),
+        decimal(figures["score"]),
         "" if seconds is None else f"{seconds:.2f}",
     ]
 
@@ -87,7 +76,7 @@ def _closing_lines(result: dict[str, Any], good: int) -> list[str]:
     chosen, objective, records = result["best"], result["objective"], result["trials"]
     lines = []
     if good > ROWS:
-        lines.append(f"The best {ROWS} of {good} trials; tune.json has all.")
+        lines.append(f"The best {ROWS} of {counted(good, 'trial')}; tune.json has all.")
     if any(record["state"] == STOPPED for record in records):
         lines.append("* stopped early by the scheduler.")
     for record in records:
@@ -97,6 +86,7 @@ def _closing_lines(result: dict[str, Any], good: int) -> list[str]:
     lines.append(f"Best, on validation interactions: trial {chosen['trial']}, {settings}.")
     if objective["target"] is not None:
         source = "retrained" if objective["target_source"] == "retrained" else "expected of never-seen items"
-        lines.append(f"Demotion rate to reach: {objective['target']:.3f} ({source}).")
-    lines.append(f"{len(result['front'])} candidates are on the front of utility and forgetting.")
+        lines.append(f"Demotion rate to reach: {decimal(objective['target'], 3)} ({source}).")
+    front = counted(len(result["front"]), "candidate")
+    lines.append(f"On the front of utility and forgetting: {front}.")
     return lines

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from recbole_unlearn import run_unlearn
 from recbole_unlearn.data import request_forms
 from recbole_unlearn.data.requests import Fields, locate, read_request
 from recbole_unlearn.data.splits import load
@@ -370,3 +371,9 @@ def test_forgetting_everything_is_refused(source):
     request = read_request({"user_id": [f"u{n}" for n in range(40)]}, FIELDS)
     with pytest.raises(UnlearnError, match=r"all \d+ training interactions"):
         locate(request, source.splits)
+
+
+def test_python_data_in_the_settings_is_refused_without_its_values(settings):
+    with pytest.raises(UnlearnError, match=r"run_unlearn\(forget=\.\.\.\)") as error:
+        run_unlearn("BPR", "tiny", config_dict=settings | {"forget": {"user_id": ["u22"]}})
+    assert "u22" not in str(error.value)

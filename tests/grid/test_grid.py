@@ -269,10 +269,13 @@ def test_a_grid_from_the_command_line(small, monkeypatch, tmp_path, capsys):
     assert (tmp_path / "page" / "tables.md").read_text() == tables
     # More seeds cost only themselves; other settings or methods are not mixed in.
     more = yaml.safe_load(path.read_text())
-    assert [c.name for c in run_grid(write(path, more | {"seeds": [1, 2, 3]}), config_dict=given).cells][
-        2
-    ] == ran[2]
+    wider = run_grid(write(path, more | {"seeds": [1, 2, 3]}), config_dict=given)
+    assert wider.cells[2].name == ran[2]
     assert len(ran) == 3
+    found = wider.to_frame()
+    assert found["cell"].unique().tolist() == ran
+    figure = found.query("seed == 1 and phase == 'unlearned' and group == 'all' and metric == 'ndcg@20'")
+    assert figure["value"].tolist() == [alone["phases"]["unlearned"]["metrics"]["ndcg@20"]]
     for changes, message in (
         ({"epochs": 3}, r"other settings \(epochs\)"),
         ({"rank": 4}, r"other settings \(rank\)"),

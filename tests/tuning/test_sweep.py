@@ -262,7 +262,7 @@ def test_an_interrupt_says_what_is_kept(small, monkeypatch, caplog, here):
     monkeypatch.setattr(backend, "sweep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tune_unlearn("BPR", "tiny", config_dict=small)
-    assert "0 trials have ended and are kept; continue with --resume" in caplog.text
+    assert "what has ended is kept (0 trials); continue with --resume" in caplog.text
 
 
 # The page

@@ -83,7 +83,12 @@ class IFRUSettings:
     )
 
 
-@method("ifru", "An influence step of touched users and items, with spillover of graphs.", IFRUSettings)
+@method(
+    "ifru",
+    "An influence step of touched users and items, with spillover of graphs.",
+    IFRUSettings,
+    models="differentiable, with rows of users or items",
+)
 class IFRU(UnlearnTrainer):
     """θ = θ₀ + (H + Λ)⁻¹ b on the rows of touched users and items; every other weight stays bit for bit."""
 

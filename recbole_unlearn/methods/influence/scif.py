@@ -51,7 +51,12 @@ class SCIFSettings:
     scif_cap: float = setting("Longest step of a user's row, relative to the row's norm.", low=0.0)
 
 
-@method("scif", "An influence step of the users' rows, towards the user's mean label.", SCIFSettings)
+@method(
+    "scif",
+    "An influence step of the users' rows, towards the user's mean label.",
+    SCIFSettings,
+    models="differentiable, with rows of users that are learned row by row (not MultiVAE, CDAE)",
+)
 class SCIF(UnlearnTrainer):
     """p_u ← p_u + Δ_u for users with deleted interactions; every other weight stays bit for bit."""
 

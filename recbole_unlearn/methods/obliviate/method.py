@@ -38,6 +38,7 @@ from recbole_unlearn.rows import (
     with_neighbours,
 )
 from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.words import counted
 
 DECAY, MOST = 0.5, 1000  # of neighbours without a new start: share from hop to hop, and how many join a side
 
@@ -56,6 +57,8 @@ class Prepared(NamedTuple):
     "New start of the rows a request touches and a downdate by Adam's state at a low rank (LUA), then a calibration "
     "on retained interactions (LAC).",
     ObliviateSettings,
+    models="differentiable, with rows of users or items; closed forms (EASE), exactly",
+    recommended="when retraining takes too long",
 )
 class Obliviate(UnlearnTrainer):
     """W' = W + R + A Bᵀ on contaminated rows."""
@@ -290,9 +293,10 @@ class _Request:
             if not own.all():
                 self.adapters.adapters.append(self._follower(table, region[side].ids[~own], change, ~own))
         logger.info(
-            "LUA: a new start of the request's rows from retained neighbours, in %d rounds%s.",
-            self.options.lua_rounds, "" if len(self.adapters.adapters) == len(trained) else "; others follow",
-        )  # fmt: skip
+            "LUA: a new start of the request's rows from retained neighbours, in %s%s.",
+            counted(self.options.lua_rounds, "round"),
+            "" if len(self.adapters.adapters) == len(trained) else "; others follow",
+        )
 
     def _follower(
         self, table: Table, ids: torch.Tensor, change: torch.Tensor, which: torch.Tensor

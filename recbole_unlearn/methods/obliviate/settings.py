@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.obliviate.lac import SCHEDULES
 from recbole_unlearn.settings import Role, setting
 
 
@@ -66,7 +65,7 @@ class ObliviateSettings:
         "Adam's learning rate at the first step; when empty, twelve times that of the training, at most .06.",
         low=0.0,
     )
-    lac_schedule: str = setting("How the learning rate falls over the steps.", choices=tuple(SCHEDULES))
+    lac_schedule: str = setting("How the learning rate falls over the steps.", choices=("linear", "constant"))
     lac_batch_size: int = setting("Interactions in a step.", low=1)
     lac_train_b: bool = setting("Train B as well as A, as the paper prints it.")
     lac_buffer: float = setting(

@@ -66,6 +66,7 @@ class RecEraserSettings:
     "receraser",
     "Models of interactions that belong together, combined by attention; a request restarts its parts.",
     RecEraserSettings,
+    models="whose score is a product of two vectors (BPR, LightGCN, NGCF); trains its own ensemble",
 )
 class RecEraser(ShardedTrainer):
     """e = Σ_k α_k (e_k W_k + b_k) for users and items, with model k trained on its part of the interactions."""

@@ -43,7 +43,13 @@ class SISASettings:
     )
 
 
-@method("sisa", "Models of random parts of the users, averaged; a request restarts its parts.", SISASettings)
+@method(
+    "sisa",
+    "Models of random parts of the users, averaged; a request restarts its parts.",
+    SISASettings,
+    models="differentiable; trains its own ensemble",
+    result="exact for its ensemble",
+)
 class SISA(ShardedTrainer):
     """s(u, i) = 1/K Σ_k s_k(u, i), with model k trained on the interactions of its users."""
 

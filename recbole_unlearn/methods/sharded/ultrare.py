@@ -55,6 +55,7 @@ class UltraRESettings:
     "ultrare",
     "Models of clusters from optimal transport, combined by regression; a request restarts its parts.",
     UltraRESettings,
+    models="differentiable, with rows of users and items; trains its own ensemble",
 )
 class UltraRE(ShardedTrainer):
     """s(u, i) = Σ_k w[g(u), k] s_k(u, i), with model k trained on the interactions of cluster k."""

@@ -1,0 +1,67 @@
+"""The documentation site builds without a warning, holds what the package declares, and fetches nothing."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import recbole_unlearn
+from recbole_unlearn.measures.base import measures
+from recbole_unlearn.methods import registry
+from recbole_unlearn.results import schema
+from recbole_unlearn.settings import GROUPS, declared
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+# A page may link to the web; it may not load anything from there.
+FETCHES = re.compile(
+    r"""<(?:script|img|iframe|source|link)\b[^>]*\b(?:src|srcset|href)=["']?(?:https?:)?//"""
+    r"""|@import\s+(?:url\()?["']?(?:https?:)?//|url\(["']?(?:https?:)?//"""
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    for package in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(package)
+    target = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-d", target / "work", ".",
+         target / "html"],
+        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return target / "html"
+
+
+def test_every_page_is_there(site):
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        assert (site / page.relative_to(ROOT)).with_suffix(".html").is_file()
+    home = (site / "index.html").read_text()
+    for page in pages[1:]:
+        assert page.relative_to(ROOT).with_suffix(".html").as_posix() in home, "not in the sidebar"
+
+
+def test_nothing_is_fetched_from_elsewhere(site):
+    looked = [path for path in site.rglob("*") if path.suffix in (".html", ".css")]
+    assert len(looked) > 20
+    for path in looked:
+        assert not FETCHES.search(path.read_text()), path.name
+
+
+def test_the_reference_has_all_names(site):
+    """Whatever is registered, declared or exported is on its page, without a list that somebody keeps."""
+    text = {path.stem: path.read_text() for path in (site / "docs" / "api").glob("*.html")}
+    for name in recbole_unlearn.__all__:
+        assert name.startswith("__") or f"recbole_unlearn.{name}" in text["python"]
+    for group in GROUPS.values():
+        assert all(key in text["settings"] for key in declared(group))
+    for method in registry.methods():
+        assert f'<section id="{method.name.replace("_", "-")}"' in text["methods"]
+        assert all(key in text["methods"] for key in declared(method.Settings))
+    assert all(one.key in text["measures"] for one in measures())
+    for kind in (schema.RunResult, schema.PhaseResult, schema.Verdict):
+        assert kind.__name__ in text["result"]

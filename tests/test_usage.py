@@ -1,0 +1,133 @@
+"""`--help` and `--unlearn=?`: quick, and true to what a run does."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from recbole_unlearn import cli, unlearn_model, usage
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.methods import registry
+from recbole_unlearn.methods.obliviate.lac import SCHEDULES
+from recbole_unlearn.methods.obliviate.settings import ObliviateSettings
+from recbole_unlearn.settings import GROUPS, catalogue, declared, described
+from recbole_unlearn.settings.config import UnlearnConfig, own_settings
+from recbole_unlearn.settings.yaml_files import parse_value
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--help", "--model=LightGCN"], ["--unlearn=?"], ["--version"]]
+)
+def test_neither_torch_nor_recbole_is_waited_for(arguments):
+    """What took three seconds; the help itself needs a few tenths of one."""
+    code = (
+        "import sys; from recbole_unlearn.cli import main; code = main(sys.argv[1:]);"
+        "sys.exit(code or 'torch' in sys.modules or 'recbole' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()[-500:]
+
+
+def test_methods_are_described_as_they_are_registered():
+    ours = [method for method in catalogue.methods() if method.is_ours]
+    assert {one.name: one for one in described.from_source()} == {
+        method.name: described.Description.of(method) for method in ours
+    }
+    for method in ours:
+        trainer = registry.get(method.name)
+        assert (method.result == "exact") == trainer.exact
+        assert (method.models == "all") <= (not trainer.needs_gradients)
+
+
+def test_choices_that_are_written_out_are_those_there_are():
+    assert declared(ObliviateSettings)["lac_schedule"].choices == tuple(SCHEDULES)
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset"),
+    [("LightGCN", "ml-100k"), ("FM", "ml-100k"), ("BPR", "ml-1m"), ("EASE", "x"), ("MultiVAE", "x")],
+)
+def test_defaults_are_those_of_a_run(model, dataset):
+    config, shown = UnlearnConfig(model, dataset), usage.default_values(model, dataset)
+    keys = {key for group in GROUPS.values() for key in declared(group)}
+    keys |= {key for some in usage.recbole_keys().values() for key in some} | set(usage._model_values(model))
+    # RecBole adds the dataset's name to the one, and writes the other's mode out for both splits.
+    different = {key: (shown.get(key), config[key]) for key in keys if shown.get(key) != config[key]}
+    assert set(different) == {"data_path", "eval_args"}
+    assert shown["eval_args"] | {"mode": config["eval_args"]["mode"]} == config["eval_args"]
+
+
+def test_without_a_model_no_default_is_that_of_one():
+    """300 epochs, not the 200 of BPR on ml-100k; no filter of ml-100k's ratings."""
+    text = usage.help_text({})
+    for line in (
+        "--epochs=300",
+        "--finetune_epochs=10",
+        "--data_path=dataset/ ",
+        "--metrics='[Recall, NDCG]'",
+    ):
+        assert line in text, line
+    for line in ("None", "val_interval=", "=/", "site-packages"):
+        assert line not in text, line
+    assert "--epochs=200" in usage.help_text({"model": "BPR", "dataset": "ml-100k"})
+
+
+def test_it_starts_with_five_examples():
+    text = usage.help_text({})
+    assert len(usage.EXAMPLES) == 5
+    assert text.index("Examples:") < 200
+    known = {*own_settings(), "model", "dataset"}
+    for commands in usage.EXAMPLES.values():
+        for command in commands:
+            assert f"python run_unlearn.py {command}\n" in text
+            assert set(cli.parse(command.split())) <= known
+            assert len(command) < 110
+
+
+def test_the_default_and_the_recommended_method_are_said(capsys):
+    assert cli.main(["--unlearn=?"]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert lines[2].startswith("retrain (default)")
+    assert "exact" in lines[2]
+    assert any(line.startswith("obliviate (recommended)") for line in lines)
+    assert "obliviate is recommended when retraining takes too long" in text
+    assert "obliviate is recommended when retraining takes too long" in " ".join(usage.help_text({}).split())
+    for method in catalogue.methods():
+        assert any(line.startswith(method.name) for line in lines)
+    assert max(map(len, lines)) <= 110
+
+
+def test_all_ways_to_start_have_the_same_default():
+    assert UnlearnConfig("BPR", "ml-100k")["unlearn"] == "retrain"
+    assert inspect.signature(unlearn_model).parameters["method"].default == "retrain"
+    assert usage._default() == "retrain"
+
+
+@pytest.mark.parametrize("model", ["Ligthgcn", "SASRec"])
+def test_models_that_cannot_be_used_are_refused(model):
+    with pytest.raises(UnlearnError, match=model):
+        usage.help_text({"model": model})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[0,inf)",
+        {"rating": "[4,inf)"},
+        ["Recall", "NDCG"],
+        {"split": {"RS": [0.8, 0.1, 0.1]}},
+        0.5,
+        True,
+        "a b",
+    ],
+)
+def test_what_is_shown_can_be_typed(value):
+    done = subprocess.run(
+        ["bash", "-c", f"printf %s {usage.typed(value)}"], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout if isinstance(value, str) else parse_value(done.stdout)) == value

@@ -1,0 +1,83 @@
+"""How numbers are written for people."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recbole_unlearn import console, words
+from recbole_unlearn.report import values
+
+# What nobody should read, whatever the figures are.
+NONSENSE = re.compile(
+    r"[-−]0(?:\.0+)?(?![\d.])"  # -0%, -0.000
+    r"|(?<![\d.,])0(?:\.0+)?[x×]"  # 0.0x
+    r"|(?<![\d.,])1 (?:users|items|interactions|trials|cells|candidates|models|rounds)\b"
+    r"|(?:better|worse|differently|otherwise) than [^(]*\((?:AUC )?(\d\.\d+), (?:retrained )?\1\)"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["-0%", "a −0.000", "(-0.0, 1)", "0.0x.", "0.00×", "1 users", "of 1 interactions", "than (1.00, 1.00)"],
+)
+def test_nonsense_is_found(text):
+    assert NONSENSE.search("otherwise " + text)
+
+
+@pytest.mark.parametrize(
+    "text", ["-0.001", "10.0x", "0.04×", "11 users", "1 user", "0.1 users", "than (1.00, 0.98)"]
+)
+def test_what_makes_sense_is_not(text):
+    assert not NONSENSE.search("otherwise " + text)
+
+
+FIGURES = st.floats(-1.5, 1.5) | st.floats(-0.01, 0.01) | st.sampled_from([-0.0, -1e-9, 0.0, -0.0005, 0.005])
+FACTORS = st.floats(0, 5000) | st.floats(0, 0.01) | st.sampled_from([0.0, 0.94999, 0.95, 99.96])
+
+
+@given(FIGURES, FACTORS, st.integers(0, 3))
+def test_no_figure_is_written_as_nonsense(value, factor, number):
+    shown = [
+        words.decimal(value, 3), words.signed(value), words.percent(value), words.times(factor),
+        words.speed(factor), words.counted(number, "user"), values.decimal(value), values.signed(value),
+        values.percent(value), values.times(factor), values.plain(value),
+    ]  # fmt: skip
+    for text in shown:
+        assert not NONSENSE.search(text), text
+
+
+def test_factors():
+    assert [words.times(x) for x in (29.14, 1203.6, 1.0, 0.4, 0.0412, 0.0)] == [
+        "29.1x", "1,204x", "1.0x", "0.4x", "0.041x", "<0.001x",
+    ]  # fmt: skip
+    assert words.speed(0.4) == "slower than retraining: 0.4x its speed"
+    assert words.speed(12) == "12.0x as fast as retraining"
+    assert [words.decimal(None), words.percent(None), words.times(None)] == ["–", "–", "–"]
+
+
+def test_the_width_is_the_terminals(monkeypatch):
+    assert console.width() == 110
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for columns, wide in ((80, 80), (300, 120), (20, 60)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert console.width() == wide
+
+
+@given(st.lists(st.integers(1, 14), min_size=1, max_size=40), st.integers(60, 120))
+def test_a_wide_table_becomes_several_and_keeps_every_column(sizes, columns):
+    head = ["phase", *(f"{n}".rjust(size, "c") for n, size in enumerate(sizes))]
+    rows = [["original", *("x" * size for size in sizes)], ["unlearned", *("y" for _ in sizes)]]
+    text = console.drawn(head, rows, columns=columns)
+    assert max(map(len, text.splitlines())) <= columns
+    shown = [word for line in text.splitlines() if line.startswith("phase") for word in line.split()[1:]]
+    assert shown == head[1:]
+
+
+def test_long_sentences_are_wrapped_between_words():
+    text = "a sentence that is long enough, with --eval_args='{mode: full}' in it " * 4
+    lines = console.wrapped(text, 60).splitlines()
+    assert len(lines) > 3
+    assert max(map(len, lines)) <= 60
+    assert " ".join(lines).split() == text.split()
