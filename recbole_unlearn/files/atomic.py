@@ -88,9 +88,11 @@ def write_torch(path: Path, content: Any) -> None:
 def new_directory(path: Path) -> Iterator[Path]:
     """A temporary directory beside ``path`` to fill; it takes the name when the block succeeds."""
     path = Path(path)
-    temporary: Path | None = None
+    temporary, descriptor = None, None
     try:
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
+        descriptor = os.open(temporary, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held while it is filled, see outputs.remove_stale
         yield temporary
         os.chmod(temporary, 0o777 & ~current_umask())
         if path.exists():  # a directory cannot be renamed over another: the old one steps aside
@@ -105,6 +107,8 @@ def new_directory(path: Path) -> Iterator[Path]:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def make_directory(path: str | os.PathLike) -> Path:

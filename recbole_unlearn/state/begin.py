@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 from collections.abc import Mapping
@@ -12,12 +13,14 @@ from recbole_unlearn.compat import own_randomness
 from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import new_directory, read_checkpoint
+from recbole_unlearn.files.outputs import remove_stale
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.settings import ForgetSettings, Role
 from recbole_unlearn.settings.config import about
 from recbole_unlearn.start import check_methods, configured
 from recbole_unlearn.state.changes import pack
 from recbole_unlearn.state.core import FILES, Core
+from recbole_unlearn.state.store import sync
 from recbole_unlearn.state.work import (
     fingerprint_of,
     read_moments,
@@ -44,7 +47,12 @@ def begin(
         )
     config = configured(model, None, [], {**values, "unlearn": "obliviate"}, original)
     check_methods(config)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or error
+        raise UnlearnError(f"Cannot make {shown(folder.parent)}: {why}. Choose another directory.") from error
+    remove_stale(folder.parent, f".{glob.escape(folder.name)}.*.tmp")  # of an `init` that was killed
     with new_directory(folder) as place, own_randomness():
         source = load(config, original.dataset_file)
         net = build_model(config, source.splits)
@@ -79,3 +87,5 @@ def begin(
             core.database.wipe()
         finally:
             core.database.close()
+        sync(place)
+    sync(folder.parent)

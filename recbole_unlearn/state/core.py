@@ -126,16 +126,27 @@ class Core:
     def live(self) -> LiveModel:
         """The model in memory."""
         version = self.refreshed()
-        if self._live is None:
-            weights, moments, dataset = version.base
-            self.store.read(dataset)  # checked before it is parsed
-            source = load(self.config, self.store.path(dataset))
-            self._live = LiveModel(
-                self.config, source, unpack(self.store.read(weights)), unpack(self.store.read(moments)),
-                self._removed(source), list(self._changes()),
-            )  # fmt: skip
-            self._finder = Finder(source, self._live.index, self._live.removed)
+        while self._live is None:
+            try:
+                live = self._loaded(version)
+            except UnlearnError:
+                if self.version() == version:
+                    raise
+            else:
+                if self.version() == version:
+                    self._live = live
+                    self._finder = Finder(live.base, live.index, live.removed)
+            version = self.refreshed()  # another process may have changed or destroyed what was being read
         return self._live
+
+    def _loaded(self, version: Version) -> LiveModel:
+        weights, moments, dataset = version.base
+        self.store.read(dataset)  # checked before it is parsed
+        source = load(self.config, self.store.path(dataset))
+        return LiveModel(
+            self.config, source, unpack(self.store.read(weights)), unpack(self.store.read(moments)),
+            self._removed(source), list(self._changes()),
+        )  # fmt: skip
 
     @property
     def finder(self) -> Finder:

@@ -125,10 +125,11 @@ class Database:
             self.connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self.connection
+                self.connection.execute("COMMIT")
             except BaseException:
-                self.connection.execute("ROLLBACK")
+                if self.connection.in_transaction:  # SQLite itself undoes what a full disk interrupts
+                    self.connection.execute("ROLLBACK")
                 raise
-            self.connection.execute("COMMIT")
 
     def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
         """All rows of a query."""
@@ -143,9 +144,14 @@ class Database:
     def wipe(self) -> None:
         """Write the whole file again without its free pages, and empty the log: nothing deleted is left in them."""
         with self._said():
-            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._empty_log()
             self.connection.execute("VACUUM")
-            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._empty_log()
+
+    def _empty_log(self) -> None:
+        busy = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        if busy:  # after WAIT seconds; SQLite says so in a row, not as an error
+            raise sqlite3.OperationalError("database is locked")
 
     def close(self) -> None:
         """Give the file back."""
@@ -158,7 +164,7 @@ class Database:
             yield
         except sqlite3.Error as error:
             if "locked" in str(error) or "busy" in str(error):
-                what = "another process is writing to it. Run the same command again."
+                what = "another process is using it. Run the same command again."
             else:
                 what = f"{error}. Check the disk and its permissions, then `requests verify`."
             raise UnlearnError(f"The state {shown(self.path.parent)}: {what}") from error
@@ -167,17 +173,18 @@ class Database:
 @contextlib.contextmanager
 def working(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Be the one process that works on a state; refused (after ``wait`` seconds) while another one does."""
-    connection = sqlite3.connect(folder / LOCK, timeout=wait, isolation_level=None)
-    try:
+    with contextlib.ExitStack() as open_until_the_end:
         try:
+            connection = sqlite3.connect(folder / LOCK, timeout=wait, isolation_level=None)
+            open_until_the_end.callback(connection.close)
             connection.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
             if "locked" not in str(error):
-                raise UnlearnError(f"Cannot work on the state {shown(folder)}: {error}.") from error
+                raise UnlearnError(
+                    f"Cannot work on the state {shown(folder)}: {error}. Check the disk and its permissions."
+                ) from error
             raise UnlearnError(
                 f"Another process is working on the state {shown(folder)}. Wait for it, or stop its `requests run "
                 "--watch`; new requests can be submitted meanwhile."
             ) from error
         yield
-    finally:
-        connection.close()

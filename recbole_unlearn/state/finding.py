@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -64,6 +65,15 @@ class Finder:
         for index, part in zip(self.parts[1:], numbers[1:], strict=True):
             if len(part):
                 index.remove(torch.from_numpy(part))
+
+    def refuse_emptying(self, name: str, numbers: Sequence[np.ndarray]) -> None:
+        """Refuse to take out the last interactions of a part; ``name`` is the request's."""
+        for index, part, data in zip(self.parts, numbers, ("training", "validation", "test"), strict=True):
+            if len(index) and int((~index.removed[torch.from_numpy(part)]).sum()) == len(index):
+                raise UnlearnError(
+                    f"{name}: no {data} interaction would be left, and there is no model without. Ask for less, or "
+                    "delete the model."
+                )
 
     def _pairs(self, index: TrainIndex, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         chosen = torch.from_numpy(numbers)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -52,26 +53,40 @@ def _files(core: Core) -> Iterator[str]:
 
 def _requests(core: Core) -> Iterator[str]:
     """What the ledger says of every request, against the queue."""
-    last: dict[str, str] = {}
-    final = False
-    for entry in ledger.entries(core.database.connection):
-        final = entry["what"] in ("published", "retrained")
-        if final:
-            last = {id: "published" if what == "done" else what for id, what in last.items()}
-        elif "id" in entry:
-            last[entry["id"]] = entry["what"]
+    last = _last(ledger.entries(core.database.connection))
     meant = {"submitted": {"pending", "running"}}
     rows = {row["id"]: row["status"] for row in core.database.rows("SELECT id, status FROM requests")}
     for id in sorted(last.keys() | rows.keys()):
         if id not in rows or id not in last:
             where = "the queue" if id not in rows else "the ledger"
             yield f"the request {id} is missing in {where}"
-        elif rows[id] not in meant.get(last[id], {last[id]}) and not (last[id] == "done" and rows[id] == "pending"):
+        elif rows[id] not in meant.get(last[id], {last[id]}):
             yield f"the request {id} is {rows[id]} in the queue, and {last[id]} in the ledger"
     kept = "SELECT count(*) FROM {0} JOIN requests ON requests.number = request WHERE status = 'published'"
     for table in ("asked", "suppressed"):
         if core.database.value(kept.format(table)):
             yield f"the table {table} still has what a published request asked for"
+
+
+def _last(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """By id, what the ledger says last of every request."""
+    last: dict[str, str] = {}
+    done: list[tuple[str, str]] = []  # since the last publication: id, and the fingerprint after
+    for entry in entries:
+        if entry["what"] in ("published", "retrained"):
+            last |= {id: "published" for id, _ in done}
+            done = []
+        elif entry["what"] == "done":
+            done.append((entry["id"], entry["after"]))
+        elif entry["what"] == "rolled back":
+            # Its change is undone and all that followed; what was done with it or after it waits again.
+            change = dict(done).get(entry["id"])
+            first = next((k for k, (_, after) in enumerate(done) if after == change), len(done))
+            last |= {id: "submitted" for id, _ in done[first:]}
+            done = done[:first]
+        if "id" in entry:
+            last[entry["id"]] = entry["what"]
+    return last
 
 
 def _fingerprints(core: Core) -> Iterator[str]:

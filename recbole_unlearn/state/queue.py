@@ -8,6 +8,8 @@ import secrets
 import sqlite3
 from typing import Any
 
+import numpy as np
+
 from recbole_unlearn.data import Fields, ForgetRequest, read_request
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files.keyed import request_digest
@@ -65,14 +67,21 @@ def _found(core: Core, request: ForgetRequest, on_missing: str) -> Found:
         )
     if not any(len(part) for part in found.numbers):
         raise UnlearnError(f"{request.name}: nothing to forget; none of its rows is in the model's data.")
-    names = ("training", "validation", "test")
-    for index, part, name in zip(finder.parts, found.numbers, names, strict=True):
-        if len(index) and len(part) == len(index):
-            raise UnlearnError(
-                f"{request.name}: no {name} interaction would be left, and there is no model without. Ask for less, or "
-                "delete the model."
-            )
+    finder.refuse_emptying(request.name, _with_pending(core, found))
     return found
+
+
+def _with_pending(core: Core, found: Found) -> list[np.ndarray]:
+    """The numbers of what a request and those before it in the queue take out together."""
+    pending = "FROM requests WHERE status IN ('pending', 'running')"
+    most = int(core.database.rows(f"SELECT total(interactions + held_out) {pending}")[0][0])
+    if all(len(index) > len(part) + most for index, part in zip(core.finder.parts, found.numbers, strict=True)):
+        return list(found.numbers)  # what is pending need not be read
+    parts = [set(part.tolist()) for part in found.numbers]
+    rows = core.database.rows(f"SELECT part, number FROM asked WHERE request IN (SELECT number {pending})")
+    for part, number in rows:
+        parts[part].add(number)
+    return [np.array(sorted(part), dtype=np.int64) for part in parts]
 
 
 def _queue(

@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from recbole_unlearn.errors import UnlearnError
@@ -47,11 +47,23 @@ class Store:
                 raise
             sync(self.folder)
         except OSError as error:
-            raise UnlearnError(
-                f"Cannot write to {shown(self.folder)}: {error.strerror or error}. The state is as it was; free some "
-                "space or mend its permissions, and run the same command again."
-            ) from error
+            raise self._cannot_write(error) from error
         return name
+
+    @contextlib.contextmanager
+    def workplace(self) -> Iterator[Path]:
+        """A directory for files on their way; one whose process was killed is a leftover, as files are."""
+        try:
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix=_TEMPORARY) as folder:
+                yield Path(folder)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: OSError) -> UnlearnError:
+        return UnlearnError(
+            f"Cannot write to {shown(self.folder)}: {error.strerror or error}. The state is as it was; free some "
+            "space or mend its permissions, and run the same command again."
+        )
 
     def read(self, name: str) -> bytes:
         """The content of a file; refused if it is not what its name says."""
@@ -71,23 +83,35 @@ class Store:
         return {entry.name for entry in self.folder.iterdir()}
 
     def destroy_others(self, kept: Iterable[str]) -> int:
-        """Overwrite and remove every file but ``kept``; returns how many."""
+        """Overwrite and remove every file but ``kept``, and every directory; returns how many."""
         others = self.names() - set(kept)
-        for name in sorted(others):
-            _overwrite(self.path(name))
-            with contextlib.suppress(FileNotFoundError):
-                self.path(name).unlink()
-        if others:
-            sync(self.folder)
+        try:
+            for name in sorted(others):
+                _destroy(self.path(name))
+            if others:
+                sync(self.folder)
+        except OSError as error:
+            raise UnlearnError(
+                f"Cannot remove files from {shown(self.folder)}: {error.strerror or error}. The state is whole, but "
+                "has files that belong to nothing; mend its permissions, and run `requests publish`."
+            ) from error
         return len(others)
+
+
+def _destroy(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        for entry in path.iterdir():
+            _destroy(entry)
+        path.rmdir()
+        return
+    with contextlib.suppress(OSError):  # a link, or a disk that is full: removing it is all that can be done
+        _overwrite(path)
+    path.unlink(missing_ok=True)
 
 
 def _overwrite(path: Path) -> None:
     """Zeros in the place of a file's content, where the file system writes in place."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-    except OSError:
-        return  # a link, or gone; removing the name is all that can be done
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         about = os.fstat(descriptor)
         if stat.S_ISREG(about.st_mode):

@@ -8,10 +8,8 @@ import datetime
 import logging
 import platform
 import sqlite3
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,7 +46,8 @@ def alone(core: Core) -> Iterator[None]:
         core.version()  # says so where the state is not finished
         with core.database.transaction() as connection:
             connection.execute("UPDATE requests SET status = 'pending' WHERE status = 'running'")
-        core.store.destroy_others(core.named_files())
+        if core.store.names() - core.named_files():
+            finish(core)
         yield
 
 
@@ -71,17 +70,28 @@ def _carry_out(core: Core, batch: Sequence[sqlite3.Row]) -> list[Receipt]:
     numbers = [row["number"] for row in batch]
     with core.database.transaction() as connection:
         set_requests(connection, numbers, status="running")
+    try:
+        _change(core, batch, numbers)
+    except BaseException:
+        core.drop()  # the model in memory may have changed, and what is on the disk has not
+        with contextlib.suppress(UnlearnError), core.database.transaction() as connection:
+            set_requests(connection, numbers, status="pending")  # else the next worker does so
+        raise
+    return core.receipts(numbers)
+
+
+def _change(core: Core, batch: Sequence[sqlite3.Row], numbers: Sequence[int]) -> None:
+    """Change the model in memory, then on the disk."""
     before, start = core.fingerprint(), time.perf_counter()
     live = core.live
     asked = _asked(core, numbers, live.removed)
     try:
+        core.finder.refuse_emptying("The request", asked)
         change = live.forget(asked)
     except UnlearnError as error:
         core.drop()
-        return _failed(core, batch, str(error))
-    except BaseException:
-        core.drop()
-        raise
+        _failed(core, batch, str(error))
+        return
     core.finder.remove(asked)
     file = core.store.write(change.pack())
     after = digest(f"{before} {file}".encode())
@@ -99,16 +109,14 @@ def _carry_out(core: Core, batch: Sequence[sqlite3.Row]) -> list[Receipt]:
                 measures={"seconds": round(seconds, 4), "drift": change.drift}, versions=versions(),
             )  # fmt: skip
     core.keep()
-    return core.receipts(numbers)
 
 
-def _failed(core: Core, batch: Sequence[sqlite3.Row], why: str) -> list[Receipt]:
+def _failed(core: Core, batch: Sequence[sqlite3.Row], why: str) -> None:
     numbers = [row["number"] for row in batch]
     with core.database.transaction() as connection:
         set_requests(connection, numbers, status="failed", finished=now(), why=why)
         for row in batch:
             core.enter(connection, "failed", id=row["id"], request=row["digest"], why=why)
-    return core.receipts(numbers)
 
 
 def _asked(core: Core, requests: Sequence[int], removed: Masks) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -130,6 +138,8 @@ def rollback(core: Core, id: str) -> None:
     row = rows[0]
     if row["status"] == "published":
         raise UnlearnError(f"The request {id} is published: what it deleted is gone and cannot come back.")
+    if row["status"] == "rolled back":
+        return  # by a command that was killed: what comes after is still to be done
     if row["status"] not in ("pending", "done"):
         raise UnlearnError(f"The request {id} is {row['status']}; there is nothing to undo.")
     before = core.fingerprint()
@@ -163,8 +173,8 @@ def retrain(core: Core) -> float:
     done = core.database.rows("SELECT number FROM requests WHERE status = 'done' ORDER BY number")
     live = core.live
     data = live.retained()
-    with own_randomness(), tempfile.TemporaryDirectory() as work:
-        config = core.config.replace(checkpoint_dir=work, output_dir=None, tensorboard=False)
+    with own_randomness(), core.store.workplace() as work:
+        config = core.config.replace(checkpoint_dir=str(work), output_dir=None, tensorboard=False)
         trainer, trained = train_here(config, data.retain, "retrained")
     moments = read_moments(config, trainer.model, trained, data.retain)
     _replace_base(core, [row[0] for row in done], trained.state_dict, moments, None, "retrained")
@@ -174,7 +184,10 @@ def retrain(core: Core) -> float:
 
 
 def finish(core: Core) -> None:
-    """Overwrite all that a publication left: free pages of the database, its log, and files that nothing names."""
+    """Overwrite all that a publication left: free pages of the database, its log, and files that nothing names.
+
+    In this order: as long as the files are there, the next worker knows that neither was done.
+    """
     core.database.wipe()
     core.store.destroy_others(core.named_files())
 
@@ -187,7 +200,7 @@ def _replace_base(
     data, left = core.live.kept()
     files = core.store.write(pack(weights)), core.store.write(pack(moments))
     dataset = write_base_dataset(core, data.retain, data.clock, fitted)
-    hashes = {pair_hash(core.key, *pair) for pair in core.tokens(numbers)}
+    hashes = {pair_hash(core.key, *pair) for pair in _final_pairs(core, numbers, data.retain)}
     after = fingerprint_of(files[0])
     with core.database.transaction() as connection:
         drift = "drift + (SELECT total(drift) FROM changes)"
@@ -206,6 +219,20 @@ def _replace_base(
         connection.executemany("INSERT OR IGNORE INTO deleted VALUES (?)", ((one,) for one in sorted(hashes)))
         _renumber(connection, left)
         core.enter(connection, what, requests=len(numbers), before=before, after=after, versions=versions())
+
+
+def _final_pairs(core: Core, numbers: Sequence[int], retain: Splits) -> set[tuple[str | None, str | None]]:
+    """The pairs of the requests ``numbers``, and those pending ones whose user or item has no name from now on."""
+    pairs = core.tokens(numbers)
+    others = [row[0] for row in core.database.rows("SELECT DISTINCT request FROM suppressed")]
+    others = [request for request in others if request not in set(numbers)]
+    if others:
+        train, kept = retain.train, []
+        for field in (train.uid_field, train.iid_field):
+            ids = torch.cat([part.inter_feat[field] for part in retain]).unique()
+            kept.append({None, *map(str, train.field2id_token[field][ids])})
+        pairs |= {pair for pair in core.tokens(others) if pair[0] not in kept[0] or pair[1] not in kept[1]}
+    return pairs
 
 
 def fingerprint_of(weights: str) -> str:
@@ -248,8 +275,8 @@ def _renumber(connection: sqlite3.Connection, left: Masks) -> None:
 
 def write_base_dataset(core: Core, parts: Sequence[Any], clock: Any, fitted: torch.Tensor | None) -> str:
     """Write the interactions of a base; returns the file's name."""
-    with tempfile.TemporaryDirectory(dir=core.folder, prefix=".new-") as work:
-        path = Path(work) / "dataset"
+    with core.store.workplace() as work:
+        path = work / "dataset"
         plain = dataset_config(core.config, core.folder, core.folder / "dataset")
         write_dataset(path, plain, parts, clock, None if fitted is None else fitted.numpy())
         return core.store.write(path.read_bytes(), ".pth")
