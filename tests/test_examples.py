@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -51,6 +52,18 @@ def test_a_model_of_ones_own(tmp_path):
     said = run([sys.executable, str(EXAMPLES / "own_model.py"), str(tmp_path / "work")], tmp_path)
     assert "retrained" in said
     assert json.loads((tmp_path / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
+
+
+@pytest.mark.slow
+def test_serving_with_faiss(tmp_path):
+    pytest.importorskip("faiss")
+    said = run([sys.executable, str(EXAMPLES / "serve_with_faiss.py"), str(tmp_path / "work")], tmp_path)
+    steps = {line.split()[0]: line for line in said.splitlines() if "by the model alone" in line}
+    assert list(steps) == ["before", "submitted", "done", "published", "retrained"]
+    assert "recommended by flat, " in steps.pop("before")
+    assert all("recommended by none" in line for line in steps.values())
+    small, whole = (int(number) for number in re.findall(r"(\d+) of (\d+) bytes", steps["done"])[0])
+    assert small < whole / 10
 
 
 @pytest.mark.slow

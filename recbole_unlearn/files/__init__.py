@@ -14,7 +14,7 @@ from recbole_unlearn.files.atomic import (
     write_torch,
 )
 from recbole_unlearn.files.checkpoint import Checkpoint, read_checkpoint
-from recbole_unlearn.files.export import dataset_config, refuse_overwriting, write_model
+from recbole_unlearn.files.export import dataset_config, file_digest, refuse_overwriting, write_model
 from recbole_unlearn.files.keyed import Done, keyed_hash, load_key, model_digest, request_digest
 from recbole_unlearn.files.saved_dataset import Clock, write_dataset
 from recbole_unlearn.files.trained import Trained
@@ -27,6 +27,7 @@ __all__ = [
     "Done",
     "Trained",
     "dataset_config",
+    "file_digest",
     "keyed_hash",
     "load_key",
     "load_torch",

@@ -20,6 +20,7 @@ class Found:
     """What a request means in training, validation and test data."""
 
     numbers: tuple[np.ndarray, np.ndarray, np.ndarray]  # of interactions, rising, each once
+    gone: tuple[np.ndarray, np.ndarray, np.ndarray]  # the same of those that requests before this one took out
     suppressed: list[tuple[int, int]]  # (user, item), sorted; 0 for everybody, or for everything
     users: int
     items: int
@@ -41,20 +42,24 @@ class Finder:
         self._slack: float | None = None
 
     def find(self, request: ForgetRequest) -> Found:
-        """The interactions that a request means, of those that are left."""
+        """The interactions that a request means, of those that are left, and of those that may come back.
+
+        An earlier request can be undone until it is published. What this one asks for too must stay gone then.
+        """
         users, items = ids_of(request, self.dataset)
         time = request.frame["time"].to_numpy(dtype=np.float64)
-        numbers, there = [], np.zeros(len(request.frame), dtype=bool)
+        numbers, gone, there = [], [], np.zeros(len(request.frame), dtype=bool)
         for index in self.parts:
             part, hit = self._in(index, users, items, time, request)
             numbers.append(part)
+            gone.append(self._gone(index, users, items, time, request))
             there |= hit
-        pairs = [self._pairs(index, part) for index, part in zip(self.parts, numbers, strict=True)]
-        whole = [(0, int(item)) for item in items[there & (users == EMPTY)]]
-        single = {(int(u), int(i)) for pair in pairs for u, i in zip(*pair, strict=True)}
+        whole = {(0, int(item)) for item in items[there & (users == EMPTY)]}
+        single = self._pairs(numbers)
         return Found(
             (numbers[0], numbers[1], numbers[2]),
-            sorted(single | set(whole)),
+            (gone[0], gone[1], gone[2]),
+            sorted(single | self._pairs(gone) | whole),
             len({user for user, _ in single}),
             len({item for _, item in single}),
             ~there,
@@ -75,9 +80,13 @@ class Finder:
                     "delete the model."
                 )
 
-    def _pairs(self, index: TrainIndex, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        chosen = torch.from_numpy(numbers)
-        return index.ids["user"][chosen].numpy(), index.ids["item"][chosen].numpy()
+    def _pairs(self, numbers: list[np.ndarray]) -> set[tuple[int, int]]:
+        """The pairs (user, item) of interactions of each part."""
+        found: set[tuple[int, int]] = set()
+        for index, part in zip(self.parts, numbers, strict=True):
+            chosen = torch.from_numpy(part)
+            found.update(zip(index.ids["user"][chosen].tolist(), index.ids["item"][chosen].tolist(), strict=True))
+        return found
 
     def _in(
         self, index: TrainIndex, users: np.ndarray, items: np.ndarray, time: np.ndarray, request: ForgetRequest
@@ -91,15 +100,34 @@ class Finder:
             hit[rows] = (index.counts(side, ids) > 0).numpy()
         rows = np.flatnonzero((users > 0) & (items > 0))
         if len(rows):
-            numbers, hits = self._of_pairs(index, users[rows], items[rows], time[rows], request)
+            near = index.of("user", torch.from_numpy(np.unique(users[rows])))
+            numbers, hits = self._of_pairs(index, near, users[rows], items[rows], time[rows], request)
             found.append(numbers)
             hit[rows] = hits
         return np.unique(np.concatenate(found)), hit
 
-    def _of_pairs(
+    def _gone(
         self, index: TrainIndex, users: np.ndarray, items: np.ndarray, time: np.ndarray, request: ForgetRequest
+    ) -> np.ndarray:
+        """Numbers of interactions in one part that the request means, and that are taken out of it already."""
+        gone = index.removed.nonzero().flatten()
+        whole = np.zeros(len(gone), dtype=bool)
+        for own, other, side in ((users, items, "user"), (items, users, "item")):
+            whole |= np.isin(index.ids[side][gone].numpy(), own[(own > 0) & (other == EMPTY)])
+        rows = np.flatnonzero((users > 0) & (items > 0))
+        pairs, _ = self._of_pairs(index, gone, users[rows], items[rows], time[rows], request)
+        return np.unique(np.concatenate([gone.numpy()[whole], pairs]))
+
+    def _of_pairs(
+        self,
+        index: TrainIndex,
+        near: torch.Tensor,
+        users: np.ndarray,
+        items: np.ndarray,
+        time: np.ndarray,
+        request: ForgetRequest,
     ) -> tuple[np.ndarray, np.ndarray]:
-        near = index.of("user", torch.from_numpy(np.unique(users)))
+        """Those of the interactions ``near`` that have one of the pairs, and which pairs have one (a mask)."""
         keys = index.keys(index.ids["user"][near], index.ids["item"][near]).numpy()
         wanted = users * index.sizes["item"] + items
         order = np.argsort(keys, kind="stable")

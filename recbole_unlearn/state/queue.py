@@ -95,9 +95,10 @@ def _queue(
         "VALUES (?, ?, 'pending', ?, ?, ?, ?, ?, ?)",
         (id, known, now(), due, *counts),
     ).lastrowid
+    asked = (np.concatenate(both) for both in zip(found.numbers, found.gone, strict=True))
     connection.executemany(
         "INSERT INTO asked VALUES (?, ?, ?)",
-        ((number, part, int(n)) for part, numbers in enumerate(found.numbers) for n in numbers),
+        ((number, part, int(n)) for part, numbers in enumerate(asked) for n in numbers),
     )
     connection.executemany(
         "INSERT INTO suppressed VALUES (?, ?, ?)", ((number, user, item) for user, item in found.suppressed)

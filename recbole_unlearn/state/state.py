@@ -16,6 +16,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import ledger, proof, queue, serving, work
 from recbole_unlearn.state.begin import begin
 from recbole_unlearn.state.core import Core, Receipt
+from recbole_unlearn.state.export import Exported, export
 from recbole_unlearn.state.overview import Overview, overview
 
 Span = str | datetime.timedelta
@@ -117,6 +118,16 @@ class State:
     def recommend(self, user: str, k: int = 10) -> pd.DataFrame:
         """The first ``k`` items for a user, without anything that was deleted or is asked to be."""
         return serving.recommend(self.core, user, k)
+
+    def export(self, out: str | Path, since: str | Path | None = None) -> Exported:
+        """Write the model as it is now for serving; see docs/serving.md.
+
+        Args:
+            out: a directory that does not exist yet, or is empty.
+            since: an earlier export of this state; the rows that moved since are written as a delta.
+
+        """
+        return export(self.core, out, since)
 
     def ledger(self) -> str:
         """The ledger as JSON Lines, each entry with its link."""

@@ -13,7 +13,7 @@ from recbole_unlearn.files import read_checkpoint
 from recbole_unlearn.methods.obliviate.method import Obliviate
 from recbole_unlearn.pipeline import begin, checked_settings
 from recbole_unlearn.settings import CacheSettings
-from recbole_unlearn.state import init_state, open_state
+from recbole_unlearn.state import init_state, open_state, serving
 from recbole_unlearn.training import Trainings
 from tests.conftest import ROOT
 from tests.state.conftest import items_of, some
@@ -118,6 +118,26 @@ def test_rolling_back_gives_the_model_before_to_the_bit(make_state, key_file, mo
     assert len(state.core.live.index) == len(state.core.live.base.splits.train)
     state.verify()
     assert set(items_of("u8")) & set(state.recommend("u3", 60)["item_id"])
+
+
+@pytest.mark.parametrize("whole", [{"user_id": "u3"}, {"item_id": items_of("u3")[0]}])
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_later_request_asked_for_too_stays_gone_when_an_earlier_one_is_undone(make_state, whole, late):
+    """All of u3 is asked for after one pair of theirs was deleted: undoing the pair brings nothing of u3 back."""
+    state, other = make_state(name="a"), make_state(name="b")
+    state.submit(some("u3", 1), id="pair")
+    state.run()
+    state.submit(whole, id="whole")
+    if not late:
+        state.run()
+    state.rollback("pair")
+    other.submit(whole)
+    other.run()
+    assert same(weights(state), weights(other))
+    assert all(np.array_equal(*masks) for masks in zip(state.core.live.removed, other.core.live.removed, strict=True))
+    assert serving.suppression(state.core).hashes() == serving.suppression(other.core).hashes()
+    state.publish()
+    state.verify()
 
 
 def test_publishing_is_final_and_changes_no_weight(make_state, key_file):

@@ -1,0 +1,366 @@
+"""Export for serving: plain RecBole, vectors, deltas, and what is never to be recommended."""
+
+import hashlib
+import hmac
+import json
+import os
+import pickletools
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from recbole_unlearn import run_unlearn
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.state.suppression import load_suppression
+from recbole_unlearn.state.vectors import Moved, Vectors, find_vectors
+from tests.state.conftest import items_of, some
+
+
+def about(folder):
+    return json.loads((folder / "export.json").read_text())
+
+
+def scores_of(state, users):
+    live = state.core.live
+    return live.trainer.scores(torch.tensor(users), live.base.splits.train)
+
+
+def applied(before, after):
+    """The vectors of an earlier export, with the delta of a later one."""
+    tables, delta = load_file(before / "embeddings.safetensors"), load_file(after / "delta.safetensors")
+    for side, table in tables.items():
+        table[delta[f"{side}.removed"]] = 0.0
+        table[delta[f"{side}.rows"]] = delta[f"{side}.vectors"]
+    return tables
+
+
+def strings_of(path):
+    """Every string of a pickle, a checkpoint or a text."""
+    raw = path.read_bytes()
+    if path.suffix == ".pth":
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                raw = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+        return {str(arg) for _, arg, _ in pickletools.genops(raw) if isinstance(arg, str)}
+    if path.suffix == ".parquet":
+        return set(pd.read_parquet(path)["token"])
+    return set(raw.decode("latin-1").replace('"', " ").replace(",", " ").split())
+
+
+PLAIN = """
+import sys
+class Blocked:
+    def find_spec(self, name, *more):
+        if name.split(".")[0] == "recbole_unlearn":
+            raise ImportError("there is no plugin here")
+sys.meta_path.insert(0, Blocked())
+try:
+    import recbole_unlearn
+    sys.exit("the plugin is here")
+except ImportError:
+    pass
+sys.argv = ["plain"]
+import numpy as np
+for name, kind in (("float_", np.float64), ("complex_", np.complex128), ("unicode_", np.str_)):
+    if name not in np.__dict__:  # numpy 2, on which RecBole itself does not start
+        setattr(np, name, kind)
+import scipy.sparse as sp
+if not hasattr(sp.dok_matrix, "_update"):
+    sp.dok_matrix._update = lambda self, entries: self._dict.update(entries)
+from recbole.config import Config
+Config.compatibility_settings(None)  # an unpickled config does not restore the names RecBole reads
+try:
+    from recbole.quick_start import load_data_and_model
+except ImportError:
+    sys.exit("NO RAY")
+import torch
+from recbole.data.interaction import Interaction
+config, model, dataset, train, valid, test = load_data_and_model(FILE)
+users = torch.tensor([5, 9, 20])
+scores = model.eval().full_sort_predict(Interaction({"user_id": users})).reshape(3, -1)
+np.save("scores.npy", scores.detach().numpy())
+print("ROWS", len(train._dataset), len(valid._dataset), len(test._dataset))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["LightGCN"])
+def test_plain_recbole_loads_it_where_there_is_no_plugin(make_state, tmp_path, model):
+    """In a process that cannot import it; torch is told to trust the file, as RecBole needs."""
+    state = make_state(model)
+    state.submit({"user_id": ["u3"]})
+    state.run()
+    state.export(tmp_path / "out")
+    script = PLAIN.replace("FILE", repr(str(tmp_path / "out" / f"{model}-unlearned.pth")))
+    environment = os.environ | {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, env=environment,
+        cwd=tmp_path, check=False,
+    )  # fmt: skip
+    if "NO RAY" in done.stderr:
+        pytest.skip("recbole.quick_start needs Ray, which is not installed")
+    assert done.returncode == 0, done.stderr[-2000:]
+    left = " ".join(str(len(part)) for part in state.core.live.retained().retain)
+    assert f"ROWS {left}" in done.stdout
+    there, here = np.load(tmp_path / "scores.npy"), scores_of(state, [5, 9, 20]).numpy()
+    assert np.allclose(there[:, 1:], here[:, 1:], atol=1e-6)
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NGCF", "SGL"])
+def test_the_dot_product_of_the_vectors_is_the_score(make_state, tmp_path, model):
+    state = make_state(model)
+    state.submit({"user_id": ["u3"]})
+    state.submit({"item_id": "i7"})
+    state.run()
+    done = state.export(tmp_path / "out")
+    assert (done.vectors, done.pending, done.delta_bytes) == (True, 0, None)
+    assert getattr(state.model, "restore_user_e", None) is None  # left as it was
+    tables = load_file(tmp_path / "out" / "embeddings.safetensors")
+    with np.load(tmp_path / "out" / "embeddings.npz") as arrays:
+        assert all(np.array_equal(arrays[side], tables[side]) for side in ("users", "items"))
+    train = state.core.live.base.splits.train
+    listed = {}
+    for side, field, gone in (("users", "user_id", "u3"), ("items", "item_id", "i7")):
+        frame = pd.read_parquet(tmp_path / "out" / f"{side}.parquet")
+        assert list(frame.columns) == ["row", "token"]
+        assert train.field2id_token[field][frame["row"]].tolist() == frame["token"].tolist()
+        others = np.setdiff1d(np.arange(len(tables[side])), frame["row"])
+        assert not tables[side][others].any()
+        assert train.token2id(field, gone) in others
+        listed[side] = frame["row"].to_numpy()
+    users, items = (torch.from_numpy(listed[side]) for side in ("users", "items"))
+    expected = scores_of(state, users.tolist())[:, items]
+    assert torch.allclose(tables["users"][users] @ tables["items"][items].T, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["NeuMF", "MultiVAE", "EASE"])
+def test_models_without_vectors_export_the_checkpoint_and_say_so(make_state, tmp_path, caplog, model):
+    state = make_state(model)
+    done = state.export(tmp_path / "out")
+    assert not done.vectors
+    assert f"{model} has no vectors" in caplog.text
+    files = {f"{model}-unlearned.pth", "tiny-Dataset.pth", "suppression.json", "export.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == files
+    assert about(tmp_path / "out")["vectors"] is None
+    with pytest.raises(UnlearnError, match="has no vectors, so there is no delta"):
+        state.export(tmp_path / "next", since=tmp_path / "out")
+    assert not (tmp_path / "next").exists()
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+def test_a_delta_leads_from_one_export_to_the_next(make_state, tmp_path, model):
+    state = make_state(model)
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    state.export(first)
+    state.submit({"user_id": ["u8"]}, id="a")
+    state.submit(some("u3", 4))
+    state.run()
+    done = state.export(second, since=first)
+    whole, moved = load_file(second / "embeddings.safetensors"), applied(first, second)
+    assert all(torch.equal(whole[side], moved[side]) for side in whole)
+    delta = load_file(second / "delta.safetensors")
+    train = state.core.live.base.splits.train
+    assert delta["users.removed"].tolist() == [train.token2id("user_id", "u8")]
+    assert delta["items.removed"].tolist() == []
+    said = about(second)["delta"]
+    assert (said["before"], said["after"]) == (about(first)["fingerprint"], about(second)["fingerprint"])
+    assert said["users"] == {"moved": len(delta["users.rows"]), "removed": 1}
+    assert (said["bytes"], said["whole_bytes"]) == (done.delta_bytes, done.whole_bytes)
+    # An index that has the later model goes back as well: a rollback is a change like others.
+    state.rollback("a")
+    state.export(third, since=second)
+    back = load_file(third / "delta.safetensors")
+    assert train.token2id("user_id", "u8") in back["users.rows"].tolist()
+    third_whole, third_moved = load_file(third / "embeddings.safetensors"), applied(second, third)
+    assert all(torch.equal(third_whole[side], third_moved[side]) for side in third_whole)
+
+
+def test_a_delta_has_what_differs_and_nothing_else():
+    before = Vectors(torch.tensor([[0.0], [1.0], [2.0], [3.0], [0.0]]), np.array([1, 2, 3]))
+    after = Vectors(torch.tensor([[0.0], [1.0], [5.0], [0.0], [0.0]]), np.array([1, 2, 4]))
+    moved = Moved.between(before, after)
+    assert moved.rows.tolist() == [2, 4]  # 4 is somebody's now, with a vector of zeros
+    assert moved.values.tolist() == [[5.0], [0.0]]
+    assert moved.removed.tolist() == [3]
+
+
+def test_publishing_moves_nothing_and_retraining_keeps_the_rows(make_state, tmp_path):
+    state = make_state()
+    state.submit({"user_id": ["u8"]})
+    state.run()
+    state.export(tmp_path / "first")
+    state.publish()
+    state.export(tmp_path / "second", since=tmp_path / "first")
+    assert not any(part.numel() for part in load_file(tmp_path / "second" / "delta.safetensors").values())
+    state.retrain()
+    state.export(tmp_path / "third", since=tmp_path / "second")
+    frames = [pd.read_parquet(tmp_path / name / "users.parquet") for name in ("first", "second", "third")]
+    assert all(frame.equals(frames[0]) for frame in frames)
+    whole, moved = (
+        load_file(tmp_path / "third" / "embeddings.safetensors"),
+        applied(tmp_path / "second", tmp_path / "third"),
+    )
+    assert all(torch.equal(whole[side], moved[side]) for side in whole)
+
+
+def test_an_export_of_another_state_or_a_damaged_one_is_refused(make_state, tmp_path):
+    state, other, third = make_state(name="a"), make_state("LightGCN", name="b"), make_state(name="c")
+    third.submit(some("u3", 2))
+    third.run()
+    other.export(tmp_path / "other")
+    third.export(tmp_path / "third")
+    state.export(tmp_path / "first")
+    for since, what in (
+        ("other", "another model"),
+        ("third", "another state"),
+        ("nowhere", "There is no file"),
+    ):
+        with pytest.raises(UnlearnError, match=what):
+            state.export(tmp_path / "out", since=tmp_path / since)
+    for name in ("embeddings.safetensors", "users.parquet", "export.json"):
+        path = tmp_path / "first" / name
+        content = path.read_bytes()
+        path.write_bytes(content[:-3] + b"xyz")
+        with pytest.raises(UnlearnError, match="changed or damaged"):
+            state.export(tmp_path / "out", since=tmp_path / "first")
+        path.write_bytes(content)
+    newer = about(tmp_path / "first") | {"schema": 2}
+    (tmp_path / "first" / "export.json").write_text(json.dumps(newer))
+    with pytest.raises(UnlearnError, match="newer version"):
+        state.export(tmp_path / "out", since=tmp_path / "first")
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_a_new_directory_outside_the_state_is_written_to(make_state, tmp_path, monkeypatch):
+    state = make_state()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name in ("full", "file"):
+        with pytest.raises(UnlearnError, match="exists already"):
+            state.export(tmp_path / name)
+    with pytest.raises(UnlearnError, match="inside the state"):
+        state.export(state.core.folder / "out")
+    with pytest.raises(UnlearnError, match="Cannot make"):
+        state.export(tmp_path / "file" / "out")
+    assert (tmp_path / "full" / "mine").read_text() == "mine"
+    before = {path.name for path in tmp_path.iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr("recbole_unlearn.state.export.write_vectors", _full_disk)
+        with pytest.raises(UnlearnError, match="No space left"):
+            state.export(tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == before  # whole, or not at all
+    (tmp_path / "empty").mkdir()
+    state.export(tmp_path / "empty")
+    assert (tmp_path / "empty" / "export.json").is_file()
+
+
+def _full_disk(*args):
+    raise OSError(28, "No space left on device")
+
+
+def test_files_are_as_said_and_name_nobody_who_was_deleted(make_state, tmp_path):
+    state = make_state("LightGCN")
+    state.submit({"user_id": ["u3", "u8"]}, id="ticket-1")
+    state.run()
+    state.export(tmp_path / "out")
+    said = about(tmp_path / "out")
+    assert said["fingerprint"] == state.core.fingerprint()
+    assert set(said["files"]) | {"export.json"} == {path.name for path in (tmp_path / "out").iterdir()}
+    for name, one in said["files"].items():
+        content = (tmp_path / "out" / name).read_bytes()
+        assert (one["sha256"], one["bytes"]) == (hashlib.sha256(content).hexdigest(), len(content))
+    live = state.core.live.retained()
+    assert said["counts"]["interactions"] == len(live.retain.train)
+    assert said["counts"]["held_out"] == len(live.retain.valid) + len(live.retain.test)
+    for path in (tmp_path / "out").iterdir():
+        strings = strings_of(path)
+        assert not {"u3", "u8", "ticket-1"} & strings, path
+        assert not any("recbole_unlearn" in text for text in strings) or path.name == "export.json", path
+    content = torch.load(tmp_path / "out" / "LightGCN-unlearned.pth", weights_only=False)
+    assert content["optimizer"]["state"] == {}
+    assert content["other_parameter"] == {}
+
+
+def test_what_is_pending_is_suppressed_and_said(make_state, key_file, tmp_path, caplog):
+    state = make_state()
+    before = state.export(tmp_path / "before")
+    assert caplog.text == ""
+    assert len(load_suppression(tmp_path / "before" / "suppression.json", key_file)) == 0
+    state.submit(some("u3", 3))
+    state.submit({"item_id": "i5"})
+    done = state.export(tmp_path / "pending", since=tmp_path / "before")
+    assert (done.pending, done.fingerprint) == (2, before.fingerprint)
+    assert "2 pending, 0 failed" in caplog.text
+    lists = []
+    for step in (lambda: None, state.run, state.publish):
+        step()
+        out = tmp_path / f"out-{len(lists)}"
+        state.export(out)
+        lists.append((out / "suppression.json").read_text())
+        hidden = load_suppression(out / "suppression.json", key_file)
+        assert all(("u3", item) in hidden for item in items_of("u3")[:3])
+        assert ("u3", "i5") in hidden
+        assert ("anybody", "i5") in hidden
+        assert ("u8", next(item for item in items_of("u8") if item != "i5")) not in hidden
+    assert lists == [lists[0]] * 3
+    assert about(tmp_path / "pending")["counts"]["suppressed"] == len(json.loads(lists[0])["hashes"])
+
+
+def test_suppression_is_never_lost_by_a_wrong_key_or_a_changed_list(make_state, key_file, tmp_path):
+    state = make_state()
+    state.submit(some("u3", 3))
+    state.export(tmp_path / "out")
+    path = tmp_path / "out" / "suppression.json"
+    key = key_file.read_bytes().strip()
+    assert ("u3", items_of("u3")[0]) in load_suppression(path, key)
+    with pytest.raises(UnlearnError, match="does not fit the key"):
+        load_suppression(path, b"x" * 64)
+    content = json.loads(path.read_text())
+    # What docs/serving.md says of a hash, for those who read the file without this package.
+    pair = json.dumps(["u3", items_of("u3")[0]])
+    assert hmac.new(key, b"pair\0" + pair.encode(), hashlib.sha256).hexdigest() in content["hashes"]
+    for changed, what in (
+        (json.dumps(content | {"hashes": content["hashes"][1:]}), "does not fit the key"),
+        (json.dumps(content | {"schema": 2}), "newer version"),
+        ("[]", "has no suppressed pairs"),
+        ("{", "not JSON"),
+    ):
+        path.write_text(changed)
+        with pytest.raises(UnlearnError, match=what):
+            load_suppression(path, key)
+    with pytest.raises(UnlearnError, match="There is no file"):
+        load_suppression(tmp_path / "nowhere", key)
+
+
+def test_the_checkpoint_serves_the_next_request_and_recognises_the_last(make_state, key_file, tmp_path):
+    """Keyed hashes of what was done go with it."""
+    state = make_state()
+    state.submit({"user_id": ["u3"]})
+    state.run()
+    state.export(tmp_path / "out")
+    quiet = {
+        "show_progress": False,
+        "tensorboard": False,
+        "cache": False,
+        "hash_key": str(key_file),
+        "report": "none",
+    }
+    again = run_unlearn(
+        checkpoint=tmp_path / "out" / "BPR-unlearned.pth", forget={"user_id": ["u3"]},
+        output_dir=tmp_path / "next", config_dict=quiet,
+    )  # fmt: skip
+    assert again.data.done_earlier is not None
+
+
+def test_a_model_that_only_seems_to_have_vectors_has_none(make_state, monkeypatch):
+    live = make_state().core.live
+    assert find_vectors(live) is not None
+    monkeypatch.setattr(live.trainer, "scores", lambda users, data: torch.rand(len(users), data.item_num))
+    assert find_vectors(live) is None

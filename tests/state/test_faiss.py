@@ -1,0 +1,70 @@
+"""The indexes of examples/serve_with_faiss.py, after deltas: what a search over all vectors finds."""
+
+import importlib
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.conftest import ROOT
+from tests.state.conftest import items_of, some
+
+pytest.importorskip("faiss")
+
+
+@pytest.fixture
+def example(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    return importlib.import_module("serve_with_faiss")
+
+
+def brute_force(serving, export, user, k):
+    """The first items by the vectors of an export."""
+    tables = load_file(export / "embeddings.safetensors")
+    scores = tables["items"] @ tables["users"][serving.rows_of_users[user]]
+    order = [row for row in np.argsort(-scores, kind="stable").tolist() if row in serving.items]
+    named = [serving.items[row] for row in order]
+    return [item for item in named if (user, item) not in serving.hidden][:k]
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+def test_indexes_follow_deltas(make_state, key_file, tmp_path, example, model):
+    state = make_state(model)
+    state.export(tmp_path / "0")
+    serving = example.Serving(tmp_path / "0", key_file)
+    serving.ivf.nprobe = serving.ivf.nlist  # all cells, so that it is exact as well
+    requests = (("a", some("u3", 6)), ("b", {"user_id": "u8"}), ("c", {"item_id": "i7"}))
+    steps = [lambda r=r, id=id: (state.submit(r, id=id), state.run()) for id, r in requests]
+    steps += [lambda: state.rollback("b"), state.publish]
+    for number, step in enumerate(steps, 1):
+        step()
+        out = tmp_path / str(number)
+        state.export(out, since=tmp_path / str(number - 1))
+        serving.follow(out)
+        assert serving.flat.ntotal == serving.ivf.ntotal == serving.hnsw.ntotal == len(serving.items)
+        for user in ("u1", "u3", "u9"):
+            expected = brute_force(serving, out, user, 10)
+            assert len(expected) == 10
+            for index in (serving.flat, serving.ivf):
+                assert serving.recommend(user, 10, index) == expected
+            assert serving.hnsw.ntotal == len(serving.items)
+    assert not set(items_of("u3")[:6]) & set(serving.recommend("u3", 100, serving.flat))
+    assert "i7" not in serving.items.values()
+    assert "u8" in serving.rows_of_users  # undone
+
+
+def test_from_submission_on_a_deleted_item_is_not_served(make_state, key_file, tmp_path, example):
+    state = make_state()
+    state.export(tmp_path / "0")
+    serving = example.Serving(tmp_path / "0", key_file)
+    item = next(item for item in serving.recommend("u3", 60, serving.flat) if item in items_of("u3"))
+    state.submit({"user_id": "u3", "item_id": item})
+    last = tmp_path / "0"
+    for name, step in (("1", list), ("2", state.run), ("3", state.publish), ("4", state.retrain)):
+        step()
+        state.export(tmp_path / name, since=last)
+        last = tmp_path / name
+        serving.follow(last)
+        for index in (serving.flat, serving.ivf, serving.hnsw):
+            assert item not in serving.recommend("u3", 100, index)
+        assert item in serving.items.values()  # others may get it
