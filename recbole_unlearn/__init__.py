@@ -11,6 +11,8 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time names are i
     from recbole_unlearn.errors import UnlearnError
     from recbole_unlearn.files.checkpoint import read_checkpoint
     from recbole_unlearn.grid.run import run_grid
+    from recbole_unlearn.loading import load_unlearned
+    from recbole_unlearn.patch import patch_recbole
     from recbole_unlearn.quick_start import run_unlearn, unlearn_model
     from recbole_unlearn.settings.config import UnlearnConfig
     from recbole_unlearn.tuning.sweep import tune_unlearn
@@ -19,6 +21,8 @@ __all__ = [
     "UnlearnConfig",
     "UnlearnError",
     "__version__",
+    "load_unlearned",
+    "patch_recbole",
     "read_checkpoint",
     "run_grid",
     "run_unlearn",
@@ -29,6 +33,8 @@ __all__ = [
 _HOMES = {
     "UnlearnConfig": "recbole_unlearn.settings.config",
     "UnlearnError": "recbole_unlearn.errors",
+    "load_unlearned": "recbole_unlearn.loading",
+    "patch_recbole": "recbole_unlearn.patch",
     "read_checkpoint": "recbole_unlearn.files.checkpoint",
     "run_grid": "recbole_unlearn.grid.run",
     "run_unlearn": "recbole_unlearn.quick_start",

@@ -12,6 +12,7 @@ from typing import Any
 
 from recbole_unlearn import __version__
 from recbole_unlearn.errors import EXIT_CODE, UnlearnError
+from recbole_unlearn.signals import exit_code, saying, stopping
 from recbole_unlearn.words import counted
 
 # Names among RecBole's settings and ours that no class declares; taken as they are typed.
@@ -50,9 +51,13 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit code.
 
-    0; 1 when a part of a grid failed; 2 when the input has to be corrected; 130 after Ctrl-C.
+    0; 1 when a part of a grid failed; 2 when the input has to be corrected; 130 after Ctrl-C, 143 after SIGTERM.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    with stopping():
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _main(arguments: list[str]) -> int:
     try:
         if "--version" in arguments:
             print(f"recbole-unlearn {__version__}")
@@ -60,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--help" in arguments or "-h" in arguments or not arguments:
             from recbole_unlearn.usage import help_text
 
-            print(help_text(parse([a for a in arguments if a not in ("--help", "-h")])))
+            values = parse([a for a in arguments if a not in ("--help", "-h")])
+            if ":" in str(values.get("model")):
+                values.pop("model")  # a class of somebody's own has no settings that are listed here
+            print(help_text(values))
             return 0
         values = parse(arguments)
         if values.get("unlearn") == "?":
@@ -76,9 +84,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnlearnError as error:
         print(f"Error: {error}", file=sys.stderr)
         return EXIT_CODE
-    except KeyboardInterrupt:
-        print("Stopped; no result was written.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(f"Stopped; {stop.args[0] if stop.args else 'no result was written.'}", file=sys.stderr)
+        return exit_code(stop)
+
+
+def _model(typed: str | None) -> str | type | None:
+    """A model by its name, or the class that package.module:Class names."""
+    from recbole_unlearn.settings import is_typed_class, typed_class
+
+    return typed_class(str(typed)) if is_typed_class(typed) else typed
 
 
 def _run(values: dict[str, Any]) -> int:
@@ -87,7 +102,7 @@ def _run(values: dict[str, Any]) -> int:
 
     files = values.pop("config_files", None)
     files = files.split() if isinstance(files, str) and "," not in files else as_list(files)
-    model, dataset = values.pop("model", None), values.pop("dataset", None)
+    model, dataset = _model(values.pop("model", None)), values.pop("dataset", None)
     result: Any
     if values.get("tune"):
         from recbole_unlearn.tuning.sweep import tune_unlearn
@@ -97,7 +112,8 @@ def _run(values: dict[str, Any]) -> int:
         from recbole_unlearn.quick_start import run_unlearn
 
         result, written = run_unlearn(model, dataset, config_files=files, config_dict=values), "result.json"
-    print(f"\n{result}\n{result.output_dir / written}")
+    with saying(f"the result was written before, to {result.output_dir}."):
+        print(f"\n{result}\n{result.output_dir / written}")
     return 0
 
 
@@ -107,9 +123,9 @@ def _grid(values: dict[str, Any]) -> int:
 
     try:
         result = run_grid(values.pop("grid"), config_dict=values)
-    except KeyboardInterrupt:
-        print("Stopped; finished cells are kept, and the same command continues.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        stop.args = ("finished cells are kept, and the same command continues.",)
+        raise
     print("\n".join(["", str(result), *map(str, result.files)]))
     if result.failed:
         failed = f"{len(result.failed)} of {counted(len(result.cells), 'cell')}"
@@ -122,7 +138,6 @@ def _compare(values: dict[str, Any]) -> int:
     """`--report=DIR1,DIR2,...`: one page over the results in those directories, or in directories below them."""
     from pathlib import Path
 
-    from recbole_unlearn.files.atomic import make_directory
     from recbole_unlearn.report import results_in, write_comparison
     from recbole_unlearn.settings import as_list
 
@@ -133,6 +148,6 @@ def _compare(values: dict[str, Any]) -> int:
             "Use --report=html to run with a report."
         )
     names = [Path(name) for name in as_list(values["report"])]
-    target = make_directory(values.get("output_dir") or ".") / "comparison.html"
+    target = Path(values.get("output_dir") or ".") / "comparison.html"
     print(write_comparison([found for name in names for found in results_in(name)], target, grids=names))
     return 0

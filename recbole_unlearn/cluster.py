@@ -8,6 +8,7 @@ after the other or on Ray. What a piece of work needs travels with it: no shared
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import socket
@@ -19,10 +20,13 @@ from typing import Any
 import torch
 
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.signals import own_handlers
 
 START_SECONDS = 12.0  # about what starting Ray and its workers costs: they import torch and RecBole
 RETRIES = 1  # of work whose worker died
 KNOCK_SECONDS = 5.0  # how long a cluster may take to answer
+# RecBole 1.2.1 asks for Ray 2.6, which was made for numpy 1; pip puts numpy 2 beside it.
+GO_TOGETHER = 'These versions go together: pip install "recbole==1.2.0" "ray[tune]>=2.40" "numpy>=2".'
 
 
 def import_ray() -> Any:
@@ -31,11 +35,36 @@ def import_ray() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray 2.6 imports pkg_resources, which says that it is deprecated
             import ray
-    except ImportError as error:
+
+            # Ray does without pyarrow, but not with one that does not work.
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module("pyarrow")
+    except ModuleNotFoundError as error:
         raise UnlearnError(
             'Ray is not installed; use pip install "recbole-unlearn[tune]", or --workers=1 to do without.'
         ) from error
+    except ImportError as error:
+        raise UnlearnError(f"Ray cannot be used here: {_first_line(error)}. {GO_TOGETHER}") from error
     return ray
+
+
+def import_tune() -> Any:
+    """Ray Tune, or an error that says how to get one that works; Ray 2.6 has none beside numpy 2."""
+    ray = import_ray()
+    try:
+        return importlib.import_module("ray.tune")
+    except ModuleNotFoundError as error:
+        raise UnlearnError(
+            f'Ray Tune is not installed ({error}); use pip install "recbole-unlearn[tune]".'
+        ) from error
+    except (ImportError, AttributeError) as error:
+        raise UnlearnError(
+            f"Ray Tune of Ray {ray.__version__} cannot be used here: {_first_line(error)}. {GO_TOGETHER}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 @contextlib.contextmanager
@@ -57,7 +86,8 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
         os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         _knock(address)
-        ray.init(**options)
+        with own_handlers():  # Ray's handler of SIGTERM would end a command with Ray's exit code, and no word
+            ray.init(**options)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError) as error:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -176,8 +206,6 @@ def _idle_cores() -> int:
 
 
 def _installed() -> bool:
-    import importlib.util
-
     return importlib.util.find_spec("ray") is not None
 
 

@@ -7,8 +7,10 @@ names the line of RecBole it is for. Nothing here imports `recbole.quick_start`,
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +42,24 @@ def anomaly_mode_kept() -> Iterator[None]:
 
 def restore_numpy_names() -> None:
     """Give numpy 2 the aliases `Config.compatibility_settings` and the metrics read."""
-    for name, target in _NUMPY_1_NAMES.items():
-        if name not in np.__dict__:
-            setattr(np, name, target)
+    for name in _missing_numpy_names():
+        setattr(np, name, _NUMPY_1_NAMES[name])
+
+
+def _missing_numpy_names() -> list[str]:
+    return [name for name in _NUMPY_1_NAMES if name not in np.__dict__]
+
+
+@contextlib.contextmanager
+def numpy_names() -> Iterator[None]:
+    """As :func:`restore_numpy_names`, and they are gone again at the end."""
+    added = _missing_numpy_names()
+    restore_numpy_names()
+    try:
+        yield
+    finally:
+        for name in added:
+            delattr(np, name)
 
 
 @contextlib.contextmanager
@@ -60,6 +77,19 @@ def dok_update() -> Iterator[None]:
         yield
     finally:
         del sp.dok_matrix._update
+
+
+@contextlib.contextmanager
+def own_environment() -> Iterator[None]:
+    """Give CUDA_VISIBLE_DEVICES back as it was: every `Config` of RecBole writes its `gpu_id` to it."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 @contextlib.contextmanager
@@ -141,11 +171,34 @@ class TensorCollector(Collector):
 
     def get_data_struct(self) -> Any:
         """Hand out what was collected, tensors on the CPU and plain values as they are."""
-        held = self.data_struct._data_dict
-        plain = {key: held.pop(key) for key in list(held) if not isinstance(held[key], torch.Tensor)}
-        for key in held:
-            held[key] = held[key].cpu()
-        struct = super().get_data_struct()
-        struct._data_dict.update(plain)
-        held.update(plain)
-        return struct
+        return _handed_out(self, super().get_data_struct)
+
+
+def _handed_out(collector: Collector, hand_out: Callable[[], Any]) -> Any:
+    """What RecBole's ``hand_out`` gives of the tensors, and the plain values beside them."""
+    held = collector.data_struct._data_dict
+    plain = {key: held.pop(key) for key in list(held) if not isinstance(held[key], torch.Tensor)}
+    for key in held:
+        held[key] = held[key].cpu()
+    struct = hand_out()
+    struct._data_dict.update(plain)
+    held.update(plain)
+    return struct
+
+
+@contextlib.contextmanager
+def tolerant_collector() -> Iterator[None]:
+    """Make RecBole's own collector what :class:`TensorCollector` is."""
+    original = Collector.get_data_struct
+    if "cpu" not in original.__code__.co_names:  # before 1.2.1
+        yield
+        return
+
+    def get_data_struct(self: Collector) -> Any:
+        return _handed_out(self, functools.partial(original, self))
+
+    Collector.get_data_struct = get_data_struct
+    try:
+        yield
+    finally:
+        Collector.get_data_struct = original

@@ -1,7 +1,8 @@
-"""Logging of a run: short lines on the screen, and the same in OUTPUT_DIR/run.log.
+"""Logging of a run: short lines on the screen, and the same with every epoch in OUTPUT_DIR/run.log.
 
 RecBole logs through Python's root logger, so handlers are put there for the time of a run and taken away
-afterwards. Lines count people; they never name them.
+afterwards. What RecBole itself says (epochs, losses, validation scores) goes to the file; the screen has its
+warnings. Lines count people; they never name them.
 """
 
 from __future__ import annotations
@@ -9,18 +10,33 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import sys
 import warnings
 from collections.abc import Iterator
 from io import TextIOWrapper
 from pathlib import Path
 
 from recbole.utils import set_color
-from recbole.utils.logger import RemoveColorFilter
 from tqdm import tqdm
 
 from recbole_unlearn.errors import UnlearnError
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class _OneLine(logging.Formatter):
+    """A line a message, without RecBole's colours."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name is logging's
+        """The line, without a traceback."""
+        return " ".join(_COLOURS.sub("", super().formatMessage(record)).split("\n"))
+
+
+def _of_screen(record: logging.LogRecord) -> bool:
+    """Whether a line is for the screen: ours are, and warnings of everybody."""
+    return record.name != "root" or record.levelno != logging.INFO
 
 
 class _LogFile(logging.FileHandler):
@@ -45,14 +61,14 @@ def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterato
     root = logging.getLogger()
     before = root.level
     file = _LogFile(directory / "run.log", encoding="utf-8", delay=True)
-    file.addFilter(RemoveColorFilter())
     handlers: list[logging.Handler] = [file]
     if not root.handlers:
         screen = logging.StreamHandler()
         screen.addFilter(logging.Filter(shown))
+        screen.addFilter(_of_screen)
         handlers.append(screen)
     for handler in handlers:
-        handler.setFormatter(logging.Formatter(_FORMAT, "%H:%M:%S"))
+        handler.setFormatter(_OneLine(_FORMAT, "%H:%M:%S"))
         root.addHandler(handler)
     root.setLevel(getattr(logging, str(level).upper(), logging.INFO))
     try:
@@ -66,6 +82,11 @@ def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterato
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
+
+
+def on_terminal() -> bool:
+    """Whether somebody sees progress bars move; in a file, each of their frames would be a line."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def progress(label: str, total: int, shown: bool, unit: str = "it") -> tqdm:

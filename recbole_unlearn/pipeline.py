@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from recbole_unlearn.measures.evaluation import Measured, Measurement, paired_er
 from recbole_unlearn.measures.placebo import compare
 from recbole_unlearn.measures.provisional import EXACT, provisional
 from recbole_unlearn.methods import Finished, UnlearnTask, UnlearnTrainer, registry
+from recbole_unlearn.plan import CLEAN, PLACEBO, Asked, Parts, Plan, original_of
 from recbole_unlearn.results import record
 from recbole_unlearn.results.evidence import Evidence
 from recbole_unlearn.results.frame import frame
@@ -52,6 +53,7 @@ from recbole_unlearn.results.schema import (
     RunResult,
 )
 from recbole_unlearn.results.table import table
+from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
 from recbole_unlearn.words import counted
@@ -125,6 +127,8 @@ class Pipeline:
         self.method_settings = [checked_settings(method, config) for method in self.methods]
         workers = Workers(self.run_settings.workers, self.run_settings.ray_address)
         self.trainings = Trainings(cache_settings, self.run_settings.threads, workers)
+        self.names = _phase_names(self.methods)
+        self.plan: Plan | None = None  # of a run; a sweep has other phases
         self.phases: dict[str, _Phase] = {}
         self.befores: dict[str, _Phase] = {}  # originals beside the run's, by name
         self.difficulty: dict[str, Any] = {}
@@ -132,11 +136,16 @@ class Pipeline:
 
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
+        with tracked(self.config) as send:
+            done = self._run(forget)
+            send(done.record)
+        return done
+
+    def _run(self, forget: Any) -> UnlearnResult:
         if not _is_injected(forget):  # noise is nobody's request
             self.evidence.open()
+        self.trainings.watcher = self.plan = self._new_plan(forget)
         self.prepare(forget)
-        if self.data.done_earlier is not None:
-            self.methods = self.methods[:1]  # there is nothing to compare
         test = loaders(self.config, self.data.retain)
         self.measurement = Measurement(self.config, self.data, test, self.evaluation.demotion_negatives)
         if not self.methods[0].own_original:
@@ -164,6 +173,34 @@ class Pipeline:
         self._write(result, first)
         return UnlearnResult(result, first.model, self.config, self.data, self.home)
 
+    def _new_plan(self, forget: Any) -> Plan:
+        """The plan of this run, which has its phases as soon as the data is there."""
+        injected, loaded = _is_injected(forget), self.checkpoint is not None
+        asked = Asked(
+            self.config, self.methods, self.method_settings, self.names,
+            informed=injected and self.forget_settings.inject_mode == "informed",
+            loaded=loaded, placebo=self.evaluation.placebo,
+        )  # fmt: skip
+        return Plan(asked, "injected noise" if injected else "a request")
+
+    def _say_the_plan(self, splits: Mapping[str, Splits], changes: bool = True) -> None:
+        """Say what is going to be done; with injected noise, only its sizes are known before it is there."""
+        if self.plan is None:
+            return
+        inject = self.forget_settings
+        retain = len(splits["retain" if "retain" in splits else CLEAN].train)
+        guess = round(retain * (1 + inject.inject_users * inject.inject_amount))
+        full = len(splits["full"].train) if "full" in splits else guess
+
+        def has(config: UnlearnConfig, part: str) -> bool:
+            return part in splits and self.trainings.has(config, splits[part])
+
+        self.plan.say(Parts(full, retain, changes, has))
+
+    def _begin(self, name: str) -> None:
+        if self.plan is not None:
+            self.plan.begin(name)
+
     def _write(self, result: RunResult, trainer: UnlearnTrainer) -> None:
         """The unlearned model, result.json and the report."""
         if self.run_settings.save_unlearned:
@@ -182,10 +219,16 @@ class Pipeline:
     def prepare(self, forget: Any) -> None:
         """The data that every method starts from, divided by the request."""
         self.data = self._data(forget)
+        if self.data.done_earlier is not None and self.plan is not None:  # there is nothing to compare
+            self.methods = self.methods[:1]
+            self.trainings.watcher = self.plan = self._new_plan(forget)
         if not self.data.source.startswith(INJECTED):  # somebody's own interactions, not noise of ours
             self.trainings.protect(self.data)
         self.discretion = Discretion.of(self.data, self.evaluation.min_group)
         self._say_what_is_forgotten()
+        self._say_the_plan(
+            {"full": self.data.full, "retain": self.data.retain}, changes=len(self.data.forget) > 0
+        )
 
     def _data(self, forget: Any) -> UnlearnData:
         injected = _is_injected(forget)
@@ -203,6 +246,7 @@ class Pipeline:
             return carry_out(request, source, kind, on_missing, digest)
         seed = self.forget_settings.inject_seed
         seed = self.config["seed"] if seed is None else seed
+        self._say_the_plan({CLEAN: source.splits})
         full, located = inject(source.splits, self.forget_settings, seed, self._scorer(source.splits))
         kind = f"{INJECTED} {self.forget_settings.inject_mode}"
         return divide(full, located, kind, source.clock)
@@ -211,7 +255,8 @@ class Pipeline:
         """Scores by a model of the clean data, which chooses the injected items and nothing else."""
         if self.forget_settings.inject_mode != "informed":
             return None
-        trainer, _ = self.trainings.trainer(self.config, clean, "clean")
+        self._begin(CLEAN)
+        trainer, _ = self.trainings.trainer(self.config, clean, CLEAN)
         return functools.partial(trainer.scores, dataset=clean.train)
 
     @functools.cached_property
@@ -221,6 +266,7 @@ class Pipeline:
 
     @functools.cached_property
     def _original(self) -> tuple[PhaseTrainer, Trained]:
+        self._begin(ORIGINAL)
         trained = None if self.checkpoint is None else self.checkpoint.trained
         if trained is None:
             return self.trainings.trainer(self.config, self.data.full, ORIGINAL)
@@ -234,14 +280,11 @@ class Pipeline:
 
     def _method_phase(self, position: int) -> tuple[str, UnlearnTrainer, Finished]:
         """Run one method: the first is `unlearned`, an exact one beside it is `retrained`."""
-        method = self.methods[position]
+        method, name = self.methods[position], self.names[position]
         earlier = [m.name for m in self.methods[:position]].count(method.name)
-        name = UNLEARNED if position == 0 else RETRAINED if method.exact else method.name
-        if name in self.phases:  # asked for again, with another seed
-            name = f"{name}_{earlier + (self.methods[0] is not method)}"
         config = self.config
         if self.discretion.few:  # whoever repeats a training for each user knows its curves again
-            config = config.replace(tensorboard=False)
+            config = config.without_curves()
         trainer, task = begin(
             method, self.method_settings[position], config, self.data,
             self.original if method.needs_original or not self.methods[0].own_original else None,
@@ -251,6 +294,7 @@ class Pipeline:
         before, task = self._before(position, trainer, task)
         # A compared retraining is asked for, whatever the request; all else would change weights for nothing.
         works = len(self.data.forget) > 0 or (method.exact and position > 0)
+        self._begin(name)
         finished = trainer.run(task) if works else trainer.keep(task)
         self.phases[name] = self._measured(name, trainer, finished.seconds, finished.from_cache, before)
         return name, trainer, finished
@@ -284,9 +328,10 @@ class Pipeline:
         wanted = self.evaluation.placebo and len(self.data.forget) > 0 and RETRAINED in self.phases
         if not wanted or trained is None or method.exact or method.own_original:
             return None
+        self._begin(PLACEBO)
         config = self.config.replace(output_dir=None)  # it leaves no file
         trainer, task = begin(
-            method, self.method_settings[0], config, self.data, trained, self.trainings, "placebo"
+            method, self.method_settings[0], config, self.data, trained, self.trainings, PLACEBO
         )
         trainer.run(task)
         retrained = self.phases[RETRAINED].measured
@@ -302,7 +347,9 @@ class Pipeline:
         if not method.own_original and not (method.needs_original and first.own_original):
             return ORIGINAL, task
         if method.own_original:
-            name, made = f"original of {task.label}", trainer.originate(task)
+            name = original_of(task.label)
+            self._begin(name)
+            made = trainer.originate(task)
             task = dataclasses.replace(task, own_original=made)
             start = compose(PhaseTrainer, self.config, made.model, ORIGINAL), made.seconds, made.from_cache
             if position == 0:
@@ -418,6 +465,18 @@ class Pipeline:
 
 def _is_injected(forget: Any) -> bool:
     return isinstance(forget, str) and forget == INJECTED
+
+
+def _phase_names(methods: Sequence[type[UnlearnTrainer]]) -> list[str]:
+    """What the methods' phases are called: the first is `unlearned`, an exact one beside it is `retrained`."""
+    names: list[str] = []
+    for position, method in enumerate(methods):
+        name = UNLEARNED if position == 0 else RETRAINED if method.exact else method.name
+        if name in names:  # asked for again, with another seed
+            earlier = [other.name for other in methods[:position]].count(method.name)
+            name = f"{name}_{earlier + (methods[0] is not method)}"
+        names.append(name)
+    return names
 
 
 def _refuse_not_finite(result: RunResult) -> None:

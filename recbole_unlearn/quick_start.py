@@ -44,7 +44,8 @@ def run_unlearn(
     """Train or load a model, make it forget, and measure it.
 
     Args:
-        model: name of a RecBole model, or a class; read from the checkpoint when there is one.
+        model: name of a RecBole model, or a class; read from the checkpoint when there is one. A checkpoint of
+            a class of your own needs the class here.
         dataset: name of the dataset; read from the checkpoint when there is one.
         forget: a file of requests, a DataFrame, a dict of columns, a pair of arrays, or "injected".
         unlearn: the unlearning method; `retrain` when nothing is said, because it is exact. `obliviate` is

@@ -14,14 +14,15 @@ import torch
 from recbole.utils import get_local_time
 
 from recbole_unlearn import settings
-from recbole_unlearn.compat import own_randomness
+from recbole_unlearn.compat import own_environment, own_randomness
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Checkpoint, make_directory, read_checkpoint, refuse_overwriting
-from recbole_unlearn.files.outputs import claimed, refuse_result, staged
+from recbole_unlearn.files import Checkpoint, read_checkpoint, refuse_overwriting
+from recbole_unlearn.files.outputs import claimed, made, refuse_result, staged
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import Pipeline, checked_settings
+from recbole_unlearn.results.trackers import refuse_missing
 from recbole_unlearn.settings import UnlearnConfig
 
 Request: TypeAlias = str | Path | pd.DataFrame | dict | tuple
@@ -65,10 +66,19 @@ def opened(given: Arguments, as_one: bool = True) -> Iterator[tuple[Pipeline, An
 
     Everything that can be refused without looking at the data is refused here, before a file is written.
     """
+    with own_environment(), _opened(given, as_one) as both:
+        yield both
+
+
+@contextlib.contextmanager
+def _opened(given: Arguments, as_one: bool) -> Iterator[tuple[Pipeline, Any]]:
     values = given.values()
-    original = read_checkpoint(values["checkpoint"]) if values.get("checkpoint") else None
+    model = given.model or values.get("model")
+    own = model if isinstance(model, type) else None
+    original = read_checkpoint(values["checkpoint"], own) if values.get("checkpoint") else None
     config = configured(given.model, given.dataset, list(given.config_files or []), values, original)
     check_methods(config)
+    refuse_missing(config)
     run = settings.read(settings.RunSettings, config)
     directory = Path(run.output_dir or _default_directory(config))
     refuse_overwriting(directory, config, original.path if original else None)
@@ -77,8 +87,11 @@ def opened(given: Arguments, as_one: bool = True) -> Iterator[tuple[Pipeline, An
             refuse_result(directory, run.replace)
             place, home = stack.enter_context(staged(directory, run.replace))
         else:
-            place = home = make_directory(directory)
+            place = home = stack.enter_context(made(directory))
             stack.enter_context(claimed(home))
+        kept = settings.read(settings.CacheSettings, config)
+        if kept.cache:
+            stack.enter_context(made(kept.cache_dir))
         stack.enter_context(own_randomness())
         stack.enter_context(own_threads(run.threads))
         stack.enter_context(logging_to(place, config["state"] or "INFO"))
@@ -114,9 +127,10 @@ def configured(
         (model or values.get("model"), checkpoint.model, "model"),
         (dataset or values.get("dataset"), checkpoint.dataset, "dataset"),
     ):
-        if isinstance(given, str) and given != own:
+        name = given.__name__ if isinstance(given, type) else given
+        if name is not None and name != own:
             raise UnlearnError(
-                f"{checkpoint.path} is of the {key} {own}, not {given}: leave --{key} out, or give the "
+                f"{shown(checkpoint.path)} is of the {key} {own}, not {name}: leave --{key} out, or give the "
                 "right checkpoint."
             )
     config = UnlearnConfig(

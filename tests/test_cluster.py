@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 import time
 
 import pytest
@@ -97,6 +98,16 @@ def test_missing_ray_is_said(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(UnlearnError, match=r"recbole-unlearn\[tune\]"):
         list(Workers(2).do(square, [(1,), (2,)]))
+
+
+def test_a_pyarrow_that_does_not_fit_numpy_says_what_to_install(monkeypatch, tmp_path):
+    pytest.importorskip("ray")
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('pyarrow requires NumPy 2.0 or newer')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
+    with pytest.raises(UnlearnError, match=r"requires NumPy 2\.0 or newer\. .*pip install") as error:
+        cluster.import_ray()
+    assert "\n" not in str(error.value)
 
 
 def test_an_unreachable_cluster_is_said_at_once():

@@ -52,6 +52,7 @@ def test_a_model_of_ones_own(tmp_path):
     said = run([sys.executable, str(EXAMPLES / "own_model.py"), str(tmp_path / "work")], tmp_path)
     assert "retrained" in said
     assert json.loads((tmp_path / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
+    assert "rank" in said  # recommendations of what was loaded again
 
 
 @pytest.mark.slow

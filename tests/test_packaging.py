@@ -1,5 +1,6 @@
 """The wheel: `properties/` lives at the top of the checkout and must be found when installed."""
 
+import configparser
 import os
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import zipfile
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from recbole_unlearn.settings.yaml_files import properties_dir
 from tests.conftest import ROOT
@@ -35,14 +37,44 @@ def test_the_wheel_holds_every_property_file(wheel):
     assert not any(name.startswith(("tests/", "properties/")) for name in names)
 
 
-def test_it_runs_from_another_directory(wheel, tmp_path, flags):
+@pytest.fixture
+def installed(wheel, tmp_path):
+    """``installed("--key=value", ...)``: the command of an unpacked wheel, in another directory."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "OMP_NUM_THREADS": "1"}
     (tmp_path / "elsewhere").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "recbole_unlearn", "--model=BPR", "--dataset=tiny", *flags(epochs=1)],
-        cwd=tmp_path / "elsewhere", env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "recbole_unlearn", *arguments],
+            cwd=tmp_path / "elsewhere", env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def test_it_runs_from_another_directory(installed, tmp_path, flags):
+    done = installed("--model=BPR", "--dataset=tiny", *flags(epochs=1))
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "out" / "result.json").is_file()
+
+
+def test_it_finds_the_grids_that_it_brings(installed, tmp_path):
+    done = installed("--grid=smoke", "--inject_mode=none")  # refused after the file was read, before any run
+    assert done.returncode == 2
+    file = tmp_path / "site" / "recbole_unlearn" / "properties" / "grid" / "smoke.yaml"
+    assert done.stderr.startswith(f"Error: {file}: inject_mode='none' is not valid")
+
+
+def test_classifiers_name_the_versions_of_python_that_pip_accepts():
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    accepted = SpecifierSet(parser["options"]["python_requires"])
+    language = "Programming Language :: Python :: "
+    named = {
+        line.removeprefix(language)
+        for line in parser["metadata"]["classifiers"].splitlines()
+        if language in line
+    }
+    assert named == {f"3.{minor}" for minor in range(30) if f"3.{minor}.1" in accepted}

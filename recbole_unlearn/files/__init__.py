@@ -3,7 +3,8 @@
 `atomic.py` writes, `unpickle.py` reads pickles as data, `trained.py` is a trained model as data,
 `checkpoint.py` reads RecBole's checkpoints, `ensemble_head.py` the description of an ensemble,
 `saved_dataset.py` writes and reads the retained data, `vocabulary.py` blanks what it does not use, `export.py`
-writes the unlearned model for plain RecBole, and `keyed.py` makes hashes that tell nothing without their key.
+writes the unlearned model for plain RecBole, `outputs.py` is the directory all of a run goes to, and `keyed.py` makes
+hashes that tell nothing without their key.
 """
 
 from recbole_unlearn.files.atomic import (
@@ -13,9 +14,10 @@ from recbole_unlearn.files.atomic import (
     write_json,
     write_torch,
 )
-from recbole_unlearn.files.checkpoint import Checkpoint, read_checkpoint
+from recbole_unlearn.files.checkpoint import Checkpoint, find_unlearned, read_checkpoint
 from recbole_unlearn.files.export import dataset_config, file_digest, refuse_overwriting, write_model
 from recbole_unlearn.files.keyed import Done, keyed_hash, load_key, model_digest, request_digest
+from recbole_unlearn.files.outputs import made
 from recbole_unlearn.files.saved_dataset import Clock, write_dataset
 from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.files.unpickle import load_torch
@@ -28,9 +30,11 @@ __all__ = [
     "Trained",
     "dataset_config",
     "file_digest",
+    "find_unlearned",
     "keyed_hash",
     "load_key",
     "load_torch",
+    "made",
     "make_directory",
     "model_digest",
     "new_directory",

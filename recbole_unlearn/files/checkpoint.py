@@ -49,8 +49,35 @@ class Checkpoint:
     recorded_data_path: str | None = None  # where its data was, by its own account; never followed
 
 
-def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint that RecBole's trainer (or this plugin) wrote, or the directory of an ensemble."""
+def find_unlearned(place: Path) -> Path:
+    """The one unlearned model in a directory; a file, and the directory of an ensemble, are that already."""
+    if place.is_file() or (place / ensemble_head.HEAD).is_file():
+        return place
+    if not place.is_dir():
+        raise UnlearnError(f"There is no file or directory {shown(place)}. Check the path.")
+    found = [
+        *place.glob("*-unlearned.pth"),
+        *(head.parent for head in place.glob(f"*-unlearned/{ensemble_head.HEAD}")),
+    ]
+    if len(found) != 1:
+        many = (
+            f"{len(found)} unlearned models; give the path of one of them"
+            if found
+            else ("no unlearned model (MODEL-unlearned.pth); give the output directory of a run")
+        )
+        raise UnlearnError(f"{shown(place)} holds {many}.")
+    return found[0]
+
+
+def read_checkpoint(path: str | Path, model: type | None = None) -> Checkpoint:
+    """Read a checkpoint that RecBole's trainer (or this plugin) wrote, or the directory of an ensemble.
+
+    Args:
+        path: the file, or the directory.
+        model: your own model class, when the checkpoint is of one. The file may then name it; nothing that a file
+            names is imported, so the class that is used is always the one you give.
+
+    """
     path = Path(path)
     if path.is_dir():
         stored = ensemble_head.read_head(path)
@@ -58,7 +85,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         return Checkpoint(
             path, stored.model, stored.dataset, settings, None, stored.dataset_file, stored.method
         )
-    content = unpickle.load_torch(path)
+    content = unpickle.load_torch(path, unpickle.only(model))
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise UnlearnError(f"{shown(path)} is not a checkpoint of RecBole: it has no state_dict.")
     values = _config_of(path, content.get("config"))
@@ -66,9 +93,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     settings = safe_settings(values, path)
     _check_sizes(path, settings, trained)
     recorded = values.get("data_path")
-    dataset_file = _dataset_file(path, values)
-    if dataset_file is not None:
-        _check_dataset(path, dataset_file, content.get(DATASET_DIGEST))
+    dataset_file = dataset_beside(path, values, content.get(DATASET_DIGEST))
     return Checkpoint(
         path,
         values["model"],
@@ -183,8 +208,14 @@ def _other(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     return other
 
 
-def _check_dataset(path: Path, dataset_file: Path, digest: Any) -> None:
-    """Refuse a checkpoint beside the dataset of another run; checkpoints of older versions have no digest."""
+def dataset_beside(path: Path, values: Mapping[str, Any], digest: Any) -> Path | None:
+    """The saved dataset that an unlearned checkpoint with the settings ``values`` belongs to; None for any other.
+
+    Refused is a checkpoint beside the dataset of another run; checkpoints of older versions have no ``digest``.
+    """
+    dataset_file = _dataset_file(path, values)
+    if dataset_file is None:
+        return None
     if not dataset_file.is_file():
         raise UnlearnError(
             f"{shown(path)} belongs to the dataset {dataset_file.name}, which is not beside it. Copy both together."
@@ -194,6 +225,7 @@ def _check_dataset(path: Path, dataset_file: Path, digest: Any) -> None:
             f"{shown(dataset_file)} is not the dataset that {path.name} was written with: one of them is of another "
             "run, or damaged. Use both files of one run."
         )
+    return dataset_file
 
 
 def _dataset_file(path: Path, values: Mapping[str, Any]) -> Path | None:

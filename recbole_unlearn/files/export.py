@@ -93,9 +93,9 @@ def dataset_config(config: UnlearnConfig, directory: Path, dataset_file: Path) -
     return config.to_recbole(
         checkpoint_dir=str(directory),
         dataset_save_path=str(dataset_file),
-        # Should the saved dataset be missing, RecBole must fail rather than read the source again, which may still
-        # hold the deleted interactions: there is no atomic file in this folder.
-        data_path=str(directory),
+        # Should the saved dataset be missing, RecBole must fail rather than read or download the source again, which
+        # may still hold the deleted interactions: this folder always exists, and has no atomic file of these names.
+        data_path=".",
         save_dataset=False,
         save_dataloaders=False,
         dataloaders_save_path=None,

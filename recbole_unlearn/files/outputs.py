@@ -3,7 +3,7 @@
 A run writes into a temporary directory that nobody else sees. When it has succeeded, that directory takes the name of
 the output directory in one step, or, where other files are there already, its files are moved in under the lock,
 `result.json` last. A killed run leaves the output directory as it was, and its temporary directory goes with the next
-run.
+run. A run that fails or is stopped leaves its log at most, and no directory that is empty.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from pathlib import Path
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files.atomic import current_umask, make_directory
 from recbole_unlearn.inputs import shown
+from recbole_unlearn.signals import uninterrupted
 
 RESULT, LOG = "result.json", "run.log"
 _OURS = (
     RESULT, "report.html", "*-unlearned.pth", "*-unlearned", "*-Dataset.pth", "tensorboard", "adapters", LOG,
 )  # fmt: skip
+_TRIES = 5  # to remove what a thread may be writing to
 _TELLING = (RESULT, "*-unlearned.pth", "*-unlearned")  # what a finished run leaves at least
 
 
@@ -34,6 +36,19 @@ def refuse_result(directory: Path, replace: bool) -> None:
             f"{shown(directory)} holds the result of an earlier run. Choose another --output_dir, or add --replace: "
             "the earlier result and unlearned model are then removed, and with them the deletions they made."
         )
+
+
+@contextlib.contextmanager
+def made(path: str | os.PathLike) -> Iterator[Path]:
+    """A directory that is there and can be written to; it goes again, with its new parents, if it stays empty."""
+    directory = Path(path).resolve()
+    new = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    try:
+        yield make_directory(directory)
+    finally:
+        for folder in new:
+            with contextlib.suppress(OSError):  # something is in it
+                folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -58,24 +73,36 @@ def staged(path: str | os.PathLike, replace: bool = False) -> Iterator[tuple[Pat
 
     When the block fails, only the log is kept.
     """
-    directory = make_directory(path)
-    with claimed(directory):
+    with made(path) as directory, claimed(directory):
         alone = not any(directory.iterdir()) and _can_hold(directory)
         home, prefix = (directory.parent, f".{directory.name}.") if alone else (directory, ".run-")
         remove_stale(home, f"{prefix}*.run")
         remove_stale(directory, ".replaced-*")  # of a run that was killed while it replaced another's result
-        staging = Path(tempfile.mkdtemp(dir=home, prefix=prefix, suffix=".run"))
+        staging, published = Path(tempfile.mkdtemp(dir=home, prefix=prefix, suffix=".run")), False
         try:
             with claimed(staging):
                 yield staging, directory
             os.chmod(staging, 0o777 & ~current_umask())
-            _publish(staging, directory, alone)
-        except BaseException:
+            with uninterrupted():
+                _publish(staging, directory, alone)
+                published = True
+        except BaseException as error:
+            if published:  # it was stopped while that had to wait
+                error.args = (f"the result was written before, to {shown(directory)}.",)
             with contextlib.suppress(OSError):
                 os.replace(staging / LOG, directory / LOG)
             raise
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            with uninterrupted():
+                _remove(staging)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a directory; again where another thread (TensorBoard's) still wrote into it."""
+    for _ in range(_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
 
 
 def _can_hold(directory: Path) -> bool:

@@ -20,6 +20,14 @@ class RefusedError(Exception):
     """The file asks for something that a file of RecBole has no need of; the message completes "it asks for ..."."""
 
 
+class UnknownNameError(RefusedError):
+    """The file names a global that a file of RecBole has no need of."""
+
+    def __init__(self, name: Name) -> None:
+        super().__init__(str(name))
+        self.name = name
+
+
 class Name(NamedTuple):
     """A global that the file names."""
 
@@ -177,7 +185,7 @@ class Machine:
             raise RefusedError("a global whose name is no text")
         found = Name(module, name)
         if not self.allowed(found):
-            raise RefusedError(str(found))
+            raise UnknownNameError(found)
         return found
 
     def _reduce(self, _: Any) -> None:

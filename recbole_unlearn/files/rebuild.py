@@ -21,6 +21,7 @@ from recbole.utils import FeatureSource, FeatureType
 from recbole_unlearn.files.pickles import Made, Name, Reference, RefusedError
 
 Storages = Callable[[str], bytes]  # the bytes of a storage by its key
+Consent = Callable[[Name], bool]  # which further globals a file may name, each of them as a description only
 
 DEEPEST = 200  # nesting of lists and mappings
 MOST_DIMENSIONS = 16
@@ -45,6 +46,11 @@ _PANDAS = {
 _KEYS = (str, int, float, bool, bytes, type(None), np.generic, FeatureType, FeatureSource)
 _ENUMS = {"FeatureType": FeatureType, "FeatureSource": FeatureSource}
 _BUILTINS = {"set", "frozenset", "slice", "complex", "bytearray", "range", "object", "dict", "list", "tuple"}
+
+
+def no_other(name: Name) -> bool:
+    """Consent to no further global."""
+    return False
 
 
 def may_be_named(name: Name) -> bool:
@@ -95,8 +101,8 @@ def _sparse_format(name: Name) -> str | None:
 class Rebuilder:
     """Builds what a pickle describes; one for each file."""
 
-    def __init__(self, storages: Storages | None = None) -> None:
-        self.storages = storages
+    def __init__(self, storages: Storages | None = None, consent: Consent = no_other) -> None:
+        self.storages, self.consent = storages, consent
         self._done: dict[
             int, Any
         ] = {}  # by the description's identity: what is referred to twice is built once
@@ -166,6 +172,8 @@ class Rebuilder:
             return self._builtin(made)
         if name == "_reconstructor" and isinstance(made.args[0], Name):
             return self._made(Made(made.args[0], (), made.state, made.entries, made.values))
+        if self.consent(made.maker):
+            return self._stand_in(made)
         raise RefusedError(str(made.maker))
 
     def _stand_in(self, made: Made) -> Any:

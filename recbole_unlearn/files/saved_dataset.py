@@ -75,7 +75,7 @@ def write_dataset(
 
 def read_dataset(path: Path, config: Config) -> Saved:
     """A dataset that :func:`write_dataset` wrote, with what the request that wrote it left for the next."""
-    content = unpickle.load_pickle(path)
+    content = unpickle.load_pickle(path, unpickle.only(config.model_class))  # its config names the class
     state = content.state if isinstance(content, unpickle.StandIn) else None
     if not isinstance(state, dict) or getattr(content.maker, "name", "") != "Dataset":
         raise UnlearnError(f"{shown(path)} is not a saved dataset of RecBole.")

@@ -3,21 +3,24 @@
 Two kinds of files: those of `torch.save` (:func:`load_torch`), as a zip archive or in the plain legacy form, and
 plain pickles (:func:`load_pickle`). A zip archive is read by one parser, Python's; TorchScript, tar archives and
 compressed members are refused. Inside, `pickles.py` parses and `rebuild.py` builds: nothing that a file names is ever
-imported or called. Every way in which reading can fail ends in one line.
+imported or called. That holds for what a caller consents to as well, such as the name of their own model class: it
+becomes a description. Every way in which reading can fail ends in one line.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import struct
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.pickles import Machine, Made, Reference, RefusedError
-from recbole_unlearn.files.rebuild import Rebuilder, may_be_named, storage_of
+from recbole_unlearn.files.pickles import Machine, Made, Name, Reference, RefusedError, UnknownNameError
+from recbole_unlearn.files.rebuild import Consent, Rebuilder, may_be_named, no_other, storage_of
 from recbole_unlearn.inputs import read_regular, shown
 
 LARGEST_FILE = 64 << 30
@@ -27,21 +30,32 @@ _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 StandIn = Made  # what a file says of an object that is not built
 
 
-def load_torch(path: Path) -> Any:
+def load_torch(path: Path, consent: Consent = no_other) -> Any:
     """What `torch.save` wrote to ``path``, with descriptions in the place of RecBole's objects."""
-    return _guarded(path, lambda content: _zip(content) if content.startswith(_ZIP) else _legacy(content))
+
+    def load(content: bytes) -> Any:
+        return _zip(content, consent) if content.startswith(_ZIP) else _legacy(content, consent)
+
+    return _guarded(path, load)
 
 
-def load_pickle(path: Path) -> Any:
+def load_pickle(path: Path, consent: Consent = no_other) -> Any:
     """What `pickle.dump` wrote to ``path``, with descriptions in the place of RecBole's objects."""
-    return _guarded(path, lambda content: Rebuilder().build(_parsed(io.BytesIO(content))))
+    return _guarded(
+        path, lambda content: Rebuilder(consent=consent).build(_parsed(io.BytesIO(content), consent))
+    )
 
 
-def _parsed(stream: io.BytesIO) -> Any:
-    return Machine(may_be_named).read(stream)
+def only(model: type | None) -> Consent:
+    """Consent to the name of a model class that the caller holds, in whatever module the file says it was."""
+    return lambda name: model is not None and name.name.rpartition(".")[2] == model.__name__
 
 
-def _zip(content: bytes) -> Any:
+def _parsed(stream: io.BytesIO, consent: Consent) -> Any:
+    return Machine(lambda name: may_be_named(name) or consent(name)).read(stream)
+
+
+def _zip(content: bytes, consent: Consent) -> Any:
     """A zip archive of torch: NAME/data.pkl, and the storages under NAME/data/."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
@@ -58,21 +72,21 @@ def _zip(content: bytes) -> Any:
         folder = main.removesuffix("data.pkl")
         if f"{folder}byteorder" in names and archive.read(f"{folder}byteorder") != b"little":
             raise RefusedError("numbers in another byte order")
-        described = _parsed(io.BytesIO(archive.read(main)))
-        return Rebuilder(lambda key: archive.read(f"{folder}data/{key}")).build(described)
+        described = _parsed(io.BytesIO(archive.read(main)), consent)
+        return Rebuilder(lambda key: archive.read(f"{folder}data/{key}"), consent).build(described)
 
 
-def _legacy(content: bytes) -> Any:
+def _legacy(content: bytes, consent: Consent) -> Any:
     """The form of torch before 1.6: five pickles, then the storages one after the other."""
     if not content.startswith(_PICKLE):
         raise RefusedError("a format that is neither torch's zip nor its plain pickle")
     stream = io.BytesIO(content)
-    if _parsed(stream) != _LEGACY_MAGIC or _parsed(stream) != _LEGACY_PROTOCOL:
+    if _parsed(stream, consent) != _LEGACY_MAGIC or _parsed(stream, consent) != _LEGACY_PROTOCOL:
         raise RefusedError("a pickle that torch did not write")
-    about = _parsed(stream)
+    about = _parsed(stream, consent)
     if not isinstance(about, dict) or about.get("little_endian") is not True:
         raise RefusedError("numbers in another byte order")
-    described, keys = _parsed(stream), _parsed(stream)
+    described, keys = _parsed(stream, consent), _parsed(stream, consent)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise RefusedError("storages without names")
     sizes = _storage_sizes(described)
@@ -83,7 +97,7 @@ def _legacy(content: bytes) -> Any:
         if number < 0 or number * width > len(content):
             raise RefusedError("a storage that is larger than the file")
         found[key] = stream.read(number * width)
-    return Rebuilder(lambda key: found[key]).build(described)
+    return Rebuilder(lambda key: found[key], consent).build(described)
 
 
 def _storage_sizes(described: Any) -> dict[str, int]:
@@ -108,6 +122,25 @@ def _storage_sizes(described: Any) -> dict[str, int]:
     return sizes
 
 
+def _way_out(error: RefusedError) -> str:
+    """What to do next: where a file names somebody's class, that may be the model it is of."""
+    name = error.name if isinstance(error, UnknownNameError) else None
+    if name is not None and _may_be_a_model(name):
+        own = name.name.rpartition(".")[2]
+        return f"If {own} is a model class of yours, give it: --model=package.module:{own}, or the class in Python."
+    return "Use a file from a source you trust, written by RecBole."
+
+
+def _may_be_a_model(name: Name) -> bool:
+    root = name.module.partition(".")[0]
+    is_class = re.fullmatch(r"([A-Za-z]\w{0,99}\.)?[A-Z]\w{0,99}", name.name, re.ASCII)
+    return (
+        bool(is_class)
+        and root.isidentifier()
+        and root not in {*sys.stdlib_module_names, "torch", "numpy", "scipy", "pandas"}
+    )
+
+
 def _guarded(path: Path, load: Callable[[bytes], Any]) -> Any:
     """``load`` on the file's content, turning every way it can fail into one line."""
     try:
@@ -117,7 +150,7 @@ def _guarded(path: Path, load: Callable[[bytes], Any]) -> Any:
     except RefusedError as error:
         raise UnlearnError(
             f"Refused to read {shown(path)}: it asks for {error}, which a file of RecBole does not contain. "
-            "Nothing in it was run. Use a file from a source you trust, written by RecBole."
+            f"Nothing in it was run. {_way_out(error)}"
         ) from error
     except OSError as error:
         raise UnlearnError(f"Cannot read {shown(path)}: {error.strerror or error}.") from error

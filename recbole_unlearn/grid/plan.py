@@ -27,7 +27,7 @@ from recbole_unlearn.pipeline import checked_settings
 from recbole_unlearn.results.record import plain_values
 from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, read
 from recbole_unlearn.settings.config import about
-from recbole_unlearn.settings.yaml_files import read_strictly
+from recbole_unlearn.settings.yaml_files import packaged, read_strictly
 
 LARGEST = 10_000  # cells that a grid may have
 _LISTS = ("datasets", "models", "methods", "seeds", "ratios")
@@ -81,6 +81,11 @@ class Cell:
             **self.values, "seed": self.seed, "inject_users": self.ratio, "forget": "injected", "unlearn": first,
             "compare": others,
         }  # fmt: skip
+
+
+def find(file: str | Path) -> Path:
+    """The grid file that `--grid` names, by its path or by its name in the package."""
+    return packaged(file, "grid", "--grid")
 
 
 def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:

@@ -19,11 +19,11 @@ from tqdm import tqdm
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.data import fetch
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import make_directory, new_directory, write_json
+from recbole_unlearn.files import made, new_directory, write_json
 from recbole_unlearn.grid.cells import ASKED, is_done, placed, plain, run_cell
-from recbole_unlearn.grid.plan import Cell, load
+from recbole_unlearn.grid.plan import Cell, find, load
 from recbole_unlearn.grid.table import frame, said, table
-from recbole_unlearn.log import logging_to, progress
+from recbole_unlearn.log import logging_to, on_terminal, progress
 from recbole_unlearn.report import FAILED_FILE, PLAN_FILE, read_json, results_in, write_comparison
 from recbole_unlearn.settings import RunSettings, UnlearnConfig, read
 from recbole_unlearn.words import counted
@@ -56,23 +56,27 @@ def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) 
     """Do the runs of a grid that have no result yet, and make tables of all.
 
     Args:
-        file: the grid, see docs/grid.md.
+        file: the grid, see docs/grid.md; smoke, machine and paper are names of those that are in the package.
         config_dict: output_dir, workers, ray_address and show_progress of the grid; any other setting is for every
             run, and wins over the file's.
 
     """
     if not isinstance(file, (str, Path)) or not str(file):
-        raise UnlearnError("A grid needs its file: --grid=properties/grid/smoke.yaml, for example.")
+        raise UnlearnError("A grid needs its file: --grid=smoke or --grid=FILE.yaml, for example.")
     given = dict(config_dict or {})
     own = {key: given.pop(key) for key in _OF_GRID if key in given}
-    cells = load(Path(file), given)
+    path = find(file)
+    cells = load(path, given)
     config = UnlearnConfig(
         cells[0].model, cells[0].dataset, config_dict={**cells[0].settings(), "workers": None, **own}
     )
     run = read(RunSettings, config)
-    directory = make_directory(run.output_dir or Path("saved") / f"grid-{Path(file).stem}")
-    with logging_to(directory, config["state"] or "INFO", "recbole_unlearn.grid"):
-        return _Grid(cells, directory, run, bool(own.get("show_progress", True))).run()
+    shown = bool(own.get("show_progress", on_terminal()))
+    with (
+        made(run.output_dir or Path("saved") / f"grid-{path.stem}") as directory,
+        logging_to(directory, config["state"] or "INFO", "recbole_unlearn.grid"),
+    ):
+        return _Grid(cells, directory, run, shown).run()
 
 
 class _Grid:

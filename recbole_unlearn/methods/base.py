@@ -117,6 +117,10 @@ class UnlearnTrainer(PhaseTrainer):
     needs_index: ClassVar[bool] = False  # looks interactions up by user, item and pair
     needs_gradients: ClassVar[bool] = False  # cannot work on a model that is a formula of its data
     own_original: ClassVar[bool] = False  # trains in a way of its own from the start, see originate
+    # For people whose result shows too little or too much forgetting: what to do about its settings, as
+    # "raise finetune_epochs"; nothing where no setting does it.
+    forgets_more: ClassVar[Sequence[str]] = ()
+    forgets_less: ClassVar[Sequence[str]] = ()
 
     fitted: torch.Tensor | None = None  # (items,), what the next request has to know, see UnlearnData
     _start = _looked = 0.0
@@ -129,6 +133,16 @@ class UnlearnTrainer(PhaseTrainer):
                 f"{config['model']} is a closed form of its data, and {cls.name} needs gradients. "
                 "Use --unlearn=obliviate or --unlearn=retrain, which are exact there."
             )
+
+    @classmethod
+    def training(cls, settings: Any, config: UnlearnConfig, repeat: int) -> UnlearnConfig:
+        """How an exact method trains its model; ``repeat`` as in :class:`UnlearnTask`."""
+        return config
+
+    @classmethod
+    def epochs(cls, settings: Any, config: UnlearnConfig) -> int:
+        """How many epochs a training of the method has at most, for methods that train."""
+        return int(config["epochs"])
 
     @classmethod
     def steps(cls, settings: Any) -> int:

@@ -38,6 +38,8 @@ class Finetune(UnlearnTrainer):
     r"""θ after `finetune_epochs` epochs of the training objective over D\S, from θ₀. May change every weight."""
 
     needs_gradients = True
+    forgets_more = ("raise finetune_epochs", "raise finetune_learning_rate")
+    forgets_less = ("lower finetune_epochs", "lower finetune_learning_rate")
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """The epochs, as RecBole trains them."""

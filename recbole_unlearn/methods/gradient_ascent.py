@@ -56,6 +56,12 @@ class GradientAscent(UnlearnTrainer):
 
     needs_index = True
     needs_gradients = True
+    forgets_more = (
+        "raise gradient_ascent_steps",
+        "raise gradient_ascent_tolerance",
+        "raise gradient_ascent_learning_rate",
+    )
+    forgets_less = ("lower gradient_ascent_steps", "lower gradient_ascent_learning_rate")
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """Steps up, one at a time, each looked at before it is kept."""

@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from recbole.data.dataloader import UserDataLoader
 from recbole.data.interaction import Interaction
-from recbole.data.utils import get_dataloader
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import InputType, init_seed
 
@@ -29,16 +27,12 @@ from recbole_unlearn.rows import (
     Witness,
     as_batch,
     find_region,
+    first_of_each,
+    learns_by_user,
     training_loss,
 )
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model
-
-
-def learns_by_user(config: UnlearnConfig) -> bool:
-    """Whether the training loss is a mean over users with their whole histories."""
-    loader = get_dataloader(config, "train")
-    return isinstance(loader, type) and issubclass(loader, UserDataLoader)
 
 
 def tie(model: AbstractRecommender, to: AbstractRecommender) -> None:
@@ -83,13 +77,13 @@ class RequestLosses:
 
     def deleted_rows(self) -> torch.Tensor:
         """Numbers of the interactions of S whose losses make up the loss on S: all, or one for each user."""
-        return _first_of_each(self.users) if self.by_user else torch.arange(len(self.users))
+        return first_of_each(self.users) if self.by_user else torch.arange(len(self.users))
 
     def kept_units(self, interactions: torch.Tensor) -> torch.Tensor:
         """Of ``interactions`` of D, those that a loss counts: all, or one for each user."""
         if not self.by_user:
             return interactions
-        return interactions[_first_of_each(self.index.ids["user"][interactions])]
+        return interactions[first_of_each(self.index.ids["user"][interactions])]
 
     def deleted_batch(self, chosen: torch.Tensor) -> Interaction:
         """Interactions of S with uniform negatives, in the form the model's loss takes."""
@@ -159,12 +153,3 @@ def _only(region: Region, inside: Mapping[str, torch.Tensor]) -> Region:
     for side, members in region.items():
         chosen[side] = Members(members.ids[inside[side]], members.share[inside[side]])
     return chosen
-
-
-def _first_of_each(ids: torch.Tensor) -> torch.Tensor:
-    """The first position of every distinct id, by id."""
-    order = torch.argsort(ids, stable=True)
-    ordered = ids[order]
-    first = torch.ones(len(ids), dtype=torch.bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    return order[first]

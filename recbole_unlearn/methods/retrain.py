@@ -12,7 +12,7 @@ import dataclasses
 import torch
 
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
-from recbole_unlearn.settings import setting
+from recbole_unlearn.settings import UnlearnConfig, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +35,16 @@ class Retrain(UnlearnTrainer):
     exact = True
     needs_original = False
 
+    @classmethod
+    def training(cls, settings: RetrainSettings, config: UnlearnConfig, repeat: int) -> UnlearnConfig:
+        """With a seed of its own; a second retraining in the same run gets the next one."""
+        seed = config["seed"] + 1 if settings.retrain_seed is None else settings.retrain_seed
+        return config.replace(seed=seed + repeat)
+
     def unlearn(self, task: UnlearnTask) -> Outcome:
-        """Train on the retain set; a second retraining in the same run gets the next seed."""
-        seed = task.settings.retrain_seed
-        seed = task.config["seed"] + 1 if seed is None else seed
-        trained = task.train(task.config.replace(seed=seed + task.repeat), task.data.retain, task.label)
+        """Train on the retain set."""
+        config = self.training(task.settings, task.config, task.repeat)
+        trained = task.train(config, task.data.retain, task.label)
         trained.load_into(self.model)
         every = torch.arange(task.data.full.train.item_num)
         return Outcome(

@@ -35,7 +35,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.request_losses import RequestLosses
-from recbole_unlearn.rows import Moments, Triples, fisher, losses, pairs_batch
+from recbole_unlearn.rows import Moments, Triples, fisher, losses, predicted
 from recbole_unlearn.settings import setting
 
 
@@ -65,6 +65,8 @@ class RRL(UnlearnTrainer):
 
     needs_index = True
     needs_gradients = True
+    forgets_more = ("raise rrl_steps", "raise rrl_learning_rate", "lower rrl_fisher")
+    forgets_less = ("raise rrl_fisher", "lower rrl_steps", "lower rrl_learning_rate")
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """The Fisher information at θ₀, then the steps."""
@@ -101,9 +103,8 @@ class RRL(UnlearnTrainer):
         """-mean log σ(s(u, j) - s(u, i)) of deleted pairs, a scalar with its graph."""
         users = torch.cat([deleted.users, deleted.users])
         items = torch.cat([deleted.items, deleted.negatives])
-        batch = pairs_batch(train, users, items).to(self.device)
         clear_caches(self.model)
-        own, other = self.model.predict(batch).reshape(-1).chunk(2)
+        own, other = predicted(self.model, train, users, items).chunk(2)
         return losses.reverse_ranking(own, other)
 
     def _fisher(self, request: RequestLosses, options: RRLSettings) -> Moments:

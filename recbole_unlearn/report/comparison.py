@@ -6,11 +6,14 @@ Runs of one dataset, model and kind of request belong together; over their seeds
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import write_bytes
+from recbole_unlearn.files import make_directory, write_bytes
+from recbole_unlearn.measures.verdict import SHORT
 from recbole_unlearn.report import figures, page, paper, writers
 from recbole_unlearn.report.entries import (
     NO_PLAN,
@@ -29,6 +32,8 @@ from recbole_unlearn.report.entries import (
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import (
     MISSING,
+    counted,
+    day,
     decimal,
     difference,
     duration,
@@ -41,10 +46,11 @@ from recbole_unlearn.results.schema import RETRAINED, RunResult
 
 _HEAD = (
     "Method",
+    "Forgets",
     "NDCG@20, affected",
     "Recovered",
     "Demotion rate",
-    "Attack AUC",
+    "Attack AUC, off by",
     "Top-20 overlap",
     "Time",
     "Speed-up",
@@ -62,8 +68,10 @@ def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[
         raise UnlearnError("Nothing to compare. Name the output directories of one or more runs.")
     results = [read_result(Path(directory) / "result.json") for directory in directories]
     plan = read_plan(grids)
-    target = Path(target)
     tables = paper.tables(results, plan)
+    target = (
+        make_directory(Path(target).parent) / Path(target).name
+    )  # after what may be refused: none stays empty
     write_bytes(target, page_of(results, plan))
     write_bytes(target.with_name("tables.md"), writers.markdown(tables, plan).encode())
     write_bytes(target.with_name("tables.tex"), writers.latex(tables, plan).encode())
@@ -77,31 +85,46 @@ def page_of(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> bytes:
     looks = figures.looks(names)
     return page.document(
         "Unlearning methods compared",
-        _header(len(results), groups, names),
+        _header(results, groups, names),
         _table(groups, looks),
         (_drawings(place.title, entries, looks) for place, entries in groups.items()),
         writers.sections(paper.tables(results, plan), plan),
     )
 
 
-def _header(runs: int, groups: Groups, names: Iterable[str]) -> Html:
+def _header(results: Sequence[RunResult], groups: Groups, names: Iterable[str]) -> Html:
     methods = [name for name in names if name not in REFERENCES]
     datasets, models = {place.dataset for place in groups}, {place.model for place in groups}
-    counted = (
-        _counted(len(part), noun)
+    parts = [
+        counted(len(part), noun)
         for part, noun in ((methods, "method"), (datasets, "dataset"), (models, "model"))
+    ]
+    made_up = any(place.request.startswith(INJECTED) for place in groups)
+    noise = (
+        "Artificial noise: where a request is called injected, its interactions were made up; nobody asked to have "
+        "them forgotten."
     )
     return page.element(
         "header",
-        page.element("p", f"{_counted(runs, 'run')}: {', '.join(counted)}", class_="quiet"),
+        page.element(
+            "p", f"{counted(len(results), 'run')}: {', '.join(parts)}{_dates(results)}", class_="quiet"
+        ),
         page.element("h1", "How near each method comes to retraining, and how fast"),
-        page.element("p", "The goal is the retrained model's value in every column but time."),
+        page.element(
+            "p",
+            "The goal is the retrained model's value in every column but time: closer to it is better, smaller or "
+            "larger by itself is not.",
+        ),
+        page.element("p", noise) if made_up else "",
         class_="verdict",
     )
 
 
-def _counted(amount: int, noun: str) -> str:
-    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+def _dates(results: Sequence[RunResult]) -> str:
+    """When the runs were made: the first and the last of them."""
+    known = sorted(str(result.date) for result in results if day(result.date))
+    ends = list(dict.fromkeys(str(day(date)) for date in (known[:1] + known[-1:])))
+    return f" · {' to '.join(ends)}" if ends else ""
 
 
 def _table(groups: Groups, looks: dict[str, figures.Look]) -> Html:
@@ -114,6 +137,7 @@ def _table(groups: Groups, looks: dict[str, figures.Look]) -> Html:
         ]
     caption = (
         "Means over runs, ± standard deviation. Small below: the distance to the same run's retrained model. "
+        "An attack's AUC is the other way round: first its distance, and its value below. "
         "Recovered is a dash where retraining changes no more than two retrained models differ."
     )
     return page.section("All figures", page.table(caption, _HEAD, bodies))
@@ -123,10 +147,11 @@ def _row(name: str, entries: list[Entry], color: str) -> list[str]:
     reference = name in REFERENCES
     return [
         page.chip(color, phase_title(name)),
+        "" if reference else _level(entries),
         _mean(entries, affected_ndcg, digits=4),
         "" if reference else percent(recovered(entries)),
         _mean(entries, lambda phase: phase.demotion_rate),
-        _mean(entries, lambda phase: phase.figure("attack", "auc")),
+        _mean(entries, lambda phase: phase.figure("attack", "auc"), distance_first=True),
         _mean(entries, lambda phase: phase.figure("overlap@20", "affected")),
         _time(entries),
         "" if reference else times(_speedup(entries)),
@@ -145,7 +170,15 @@ def _time(entries: list[Entry]) -> str:
     return "loaded" if seconds is None else duration(seconds)
 
 
-def _mean(entries: list[Entry], of: FigureOf, digits: int = 3) -> str:
+def _level(entries: list[Entry]) -> str:
+    """The levels of the runs' verdicts: near, or how many have which where they differ."""
+    found = Counter(SHORT[entry.level] for entry in entries if entry.level in SHORT)
+    if len(found) < 2:
+        return next(iter(found), MISSING)
+    return ", ".join(f"{words} {amount}×" for words, amount in found.most_common())
+
+
+def _mean(entries: list[Entry], of: FigureOf, digits: int = 3, distance_first: bool = False) -> str:
     """Mean ± deviation, and below it the mean of value − retrained's value in the same run."""
     known = [value for entry in entries if (value := of(entry.phase)) is not None]
     if not known:
@@ -156,6 +189,8 @@ def _mean(entries: list[Entry], of: FigureOf, digits: int = 3) -> str:
     away = _average(difference(of(entry.phase), of(entry.retrained)) for entry in entries)
     if away is None or entries[0].name == RETRAINED:
         return written
+    if distance_first:
+        return page.lines(signed(away, digits), f"is {written}")
     return page.lines(written, signed(away, digits))
 
 

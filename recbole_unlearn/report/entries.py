@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.measures.verdict import SHORT
 from recbole_unlearn.report.values import MISSING, difference
 from recbole_unlearn.results.schema import (
     ORIGINAL,
@@ -57,6 +59,7 @@ class Entry(NamedTuple):
     is_moved: bool = (
         True  # whether retraining moves NDCG@20 of affected users by more than noise, if it is known
     )
+    level: str | None = None  # of its verdict, where it has one
 
     @property
     def before(self) -> PhaseResult:
@@ -156,7 +159,7 @@ def grouped(results: Sequence[RunResult]) -> Groups:
     groups: Groups = {}
     for result in results:
         source = result.forget.source
-        injected = source is not None and source.startswith("injected")
+        injected = source is not None and source.startswith(INJECTED)
         ratio = number(result.settings.get("inject_users")) if injected else None
         place = _place(result.dataset, result.model, source, ratio)
         groups.setdefault(place, []).extend(_entries(result))
@@ -172,14 +175,22 @@ def _place(dataset: str | None, model: str | None, source: str | None, ratio: fl
 
 def _entries(result: RunResult) -> Iterable[Entry]:
     original, retrained = (result.phases.get(name, PhaseResult()) for name in (ORIGINAL, RETRAINED))
-    for name, phase in result.phases.items():
+    levels = levels_of(result)
+    for phase_name, phase in result.phases.items():
+        name = phase_name
         if name == UNLEARNED:
             # An exact method is retraining: its own row would say the same twice.
             if RETRAINED in result.phases and _figures(phase) == _figures(retrained):
                 continue
             name = result.method or name
         is_moved = result.left_out is None or "ndcg@20" not in result.left_out.metrics
-        yield Entry(name, _text(result.seed), phase, original, retrained, is_moved)
+        yield Entry(name, _text(result.seed), phase, original, retrained, is_moved, levels.get(phase_name))
+
+
+def levels_of(result: RunResult) -> dict[str, str]:
+    """The level of every phase that has a verdict; the run's own is that of the unlearned model."""
+    found = {name: phase.verdict for name, phase in result.phases.items()} | {UNLEARNED: result.verdict}
+    return {name: one.level for name, one in found.items() if one is not None and one.level in SHORT}
 
 
 def _figures(phase: PhaseResult) -> str:

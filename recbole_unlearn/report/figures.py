@@ -3,7 +3,8 @@
 A phase has the same colour, dash and marker in every figure, so it can be told apart without colours too. The colours
 are those of Okabe and Ito, shifted to a contrast of at least 3:1 on white and on the dark background. Paper and plot
 are transparent; text and grid lines get their colours from the style sheet, which knows about dark mode and print.
-A function returns None when there is nothing to draw.
+An axis of shares, metrics or losses starts at 0, and every other one has a least span, so that what hardly moves does
+not look steep. A function returns None when there is nothing to draw.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ Phases = Mapping[str, PhaseResult]
 # Groupings of `groups` in a result: under which key the size of a group is, and what is counted. The labels are
 # narrow enough for plotly to leave them level.
 GROUPINGS = {"user_activity": ("users", "users"), "item_popularity": ("rows", "test<br>interactions")}
+
+
+LEAST_CHANGE = 0.05  # of recall@20, that the axis of changes shows to each side at least
+LEAST_SPAN = 0.5  # of the largest value, that an axis which need not start at 0 shows at least
+LEAST_SHARE = 0.2  # that an axis of shares or metrics shows at least
+LEAST_SHADES = 0.1  # the same for the colours of a heat map
 
 
 class Look(NamedTuple):
@@ -44,6 +51,7 @@ _FIXED = {
     RETRAINED: Look("#d55e00", "dash", "diamond"),
     SECOND: Look("#b8860b", "dot", "diamond-open"),
 }
+_FROM_ZERO = {"rangemode": "tozero"}
 _METHODS = (
     Look("#009e73", "dashdot", "triangle-up"),
     Look("#c065a0", "longdash", "triangle-down"),
@@ -79,7 +87,8 @@ def distribution(phases: Phases) -> Figure | None:
         if name in (ORIGINAL, UNLEARNED, RETRAINED):
             trace |= {"fill": "tozeroy", "fillcolor": _faint(look.color)}
         traces.append(trace)
-    return _figure(traces, "normalised score of a deleted pair", "share of deleted pairs", y_format=".0%")
+    axis = {**_FROM_ZERO, "tickformat": ".0%"}
+    return _figure(traces, "normalised score of a deleted pair", "share of deleted pairs", y_axis=axis)
 
 
 def by_k(phases: Phases, metric: str) -> Figure | None:
@@ -91,7 +100,17 @@ def by_k(phases: Phases, metric: str) -> Figure | None:
         if own:
             cuts = sorted(own, key=int)
             traces.append(_line(name, look, cuts, [own[cut] for cut in cuts]))
-    return _figure(traces, "K", f"{metric_title(metric)}@K", x_axis={"type": "category"})
+    return _figure(traces, "K", f"{metric_title(metric)}@K", x_axis={"type": "category"}, y_axis=_FROM_ZERO)
+
+
+def changes(phases: Phases, name: str, grouping: str) -> dict[str, float]:
+    """By group, recall@20 of phase ``name`` − recall@20 of the original, where both are known."""
+    before, after = (phases.get(phase, PhaseResult()).groups.get(grouping, {}) for phase in (ORIGINAL, name))
+    found = {
+        group: difference(own.get("recall@20"), before.get(group, {}).get("recall@20"))
+        for group, own in after.items()
+    }
+    return {group: change for group, change in found.items() if change is not None}
 
 
 def damage(phases: Phases, grouping: str) -> Figure | None:
@@ -100,38 +119,58 @@ def damage(phases: Phases, grouping: str) -> Figure | None:
     size, unit = GROUPINGS[grouping]
     traces = []
     for name, look in _drawn(phases):
-        if name == ORIGINAL:
-            continue
-        after = phases[name].groups.get(grouping, {})
-        changes = {
-            group: difference(own.get("recall@20"), before.get(group, {}).get("recall@20"))
-            for group, own in after.items()
-        }
-        known = {group: change for group, change in changes.items() if change is not None}
+        known = changes(phases, name, grouping) if name != ORIGINAL else {}
         if known:
             titles = [_with_size(group, before[group].get(size), unit) for group in known]
-            heights = list(known.values())
-            traces.append(_named(name, "bar", titles, heights) | {"marker": {"color": look.color}})
-    figure = _figure(traces, grouping.replace("_", " "), "change of recall@20", x_axis={"type": "category"})
-    if figure:
-        figure["layout"]["yaxis"] |= {"zeroline": True, "zerolinewidth": 2}
-    return figure
+            trace = _named(name, "bar", titles, list(known.values()))
+            traces.append(trace | {"marker": {"color": look.color}})
+    heights = [height for trace in traces for height in trace["y"]]
+    low, high = min(heights, default=0.0), max(heights, default=0.0)
+    # Room beyond the bars on their own side.
+    ends = [min(-LEAST_CHANGE, 1.1 * low), max(LEAST_CHANGE, 1.1 * high)]
+    axis = {"zeroline": True, "zerolinewidth": 2, "range": ends, "tickformat": ".2f"}
+    title = grouping.replace("_", " ")
+    return _figure(traces, title, "change of recall@20", x_axis={"type": "category"}, y_axis=axis)
 
 
 def curve(
-    curves: Mapping[str, Mapping[str, Curve]], kind: str, y_title: str, goal: float | None = None
+    curves: Mapping[str, Mapping[str, Curve]],
+    kind: str,
+    y_title: str,
+    goal: float | None = None,
+    is_share: bool = False,
 ) -> Figure | None:
-    """``kind`` of curve by step of the method, a line per phase; ``goal`` is the retrained model's value."""
+    """``kind`` of curve by step of the method, a line per phase; ``goal`` is the retrained model's value.
+
+    The axis of a share goes from 0 to 1, and that of anything else that is never negative starts at 0.
+    """
     traces = []
     for name, look in looks(curves).items():
-        points = curves.get(name, {}).get(kind)
-        if points:
+        points = curves.get(name, {}).get(kind, [])
+        if len(points) > 1:  # one alone is no line
             steps, heights = zip(*points, strict=True)
             traces.append(_line(name, look, steps, heights) | {"mode": "lines"})
     if traces and goal is not None:
         ends = [min(min(trace["x"]) for trace in traces), max(max(trace["x"]) for trace in traces)]
         traces.append(_line(RETRAINED, _FIXED[RETRAINED], ends, [goal, goal]) | {"mode": "lines"})
-    return _figure(traces, "step", y_title)
+    values = [value for trace in traces for value in trace["y"]]
+    axis: Mapping[str, Any] = {"range": [0, 1.02]} if is_share else _FROM_ZERO
+    if values and min(values) < 0:
+        axis = {"range": span(values)}
+    return _figure(traces, "step", y_title, y_axis=axis)
+
+
+def span(values: Sequence[float], least: float = 0.0) -> list[float]:
+    """The ends of an axis around ``values``: a tenth of room to each side, and in all at least ``least``.
+
+    At least half of the largest value as well, so that no difference looks larger than it is.
+    """
+    low, high = min(values), max(values)
+    wide = max(1.2 * (high - low), LEAST_SPAN * max(abs(low), abs(high)), least, 1e-9)
+    start = (low + high - wide) / 2
+    if low >= 0:  # nothing is negative, so neither is the axis
+        start = max(0.0, start)
+    return [start, start + wide]
 
 
 def trade_off(
@@ -141,18 +180,31 @@ def trade_off(
     y_title: str,
     logarithmic: bool = False,
 ) -> Figure | None:
-    """A point per phase and run; ``methods`` gives the looks, so that they agree over several figures."""
+    """A point per phase and run; ``methods`` gives the looks, so that they agree over several figures.
+
+    Both axes are of shares and metrics, between 0 and 1, unless the first is ``logarithmic``.
+    """
     traces = []
     for name in dict.fromkeys(point.name for point in points):
         own = [point for point in points if point.name == name]
         trace = _line(name, methods[name], [point.x for point in own], [point.y for point in own])
-        traces.append(trace | {"mode": "markers", "marker": {**trace["marker"], "size": 12, "opacity": 0.85}})
-    axis: dict[str, Any] = {}
-    if logarithmic and points:
+        marker = {**trace["marker"], "size": 12, "opacity": 0.85}
+        # A point at 0 is on the edge, and whole.
+        traces.append(trace | {"mode": "markers", "marker": marker, "cliponaxis": False})
+    if not points:
+        return None
+    axis: dict[str, Any] = {} if logarithmic else {"range": span([point.x for point in points], LEAST_SHARE)}
+    if logarithmic:
         wide = max(point.x for point in points) > 1000 * min(point.x for point in points)
         # Marks at 1, 2, 5, 10, 20, ...; at powers of ten where those would touch.
         axis = {"type": "log", "tickformat": "~g", "dtick": 1 if wide else "D2"}
-    return _figure(traces, x_title, y_title, x_axis=axis)
+    return _figure(
+        traces,
+        x_title,
+        y_title,
+        x_axis=axis,
+        y_axis={"range": span([point.y for point in points], LEAST_SHARE)},
+    )
 
 
 def heat(
@@ -165,16 +217,21 @@ def heat(
 ) -> Figure | None:
     """A coloured cell per column and row, empty where there is no value; ``form`` is how values are written.
 
-    The colours are Cividis, which reads the same with and without colour vision.
+    The colours are Cividis, which reads the same with and without colour vision. They span at least a tenth of the
+    largest value, so that values that hardly differ look alike.
     """
-    if all(value is None for row in values for value in row):
+    known = [value for row in values for value in row if value is not None]
+    if not known:
         return None
+    low, high = _shades(known)
     trace = {
         "type": "heatmap",
         "x": [label(name) for name in columns],
         "y": [label(name) for name in rows],
         "z": [list(row) for row in values],
         "colorscale": "Cividis",
+        "zmin": low,
+        "zmax": high,
         "colorbar": {"tickformat": form, "thickness": 14, "outlinewidth": 0},
         "hovertemplate": f"%{{y}}, %{{x}}: %{{z:{form}}}<extra></extra>",
         "xgap": 1,
@@ -185,6 +242,13 @@ def heat(
         figure["layout"]["yaxis"] |= {"type": "category", "showgrid": False}
         figure["layout"]["showlegend"] = False
     return figure
+
+
+def _shades(values: Sequence[float]) -> tuple[float, float]:
+    """The values at the ends of the colours: the least and the largest, or further apart where they are near."""
+    low, high = min(values), max(values)
+    more = max(0.0, LEAST_SHADES * max(abs(low), abs(high)) - (high - low)) / 2
+    return low - more, high + more
 
 
 def label(text: str) -> str:
@@ -219,8 +283,8 @@ def _figure(
     traces: list[dict[str, Any]],
     x_title: str,
     y_title: str,
-    y_format: str | None = None,
     x_axis: Mapping[str, Any] | None = None,
+    y_axis: Mapping[str, Any] | None = None,
 ) -> Figure | None:
     if not traces:
         return None
@@ -232,14 +296,12 @@ def _figure(
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "system-ui, sans-serif", "size": 13},
         "showlegend": True,
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
         "hovermode": "closest",
         "bargap": 0.25,
         "xaxis": {**axis, "title": {"text": label(x_title)}, "showgrid": False, **(x_axis or {})},
-        "yaxis": {**axis, "title": {"text": label(y_title)}},
+        "yaxis": {**axis, "title": {"text": label(y_title), "standoff": 10}, **(y_axis or {})},
     }
-    if y_format:
-        layout["yaxis"]["tickformat"] = y_format
     return {"data": traces, "layout": layout}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,13 @@ small, caption, figcaption, .quiet { color: var(--quiet); font-size: .86rem; }
 .note { border: 1px solid var(--line); border-left: .4rem solid var(--under); border-radius: .3rem;
   padding: .6rem 1.1rem; margin: 1.5rem 0 0; }
 .note ul { margin: .3rem 0; padding-left: 1.2rem; }
+.account { margin: 1.2rem 0 0; }
+pre { background: var(--panel); border-radius: .3rem; padding: .7rem .9rem; margin: .6rem 0 1.2rem;
+  font: .86rem/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
+code { font: .92em ui-monospace, monospace; }
+p code, li code, small code { white-space: nowrap; }
+pre span { display: inline-block; max-width: 100%; white-space: pre-wrap; }
+ul { max-width: 46rem; padding-left: 1.2rem; } li { margin: .2rem 0; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; margin: .8rem 0; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding: 0 0 .4rem; }
@@ -62,11 +70,18 @@ th { font-weight: 500; }
 thead th { color: var(--quiet); vertical-align: bottom; overflow-wrap: normal; }
 th:first-child { text-align: left; padding-left: 0; min-width: 8.5rem; }
 td { white-space: nowrap; }
+.scroll th:first-child { position: sticky; left: 0; background: var(--paper); }
+.scroll th[scope=rowgroup] { position: static; }
+tr:has(+ .remark) > * { border-bottom: 0; }
+.remark td { padding: 0 0 .5rem; text-align: left; white-space: normal; }
+.remark div { position: sticky; left: 0; max-width: min(46rem, 100vw - 3rem); color: var(--quiet);
+  font-size: .83rem; line-height: 1.4; overflow-wrap: anywhere; }
+.remark small { font-size: 1em; }
 th:first-child:has(small) { min-width: min(18rem, 45vw); }
 th:has(.chip) { white-space: nowrap; }
 td small, th small { display: block; font-size: .9em; line-height: 1.3; }
 th[scope=rowgroup] { font-weight: 650; padding-top: 1rem; }
-.pairs th { width: 40%; } .pairs td { text-align: left; white-space: normal; }
+.pairs { margin: 1rem 0; } .pairs th { width: 40%; } .pairs td { text-align: left; white-space: normal; }
 .chip { display: inline-block; width: .75em; height: .75em; border-radius: .2em; margin-right: .15em; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1rem 2rem; }
 figure { margin: 1rem 0 0; min-width: 0; display: flex; flex-direction: column; justify-content: space-between; }
@@ -82,11 +97,14 @@ details { margin: .8rem 0; } summary { cursor: pointer; }
 @media (max-width: 40rem) {
   body { padding: 1.25rem 1rem 3rem; }
   .cards { grid-template-columns: 1fr 1fr; }
-  th:first-child { min-width: 7rem; }
+  th:first-child, th:first-child:has(small) { min-width: 8.2rem; }
+  th, td { padding: .32rem .4rem; }
+  .pairs th { width: 50%; }
+  .plot { height: calc(17rem + 1.1rem * var(--traces, 3)); }
 }
 .printing { width: 178mm; padding: 0; }
 .printing .figures { grid-template-columns: 1fr 1fr; gap: 1rem; }
-.printing .plot { height: 17rem; }
+.printing .plot { height: calc(14rem + 1.1rem * var(--traces, 3)); }
 @media print {
   @page { size: A4; margin: 16mm; }
   body { font-size: 10pt; padding: 0; max-width: none; print-color-adjust: exact; }
@@ -95,7 +113,8 @@ details { margin: .8rem 0; } summary { cursor: pointer; }
   .card, figure, p, tr, tbody, .pairs, .note, .scroll:not(:has(tbody + tbody)) { break-inside: avoid; }
   .cards { grid-template-columns: repeat(3, 1fr); }
   .scroll { overflow: visible; }
-  table { font-size: 7.5pt; }
+  table, .remark div { font-size: 7.5pt; }
+  tr:has(+ .remark) { break-after: avoid; }
   th, td { padding: .2rem .3rem; }
   th:first-child, th:first-child:has(small) { min-width: 0; }
   details:not([open]) { display: none; }
@@ -146,6 +165,20 @@ def join(*content: Content) -> Html:
     return Html("".join(part if isinstance(part, Html) else html.escape(part) for part in parts))
 
 
+def prose(text: str) -> Html:
+    """Text in which options of the command line are set as such, and are not broken after their hyphens."""
+    return join(
+        element("code", part) if part.startswith("--") else part
+        for part in re.split(r"(--\w[\w=-]*(?:,\w+)*)", text)
+    )
+
+
+def shell(command: str) -> Html:
+    """A command line, which breaks between its words."""
+    words = (element("span", word) for word in re.split(r"(?<= )(?=--|')", command))
+    return element("pre", element("code", words), tabindex="0")
+
+
 def chip(color: str, text: str) -> Html:
     """``text`` behind a small square in the colour it has in the figures."""
     square = element("span", class_="chip", style=f"background:{color}", aria_hidden="true")
@@ -160,13 +193,16 @@ def lines(first: str, *below: str) -> Html:
 def table(caption: str, head: Sequence[str], bodies: Mapping[str, Sequence[Sequence[str]]]) -> Html:
     """A table with a heading over each of its ``bodies`` (none where the heading is empty).
 
-    The first cell of a row is its heading. A table that is too wide for the screen scrolls by itself.
+    The first cell of a row is its heading; a row of one cell is a remark on the row before, over the whole width. A
+    table that is too wide for the screen scrolls by itself, its first column and its remarks stay.
     """
     width = str(len(head))
     groups = []
     for title, rows in bodies.items():
         over = [element("tr", element("th", title, scope="rowgroup", colspan=width))] if title else []
-        groups.append(element("tbody", over, map(_row, rows)))
+        groups.append(
+            element("tbody", over, (_row(row) if len(row) > 1 else _remark(row[0], width) for row in rows))
+        )
     columns = element("thead", element("tr", (element("th", cell, scope="col") for cell in head)))
     content = element("table", columns, groups, aria_label=caption)
     # The caption stays outside, where it is not as wide as the table; a focus lets the keyboard scroll.
@@ -179,6 +215,11 @@ def _row(cells: Sequence[str]) -> Html:
     return element("tr", element("th", first, scope="row"), (element("td", cell) for cell in rest))
 
 
+def _remark(text: str, width: str) -> Html:
+    cell = element("td", element("div", text), colspan=width)
+    return element("tr", cell, class_="remark")
+
+
 def pairs(caption: str, entries: Iterable[tuple[str, str]]) -> Html:
     """A table of two columns: names and values."""
     rows = map(_row, entries)
@@ -188,7 +229,9 @@ def pairs(caption: str, entries: Iterable[tuple[str, str]]) -> Html:
 def drawing(figure: Figure, title: str, caption: str = "") -> Html:
     """A figure; ``title`` is above it and is what a screen reader says."""
     data = json.dumps(figure, separators=(",", ":"), allow_nan=False)
-    plot = element("div", class_="plot", role="img", aria_label=title, data_figure=data)
+    # A legend takes more room where the screen is narrow.
+    room = f"--traces:{len(figure['data'])}"
+    plot = element("div", class_="plot", role="img", aria_label=title, style=room, data_figure=data)
     text = element("figcaption", element("strong", title), f" {caption}" if caption else "")
     return element("figure", text, plot)
 

@@ -157,7 +157,7 @@ def _change(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _signed_percent(value: float | None) -> str:
-    return MISSING if value is None else f"{100 * value:+z.1f}%".replace("-", "−")
+    return MISSING if value is None else f"{signed(100 * value, 1)}%"
 
 
 def _before(entry: Entry) -> PhaseResult:

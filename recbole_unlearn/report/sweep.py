@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import (
-    count,
+    counted,
+    day,
     decimal,
     duration,
     flat,
@@ -79,10 +80,13 @@ def _candidates(result: Sweep) -> list[TrialReport]:
 def _header(result: Sweep, candidates: Sequence[TrialReport]) -> Html:
     trials = result["trials"]
     failed = sum(record["state"] == "failed" for record in trials)
-    counted = f"{len(trials)} trials, {len(candidates)} candidates" + (f", {failed} failed" if failed else "")
+    amounts = [counted(len(trials), "trial"), counted(len(candidates), "candidate")]
+    amounts += [f"{failed} failed"] if failed else []
+    date = day(result.get("date"))
+    said = [_run(result), ", ".join(amounts), *([date] if date else [])]
     return page.element(
         "header",
-        page.element("p", f"{_run(result)} · {counted}", class_="quiet"),
+        page.element("p", " · ".join(said), class_="quiet"),
         page.element("h1", f"Best of the sweep: trial {result['best']['trial']}"),
         page.element("p", "Chosen on validation interactions. Test interactions were not looked at."),
         class_="verdict",
@@ -132,7 +136,7 @@ def _front(result: Sweep, candidates: Sequence[TrialReport]) -> Html:
     ]
     looks = figures.looks(["front", "best", "candidates"])
     utility = f"{_metric(result)}, utility"
-    figure = figures.trade_off(points, looks, "distance of the demotion rate to its target", utility)
+    figure = figures.trade_off(points, looks, "demotion rate, distance to target", utility)
     caption = "Up and to the left is better. No candidate beats one of the front in both."
     keys = list(dict.fromkeys(key for each in result["front"] for key in each["settings"]))
     rows = [
@@ -298,6 +302,6 @@ def _record(result: Sweep) -> Html:
         if report["last"]
     )
     note = page.element(
-        "p", f"{count(len(result['trials']))} trials, {duration(total)} of work.", class_="quiet"
+        "p", f"{counted(len(result['trials']), 'trial')}, {duration(total)} of work.", class_="quiet"
     )
     return page.section("How it was made", note, tables)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from recbole_unlearn import words
@@ -52,6 +54,26 @@ def count(value: float | None) -> str:
     return MISSING if value is None else f"{value:,.0f}"
 
 
+def counted(amount: float, noun: str) -> str:
+    """1 user, 7,191 users."""
+    return f"{count(amount)} {noun}" if amount == 1 else f"{count(amount)} {noun}s"
+
+
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """One, two and three."""
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def day(date: Any) -> str | None:
+    """17 November 2026, 17:24 UTC, of an ISO 8601 date; None where it is none."""
+    try:
+        moment = datetime.fromisoformat(str(date))
+        moment = moment if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
+
+
 def duration(seconds: float | None) -> str:
     """0.03 s, 1.5 s, 43.7 s, 4 min 56 s, 2 h 05 min, or a dash."""
     if seconds is None:
@@ -87,3 +109,11 @@ def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(value, name)
         else:
             yield name, value
+
+
+def names_a_path(value: Any) -> bool:
+    """Whether a setting says where somebody keeps their files."""
+    texts = [entry for entry in (value if isinstance(value, list) else [value]) if isinstance(entry, str)]
+    return any(
+        t.startswith("~") or PurePosixPath(t).is_absolute() or PureWindowsPath(t).is_absolute() for t in texts
+    )

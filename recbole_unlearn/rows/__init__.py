@@ -5,12 +5,19 @@ pair, `region.py` whom a request touches, `batches.py` draws the witness set, `o
 `scoring.py` compute losses and scores, and `expected.py` estimates where a pair ranks in a model that never saw it.
 """
 
-from recbole_unlearn.rows.batches import Triples, Witness, as_batch, pairs_batch
+from recbole_unlearn.rows.batches import (
+    Triples,
+    Witness,
+    as_batch,
+    first_of_each,
+    learns_by_user,
+    pairs_batch,
+)
 from recbole_unlearn.rows.expected import PAIRS, ClosedFormRanker, ExpectedStanding
 from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
 from recbole_unlearn.rows.own_loss import Moments, fisher, loss_gradients, training_loss
 from recbole_unlearn.rows.region import Members, Region, find_region, with_neighbours
-from recbole_unlearn.rows.scoring import pair_scores
+from recbole_unlearn.rows.scoring import pair_scores, predicted
 from recbole_unlearn.rows.tables import OTHER, Side, Table, as_rows, find_tables, reset_rows
 
 __all__ = [
@@ -31,10 +38,13 @@ __all__ = [
     "as_rows",
     "find_region",
     "find_tables",
+    "first_of_each",
     "fisher",
+    "learns_by_user",
     "loss_gradients",
     "pair_scores",
     "pairs_batch",
+    "predicted",
     "reset_rows",
     "training_loss",
     "with_neighbours",

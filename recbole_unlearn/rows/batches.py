@@ -4,6 +4,9 @@ Three parts, as in the paper: R, retained interactions; S, the deleted ones; Neg
 epochs, each interaction once with a new uniform negative. Where items are calibrated, some of R has an item of the
 region as the negative: in training every item is a negative far more often than a positive, and its own interactions
 alone would not show that.
+
+A model may learn by interaction (a pair, a labelled pair) or by user: an autoencoder reads and scores a whole
+history, so a batch of its loss has every user once, however many of the interactions are theirs.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from recbole.data.dataloader import UserDataLoader
 from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction, cat_interactions
+from recbole.data.utils import get_dataloader
 from recbole.utils import InputType
 
 from recbole_unlearn.rows.index import RetainedIndex
@@ -48,6 +53,7 @@ class Witness:
         self.config, self.retained, self.region, self.generator = config, retained, region, generator
         self.index = retained.index
         self.region_negatives = region_negatives
+        self.by_user = learns_by_user(config)
 
     def interactions(self) -> torch.Tensor:
         """Retained interactions of the region's users or items."""
@@ -124,13 +130,34 @@ class Witness:
             torch.full_like(users, -1), users, items, self.retained.negatives(users, self.generator)
         )
 
+    def units(self, users: torch.Tensor) -> torch.Tensor | slice:
+        """Which of the interactions of ``users`` (m,) a loss counts: all, or one for each user."""
+        return first_of_each(users) if self.by_user else slice(None)
+
     def batch(self, triples: Triples) -> Interaction:
         """Triples in the form the model's loss takes."""
         return as_batch(self.config, self.index.train, triples.numbers, triples.negatives)
 
 
+def learns_by_user(config: UnlearnConfig) -> bool:
+    """Whether the training loss is over users with their whole histories."""
+    loader = get_dataloader(config, "train")
+    return isinstance(loader, type) and issubclass(loader, UserDataLoader)
+
+
+def first_of_each(ids: torch.Tensor) -> torch.Tensor:
+    """The first position of every distinct id, by id."""
+    order = torch.argsort(ids, stable=True)
+    ordered = ids[order]
+    first = torch.ones(len(ids), dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return order[first]
+
+
 def as_batch(config: UnlearnConfig, train: Dataset, chosen: torch.Tensor, drawn: torch.Tensor) -> Interaction:
     """Interactions ``chosen`` of ``train`` with negatives ``drawn``, as pairs, labelled pairs or users."""
+    if learns_by_user(config):
+        return Interaction({train.uid_field: train.inter_feat[train.uid_field][chosen]})
     positives = train.join(Interaction(dict(train.inter_feat[chosen].interaction)))
     if config["MODEL_INPUT_TYPE"] == InputType.PAIRWISE:
         items = train.join(Interaction({train.iid_field: drawn}))

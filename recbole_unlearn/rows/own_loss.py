@@ -9,13 +9,19 @@ from collections.abc import Iterable
 import torch
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.model.general_recommender.recvae import RecVAE
 
 Moments = dict[str, torch.Tensor]  # by parameter name
 
 
 def training_loss(model: AbstractRecommender, batch: Interaction) -> torch.Tensor:
-    """The model's own training loss on one batch; RecBole gives some losses in parts."""
-    loss = model.calculate_loss(batch.to(next(model.parameters()).device))
+    """The model's own training loss on one batch; RecBole gives some losses in parts.
+
+    RecVAE trains its encoder and its decoder in turn, with one loss for both and dropout for the encoder alone. Rows
+    of both are fitted here, so its loss is the encoder's.
+    """
+    turn = {"encoder_flag": True} if isinstance(model, RecVAE) else {}
+    loss = model.calculate_loss(batch.to(next(model.parameters()).device), **turn)
     return functools.reduce(operator.add, loss) if isinstance(loss, tuple) else loss
 
 

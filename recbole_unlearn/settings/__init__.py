@@ -2,7 +2,8 @@
 
 `declare.py` is how a setting is declared and read, `groups.py` declares those of a run, `catalogue.py` knows
 which methods there are and what they declare, `recbole_values.py` says the same of RecBole's own keys,
-`yaml_files.py` reads YAML, and `config.py` puts all of it together as
+`yaml_files.py` reads YAML, `typed_model.py` imports a class that is given with `--model`, and `config.py` puts all
+of it together as
 :class:`~recbole_unlearn.settings.config.UnlearnConfig`.
 """
 
@@ -21,6 +22,7 @@ from recbole_unlearn.settings.groups import (
     RunSettings,
     TuneSettings,
 )
+from recbole_unlearn.settings.typed_model import is_typed_class, typed_class
 
 if TYPE_CHECKING:
     from recbole_unlearn.settings.config import UnlearnConfig
@@ -38,9 +40,11 @@ __all__ = [
     "UnlearnConfig",
     "as_list",
     "declared",
+    "is_typed_class",
     "names",
     "read",
     "setting",
+    "typed_class",
 ]
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from recbole.utils import EvaluatorType, ModelType, dataset_arguments
 
 from recbole_unlearn import compat
 from recbole_unlearn.errors import UnlearnError, nearest
+from recbole_unlearn.log import on_terminal
 from recbole_unlearn.settings import catalogue, declare
 from recbole_unlearn.settings.groups import GROUPS
 from recbole_unlearn.settings.recbole_values import (
@@ -39,6 +41,8 @@ from recbole_unlearn.settings.recbole_values import (
 )
 from recbole_unlearn.settings.yaml_files import YamlLoader, properties_dir, read_yaml
 
+# How a run goes, not what comes out of it: taken over from a config that somebody holds, never from a file.
+_OF_THIS_MACHINE = ("eval_batch_size", "show_progress", "state")
 SUPPORTED_TYPES = (ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL)
 
 
@@ -46,6 +50,14 @@ def model_names() -> list[str]:
     """The models this RecBole ships, from its property files."""
     folder = Path(recbole.__file__).parent / "properties" / "model"
     return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def is_recommender(found: Any) -> bool:
+    """Whether something is a model class of RecBole, or derived from one."""
+    # Here, because it brings all layers of RecBole's models along, which most commands do not need.
+    from recbole.model.abstract_recommender import AbstractRecommender
+
+    return isinstance(found, type) and issubclass(found, AbstractRecommender)
 
 
 def own_settings() -> dict[str, declare.Declared]:
@@ -75,6 +87,8 @@ class UnlearnConfig(Config):
             over them; keys that neither RecBole nor the model knows are left out.
 
     """
+
+    leaves_curves: bool = True  # see without_curves
 
     def __init__(
         self,
@@ -142,7 +156,12 @@ class UnlearnConfig(Config):
         if isinstance(model, str) and model not in model_names():
             raise UnlearnError(
                 f"Unknown model {model!r}.{nearest(model, model_names())} "
-                f"RecBole {recbole.__version__} has {len(model_names())} models; see its model list."
+                f"RecBole {recbole.__version__} has {len(model_names())} models; a model of your own is given as "
+                "--model=package.module:Class, or as the class in Python."
+            )
+        if not isinstance(model, str) and not is_recommender(model):
+            raise UnlearnError(
+                f"{model!r:.200} is not a model class of RecBole; derive it from one of its recommenders."
             )
         if not re.fullmatch(r"\w[\w.+-]{0,199}", str(dataset)):
             raise UnlearnError(f"dataset={dataset!r} is not a name; give the folder with --data_path.")
@@ -214,6 +233,13 @@ class UnlearnConfig(Config):
                         f"in another way than the model was trained on. Leave {key} out."
                     )
 
+    def _init_device(self) -> None:
+        """As RecBole, which writes ``gpu_id`` to CUDA_VISIBLE_DEVICES; where only the latter is set, it stays."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is not None and "gpu_id" not in {**self.inherited, **self.external_config_dict}:
+            self.final_config_dict["gpu_id"] = visible
+        super()._init_device()
+
     def _set_default_parameters(self) -> None:
         data_path = self.external_config_dict.get("data_path", self.inherited.get("data_path"))
         super()._set_default_parameters()
@@ -222,6 +248,8 @@ class UnlearnConfig(Config):
             folder = Path(data_path) / self.dataset
             if folder.is_dir():
                 self.final_config_dict["data_path"] = str(folder)
+        if "show_progress" not in {**self.inherited, **self.external_config_dict} and not on_terminal():
+            self.final_config_dict["show_progress"] = False
 
     def method_names(self) -> list[str]:
         """The methods of this run: the one asked for and those it is compared with."""
@@ -263,15 +291,28 @@ class UnlearnConfig(Config):
         other.external_config_dict = {**self.external_config_dict, **own}
         return other
 
+    def without_curves(self) -> UnlearnConfig:
+        """A copy whose trainings leave no losses and scores anywhere: in no log, TensorBoard or tracker."""
+        other = self.replace(tensorboard=False, log_wandb=False)
+        other.leaves_curves = False
+        return other
+
     def given(self, **changes: Any) -> UnlearnConfig:
         """As :meth:`replace`, with None for a key that stays as it is."""
         return self.replace(**{key: value for key, value in changes.items() if value is not None})
 
     @classmethod
     def from_recbole(cls, config: Config, **overrides: Any) -> UnlearnConfig:
-        """Wrap the config of an existing RecBole setup: its settings stay, ours are added."""
-        inherited = _Trusted(plain_settings(config.final_config_dict))
-        return cls(config.model_class, config["dataset"], config_dict=overrides, inherited=inherited)
+        """Wrap the config of an existing RecBole setup: its settings stay, ours are added.
+
+        The device stays too, and the environment is left as it is: RecBole's own config chose both already.
+        """
+        inherited = _Trusted(plain_settings(config.final_config_dict) | _chosen_for_this_machine(config))
+        with compat.own_environment():
+            ours = cls(config.model_class, config["dataset"], config_dict=overrides, inherited=inherited)
+        if "gpu_id" not in overrides:
+            ours.final_config_dict["device"] = config["device"]
+        return ours
 
     def to_recbole(self, **changes: Any) -> Config:
         """The same settings as a plain RecBole `Config` that pickles without this plugin."""
@@ -283,11 +324,23 @@ class UnlearnConfig(Config):
         } | changes
         state["internal_config_dict"] = {}
         del state["inherited"]
+        state.pop("leaves_curves", None)
         state["external_config_dict"] = {}
         state["file_config_dict"] = state["variable_config_dict"] = state["cmd_config_dict"] = {}
         state["yaml_loader"] = yaml.FullLoader
         plain.__dict__.update(state)
         return plain
+
+
+def _chosen_for_this_machine(config: Config) -> dict[str, Any]:
+    """What somebody set in a config about how it runs here, and its GPU; other defaults of RecBole are no choice."""
+    final, defaults = config.final_config_dict, config.internal_config_dict
+    chosen = {
+        key: final[key]
+        for key in _OF_THIS_MACHINE
+        if key in final and (key in config.external_config_dict or final[key] != defaults.get(key))
+    }
+    return chosen | {"gpu_id": final.get("gpu_id")}
 
 
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,7 +382,11 @@ def _literal(value: Any) -> Any:
 
 
 def _keys_read_by(model_class: type) -> set[str]:
-    """Keys the model's own source reads, since not all of them stand in its property file."""
+    """Keys the model's own source reads, since not all of them stand in its property file.
+
+    Of a class that is not RecBole's any word in its code may be one: a notebook has no source to look at, and people
+    write config.key as well.
+    """
     keys: set[str] = set()
     for base in inspect.getmro(model_class):
         module = inspect.getmodule(base)
@@ -338,6 +395,23 @@ def _keys_read_by(model_class: type) -> set[str]:
         try:
             source = inspect.getsource(module)
         except (OSError, TypeError):
-            continue
+            source = ""
+        if not base.__module__.startswith("recbole."):
+            keys.update(_words_in(base))
         keys.update(re.findall(r"""config\[\s*["'](\w+)["']\s*\]""", source))
     return keys
+
+
+def _words_in(cls: type) -> set[str]:
+    """The words among the constants and names of a class's functions."""
+    waiting: list[Any] = [value.__code__ for value in vars(cls).values() if inspect.isfunction(value)]
+    found: set[str] = set()
+    while waiting:
+        code = waiting.pop()
+        found.update(code.co_names)
+        for constant in code.co_consts:
+            if inspect.iscode(constant):
+                waiting.append(constant)
+            elif isinstance(constant, str) and re.fullmatch(r"\w{1,100}", constant):
+                found.add(constant)
+    return found

@@ -50,6 +50,10 @@ class RunSettings:
         per_run=False,
     )
     tensorboard: bool = setting("Write training curves to OUTPUT_DIR/tensorboard.", role=Role.SPEED)
+    log_mlflow: bool = setting(
+        "Log settings and final figures to MLflow, in the active run or a new one; log_wandb does so for W&B.",
+        role=Role.SPEED,
+    )
     report: str = setting(
         "html writes OUTPUT_DIR/report.html, none does not; DIR1,DIR2,... compares the results in those directories.",
         role=Role.SPEED,
@@ -129,7 +133,7 @@ class TuneSettings:
 
     tune: bool = setting("Sweep over the method's settings instead of running it once.", per_run=False)
     space: str | None = setting(
-        "A YAML file that says what to sweep over; the method's own in properties/tune/ when empty.",
+        "A YAML file that says what to sweep over, or a method whose own is meant; this method's own when empty.",
         role=Role.PLACE,
         per_run=False,
     )
@@ -163,7 +167,8 @@ class GridSettings:
     """Many runs instead of one; docs/grid.md."""
 
     grid: str | None = setting(
-        "A YAML file of models, datasets, methods, seeds and deletion ratios to run in all combinations.",
+        "A YAML file of models, datasets, methods, seeds and deletion ratios to run in all combinations; or smoke, "
+        "machine or paper, which are in the package.",
         per_run=False,
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.inputs import read_regular, shown
 
 LARGEST = 16 << 20  # bytes of a file of settings
@@ -23,6 +23,23 @@ def properties_dir() -> Path:
     package = Path(__file__).resolve().parent.parent
     installed = package / "properties"
     return installed if installed.is_dir() else package.parent / "properties"
+
+
+def packaged(name: str | Path, folder: str, option: str) -> Path:
+    """The file that ``option`` names: a path, or (`smoke`) the name of a file in ``folder`` of `properties/`.
+
+    A name has no directory and no ending. A file of exactly that name in the working directory comes first.
+    """
+    path = Path(name)
+    if path.name != str(name) or path.suffix or path.is_file():
+        return path
+    known = {file.stem: file for file in sorted((properties_dir() / folder).glob("*.yaml"))}
+    if path.name not in known:
+        raise UnlearnError(
+            f"{option}={shown(path)} is neither a file here nor one of {', '.join(known)}."
+            f"{nearest(path.name, known)} Files of your own are given with their ending, FILE.yaml."
+        )
+    return known[path.name]
 
 
 class YamlLoader(yaml.SafeLoader):

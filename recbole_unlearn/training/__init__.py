@@ -1,13 +1,14 @@
 """Training by RecBole's trainers.
 
-`phase.py` trains and evaluates one model, `trainings.py` does all trainings of a run and keeps them in a cache, and
-`models/` has faster versions of RecBole's models.
+`phase.py` trains and evaluates one model, `trainings.py` does all trainings of a run and keeps them in a cache,
+`curves.py` sends epochs to W&B, and `models/` has faster versions of RecBole's models.
 """
 
 from recbole_unlearn.training.models import fast_class, pair_remover
 from recbole_unlearn.training.phase import (
     Job,
     PhaseTrainer,
+    Watcher,
     build_model,
     check_finite,
     compose,
@@ -20,6 +21,7 @@ __all__ = [
     "Job",
     "PhaseTrainer",
     "Trainings",
+    "Watcher",
     "build_model",
     "check_finite",
     "compose",

@@ -29,6 +29,10 @@ class Cache:
         self.limit = gibibytes * 2**30
         remove_stale(self.folder, ".*.tmp")
 
+    def has(self, key: str) -> bool:
+        """Whether there is an entry under ``key``, whole or not."""
+        return self._path(key).is_file()
+
     def find(self, key: str) -> Trained | None:
         """The model under ``key``, or None where there is none that is whole."""
         path = self._path(key)
@@ -50,6 +54,9 @@ class Cache:
         path = self._path(key)
         content = {f.name: getattr(trained, f.name) for f in dataclasses.fields(Trained)}
         try:
+            self.folder.mkdir(
+                parents=True, exist_ok=True
+            )  # another run may have removed it while it was empty
             write_torch(path, content)
             write_json(self._note_path(path), {"sha256": file_digest(path), "data": data})
             self._shrink()

@@ -2,8 +2,8 @@
 
 :class:`PhaseTrainer` is mixed into whatever trainer RecBole picks for a model (:func:`compose`), so that models
 with a trainer of their own keep it. It keeps the best epoch in memory instead of in a file (nothing that was
-trained on deleted interactions is left on disk), shows one progress bar for a whole training, and stops at a
-loss that is not a number.
+trained on deleted interactions is left on disk), shows one progress bar for a whole training, logs each epoch, and
+stops at a loss that is not a number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from recbole.data.interaction import Interaction
@@ -28,6 +28,7 @@ from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.settings.recbole_values import refuse_unmeasured
+from recbole_unlearn.training.curves import curves_of
 from recbole_unlearn.training.models import fast_class
 
 
@@ -59,6 +60,16 @@ def _missing_package(config: UnlearnConfig, error: ImportError) -> UnlearnError:
     return UnlearnError(f"{config['model']} needs a package that is not installed: {error.name or error}.")
 
 
+class Watcher(Protocol):
+    """Somebody who wants to know how far a training is."""
+
+    def training(self, label: str, interactions: int, epochs: int) -> None:
+        """A training begins."""
+
+    def epoch(self, done: int) -> None:
+        """So many of its epochs are done."""
+
+
 if TYPE_CHECKING:  # mixed into whatever trainer RecBole picks, see compose()
     from recbole.trainer import Trainer as _Trainer
 else:
@@ -79,27 +90,33 @@ class PhaseTrainer(_Trainer):
             folder = Path(config["output_dir"]) / "tensorboard" / self.label
         try:
             with compat.tensorboard_in(folder):
-                super().__init__(config, model)
+                super().__init__(config.replace(log_wandb=False) if config["log_wandb"] else config, model)
         except _OF_SETTINGS as error:
             raise UnlearnError(_not_built("a trainer", error)) from error
+        self.wandblogger = curves_of(config, self.label)
         # RecBole's trainer of closed-form models sets one epoch after this was read, and would never evaluate.
         self.eval_step = min(self.eval_step, self.epochs)
         self.eval_collector = compat.TensorCollector(config)
         self.best: Trained | None = None
         self.validation_seconds = 0.0
         self._bar: tqdm | None = None
+        self._watcher: Watcher | None = None
 
-    def train(self, data: Loaders) -> Trained:
+    def train(self, data: Loaders, watcher: Watcher | None = None) -> Trained:
         """Train to the best validation epoch and return it; the model holds its weights afterwards."""
         refuse_unmeasured(self.config)
+        self._watcher = watcher
+        if watcher is not None:
+            watcher.training(self.label, len(data.train._dataset), self.epochs)
+        said = self.config.leaves_curves
         start = time.perf_counter()
         shown = bool(self.config["show_progress"])
         with progress(f"Train {self.label}", self.epochs, shown, "epoch") as self._bar:
             try:
-                self.fit(data.train, data.valid, verbose=False, saved=True, show_progress=False)
+                self.fit(data.train, data.valid, verbose=said, saved=True, show_progress=False)
             except ImportError as error:
                 raise _missing_package(self.config, error) from error
-        self._bar = None
+        self._bar = self._watcher = None
         seconds = time.perf_counter() - start - self.validation_seconds
         assert self.best is not None, "fit() saves at least one epoch"
         self.best.load_into(self.model)
@@ -110,6 +127,8 @@ class PhaseTrainer(_Trainer):
         result = super()._train_epoch(train_data, epoch_idx, *args, **kwargs)
         if self._bar is not None:
             self._bar.update(epoch_idx + 1 - self._bar.n)
+        if self._watcher is not None:
+            self._watcher.epoch(epoch_idx + 1)
         return result
 
     def _valid_epoch(self, *args: Any, **kwargs: Any) -> Any:
@@ -188,21 +207,29 @@ class Job(NamedTuple):
 
 
 def train_here(
-    config: UnlearnConfig, splits: Splits, label: str, start: dict[str, torch.Tensor] | None = None
+    config: UnlearnConfig,
+    splits: Splits,
+    label: str,
+    start: dict[str, torch.Tensor] | None = None,
+    watcher: Watcher | None = None,
 ) -> tuple[PhaseTrainer, Trained]:
     """Train a new model on ``splits``, see :class:`Job`; also returns the trainer that holds it."""
     model = build_model(config, splits)
     if start is not None:
         model.load_state_dict(start)
     trainer = compose(PhaseTrainer, config, model, label)
-    return trainer, trainer.train(loaders(config, splits))
+    return trainer, trainer.train(loaders(config, splits), watcher)
 
 
 def train(
-    config: UnlearnConfig, splits: Splits, label: str, start: dict[str, torch.Tensor] | None = None
+    config: UnlearnConfig,
+    splits: Splits,
+    label: str,
+    start: dict[str, torch.Tensor] | None = None,
+    watcher: Watcher | None = None,
 ) -> Trained:
     """As :func:`train_here`, without the trainer."""
-    return train_here(config, splits, label, start)[1]
+    return train_here(config, splits, label, start, watcher)[1]
 
 
 def train_all(jobs: Sequence[Job]) -> list[Trained]:

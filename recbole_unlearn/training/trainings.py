@@ -27,7 +27,7 @@ from recbole_unlearn.settings.config import own_settings
 from recbole_unlearn.settings.recbole_values import RECBOLE, Known
 from recbole_unlearn.training.cache import Cache
 from recbole_unlearn.training.models import filed_as
-from recbole_unlearn.training.phase import Job, PhaseTrainer, build_model, compose, train, train_here
+from recbole_unlearn.training.phase import Job, PhaseTrainer, Watcher, build_model, compose, train, train_here
 from recbole_unlearn.words import counted
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def _train_anywhere(
 ) -> Trained:
     """A training that needs and leaves no file, so that it can be done on another machine."""
     with tempfile.TemporaryDirectory() as work:
-        apart = config.replace(checkpoint_dir=work, output_dir=None, tensorboard=False)
+        apart = config.replace(checkpoint_dir=work, output_dir=None).without_curves()
         return train(apart, splits, label, start)
 
 
@@ -57,6 +57,7 @@ class Trainings:
         self.cache = Cache(options.cache_dir, options.cache_size) if options.cache else None
         self.threads = threads
         self.workers = workers or Workers()
+        self.watcher: Watcher | None = None  # of trainings that are done here
         self._deleted: torch.Tensor | None = None  # pairs that no kept model may have seen
         self._found_deleted: set[str] = set()
 
@@ -85,14 +86,14 @@ class Trainings:
     ) -> Trained:
         """A model of ``splits`` trained with ``config``, from the cache if it is there."""
         job = Job(config, splits, label, start)
-        return self._find(job) or self._keep(job, train(*job))
+        return self._find(job) or self._keep(job, train(*job, *self._watchers))
 
     def trainer(self, config: UnlearnConfig, splits: Splits, label: str) -> tuple[PhaseTrainer, Trained]:
         """As :meth:`train`, with the trainer that holds the model."""
         job = Job(config, splits, label)
         found = self._find(job)
         if found is None:
-            trainer, trained = train_here(config, splits, label)
+            trainer, trained = train_here(*job, *self._watchers)
             return trainer, self._keep(job, trained)
         model = build_model(config, splits)
         found.load_into(model)
@@ -108,6 +109,14 @@ class Trainings:
             found[place] = self._keep(jobs[place], trained)
             logger.info("Trained the %s model: %.1f s.", jobs[place].label, trained.seconds)
         return [found[place] for place in range(len(jobs))]
+
+    @property
+    def _watchers(self) -> list[Watcher]:
+        return [] if self.watcher is None else [self.watcher]
+
+    def has(self, config: UnlearnConfig, splits: Splits) -> bool:
+        """Whether the cache has such a model; whether it is whole is found out when it is read."""
+        return self.cache is not None and self.cache.has(self.key(config, splits))
 
     def _find(self, job: Job) -> Trained | None:
         if self.cache is None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from recbole_unlearn.cluster import import_ray
+from recbole_unlearn.cluster import import_tune
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings import TuneSettings
 from recbole_unlearn.tuning.space import Domain, Range, Settings, Space, Whole, identity
@@ -51,13 +51,7 @@ class Listener(Protocol):
 
 def check(searcher: str, address: str | None) -> None:
     """Refuse what cannot work before anything is trained."""
-    import_ray()
-    try:
-        importlib.import_module("ray.tune")
-    except ImportError as error:
-        raise UnlearnError(
-            f'Ray Tune is not installed ({error}); use pip install "recbole-unlearn[tune]".'
-        ) from error
+    import_tune()
     if searcher in ("optuna", "hyperopt") and not _installed(searcher):
         raise UnlearnError(
             f"searcher={searcher} needs the package {searcher}: pip install {searcher}, or use --searcher=random."

@@ -33,6 +33,11 @@ def refuse_unprepared(pipeline: Pipeline, options: TuneSettings) -> None:
         raise UnlearnError(
             f"{method.name} trains an original of its own, so trials have none to share: it cannot be tuned."
         )
+    for key in ("log_wandb", "log_mlflow"):
+        if pipeline.config[key]:
+            raise UnlearnError(
+                f"A sweep is not logged run by run: leave --{key} out, and give it to the run of the best settings."
+            )
     read_metric(options, pipeline.config)
     for other in others:
         if not other.exact:

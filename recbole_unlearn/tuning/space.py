@@ -24,7 +24,7 @@ from recbole_unlearn import settings
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.settings.yaml_files import properties_dir, read_strictly
+from recbole_unlearn.settings.yaml_files import packaged, properties_dir, read_strictly
 
 DIGITS = 4  # that count, of a number drawn from a range
 MISSES = 200  # consecutive draws that bring nothing new, after which a space is taken to be exhausted
@@ -230,7 +230,7 @@ def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) 
 
 def _path(method: type[UnlearnTrainer], file: str | None) -> Path:
     if file is not None:
-        return Path(file)
+        return packaged(file, "tune", "--space")
     folder = properties_dir() / "tune"
     path = folder / f"{method.name}.yaml"
     if not path.is_file():

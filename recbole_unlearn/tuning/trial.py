@@ -82,8 +82,8 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
     watch = Watch(look_steps(total, shared.looks), report) if total else None
     with tempfile.TemporaryDirectory() as work:
         config = shared.config.replace(
-            checkpoint_dir=work, output_dir=None, show_progress=False, tensorboard=False
-        )
+            checkpoint_dir=work, output_dir=None, show_progress=False
+        ).without_curves()
         kept = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
         models = Trainings(kept, shared.threads)
         trainer, task = begin(method, options, config, shared.data, shared.original, models, "unlearned")

@@ -40,6 +40,48 @@ def file(tmp_path):
     return lambda content: write(tmp_path / "grid.yaml", content)
 
 
+class Loaded(Exception):
+    """Carries the path that a grid was to be read from."""
+
+
+@pytest.fixture
+def read_from(monkeypatch):
+    """``read_from("smoke")``: which file `run_grid` reads for it."""
+
+    def stop(path, given):
+        raise Loaded(path)
+
+    monkeypatch.setattr(grid_run, "load", stop)
+
+    def find(name):
+        with pytest.raises(Loaded) as loaded:
+            run_grid(name)
+        return loaded.value.args[0]
+
+    return find
+
+
+def test_a_grid_of_the_package_is_named_without_its_path(read_from):
+    for name in ("smoke", Path("paper"), "machine"):
+        assert read_from(name) == properties_dir() / "grid" / f"{name}.yaml"
+
+
+def test_a_file_of_that_name_comes_first_and_a_directory_does_not(read_from):
+    Path("paper").mkdir()
+    assert read_from("paper") == properties_dir() / "grid" / "paper.yaml"
+    for mine in ("smoke", "smoke.yaml", "paper/smoke"):
+        assert read_from(write(Path(mine), GOOD)) == Path(mine)
+
+
+def test_a_name_that_is_no_grid_s_is_one_line_with_those_that_are(capsys):
+    assert cli.main(["--grid=smok"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(
+        "Error: --grid=smok is neither a file here nor one of machine, paper, smoke. Did you mean smoke?"
+    )
+    assert "\n" not in error
+
+
 def test_a_cell_is_a_run_with_all_methods(file):
     cells = plan.load(file(GOOD | {"settings": {"epochs": 3, "finetune_epochs": 2}}), {"epochs": 4})
     assert [cell.name for cell in cells] == [

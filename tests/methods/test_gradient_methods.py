@@ -21,12 +21,12 @@ from recbole_unlearn.methods.influence import ifru, scif, solver
 from recbole_unlearn.methods.influence.hessian import HessianProduct, Selection, gradient_sum
 from recbole_unlearn.methods.request_losses import (
     RequestLosses,
-    learns_by_user,
     losers,
     tie,
     turned,
     with_rows_left,
 )
+from recbole_unlearn.rows.batches import learns_by_user
 from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
 from recbole_unlearn.rows.own_loss import training_loss
 from recbole_unlearn.rows.region import find_region

@@ -15,6 +15,7 @@ import pytest
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.measures import base
+from recbole_unlearn.measures.verdict import SHORT
 from recbole_unlearn.report import comparison, figures, single, values, write_comparison, write_report
 from recbole_unlearn.results.schema import LEVELS, RunResult
 
@@ -141,6 +142,11 @@ def row(reader, title):
     return reader.text.split(f"\n{title}\n", 1)[1][:120]
 
 
+def forgetting(reader, title):
+    """The cells of a row in the table of measures."""
+    return reader.text.split("\nForgetting\n", 1)[1].split(f"\n{title}\n", 1)[1][:120]
+
+
 @pytest.fixture
 def light(monkeypatch):
     """Pages without plotly.js, for tests that do not draw."""
@@ -166,25 +172,36 @@ def test_the_report_says_it_in_order(tmp_path, light):
     assert path == tmp_path / "report.html"
     reader = Reader(path)
     parts = [
-        "Forgets too little", *VERDICT.split("; ", 1), "96%\n", "29.1×",
-        "7,191", "Results", "Scores of the deleted pairs", "What affected users get", "Forgetting",
-        "Where the damage fell", "How it went, step by step", "Certificates", "How it was made",
-        "All 4 settings", "3.11.7",
+        "Forgets too little", "(demotion rate 0.811, retrained 0.941).\nAn attacker", "was to forget 7,191",
+        "Artificial noise:", "What to do", "96%\n", "29.1×", "7,191", "The methods beside retraining", "Results",
+        "Scores of the deleted pairs", "What affected users get", "Forgetting",
+        "Who gains and who loses", "How it went, step by step", "Certificates", "How it was made",
+        "python -m recbole_unlearn", "All 4 settings", "3.11.7",
     ]  # fmt: skip
-    places = [reader.text.index(part) for part in parts]
-    assert places == sorted(places)
+    start = 0
+    for part in parts:
+        start = reader.text.index(part, start)
     assert len(reader.figures) == 7
     assert not reader.open
 
 
 def test_forgetting_is_a_distance_to_retraining_with_a_floor(tmp_path, light):
     reader = Reader(report(sample(), tmp_path))
-    cells = re.findall(r"\S+", row(reader, GOOD_DEMOTION))[:8]
-    assert cells == ["0.025", "−0.916", "0.811", "−0.130", "0.941", "0.402", "−0.539", "0.005"]
-    assert "0.240\n0.540\n–\n0.370\n0.610\n" in row(reader, "Top-20 overlap, affected users")
-    assert "0.610\n0.590 to 0.630\n+0.080\n" in row(
-        reader, "Good: the retrained model's, within the intervals"
-    )
+    cells = re.findall(r"\S+", forgetting(reader, "Demotion rate"))[:8]
+    assert cells == ["0.811", "−0.130", "0.941", "0.025", "−0.916", "0.402", "−0.539", "0.005"]
+    assert "0.540\n–\n0.240\n0.370\n0.610\n" in forgetting(reader, "Top-20 overlap, affected users")
+
+
+def test_an_attack_is_shown_by_its_distance_and_its_goal(tmp_path, light):
+    """A model that never saw noise tells it apart as well: neither a small nor a large AUC is good."""
+    reader = Reader(report(sample(), tmp_path))
+    cells = forgetting(reader, "Attack: AUC")
+    assert cells.startswith("+0.080\nis 0.610\n0.590 to 0.630\n0.530\n0.510 to 0.550\n+0.400\nis 0.930\n")
+    assert "Goal here: 0.530" in reader.text
+    assert "Closer to it is better; smaller or larger is not." in reader.text
+    assert "Attack AUC off by\n+0.080\nis 0.610\ngoal 0.530\n" in reader.text
+    assert "original 0.930" not in reader.text
+    assert "Attack AUC" not in Reader(report(without_retraining(), tmp_path)).text  # it has no goal there
 
 
 def test_the_share_of_a_bin_and_the_change_of_a_group(tmp_path, light):
@@ -240,8 +257,10 @@ def test_a_registered_measure_is_in_the_report(tmp_path, light, registry):
     result = sample()
     result["phases"]["unlearned"]["forgetting"]["surprise@5"] = {"all": 0.25}
     reader = Reader(report(result, tmp_path))
-    assert "how <odd> it is\nGood: little\n–\n0.250\n–\n" in row(reader, "Surprise@5, all")
-    assert reader.text.index("Surprise@5") < reader.text.index("Demotion rate\nshare of")
+    cells = row(reader, "Surprise@5, all")
+    assert cells.startswith("0.250\n–\n–\n–\n")
+    assert "how <odd> it is\nGood: little\n" in cells
+    assert reader.text.index("Surprise@5") < reader.text.index(GOOD_DEMOTION)
 
 
 def test_measures_are_in_the_order_of_the_registry_and_explained_once(tmp_path, light):
@@ -253,7 +272,8 @@ def test_measures_are_in_the_order_of_the_registry_and_explained_once(tmp_path, 
     places = [text.index(f"\n{title}\n") for title in titles]
     assert places == sorted(places)
     for one in base.measures():
-        assert text.count(f"\n{one.meaning}\nGood: {one.good}\n") == 1
+        assert text.count(f"\n{one.meaning}\n") == 1
+        assert f"\n{one.meaning}\nGood: {one.good}\n" in text
 
 
 def test_compared_methods_come_after_the_references(tmp_path, light):
@@ -264,7 +284,7 @@ def test_compared_methods_come_after_the_references(tmp_path, light):
 
 
 def test_every_level_of_a_verdict_has_words(tmp_path, light):
-    assert tuple(single._LEVELS) == LEVELS
+    assert tuple(single._HEADINGS) == tuple(SHORT) == LEVELS
     result = sample() | {"verdict": {"level": "cannot_tell", "text": "Both are near."}}
     assert "These figures cannot tell\nBoth are near.\n" in Reader(report(result, tmp_path)).text
 
@@ -345,9 +365,9 @@ def test_what_is_missing_is_never_zero(tmp_path, light):
     del result["phases"]["unlearned"]["seconds"]
     result["phases"]["original"]["seconds"] = None
     reader = Reader(report(result, tmp_path))
-    assert reader.text.count("Demotion rate\n") == 1  # in the table, not among the key figures
-    assert "0.025\n−0.916\n–\n0.941" in row(reader, GOOD_DEMOTION)
-    assert reader.text.count("loaded\n") == 2
+    assert reader.text.count("Demotion rate\n") == 2  # in both tables, not among the key figures
+    assert forgetting(reader, "Demotion rate").startswith("–\n0.941\n0.025\n−0.916")
+    assert reader.text.count("loaded\n") == 3
     assert values.decimal(None) == values.percent(None) == values.duration(None) == "–"
 
 
@@ -407,8 +427,9 @@ def test_the_comparison_averages_seeds_and_counts_a_model_once(light, compare):
     assert original[-1] == "2"
     own = [part for part in first.split("obliviate\n")[1].split("\n") if part]
     ndcg = [run["phases"]["unlearned"]["affected"]["ndcg@20"] for run in runs[:2]]
-    assert own[0].startswith(f"{sum(ndcg) / 2:.4f} ± ")
-    assert own[2] == "96%"
+    assert own[0] == "too little"
+    assert own[1].startswith(f"{sum(ndcg) / 2:.4f} ± ")
+    assert own[3] == "96%"
     assert "29.1×" in own
 
 
@@ -463,6 +484,13 @@ def test_durations(seconds, written):
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# A page as a phone shows it; the window of a headless Chromium is never narrower than 500 px.
+PHONE = '<body style="margin:0"><iframe style="width:390px;height:844px;border:0" srcdoc="{page}"></iframe></body>'
+PHONE_PROBE = """<script>
+const fits = document.documentElement.scrollWidth <= innerWidth;
+const head = [...document.querySelectorAll("th[scope=col]")].find(one => one.textContent.trim() === "retrained");
+parent.document.body.dataset.probe = [innerWidth, fits, head.getBoundingClientRect().right <= innerWidth].join("|");
+</script>"""
 PROBE = """<script>
 document.body.dataset.probe = [
   window.hacked, document.querySelectorAll("img, a[href]").length,
@@ -504,3 +532,14 @@ def test_chromium_draws_both_pages_in_light_and_dark(tmp_path, compare):
         assert console == []
         assert len(re.findall(r'<svg class="main-svg"', dom)) >= plots
         assert f'data-probe="|0|{night if dark else white}|true"' in dom
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+def test_a_phone_shows_the_retrained_column_and_scrolls_only_inside_tables(tmp_path):
+    page = report(sample(), tmp_path).read_text().replace("</body>", PHONE_PROBE + "</body>")
+    phone = tmp_path / "phone.html"
+    phone.write_text(PHONE.format(page=html.escape(page)))
+    dom, console = browse(phone, tmp_path)
+    assert console == []
+    assert 'data-probe="390|true|true"' in dom

@@ -182,7 +182,7 @@ def test_deleted_pairs_and_the_buffer(make_config):
     assert not data.deleted[buffer].any()
 
 
-@pytest.mark.parametrize("model", ["BPR", "NeuMF", "FM", "MultiVAE"])
+@pytest.mark.parametrize("model", ["BPR", "NeuMF", "FM", "MultiVAE", "CDAE", "ENMF"])
 def test_batches_have_the_form_the_model_takes(make_config, model):
     config = make_config(model)
     splits = load(config).splits

@@ -1,5 +1,6 @@
 """The config: order of merging, what is refused, and the way to and from plain RecBole."""
 
+import os
 import pickle
 import pickletools
 import sys
@@ -10,6 +11,7 @@ import torch
 from recbole.config import Config
 from recbole.utils import ModelType
 
+from recbole_unlearn import compat, run_unlearn, unlearn_model
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings.config import UnlearnConfig, plain_settings
 from recbole_unlearn.settings.yaml_files import parse_value, properties_dir, read_yaml
@@ -138,6 +140,43 @@ def test_an_existing_config_keeps_its_settings(settings):
     for key in ("epochs", "metrics", "topk", "valid_metric", "embedding_size", "data_path", "seed"):
         assert ours[key] == theirs[key], key
     assert ours["on_missing"] == "skip"
+
+
+def test_what_somebody_set_is_never_replaced(settings, monkeypatch, tmp_path):
+    """Neither from a config they hold, nor from their files or dict."""
+    compat.restore_numpy_names()
+    chosen = {"gpu_id": 3, "eval_batch_size": 123, "show_progress": False, "state": "ERROR"}
+    values = {k: settings[k] for k in ("data_path", "load_col")}
+    theirs = Config("BPR", "tiny", config_dict=values | chosen)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    ours = UnlearnConfig.from_recbole(theirs)
+    assert {key: ours[key] for key in chosen} == chosen | {"gpu_id": "3"}
+    assert ours["device"] == theirs["device"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+    theirs["eval_batch_size"], theirs["device"] = 456, torch.device("meta")  # set later, by hand
+    ours = UnlearnConfig.from_recbole(theirs)
+    assert (ours["eval_batch_size"], ours["device"]) == (456, torch.device("meta"))
+    plain = UnlearnConfig.from_recbole(Config("BPR", "tiny", config_dict=values))
+    assert plain["eval_batch_size"] == 4096000  # nobody chose RecBole's 4096
+    file = tmp_path / "mine.yaml"
+    file.write_text("gpu_id: 3\neval_batch_size: 123\nshow_progress: False\nstate: ERROR\n")
+    for read in (UnlearnConfig("BPR", "tiny", [str(file)]), UnlearnConfig("BPR", "tiny", config_dict=chosen)):
+        assert {key: read[key] for key in chosen} == chosen | {"gpu_id": "3"}
+
+
+@pytest.mark.parametrize("visible", [None, "7", ""])
+def test_the_environment_is_left_as_it_was(settings, monkeypatch, visible):
+    compat.restore_numpy_names()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    before = dict(os.environ)
+    values = settings | {"epochs": 1, "eval_step": 1, "report": "none"}
+    outcome = run_unlearn("BPR", "tiny", forget={"user_id": ["u3"]}, config_dict=values)
+    assert dict(os.environ) == before
+    assert outcome.config["gpu_id"] == ("0" if visible is None else visible)  # what is visible stays so
+    unlearn_model(outcome.config, outcome.model, outcome.data.full, {"user_id": ["u3"]})
+    assert dict(os.environ) == before
 
 
 def test_inherited_data_settings_cannot_be_changed(settings):

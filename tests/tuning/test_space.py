@@ -113,6 +113,14 @@ def test_a_method_without_a_space_says_who_has_one(make_config, tmp_path):
         space.load(make_config(unlearn="obliviate"), OBLIVIATE, str(tmp_path / "none.yaml"))
 
 
+def test_a_space_of_the_package_is_named_without_its_path(make_config):
+    config = make_config(unlearn="obliviate")
+    own = space.load(config, OBLIVIATE, None)
+    assert space.load(config, OBLIVIATE, "obliviate").domains == own.domains
+    with pytest.raises(UnlearnError, match=r"--space=oblivate is neither .* Did you mean obliviate\?"):
+        space.load(config, OBLIVIATE, "oblivate")
+
+
 PLAIN = st.integers(-50, 50) | st.booleans() | st.text(max_size=3) | st.none()
 DOMAINS = st.one_of(
     st.builds(

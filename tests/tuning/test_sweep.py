@@ -233,6 +233,19 @@ def test_ray_without_tune(monkeypatch):
         backend.check("random", None)
 
 
+def test_ray_tune_that_does_not_fit_numpy_says_what_to_install(monkeypatch, tmp_path):
+    """Plain `pip install` of the wheel brings Ray 2.6 and numpy 2, where `import ray.tune` ends in np.bool8."""
+    pytest.importorskip("ray")
+    broken = "import numpy\nraise AttributeError(\"module 'numpy' has no attribute 'bool8'.\\nMore.\")\n"
+    (tmp_path / "tune.py").write_text(broken)
+    monkeypatch.setattr(sys.modules["ray"], "__path__", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "ray.tune", raising=False)
+    with pytest.raises(UnlearnError, match="cannot be used here: module 'numpy' has no") as error:
+        backend.check("random", None)
+    assert 'pip install "recbole==1.2.0" "ray[tune]>=2.40"' in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 def test_searchers_that_are_not_installed(monkeypatch):
     pytest.importorskip("ray.tune")
     monkeypatch.setattr(backend, "_installed", lambda name: False)

@@ -94,6 +94,8 @@ class IFRU(UnlearnTrainer):
 
     needs_index = True
     needs_gradients = True
+    forgets_more = ("lower ifru_damping",)
+    forgets_less = ("raise ifru_damping",)
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """One Newton step of the chosen rows."""

@@ -62,6 +62,8 @@ class SCIF(UnlearnTrainer):
 
     needs_index = True
     needs_gradients = True
+    forgets_more = ("raise scif_cap",)
+    forgets_less = ("lower scif_cap",)
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """One Newton step of the users' rows."""

@@ -17,7 +17,7 @@ from recbole.model.general_recommender.lightgcn import LightGCN
 
 from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
-from recbole_unlearn.rows import Side, Triples, Witness, as_rows, pairs_batch, training_loss
+from recbole_unlearn.rows import Side, Triples, Witness, as_rows, predicted, training_loss
 from recbole_unlearn.training import fast_class
 
 
@@ -31,7 +31,9 @@ class RowGradients:
         self.adapters, self.chosen, self.witness, self.whole = adapters, chosen, witness, whole
         self.model = adapters.model
         named = dict(self.model.named_parameters())
-        self._names = list(dict.fromkeys(adapter.name for adapter in chosen))
+        # What a model itself holds fixed (RecVAE's earlier encoder) has no gradient.
+        names = dict.fromkeys(adapter.name for adapter in chosen)
+        self._names = [name for name in names if named[name].requires_grad]
         self._parameters = [named[name] for name in self._names]
         self._sums: dict[str, torch.Tensor] = {}
         self._scores: torch.Tensor | None = None
@@ -39,7 +41,8 @@ class RowGradients:
     def own(self, triples: Triples, weight: float = 1.0) -> float:
         """``weight`` times the model's own training loss on a batch; its gradient is added."""
         self.model.train()
-        loss = weight * training_loss(self.model, self.witness.batch(triples))
+        counted = triples.part(self.witness.units(triples.users))
+        loss = weight * training_loss(self.model, self.witness.batch(counted))
         self._add(loss.sum(), None)
         return loss.item()
 
@@ -47,8 +50,7 @@ class RowGradients:
         """The model's scores of pairs (m,), detached."""
         self.model.eval()
         clear_caches(self.model)
-        batch = pairs_batch(self.witness.index.train, users, items)
-        self._scores = self.model.predict(batch.to(self._parameters[0].device)).reshape(-1)
+        self._scores = predicted(self.model, self.witness.index.train, users, items)
         return self._scores.detach()
 
     def back(self, gradient: torch.Tensor) -> None:

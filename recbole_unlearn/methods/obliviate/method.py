@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
@@ -20,6 +20,7 @@ from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.obliviate import certificates, curvature, downdate, lac, lua, restart
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.methods.obliviate.contamination import spread, started_again
+from recbole_unlearn.methods.obliviate.pace import Pace
 from recbole_unlearn.methods.obliviate.settings import ObliviateSettings
 from recbole_unlearn.rows import (
     PAIRS,
@@ -64,6 +65,8 @@ class Obliviate(UnlearnTrainer):
     """W' = W + R + A Bᵀ on contaminated rows."""
 
     needs_index = True
+    forgets_more: ClassVar[Sequence[str]] = ("raise lua_limit", "set forget_kind=hard and raise lac_forget")
+    forgets_less: ClassVar[Sequence[str]] = ("lower lua_limit", "set forget_kind=genuine")
 
     @classmethod
     def check(cls, settings: ObliviateSettings, config: UnlearnConfig) -> None:
@@ -160,6 +163,7 @@ class _Request:
 
     def run(self) -> Outcome:
         """LUA, then LAC."""
+        pace = Pace(None if self.task.original is None else self.task.original.seconds)
         energy = self._downdate()
         objective, interactions = self._objective()
         self.adapters.attach()
@@ -168,7 +172,9 @@ class _Request:
         shown = bool(self.task.config["show_progress"])
         with progress(f"LAC {self.task.label}", schedule.steps, shown) as bar:
             report = self._step_report()
-            trace = lac.calibrate(self.adapters, self.witness, objective, schedule, chosen, bar, report)
+            pace.steps_begin()
+            after = report or (lambda step: pace.after(step, schedule.steps))
+            trace = lac.calibrate(self.adapters, self.witness, objective, schedule, chosen, bar, after)
             if (
                 report is not None
             ):  # a small request has fewer steps; the model is then the same after all later ones
@@ -322,6 +328,7 @@ class _Request:
         found = self.task.prepared.curvature
         if found is None:
             kept = (~self.task.data.deleted).nonzero().flatten()
+            kept = kept[self.witness.units(self.index.ids["user"][kept])]
             parts = kept.split(self.task.config["train_batch_size"])
             batches = [self.witness.batch(self.witness.triples(part)) for part in parts]
             found = curvature.from_retained(self.model, batches)

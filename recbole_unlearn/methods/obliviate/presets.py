@@ -6,6 +6,9 @@ its scale, which the paper leaves open and a line search finds. Weights and lear
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 from recbole_unlearn.methods import method
 from recbole_unlearn.methods.obliviate.method import Obliviate, ObliviateSettings
 
@@ -18,6 +21,9 @@ from recbole_unlearn.methods.obliviate.method import Obliviate, ObliviateSetting
 )
 class ObliviatePaper(Obliviate):
     """λ_u reverse ranking on S + λ_d distillation on R + λ_r ‖Δθ‖², from the rank-r downdate on."""
+
+    forgets_more: ClassVar[Sequence[str]] = ("raise lac_steps", "raise lac_forget", "lower lac_distill")
+    forgets_less: ClassVar[Sequence[str]] = ("lower lac_steps", "lower lac_forget", "raise lac_distill")
 
 
 @method(
@@ -39,6 +45,8 @@ class NoLUA(ObliviatePaper):
 class NoLAC(ObliviatePaper):
     """LUA alone."""
 
+    forgets_more = forgets_less = ()
+
 
 @method(
     "no_distill",
@@ -48,3 +56,6 @@ class NoLAC(ObliviatePaper):
 )
 class NoDistill(ObliviatePaper):
     """LUA and LAC, with λ_d = 0."""
+
+    forgets_more = ("raise lac_steps", "raise lac_forget")
+    forgets_less = ("lower lac_steps", "lower lac_forget")

@@ -71,6 +71,11 @@ class RecEraserSettings:
 class RecEraser(ShardedTrainer):
     """e = Σ_k α_k (e_k W_k + b_k) for users and items, with model k trained on its part of the interactions."""
 
+    @classmethod
+    def epochs(cls, settings: RecEraserSettings, config: UnlearnConfig) -> int:
+        """Of a shard's training."""
+        return settings.receraser_epochs or int(config["epochs"])
+
     def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
         """How a shard trains; there are no slices."""
         options: RecEraserSettings = task.settings

@@ -53,6 +53,11 @@ class SISASettings:
 class SISA(ShardedTrainer):
     """s(u, i) = 1/K Σ_k s_k(u, i), with model k trained on the interactions of its users."""
 
+    @classmethod
+    def epochs(cls, settings: SISASettings, config: UnlearnConfig) -> int:
+        """Of a shard's training."""
+        return settings.sisa_epochs or int(config["epochs"])
+
     def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
         """How a shard trains, and the number of its slices."""
         options: SISASettings = task.settings

@@ -60,6 +60,11 @@ class UltraRESettings:
 class UltraRE(ShardedTrainer):
     """s(u, i) = Σ_k w[g(u), k] s_k(u, i), with model k trained on the interactions of cluster k."""
 
+    @classmethod
+    def epochs(cls, settings: UltraRESettings, config: UnlearnConfig) -> int:
+        """Of a shard's training."""
+        return settings.ultrare_epochs or int(config["epochs"])
+
     def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
         """How a cluster trains; there are no slices."""
         options: UltraRESettings = task.settings

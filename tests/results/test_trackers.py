@@ -1,0 +1,198 @@
+"""Trackers: what W&B and MLflow are sent, what they are not, and what happens without them."""
+
+import re
+import sys
+import types
+
+import pytest
+
+from recbole_unlearn import UnlearnConfig, UnlearnError, cli, run_unlearn, tune_unlearn
+from recbole_unlearn.results import trackers
+from recbole_unlearn.results.trackers import figures
+
+
+class Wandb(types.ModuleType):
+    """As much of wandb as is called, with what it was sent."""
+
+    def __init__(self, run=None):
+        super().__init__("wandb")
+        self.run, self.started, self.finished, self.sent, self.summary = run, [], [], [], {}
+
+    def init(self, **given):
+        self.started.append(given)
+        self.run = self
+
+    def define_metric(self, *args, **kwargs):
+        pass
+
+    def log(self, metrics, commit=True):
+        self.sent.append(metrics)
+
+    def finish(self, exit_code=0):
+        self.finished.append(exit_code)
+        self.run = None
+
+
+class MLflow(types.ModuleType):
+    """As much of mlflow as is called."""
+
+    def __init__(self, run=None):
+        super().__init__("mlflow")
+        self.run, self.started, self.ended, self.params, self.metrics, self.tags = run, [], [], {}, {}, {}
+
+    def active_run(self):
+        return self.run
+
+    def start_run(self, run_name):
+        self.started.append(run_name)
+        self.run = "new"
+
+    def log_params(self, params):
+        assert len(params) <= 100
+        self.params |= params
+
+    def log_metrics(self, metrics):
+        assert all(re.fullmatch(r"[\w\-. /]+", key) for key in metrics)  # MLflow's own rule
+        self.metrics |= metrics
+
+    def set_tag(self, key, value):
+        self.tags[key] = value
+
+    def end_run(self, status):
+        self.ended.append(status)
+        self.run = None
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    module = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+@pytest.fixture
+def mlflow(monkeypatch):
+    module = MLflow()
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    return module
+
+
+def run(settings, **changes):
+    forget = changes.pop("forget", None)
+    values = settings | {"report": "none", "inject_mode": "random", **changes}
+    return run_unlearn(
+        "BPR", "tiny", forget=forget, unlearn="finetune", compare="retrain", config_dict=values
+    )
+
+
+def test_wandb_gets_figures_and_curves_of_each_phase(settings, wandb, tmp_path):
+    outcome = run(settings, log_wandb=True, wandb_project="mine")
+    (started,) = wandb.started
+    assert started["project"] == "mine"
+    assert started["config"]["learning_rate"] == 0.01
+    assert not [value for value in started["config"].values() if str(tmp_path) in str(value)]
+    phases = outcome.result["phases"]
+    assert wandb.summary["unlearned/ndcg@20"] == phases["unlearned"]["metrics"]["ndcg@20"]
+    assert wandb.summary["retrained/affected/ndcg@20"] == phases["retrained"]["affected"]["ndcg@20"]
+    assert wandb.summary["original/demotion_rate"] == phases["original"]["forgetting"]["demotion_rate"]
+    gap = phases["unlearned"]["forgetting"]["demotion_gap"]["mean"]
+    assert wandb.summary["unlearned/demotion_gap/mean"] == gap
+    assert wandb.summary["unlearned/seconds"] == phases["unlearned"]["seconds"]
+    assert wandb.summary["verdict"] == outcome.result["verdict"]["level"]
+    names = {key for sent in wandb.sent for key in sent}
+    assert {"original/train/train_loss", "retrained/train/train_loss", "original/valid/ndcg@20"} <= names
+    assert wandb.finished == [0]
+
+
+def test_small_requests_are_sent_as_result_json_has_them(settings, wandb, mlflow):
+    """No curve of a training by which a request of one user could be known again, and no figure either."""
+    outcome = run(
+        settings, forget={"user_id": ["u1"]}, min_group=10, log_wandb=True, log_mlflow=True, cache=False
+    )
+    assert {key.split("/")[0] for sent in wandb.sent for key in sent} == {"original"}
+    assert not [key for key in {**wandb.summary, **mlflow.metrics} if "affected" in key or "attack" in key]
+    assert wandb.summary["original/demotion_rate"] in (0.0, 0.5, 1.0)
+    assert wandb.summary == figures(outcome.record) | {"verdict": outcome.result["verdict"]["level"]}
+
+
+def test_a_run_of_the_users_is_used_and_left_open(settings, wandb, mlflow):
+    wandb.run, mlflow.run = wandb, "mine"
+    run(settings, log_wandb=True, log_mlflow=True)
+    assert wandb.started == wandb.finished == mlflow.started == mlflow.ended == []
+    assert wandb.summary["unlearned/ndcg@20"] == mlflow.metrics["unlearned/ndcg_at_20"]
+
+
+def test_mlflow_gets_settings_and_figures(settings, mlflow, tmp_path):
+    outcome = run(settings, log_mlflow=True)
+    assert mlflow.started == ["finetune BPR tiny"]
+    assert mlflow.params["learning_rate"] == "0.01"
+    assert mlflow.params["model"] == "BPR"
+    assert not [value for value in mlflow.params.values() if str(tmp_path) in value]
+    assert (
+        mlflow.metrics["retrained/ndcg_at_20"] == outcome.result["phases"]["retrained"]["metrics"]["ndcg@20"]
+    )
+    assert mlflow.tags == {"verdict": outcome.result["verdict"]["level"]}
+    assert mlflow.ended == ["FINISHED"]
+
+
+def test_names_of_attacks_are_names_of_mlflow_too(make_config, mlflow):
+    trackers._MLflow(make_config()).send({"unlearned/attack/tpr@1%fpr": 0.5}, None)
+    assert mlflow.metrics["unlearned/attack/tpr_at_1_fpr"] == 0.5
+
+
+def test_a_failed_run_is_closed_as_failed(settings, wandb, mlflow):
+    with pytest.raises(UnlearnError):
+        run(settings, forget={"user_id": ["nobody"]}, log_wandb=True, log_mlflow=True)
+    assert (wandb.finished, mlflow.ended) == ([1], ["FAILED"])
+
+
+@pytest.mark.parametrize("key", ["log_wandb", "log_mlflow"])
+def test_a_missing_package_is_one_line_before_anything_is_done(flags, tmp_path, monkeypatch, capsys, key):
+    package = key.removeprefix("log_")
+    monkeypatch.setitem(sys.modules, package, None)
+    assert cli.main(["--model=BPR", "--dataset=tiny", f"--{key}", *flags()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"pip install {package}" in line
+    assert f"leave --{key} out" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_named_wandb_is_no_package(make_config, monkeypatch):
+    """W&B leaves a folder of its name where it ran, and Python imports it as an empty package."""
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    with pytest.raises(UnlearnError, match="pip install wandb"):
+        trackers.refuse_missing(make_config(log_wandb=True))
+
+
+def test_a_tracker_that_fails_at_the_end_loses_nothing(settings, mlflow, tmp_path, monkeypatch, caplog):
+    def fail(metrics):
+        raise ConnectionError("no route to host\nmore")
+
+    monkeypatch.setattr(mlflow, "log_metrics", fail)
+    run(settings, log_mlflow=True)
+    assert (tmp_path / "out" / "result.json").exists()
+    assert "The figures are not in MLflow: no route to host." in caplog.messages
+
+
+def test_a_tracker_that_cannot_start_is_refused_before_training(settings, wandb, monkeypatch):
+    def fail(**given):
+        raise RuntimeError("api_key not configured (no-tty). call wandb.login(key=[your_api_key])")
+
+    monkeypatch.setattr(wandb, "init", fail)
+    with pytest.raises(
+        UnlearnError, match=r"api_key not configured.*WANDB_MODE=offline, or leave --log_wandb out"
+    ):
+        run(settings, log_wandb=True)
+
+
+def test_a_sweep_logs_no_run(settings, wandb):
+    values = settings | {"log_wandb": True, "unlearn": "finetune"}
+    with pytest.raises(UnlearnError, match="leave --log_wandb out"):
+        tune_unlearn("BPR", "tiny", config_dict=values)
+
+
+def test_nothing_is_imported_unasked(settings, monkeypatch):
+    for package in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, package, None)
+    run(settings)
+    assert UnlearnConfig("BPR", "tiny", config_dict=settings)["log_mlflow"] is False

@@ -1,0 +1,94 @@
+"""The log of a run and its progress bars."""
+
+import io
+import logging
+import re
+import sys
+
+import pytest
+
+from recbole_unlearn import UnlearnConfig, cli, log, run_unlearn
+from recbole_unlearn.log import logging_to
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """``bare()``: from here on no handlers but ours, as on the command line; pytest has its own."""
+    return lambda: monkeypatch.setattr(logging.getLogger(), "handlers", [])
+
+
+def without_progress(flags, **changes):
+    return [flag for flag in flags(**changes) if not flag.startswith("--show_progress")]
+
+
+def test_the_log_has_every_epoch_and_the_screen_has_not(flags, tmp_path, capsys, bare):
+    bare()
+    given = ["--model=BPR", "--dataset=tiny", "--inject_mode=random", *flags(report="none")]
+    assert cli.main(given) == 0
+    text = (tmp_path / "out" / "run.log").read_text()
+    assert "\x1b" not in text
+    for epoch in range(4):
+        losses = re.findall(rf"INFO    epoch {epoch} training \[time: .*, train loss: [0-9.]+\]", text)
+        assert len(losses) == 2  # of the original and of the retrained model
+    for epoch in (1, 3):
+        assert len(re.findall(rf"epoch {epoch} evaluating \[time: .*, valid_score: [0-9.]+\]", text)) == 2
+    assert len(re.findall(r"valid result: .*ndcg@20 : [0-9.]+", text)) == 4
+    assert all(re.match(r"\d\d:\d\d:\d\d (INFO|WARNING) ", line) for line in text.splitlines())
+    screen = capsys.readouterr().err
+    assert "train loss" not in screen
+    assert "Phase 1 of 2" in screen
+
+
+def test_the_log_of_a_small_request_has_no_curves_of_it(settings, tmp_path):
+    """Whoever trains again without each single user knows the losses of a request of one user again."""
+    values = settings | {"report": "none", "min_group": 10, "cache": False}
+    run_unlearn("BPR", "tiny", forget={"user_id": ["u1"]}, unlearn="retrain", config_dict=values)
+    text = (tmp_path / "out" / "run.log").read_text()
+    assert text.count("epoch 0 training") == 1  # of the original, which knows of no request
+    assert text.index("epoch 0 training") < text.index("Phase 2 of 2")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "given", "shown"),
+    [
+        (False, {}, False),
+        (True, {}, True),
+        (False, {"show_progress": True}, True),
+        (True, {"show_progress": False}, False),
+    ],
+)
+def test_bars_are_for_terminals(settings, monkeypatch, terminal, given, shown):
+    values = {key: value for key, value in settings.items() if key != "show_progress"} | given
+    monkeypatch.setattr(sys, "stderr", Terminal() if terminal else io.StringIO())
+    assert bool(UnlearnConfig("BPR", "tiny", config_dict=values)["show_progress"]) == shown
+
+
+def test_no_frames_in_a_file(flags, capsys, bare):
+    bare()
+    given = ["--model=BPR", "--dataset=tiny", *without_progress(flags, report="none", cache=False)]
+    assert cli.main(given) == 0
+    screen = capsys.readouterr().err
+    assert "\r" not in screen
+    assert "\x1b" not in screen
+    assert cli.main([*given, "--show_progress=True"]) == 0
+    assert "Train original" in capsys.readouterr().err
+
+
+def test_without_a_screen(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert not log.on_terminal()
+
+
+def test_a_line_a_message_without_colours(tmp_path, bare, capsys):
+    bare()
+    with logging_to(tmp_path) as root:
+        root.warning("\x1b[1;35mtwo\x1b[0m:\nlines")
+        root.info("of RecBole")
+    assert (tmp_path / "run.log").read_text().splitlines()[0].endswith("WARNING two: lines")
+    assert "of RecBole" in (tmp_path / "run.log").read_text()
+    assert "two: lines" in capsys.readouterr().err

@@ -1,0 +1,161 @@
+"""What a run says before it starts, and how long it says it takes."""
+
+import logging
+
+import pytest
+
+from recbole_unlearn import cli, plan, run_unlearn
+from recbole_unlearn.methods import registry
+from recbole_unlearn.pipeline import _phase_names
+from recbole_unlearn.plan import Asked, Parts, Plan, duration, quicker, steps_of
+from recbole_unlearn.settings.config import UnlearnConfig
+from tests.test_pipeline import held_out_request
+
+
+def asked(config, *methods, informed=False, loaded=False):
+    classes = [registry.get(name) for name in methods]
+    options = [cls.Settings(**config.method_values(cls.name)) for cls in classes]
+    return Asked(config, classes, options, _phase_names(classes), informed, loaded, placebo=True)
+
+
+def nothing(config, part):
+    return False
+
+
+@pytest.fixture
+def paper():
+    """The paper's LightGCN on ml-1m; nothing of the data is needed."""
+    return UnlearnConfig("LightGCN", "ml-1m", config_dict={"show_progress": False})
+
+
+def lines(caplog):
+    return [record.message for record in caplog.records if record.name == plan.__name__]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 s"), (7.4, "7 s"), (33, "35 s"), (89.9, "90 s"), (100, "2 min"), (5399, "90 min"), (5400, "1.5 h"),
+     (80000, "22 h")],
+)  # fmt: skip
+def test_durations_are_estimates(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_the_plan_and_its_estimates(paper, caplog):
+    caplog.set_level(logging.INFO)
+    time = [0.0]
+    now = Plan(asked(paper, "obliviate", "retrain", informed=True), "injected noise", lambda: time[0])
+    cached = {"full"}
+    now.say(Parts(1200, 1000, True, lambda config, part: part in cached))
+    now.say(Parts(1200, 1000, True, nothing))  # the same phases; it is said once
+    now.begin("clean")
+    now.training("clean", 1000, 100)
+    time[0] = 1.0
+    now.epoch(1)  # too early to say
+    time[0] = 10.0
+    now.epoch(2)  # 5 s an epoch of 1000 interactions
+    time[0] = 15.0
+    now.epoch(3)  # said a moment ago
+    now.begin("original")
+    now.training("original", 1200, 100)
+    now.begin("unlearned")
+    now.begin("retrained")
+    assert lines(caplog) == [
+        "Plan for LightGCN on ml-1m, with injected noise: 1 train clean (at most 100 epochs), 2 train original "
+        "(cached), 3 unlearn with obliviate, 4 retrain (at most 100 epochs), 5 obliviate on the retrained model, "
+        "as a placebo.",
+        "Phase 1 of 5: train clean, at most 100 epochs.",
+        "Training clean: at most about 8 min left, and 18 min of training after it.",
+        "Phase 2 of 5: train original, at most 100 epochs, about 10 min (about 8 min of training after it).",
+        "Phase 3 of 5: unlearn with obliviate (about 8 min of training after it).",
+        "Phase 4 of 5: retrain, at most 100 epochs, about 8 min.",
+    ]
+
+
+def test_a_long_run_is_told_how_to_be_quicker(paper, caplog):
+    """The paper's settings for LightGCN on ml-1m take hours; ours for it do not."""
+    caplog.set_level(logging.INFO)
+    time = [0.0]
+    now = Plan(asked(paper, "obliviate", "retrain", informed=True), "injected noise", lambda: time[0])
+    now.say(Parts(500_000, 450_000, True, nothing))
+    now.begin("clean")
+    now.training("clean", 450_000, 100)
+    for epoch in range(1, 4):
+        time[0] = 60.0 * epoch
+        now.epoch(epoch)
+    (advice,) = [line for line in lines(caplog) if "quicker" in line.lower()]
+    assert advice == (
+        "This run may take 5.2 h. Quicker, about 1.6 h or less: --embedding_size=64 --epochs=30 "
+        "--learning_rate=0.005 --eval_step=10 (now 100, 100, 0.0001, 5), "
+        "as this project has them for LightGCN on ml-1m."
+    )
+
+
+def test_other_models_are_told_what_is_quicker_for_most(make_config):
+    config = make_config("NeuMF", embedding_size=8, train_batch_size=64)
+    assert quicker(asked(config, "retrain"), 9999) == "Quicker: --train_batch_size=8192 (now 64)."
+    config = make_config("BPR", embedding_size=128, train_batch_size=10_000, epochs=50, eval_step=10)
+    assert quicker(asked(config, "retrain"), 9999).startswith("Quicker: --embedding_size=64 (now 128)")
+    config = make_config("BPR", embedding_size=8, train_batch_size=10_000, epochs=2)
+    assert quicker(asked(config, "retrain"), 9999) == ""
+
+
+def test_a_model_that_exists_has_its_size(make_config):
+    config = make_config()
+    assert "--unlearn=obliviate" in quicker(asked(config, "retrain", loaded=True), 9999)
+    assert "--compare" in quicker(asked(config, "obliviate", "retrain", loaded=True), 9999)
+
+
+def test_closed_forms_have_no_epochs(make_config):
+    steps = steps_of(asked(make_config("EASE"), "obliviate"), Parts(10, 9, True, nothing))
+    assert [step.epochs for step in steps] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("methods", "changes", "phases"),
+    [
+        (["retrain"], True, ["original", "unlearned"]),
+        (["obliviate", "retrain", "retrain"], True, ["original", "unlearned", "retrained", "retrained_2", "placebo"]),
+        (["obliviate", "retrain"], False, ["original", "unlearned", "retrained"]),
+        (["sisa", "obliviate", "ultrare"], True,
+         ["original of unlearned", "unlearned", "original", "obliviate", "original of ultrare", "ultrare"]),
+    ],
+)  # fmt: skip
+def test_the_phases_are_those_of_the_pipeline(settings, caplog, methods, changes, phases):
+    """Each phase begins once, in the order of the plan, whatever is compared with what."""
+    caplog.set_level(logging.INFO)
+    forget = None if changes else held_out_request(settings, "BPR")
+    values = settings | {"inject_mode": "random", "report": "none", "epochs": 1}
+    run_unlearn("BPR", "tiny", forget=forget, unlearn=methods[0], compare=methods[1:], config_dict=values)
+    begun = [line.split(":")[0] for line in lines(caplog) if line.startswith("Phase")]
+    assert begun == [f"Phase {n} of {len(phases)}" for n in range(1, len(phases) + 1)]
+    (said,) = [line for line in lines(caplog) if line.startswith("Plan")]
+    assert ("a request" in said) == (not changes)
+    config = UnlearnConfig(
+        "BPR", "tiny", config_dict=values | {"unlearn": methods[0], "compare": methods[1:]}
+    )
+    known = steps_of(asked(config, *methods), Parts(1, 1, changes, nothing))
+    assert [step.name for step in known] == phases
+
+
+def test_cached_trainings_are_known_before(settings, caplog):
+    caplog.set_level(logging.INFO)
+
+    def said(forget=None, **changes):
+        caplog.clear()
+        values = settings | {"report": "none", **changes}
+        run_unlearn("BPR", "tiny", forget=forget, unlearn="finetune", compare="retrain", config_dict=values)
+        (line,) = [line for line in lines(caplog) if line.startswith("Plan")]
+        return line
+
+    assert "cached" not in said()
+    assert "1 train clean (cached), 2 train original (4 epochs)" in said(inject_seed=3)
+    request = {"user_id": ["u1"]}
+    assert "retrain (4 epochs)" in said(request)
+    assert "1 train original (4 epochs), 2 unlearn with finetune, 3 retrain (cached)" in said(request)
+
+
+def test_a_refused_request_says_no_plan(flags, tmp_path, capsys):
+    (tmp_path / "r.csv").write_text("user_id\nnobody\n")
+    assert cli.main(["--model=BPR", "--dataset=tiny", f"--forget={tmp_path / 'r.csv'}", *flags()]) == 2
+    assert "Plan for" not in capsys.readouterr().err

@@ -1,0 +1,205 @@
+"""Runs that are stopped: by Ctrl-C or SIGTERM, at any moment. They say so in a line and leave nothing behind."""
+
+import contextlib
+import multiprocessing
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch._dynamo  # these are here so that no child has to import them
+import torch.utils.tensorboard  # noqa: F401
+from recbole.trainer import Trainer  # noqa: F401
+
+from recbole_unlearn import cli, run_unlearn, signals
+from recbole_unlearn.files import outputs
+from tests.conftest import ROOT
+
+OF_TORCH = "torchinductor_"  # one folder of torch for each user of the machine
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+# Where the signal comes: as a function is called or as it returns.
+MOMENTS = {
+    "data": "recbole_unlearn.pipeline.load",
+    "training": "recbole_unlearn.training.phase.PhaseTrainer._train_epoch",
+    "unlearning": "recbole_unlearn.methods.obliviate.method.Obliviate.unlearn",
+    "writing": "recbole_unlearn.methods.base.write_model",
+    "result": "recbole_unlearn.pipeline.write_json",
+    "end": "recbole_unlearn.files.outputs._publish",
+}
+
+
+@pytest.fixture(autouse=True)
+def usual_handlers():
+    """Those of a new process: Ray, if another test has used it, leaves one of its own."""
+    before = {number: signal.getsignal(number) for number in CODES}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def signalling(original, number):
+    def call(*args, **kwargs):
+        os.kill(os.getpid(), number)
+        found = original(*args, **kwargs)
+        time.sleep(0.01)  # time for the signal, where it does not wait
+        return found
+
+    return call
+
+
+def _child(arguments, folder, moment, number):
+    """A command in a process of its own, which is sent a signal when it comes to ``moment``."""
+    os.chdir(folder)
+    tempfile.tempdir = str(folder / "tmp")
+    error = os.open(folder / "tmp.err", os.O_WRONLY | os.O_CREAT)
+    os.dup2(error, 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+    with pytest.MonkeyPatch.context() as patch:
+        if moment is not None:
+            owner, _, name = MOMENTS[moment].rpartition(".")
+            owner = pkgutil.resolve_name(owner)
+            patch.setattr(owner, name, signalling(getattr(owner, name), number))
+        os._exit(cli.main(arguments))
+
+
+def stopped(tmp_path, arguments, moment, number):
+    """The exit code of the command, what it said, and the files it left."""
+    folder = tmp_path / "work"
+    (folder / "tmp").mkdir(parents=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=_child, args=(arguments, folder, moment, number)
+    )
+    process.start()
+    process.join(60)
+    said = (folder / "tmp.err").read_text()
+    left = {str(path.relative_to(folder)) for path in folder.rglob("*")} - {"tmp", "tmp.err"}
+    return process.exitcode, said, {path for path in left if not path.startswith("tmp/" + OF_TORCH)}
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [(moment, signal.SIGTERM) for moment in MOMENTS if moment != "end"]
+    + [("data", signal.SIGINT), ("training", signal.SIGINT)],
+)
+def test_a_run_that_is_stopped_leaves_its_log_at_most(flags, tmp_path, moment, number):
+    arguments = [
+        flag for flag in flags(tensorboard=True, cache_dir="saved/cache")
+        if not flag.startswith(("--output_dir", "--checkpoint_dir"))
+    ]  # fmt: skip
+    (tmp_path / "r.csv").write_text("user_id\nu3\n")
+    arguments += ["--model=BPR", "--dataset=tiny", "--unlearn=obliviate", f"--forget={tmp_path / 'r.csv'}"]
+    code, said, left = stopped(tmp_path, arguments, moment, number)
+    assert code == CODES[number]
+    assert said.splitlines()[-1] == "Stopped; no result was written."
+    assert "Traceback" not in said
+    assert not [path for path in left if path.startswith("tmp/") or "/." in path]
+    files = {path for path in left if path.endswith("run.log")}
+    folders = {str(parent) for path in files for parent in Path(path).parents} - {"."}
+    assert left == files | folders  # and no folder that is empty
+    assert bool(files) == (moment != "data")
+
+
+def test_a_signal_waits_while_the_result_is_put_in_place(flags, tmp_path):
+    """Half of a result, or an old one that is gone before the new one is there, would be worse than a moment."""
+    arguments = ["--model=BPR", "--dataset=tiny", *flags(report="none", output_dir="out")]
+    code, said, left = stopped(tmp_path, arguments, "end", signal.SIGTERM)
+    assert code == 143
+    assert "Stopped; the result was written before, to" in said.splitlines()[-1]
+    assert {"out/result.json", "out/BPR-unlearned.pth", "out/tiny-Dataset.pth"} <= left
+
+
+def test_a_failed_request_leaves_no_folder(flags, tmp_path, capsys):
+    (tmp_path / "r.csv").write_text("user_id\nnobody\n")
+    given = flags(output_dir="saved/one", cache_dir="saved/cache")
+    arguments = ["--model=BPR", "--dataset=tiny", f"--forget={tmp_path / 'r.csv'}", *given]
+    assert cli.main(arguments) == 2
+    assert not (tmp_path / "saved").exists()
+    assert cli.main([f"--report={tmp_path}", "--output_dir=page"]) == 2
+    assert not (tmp_path / "page").exists()
+
+
+def test_a_folder_that_was_there_stays(tmp_path):
+    (tmp_path / "mine").mkdir()
+    with outputs.made(tmp_path / "mine" / "a" / "b"):
+        assert (tmp_path / "mine" / "a" / "b").is_dir()
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_the_command_line_gives_handlers_back(capsys):
+    before = [signal.getsignal(number) for number in CODES]
+    with signals.stopping(), pytest.raises(signals.Terminated):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert [signal.getsignal(number) for number in CODES] == before
+
+
+def test_the_second_signal_of_one_stop_is_not_another():
+    with signals.stopping():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_ray_s_handler_does_not_take_the_place_of_ours():
+    def init():
+        signal.signal(signal.SIGTERM, lambda *arrived: sys.exit(15))
+
+    with signals.stopping():
+        with signals.own_handlers():
+            init()
+        with pytest.raises(signals.Terminated):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_other_threads_have_no_handlers(capsys):
+    """A Python caller may run the command line in a thread, where signals cannot be handled."""
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(cli.main(["--version"])))
+    thread.start()
+    thread.join()
+    with signals.uninterrupted():
+        pass
+    assert codes == [0]
+
+
+def test_python_callers_keep_their_own_handlers(settings):
+    """Within a run from Python, SIGTERM does what it did before."""
+    seen = []
+    with contextlib.ExitStack() as stack:
+        before = signal.signal(signal.SIGTERM, lambda *arrived: seen.append(arrived[0]))
+        stack.callback(signal.signal, signal.SIGTERM, before)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(outputs, "_publish", signalling(outputs._publish, signal.SIGTERM))
+            run_unlearn("BPR", "tiny", config_dict=settings | {"report": "none"})
+    assert seen == [signal.SIGTERM]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGTERM, 0.5), (signal.SIGINT, 2.0)])
+def test_a_command_that_is_stopped(tmp_path, number, after):
+    """The whole of it: a process of its own, trained for long, stopped from outside."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "recbole_unlearn", "--model=BPR", "--dataset=ml-100k", "--epochs=500"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "saved").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(after)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == CODES[number]
+    assert said.splitlines()[-1] == "Stopped; no result was written."
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith(OF_TORCH)] == []
+    folders = [tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir() and path != temporary)]
+    assert all(any(folder.iterdir()) for folder in folders)
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"run.log"}
