@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import json
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -20,17 +19,15 @@ import numpy as np
 from recbole_unlearn.data import Source, load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files.keyed import load_key
-from recbole_unlearn.inputs import shown
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state import ledger
 from recbole_unlearn.state.changes import Change, unpack
-from recbole_unlearn.state.database import Database
+from recbole_unlearn.state.database import COUNTS, Database
 from recbole_unlearn.state.finding import Finder
 from recbole_unlearn.state.live import LiveModel, Masks
 from recbole_unlearn.state.store import Store
 
 FILES = "files"
-COUNTS = ("interactions", "held_out", "users", "items")
 
 
 class Version(NamedTuple):
@@ -50,6 +47,7 @@ class Receipt(NamedTuple):
     users: int
     items: int
     why: str = ""
+    seconds: float | None = None  # that it took, from those that have just carried it out
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> Receipt:
@@ -74,12 +72,7 @@ class Core:
 
     def about(self, key: str) -> Any:
         """A value that was set when the state was made."""
-        found = self.database.value("SELECT value FROM about WHERE key = ?", key)
-        if found is None:
-            raise UnlearnError(
-                f"{shown(self.folder)} is a state that was not finished. Remove it, and `requests init` it again."
-            )
-        return json.loads(str(found))
+        return self.database.about(key)
 
     @functools.cached_property
     def config(self) -> UnlearnConfig:
