@@ -5,6 +5,8 @@ import hmac
 import json
 import os
 import pickletools
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,10 +17,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recbole_unlearn import run_unlearn
+from recbole_unlearn import compat, run_unlearn
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.state import open_state
 from recbole_unlearn.state.suppression import load_suppression
 from recbole_unlearn.state.vectors import Moved, Vectors, find_vectors
+from tests.conftest import ROOT
 from tests.state.conftest import items_of, some
 
 
@@ -313,6 +317,28 @@ def test_what_is_pending_is_suppressed_and_said(make_state, key_file, tmp_path, 
     assert about(tmp_path / "pending")["counts"]["suppressed"] == len(json.loads(lists[0])["hashes"])
 
 
+def test_what_another_process_does_meanwhile_is_in_it_whole_or_not_at_all(
+    make_state, key_file, tmp_path, monkeypatch
+):
+    state = make_state()
+    state.submit({"user_id": ["u8"]})
+    _ = state.model
+    other, begin = open_state(state.core.folder, key_file), state.core.database.transaction
+    begun = []
+
+    def late():
+        begun.append(begun or other.run())
+        return begin()
+
+    monkeypatch.setattr(state.core.database, "transaction", late)
+    done = state.export(tmp_path / "out")
+    assert len(begun) == 2
+    assert (done.pending, done.fingerprint) == (0, other.core.fingerprint())
+    assert "u8" not in set(pd.read_parquet(tmp_path / "out" / "users.parquet")["token"])
+    assert "u8" not in strings_of(tmp_path / "out" / "tiny-Dataset.pth")
+    other.close()
+
+
 def test_suppression_is_never_lost_by_a_wrong_key_or_a_changed_list(make_state, key_file, tmp_path):
     state = make_state()
     state.submit(some("u3", 3))
@@ -364,3 +390,24 @@ def test_a_model_that_only_seems_to_have_vectors_has_none(make_state, monkeypatc
     assert find_vectors(live) is not None
     monkeypatch.setattr(live.trainer, "scores", lambda users, data: torch.rand(len(users), data.item_num))
     assert find_vectors(live) is None
+
+
+def test_the_snippets_of_the_page_run(make_state, key_file, tmp_path):
+    """docs/serving.md, with names of `tiny`, in the order of the page."""
+    make_state(name="care").close()
+    shutil.copy(key_file, tmp_path / "key")
+    page = (ROOT / "docs" / "serving.md").read_text()
+    names = {'"196"': '"u3"', '"242"': f'"{items_of("u3")[0]}"', "ml-100k": "tiny"}
+    values = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        for old, new in names.items():
+            block = block.replace(old, new)
+        if "elsewhere" in block:
+            (tmp_path / "tuesday").rename(tmp_path / "elsewhere")
+            with compat.dok_update():
+                exec(block, values)
+            (tmp_path / "elsewhere").rename(tmp_path / "tuesday")
+        else:
+            exec(block, values)
+    assert set(values["checkpoint"]["state_dict"]) == set(values["model"].state_dict())
+    assert not values["is_hidden"]("u8", items_of("u8")[0])
