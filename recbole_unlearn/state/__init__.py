@@ -1,9 +1,9 @@
 """A model under care: a directory that deletion requests are submitted to, carried out, proved, undone and published.
 
-`state.py` has what people call, `database.py` the SQLite file, `store.py` files by their content, `ledger.py` the chain
-of what was done, `live.py` the model in memory, `changes.py` what a request did to it, `finding.py` which interactions
-a request means, `suppression.py` what is never to be recommended again, `commands.py` the command line, and `page.py`
-the page of `requests status`.
+`state.py` has what people call, `database.py` the SQLite file, `store.py` files by their content, `ledger.py` the
+chain of what was done, `live.py` the model in memory, `changes.py` what a request did to it, `finding.py` which
+interactions a request means, `suppression.py` what is never to be recommended again, `commands.py` the command line,
+and `page.py` the page of `requests status`.
 """
 
 from __future__ import annotations

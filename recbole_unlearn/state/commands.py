@@ -1,8 +1,8 @@
 """The command line of a state: `recbole-unlearn requests COMMAND STATE ...`.
 
-Exit codes: 0; 1 when a request failed, `verify` found something that does not fit, or `check` found something deleted;
-2 when the input has to be corrected; 130 after Ctrl-C and 143 after SIGTERM. `run --watch` is meant to be stopped: it
-finishes the request at hand and ends with 0 or 1.
+Exit codes: 0; 1 when a request failed, `verify` found something that does not fit, or `check` found something
+deleted; 2 when the input has to be corrected; 130 after Ctrl-C and 143 after SIGTERM. `run --watch` is meant to be
+stopped: it finishes the request at hand and ends with 0 or 1.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _parser() -> _Parser:
     one = command("run", _run, "carry out what is pending, in order")
     one.add_argument("--watch", action="store_true", help="stay, keep the model in memory, and do what comes")
     one.add_argument(
-        "--window", metavar="SPAN", help="do requests submitted within this span, such as 1h, as one"
+        "--window", metavar="SPAN", help="do what was submitted within this span, such as 1h, as one"
     )
 
     one = command("status", _status, "show requests, deadlines, drift, and whether retraining is due")
@@ -308,7 +308,10 @@ def _check(given: Any) -> int:
 
 def _export(given: Any) -> int:
     with _opened(given) as state:
-        print(state.export(given.out, since=given.since))
+        done = state.export(given.out, since=given.since)
+    print(f"{shown(done.folder)}: the model with the fingerprint {done.fingerprint}.")
+    if done.delta_bytes is not None:
+        print(f"The delta has {done.delta_bytes:,} bytes; all vectors have {done.whole_bytes or 0:,}.")
     return 0
 
 

@@ -19,7 +19,8 @@ def status_text(seen: Overview, state: str) -> str:
 
 
 def _lines(seen: Overview, state: str) -> Iterator[str]:
-    yield f"{seen.model} on {seen.dataset}: {counted(len(seen.requests), 'request')}, {seen.overdue} overdue. Times are UTC."
+    number = counted(len(seen.requests), "request")
+    yield f"{seen.model} on {seen.dataset}: {number}, {seen.overdue} overdue. Times are UTC."
     rows = seen.requests.to_dict("records")
     if rows:
         yield ""
@@ -34,7 +35,7 @@ def _lines(seen: Overview, state: str) -> Iterator[str]:
 
 def _row(row: dict[str, Any]) -> list[str]:
     counts = [str(row[name]) for name in ("interactions", "held_out", "users", "items")]
-    return [row["id"], row["status"], minute(row["submitted"]), due(row), *counts]
+    return [row["id"], row["status"], row["submitted"][:10], due(row), *counts]
 
 
 def minute(time: str) -> str:
