@@ -136,7 +136,7 @@ def _parser() -> _Parser:
     command("publish", _publish, "make what is done final, and destroy what could bring it back")
     one = command("verify", _verify, "check ledger, files, fingerprints and data")
     one.add_argument(
-        "--head", metavar="LINK", help="a link of the ledger that you noted: finds a ledger that was cut"
+        "--head", metavar="LINK", help="a link of the ledger that you noted; finds one that was cut"
     )
     one = command(
         "check", _check, "tell whether data about to be trained on holds something that was deleted"

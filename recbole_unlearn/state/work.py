@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import recbole
 import torch
-
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
