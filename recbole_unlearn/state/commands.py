@@ -104,8 +104,8 @@ def _parser() -> _Parser:
 
     one = command(
         "submit", _submit, "check a request and put it into the queue",
-        "From now on what it asks for is not recommended any more. The first word that is printed is its id. The same "
-        "request a second time is recognised.",
+        "From now on what it asks for is not recommended any more. The first word that is printed is its id. The "
+        "same request a second time is recognised.",
     )  # fmt: skip
     one.add_argument(
         "file", metavar="FILE", help="a CSV, TSV, JSON Lines or parquet file; docs/forget-sets.md"
