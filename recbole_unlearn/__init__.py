@@ -15,13 +15,16 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time names are i
     from recbole_unlearn.patch import patch_recbole
     from recbole_unlearn.quick_start import run_unlearn, unlearn_model
     from recbole_unlearn.settings.config import UnlearnConfig
+    from recbole_unlearn.state.state import init_state, open_state
     from recbole_unlearn.tuning.sweep import tune_unlearn
 
 __all__ = [
     "UnlearnConfig",
     "UnlearnError",
     "__version__",
+    "init_state",
     "load_unlearned",
+    "open_state",
     "patch_recbole",
     "read_checkpoint",
     "run_grid",
@@ -33,7 +36,9 @@ __all__ = [
 _HOMES = {
     "UnlearnConfig": "recbole_unlearn.settings.config",
     "UnlearnError": "recbole_unlearn.errors",
+    "init_state": "recbole_unlearn.state.state",
     "load_unlearned": "recbole_unlearn.loading",
+    "open_state": "recbole_unlearn.state.state",
     "patch_recbole": "recbole_unlearn.patch",
     "read_checkpoint": "recbole_unlearn.files.checkpoint",
     "run_grid": "recbole_unlearn.grid.run",

@@ -59,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str]) -> int:
     try:
+        if arguments[:1] == ["requests"]:
+            from recbole_unlearn.state.commands import main as requests
+
+            return requests(arguments[1:], parse)
         if "--version" in arguments:
             print(f"recbole-unlearn {__version__}")
             return 0

@@ -28,7 +28,7 @@ LAYERS = [
     ["plan"],
     ["pipeline"],
     ["start", "loading"],
-    ["tuning", "grid"],
+    ["tuning", "grid", "state"],
     ["quick_start"],
     ["usage"],
     ["cli"],

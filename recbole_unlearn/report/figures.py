@@ -251,6 +251,49 @@ def _shades(values: Sequence[float]) -> tuple[float, float]:
     return low - more, high + more
 
 
+def over_time(
+    series: Mapping[str, Sequence[tuple[str, float]]],
+    y_title: str,
+    limit: float | None = None,
+    form: str | None = None,
+) -> Figure | None:
+    """Heights that hold from a time (ISO) to the next, a line per name; ``limit`` is one not to be reached."""
+    traces = []
+    for (name, points), look in zip(series.items(), (_FIXED[UNLEARNED], _FIXED[ORIGINAL]), strict=False):
+        if points:
+            times, heights = zip(*points, strict=True)
+            trace = _line(name, look, times, heights)
+            traces.append(trace | {"line": {**trace["line"], "shape": "hv"}, "cliponaxis": False})
+    if traces and limit is not None:
+        ends = [min(min(trace["x"]) for trace in traces), max(max(trace["x"]) for trace in traces)]
+        traces.append(_line("budget", _FIXED[RETRAINED], ends, [limit, limit]) | {"mode": "lines"})
+    axis = _FROM_ZERO | ({"tickformat": form} if form else {})
+    return _figure(traces, "", y_title, x_axis={"type": "date"}, y_axis=axis)
+
+
+def deadlines(rows: Sequence[tuple[str, str, str]], now: str) -> Figure | None:
+    """For each (name, from, due) a line up to its deadline; times are ISO. Those that have passed look different."""
+    waits = _line("waits", _FIXED[ORIGINAL], [], []) | {"mode": "lines"}
+    for name, start, due in rows:
+        waits["x"] += [start, due, None]
+        waits["y"] += [label(name), label(name), None]
+    traces = [waits]
+    for title, look, passed in (("due", _FIXED[UNLEARNED], False), ("overdue", _FIXED[RETRAINED], True)):
+        own = [(due, name) for name, _, due in rows if (due < now) is passed]
+        if own:
+            marks = _line(title, look, [due for due, _ in own], [label(name) for _, name in own])
+            traces.append(marks | {"mode": "markers"})
+    figure = _figure(traces if rows else [], "", "", x_axis={"type": "date"}, y_axis={"type": "category"})
+    if figure:
+        across = {"xref": "x", "yref": "paper", "x0": now, "x1": now, "y0": 0, "y1": 1}
+        figure["layout"]["shapes"] = [{"type": "line", **across, "line": {"color": "#858b94", "dash": "dot"}}]
+        figure["layout"]["annotations"] = [
+            {"x": now, "xref": "x", "y": 0, "yref": "paper", "yanchor": "bottom", "text": "now", "showarrow": False,
+             "xanchor": "left", "xshift": 4}
+        ]  # fmt: skip
+    return figure
+
+
 def label(text: str) -> str:
     """Text for a figure: plotly reads markup in labels, so it is escaped there as it is in a page."""
     return html.escape(text, quote=False)

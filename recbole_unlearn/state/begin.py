@@ -15,7 +15,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import new_directory, read_checkpoint
 from recbole_unlearn.files.outputs import remove_stale
 from recbole_unlearn.inputs import shown
-from recbole_unlearn.settings import ForgetSettings, Role
+from recbole_unlearn.settings import GROUPS, Role, declared
 from recbole_unlearn.settings.config import about
 from recbole_unlearn.start import check_methods, configured
 from recbole_unlearn.state.changes import pack
@@ -43,6 +43,7 @@ def begin(
     """Make a state of a checkpoint of RecBole, or of this plugin's output; ``values`` are further settings."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UnlearnError(f"{shown(folder)} exists already. Choose another directory for the state.")
+    _refuse_settings_of_a_run(values)
     original = read_checkpoint(checkpoint)
     if original.trained is None:
         raise UnlearnError(
@@ -97,3 +98,13 @@ def begin(
             core.database.close()
         sync(place)
     sync(folder.parent)
+
+
+def _refuse_settings_of_a_run(values: Mapping[str, Any]) -> None:
+    """A state reads settings of obliviate and of RecBole; what a run of its own would do has no meaning for it."""
+    for key in values:
+        if any(key in declared(group) for group in GROUPS.values()):
+            raise UnlearnError(
+                f"{key} is a setting of run_unlearn.py and has no meaning for a state. Leave it out; settings of "
+                "obliviate and of RecBole are taken."
+            )

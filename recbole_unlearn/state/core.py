@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import json
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -24,13 +23,12 @@ from recbole_unlearn.inputs import shown
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state import ledger
 from recbole_unlearn.state.changes import Change, unpack
-from recbole_unlearn.state.database import Database
+from recbole_unlearn.state.database import COUNTS, Database
 from recbole_unlearn.state.finding import Finder
 from recbole_unlearn.state.live import LiveModel, Masks
 from recbole_unlearn.state.store import Store
 
 FILES = "files"
-COUNTS = ("interactions", "held_out", "users", "items")
 
 
 class Version(NamedTuple):
@@ -50,6 +48,7 @@ class Receipt(NamedTuple):
     users: int
     items: int
     why: str = ""
+    seconds: float | None = None  # that it took, from those that have just carried it out
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> Receipt:
@@ -68,18 +67,23 @@ class Core:
         if key is None:
             raise UnlearnError("A state needs a key for its hashes. Give one with --hash_key=FILE.")
         self.key = key
+        self._refuse_another_key()
         self._live: LiveModel | None = None
         self._finder: Finder | None = None
         self._version: Version | None = None
 
+    def _refuse_another_key(self) -> None:
+        """An entry that is linked by another key could never be verified again."""
+        first = self.database.rows("SELECT entry, link FROM ledger WHERE number = 1")
+        if first and ledger.link(self.key, ledger.START, first[0]["entry"]) != first[0]["link"]:
+            raise UnlearnError(
+                f"This is not the key that {shown(self.folder)} was made with, or the first entry of its ledger was "
+                "changed. Give the state's own key with --hash_key=FILE."
+            )
+
     def about(self, key: str) -> Any:
         """A value that was set when the state was made."""
-        found = self.database.value("SELECT value FROM about WHERE key = ?", key)
-        if found is None:
-            raise UnlearnError(
-                f"{shown(self.folder)} is a state that was not finished. Remove it, and `requests init` it again."
-            )
-        return json.loads(str(found))
+        return self.database.about(key)
 
     @functools.cached_property
     def config(self) -> UnlearnConfig:

@@ -11,15 +11,18 @@ worker's lock is that of a second, empty SQLite file, which the operating system
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.inputs import shown
 
 NAME, LOCK = "state.sqlite", "worker.sqlite"
 VERSION = 1
+COUNTS = ("interactions", "held_out", "users", "items")  # of a request
 WAIT = 30.0  # seconds for another process's transaction, which takes milliseconds
 
 _FIRST = """
@@ -140,6 +143,15 @@ class Database:
         """The first column of the first row, or None."""
         found = self.rows(query, *values)
         return found[0][0] if found else None
+
+    def about(self, key: str) -> Any:
+        """A value that was set when the state was made."""
+        found = self.value("SELECT value FROM about WHERE key = ?", key)
+        if found is None:
+            raise UnlearnError(
+                f"{shown(self.path.parent)} is a state that was not finished. Remove it, and `requests init` it again."
+            )
+        return json.loads(str(found))
 
     def wipe(self) -> None:
         """Write the whole file again without its free pages, and empty the log: nothing deleted is left in them."""

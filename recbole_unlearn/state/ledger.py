@@ -11,8 +11,6 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-from recbole_unlearn.files.keyed import keyed_hash
-
 START = "0" * 64
 
 
@@ -23,6 +21,10 @@ def canonical(entry: dict[str, Any]) -> str:
 
 def link(key: bytes, before: str, entry: str) -> str:
     """The keyed hash of an entry and of all before it."""
+    from recbole_unlearn.files.keyed import (
+        keyed_hash,
+    )  # with it comes torch, which reading a ledger does not wait for
+
     return keyed_hash(key, "ledger", f"{before}\n{entry}".encode())
 
 
@@ -45,6 +47,12 @@ def entries(connection: sqlite3.Connection) -> Iterator[dict[str, Any]]:
     """All entries in order."""
     for row in connection.execute("SELECT entry FROM ledger ORDER BY number"):
         yield json.loads(row[0])
+
+
+def lines(connection: sqlite3.Connection) -> Iterator[str]:
+    """JSON Lines: all entries in order, each with its link."""
+    for row in connection.execute("SELECT entry, link FROM ledger ORDER BY number"):
+        yield canonical({**json.loads(row[0]), "link": row[1]}) + "\n"
 
 
 def fault(connection: sqlite3.Connection, key: bytes) -> str | None:

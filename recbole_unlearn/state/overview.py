@@ -1,4 +1,7 @@
-"""How a state is: its requests, what is due when, and whether the model should be trained again."""
+"""How a state is: its requests, what is due when, and whether the model should be trained again.
+
+Needs the database alone: neither the model nor the key, and no torch.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,19 @@ import pandas as pd
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.state import ledger
-from recbole_unlearn.state.core import COUNTS, Core
+from recbole_unlearn.state.database import COUNTS, Database
 
 # From here on a model should be trained again: see docs/requests.md for what they are from.
 MOST_DELETED, MOST_DRIFT = 0.05, 0.5
+WAITING = ("pending", "running", "failed")  # a deadline matters to these
+
+
+class Spent(NamedTuple):
+    """What requests have used of the budget by some time."""
+
+    time: str
+    deleted: float  # share of the training interactions that the model was last trained on
+    drift: float  # Σ ‖θ' − θ‖² of all requests since, relative to ‖θ‖² then
 
 
 class Overview(NamedTuple):
@@ -21,7 +33,7 @@ class Overview(NamedTuple):
 
     model: str
     dataset: str
-    requests: pd.DataFrame  # number, id, status, submitted, due, finished, counts, why
+    requests: pd.DataFrame  # id, status, submitted, due, finished, counts, why
     overdue: int
     deleted_share: float  # of the training interactions that the model was last trained on
     drift: float  # Σ ‖θ' − θ‖² of all requests since, relative to ‖θ‖²
@@ -37,35 +49,68 @@ class Overview(NamedTuple):
 _SHOWN = ("id", "status", "submitted", "due", "finished", *COUNTS, "why")
 
 
-def overview(core: Core, id: str | None = None) -> Overview:
+def overview(database: Database, id: str | None = None) -> Overview:
     """How the state is; with ``id``, of one request."""
-    rows = core.database.rows(f"SELECT {', '.join(_SHOWN)} FROM requests ORDER BY number")
+    rows = database.rows(f"SELECT {', '.join(_SHOWN)} FROM requests ORDER BY number")
     if id is not None:
         rows = [row for row in rows if row["id"] == id]
         if not rows:
             raise UnlearnError(f"There is no request {shown(id)}; `requests status` lists them.")
     frame = pd.DataFrame([tuple(row) for row in rows], columns=list(_SHOWN))
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    waiting = frame["status"].isin(["pending", "running", "failed"]) & frame["due"].notna()
-    entries, head = ledger.head(core.database.connection)
-    base = core.database.rows("SELECT * FROM base")[0]
-    drift = base["drift"] + float(str(core.database.value("SELECT total(drift) FROM changes")))
+    waiting = frame["status"].isin(WAITING) & frame["due"].notna()
+    model, dataset = database.about("model"), database.about("dataset")
+    entries, head = ledger.head(database.connection)
+    spent = history(database)[-1]
     return Overview(
-        core.about("model"), core.about("dataset"), frame, int((waiting & (frame["due"] < now)).sum()),
-        _deleted(core) / max(1, base["trained_on"]), drift / max(base["norm"], 1e-30), entries, head,
-    )  # fmt: skip
+        model,
+        dataset,
+        frame,
+        int((waiting & (frame["due"] < now)).sum()),
+        spent.deleted,
+        spent.drift,
+        entries,
+        head,
+    )
 
 
-def _deleted(core: Core) -> int:
-    """Training interactions that were deleted since the model was last trained; the ledger says how many."""
-    total, waiting = 0, {}
-    for entry in ledger.entries(core.database.connection):
+def history(database: Database) -> list[Spent]:
+    """How the budget was spent since the model was last trained, by the ledger; the first is zero."""
+    base = database.rows("SELECT trained_on, norm FROM base")[0]
+    points: list[Spent] = []
+    undoable: list[_Done] = []
+    deleted, drift = 0, 0.0
+    for entry in ledger.entries(database.connection):
         if entry["what"] in ("taken under care", "retrained"):
-            total, waiting = 0, {}
+            points, undoable, deleted, drift = [], [], 0, 0.0
         elif entry["what"] == "done":
-            waiting[entry["id"]] = entry["interactions"]
+            again = (
+                bool(undoable) and undoable[-1].after == entry["after"]
+            )  # done as one: they have one change
+            undoable.append(_Done(entry["id"], entry["after"], deleted, drift))
+            deleted += entry["interactions"]
+            drift += 0.0 if again else entry["measures"]["drift"]
         elif entry["what"] == "rolled back":
-            waiting.pop(entry["id"], None)
+            # Its change is undone with all that followed; what was done with it or after it comes again.
+            change = next((one.after for one in undoable if one.id == entry["id"]), None)
+            place = next((k for k, one in enumerate(undoable) if one.after == change), None)
+            if place is not None:
+                _, _, deleted, drift = undoable[place]
+                del undoable[place:]
         elif entry["what"] == "published":
-            total, waiting = total + sum(waiting.values()), {}
-    return total + sum(waiting.values())
+            undoable = []
+        else:
+            continue
+        points.append(
+            Spent(entry["time"], deleted / max(1, base["trained_on"]), drift / max(base["norm"], 1e-30))
+        )
+    return points
+
+
+class _Done(NamedTuple):
+    """A request that is done, and what had been spent before it."""
+
+    id: str
+    after: str  # the model's fingerprint
+    deleted: int
+    drift: float

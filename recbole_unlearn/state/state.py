@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,7 +90,7 @@ class State:
 
     def status(self, id: str | None = None) -> Overview:
         """All requests, what is due, how far the model has drifted, and whether retraining is due."""
-        return overview(self.core, id)
+        return overview(self.core.database, id)
 
     def rollback(self, id: str) -> list[Receipt]:
         """Undo a request that is not published: exactly the model before it, and later requests done again on top."""
@@ -136,8 +135,7 @@ class State:
 
     def ledger(self) -> str:
         """The ledger as JSON Lines, each entry with its link."""
-        rows = self.core.database.rows("SELECT entry, link FROM ledger ORDER BY number")
-        return "".join(f"{ledger.canonical({**json.loads(row[0]), 'link': row[1]})}\n" for row in rows)
+        return "".join(ledger.lines(self.core.database.connection))
 
     def close(self) -> None:
         """Give the files back."""

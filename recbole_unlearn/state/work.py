@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import recbole
 import torch
-
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
@@ -53,8 +52,16 @@ def alone(core: Core) -> Iterator[None]:
 
 def run(core: Core, window: Window) -> Iterator[Receipt]:
     """Carry out what is pending, in order; yields each request when it is done."""
-    while batch := _next(core, window):
-        yield from _carry_out(core, batch)
+    while done := step(core, window):
+        yield from done
+
+
+def step(core: Core, window: Window) -> list[Receipt]:
+    """Carry out what is next: one request, or those within the window as one; nothing when nothing is pending."""
+    batch, start = _next(core, window), time.perf_counter()
+    done = _carry_out(core, batch) if batch else []
+    seconds = time.perf_counter() - start
+    return [receipt._replace(seconds=seconds) for receipt in done]
 
 
 def _next(core: Core, window: Window) -> list[sqlite3.Row]:

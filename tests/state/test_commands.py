@@ -1,0 +1,276 @@
+"""`recbole-unlearn requests ...`: what the commands print, how they end, and that they name nobody."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from recbole_unlearn import cli
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.state import commands, open_state
+from tests.conftest import ROOT, tiny_rows
+from tests.state.conftest import some
+
+
+@pytest.fixture
+def command(capsys, key_file):
+    """``command("run", S)``: exit code, what was printed, and what was said on stderr."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = cli.main(["requests", *map(str, arguments), f"--hash_key={key_file}"])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def requests(tmp_path):
+    """``requests("u3", 3)``: a file that asks for some interactions of a user, or for all."""
+
+    def write(user, number=None):
+        path = tmp_path / f"{user}-{number}.csv"
+        rows = [(user, "")] if number is None else list(zip(*some(user, number).values(), strict=True))
+        path.write_text("user_id,item_id\n" + "".join(f"{u},{i}\n" for u, i in rows))
+        return path
+
+    return write
+
+
+def test_a_request_from_submission_to_publication(
+    command, requests, checkpoints, tiny_path, key_file, tmp_path
+):
+    state, given = tmp_path / "S", requests("u3", 6)
+    code, out, _ = command("init", state, f"--checkpoint={checkpoints('BPR')}", f"--data_path={tiny_path}")
+    assert (code, out.splitlines()[0]) == (0, f"{state}: BPR on tiny is under care.")
+    code, out, _ = command("submit", state, given, "--id=T-1", "--deadline=30d")
+    assert code == 0
+    assert re.match(r"T-1 pending: \d training interactions, and \d held out, of 1 user and 6 items\n", out)
+    assert "submitted before" in command("submit", state, given)[1]
+    code, out, _ = command("status", state)
+    assert code == 0
+    assert re.search(r"T-1 +pending +\d{4}-\d\d-\d\d +\d{4}-\d\d-\d\d, in 30 days", out)
+    assert "Retraining is not due." in out
+    code, out, _ = command("run", state)
+    assert code == 0
+    assert re.search(r"^T-1 done: .*; in [\d.e-]+ s\n1 request done, 0 failed\.$", out, re.M)
+    assert command("run", state)[1] == "0 requests done, 0 failed.\n"
+    code, out, _ = command("check", state, tiny_path / "tiny")
+    assert (code, out) == (1, "tiny.inter: 6 deleted pairs\n")
+    assert command("rollback", state, "T-1")[1].startswith("T-1 rolled back; 0 later requests done again")
+    assert command("check", state, tiny_path / "tiny")[:2] == (0, "tiny.inter: 0 deleted pairs\n")
+    command("submit", state, given, "--id=T-2")
+    command("run", state, "--window=1h")
+    code, out, _ = command("publish", state)
+    assert (code, out.splitlines()[0]) == (0, "1 request published; what could bring them back is destroyed.")
+    code, out, _ = command("verify", state)
+    assert (code, out.split(":")[0]) == (0, "All fits")
+    assert command("verify", state, "--head=" + "0" * 64)[0] == 1
+    code, out, _ = command("recommend", state, "u3", "--k=3")
+    assert (code, len(out.splitlines())) == (0, 4)
+    assert not set(some("u3", 6)["item_id"]) & set(out.split())
+    code, out, _ = command("export", state, tmp_path / "out")
+    assert (code, (tmp_path / "out" / "export.json").is_file()) == (0, True)
+    assert command("retrain", state)[1].startswith("Trained again on what is retained, in ")
+    entries = [json.loads(line) for line in command("ledger", state)[1].splitlines()]
+    assert [entry["what"] for entry in entries] == [
+        "taken under care", "submitted", "done", "rolled back", "submitted", "done", "published", "retrained",
+    ]  # fmt: skip
+    with open_state(state, key_file) as opened:
+        assert opened.status().head == entries[-1]["link"]
+
+
+def test_nobody_is_named(command, requests, make_state):
+    """Not in what is printed, on screens that others may see, nor on the page."""
+    state = make_state().core.folder
+    tokens = {name for user, item, *_ in tiny_rows() for name in (user, item)}
+    for arguments in (
+        ("submit", state, requests("u3")), ("submit", state, requests("u8", 2)), ("run", state),
+        ("status", state), ("ledger", state), ("publish", state), ("verify", state),
+        ("status", state, f"--html={state}/../page.html"),
+    ):  # fmt: skip
+        code, out, err = command(*arguments)
+        assert code == 0, err
+        assert not tokens & set(re.findall(r"\w+", out))
+    page = (state.parent / "page.html").read_text()
+    assert not tokens & set(
+        re.findall(r"\w+", re.sub(r"(?s)<script.*?</script>|<style.*?</style>", "", page))
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["nothing"], "invalid choice"),
+        (["run"], "required: STATE"),
+        (["run", "S", "--windw=1h"], "Run does not know --windw=1h"),
+        (["run", "S", "more"], "does not know more"),
+        (["run", "S", "--watch=1"], "--watch"),
+        (["submit", "S"], "required: FILE"),
+        (["submit", "S", "a.csv", "--on_missing=guess"], "invalid choice: 'guess'"),
+        (["recommend", "S", "u1", "--k=many"], "invalid int value"),
+        (["status", "S"], "S is not a state"),
+        (["ledger", "S"], "S is not a state"),
+        (["run", "S"], "S is not a state"),
+        (["init", "S"], "required: --checkpoint"),
+        (["init", "S", "--checkpoint=nowhere.pth"], "There is no file nowhere.pth"),
+        (["init", "S", "--checkpoint=nowhere.pth", "more"], "expected --key=value"),
+        (["init", "S", "--checkpoint=nowhere.pth", "--forget=x.csv"], "forget is a setting of run_unlearn.py"),
+        (["init", "S", "--checkpoint=nowhere.pth", "--unlearn=retrain"], "unlearn is a setting of run_unlearn.py"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_two(capsys, tmp_path, monkeypatch, arguments, what):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["requests", *arguments]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert what in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_times_keys_and_ids(command, requests, make_state, tmp_path, capsys):
+    state = make_state().core.folder
+    for arguments, what in (
+        (("run", state, "--window=soon"), "is not a time span"),
+        (("submit", state, requests("u3"), "--deadline=-1d"), "is not a time span"),
+        (("submit", state, requests("u3"), "--id=a b"), "an id has letters"),
+        (("status", state, "T-9"), "There is no request T-9"),
+        (("rollback", state, "T-9"), "There is no request T-9"),
+        (("recommend", state, "nobody"), "does not know this user"),
+        (("check", state, tmp_path / "nowhere.csv"), "nowhere.csv"),
+        (("status", state, "T-9", "--html=x.html"), "leave the id out"),
+    ):
+        code, _, err = command(*arguments)
+        assert (code, err.count("\n")) == (2, 1)
+        assert what in err
+    (tmp_path / "other").write_text("f" * 64)
+    assert (
+        cli.main(["requests", "submit", str(state), str(requests("u3")), f"--hash_key={tmp_path / 'other'}"])
+        == 2
+    )
+    assert "This is not the key" in capsys.readouterr().err
+
+
+def test_a_request_that_fails_ends_with_one_and_says_why(command, requests, make_state, monkeypatch):
+    state = make_state().core.folder
+    command("submit", state, requests("u3", 2), "--id=bad")
+
+    def fail(self, numbers):
+        raise UnlearnError("The weights are not finite.")
+
+    monkeypatch.setattr("recbole_unlearn.state.live.LiveModel.forget", fail)
+    code, out, _ = command("run", state)
+    assert code == 1
+    assert "bad failed: " in out
+    assert "The weights are not finite." in out
+    assert "bad failed: The weights are not finite." in command("status", state)[1]
+
+
+def test_help_lists_commands_with_examples(capsys):
+    for arguments in ([], ["--help"], ["-h"]):
+        assert cli.main(["requests", *arguments]) == 0
+        said = capsys.readouterr().out
+        assert "examples:" in said
+        for name in (
+            "init",
+            "submit",
+            "run",
+            "status",
+            "rollback",
+            "publish",
+            "verify",
+            "check",
+            "export",
+            "retrain",
+        ):
+            assert re.search(rf"^    {name}\b", said, re.M), name
+    assert cli.main(["requests", "submit", "--help"]) == 0
+    assert "--deadline SPAN" in capsys.readouterr().out
+
+
+def test_looking_does_not_wait_for_torch(make_state):
+    state = make_state()
+    state.submit(some("u3", 2))
+    code = (
+        "import sys; from recbole_unlearn.cli import main; code = main(sys.argv[1:]);"
+        "sys.exit(code or 'torch' in sys.modules or 'recbole' in sys.modules)"
+    )
+    for arguments in (["--help"], ["status", str(state.core.folder)], ["ledger", str(state.core.folder)]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "requests", *arguments], cwd=ROOT, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr.decode()[-500:]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_watches_is_stopped_with_nothing_half_done(make_state, key_file, number):
+    state = make_state()
+    folder = str(state.core.folder)
+    worker = subprocess.Popen(
+        [sys.executable, str(ROOT / "run_unlearn.py"), "requests", "run", folder, "--watch", f"--hash_key={key_file}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        assert "Waiting for requests" in worker.stderr.readline()
+        state.submit(some("u3", 2), id="a")
+        assert worker.stdout.readline().startswith("a done: ")
+        state.submit(some("u8", 2), id="b")
+        assert worker.stdout.readline().startswith("b done: ")
+        worker.send_signal(number)
+        out, err = worker.communicate(timeout=60)
+    finally:
+        worker.kill()
+    assert (worker.returncode, out, err) == (0, "", "Stopped; 2 requests done, 0 failed.\n")
+    state.verify()
+    assert state.run() == []
+
+
+def test_a_signal_waits_for_the_request_at_hand(make_state, key_file, monkeypatch, capsys):
+    """Ctrl-C in the middle of the first of two requests: it is done and said, the second stays pending."""
+    state = make_state()
+    state.submit(some("u3", 2), id="a")
+    state.submit(some("u8", 2), id="b")
+    forget = type(state.core.live).forget
+
+    def interrupted(self, numbers):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        return forget(self, numbers)
+
+    monkeypatch.setattr("recbole_unlearn.state.live.LiveModel.forget", interrupted)
+    assert cli.main(["requests", "run", str(state.core.folder), f"--hash_key={key_file}"]) == 130
+    said = capsys.readouterr()
+    assert said.out.startswith("a done: ")
+    assert said.err == "Stopped; 1 request done, 0 failed.\n"
+    assert state.status().requests["status"].tolist() == ["done", "pending"]
+
+
+def test_other_commands_that_are_stopped_leave_the_state(make_state, key_file, monkeypatch, capsys):
+    state = make_state()
+    state.submit(some("u3", 2))
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recbole_unlearn.state.work.publish", interrupted)
+    assert cli.main(["requests", "publish", str(state.core.folder), f"--hash_key={key_file}"]) == 130
+    assert capsys.readouterr().err == "Stopped; the state is as its last finished step left it.\n"
+
+
+def test_every_command_is_in_the_docs():
+    page = (ROOT / "docs" / "requests.md").read_text()
+    choices = next(
+        action.choices
+        for action in commands._parser()._actions
+        if hasattr(action, "choices") and action.choices
+    )
+    for name, parser in choices.items():
+        assert f"requests {name} " in page, name
+        for option in parser._option_string_actions:
+            assert option in ("-h", "--help") or option in page, option

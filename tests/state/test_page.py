@@ -1,0 +1,143 @@
+"""The budget of a state over time, and the page of `requests status`."""
+
+import datetime
+import html
+import re
+
+import pytest
+
+from recbole_unlearn.state import status
+from recbole_unlearn.state.overview import MOST_DRIFT, history, overview
+from recbole_unlearn.state.page import write_status
+from tests.report.test_report import CHROMIUM, PHONE, PROBE, Reader, browse
+from tests.state.conftest import some
+
+NARROW_PROBE = """<script>
+parent.document.body.dataset.probe = [innerWidth, document.documentElement.scrollWidth <= innerWidth].join("|");
+</script>"""
+
+
+@pytest.fixture
+def busy(make_state):
+    """A state with requests of every kind."""
+    state = make_state()
+    for user in ("u3", "u8"):
+        state.submit(some(user, 3), id=f"first-{user}")
+    state.run(window="1h")
+    state.publish()
+    for user, days in (("u5", 3), ("u6", 30), ("u7", 9)):
+        state.submit(some(user, 2), id=f"T-{user}", deadline=f"{days}d")
+        state.run()
+    state.rollback("T-u6")
+    for user, days in (("u9", 1), ("u10", 12), ("u11", 40)):
+        state.submit(some(user, 2), id=f"late-{user}", deadline=f"{days}d")
+    for change in (
+        "status = 'failed', why = 'The weights are not finite.' WHERE id = 'late-u10'",
+        "due = '2020-01-01T00:00:00+00:00' WHERE id = 'late-u9'",
+    ):
+        state.core.database.connection.execute(f"UPDATE requests SET {change}")
+    return state
+
+
+def test_the_ledger_gives_the_budget_that_the_database_has(busy):
+    database = busy.core.database
+    base = database.rows("SELECT * FROM base")[0]
+    drift = (base["drift"] + database.value("SELECT total(drift) FROM changes")) / base["norm"]
+    points = history(database)
+    assert points[-1].drift == pytest.approx(drift)
+    removed = base["trained_on"] - len(busy.core.live.index)
+    assert points[-1].deleted == pytest.approx(removed / base["trained_on"])
+    assert points[0][1:] == (0.0, 0.0)
+    undone = max(point.deleted for point in points)
+    assert undone > points[-1].deleted  # T-u6 came and went
+    assert (overview(database).deleted_share, overview(database).drift) == points[-1][1:]
+    busy.retrain()
+    assert [point[1:] for point in history(database)] == [(0.0, 0.0)]
+
+
+def test_due_in_words():
+    now = datetime.datetime.now(datetime.UTC)
+    for left, said in (
+        (datetime.timedelta(days=30, seconds=-1), "in 30 days"), (datetime.timedelta(hours=30), "in 30 hours"),
+        (datetime.timedelta(minutes=50), "in 1 hour"), (datetime.timedelta(seconds=-5), "overdue"),
+    ):  # fmt: skip
+        row = {"due": (now + left).isoformat(timespec="seconds"), "status": "pending"}
+        assert status.due(row) == f"{row['due'][:10]}, {said}"
+        assert status.due(row | {"status": "done"}) == row["due"][:10]
+    assert status.due({"due": None, "status": "pending"}) == "–"
+
+
+def test_the_table_has_every_request_and_fits(busy):
+    text = status.status_text(busy.status(), "S")
+    assert max(map(len, text.splitlines())) <= 110
+    assert text.startswith("BPR on tiny: 8 requests, 1 overdue.")
+    for id in busy.status().requests["id"]:
+        assert len(re.findall(rf"^{id} ", text, re.M)) == 1 + (id == "late-u10")
+    assert "late-u10 failed: The weights are not finite." in text
+    assert busy.status().head in text
+
+
+def test_retraining_is_due_when_the_budget_is_spent(busy):
+    busy.core.database.connection.execute("UPDATE base SET norm = norm / 1e9")
+    seen = busy.status()
+    assert (seen.retraining_is_due, seen.drift > MOST_DRIFT) == (True, True)
+    assert "Retraining is due: `recbole-unlearn requests retrain S`" in status.status_text(seen, "S")
+
+
+def test_what_the_page_says(busy, tmp_path, monkeypatch):
+    monkeypatch.setattr("recbole_unlearn.report.page.get_plotlyjs", lambda: "")
+    monkeypatch.setattr("recbole_unlearn.state.page._BARS", 2)
+    monkeypatch.setattr("recbole_unlearn.state.page._ROWS", 1)
+    reader = Reader(write_status(busy.core.database, tmp_path / "page.html"))
+    assert "1 request overdue; 1 request failed" in reader.text
+    for said in (
+        "pending (2)", "rolled back (1)", "The weights are not finite.", busy.status().head, "late-u9", "was not measured",
+        "1 further published request not shown.", "1 further deadline not shown.",
+    ):  # fmt: skip
+        assert said in reader.text, said
+    titles = [{trace["name"] for trace in figure["data"]} for figure in reader.figures]
+    assert titles == [
+        {"done", "submitted"},
+        {"waits", "due", "overdue"},
+        {"deleted", "budget"},
+        {"drift", "budget"},
+    ]
+    assert reader.figures[0]["data"][0]["y"][-1] == 4  # done, of which two are published
+
+
+def test_a_page_of_a_new_state(make_state, tmp_path, monkeypatch):
+    monkeypatch.setattr("recbole_unlearn.report.page.get_plotlyjs", lambda: "")
+    reader = Reader(write_status(make_state().core.database, tmp_path / "page.html"))
+    assert "Nothing was submitted so far." in reader.text
+    assert "Nothing is overdue, and retraining is not due." in reader.text
+    assert len(reader.figures) == 2
+
+
+def test_measures_against_a_retrained_model_are_shown(make_state, tmp_path, monkeypatch):
+    monkeypatch.setattr("recbole_unlearn.report.page.get_plotlyjs", lambda: "")
+    core = make_state().core
+    with core.database.transaction() as connection:
+        core.enter(connection, "measured", measures={"seconds": 1.0, "overlap@20": {"all": 0.8125}})
+    reader = Reader(write_status(core.database, tmp_path / "page.html"))
+    assert "Distance to retraining" in reader.text
+    assert "overlap@20, all" in reader.text
+    assert "0.8125" in reader.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+def test_chromium_draws_the_page_in_light_and_dark_and_on_a_phone(busy, tmp_path):
+    page = write_status(busy.core.database, tmp_path / "page.html").read_text()
+    white, night = "rgb(255, 255, 255)|rgb(28, 33, 39)", "rgb(20, 23, 27)|rgb(232, 234, 237)"
+    probed = tmp_path / "probed.html"
+    probed.write_text(page.replace("</body>", PROBE + "</body>"))
+    for dark in (False, True):
+        dom, console = browse(probed, tmp_path, dark)
+        assert console == []
+        assert len(re.findall(r'<svg class="main-svg"', dom)) >= 4
+        assert f'data-probe="|0|{night if dark else white}|true"' in dom
+    phone = tmp_path / "phone.html"
+    phone.write_text(PHONE.format(page=html.escape(page.replace("</body>", NARROW_PROBE + "</body>"))))
+    dom, console = browse(phone, tmp_path)
+    assert console == []
+    assert 'data-probe="390|true"' in dom
