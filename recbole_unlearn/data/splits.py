@@ -184,7 +184,7 @@ class UnlearnData:
     fitted: torch.Tensor | None = None
     done: tuple[Done, ...] = ()  # keyed hashes of earlier requests and of this one, for the saved dataset
     done_earlier: str | None = None  # the day on which this request was done, when it comes again
-    # (m,), which interactions of full.train S is, where one request follows another and the index is changed in place.
+    # (m,), which interactions of full.train S is, where requests follow each other and the index changes in place.
     numbers: torch.Tensor | None = None
 
     @functools.cached_property

@@ -92,7 +92,9 @@ def new_directory(path: Path) -> Iterator[Path]:
     try:
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
         descriptor = os.open(temporary, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held while it is filled, see outputs.remove_stale
+        fcntl.flock(
+            descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB
+        )  # held while it is filled, see outputs.remove_stale
         yield temporary
         os.chmod(temporary, 0o777 & ~current_umask())
         if path.exists():  # a directory cannot be renamed over another: the old one steps aside

@@ -314,7 +314,7 @@ def _named(name: str, kind: str, x: Sequence[Any], y: Sequence[float]) -> dict[s
     return {"type": kind, "name": label(phase_title(name)), "x": list(x), "y": list(y)}
 
 
-def _line(name: str, look: Look, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:
+def _line(name: str, look: Look, x: Sequence[Any], y: Sequence[Any]) -> dict[str, Any]:
     return _named(name, "scatter", x, y) | {
         "mode": "lines+markers",
         "line": {"color": look.color, "dash": look.dash, "width": 3 if name == UNLEARNED else 2},

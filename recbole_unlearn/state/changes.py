@@ -1,7 +1,8 @@
 """What a request did to a model, and the files that hold it: named by their content, written whole.
 
-A file is safetensors: `weights.NAME.rows` and `weights.NAME.values` for every parameter with rows that moved, the same
-for second moments, and `fitted`. New values are kept, not differences, so that following them gives the same bits.
+A file is safetensors: `weights.NAME.rows` and `weights.NAME.values` for every parameter with rows that moved, the
+same for second moments, and `fitted`. New values are kept, not differences, so that following them gives the same
+bits.
 """
 
 from __future__ import annotations

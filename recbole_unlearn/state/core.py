@@ -23,7 +23,7 @@ from recbole_unlearn.inputs import shown
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state import ledger
 from recbole_unlearn.state.changes import Change, unpack
-from recbole_unlearn.state.database import COUNTS, Database
+from recbole_unlearn.state.database import Database
 from recbole_unlearn.state.finding import Finder
 from recbole_unlearn.state.live import LiveModel, Masks
 from recbole_unlearn.state.store import Store
@@ -53,7 +53,7 @@ class Receipt(NamedTuple):
     @classmethod
     def of(cls, row: sqlite3.Row) -> Receipt:
         """From a row of the database."""
-        return cls(row["id"], row["status"], *(row[name] for name in COUNTS), row["why"])
+        return cls(**{name: row[name] for name in cls._fields})
 
 
 class Core:
@@ -169,8 +169,8 @@ class Core:
     def _removed(self, source: Source) -> Masks:
         """What requests that are done took out of the base."""
         masks = [np.zeros(len(part), dtype=bool) for part in source.splits]
-        query = "SELECT part, asked.number FROM asked JOIN requests ON requests.number = request WHERE status = 'done'"
-        for part, number in self.database.rows(query):
+        done = "JOIN requests ON requests.number = request WHERE status = 'done'"
+        for part, number in self.database.rows(f"SELECT part, asked.number FROM asked {done}"):
             masks[part][number] = True
         return masks[0], masks[1], masks[2]
 

@@ -1,8 +1,8 @@
 """The SQLite file of a state: the queue, the ledger, and which files are current.
 
-One transaction makes each step whole: what is not committed has not happened. Files are written and on the disk before
-the transaction that names them; files that no transaction names are leftovers, and go with the next command that
-writes. WAL, `synchronous=FULL`, and `secure_delete`: what is deleted is overwritten.
+One transaction makes each step whole: what is not committed has not happened. Files are on the disk before the
+transaction that names them; files that no transaction names are leftovers, and go with the next command that writes.
+WAL, `synchronous=FULL`, and `secure_delete`: what is deleted is overwritten.
 
 One process at a time works on a state (`run`, `rollback`, `publish`, `retrain`); others may submit and look. The
 worker's lock is that of a second, empty SQLite file, which the operating system gives back when the process ends.
@@ -33,7 +33,7 @@ CREATE TABLE base (
     only_one INTEGER PRIMARY KEY CHECK (only_one = 1),
     weights TEXT NOT NULL, moments TEXT NOT NULL, dataset TEXT NOT NULL,
     fingerprint TEXT NOT NULL,
-    -- Of the model when it was last trained: its training interactions, ‖θ‖², and what changes that are merged drifted.
+    -- Of the model when it was last trained: its training interactions, ‖θ‖², and the drift of merged changes.
     trained_on INTEGER NOT NULL, norm REAL NOT NULL, drift REAL NOT NULL
 );
 CREATE TABLE changes (
@@ -60,7 +60,7 @@ CREATE TABLE asked (
     PRIMARY KEY (request, part, number)
 ) WITHOUT ROWID;
 
--- Never to be recommended: ids of the base (0 for everybody, or for everything) until it is published, then keyed hashes.
+-- Never to be recommended: ids of the base (0 for everybody, or for everything); once published, keyed hashes.
 CREATE TABLE suppressed (
     request INTEGER NOT NULL REFERENCES requests (number), user INTEGER NOT NULL, item INTEGER NOT NULL,
     PRIMARY KEY (request, user, item)
@@ -149,7 +149,7 @@ class Database:
         found = self.value("SELECT value FROM about WHERE key = ?", key)
         if found is None:
             raise UnlearnError(
-                f"{shown(self.path.parent)} is a state that was not finished. Remove it, and `requests init` it again."
+                f"{shown(self.path.parent)} is a state that was not finished. Remove it, and make it again."
             )
         return json.loads(str(found))
 

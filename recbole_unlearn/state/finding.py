@@ -20,7 +20,9 @@ class Found:
     """What a request means in training, validation and test data."""
 
     numbers: tuple[np.ndarray, np.ndarray, np.ndarray]  # of interactions, rising, each once
-    gone: tuple[np.ndarray, np.ndarray, np.ndarray]  # the same of those that requests before this one took out
+    gone: tuple[
+        np.ndarray, np.ndarray, np.ndarray
+    ]  # the same of those that requests before this one took out
     suppressed: list[tuple[int, int]]  # (user, item), sorted; 0 for everybody, or for everything
     users: int
     items: int
@@ -85,7 +87,9 @@ class Finder:
         found: set[tuple[int, int]] = set()
         for index, part in zip(self.parts, numbers, strict=True):
             chosen = torch.from_numpy(part)
-            found.update(zip(index.ids["user"][chosen].tolist(), index.ids["item"][chosen].tolist(), strict=True))
+            found.update(
+                zip(index.ids["user"][chosen].tolist(), index.ids["item"][chosen].tolist(), strict=True)
+            )
         return found
 
     def _in(
@@ -112,7 +116,12 @@ class Finder:
         return np.unique(np.concatenate(found)), hit
 
     def _gone(
-        self, index: TrainIndex, users: np.ndarray, items: np.ndarray, time: np.ndarray, request: ForgetRequest
+        self,
+        index: TrainIndex,
+        users: np.ndarray,
+        items: np.ndarray,
+        time: np.ndarray,
+        request: ForgetRequest,
     ) -> np.ndarray:
         """Numbers of interactions in one part that the request means, and that are taken out of it already."""
         gone = index.removed.nonzero().flatten()
@@ -156,7 +165,7 @@ class Finder:
         train = self.dataset
         if train.time_field not in train.inter_feat:
             raise UnlearnError(
-                f"{request.name} gives {train.time_field}, but the model's data was loaded without it. Drop that column."
+                f"{request.name} gives {train.time_field}, but the model's data has none. Drop that column."
             )
         if self._slack is None:
             largest = np.abs(train.inter_feat[train.time_field].numpy()).max(initial=1.0)

@@ -63,6 +63,6 @@ def fault(connection: sqlite3.Connection, key: bytes) -> str | None:
         if number != expected:
             return f"entry {expected} of the ledger is missing"
         if link(key, before, text) != now:
-            return f"entry {number} of the ledger does not fit the one before it: it was changed, or the key is another"
+            return f"entry {number} of the ledger does not fit the one before it: it was changed (or it is another key)"
         before = now
     return None

@@ -30,6 +30,7 @@ from recbole_unlearn.methods import UnlearnTask
 from recbole_unlearn.methods.obliviate.curvature import Curvature
 from recbole_unlearn.methods.obliviate.method import Obliviate
 from recbole_unlearn.methods.obliviate.row_moments import refresh
+from recbole_unlearn.methods.obliviate.settings import ObliviateSettings
 from recbole_unlearn.rows import RetainedIndex, TrainIndex, Witness, find_region, find_tables
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.changes import Change, Rows, Tensors
@@ -76,7 +77,9 @@ class LiveModel:
     ) -> None:
         """``source``, ``weights`` and ``moments`` are the base; ``removed`` is what requests took out of it since."""
         self.config = config.replace(show_progress=False, tensorboard=False, output_dir=None)
-        self.options = settings.read(Obliviate.Settings, self.config.method_values(Obliviate.name))
+        self.options: ObliviateSettings = settings.read(
+            Obliviate.Settings, self.config.method_values(Obliviate.name)
+        )
         self.base, self.fitted = source, source.fitted
         self.removed: Masks = (removed[0].copy(), removed[1].copy(), removed[2].copy())
         self.closed_form = self.config["MODEL_TYPE"] == ModelType.TRADITIONAL

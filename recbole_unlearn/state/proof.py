@@ -46,8 +46,8 @@ def _files(core: Core) -> Iterator[str]:
     others = core.store.names() - named
     if others:
         yield (
-            f"{len(others)} files in {shown(core.store.folder)} belong to nothing: a command was interrupted. `requests "
-            "publish` or `requests run` removes them"
+            f"{len(others)} files in {shown(core.store.folder)} belong to nothing: a command was interrupted. "
+            "`requests publish` or `requests run` removes them"
         )
 
 

@@ -14,7 +14,8 @@ from recbole_unlearn.data import Fields, ForgetRequest, read_request
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files.keyed import request_digest
 from recbole_unlearn.inputs import shown
-from recbole_unlearn.state.core import COUNTS, Core, Receipt, now, span
+from recbole_unlearn.state.core import Core, Receipt, now, span
+from recbole_unlearn.state.database import COUNTS
 from recbole_unlearn.state.finding import Found
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -75,7 +76,9 @@ def _with_pending(core: Core, found: Found) -> list[np.ndarray]:
     """The numbers of what a request and those before it in the queue take out together."""
     pending = "FROM requests WHERE status IN ('pending', 'running')"
     most = int(core.database.rows(f"SELECT total(interactions + held_out) {pending}")[0][0])
-    if all(len(index) > len(part) + most for index, part in zip(core.finder.parts, found.numbers, strict=True)):
+    if all(
+        len(index) > len(part) + most for index, part in zip(core.finder.parts, found.numbers, strict=True)
+    ):
         return list(found.numbers)  # what is pending need not be read
     parts = [set(part.tolist()) for part in found.numbers]
     rows = core.database.rows(f"SELECT part, number FROM asked WHERE request IN (SELECT number {pending})")

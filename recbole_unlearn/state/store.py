@@ -1,4 +1,4 @@
-"""Files of a state, named by the SHA-256 of their content: written once, never changed, checked when they are read."""
+"""Files of a state, named by the SHA-256 of their content: written once, checked when they are read."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from recbole_unlearn.methods.obliviate.curvature import from_retained, read_stat
 from recbole_unlearn.rows import Region, RetainedIndex, TrainIndex, Witness
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.changes import Tensors, digest, pack
-from recbole_unlearn.state.core import COUNTS, Core, Receipt, now, set_requests, span
-from recbole_unlearn.state.database import working
+from recbole_unlearn.state.core import Core, Receipt, now, set_requests, span
+from recbole_unlearn.state.database import COUNTS, working
 from recbole_unlearn.state.live import Masks
 from recbole_unlearn.state.suppression import pair_hash
 from recbole_unlearn.training.phase import train_here

@@ -213,7 +213,7 @@ def test_a_worker_that_watches_is_stopped_with_nothing_half_done(make_state, key
     state = make_state()
     folder = str(state.core.folder)
     worker = subprocess.Popen(
-        [sys.executable, str(ROOT / "run_unlearn.py"), "requests", "run", folder, "--watch", f"--hash_key={key_file}"],
+        [sys.executable, f"{ROOT}/run_unlearn.py", "requests", "run", folder, "--watch", f"--hash_key={key_file}"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:

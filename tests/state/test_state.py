@@ -134,7 +134,9 @@ def test_what_a_later_request_asked_for_too_stays_gone_when_an_earlier_one_is_un
     other.submit(whole)
     other.run()
     assert same(weights(state), weights(other))
-    assert all(np.array_equal(*masks) for masks in zip(state.core.live.removed, other.core.live.removed, strict=True))
+    assert all(
+        np.array_equal(*masks) for masks in zip(state.core.live.removed, other.core.live.removed, strict=True)
+    )
     assert serving.suppression(state.core).hashes() == serving.suppression(other.core).hashes()
     state.publish()
     state.verify()

@@ -171,7 +171,7 @@ class _Side:
         return self.table[self.rows] - self.first
 
     def turn(self, other: torch.Tensor, centre: torch.Tensor, later: bool, sources: int) -> torch.Tensor:
-        """Move the rows once, by how the other side's have ``moved`` (n', d); returns by how much the centre moved."""
+        """Move the rows once, by how the other side's have moved (n', d); returns by how much the centre moved."""
         total = self.sum + embedding_bag(self.far, other, self.starts, mode="sum")
         mean = total / self.number.clamp(min=1).to(total)[:, None] - centre
         told = features(mean, self.number) @ self.transform

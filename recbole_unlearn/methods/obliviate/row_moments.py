@@ -9,9 +9,9 @@ batch's mean loss. For a row x that is in N of the |D| interactions, and so in �
 with g the gradient of one interaction's loss, the b being drawn one by one. An item is also drawn as a negative,
 λ⁻ = b / items of them in a batch, and both kinds add up. E is over what is retained, from a sample of it.
 
-Three ways: written out for BPR; by autograd for models whose rows have a gradient only from interactions that name them,
-with E[g] taken as 0 since a trained row is at rest; and for models that pass gradients on to neighbours (a graph), the
-mean over a few batches as training draws them, in which all rows have one.
+Three ways: written out for BPR; by autograd for models whose rows have a gradient only from interactions that name
+them, with E[g] taken as 0 since a trained row is at rest; and for models that pass gradients on to neighbours (a
+graph), the mean over a few batches as training draws them, in which all rows have one.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ def _picked(
 def _moment(
     parts: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], batch_size: int
 ) -> torch.Tensor:
-    """v (n, d) from (λ, E[g], E[g²]) of every kind of interaction."""
+    """The moments v (n, d) from (λ, E[g], E[g²]) of every kind of interaction."""
     squares = sum(rate[:, None] * square for rate, _, square in parts)
     mean = sum(rate[:, None] * first for rate, first, _ in parts)
-    assert isinstance(squares, torch.Tensor) and isinstance(mean, torch.Tensor)
+    assert isinstance(squares, torch.Tensor)
+    assert isinstance(mean, torch.Tensor)
     return (squares + (1.0 - 1.0 / batch_size) * mean.square()) / batch_size**2
 
 

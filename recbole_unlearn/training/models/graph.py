@@ -16,7 +16,6 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-
 EPSILON = 1e-7  # RecBole adds it to degrees
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from recbole_unlearn.data.splits import load
 from recbole_unlearn.methods.obliviate import row_moments
 from recbole_unlearn.rows import Members, Region, RetainedIndex, Table, TrainIndex, Witness, find_tables
 from recbole_unlearn.rows.own_loss import loss_gradients
-from recbole_unlearn.data.splits import load
 from recbole_unlearn.training.phase import build_model
 
 BATCH = 16
@@ -49,7 +49,7 @@ def test_they_are_what_an_optimizer_would_gather(scene, model, monkeypatch):
     more = {"mf_train": True, "mlp_train": True, "dropout_prob": 0.0} if model == "NeuMF" else {}
     monkeypatch.setattr(row_moments, "BATCHES", 200)
     monkeypatch.setattr(row_moments, "SAMPLED", 32 if model == "NeuMF" else 1000)
-    config, net, witness, touched = scene(model, **more)
+    _, net, witness, touched = scene(model, **more)
     expected = drawn(net, witness, 1500)
     moments = {name: torch.full_like(value, 7.0) for name, value in expected.items()}
     tables = find_tables(net, witness.index.train)
