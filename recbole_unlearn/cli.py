@@ -6,6 +6,8 @@ their defaults, `--unlearn=?` the methods.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +23,7 @@ _NAMES = {"model", "dataset", "data_path", "config_files"}
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """`--key=value` arguments as a dict; `--key value` is accepted too, because people type it."""
-    from recbole_unlearn.settings import GROUPS, declared, described
-    from recbole_unlearn.settings.yaml_files import parse_value
+    from recbole_unlearn.settings import GROUPS, declared, described, parse_value
 
     ours = {key for group in GROUPS.values() for key, about in declared(group).items() if about.is_name}
     of_methods = {key.name for method in described.methods() for key in method.keys if key.is_name}
@@ -72,13 +73,13 @@ def _main(arguments: list[str]) -> int:
             values = parse([a for a in arguments if a not in ("--help", "-h")])
             if ":" in str(values.get("model")):
                 values.pop("model")  # a class of somebody's own has no settings that are listed here
-            print(help_text(values))
+            print(help_text(values), flush=True)
             return 0
         values = parse(arguments)
         if values.get("unlearn") == "?":
             from recbole_unlearn.usage import method_list
 
-            print(method_list())
+            print(method_list(), flush=True)
             return 0
         if values.get("report") not in (None, "html", "none"):
             return _compare(values)
@@ -88,6 +89,9 @@ def _main(arguments: list[str]) -> int:
     except UnlearnError as error:
         print(f"Error: {error}", file=sys.stderr)
         return EXIT_CODE
+    except BrokenPipeError:  # whoever read what is printed has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt as stop:
         print(f"Stopped; {stop.args[0] if stop.args else 'no result was written.'}", file=sys.stderr)
         return exit_code(stop)

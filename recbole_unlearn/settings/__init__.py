@@ -23,9 +23,10 @@ from recbole_unlearn.settings.groups import (
     TuneSettings,
 )
 from recbole_unlearn.settings.typed_model import is_typed_class, typed_class
+from recbole_unlearn.settings.yaml_files import parse_value
 
 if TYPE_CHECKING:
-    from recbole_unlearn.settings.config import UnlearnConfig
+    from recbole_unlearn.settings.config import UnlearnConfig, about
 
 __all__ = [
     "GROUPS",
@@ -38,10 +39,12 @@ __all__ = [
     "RunSettings",
     "TuneSettings",
     "UnlearnConfig",
+    "about",
     "as_list",
     "declared",
     "is_typed_class",
     "names",
+    "parse_value",
     "read",
     "setting",
     "typed_class",
@@ -50,8 +53,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the config on first use: it needs RecBole and torch, and `--help` does not."""
-    if name != "UnlearnConfig":
+    if name not in ("UnlearnConfig", "about"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from recbole_unlearn.settings.config import UnlearnConfig
+    from recbole_unlearn.settings import config
 
-    return UnlearnConfig
+    return getattr(config, name)

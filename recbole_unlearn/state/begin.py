@@ -9,26 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recbole_unlearn.compat import own_randomness
-from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import new_directory, read_checkpoint
 from recbole_unlearn.files.outputs import remove_stale
 from recbole_unlearn.inputs import shown
-from recbole_unlearn.settings import GROUPS, Role, declared
-from recbole_unlearn.settings.config import about
+from recbole_unlearn.settings import GROUPS, Role, about, declared
 from recbole_unlearn.start import check_methods, configured
-from recbole_unlearn.state.changes import pack
+from recbole_unlearn.state.base import read_original, squared_norm, versions, write_base
 from recbole_unlearn.state.core import FILES, Core
 from recbole_unlearn.state.store import sync
-from recbole_unlearn.state.work import (
-    fingerprint_of,
-    read_moments,
-    squared_norm,
-    versions,
-    write_base_dataset,
-)
-from recbole_unlearn.training import build_model
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +47,8 @@ def begin(
         why = error.strerror or error
         raise UnlearnError(f"Cannot make {shown(folder.parent)}: {why}. Choose another directory.") from error
     remove_stale(folder.parent, f".{glob.escape(folder.name)}.*.tmp")  # of an `init` that was killed
-    with new_directory(folder) as place, own_randomness():
-        source = load(config, original.dataset_file)
-        net = build_model(config, source.splits)
-        original.trained.load_into(net)
-        moments = read_moments(config, net, original.trained, source.splits)
+    with new_directory(folder) as place:
+        source, moments = read_original(config, original)
         (place / FILES).mkdir()
         core = Core(place, hash_key, new=True)
         try:
@@ -77,20 +63,16 @@ def begin(
                     "INSERT INTO about VALUES (?, ?)",
                     ((key, json.dumps(value)) for key, value in about_it.items()),
                 )
-            weights = core.store.write(pack(original.trained.state_dict))
-            files = (
-                core.store.write(pack(moments)),
-                write_base_dataset(core, source.splits, source.clock, source.fitted),
-            )
+            weights = original.trained.state_dict
+            base = write_base(core, weights, moments, source.splits, source.clock, source.fitted)
             with core.database.transaction() as connection:
                 connection.execute(
                     "INSERT INTO base VALUES (1, ?, ?, ?, ?, ?, ?, 0)",
-                    (weights, *files, fingerprint_of(weights), len(source.splits.train),
-                     squared_norm(original.trained.state_dict)),
+                    (*base, base.fingerprint, len(source.splits.train), squared_norm(weights)),
                 )  # fmt: skip
                 core.enter(
                     connection, "taken under care", model=original.model, dataset=original.dataset,
-                    interactions=sum(len(part) for part in source.splits), after=fingerprint_of(weights),
+                    interactions=sum(len(part) for part in source.splits), after=base.fingerprint,
                     versions=versions(),
                 )  # fmt: skip
             core.database.wipe()

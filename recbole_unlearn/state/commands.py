@@ -23,8 +23,7 @@ from recbole_unlearn.state.database import Database
 from recbole_unlearn.words import counted
 
 if TYPE_CHECKING:
-    from recbole_unlearn.state.core import Core, Receipt
-    from recbole_unlearn.state.state import State
+    from recbole_unlearn.state import Receipt, State
 
 Parse = Callable[[Sequence[str]], dict[str, Any]]
 
@@ -157,14 +156,14 @@ def _parser() -> _Parser:
 
 @contextlib.contextmanager
 def _opened(given: Any) -> Iterator[State]:
-    from recbole_unlearn.state.state import open_state
+    from recbole_unlearn.state import open_state
 
     with open_state(given.state, given.hash_key) as state:
         yield state
 
 
 def _init(given: Any) -> int:
-    from recbole_unlearn.state.state import init_state
+    from recbole_unlearn.state import init_state
 
     values = given.parse(given.settings)
     if given.data_path is not None:
@@ -196,13 +195,12 @@ def _asks(receipt: Receipt) -> str:
 
 def _run(given: Any) -> int:
     from recbole_unlearn.state import work
-    from recbole_unlearn.state.core import span
 
-    window = None if given.window is None else span(given.window)
+    window = None if given.window is None else work.span(given.window)
     seen: list[Receipt] = []
     with _opened(given) as state, work.alone(state.core):
         try:
-            for receipts in _batches(state.core, window, given.watch):
+            for receipts in _batches(state, window, given.watch):
                 seen += receipts
         except KeyboardInterrupt as stop:
             print(f"Stopped; {_summary(seen)}", file=sys.stderr)
@@ -211,10 +209,11 @@ def _run(given: Any) -> int:
     return _failed(seen)
 
 
-def _batches(core: Core, window: Any, watch: bool) -> Iterator[list[Receipt]]:
+def _batches(state: State, window: Any, watch: bool) -> Iterator[list[Receipt]]:
     """Requests that were done together; each batch is finished and said before a signal stops the command."""
     from recbole_unlearn.state import work
 
+    core = state.core
     if watch or core.database.value("SELECT 1 FROM requests WHERE status = 'pending'"):
         _ = core.live  # takes longest, and may be stopped
     if watch:
@@ -258,10 +257,9 @@ def _status(given: Any) -> int:
                 raise UnlearnError("--html is a page about all requests; leave the id out.")
             print(shown(write_status(database, Path(given.html))))
             return 0
-        from recbole_unlearn.state.overview import overview
-        from recbole_unlearn.state.status import status_text
+        from recbole_unlearn.state.status import status_of
 
-        print(status_text(overview(database, given.id), shown(given.state)))
+        print(status_of(database, shown(given.state), given.id))
     return 0
 
 
@@ -283,10 +281,8 @@ def _publish(given: Any) -> int:
 
 
 def _verify(given: Any) -> int:
-    from recbole_unlearn.state import proof
-
     with _opened(given) as state:
-        problem = proof.verify(state.core, given.head)
+        problem = state.fault(given.head)
         seen = state.status()
     if problem:
         print(f"The state does not fit its ledger: {problem}.", file=sys.stderr)

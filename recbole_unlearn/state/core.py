@@ -19,7 +19,6 @@ import numpy as np
 from recbole_unlearn.data import Source, load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files.keyed import load_key
-from recbole_unlearn.inputs import shown
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state import ledger
 from recbole_unlearn.state.changes import Change, unpack
@@ -53,7 +52,7 @@ class Receipt(NamedTuple):
     @classmethod
     def of(cls, row: sqlite3.Row) -> Receipt:
         """From a row of the database."""
-        return cls(**{name: row[name] for name in cls._fields})
+        return cls(**{name: row[name] for name in cls._fields if name != "seconds"})
 
 
 class Core:
@@ -67,19 +66,10 @@ class Core:
         if key is None:
             raise UnlearnError("A state needs a key for its hashes. Give one with --hash_key=FILE.")
         self.key = key
-        self._refuse_another_key()
+        ledger.refuse_another_key(self.database, key)
         self._live: LiveModel | None = None
         self._finder: Finder | None = None
         self._version: Version | None = None
-
-    def _refuse_another_key(self) -> None:
-        """An entry that is linked by another key could never be verified again."""
-        first = self.database.rows("SELECT entry, link FROM ledger WHERE number = 1")
-        if first and ledger.link(self.key, ledger.START, first[0]["entry"]) != first[0]["link"]:
-            raise UnlearnError(
-                f"This is not the key that {shown(self.folder)} was made with, or the first entry of its ledger was "
-                "changed. Give the state's own key with --hash_key=FILE."
-            )
 
     def about(self, key: str) -> Any:
         """A value that was set when the state was made."""

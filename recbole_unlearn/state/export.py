@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Done, file_digest, new_directory, write_json
 from recbole_unlearn.inputs import shown
+from recbole_unlearn.state.base import versions
 from recbole_unlearn.state.core import Core, now
 from recbole_unlearn.state.live import LiveModel
 from recbole_unlearn.state.serving import suppression
@@ -38,7 +39,6 @@ from recbole_unlearn.state.vector_files import (
     write_vectors,
 )
 from recbole_unlearn.state.vectors import SIDES, Moved, Vectors, find_vectors
-from recbole_unlearn.state.work import versions
 
 Both = tuple[Vectors, Vectors]  # of users and items
 logger = logging.getLogger(__name__)

@@ -11,6 +11,10 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.inputs import shown
+from recbole_unlearn.state.database import Database
+
 START = "0" * 64
 
 
@@ -63,6 +67,16 @@ def fault(connection: sqlite3.Connection, key: bytes) -> str | None:
         if number != expected:
             return f"entry {expected} of the ledger is missing"
         if link(key, before, text) != now:
-            return f"entry {number} of the ledger does not fit the one before it: it was changed (or it is another key)"
+            return f"entry {number} of the ledger does not fit the one before it: it was changed, or by another key"
         before = now
     return None
+
+
+def refuse_another_key(database: Database, key: bytes) -> None:
+    """An entry that is linked by another key could never be verified again."""
+    first = database.rows("SELECT entry, link FROM ledger WHERE number = 1")
+    if first and link(key, START, first[0]["entry"]) != first[0]["link"]:
+        raise UnlearnError(
+            f"This is not the key that {shown(database.path.parent)} was made with, or the first entry of its ledger "
+            "was changed. Give the state's own key with --hash_key=FILE."
+        )

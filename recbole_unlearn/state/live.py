@@ -22,15 +22,11 @@ from recbole.utils import ModelType, init_seed
 
 from recbole_unlearn import settings
 from recbole_unlearn.compat import clear_caches, own_randomness
-from recbole_unlearn.data import Source, Splits, UnlearnData, divide
+from recbole_unlearn.data import Located, Source, Splits, UnlearnData, divide
 from recbole_unlearn.data.fitted import fitted_after, lost_since
-from recbole_unlearn.data.requests import Located
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask
-from recbole_unlearn.methods.obliviate.curvature import Curvature
-from recbole_unlearn.methods.obliviate.method import Obliviate
-from recbole_unlearn.methods.obliviate.row_moments import refresh
-from recbole_unlearn.methods.obliviate.settings import ObliviateSettings
+from recbole_unlearn.methods.obliviate import Curvature, Obliviate, ObliviateSettings, refresh
 from recbole_unlearn.rows import RetainedIndex, TrainIndex, Witness, find_region, find_tables
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.changes import Change, Rows, Tensors

@@ -12,11 +12,11 @@ import pandas as pd
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.state import ledger
+from recbole_unlearn.state.base import fingerprint_of
 from recbole_unlearn.state.changes import digest
 from recbole_unlearn.state.core import Core
 from recbole_unlearn.state.serving import suppression
 from recbole_unlearn.state.suppression import Suppression
-from recbole_unlearn.state.work import fingerprint_of
 
 
 def verify(core: Core, head: str | None = None) -> str | None:
@@ -26,6 +26,13 @@ def verify(core: Core, head: str | None = None) -> str | None:
     """
     checks = (_ledger(core, head), _files(core), _requests(core), _fingerprints(core), _data(core))
     return next((problem for check in checks for problem in check), None)
+
+
+def refuse(core: Core, head: str | None = None) -> None:
+    """As :func:`verify`; raises an error with what does not fit."""
+    problem = verify(core, head)
+    if problem:
+        raise UnlearnError(f"The state does not fit its ledger: {problem}.")
 
 
 def _ledger(core: Core, head: str | None) -> Iterator[str]:

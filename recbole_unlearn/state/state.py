@@ -11,8 +11,7 @@ from typing import Any
 import pandas as pd
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.state import ledger, proof, queue, serving, work
+from recbole_unlearn.state import ledger, proof, publication, queue, serving, work
 from recbole_unlearn.state.begin import begin
 from recbole_unlearn.state.core import Core, Receipt
 from recbole_unlearn.state.export import Exported, export
@@ -101,19 +100,24 @@ class State:
     def publish(self) -> int:
         """Make all requests that are done final, and destroy what could bring them back; returns how many."""
         with work.alone(self.core):
-            return work.publish(self.core)
+            return publication.publish(self.core)
 
     def retrain(self) -> float:
         """Train the model again on what is retained and publish that; returns the seconds of the training."""
         with work.alone(self.core):
             list(work.run(self.core, None))
-            return work.retrain(self.core)
+            return publication.retrain(self.core)
+
+    def fault(self, head: str | None = None) -> str | None:
+        """The first thing in ledger, files, fingerprints and data that does not fit, in words; None when all does.
+
+        ``head`` is a link of the ledger that was noted elsewhere: with it, entries that were cut off are missed.
+        """
+        return proof.verify(self.core, head)
 
     def verify(self, head: str | None = None) -> None:
-        """Check ledger, files, fingerprints and data; raises UnlearnError with the first thing that does not fit."""
-        problem = proof.verify(self.core, head)
-        if problem:
-            raise UnlearnError(f"The state does not fit its ledger: {problem}.")
+        """As :meth:`fault`; raises UnlearnError where something does not fit."""
+        proof.refuse(self.core, head)
 
     def check(self, dataset: str | Path) -> dict[str, int]:
         """How many pairs that were deleted are in each file of data about to be trained on."""

@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from recbole_unlearn.console import drawn, wrapped
-from recbole_unlearn.state.overview import MOST_DELETED, MOST_DRIFT, WAITING, Overview
+from recbole_unlearn.state.database import Database
+from recbole_unlearn.state.overview import MOST_DELETED, MOST_DRIFT, WAITING, Overview, overview
 from recbole_unlearn.words import MISSING, counted, decimal, percent
 
 _HEAD = ("id", "status", "submitted", "due", "training", "held out", "users", "items")
+
+
+def status_of(database: Database, state: str, id: str | None = None) -> str:
+    """What a state looks like now; with ``id``, one request of it."""
+    return status_text(overview(database, id), state)
 
 
 def status_text(seen: Overview, state: str) -> str:

@@ -1,40 +1,25 @@
-"""The worker: carries requests out, undoes them, and makes them final. One process at a time."""
+"""The worker: carries requests out, and undoes them. One process at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import datetime
-import logging
-import platform
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import recbole
-import torch
-from recbole.model.abstract_recommender import AbstractRecommender
-from recbole.utils import ModelType
 
-from recbole_unlearn import __version__
-from recbole_unlearn.compat import own_randomness
-from recbole_unlearn.data import Splits
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Trained, dataset_config, write_dataset
 from recbole_unlearn.inputs import shown
-from recbole_unlearn.methods.obliviate.curvature import from_retained, read_state
-from recbole_unlearn.rows import Region, RetainedIndex, TrainIndex, Witness
-from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.state.changes import Tensors, digest, pack
+from recbole_unlearn.state.base import versions
+from recbole_unlearn.state.changes import digest
 from recbole_unlearn.state.core import Core, Receipt, now, set_requests, span
 from recbole_unlearn.state.database import COUNTS, working
 from recbole_unlearn.state.live import Masks
-from recbole_unlearn.state.suppression import pair_hash
-from recbole_unlearn.training.phase import train_here
+from recbole_unlearn.state.publication import finish
 
-logger = logging.getLogger(__name__)
 Window = str | datetime.timedelta | None
 
 
@@ -164,142 +149,3 @@ def rollback(core: Core, id: str) -> None:
         after = core.fingerprint()
         core.enter(connection, "rolled back", id=id, request=row["digest"], before=before, after=after)
     core.store.destroy_others(core.named_files())
-
-
-def publish(core: Core) -> int:
-    """Make all that is done final; returns how many requests. Nothing that could bring them back is left."""
-    done = core.database.rows("SELECT number FROM requests WHERE status = 'done' ORDER BY number")
-    if done:
-        live = core.live
-        _replace_base(core, [row[0] for row in done], live.state(), live.moments, live.fitted, "published")
-    finish(core)
-    return len(done)
-
-
-def retrain(core: Core) -> float:
-    """Train the model again without what was deleted, and make that the base; returns the seconds it took."""
-    done = core.database.rows("SELECT number FROM requests WHERE status = 'done' ORDER BY number")
-    live = core.live
-    data = live.retained()
-    with own_randomness(), core.store.workplace() as work:
-        config = core.config.replace(checkpoint_dir=str(work), output_dir=None, tensorboard=False)
-        trainer, trained = train_here(config, data.retain, "retrained")
-    moments = read_moments(config, trainer.model, trained, data.retain)
-    _replace_base(core, [row[0] for row in done], trained.state_dict, moments, None, "retrained")
-    finish(core)
-    assert trained.seconds is not None
-    return trained.seconds
-
-
-def finish(core: Core) -> None:
-    """Overwrite all that a publication left: free pages of the database, its log, and files that nothing names.
-
-    In this order: as long as the files are there, the next worker knows that neither was done.
-    """
-    core.database.wipe()
-    core.store.destroy_others(core.named_files())
-
-
-def _replace_base(
-    core: Core,
-    numbers: Sequence[int],
-    weights: Tensors,
-    moments: Tensors,
-    fitted: torch.Tensor | None,
-    what: str,
-) -> None:
-    """Make ``weights`` and what is retained the base, and the requests ``numbers`` final."""
-    before = core.fingerprint()
-    data, left = core.live.kept()
-    files = core.store.write(pack(weights)), core.store.write(pack(moments))
-    dataset = write_base_dataset(core, data.retain, data.clock, fitted)
-    hashes = {pair_hash(core.key, *pair) for pair in _final_pairs(core, numbers, data.retain)}
-    after = fingerprint_of(files[0])
-    with core.database.transaction() as connection:
-        drift = "drift + (SELECT total(drift) FROM changes)"
-        connection.execute(
-            f"UPDATE base SET weights = ?, moments = ?, dataset = ?, fingerprint = ?, drift = {drift}",
-            (*files, dataset, after),
-        )
-        if what == "retrained":
-            trained = (len(data.retain.train), squared_norm(weights))
-            connection.execute("UPDATE base SET trained_on = ?, norm = ?, drift = 0", trained)
-        set_requests(connection, numbers, status="published", change=None)
-        connection.execute("DELETE FROM changes")
-        for number in numbers:
-            for table in ("asked", "suppressed"):
-                connection.execute(f"DELETE FROM {table} WHERE request = ?", (number,))
-        connection.executemany("INSERT OR IGNORE INTO deleted VALUES (?)", ((one,) for one in sorted(hashes)))
-        _renumber(connection, left)
-        core.enter(connection, what, requests=len(numbers), before=before, after=after, versions=versions())
-
-
-def _final_pairs(core: Core, numbers: Sequence[int], retain: Splits) -> set[tuple[str | None, str | None]]:
-    """The pairs of the requests ``numbers``, and those pending ones whose user or item has no name from now on."""
-    pairs = core.tokens(numbers)
-    others = [row[0] for row in core.database.rows("SELECT DISTINCT request FROM suppressed")]
-    others = [request for request in others if request not in set(numbers)]
-    if others:
-        train, kept = retain.train, []
-        for field in (train.uid_field, train.iid_field):
-            ids = torch.cat([part.inter_feat[field] for part in retain]).unique()
-            kept.append({None, *map(str, train.field2id_token[field][ids])})
-        pairs |= {pair for pair in core.tokens(others) if pair[0] not in kept[0] or pair[1] not in kept[1]}
-    return pairs
-
-
-def fingerprint_of(weights: str) -> str:
-    """The fingerprint of a base with this file of weights."""
-    return digest(weights.encode())
-
-
-def squared_norm(weights: Mapping[str, torch.Tensor]) -> float:
-    """‖θ‖² of all weights."""
-    return float(
-        sum(value.double().square().sum() for value in weights.values() if value.is_floating_point())
-    )
-
-
-def read_moments(
-    config: UnlearnConfig, model: AbstractRecommender, trained: Trained, splits: Splits
-) -> Tensors:
-    """Second moments of a model: its optimizer's, or Fisher information of its data where that left none."""
-    if config["MODEL_TYPE"] == ModelType.TRADITIONAL:
-        return {}
-    found = read_state(model, trained.optimizer, trained.epoch)
-    if found is None:
-        index = TrainIndex(splits.train)
-        nobody = torch.empty(0, dtype=torch.long)
-        retained = RetainedIndex(index, nobody, nobody, index.removed)
-        witness = Witness(config, retained, Region(), torch.Generator().manual_seed(config["seed"]))
-        parts = torch.arange(len(index)).split(config["train_batch_size"])
-        found = from_retained(model, [witness.batch(witness.triples(part)) for part in parts])
-    return dict(found.moments)
-
-
-def _renumber(connection: sqlite3.Connection, left: Masks) -> None:
-    """Numbers of interactions in pending requests, once those that are not ``left`` are gone from the base."""
-    places = [np.cumsum(mask) - 1 for mask in left]
-    rows = connection.execute("SELECT request, part, number FROM asked").fetchall()
-    connection.execute("DELETE FROM asked")
-    connection.executemany(
-        "INSERT INTO asked VALUES (?, ?, ?)",
-        ((request, part, int(places[part][number])) for request, part, number in rows if left[part][number]),
-    )
-
-
-def write_base_dataset(core: Core, parts: Sequence[Any], clock: Any, fitted: torch.Tensor | None) -> str:
-    """Write the interactions of a base; returns the file's name."""
-    with core.store.workplace() as work:
-        path = work / "dataset"
-        plain = dataset_config(core.config, core.folder, core.folder / "dataset")
-        write_dataset(path, plain, parts, clock, None if fitted is None else fitted.numpy())
-        return core.store.write(path.read_bytes(), ".pth")
-
-
-def versions() -> dict[str, str]:
-    """What an entry of the ledger was made with."""
-    return {
-        "recbole_unlearn": __version__, "recbole": recbole.__version__, "torch": torch.__version__,
-        "python": platform.python_version(),
-    }  # fmt: skip

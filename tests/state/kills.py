@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.state import State, init_state, open_state, work
+from recbole_unlearn.state import State, init_state, open_state, publication, work
 
 CALLS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 STATEMENTS = ("BEGIN", "COMMIT", "VACUUM", "PRAGMA wal_checkpoint")
@@ -116,7 +116,7 @@ def _publishing(state: State) -> Iterator[Any]:
 def _retraining(state: State) -> Iterator[Any]:
     with work.alone(state.core):
         yield from work.run(state.core, None)
-        yield work.retrain(state.core)
+        yield publication.retrain(state.core)
 
 
 STEPS = {

@@ -1,8 +1,16 @@
 """Obliviate: a low-rank downdate of the rows a request touches (LUA), then their calibration (LAC).
 
-Read in this order: `reembed.py` (the new start), `lua.py`, `curvature.py` and `newton.py` (the downdate);
-`gradients.py` and `lac.py` (calibration); `adapters.py` (what they change and how it is undone); `certificates.py`
-(what can be proved); `pace.py` (a warning when it is slow). `method.py` puts them together, with the settings in
+Read in this order: `contamination.py` and `restart.py` (the new start), `curvature.py`, `downdate.py` and `lua.py`
+(the downdate); `gradients.py` and `lac.py` (calibration); `adapters.py` (what they change and how it is undone);
+`certificates.py` (what can be proved); `row_moments.py` (curvature that one request leaves to the next); `pace.py` (a
+warning when it is slow). `method.py` puts them together, with the settings in
 `settings.py`; `presets.py` has the paper's values. What other methods use too is in `rows/`: the region, the witness
 set, losses, and the level of never-seen items.
 """
+
+from recbole_unlearn.methods.obliviate.curvature import Curvature, from_retained, read_state
+from recbole_unlearn.methods.obliviate.method import Obliviate
+from recbole_unlearn.methods.obliviate.row_moments import refresh
+from recbole_unlearn.methods.obliviate.settings import ObliviateSettings
+
+__all__ = ["Curvature", "Obliviate", "ObliviateSettings", "from_retained", "read_state", "refresh"]
