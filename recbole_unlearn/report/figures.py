@@ -310,11 +310,11 @@ def _drawn(phases: Phases) -> list[tuple[str, Look]]:
     return [(name, chosen[name]) for name in phases]
 
 
-def _named(name: str, kind: str, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:
+def _named(name: str, kind: str, x: Sequence[Any], y: Sequence[Any]) -> dict[str, Any]:
     return {"type": kind, "name": label(phase_title(name)), "x": list(x), "y": list(y)}
 
 
-def _line(name: str, look: Look, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:
+def _line(name: str, look: Look, x: Sequence[Any], y: Sequence[Any]) -> dict[str, Any]:
     return _named(name, "scatter", x, y) | {
         "mode": "lines+markers",
         "line": {"color": look.color, "dash": look.dash, "width": 3 if name == UNLEARNED else 2},

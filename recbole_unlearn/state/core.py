@@ -53,7 +53,7 @@ class Receipt(NamedTuple):
     @classmethod
     def of(cls, row: sqlite3.Row) -> Receipt:
         """From a row of the database."""
-        return cls(row["id"], row["status"], *(row[name] for name in COUNTS), row["why"])
+        return cls(row["id"], row["status"], **{name: row[name] for name in COUNTS}, why=row["why"])
 
 
 class Core:
