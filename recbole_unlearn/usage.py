@@ -37,7 +37,7 @@ EXAMPLES = {
         "--model=BPR --dataset=ml-100k --unlearn=obliviate --tune --trials=16"
     ],
     "Many models, methods and seeds, and one page about all results": [
-        "--grid=properties/grid/smoke.yaml --output_dir=saved/smoke",
+        "--grid=smoke --output_dir=saved/smoke",
         "--report=saved/smoke --output_dir=saved/page",
     ],
 }
@@ -104,7 +104,10 @@ def _opening() -> str:
         "Below are all settings with the defaults of a run; --model=NAME and --dataset=NAME beside --help show those "
         "for that model and dataset. A setting without a value has none."
     )
-    return "\n".join([*lines, "", wrapped(_choice()), wrapped(about), ""])
+    requests = (
+        "Many requests, one after the other, on a model that serves: `recbole-unlearn requests --help`."
+    )
+    return "\n".join([*lines, "", wrapped(requests), wrapped(_choice()), wrapped(about), ""])
 
 
 def default_values(model: str = "", dataset: str = "") -> dict[str, Any]:

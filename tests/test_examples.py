@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-import recbole_unlearn
-from recbole_unlearn.pipeline import UnlearnResult
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -99,10 +97,6 @@ def test_the_tutorial_is_committed_without_outputs():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (hasattr(recbole_unlearn, "load_unlearned") and hasattr(UnlearnResult, "to_frame")),
-    reason="the tutorial uses load_unlearned and to_frame",
-)
 def test_the_tutorial(tmp_path):
     """All code cells in one process, in order, as `Restart and run all` does."""
     code = ["".join(cell["source"]) for cell in TUTORIAL["cells"] if cell["cell_type"] == "code"]

@@ -401,7 +401,7 @@ def test_a_run_leaves_a_report_and_results_can_be_compared(flags, settings, tmp_
         out = str(tmp_path / "runs" / name)
         assert cli.main(["--model=BPR", "--dataset=tiny", "--unlearn=obliviate", *flags(output_dir=out)]) == 0
         page = (tmp_path / "runs" / name / "report.html").read_text()
-        assert "Only --compare=retrain can " in page  # retraining was not run, and it says so
+        assert "Only <code>--compare=retrain</code> can " in page  # retraining was not run, and it says so
         assert not any(f">{token}<" in page for token in ("u1", "u2", "i1", "i2"))
     capsys.readouterr()
     assert cli.main([f"--report={tmp_path / 'runs'}", f"--output_dir={tmp_path / 'page'}"]) == 0

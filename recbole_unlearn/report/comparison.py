@@ -13,7 +13,6 @@ from pathlib import Path
 from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes
-from recbole_unlearn.measures.verdict import SHORT
 from recbole_unlearn.report import figures, page, paper, writers
 from recbole_unlearn.report.entries import (
     NO_PLAN,
@@ -32,6 +31,7 @@ from recbole_unlearn.report.entries import (
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import (
     MISSING,
+    SHORT,
     counted,
     day,
     decimal,

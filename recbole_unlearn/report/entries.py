@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.measures.verdict import SHORT
-from recbole_unlearn.report.values import MISSING, difference
+from recbole_unlearn.report.values import MISSING, SHORT, difference
 from recbole_unlearn.results.schema import (
     ORIGINAL,
     RETRAINED,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recbole_unlearn.measures.base import measures
-from recbole_unlearn.measures.verdict import SHORT
 from recbole_unlearn.report import certificates, figures, page
 from recbole_unlearn.report.account import account, is_few, noise, request_sentence, roughly
 from recbole_unlearn.report.advice import advice
@@ -17,6 +16,7 @@ from recbole_unlearn.report.entries import FigureOf, affected_ndcg, levels_of
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import (
     MISSING,
+    SHORT,
     count,
     counted,
     day,

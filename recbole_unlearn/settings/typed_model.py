@@ -10,7 +10,6 @@ import os
 import sys
 
 from recbole_unlearn.errors import UnlearnError, nearest
-from recbole_unlearn.settings.config import is_recommender
 
 
 def is_typed_class(text: object) -> bool:
@@ -20,6 +19,8 @@ def is_typed_class(text: object) -> bool:
 
 def typed_class(text: str) -> type:
     """The model class that ``text`` names; the working directory is looked through first."""
+    from recbole_unlearn.settings.config import is_recommender  # needs RecBole, and `--help` does not
+
     module, _, name = text.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), name]):
         raise UnlearnError(

@@ -427,7 +427,7 @@ def test_the_comparison_averages_seeds_and_counts_a_model_once(light, compare):
     assert original[-1] == "2"
     own = [part for part in first.split("obliviate\n")[1].split("\n") if part]
     ndcg = [run["phases"]["unlearned"]["affected"]["ndcg@20"] for run in runs[:2]]
-    assert own[0] == "too little"
+    assert own[0] == "not fully forgotten"
     assert own[1].startswith(f"{sum(ndcg) / 2:.4f} ± ")
     assert own[3] == "96%"
     assert "29.1×" in own

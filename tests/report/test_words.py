@@ -178,8 +178,8 @@ def test_every_compared_method_has_its_verdict(tmp_path, light):  # noqa: F811
     }.items():
         object.__setattr__(phase, key, value)
     text = Reader(write_report(result, tmp_path)).text.split("The methods beside retraining")[1]
-    assert "obliviate (unlearned)\ntoo little\n96%\n−0.130\n+0.080\n" in text
-    assert "fine_tune\ntoo much\n50%\n−0.539\n+0.250\n" in text
+    assert "obliviate (unlearned)\nnot fully forgotten\n96%\n−0.130\n+0.080\n" in text
+    assert "fine_tune\nforgotten too well\n50%\n−0.539\n+0.250\n" in text
     assert "0.04×" in text
 
 
@@ -196,7 +196,7 @@ def test_the_comparison_has_dates_levels_and_distances(tmp_path, light, monkeypa
     text = Reader(write_comparison([tmp_path], tmp_path / "comparison.html")).text
     assert "1 run: 2 methods, 1 dataset, 1 model · 17 November 2026, 17:24 UTC\n" in text
     own = text.split("obliviate\n")[1]
-    assert own.startswith("too little\n")
+    assert own.startswith("not fully forgotten\n")
     assert "+0.080\nis 0.610\n" in own
     assert "nobody asked to have them forgotten" in text
 
