@@ -49,8 +49,8 @@ html_show_sphinx = False
 NAVIGATION = {
     "Use it": [
         "docs/installation", "docs/forget-sets", "docs/runbook", "docs/requests", "docs/serving", "docs/running",
-        "docs/using-the-result", "docs/settings", "docs/tuning", "docs/grid", "docs/ray", "docs/faq", "docs/troubleshooting",
-        "examples/README",
+        "docs/using-the-result", "docs/settings", "docs/tuning", "docs/grid", "docs/ray", "docs/faq",
+        "docs/troubleshooting", "examples/README",
     ],
     "Judge it": [
         "docs/method", "docs/baselines", "docs/results", "docs/measuring", "docs/result-json", "docs/guarantees",
