@@ -48,9 +48,9 @@ html_show_sphinx = False
 # The pages in the order of the sidebar. README itself has no such list: GitHub would show it as it is.
 NAVIGATION = {
     "Use it": [
-        "docs/installation", "docs/forget-sets", "docs/runbook", "docs/running", "docs/using-the-result",
-        "docs/settings", "docs/tuning", "docs/grid", "docs/ray", "docs/faq", "docs/troubleshooting",
-        "examples/README",
+        "docs/installation", "docs/forget-sets", "docs/runbook", "docs/requests", "docs/serving", "docs/running",
+        "docs/using-the-result", "docs/settings", "docs/tuning", "docs/grid", "docs/ray", "docs/faq",
+        "docs/troubleshooting", "examples/README",
     ],
     "Judge it": [
         "docs/method", "docs/baselines", "docs/results", "docs/measuring", "docs/result-json", "docs/guarantees",

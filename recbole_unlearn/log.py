@@ -53,6 +53,15 @@ class _LogFile(logging.FileHandler):
 
 
 @contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Without those of RecBole 1.2.x on today's pandas and torch; nothing a user of this plugin can act on."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"recbole\.|torch\.")
+        yield
+
+
+@contextlib.contextmanager
 def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterator[logging.Logger]:
     """Log to ``directory``/run.log, and to the screen unless the caller has set up logging already.
 
@@ -72,10 +81,7 @@ def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterato
         root.addHandler(handler)
     root.setLevel(getattr(logging, str(level).upper(), logging.INFO))
     try:
-        with warnings.catch_warnings():
-            # RecBole 1.2.x on today's pandas and torch; nothing a user of this plugin can act on.
-            warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
-            warnings.filterwarnings("ignore", category=UserWarning, module=r"recbole\.|torch\.")
+        with without_warnings():
             yield root
     finally:
         root.setLevel(before)

@@ -104,7 +104,10 @@ def _opening() -> str:
         "Below are all settings with the defaults of a run; --model=NAME and --dataset=NAME beside --help show those "
         "for that model and dataset. A setting without a value has none."
     )
-    return "\n".join([*lines, "", wrapped(_choice()), wrapped(about), ""])
+    requests = (
+        "Many requests, one after the other, on a model that serves: `recbole-unlearn requests --help`."
+    )
+    return "\n".join([*lines, "", wrapped(requests), wrapped(_choice()), wrapped(about), ""])
 
 
 def default_values(model: str = "", dataset: str = "") -> dict[str, Any]:

@@ -6,14 +6,16 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import recbole_unlearn
-from recbole_unlearn import UnlearnConfig, run_unlearn
+from recbole_unlearn import UnlearnConfig, cli, run_unlearn
 from recbole_unlearn.data import Fields, load, loaders, locate, read_request
 from recbole_unlearn.measures.base import measures
 from recbole_unlearn.methods import UnlearnTrainer, method
@@ -271,3 +273,44 @@ def test_every_measure_is_in_the_json_the_table_the_report_and_the_docs(settings
         for _, title in one.figures(found):
             assert title in str(outcome), title
             assert title in report, title
+
+
+def plain_words(text):
+    """Output without what differs from run to run: hashes, numbers, paths and the widths of tables."""
+    text = re.sub(r"\b[0-9a-f]{64}\b|\d[\d.,:-]*(e-\d+)?", "#", text)
+    text = re.sub(r"/\S*/|-{3,}", "", text)
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.slow
+def test_the_commands_of_requests_print_what_the_page_says(tmp_path, monkeypatch, capsys):
+    """docs/requests.md: every command is run in order, and the Python beside them."""
+    page = (ROOT / "docs" / "requests.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RECBOLE_UNLEARN_KEY", "0123456789abcdef" * 4)
+    train_plain("BPR", tmp_path / "saved", dataset="ml-100k", epochs=3, embedding_size=16)
+    parts = re.findall(r"```bash\n(.*?)```\n\n```text\n(.*?)```|```python\n(.*?)```", page, re.S)
+    assert len(parts) == 8
+    for commands, expected, code in parts:
+        capsys.readouterr()
+        exec(code, {})
+        for command in [] if code else commands.splitlines():
+            run_line(command)
+        if not code:
+            assert plain_words(capsys.readouterr().out) == plain_words(expected)
+    assert (tmp_path / "status.html").is_file()
+
+
+def run_line(line):
+    """One line of a page: our own commands in this process, which is quicker, and the rest in a shell."""
+    words = shlex.split(
+        line.replace('"$(ls -t saved/BPR-*.pth | head -1)"', str(next(Path("saved").glob("*.pth"))))
+    )
+    if words[:2] == ["recbole-unlearn", "requests"]:
+        own = words[: words.index("||")] if "||" in words else words
+        code = cli.main(own[1:])
+        if own is not words and code:
+            print(words[-1])
+        assert code == 0 or own is not words, line
+    elif "train_plain.py" not in line:
+        subprocess.run(["bash", "-e", "-c", line], check=True)

@@ -310,7 +310,7 @@ def _drawn(phases: Phases) -> list[tuple[str, Look]]:
     return [(name, chosen[name]) for name in phases]
 
 
-def _named(name: str, kind: str, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:
+def _named(name: str, kind: str, x: Sequence[Any], y: Sequence[Any]) -> dict[str, Any]:
     return {"type": kind, "name": label(phase_title(name)), "x": list(x), "y": list(y)}
 
 

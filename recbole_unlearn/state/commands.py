@@ -156,19 +156,24 @@ def _parser() -> _Parser:
 
 @contextlib.contextmanager
 def _opened(given: Any) -> Iterator[State]:
+    from recbole_unlearn.log import without_warnings
     from recbole_unlearn.state import open_state
 
-    with open_state(given.state, given.hash_key) as state:
+    with without_warnings(), open_state(given.state, given.hash_key) as state:
         yield state
 
 
 def _init(given: Any) -> int:
+    from recbole_unlearn.log import without_warnings
     from recbole_unlearn.state import init_state
 
     values = given.parse(given.settings)
     if given.data_path is not None:
         values["data_path"] = given.data_path
-    with init_state(given.state, given.checkpoint, hash_key=given.hash_key, **values) as state:
+    with (
+        without_warnings(),
+        init_state(given.state, given.checkpoint, hash_key=given.hash_key, **values) as state,
+    ):
         seen = state.status()
     print(f"{shown(given.state)}: {seen.model} on {seen.dataset} is under care.")
     print(f"Ledger: 1 entry, head {seen.head}")
@@ -266,7 +271,7 @@ def _status(given: Any) -> int:
 def _rollback(given: Any) -> int:
     with _opened(given) as state:
         again = state.rollback(given.id)
-    print(f"{given.id} rolled back; {counted(len(again), 'later request')} done again on top.")
+    print(f"{given.id} rolled back; {counted(len(again), 'other request')} done again on top.")
     _say(again)
     return _failed(again)
 
@@ -319,11 +324,10 @@ def _retrain(given: Any) -> int:
 
 
 def _ledger(given: Any) -> int:
-    from recbole_unlearn.state import ledger
+    from recbole_unlearn.state.status import ledger_lines
 
     with contextlib.closing(Database(Path(given.state))) as database:
-        for line in ledger.lines(database.connection):
-            sys.stdout.write(line)
+        sys.stdout.writelines(ledger_lines(database))
     return 0
 
 

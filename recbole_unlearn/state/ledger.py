@@ -25,9 +25,8 @@ def canonical(entry: dict[str, Any]) -> str:
 
 def link(key: bytes, before: str, entry: str) -> str:
     """The keyed hash of an entry and of all before it."""
-    from recbole_unlearn.files.keyed import (
-        keyed_hash,
-    )  # with it comes torch, which reading a ledger does not wait for
+    # With it comes torch, which those who just read a ledger do not wait for.
+    from recbole_unlearn.files.keyed import keyed_hash
 
     return keyed_hash(key, "ledger", f"{before}\n{entry}".encode())
 
@@ -67,7 +66,7 @@ def fault(connection: sqlite3.Connection, key: bytes) -> str | None:
         if number != expected:
             return f"entry {expected} of the ledger is missing"
         if link(key, before, text) != now:
-            return f"entry {number} of the ledger does not fit the one before it: it was changed, or by another key"
+            return f"entry {number} of the ledger does not fit the one before: it was changed, or the key is another"
         before = now
     return None
 

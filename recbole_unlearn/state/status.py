@@ -1,4 +1,4 @@
-"""What `requests status` prints: a table of requests, and below it the budget and the ledger's head."""
+"""What `requests status` and `requests ledger` print: requests, the budget and the ledger's head; all its entries."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from recbole_unlearn.console import drawn, wrapped
+from recbole_unlearn.state import ledger
 from recbole_unlearn.state.database import Database
 from recbole_unlearn.state.overview import MOST_DELETED, MOST_DRIFT, WAITING, Overview, overview
 from recbole_unlearn.words import MISSING, counted, decimal, percent
@@ -17,6 +18,11 @@ _HEAD = ("id", "status", "submitted", "due", "training", "held out", "users", "i
 def status_of(database: Database, state: str, id: str | None = None) -> str:
     """What a state looks like now; with ``id``, one request of it."""
     return status_text(overview(database, id), state)
+
+
+def ledger_lines(database: Database) -> Iterator[str]:
+    """The ledger as JSON Lines, each entry with its link."""
+    return ledger.lines(database.connection)
 
 
 def status_text(seen: Overview, state: str) -> str:

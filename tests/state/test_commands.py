@@ -63,7 +63,7 @@ def test_a_request_from_submission_to_publication(
     assert command("run", state)[1] == "0 requests done, 0 failed.\n"
     code, out, _ = command("check", state, tiny_path / "tiny")
     assert (code, out) == (1, "tiny.inter: 6 deleted pairs\n")
-    assert command("rollback", state, "T-1")[1].startswith("T-1 rolled back; 0 later requests done again")
+    assert command("rollback", state, "T-1")[1].startswith("T-1 rolled back; 0 other requests done again")
     assert command("check", state, tiny_path / "tiny")[:2] == (0, "tiny.inter: 0 deleted pairs\n")
     command("submit", state, given, "--id=T-2")
     command("run", state, "--window=1h")

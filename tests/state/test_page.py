@@ -91,8 +91,8 @@ def test_what_the_page_says(busy, tmp_path, monkeypatch):
     reader = Reader(write_status(busy.core.database, tmp_path / "page.html"))
     assert "1 request overdue; 1 request failed" in reader.text
     for said in (
-        "pending (2)", "rolled back (1)", "The weights are not finite.", busy.status().head, "late-u9", "was not measured",
-        "1 further published request not shown.", "1 further deadline not shown.",
+        "pending (2)", "rolled back (1)", "The weights are not finite.", busy.status().head, "late-u9",
+        "was not measured", "1 further published request not shown.", "1 further deadline not shown.",
     ):  # fmt: skip
         assert said in reader.text, said
     titles = [{trace["name"] for trace in figure["data"]} for figure in reader.figures]
