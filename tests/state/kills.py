@@ -220,7 +220,11 @@ def picture(state: State) -> Picture:
             for name in ("asked", "suppressed", "deleted")
         },
         # Retraining that was killed at its very end is done again, to the same model, and entered again.
-        "ledger": [entry for entry, _ in itertools.groupby(entries)],
+        "ledger": [
+            now
+            for last, now in zip([None, *entries], entries, strict=False)
+            if last != now or now[0] != "retrained"
+        ],
     }
 
 
