@@ -220,7 +220,11 @@ def picture(state: State) -> Picture:
             for name in ("asked", "suppressed", "deleted")
         },
         # Retraining that was killed at its very end is done again, to the same model, and entered again.
-        "ledger": [entry for entry, _ in itertools.groupby(entries)],
+        "ledger": [
+            now
+            for last, now in zip([None, *entries], entries, strict=False)
+            if last != now or now[0] != "retrained"
+        ],
     }
 
 
@@ -250,6 +254,7 @@ class Campaign:
         self.place, self.folder, self.random = place, folder, random.Random(seed)
         self.found: collections.Counter[str] = collections.Counter()
         self.problems: list[str] = []
+        self.killed = 0
         self._numbers = itertools.count()
         self.ready: dict[str, Path] = {}
         self.stages: dict[str, list[Picture | None]] = {}
@@ -278,6 +283,8 @@ class Campaign:
                 plan.append((step, Kill(bytes=int(self.largest[step] * self.random.random() ** 2))))
         for step, kill in plan:
             self._kill(step, kill)
+        while self.killed < kills:  # in the place of those that were over before
+            self._kill(*self.random.choice(everywhere))
 
     def _prepare(self, step: str) -> None:
         """The state that a command starts from, the states it goes through, and how long its way is."""
@@ -319,6 +326,7 @@ class Campaign:
         )
         self.found[f"killed {kind}" if code < 0 else f"to be killed {kind}, but over before"] += 1
         self.found[f"{step}: killed"] += code < 0
+        self.killed += code < 0
         where = f"{step} {kill}"
         try:
             self._look(step, home, where)

@@ -167,13 +167,14 @@ def connect_refused():
     raise sqlite3.OperationalError("unable to open database file")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_to_write(busy_state, key_file):
     folder = busy_state.core.folder
     busy_state.close()
     for path in (folder, *folder.iterdir()):
         path.chmod(path.stat().st_mode & ~0o222)
     try:
+        if os.access(folder, os.W_OK):
+            pytest.skip("root may write everywhere")
         refused(lambda: open_state(folder, key_file).run(), "Check the disk and its permissions")
     finally:
         for path in (folder, *folder.iterdir()):
@@ -383,4 +384,4 @@ def test_commands_that_are_killed(checkpoints, tiny_path, key_file, tmp_path):
     campaign = Campaign(Place(checkpoints("BPR"), tiny_path, key_file), tmp_path)
     campaign.run(24)
     assert campaign.problems == []
-    assert sum(number for what, number in campaign.found.items() if what.startswith("killed")) >= 18
+    assert campaign.killed == 24
