@@ -23,7 +23,7 @@ from recbole.utils import ModelType, init_seed
 from recbole_unlearn import settings
 from recbole_unlearn.compat import clear_caches, own_randomness
 from recbole_unlearn.data import Located, Source, Splits, UnlearnData, divide
-from recbole_unlearn.data.fitted import fitted_after, lost_since
+from recbole_unlearn.data.fitted import fitted_after, lost_at_least, lost_since
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask
 from recbole_unlearn.methods.obliviate import Curvature, Obliviate, ObliviateSettings, refresh
@@ -50,6 +50,11 @@ class StreamData(UnlearnData):
     def lost(self) -> torch.Tensor | None:
         """As in the base class, by the index."""
         return None if self.fitted is None else lost_since(self.fitted, self._popularity)
+
+    @functools.cached_property
+    def lost_at_least(self) -> torch.Tensor | None:
+        """As in the base class, by the index."""
+        return None if self.fitted is None else lost_at_least(self.fitted, self._popularity)
 
     def fitted_after(self, refitted: torch.Tensor | None) -> torch.Tensor | None:
         """As in the base class, by the index."""
