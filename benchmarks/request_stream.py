@@ -4,8 +4,9 @@
     python benchmarks/request_stream.py --models=BPR --seeds=2020 --shares=0.01,0.02,0.05,0.1    # for the budget
     python benchmarks/request_stream.py --models=BPR,LightGCN --growth=200
 
-Genuine requests: users in random order ask for a quarter of their training interactions, every fifth one for all of
-them, until the share is reached. The stream is that list, cut into requests of 0.1 % of the training interactions each.
+Genuine requests: users in random order ask for a quarter of their training interactions, every tenth one for all of
+them, until the share is reached. The stream is that list, cut into requests of 0.1 % of the training interactions.
+Of those who ask for everything no figures are taken: a retrained model has nothing but initial values for them.
 The spread is the difference between two retrained models with different seeds. *memory* is the placebo's
 (docs/measuring.md): what is left between the results from the original and from the retrained model, both after the
 same requests. All of it is done by what a state keeps in memory, without its files.
@@ -33,6 +34,7 @@ from trainings import settings_of
 from recbole_unlearn.data import Located, Source, UnlearnData, divide, load, loaders
 from recbole_unlearn.files import Trained
 from recbole_unlearn.measures.evaluation import Measured, Measurement
+from recbole_unlearn.measures.observe import Pairs, Questions, deleted_pairs
 from recbole_unlearn.measures.placebo import compare
 from recbole_unlearn.settings import CacheSettings, UnlearnConfig
 from recbole_unlearn.state.base import read_moments, squared_norm
@@ -51,7 +53,7 @@ def asked_for(source: Source, share: float, seed: int) -> np.ndarray:
     rng, found, left = np.random.default_rng(seed), [], round(share * len(users))
     for place, user in enumerate(rng.permutation(np.unique(users))):
         mine = rng.permutation(np.flatnonzero(users == user))
-        found.append(mine[: len(mine) if place % 5 == 0 else max(1, len(mine) // 4)][:left])
+        found.append(mine[: len(mine) if place % 10 == 0 else max(1, len(mine) // 4)][:left])
         left -= len(found[-1])
         if left == 0:
             break
@@ -72,18 +74,30 @@ class Cell:
         mask[self.asked] = True
         located = Located(mask, *self._none()[1:])
         self.data: UnlearnData = divide(self.source.splits, located, "requests", self.source.clock)
-        self.measurement = Measurement(self.config, self.data, loaders(self.config, self.data.retain), NEGATIVES)
+        self.measurement = Measurement(
+            self.config, self.data, loaders(self.config, self.data.retain), NEGATIVES
+        )
+        self.measurement.questions = self._questions()
         self.trainings = Trainings(CacheSettings(True, args.cache_dir, 20.0), self.config["threads"])
 
     def _none(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         train, valid, test = (np.zeros(len(part), dtype=bool) for part in self.source.splits)
         return train, valid, test
 
+    def _questions(self) -> Questions:
+        """Those of a run, about users who have interactions left."""
+        found = deleted_pairs(self.data, NEGATIVES, self.config["seed"])
+        known = ~torch.isin(found.users, self.data.orphan_users)
+        left = Pairs(found.users[known], found.items[known], found.others[known])
+        return Questions.of(self.data, left, self.config["seed"])
+
     def run(self) -> dict[str, Any]:
         """All figures."""
         original = self.trainings.train(self.config, self.source.splits, "original")
         retrained = [
-            self.trainings.train(self.config.replace(seed=self.config["seed"] + more), self.data.retain, "retrained")
+            self.trainings.train(
+                self.config.replace(seed=self.config["seed"] + more), self.data.retain, "retrained"
+            )
             for more in (100, 200)
         ]
         target, second = (self._measured_model(one) for one in retrained)
@@ -157,7 +171,9 @@ def growth(args: argparse.Namespace, model: str, seed: int) -> dict[str, Any]:
 def values_of(args: argparse.Namespace, model: str) -> dict[str, Any]:
     """Settings of a training, and quiet."""
     quiet = {"show_progress": False, "tensorboard": False}
-    return quiet | settings_of(model, args.dataset) | ({"data_path": args.data_path} if args.data_path else {})
+    return (
+        quiet | settings_of(model, args.dataset) | ({"data_path": args.data_path} if args.data_path else {})
+    )
 
 
 SHOWN = ("all", "affected", "unaffected", "demotion", "attack", "ks")
@@ -213,7 +229,9 @@ def main() -> None:
                 key = {"dataset": args.dataset, "model": model, "seed": seed, "growth": args.growth}
                 found = lines.find(key) or lines.add(key, growth(args, model, seed))
                 tenth = max(1, args.growth // 10)
-                first, last = (statistics.median(part) for part in (found["seconds"][:tenth], found["seconds"][-tenth:]))
+                first, last = (
+                    statistics.median(part) for part in (found["seconds"][:tenth], found["seconds"][-tenth:])
+                )
                 print(
                     f"{model}, {args.dataset}, seed {seed}, {args.growth} requests, median ms: first tenth "
                     f"{1000 * first:.1f}, last tenth {1000 * last:.1f} ({last / first:.2f}x)",
