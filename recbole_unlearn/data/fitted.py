@@ -14,9 +14,9 @@ With n interactions when it was fitted and r that are left,
 
 so an item is never taken to have lost less than it has, and at most a step more, when it is decided whether its row
 is fitted again. `fitted` stays the same until then: requests one after the other find what one request for all of
-them finds. How far a row starts again, and who follows it, goes by what it has lost for certain (:func:`lost_at_least`):
-half a step too much for every item of a small request adds up over many requests, until the model is lost (twenty
-requests of 0.1 % on ml-100k took NDCG@20 from .23 to .03).
+them finds. How far a row starts again, and who follows it, goes by what it has lost for certain
+(:func:`lost_at_least`): half a step too much for every item of a small request adds up over many requests, until the
+model is lost (twenty requests of 0.1 % on ml-100k took NDCG@20 from .23 to .03).
 """
 
 from __future__ import annotations
