@@ -6,7 +6,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from recbole.model.general_recommender.bpr import BPR
 
+from recbole_unlearn.cli import main
 from recbole_unlearn.data import Located, divide
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import read_checkpoint
@@ -14,9 +16,10 @@ from recbole_unlearn.methods.obliviate.method import Obliviate
 from recbole_unlearn.pipeline import begin, checked_settings
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.state import init_state, open_state, serving
+from recbole_unlearn.state.live import LiveModel
 from recbole_unlearn.training import Trainings
-from tests.conftest import ROOT
-from tests.state.conftest import items_of, some
+from tests.conftest import ROOT, train_plain
+from tests.state.conftest import PLAIN, items_of, some
 
 MODELS = ["BPR", "LightGCN"]
 
@@ -367,3 +370,41 @@ def test_receipts_have_counts_and_no_names(make_state):
     assert "u3" not in text.replace('"u3"', "u3").split()
     assert '"u3"' not in state.ledger()
     assert ROOT.name not in state.ledger()
+
+
+class MyBPR(BPR):
+    """A model class of somebody's own."""
+
+
+def test_a_model_class_of_your_own(tmp_path, tiny_path, key_file, capsys):
+    """The class is given when the state is made and when it is opened, and never taken from a file."""
+    checkpoint = train_plain(MyBPR, tmp_path / "plain", data_path=str(tiny_path), **PLAIN)
+    folder = tmp_path / "S"
+    with pytest.raises(UnlearnError, match="MyBPR"):
+        init_state(folder, checkpoint, hash_key=key_file, data_path=str(tiny_path))
+    state = init_state(folder, checkpoint, model=MyBPR, hash_key=key_file, data_path=str(tiny_path))
+    state.submit(some("u3", 3))
+    assert state.run()[0].status == "done"
+    state.close()
+    with open_state(folder, key_file) as other, pytest.raises(UnlearnError, match="model class of your own"):
+        other.recommend("u3")
+    with open_state(folder, key_file, model=BPR) as other, pytest.raises(UnlearnError, match="is a MyBPR"):
+        other.recommend("u3")
+    code = main(
+        ["requests", "recommend", str(folder), "u3", f"--hash_key={key_file}", f"--model={__name__}:MyBPR"]
+    )
+    assert (code, len(capsys.readouterr().out.splitlines())) == (0, 11)
+
+
+def test_the_callers_threads_do_not_matter(make_state, monkeypatch):
+    seen = []
+    forget = LiveModel.forget
+    monkeypatch.setattr(LiveModel, "forget", lambda *a: seen.append(torch.get_num_threads()) or forget(*a))
+    state = make_state()
+    state.submit(some("u3", 2))
+    torch.set_num_threads(2)
+    try:
+        state.run()
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(1)
