@@ -14,12 +14,13 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import read_checkpoint
 from recbole_unlearn.methods.obliviate.method import Obliviate
 from recbole_unlearn.pipeline import begin, checked_settings
+from recbole_unlearn.rows import find_features
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.state import init_state, open_state, serving
 from recbole_unlearn.state.live import LiveModel
 from recbole_unlearn.training import Trainings
-from tests.conftest import ROOT, train_plain
-from tests.state.conftest import PLAIN, items_of, some
+from tests.conftest import ROOT, train_plain, write_tiny
+from tests.state.conftest import CONTEXT, PLAIN, items_of, some
 
 MODELS = ["BPR", "LightGCN"]
 
@@ -59,7 +60,7 @@ def test_one_request_is_what_a_run_of_obliviate_gives(make_state, checkpoints, m
     assert same(dict(trainer.model.state_dict()), weights(state))
 
 
-@pytest.mark.parametrize("model", [*MODELS, "NGCF", "NeuMF", "SGL", "MultiVAE"])
+@pytest.mark.parametrize("model", [*MODELS, "NGCF", "NeuMF", "SGL", "MultiVAE", "FM", "NFM", "DMF"])
 def test_requests_one_after_the_other_do_not_depend_on_the_process(make_state, key_file, model):
     """A model that stayed in memory for three requests, and one that was loaded for each."""
     stays, comes = make_state(model, "a"), make_state(model, "b")
@@ -408,3 +409,27 @@ def test_the_callers_threads_do_not_matter(make_state, monkeypatch):
         assert (seen, torch.get_num_threads()) == ([1], 2)
     finally:
         torch.set_num_threads(1)
+
+
+def test_a_value_that_only_a_deleted_user_had_starts_again(checkpoints, tmp_path, key_file):
+    """As after a run: the rows of features that no training interaction has any more are initial ones."""
+    write_tiny(tmp_path / "data")
+    lines = (tmp_path / "data" / "tiny" / "tiny.user").read_text().replace("u3\tc0", "u3\tonly-there")
+    (tmp_path / "data" / "tiny" / "tiny.user").write_text(lines)
+    values = {**PLAIN, **CONTEXT, "data_path": str(tmp_path / "data")}
+    checkpoint = train_plain("FM", tmp_path / "plain", **values)
+    state = init_state(tmp_path / "S", checkpoint, hash_key=key_file, data_path=str(tmp_path / "data"))
+    live = state.core.live
+    train = live.base.splits.train
+    table = next(table for table in find_features(live.model, train) if table.field == "city")
+    value = train.token2id("city", "only-there")
+    row = lambda: live.model.get_parameter(table.parameter)[table.offset + value].detach().clone()  # noqa: E731
+    before = row()
+    state.submit({"user_id": "u4"})
+    state.run()
+    assert torch.equal(row(), before)
+    state.submit({"user_id": "u3"})
+    state.run()
+    assert torch.equal(row(), live._initial[table.parameter][table.offset + value])
+    assert not torch.equal(row(), before)
+    state.close()
