@@ -63,7 +63,7 @@ def _main(arguments: list[str]) -> int:
         if arguments[:1] == ["requests"]:
             from recbole_unlearn.state.commands import main as requests
 
-            return requests(arguments[1:], parse)
+            return requests(arguments[1:], parse, _class)
         if "--version" in arguments:
             print(f"recbole-unlearn {__version__}")
             return 0
@@ -97,11 +97,18 @@ def _main(arguments: list[str]) -> int:
         return exit_code(stop)
 
 
+def _class(typed: str) -> type:
+    """The class that package.module:Class names."""
+    from recbole_unlearn.settings import typed_class
+
+    return typed_class(typed)
+
+
 def _model(typed: str | None) -> str | type | None:
     """A model by its name, or the class that package.module:Class names."""
-    from recbole_unlearn.settings import is_typed_class, typed_class
+    from recbole_unlearn.settings import is_typed_class
 
-    return typed_class(str(typed)) if is_typed_class(typed) else typed
+    return _class(str(typed)) if is_typed_class(typed) else typed
 
 
 def _run(values: dict[str, Any]) -> int:

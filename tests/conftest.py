@@ -142,7 +142,7 @@ def flags(settings):
     return make
 
 
-def train_plain(model: str, folder: Path, **settings) -> Path:
+def train_plain(model: str | type, folder: Path, **settings) -> Path:
     """Train with RecBole's own classes, as `run_recbole` does, and return the checkpoint it saved."""
     compat.restore_numpy_names()
     dataset = settings.pop("dataset", "tiny")
@@ -154,8 +154,8 @@ def train_plain(model: str, folder: Path, **settings) -> Path:
     train, valid, _ = data_preparation(config, loaded)
     init_seed(config["seed"], config["reproducibility"])
     with compat.dok_update():
-        net = get_model(model)(config, train._dataset)
-    trainer = get_trainer(config["MODEL_TYPE"], model)(config, net)
+        net = (get_model(model) if isinstance(model, str) else model)(config, train._dataset)
+    trainer = get_trainer(config["MODEL_TYPE"], config["model"])(config, net)
     trainer.fit(train, valid, verbose=False, show_progress=False)
     return Path(trainer.saved_model_file)
 

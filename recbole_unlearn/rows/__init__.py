@@ -18,7 +18,7 @@ from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
 from recbole_unlearn.rows.own_loss import Moments, fisher, loss_gradients, training_loss
 from recbole_unlearn.rows.region import Members, Region, find_region, with_neighbours
 from recbole_unlearn.rows.scoring import pair_scores, predicted
-from recbole_unlearn.rows.tables import OTHER, Side, Table, as_rows, find_tables, reset_rows
+from recbole_unlearn.rows.tables import OTHER, Side, Table, as_rows, find_features, find_tables, reset_rows
 
 __all__ = [
     "OTHER",
@@ -36,6 +36,7 @@ __all__ = [
     "Witness",
     "as_batch",
     "as_rows",
+    "find_features",
     "find_region",
     "find_tables",
     "first_of_each",

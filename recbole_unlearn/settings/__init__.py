@@ -26,7 +26,7 @@ from recbole_unlearn.settings.typed_model import is_typed_class, typed_class
 from recbole_unlearn.settings.yaml_files import parse_value
 
 if TYPE_CHECKING:
-    from recbole_unlearn.settings.config import UnlearnConfig, about
+    from recbole_unlearn.settings.config import UnlearnConfig, about, model_names
 
 __all__ = [
     "GROUPS",
@@ -43,6 +43,7 @@ __all__ = [
     "as_list",
     "declared",
     "is_typed_class",
+    "model_names",
     "names",
     "parse_value",
     "read",
@@ -53,7 +54,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the config on first use: it needs RecBole and torch, and `--help` does not."""
-    if name not in ("UnlearnConfig", "about"):
+    if name not in ("UnlearnConfig", "about", "model_names"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from recbole_unlearn.settings import config
 

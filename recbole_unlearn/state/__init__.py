@@ -3,8 +3,8 @@
 `state.py` has what people call: `begin.py` takes a model under care, `queue.py` takes requests, `work.py` carries
 them out and undoes them, `publication.py` makes them final, `proof.py` checks all of it, `serving.py` and `export.py`
 are for recommending. Below them `core.py` has what all share: `database.py` the SQLite file, `store.py` files by
-their content, `ledger.py` the chain of what was done, `live.py` the model in memory, `changes.py` what a request did to it,
-`finding.py` which interactions a request means, `suppression.py` what is never to be recommended again.
+their content, `ledger.py` the chain of what was done, `live.py` the model in memory, `changes.py` what a request did
+to it, `finding.py` which interactions a request means, `suppression.py` what is never to be recommended again.
 `commands.py` is the command line, `status.py` and `page.py` are what `requests status` shows.
 """
 

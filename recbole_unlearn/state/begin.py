@@ -27,13 +27,13 @@ def begin(
     checkpoint: str | Path,
     values: Mapping[str, Any],
     hash_key: str | Path | None,
-    model: Any = None,
+    model: type | None = None,
 ) -> None:
     """Make a state of a checkpoint of RecBole, or of this plugin's output; ``values`` are further settings."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UnlearnError(f"{shown(folder)} exists already. Choose another directory for the state.")
     _refuse_settings_of_a_run(values)
-    original = read_checkpoint(checkpoint)
+    original = read_checkpoint(checkpoint, model)
     if original.trained is None:
         raise UnlearnError(
             f"{shown(checkpoint)} is an ensemble of {original.method}, which starts shards again for every request. "
@@ -50,7 +50,7 @@ def begin(
     with new_directory(folder) as place:
         source, moments = read_original(config, original)
         (place / FILES).mkdir()
-        core = Core(place, hash_key, new=True)
+        core = Core(place, hash_key, model, new=True)
         try:
             about_it = {
                 "model": original.model,

@@ -31,13 +31,25 @@ class Rows:
     @classmethod
     def between(cls, before: torch.Tensor, after: torch.Tensor) -> Rows | None:
         """The rows in which two versions of a parameter differ; None when there are none."""
+        before, after = _as_rows(before), _as_rows(after)
         differs = (before != after).reshape(len(before), -1).any(dim=1)
         ids = differs.nonzero().flatten()
         return cls(ids, after[ids].clone()) if len(ids) else None
 
+    def distance(self, before: torch.Tensor) -> float:
+        """‖after − before‖²; 0 for what only counts."""
+        if not before.is_floating_point():
+            return 0.0
+        return float((self.values - _as_rows(before)[self.ids]).square().sum())
+
     def write(self, target: torch.Tensor) -> None:
         """Put the values in their place."""
-        target[self.ids.to(target.device)] = self.values.to(target)
+        _as_rows(target)[self.ids.to(target.device)] = self.values.to(target)
+
+
+def _as_rows(value: torch.Tensor) -> torch.Tensor:
+    """A single number as one row; all others as they are."""
+    return value.reshape(1) if value.dim() == 0 else value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,8 +50,11 @@ class _Parser(argparse.ArgumentParser):
         raise UnlearnError(f"{message[:1].upper()}{message[1:]}. `{self.prog} --help` explains.")
 
 
-def main(arguments: Sequence[str], parse: Parse) -> int:
-    """Run a command; ``parse`` reads settings as `--key=value`. Returns the exit code."""
+def main(arguments: Sequence[str], parse: Parse, class_of: Callable[[str], Any]) -> int:
+    """Run a command; returns the exit code.
+
+    ``parse`` reads settings as `--key=value`, and ``class_of`` imports the class that package.module:Class names.
+    """
     parser = _parser()
     if not arguments:
         parser.print_help()
@@ -64,6 +67,8 @@ def main(arguments: Sequence[str], parse: Parse) -> int:
         parser.error("no command is given")
     if rest and given.command != "init":
         parser.error(f"{given.command} does not know {shown(rest[0])}")
+    if given.model is not None:
+        given.model = class_of(given.model)
     given.settings = rest
     given.parse = parse
     with stopping(), saying("the state is as its last finished step left it."):
@@ -89,6 +94,9 @@ def _parser() -> _Parser:
             "--hash_key", metavar="FILE",
             help="the key of the hashes; RECBOLE_UNLEARN_KEY or ~/.config/recbole_unlearn/key when not given",
         )  # fmt: skip
+        added.add_argument(
+            "--model", metavar="package.module:Class", help="the class of the model, where it is your own"
+        )
         added.set_defaults(do=do)
         return added
 
@@ -159,7 +167,7 @@ def _opened(given: Any) -> Iterator[State]:
     from recbole_unlearn.log import without_warnings
     from recbole_unlearn.state import open_state
 
-    with without_warnings(), open_state(given.state, given.hash_key) as state:
+    with without_warnings(), open_state(given.state, given.hash_key, model=given.model) as state:
         yield state
 
 
@@ -172,7 +180,9 @@ def _init(given: Any) -> int:
         values["data_path"] = given.data_path
     with (
         without_warnings(),
-        init_state(given.state, given.checkpoint, hash_key=given.hash_key, **values) as state,
+        init_state(
+            given.state, given.checkpoint, model=given.model, hash_key=given.hash_key, **values
+        ) as state,
     ):
         seen = state.status()
     print(f"{shown(given.state)}: {seen.model} on {seen.dataset} is under care.")

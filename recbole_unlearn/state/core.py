@@ -19,7 +19,7 @@ import numpy as np
 from recbole_unlearn.data import Source, load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files.keyed import load_key
-from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig, model_names
 from recbole_unlearn.state import ledger
 from recbole_unlearn.state.changes import Change, unpack
 from recbole_unlearn.state.database import Database
@@ -58,14 +58,21 @@ class Receipt(NamedTuple):
 class Core:
     """The files, the database and the key of a state, and its model in memory."""
 
-    def __init__(self, folder: str | Path, hash_key: str | Path | None = None, new: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        hash_key: str | Path | None = None,
+        model: type | None = None,
+        new: bool = False,
+    ) -> None:
+        """``model`` is the class, where it is somebody's own."""
         self.folder = Path(folder).resolve()
         self.database = Database(self.folder, new)
         self.store = Store(self.folder / FILES)
         key = load_key(hash_key)
         if key is None:
             raise UnlearnError("A state needs a key for its hashes. Give one with --hash_key=FILE.")
-        self.key = key
+        self.key, self._model = key, model
         ledger.refuse_another_key(self.database, key)
         self._live: LiveModel | None = None
         self._finder: Finder | None = None
@@ -86,8 +93,18 @@ class Core:
             "cache": False,
             "checkpoint_dir": str(self.folder),  # RecBole's trainers make theirs, wherever the process is
         }
+        name, model = self.about("model"), self._model
+        if model is not None and model.__name__ != name:
+            raise UnlearnError(
+                f"The model under care is a {name}, and the class that was given is {model.__name__}."
+            )
+        if model is None and name not in model_names():
+            raise UnlearnError(
+                f"{name} is a model class of your own: give it with --model=package.module:{name}, or "
+                f"open_state(..., model={name})."
+            )
         return UnlearnConfig(
-            self.about("model"), self.about("dataset"), config_dict=own, inherited=self.about("settings")
+            model or name, self.about("dataset"), config_dict=own, inherited=self.about("settings")
         )
 
     def fingerprint(self) -> str:

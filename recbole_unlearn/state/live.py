@@ -27,7 +27,15 @@ from recbole_unlearn.data.fitted import fitted_after, lost_at_least, lost_since
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask
 from recbole_unlearn.methods.obliviate import Curvature, Obliviate, ObliviateSettings, refresh
-from recbole_unlearn.rows import RetainedIndex, TrainIndex, Witness, find_region, find_tables
+from recbole_unlearn.rows import (
+    Region,
+    RetainedIndex,
+    TrainIndex,
+    Witness,
+    find_features,
+    find_region,
+    find_tables,
+)
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.changes import Change, Rows, Tensors
 from recbole_unlearn.training import build_model, check_finite, compose, pair_remover
@@ -146,16 +154,15 @@ class LiveModel:
         return self._forget(asked)
 
     def _forget(self, asked: torch.Tensor) -> Change:
-        before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        before = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         moments_before = {name: value.clone() for name, value in self.moments.items()}
         data = self._data(asked)
         self._take_out(data)
         touched = find_region(self.index, *_pairs(data), data.lost)
         task = dataclasses.replace(self._task, data=data)
         with own_randomness():
-            init_seed(
-                self.config["seed"], self.config["reproducibility"]
-            )  # models with dropout draw as they go
+            # Models with dropout draw as they go.
+            init_seed(self.config["seed"], self.config["reproducibility"])
             outcome = self.trainer.unlearn(task)
             self.trainer.reset_orphans(task, outcome.refits_orphan_items)
             clear_caches(self.model)
@@ -164,22 +171,24 @@ class LiveModel:
             self.index.remove(asked)
             self._refresh(touched)
         self.fitted = fitted
-        weights = _between(before, dict(self.model.named_parameters()))
-        drift = sum(
-            float((rows.values - before[name][rows.ids]).square().sum()) for name, rows in weights.items()
-        )
+        weights = _between(before, self.model.state_dict())
+        drift = sum(rows.distance(before[name]) for name, rows in weights.items())
         return Change(weights, _between(moments_before, self.moments), fitted, drift, outcome.certificates)
 
     def _built(self, weights: Mapping[str, torch.Tensor]) -> AbstractRecommender:
         """A new model on what is left, with ``weights``."""
-        parts = [
-            part if not mask.any() else part.copy(part.inter_feat[torch.from_numpy(~mask)])
-            for part, mask in zip(self.base.splits, self.removed, strict=True)
-        ]
-        model = build_model(self.config, Splits(*parts))
+        model = build_model(self.config, self._left(self.removed))
         if not self.closed_form:
             Trained(dict(weights), None, {}, -1).load_weights(model)
         return model
+
+    def _left(self, removed: Masks) -> Splits:
+        """What is left of the base without ``removed``."""
+        parts = [
+            part if not mask.any() else part.copy(part.inter_feat[torch.from_numpy(~mask)])
+            for part, mask in zip(self.base.splits, removed, strict=True)
+        ]
+        return Splits(*parts)
 
     def _prepared(self) -> UnlearnTask:
         """What all requests share, made of the base."""
@@ -207,10 +216,22 @@ class LiveModel:
         for side, field in (("user", train.uid_field), ("item", train.iid_field)):
             ids, gone = torch.unique(forget.inter_feat[field], return_counts=True)
             orphans.append(ids[gone == self.index.counts(side, ids)])
+        before, after = self._sides(asked)
         return StreamData(
-            self.base.splits, self.base.splits, forget, self.index.removed, "requests", self.base.clock, {},
+            before, after, forget, self.index.removed, "requests", self.base.clock, {},
             orphans[0], orphans[1], self.fitted, numbers=asked, index=self.index,
         )  # fmt: skip
+
+    def _sides(self, asked: torch.Tensor) -> tuple[Splits, Splits]:
+        """D and D without S, for models with rows of features: which values are in use takes a look at all of it.
+
+        For all others the base itself, of which only the sizes are read.
+        """
+        if len(asked) == 0 or not find_features(self.model, self.base.splits.train):
+            return self.base.splits, self.base.splits
+        before = self.removed[0].copy()
+        before[asked.numpy()] = False
+        return self._left((before, *self.removed[1:])), self._left(self.removed)
 
     def _take_out(self, data: StreamData) -> None:
         """Take the deleted pairs out of what the model keeps of its data."""
@@ -224,7 +245,7 @@ class LiveModel:
             items = self.index.sizes["item"]
             self._remove_pairs(retained.gone // items, retained.gone % items)
 
-    def _refresh(self, touched: Any) -> None:
+    def _refresh(self, touched: Region) -> None:
         """Second moments of touched rows, without what was deleted."""
         if not self.moments:
             return
@@ -239,7 +260,7 @@ class LiveModel:
     @torch.no_grad()
     def _follow(self, change: Change) -> None:
         """Do again what a request did, to the same bits."""
-        named = dict(self.model.named_parameters())
+        named = self.model.state_dict()
         for name, rows in change.weights.items():
             rows.write(named[name])
         for name, rows in change.moments.items():

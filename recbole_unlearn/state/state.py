@@ -24,7 +24,7 @@ def init_state(
     path: str | Path,
     checkpoint: str | Path,
     *,
-    model: Any = None,
+    model: type | None = None,
     hash_key: str | Path | None = None,
     **settings: Any,
 ) -> State:
@@ -39,19 +39,21 @@ def init_state(
 
     """
     begin(Path(path), checkpoint, settings, hash_key, model)
-    return State(path, hash_key)
+    return State(path, hash_key, model)
 
 
-def open_state(path: str | Path, hash_key: str | Path | None = None) -> State:
-    """A state that :func:`init_state` made."""
-    return State(path, hash_key)
+def open_state(path: str | Path, hash_key: str | Path | None = None, *, model: type | None = None) -> State:
+    """A state that :func:`init_state` made; ``model`` is the class, where it is your own."""
+    return State(path, hash_key, model)
 
 
 class State:
     """A model under care; see docs/requests.md. Usable as a context manager."""
 
-    def __init__(self, path: str | Path, hash_key: str | Path | None = None) -> None:
-        self.core = Core(path, hash_key)
+    def __init__(
+        self, path: str | Path, hash_key: str | Path | None = None, model: type | None = None
+    ) -> None:
+        self.core = Core(path, hash_key, model)
 
     @property
     def model(self) -> AbstractRecommender:

@@ -13,6 +13,7 @@ import numpy as np
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.inputs import shown
+from recbole_unlearn.start import own_threads
 from recbole_unlearn.state.base import versions
 from recbole_unlearn.state.changes import digest
 from recbole_unlearn.state.core import Core, Receipt, now, set_requests, span
@@ -26,7 +27,7 @@ Window = str | datetime.timedelta | None
 @contextlib.contextmanager
 def alone(core: Core) -> Iterator[None]:
     """Be the worker. What an earlier one left half done is as if it had not begun."""
-    with working(core.folder):
+    with working(core.folder), own_threads(core.config["threads"]):
         core.version()  # says so where the state is not finished
         with core.database.transaction() as connection:
             connection.execute("UPDATE requests SET status = 'pending' WHERE status = 'running'")

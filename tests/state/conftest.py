@@ -13,6 +13,17 @@ PLAIN = {
 }  # fmt: skip
 
 
+# Context-aware models are trained on sampled negatives and ranked, as properties/model_type/context.yaml has it.
+CONTEXT = {
+    "load_col": PLAIN["load_col"] | {"user": ["user_id", "city"], "item": ["item_id", "kind"]},
+    "eval_args": {"split": {"RS": [0.8, 0.1, 0.1]}, "order": "RO", "group_by": "user", "mode": "full"},
+    "train_neg_sample_args": {
+        "distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False, "candidate_num": 0,
+    },
+    "metrics": ["Recall", "NDCG"], "valid_metric": "NDCG@10", "topk": [10],
+}  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def key_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("key") / "key"
@@ -28,9 +39,8 @@ def checkpoints(tiny_path, tmp_path_factory):
 
     def make(model):
         if model not in made:
-            made[model] = train_plain(
-                model, tmp_path_factory.mktemp(model), data_path=str(tiny_path), **PLAIN
-            )
+            values = {**PLAIN, **(CONTEXT if model in ("FM", "NFM") else {}), "data_path": str(tiny_path)}
+            made[model] = train_plain(model, tmp_path_factory.mktemp(model), **values)
         return made[model]
 
     return make

@@ -6,17 +6,21 @@ import json
 import numpy as np
 import pytest
 import torch
+from recbole.model.general_recommender.bpr import BPR
 
+from recbole_unlearn.cli import main
 from recbole_unlearn.data import Located, divide
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import read_checkpoint
 from recbole_unlearn.methods.obliviate.method import Obliviate
 from recbole_unlearn.pipeline import begin, checked_settings
+from recbole_unlearn.rows import find_features
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.state import init_state, open_state, serving
+from recbole_unlearn.state.live import LiveModel
 from recbole_unlearn.training import Trainings
-from tests.conftest import ROOT
-from tests.state.conftest import items_of, some
+from tests.conftest import ROOT, train_plain, write_tiny
+from tests.state.conftest import CONTEXT, PLAIN, items_of, some
 
 MODELS = ["BPR", "LightGCN"]
 
@@ -56,7 +60,7 @@ def test_one_request_is_what_a_run_of_obliviate_gives(make_state, checkpoints, m
     assert same(dict(trainer.model.state_dict()), weights(state))
 
 
-@pytest.mark.parametrize("model", [*MODELS, "NGCF", "NeuMF", "SGL", "MultiVAE"])
+@pytest.mark.parametrize("model", [*MODELS, "NGCF", "NeuMF", "SGL", "MultiVAE", "FM", "NFM", "DMF"])
 def test_requests_one_after_the_other_do_not_depend_on_the_process(make_state, key_file, model):
     """A model that stayed in memory for three requests, and one that was loaded for each."""
     stays, comes = make_state(model, "a"), make_state(model, "b")
@@ -367,3 +371,65 @@ def test_receipts_have_counts_and_no_names(make_state):
     assert "u3" not in text.replace('"u3"', "u3").split()
     assert '"u3"' not in state.ledger()
     assert ROOT.name not in state.ledger()
+
+
+class MyBPR(BPR):
+    """A model class of somebody's own."""
+
+
+def test_a_model_class_of_your_own(tmp_path, tiny_path, key_file, capsys):
+    """The class is given when the state is made and when it is opened, and never taken from a file."""
+    checkpoint = train_plain(MyBPR, tmp_path / "plain", data_path=str(tiny_path), **PLAIN)
+    folder = tmp_path / "S"
+    with pytest.raises(UnlearnError, match="MyBPR"):
+        init_state(folder, checkpoint, hash_key=key_file, data_path=str(tiny_path))
+    state = init_state(folder, checkpoint, model=MyBPR, hash_key=key_file, data_path=str(tiny_path))
+    state.submit(some("u3", 3))
+    assert state.run()[0].status == "done"
+    state.close()
+    with open_state(folder, key_file) as other, pytest.raises(UnlearnError, match="model class of your own"):
+        other.recommend("u3")
+    with open_state(folder, key_file, model=BPR) as other, pytest.raises(UnlearnError, match="is a MyBPR"):
+        other.recommend("u3")
+    code = main(
+        ["requests", "recommend", str(folder), "u3", f"--hash_key={key_file}", f"--model={__name__}:MyBPR"]
+    )
+    assert (code, len(capsys.readouterr().out.splitlines())) == (0, 11)
+
+
+def test_the_callers_threads_do_not_matter(make_state, monkeypatch):
+    seen = []
+    forget = LiveModel.forget
+    monkeypatch.setattr(LiveModel, "forget", lambda *a: seen.append(torch.get_num_threads()) or forget(*a))
+    state = make_state()
+    state.submit(some("u3", 2))
+    torch.set_num_threads(2)
+    try:
+        state.run()
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_value_that_only_a_deleted_user_had_starts_again(checkpoints, tmp_path, key_file):
+    """As after a run: the rows of features that no training interaction has any more are initial ones."""
+    write_tiny(tmp_path / "data")
+    lines = (tmp_path / "data" / "tiny" / "tiny.user").read_text().replace("u3\tc0", "u3\tonly-there")
+    (tmp_path / "data" / "tiny" / "tiny.user").write_text(lines)
+    values = {**PLAIN, **CONTEXT, "data_path": str(tmp_path / "data")}
+    checkpoint = train_plain("FM", tmp_path / "plain", **values)
+    state = init_state(tmp_path / "S", checkpoint, hash_key=key_file, data_path=str(tmp_path / "data"))
+    live = state.core.live
+    train = live.base.splits.train
+    table = next(table for table in find_features(live.model, train) if table.field == "city")
+    value = train.token2id("city", "only-there")
+    row = lambda: live.model.get_parameter(table.parameter)[table.offset + value].detach().clone()  # noqa: E731
+    before = row()
+    state.submit({"user_id": "u4"})
+    state.run()
+    assert torch.equal(row(), before)
+    state.submit({"user_id": "u3"})
+    state.run()
+    assert torch.equal(row(), live._initial[table.parameter][table.offset + value])
+    assert not torch.equal(row(), before)
+    state.close()

@@ -15,11 +15,11 @@ Three ways lead from a deleted interaction into a row, and each leaves less than
   hundred is nothing to speak of. Rows with c ≥ `lua_reach` follow their neighbours (`restart.py`).
 * the graph's, in models that have one: it is rebuilt without S before anything else is done.
 
-A request of one user so reaches their items on sparse data, where an item has a handful of interactions, and nobody
-else on dense data; a request of every fifth user reaches most rows, each as much as it has to do with it. One user
-with a long history has a little to do with everybody: of those who follow, the most contaminated come first, and all
-together have no more interactions than the rows that S touches (or than `LEAST_LINKS`), so that the size of a request
-decides what it costs.
+A request of one user so reaches their items on sparse data, where an item has a handful of interactions, and users
+who share rare items on dense data; a request of every fifth user reaches most rows, each as much as it has to do with
+it. One user with a long history has a little to do with everybody: of those who follow, the most contaminated come
+first, and all together have no more interactions than the rows that S touches (or than `LEAST_LINKS`), so that the
+size of a request decides what it costs.
 """
 
 from __future__ import annotations
