@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+import random
 
 import numpy as np
 import pytest
 import torch
 from recbole.model.general_recommender.bpr import BPR
+from recbole.utils import init_seed
 
 from recbole_unlearn.cli import main
+from recbole_unlearn.compat import own_randomness, seed_again
 from recbole_unlearn.data import Located, divide
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import read_checkpoint
@@ -36,6 +39,15 @@ def same(first, second):
 def again(state, key_file):
     """The same state, opened by another process."""
     return open_state(state.core.folder, key_file)
+
+
+def test_seeding_again_is_recboles():
+    drawn = []
+    for seed in (init_seed, seed_again):
+        with own_randomness():
+            seed(7, True)
+            drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("model", MODELS)
