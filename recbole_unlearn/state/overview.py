@@ -16,7 +16,7 @@ from recbole_unlearn.state import ledger
 from recbole_unlearn.state.database import COUNTS, Database
 
 # From here on a model should be trained again: see docs/requests.md for what they are from.
-MOST_DELETED, MOST_DRIFT = 0.05, 0.5
+MOST_DELETED, MOST_DRIFT = 0.05, 0.1
 WAITING = ("pending", "running", "failed")  # a deadline matters to these
 
 
