@@ -19,6 +19,7 @@ from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.rows import Side, Triples, Witness, as_rows, predicted, training_loss
 from recbole_unlearn.training import fast_class
+from recbole_unlearn.training.models.graph import some_rows
 
 
 class RowGradients:
@@ -178,6 +179,10 @@ class LightGCNGradients(RowGradients):
         ego = self.model.get_ego_embeddings().detach()
         for adapter, nodes in zip(chosen, self.nodes, strict=True):
             ego[nodes] = adapter.start
+        self.all_nodes = torch.cat(self.nodes)
+        graph = self.model.norm_adj_matrix
+        few = graph.layout == torch.sparse_csr and 2 * len(self.all_nodes) < len(ego)
+        self._last = some_rows(graph, self.all_nodes) if few else None
         self.base = ego  # without A Bᵀ of the chosen adapters
         self.fixed = self._propagate(ego)
         self.changed()
@@ -188,6 +193,19 @@ class LightGCNGradients(RowGradients):
             x = self.model.norm_adj_matrix @ x
             total += x
         return total.div_(self.model.n_layers + 1)
+
+    def _propagate_to_nodes(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The rows of P(x) of each adapter; where they are few, the last layer is computed for them alone."""
+        if self._last is None or self.model.n_layers == 0:
+            found = self._propagate(x)[self.all_nodes]
+        else:
+            total = x[self.all_nodes]
+            for _ in range(self.model.n_layers - 1):
+                x = self.model.norm_adj_matrix @ x
+                total += x[self.all_nodes]
+            total += self._last @ x
+            found = total.div_(self.model.n_layers + 1)
+        return found.split([len(nodes) for nodes in self.nodes])
 
     def _spread(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
         """Blocks of rows at their nodes, zero elsewhere."""
@@ -257,11 +275,11 @@ class LightGCNGradients(RowGradients):
     def take(self) -> list[torch.Tensor]:
         """As :meth:`RowGradients.take`."""
         narrow = self._shared and not self._full
-        flow = self._propagate(self._grad @ self.chosen[0].b if narrow else self._grad)
+        flows = self._propagate_to_nodes(self._grad @ self.chosen[0].b if narrow else self._grad)
         taken = []
-        for adapter, nodes in zip(self.chosen, self.nodes, strict=True):
+        for adapter, nodes, flow in zip(self.chosen, self.nodes, flows, strict=True):
             penalty = self._projected(self._penalty[nodes][:, None] * (adapter.start + adapter.low), adapter)
-            taken.append((flow[nodes] if narrow else self._projected(flow[nodes], adapter)) + penalty)
+            taken.append((flow if narrow else self._projected(flow, adapter)) + penalty)
         self._grad = torch.zeros_like(self._grad)
         self._penalty = torch.zeros_like(self._penalty)
         return taken

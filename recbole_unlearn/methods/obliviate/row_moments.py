@@ -11,7 +11,7 @@ with g the gradient of one interaction's loss, the b being drawn one by one. An 
 
 Three ways: written out for BPR; by autograd for models whose rows have a gradient only from interactions that name
 them, with E[g] taken as 0 since a trained row is at rest; and for models that pass gradients on to neighbours (a
-graph), the mean over a few batches as training draws them, in which all rows have one.
+graph), the mean over a few batches as training draws them, in which all rows have one (written out for LightGCN).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.methods.obliviate.gradients import BPRGradients, written_out
+from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
+from recbole_unlearn.methods.obliviate.gradients import BPRGradients, LightGCNGradients, written_out
 from recbole_unlearn.rows import (
     Moments,
     Region,
@@ -51,6 +52,8 @@ def refresh(
     """
     if written_out(type(model)) is BPRGradients:
         found = _of_bpr(model, touched, witness, batch_size)
+    elif written_out(type(model)) is LightGCNGradients:
+        found = _of_lightgcn(model, tables, touched, witness, batch_size)
     else:
         found = _by_autograd(model, tables, touched, witness, batch_size)
     for table in tables:
@@ -128,6 +131,27 @@ def _as_negatives(witness: Witness, items: torch.Tensor) -> tuple[Triples, torch
     fits = ~witness.retained.are_known(users, items[place])
     triples = Triples(numbers, users, witness.index.ids["item"][numbers], items[place])
     return triples.part(fits), place[fits]
+
+
+def _of_lightgcn(
+    model: AbstractRecommender, tables: Sequence[Table], touched: Region, witness: Witness, batch_size: int
+) -> dict[Table, torch.Tensor]:
+    """The mean of squared gradients over batches, by adapters that change nothing: the forward pass is done once."""
+    named = dict(model.named_parameters())
+    chosen = []
+    for table in tables:
+        rows = (touched[table.side].ids + table.offset).to(named[table.parameter].device)
+        base = named[table.parameter].detach()[rows]
+        eye = torch.eye(base.shape[1], dtype=base.dtype, device=base.device)
+        chosen.append(Adapter(table.parameter, rows, torch.zeros_like(base), eye, base, side=table.side))
+    gradients = LightGCNGradients(AdapterSet(model, chosen), chosen, witness)
+    size = min(batch_size, witness.retained.size)
+    total = [torch.zeros_like(adapter.base) for adapter in chosen]
+    for _ in range(BATCHES):
+        gradients.own(witness.triples(witness.uniform(size)))
+        for squares, gradient in zip(total, gradients.take(), strict=True):
+            squares += gradient.square() / BATCHES
+    return dict(zip(tables, total, strict=True))
 
 
 def _by_autograd(

@@ -59,6 +59,20 @@ def normalised_adjacency(interactions: sp.coo_matrix, epsilon: float = EPSILON) 
         )
 
 
+def some_rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``rows`` (m,) of a CSR tensor (n, n), copied, as one of (m, n); a product with it has the same bits."""
+    start = matrix.crow_indices()
+    count = start[rows + 1] - start[rows]
+    ends = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    places = torch.repeat_interleave(start[rows] - ends[:-1], count)
+    places += torch.arange(len(places), device=places.device)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(
+            ends, matrix.col_indices()[places], matrix.values()[places], (len(rows), matrix.shape[1])
+        )
+
+
 class EdgeRemoval:
     """Takes edges out of a normalised adjacency Â, in place: entries of the nodes they join are written, no others.
 

@@ -65,6 +65,19 @@ def test_they_are_what_an_optimizer_would_gather(scene, model, monkeypatch):
         assert (moments[table.parameter][others] == 7.0).all()
 
 
+@pytest.mark.parametrize("power", [False, True])
+def test_lightgcn_is_written_out(scene, power):
+    """The same as by autograd, up to rounding."""
+    _, net, witness, touched = scene("LightGCN", require_pow=power, reg_weight=0.1)
+    tables = find_tables(net, witness.index.train)
+    found = []
+    for way in (row_moments._of_lightgcn, row_moments._by_autograd):
+        witness.generator.manual_seed(3)
+        found.append(way(net, tables, touched, witness, BATCH))
+    for table in tables:
+        assert torch.allclose(found[0][table], found[1][table], rtol=1e-3, atol=1e-12), table
+
+
 def test_a_row_with_nothing_left_has_no_moment(scene):
     _, net, witness, touched = scene("BPR")
     index = witness.index
