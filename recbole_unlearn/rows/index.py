@@ -62,9 +62,15 @@ class TrainIndex:
         """Numbers of interactions, sorted by id."""
         return {side: torch.argsort(self.ids[side], stable=True) for side in FIELDS}
 
+    @functools.cached_property
+    def _far(self) -> dict[str, torch.Tensor]:
+        """The other ends of the interactions in ``_order``: many are read for each id, and here they are together."""
+        ends = {"user": self.ids["item"], "item": self.ids["user"]}
+        return {side: ends[side][order] for side, order in self._order.items()}
+
     def complete(self) -> TrainIndex:
         """Make all parts now, not when they are first asked for."""
-        _ = self.pairs, self._start, self._order
+        _ = self.pairs, self._start, self._order, self._far
         return self
 
     def __len__(self) -> int:
@@ -81,13 +87,14 @@ class TrainIndex:
         self.removed[numbers] = True
         touched = {side: torch.unique(self.ids[side][numbers]) for side in FIELDS}
         for side, ids in touched.items():
-            mine, counts = self.of(side, ids), self.counts(side, ids)
+            mine, ends, counts = self.of(side, ids), self.ends(side, ids), self.counts(side, ids)
             left = ~self.removed[mine]
             owner = torch.repeat_interleave(torch.arange(len(ids)), counts)[left]
             now = torch.bincount(owner, minlength=len(ids))
             start = self._start[side][ids]
-            self._order[side][_ranges(start, now)] = mine[left]
-            self._order[side][_ranges(start + now, counts - now)] = mine[~left]
+            for which, places in ((left, _ranges(start, now)), (~left, _ranges(start + now, counts - now))):
+                self._order[side][places] = mine[which]
+                self._far[side][places] = ends[which]
             self._count[side][ids] = now
             self._live -= int((counts - now).sum()) if side == "user" else 0
         self._remove_pairs(touched["user"])
@@ -116,6 +123,10 @@ class TrainIndex:
     def of(self, side: str, ids: torch.Tensor) -> torch.Tensor:
         """The numbers of all interactions of ``ids``, one id after the other."""
         return self._order[side][_ranges(self._start[side][ids], self.counts(side, ids))]
+
+    def ends(self, side: str, ids: torch.Tensor) -> torch.Tensor:
+        """The items of these users, or the users of these items: the other ends of what :meth:`of` gives."""
+        return self._far[side][_ranges(self._start[side][ids], self.counts(side, ids))]
 
     def removed_of(self, side: str, ids: torch.Tensor) -> torch.Tensor:
         """As :meth:`of`, of interactions that were taken out."""

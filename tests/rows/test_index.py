@@ -83,6 +83,8 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
         ids = torch.arange(index.sizes[side])
         assert torch.equal(index.counts(side, ids), fresh.counts(side, ids))
         assert index.of(side, ids).tolist() == [left[k] for k in fresh.of(side, ids).tolist()]
+        other = "item" if side == "user" else "user"
+        assert torch.equal(index.ends(side, ids), index.ids[other][index.of(side, ids)])
         gone = index.removed_of(side, ids)
         assert gone.sort().values.tolist() == sorted(order[:second])
         assert index.ids[side][gone].tolist() == sorted(index.ids[side][gone].tolist())  # id after id

@@ -113,8 +113,9 @@ class _MeanLevels:
         index = self.retained.index
         for side, values in level.items():
             change = values - self.known[side]
-            numbers = self.retained.only(index.of(side, change.nonzero().flatten()))
-            far, near = (index.ids[end][numbers] for end in (OTHER[side], side))
-            self.total[OTHER[side]].index_add_(0, far, change[near])
+            ids = change.nonzero().flatten()
+            left = ~self.retained.deleted[index.of(side, ids)]
+            each = torch.repeat_interleave(change[ids], index.counts(side, ids))
+            self.total[OTHER[side]].index_add_(0, index.ends(side, ids)[left], each[left])
             self.known[side] = values.clone()
         return {OTHER[side]: self.total[OTHER[side]] / self.number[OTHER[side]] for side in level}

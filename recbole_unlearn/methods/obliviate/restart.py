@@ -68,7 +68,7 @@ def features(mean: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
 def linked(index: TrainIndex, side: Side, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Σ of the rows of ``table`` at the other ends of the interactions of ``ids`` in D (n, d)."""
     number = index.counts(side, ids)
-    others, starts = index.ids[OTHER[side]][index.of(side, ids)], number.cumsum(0) - number
+    others, starts = index.ends(side, ids), number.cumsum(0) - number
     return embedding_bag(others.to(table.device), table, starts.to(table.device), mode="sum")
 
 
@@ -158,10 +158,10 @@ class _Side:
 
     def _join(self, index: TrainIndex, region: Region, retained: RetainedIndex) -> None:
         """Find the retained links between contaminated rows: where each row's begin, and where their far ends are."""
-        numbers = retained.only(index.of(self.side, self.ids))
-        far = region[OTHER[self.side]].place(index.ids[OTHER[self.side]][numbers])
-        inside = far >= 0
-        near = region[self.side].place(index.ids[self.side][numbers[inside]])
+        far = region[OTHER[self.side]].place(index.ends(self.side, self.ids))
+        inside = (far >= 0).nonzero().flatten()
+        inside = inside[~retained.deleted[index.of(self.side, self.ids)[inside]]]
+        near = torch.repeat_interleave(torch.arange(len(self.ids)), index.counts(self.side, self.ids))[inside]
         number = torch.bincount(near, minlength=len(self.ids))
         self.starts = (number.cumsum(0) - number).to(self.table.device)
         self.far = far[inside].to(self.table.device)
