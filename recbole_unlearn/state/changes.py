@@ -32,7 +32,9 @@ class Rows:
     def between(cls, before: torch.Tensor, after: torch.Tensor) -> Rows | None:
         """The rows in which two versions of a parameter differ; None when there are none."""
         before, after = _as_rows(before), _as_rows(after)
-        differs = before.cpu().numpy() != after.cpu().numpy()  # numpy's `any` is several times as fast as torch's
+        differs = (
+            before.cpu().numpy() != after.cpu().numpy()
+        )  # numpy's `any` is several times as fast as torch's
         ids = torch.from_numpy(differs.reshape(len(before), -1).any(axis=1).nonzero()[0])
         return cls(ids, after[ids].clone()) if len(ids) else None
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
-from recbole.utils import ModelType, init_seed
+from recbole.utils import ModelType
 
 from recbole_unlearn import settings
-from recbole_unlearn.compat import clear_caches, own_randomness
+from recbole_unlearn.compat import clear_caches, own_randomness, seed_again
 from recbole_unlearn.data import Located, Source, Splits, UnlearnData, divide
 from recbole_unlearn.data.fitted import fitted_after, lost_at_least, lost_since
 from recbole_unlearn.files import Trained
@@ -162,7 +162,7 @@ class LiveModel:
         task = dataclasses.replace(self._task, data=data)
         with own_randomness():
             # Models with dropout draw as they go.
-            init_seed(self.config["seed"], self.config["reproducibility"])
+            seed_again(self.config["seed"], self.config["reproducibility"])
             outcome = self.trainer.unlearn(task)
             self.trainer.reset_orphans(task, outcome.refits_orphan_items)
             clear_caches(self.model)
