@@ -18,6 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from recbole.evaluator import Collector
+from recbole.utils import init_seed
 from torch import nn
 
 _NUMPY_1_NAMES = {
@@ -111,6 +112,20 @@ def own_randomness() -> Iterator[None]:
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+
+
+def seed_again(seed: int, reproducibility: bool) -> None:
+    """RecBole's `init_seed`, for those who call it often.
+
+    While no GPU is in use torch keeps every such call for later, with the stack it came from: a process that serves
+    many requests would keep more and more of them.
+    """
+    if torch.cuda.is_available():
+        init_seed(seed, reproducibility)
+        return
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
 
 
 def clear_caches(model: nn.Module) -> None:

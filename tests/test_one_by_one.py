@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_unlearn import UnlearnConfig, run_unlearn
-from recbole_unlearn.data.fitted import coarse, fitted_after, lost_since
+from recbole_unlearn.data.fitted import coarse, fitted_after, lost_at_least, lost_since
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.data.splits import divide, load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files.unpickle import load_torch
 from recbole_unlearn.methods import registry
+from recbole_unlearn.methods.obliviate import contamination
 from recbole_unlearn.methods.request_losses import RequestLosses, losers
 from recbole_unlearn.pipeline import begin, checked_settings
 from recbole_unlearn.rows.index import TrainIndex
@@ -267,6 +268,37 @@ def test_one_by_one_is_never_later_and_the_same_from_one_file(number, data):
             if one_by_one:
                 break
             kept = fitted_after(kept, before, after, None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 3000)), min_size=1, max_size=30))
+def test_what_is_lost_is_between_two_bounds(numbers):
+    """Never less is counted for whether a row is fitted again, never more for how far it starts again."""
+    before = torch.tensor([n for n, _ in numbers])
+    after = torch.tensor([max(0, n - gone) for n, gone in numbers])
+    fitted = coarse(before)
+    assert (lost_at_least(fitted, after) <= before - after).all()
+    assert (before - after <= lost_since(fitted, after)).all()
+    assert (lost_at_least(fitted, before) == 0).all()
+
+
+def test_rounding_makes_nobody_follow(start, tmp_path, monkeypatch):
+    """Twenty small requests lost a model when what is rounded up was taken for lost, each time, in every item."""
+    found = []
+
+    def spread(touched, *rest):
+        found.append(touched["item"].share)
+        return contamination.spread(touched, *rest)
+
+    monkeypatch.setattr("recbole_unlearn.methods.obliviate.method.spread", spread)
+    assert told(start.output_dir)[0] is not None  # rounded up, and nothing was lost yet
+    for name in ("told", "not told"):
+        if name == "not told":
+            forget_nothing_known(start.output_dir)
+        run_unlearn(
+            checkpoint=start.output_dir / "BPR-unlearned.pth", forget={"user_id": ["u1"]}, unlearn="obliviate",
+            output_dir=tmp_path / name, config_dict=QUICK | {"lac_steps": 2},
+        )  # fmt: skip
+    assert torch.equal(*found)
 
 
 def test_the_share_is_of_what_there_was():

@@ -12,8 +12,11 @@ With n interactions when it was fitted and r that are left,
 
     fitted = coarse(n),    lost = fitted − r ≥ n − r
 
-so an item is never taken to have lost less than it has, and at most a step more. `fitted` stays the same until the
-row is fitted again: requests one after the other find what one request for all of them finds.
+so an item is never taken to have lost less than it has, and at most a step more, when it is decided whether its row
+is fitted again. `fitted` stays the same until then: requests one after the other find what one request for all of
+them finds. How far a row starts again, and who follows it, goes by what it has lost for certain
+(:func:`lost_at_least`): half a step too much for every item of a small request adds up over many requests, until the
+model is lost (twenty requests of 0.1 % on ml-100k took NDCG@20 from .23 to .03).
 """
 
 from __future__ import annotations
@@ -25,18 +28,30 @@ _LEAST, _SHARE = 3, 10  # a step has at least this many interactions, and at lea
 
 def coarse(numbers: torch.Tensor) -> torch.Tensor:
     """Numbers rounded up to the next of the steps 0, 3, 6, …, 30, 34, 38, 43 and so on."""
+    steps = _steps(int(numbers.max()))
+    return steps[torch.searchsorted(steps, numbers)]
+
+
+def _steps(largest: int) -> torch.Tensor:
+    """The steps, up to the first that is not below ``largest``."""
     edges = [0]
-    while edges[-1] < int(numbers.max()):
+    while edges[-1] < largest:
         last = edges[-1]
         tenth = -(-_SHARE * last // (_SHARE - 1))  # the least f with (f − last) / f ≥ 1/10
         edges.append(max(last + _LEAST, tenth))
-    steps = torch.tensor(edges)
-    return steps[torch.searchsorted(steps, numbers)]
+    return torch.tensor(edges)
 
 
 def lost_since(fitted: torch.Tensor, retained: torch.Tensor) -> torch.Tensor:
     """How many interactions items have lost since their rows were fitted (items,), rounded up as above."""
     return (fitted - retained).clamp(min=0)
+
+
+def lost_at_least(fitted: torch.Tensor, retained: torch.Tensor) -> torch.Tensor:
+    """As :func:`lost_since`, but no more than items have certainly lost: n is above the step before ``fitted``."""
+    steps = _steps(int(fitted.max()))
+    least = steps[(torch.searchsorted(steps, fitted) - 1).clamp(min=0)] + 1
+    return (torch.minimum(least, fitted) - retained).clamp(min=0)
 
 
 def fitted_after(

@@ -33,7 +33,7 @@ from recbole.data.utils import create_samplers, get_dataloader
 from recbole.utils import init_seed
 
 from recbole_unlearn.data.download import ensure_dataset
-from recbole_unlearn.data.fitted import fitted_after, lost_since
+from recbole_unlearn.data.fitted import fitted_after, lost_at_least, lost_since
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Clock, Done, used_values
@@ -214,6 +214,11 @@ class UnlearnData:
     def lost(self) -> torch.Tensor | None:
         """How many training interactions earlier requests took from each item (items,), rounded up; None: none."""
         return None if self.fitted is None else lost_since(self.fitted, _popularity(self.full.train))
+
+    @functools.cached_property
+    def lost_at_least(self) -> torch.Tensor | None:
+        """As ``lost``, but no more than is certain."""
+        return None if self.fitted is None else lost_at_least(self.fitted, _popularity(self.full.train))
 
     def fitted_after(self, refitted: torch.Tensor | None) -> torch.Tensor | None:
         """What the next request has to know once this one is done; items ``refitted`` have new rows.

@@ -73,8 +73,9 @@ class TrainIndex:
     def remove(self, numbers: torch.Tensor) -> None:
         """Take the interactions ``numbers`` (m,) out for good, in place; the numbers of all others stay.
 
-        An id's entries in ``_order`` move to the front of its own place there. In ``pairs`` a removed entry becomes
-        (user, 0) at the front of its user's place: item 0 is nobody's, and the keys stay sorted.
+        An id's entries in ``_order`` move to the front of its own place there, before those that are removed. In
+        ``pairs`` a removed entry becomes (user, 0) at the front of its user's place: item 0 is nobody's, and the keys
+        stay sorted.
         """
         self.complete()
         self.removed[numbers] = True
@@ -84,7 +85,9 @@ class TrainIndex:
             left = ~self.removed[mine]
             owner = torch.repeat_interleave(torch.arange(len(ids)), counts)[left]
             now = torch.bincount(owner, minlength=len(ids))
-            self._order[side][_ranges(self._start[side][ids], now)] = mine[left]
+            start = self._start[side][ids]
+            self._order[side][_ranges(start, now)] = mine[left]
+            self._order[side][_ranges(start + now, counts - now)] = mine[~left]
             self._count[side][ids] = now
             self._live -= int((counts - now).sum()) if side == "user" else 0
         self._remove_pairs(touched["user"])
@@ -113,6 +116,11 @@ class TrainIndex:
     def of(self, side: str, ids: torch.Tensor) -> torch.Tensor:
         """The numbers of all interactions of ``ids``, one id after the other."""
         return self._order[side][_ranges(self._start[side][ids], self.counts(side, ids))]
+
+    def removed_of(self, side: str, ids: torch.Tensor) -> torch.Tensor:
+        """As :meth:`of`, of interactions that were taken out."""
+        start, count = self._start[side][ids], self.counts(side, ids)
+        return self._order[side][_ranges(start + count, self._start[side][ids + 1] - start - count)]
 
     def sample(
         self, side: str, ids: torch.Tensor, most: int, generator: torch.Generator

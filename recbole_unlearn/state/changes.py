@@ -32,8 +32,10 @@ class Rows:
     def between(cls, before: torch.Tensor, after: torch.Tensor) -> Rows | None:
         """The rows in which two versions of a parameter differ; None when there are none."""
         before, after = _as_rows(before), _as_rows(after)
-        differs = (before != after).reshape(len(before), -1).any(dim=1)
-        ids = differs.nonzero().flatten()
+        differs = (
+            before.cpu().numpy() != after.cpu().numpy()
+        )  # numpy's `any` is several times as fast as torch's
+        ids = torch.from_numpy(differs.reshape(len(before), -1).any(axis=1).nonzero()[0])
         return cls(ids, after[ids].clone()) if len(ids) else None
 
     def distance(self, before: torch.Tensor) -> float:

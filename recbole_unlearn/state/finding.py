@@ -124,13 +124,14 @@ class Finder:
         request: ForgetRequest,
     ) -> np.ndarray:
         """Numbers of interactions in one part that the request means, and that are taken out of it already."""
-        gone = index.removed.nonzero().flatten()
-        whole = np.zeros(len(gone), dtype=bool)
+        found = []
         for own, other, side in ((users, items, "user"), (items, users, "item")):
-            whole |= np.isin(index.ids[side][gone].numpy(), own[(own > 0) & (other == EMPTY)])
+            ids = torch.from_numpy(np.unique(own[(own > 0) & (other == EMPTY)]))
+            found.append(index.removed_of(side, ids).numpy())
         rows = np.flatnonzero((users > 0) & (items > 0))
-        pairs, _ = self._of_pairs(index, gone, users[rows], items[rows], time[rows], request)
-        return np.unique(np.concatenate([gone.numpy()[whole], pairs]))
+        near = index.removed_of("user", torch.from_numpy(np.unique(users[rows])))
+        pairs, _ = self._of_pairs(index, near, users[rows], items[rows], time[rows], request)
+        return np.unique(np.concatenate([*found, pairs]))
 
     def _of_pairs(
         self,

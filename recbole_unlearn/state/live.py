@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
-from recbole.utils import ModelType, init_seed
+from recbole.utils import ModelType
 
 from recbole_unlearn import settings
-from recbole_unlearn.compat import clear_caches, own_randomness
+from recbole_unlearn.compat import clear_caches, own_randomness, seed_again
 from recbole_unlearn.data import Located, Source, Splits, UnlearnData, divide
-from recbole_unlearn.data.fitted import fitted_after, lost_since
+from recbole_unlearn.data.fitted import fitted_after, lost_at_least, lost_since
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask
 from recbole_unlearn.methods.obliviate import Curvature, Obliviate, ObliviateSettings, refresh
@@ -58,6 +58,11 @@ class StreamData(UnlearnData):
     def lost(self) -> torch.Tensor | None:
         """As in the base class, by the index."""
         return None if self.fitted is None else lost_since(self.fitted, self._popularity)
+
+    @functools.cached_property
+    def lost_at_least(self) -> torch.Tensor | None:
+        """As in the base class, by the index."""
+        return None if self.fitted is None else lost_at_least(self.fitted, self._popularity)
 
     def fitted_after(self, refitted: torch.Tensor | None) -> torch.Tensor | None:
         """As in the base class, by the index."""
@@ -157,7 +162,7 @@ class LiveModel:
         task = dataclasses.replace(self._task, data=data)
         with own_randomness():
             # Models with dropout draw as they go.
-            init_seed(self.config["seed"], self.config["reproducibility"])
+            seed_again(self.config["seed"], self.config["reproducibility"])
             outcome = self.trainer.unlearn(task)
             self.trainer.reset_orphans(task, outcome.refits_orphan_items)
             clear_caches(self.model)

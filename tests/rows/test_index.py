@@ -83,6 +83,9 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
         ids = torch.arange(index.sizes[side])
         assert torch.equal(index.counts(side, ids), fresh.counts(side, ids))
         assert index.of(side, ids).tolist() == [left[k] for k in fresh.of(side, ids).tolist()]
+        gone = index.removed_of(side, ids)
+        assert gone.sort().values.tolist() == sorted(order[:second])
+        assert index.ids[side][gone].tolist() == sorted(index.ids[side][gone].tolist())  # id after id
     nobody = torch.empty(0, dtype=torch.long)
     after = RetainedIndex(index, nobody, nobody, index.removed)
     assert after.are_known(grid[:, 0], grid[:, 1]).tolist() == expected

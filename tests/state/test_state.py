@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+import random
 
 import numpy as np
 import pytest
 import torch
 from recbole.model.general_recommender.bpr import BPR
+from recbole.utils import init_seed
 
 from recbole_unlearn.cli import main
+from recbole_unlearn.compat import own_randomness, seed_again
 from recbole_unlearn.data import Located, divide
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import read_checkpoint
@@ -36,6 +39,27 @@ def same(first, second):
 def again(state, key_file):
     """The same state, opened by another process."""
     return open_state(state.core.folder, key_file)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU in use nothing is kept for later")
+def test_a_process_keeps_nothing_of_a_request_for_a_gpu(make_state):
+    """torch keeps every seed for a GPU that may come, with a traceback: more and more with every request."""
+    state = make_state()
+    state.submit(some("u1", 2))
+    state.run()  # loads the model
+    kept = len(torch.cuda._queued_calls)
+    state.submit(some("u2", 2))
+    state.run()
+    assert len(torch.cuda._queued_calls) == kept
+
+
+def test_seeding_again_is_recboles():
+    drawn = []
+    for seed in (init_seed, seed_again):
+        with own_randomness():
+            seed(7, True)
+            drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -58,8 +58,9 @@ def spread(touched: Region, retained: RetainedIndex, reach: float) -> Region:
     for side, members in touched.items():
         level[side] = torch.zeros(index.sizes[side])
         level[side][members.ids] = degree(side, members.share.float())
+    means = _MeanLevels(retained)
     for _ in range(HOPS):
-        found = {OTHER[side]: _mean_level(retained, side, values) for side, values in level.items()}
+        found = means.of(level)
         for side, mean in found.items():
             level[side] = torch.maximum(level[side], torch.where(mean >= reach, mean, 0.0))
         _limit(touched, level, index, room)
@@ -91,14 +92,29 @@ def _limit(touched: Region, level: dict[Side, torch.Tensor], index: TrainIndex, 
         level[side][ids[level[side][ids] < least]] = 0.0
 
 
-def _mean_level(retained: RetainedIndex, side: Side, level: torch.Tensor) -> torch.Tensor:
-    """For everybody of the other side, the mean of ``level`` over the retained interactions they have.
+class _MeanLevels:
+    """For everybody, the mean of the other side's level over the retained interactions they have.
 
-    The sums are taken from where the level is not 0, which are few where a request is small.
+    The sums are kept from hop to hop, and taken from where the level has changed, which are few where a request is
+    small.
     """
-    index, other = retained.index, OTHER[side]
-    numbers = retained.only(index.of(side, level.nonzero().flatten()))
-    total = torch.zeros(index.sizes[other]).index_add_(
-        0, index.ids[other][numbers], level[index.ids[side][numbers]]
-    )
-    return total / retained.counts(other, torch.arange(len(total))).clamp(min=1)
+
+    def __init__(self, retained: RetainedIndex) -> None:
+        self.retained = retained
+        sizes: dict[Side, int] = {"user": retained.index.sizes["user"], "item": retained.index.sizes["item"]}
+        self.number = {
+            side: retained.counts(side, torch.arange(size)).clamp(min=1) for side, size in sizes.items()
+        }
+        self.total = {side: torch.zeros(size) for side, size in sizes.items()}
+        self.known = {side: torch.zeros(size) for side, size in sizes.items()}
+
+    def of(self, level: dict[Side, torch.Tensor]) -> dict[Side, torch.Tensor]:
+        """The means by side (n,), of ``level`` (n',) by the other side."""
+        index = self.retained.index
+        for side, values in level.items():
+            change = values - self.known[side]
+            numbers = self.retained.only(index.of(side, change.nonzero().flatten()))
+            far, near = (index.ids[end][numbers] for end in (OTHER[side], side))
+            self.total[OTHER[side]].index_add_(0, far, change[near])
+            self.known[side] = values.clone()
+        return {OTHER[side]: self.total[OTHER[side]] / self.number[OTHER[side]] for side in level}

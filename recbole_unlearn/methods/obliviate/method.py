@@ -158,7 +158,7 @@ class _Request:
             )
         self.read: str | None = None  # what the curvature was read from
         self.starts_again = self.options.lua_target != "none"
-        self.touched, self.witness = self._witness()
+        self.certain, self.witness = self._witness()
         self.adapters = AdapterSet(self.model, self._adapters(self.witness.region))
 
     def run(self) -> Outcome:
@@ -221,17 +221,21 @@ class _Request:
         return schedule if interactions is None else schedule.within(interactions)
 
     def _witness(self) -> tuple[Region, Witness]:
-        """The region that S itself touches, and the witness set of what is calibrated."""
+        """The region that S itself touches, with the shares it has certainly lost, and the witness set.
+
+        What is calibrated goes by what rows may have lost, where that is not known exactly (`data/fitted.py`).
+        """
         options, data = self.options, self.task.data
         users, items = (data.forget.inter_feat[f] for f in (data.forget.uid_field, data.forget.iid_field))
         retained = RetainedIndex(self.index, users, items, data.deleted, data.numbers)
         touched = region = find_region(self.index, users, items, data.lost)
+        certain = find_region(self.index, users, items, data.lost_at_least)
         if self.starts_again and any(table.side == "user" for table in self.tables):
             region = started_again(touched)  # otherwise all that S left behind is in the items
         elif options.lua_hops and not self.starts_again:
             region = with_neighbours(region, retained, options.lua_hops, DECAY, 0.0, MOST)
         generator = torch.Generator().manual_seed(self.task.config["seed"])
-        return touched, Witness(self.task.config, retained, region, generator, options.lac_negatives)
+        return certain, Witness(self.task.config, retained, region, generator, options.lac_negatives)
 
     def _adapters(self, region: Region) -> list[Adapter]:
         """Adapters of the region's rows that change nothing yet."""
@@ -280,9 +284,9 @@ class _Request:
         if not paired:
             self._from_initial(self.tables)
             return
-        region = spread(self.touched, self.witness.retained, self.options.lua_reach)
+        region = spread(self.certain, self.witness.retained, self.options.lua_reach)
         moved = restart.restart(
-            paired, maps, self.touched, region, self.witness.retained, self.options.lua_rounds
+            paired, maps, self.certain, region, self.witness.retained, self.options.lua_rounds
         )
         self._from_initial([table for table in self.tables if table.axis])
         trained = {(a.name, a.side): a for a in self.adapters.trained}
