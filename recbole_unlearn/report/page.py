@@ -281,3 +281,9 @@ def document(title: str, *content: Content) -> bytes:
     page = "<!DOCTYPE html>\n" + element("html", element("head", head), body, lang="en")
     # A lone surrogate, which JSON can carry, has no UTF-8.
     return page.encode("utf-8", "replace")
+
+
+def drawings(*entries: tuple[Any, str, str]) -> Html:
+    """Figures with their titles and captions side by side; those that are None are left out."""
+    drawn = [drawing(figure, title, caption) for figure, title, caption in entries if figure]
+    return element("div", drawn, class_="figures") if drawn else Html("")

@@ -16,7 +16,7 @@ import pytest
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.measures import base
 from recbole_unlearn.measures.verdict import SHORT
-from recbole_unlearn.report import comparison, figures, single, values, write_comparison, write_report
+from recbole_unlearn.report import comparison, figures, opening, values, write_comparison, write_report
 from recbole_unlearn.results.schema import LEVELS, RunResult
 
 CUTS = (10, 20, 50)
@@ -284,7 +284,7 @@ def test_compared_methods_come_after_the_references(tmp_path, light):
 
 
 def test_every_level_of_a_verdict_has_words(tmp_path, light):
-    assert tuple(single._HEADINGS) == tuple(SHORT) == LEVELS
+    assert tuple(opening.HEADINGS) == tuple(SHORT) == LEVELS
     result = sample() | {"verdict": {"level": "cannot_tell", "text": "Both are near."}}
     assert "These figures cannot tell\nBoth are near.\n" in Reader(report(result, tmp_path)).text
 

@@ -9,7 +9,16 @@ import pytest
 
 from recbole_unlearn.cli import parse
 from recbole_unlearn.methods.registry import methods
-from recbole_unlearn.report import certificates, figures, page, single, values, write_comparison, write_report
+from recbole_unlearn.report import (
+    certificates,
+    damage,
+    figures,
+    opening,
+    page,
+    values,
+    write_comparison,
+    write_report,
+)
 from recbole_unlearn.report.account import account, noise
 from recbole_unlearn.report.advice import advice
 from recbole_unlearn.report.command import PROGRAM, command
@@ -63,7 +72,7 @@ def few():
     ],
 )
 def test_a_verdict_is_whole_sentences(text, parts):
-    assert single.sentences(text) == parts
+    assert opening.sentences(text) == parts
 
 
 def test_the_first_paragraph_says_what_was_done():
@@ -219,15 +228,15 @@ def grouped(before, after, retrained=None, users=(300, 300)):
 
 
 def test_gains_are_named_as_well_as_losses():
-    text = single._gains_and_losses(grouped((0.1, 0.2), (0.15, 0.17), (0.1, 0.2)), "user_activity")
+    text = damage.gains_and_losses(grouped((0.1, 0.2), (0.15, 0.17), (0.1, 0.2)), "user_activity")
     assert "Better than with the original: the least active users (+0.050)." in text
     assert "Worse: the most active users (−0.030)." in text
     assert "Farthest from the retrained model: the least active users (+0.050)." in text
-    only = single._gains_and_losses(grouped((0.1, 0.2), (0.15, 0.2)), "user_activity")
+    only = damage.gains_and_losses(grouped((0.1, 0.2), (0.15, 0.2)), "user_activity")
     assert "Better" in only
     assert "Worse" not in only
     assert (
-        single._gains_and_losses(grouped((0.1, 0.2), (0.1, 0.2)), "user_activity")
+        damage.gains_and_losses(grouped((0.1, 0.2), (0.1, 0.2)), "user_activity")
         == "No group gains or loses."
     )
 
@@ -240,8 +249,8 @@ def test_gains_are_named_as_well_as_losses():
 def test_a_small_request_hides_gains_and_losses_unless_there_is_harm(users, after, is_small):
     phases = grouped((0.1, 0.2), after, (0.1, 0.2))
     result = RunResult("BPR", "d", "m", 1, {}, changed(forget={"users": users}).forget, phases)
-    assert single._is_small(result, phases) is is_small
-    assert bool(single._damage(result, phases)) is not is_small
+    assert damage.is_small(result, phases) is is_small
+    assert bool(damage.damage(result, phases)) is not is_small
 
 
 # ---- axes

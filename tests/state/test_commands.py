@@ -215,6 +215,8 @@ def test_a_worker_that_watches_is_stopped_with_nothing_half_done(make_state, key
     worker = subprocess.Popen(
         [sys.executable, f"{ROOT}/run_unlearn.py", "requests", "run", folder, "--watch", f"--hash_key={key_file}"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        # Tests that run in the background of a shell inherit that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     try:
         assert "Waiting for requests" in worker.stderr.readline()
@@ -231,8 +233,10 @@ def test_a_worker_that_watches_is_stopped_with_nothing_half_done(make_state, key
     assert state.run() == []
 
 
-def test_a_signal_waits_for_the_request_at_hand(make_state, key_file, monkeypatch, capsys):
+def test_a_signal_waits_for_the_request_at_hand(make_state, key_file, monkeypatch, capsys, request):
     """Ctrl-C in the middle of the first of two requests: it is done and said, the second stays pending."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     state = make_state()
     state.submit(some("u3", 2), id="a")
     state.submit(some("u8", 2), id="b")

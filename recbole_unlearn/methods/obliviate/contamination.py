@@ -18,8 +18,8 @@ Three ways lead from a deleted interaction into a row, and each leaves less than
 A request of one user so reaches their items on sparse data, where an item has a handful of interactions, and users
 who share rare items on dense data; a request of every fifth user reaches most rows, each as much as it has to do with
 it. One user with a long history has a little to do with everybody: of those who follow, the most contaminated come
-first, and all together have no more interactions than the rows that S touches (or than `LEAST_LINKS`), so that the
-size of a request decides what it costs.
+first, and all together have at most 50 interactions for each deleted one (or `LEAST_LINKS`), so that the size of a
+request decides what it costs. A request of more than 4 % of D does not notice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from recbole_unlearn.rows import OTHER, Members, Region, RetainedIndex, Side, Tr
 
 GAIN = 5.0  # an item that lost a fifth of its interactions starts again altogether
 HOPS = 2
-LEAST_LINKS = 30_000  # interactions that rows which follow may have in any case
+LINKS, LEAST_LINKS = (
+    50,
+    30_000,
+)  # interactions that rows which follow may have, for each deleted one and at least
 
 
 def degree(side: Side, share: torch.Tensor) -> torch.Tensor:
@@ -52,8 +55,7 @@ def started_again(touched: Region) -> Region:
 def spread(touched: Region, retained: RetainedIndex, reach: float) -> Region:
     """All rows with c ≥ ``reach`` within their limit, and those in ``touched`` whatever their c; their share is c."""
     index = retained.index
-    own = sum(int(index.counts(side, members.ids).sum()) for side, members in touched.items())
-    room = max(LEAST_LINKS, own)
+    room = max(LEAST_LINKS, LINKS * len(retained.asked))
     level: dict[Side, torch.Tensor] = {}
     for side, members in touched.items():
         level[side] = torch.zeros(index.sizes[side])
