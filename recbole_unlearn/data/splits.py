@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +33,7 @@ from recbole.utils import init_seed
 
 from recbole_unlearn.data.download import ensure_dataset
 from recbole_unlearn.data.fitted import fitted_after, lost_since
+from recbole_unlearn.data.parts import Splits, three
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Clock, Done, used_values
@@ -47,25 +47,6 @@ INJECTED = "injected"  # the source of a request that the synthetic protocol mad
 _OF_SETTINGS = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, NotImplementedError, AssertionError,
 )  # fmt: skip
-
-
-class Splits(NamedTuple):
-    """Training, validation and test interactions as RecBole datasets with one set of ids."""
-
-    train: Dataset
-    valid: Dataset
-    test: Dataset
-
-    def digest(self) -> str:
-        """A digest of what a model trained on these splits can see: training and validation interactions."""
-        digest = hashlib.sha256()
-        for dataset in (self.train, self.valid):
-            digest.update(f"{dataset.user_num} {dataset.item_num} {len(dataset)}".encode())
-            for feat in (dataset.inter_feat, dataset.user_feat, dataset.item_feat):
-                for field in sorted(feat.columns) if feat is not None else ():
-                    digest.update(field.encode())
-                    digest.update(feat[field].contiguous().numpy().tobytes())
-        return digest.hexdigest()
 
 
 class Loaders(NamedTuple):
@@ -121,12 +102,7 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
         parts = dataset.build()
     except _OF_SETTINGS as error:
         raise UnlearnError(f"RecBole cannot split the dataset {name}: {error}. Check eval_args.") from error
-    if len(parts) != 3:
-        raise UnlearnError(
-            f"The split gives {len(parts)} parts; training, validation and test are needed. "
-            "Use for example --eval_args='{split: {RS: [0.8,0.1,0.1]}}'."
-        )
-    splits = Splits(*parts)
+    splits = Splits(*three(parts))
     if len(splits.train) == 0:
         raise UnlearnError(
             f"The dataset {name} has no training interactions after filtering; check val_interval."
