@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.utils import ModelType
 
 from recbole_unlearn import settings
 from recbole_unlearn.cluster import Workers
@@ -257,7 +258,7 @@ class Pipeline:
             return None
         self._begin(CLEAN)
         trainer, _ = self.trainings.trainer(self.config, clean, CLEAN)
-        return functools.partial(trainer.scores, dataset=clean.train)
+        return lambda users: trainer.batch_scores(clean.batch(users), clean.train)
 
     @functools.cached_property
     def original(self) -> Trained:
@@ -499,6 +500,11 @@ def _forgotten(data: UnlearnData) -> Forgotten:
 def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any:
     """The settings of a method in this run; refuses those that it could not run with."""
     options: Any = settings.read(method.Settings, config.method_values(method.name))
+    if config["MODEL_TYPE"] == ModelType.SEQUENTIAL and not method.on_sequences:
+        able = ", ".join(one.name for one in registry.methods() if one.on_sequences)
+        raise UnlearnError(
+            f"{config['model']} is a sequential model, and {method.name} does not work on sequences yet. Use {able}."
+        )
     method.check(options, config)
     return options
 

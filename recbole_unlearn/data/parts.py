@@ -10,7 +10,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from recbole.data.dataset import Dataset
+from recbole.data.interaction import Interaction
 
 from recbole_unlearn.errors import UnlearnError
 
@@ -42,6 +44,33 @@ class Splits(_Parts):
     def with_train(self, train: Dataset) -> Splits:
         """The same with other training interactions."""
         return self._replace(train=train)
+
+    def only(self, keep: Sequence[torch.Tensor]) -> Splits:
+        """The interactions ``keep``, a mask for each part."""
+        return Splits(*(_only(part, mask) for part, mask in zip(self, keep, strict=True)))
+
+    def measurable(self, users: torch.Tensor, items: torch.Tensor) -> Splits:
+        """Without the held-out interactions of orphans, ``users`` and ``items``, which no model can rank."""
+        kept = (
+            ~(
+                torch.isin(part.inter_feat[part.uid_field], users)
+                | torch.isin(part.inter_feat[part.iid_field], items)
+            )
+            for part in (self.valid, self.test)
+        )
+        return Splits(self.train, *(_only(part, mask) for part, mask in zip(self[1:], kept, strict=True)))
+
+    def everything(self) -> Sequence[Dataset]:
+        """The three parts with all interactions that are retained, measured or not."""
+        return self
+
+    def batch(self, users: torch.Tensor) -> Interaction:
+        """What a model reads to rank items for ``users`` (n,) after their validation interactions."""
+        return self.train.join(Interaction({self.train.uid_field: users}))
+
+
+def _only(dataset: Dataset, mask: torch.Tensor) -> Dataset:
+    return dataset.copy(dataset.inter_feat[mask])
 
 
 def three(parts: Sequence[Dataset]) -> Sequence[Dataset]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 from collections.abc import Sequence, Sized
 from typing import NamedTuple
@@ -50,7 +51,8 @@ class Sequences:
     raw: SequentialDataset  # training interactions, then validation, then test
     role: torch.Tensor  # (n,), TRAIN, VALID or TEST
     length: int  # L
-    usable: torch.Tensor  # (n,), which have a window of their own; the others are in histories alone
+    usable: torch.Tensor  # (n,), which may have a window of their own; the others are in histories alone
+    numbers: torch.Tensor  # (n,), their numbers in the sequences they were taken from
 
     @classmethod
     def of(cls, dataset: SequentialDataset) -> Sequences:
@@ -79,7 +81,15 @@ class Sequences:
     def joined(cls, dataset: SequentialDataset, parts: list[Interaction], length: int) -> Sequences:
         """Interactions that are divided into training, validation and test already; ``dataset`` has the ids."""
         raw, role = dataset.copy(cat_interactions(parts)), _roles(parts)
-        return cls(raw, role, length, torch.ones(len(role), dtype=torch.bool))
+        return cls(raw, role, length, torch.ones(len(role), dtype=torch.bool), torch.arange(len(role)))
+
+    @classmethod
+    def saved(cls, dataset: SequentialDataset) -> Sequences:
+        """The interactions of a dataset that this plugin wrote, which says how many are in each part."""
+        Dataset._change_feat_format(dataset)
+        ends = np.cumsum(dataset.file_size_list).tolist()
+        parts = [dataset.inter_feat[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        return cls.joined(dataset, parts, dataset.max_item_list_len)
 
     @classmethod
     def recovered(cls, windows: Splits) -> Sequences:
@@ -115,7 +125,23 @@ class Sequences:
     def only(self, keep: torch.Tensor) -> Sequences:
         """The interactions ``keep`` (n,), with the roles they have."""
         raw = self.raw.copy(self.raw.inter_feat[keep])
-        return Sequences(raw, self.role[keep], self.length, self.usable[keep])
+        return Sequences(raw, self.role[keep], self.length, self.usable[keep], keep.nonzero().flatten())
+
+    def latest(self, users: torch.Tensor) -> Interaction:
+        """Windows (m) of ``users`` (m,) with their last training and validation interactions, and no target.
+
+        Where one interaction is left out for test, these are the histories of the test windows.
+        """
+        keep = self.role != TEST
+        kept = self._order[keep[self._order]]
+        owners = self.raw.inter_feat[self.raw.uid_field][kept]
+        start, end = torch.searchsorted(owners, users), torch.searchsorted(owners, users, right=True)
+        nothing = {
+            field: torch.zeros_like(values[:1]).expand(len(users), *values.shape[1:])
+            for field, values in self.raw.inter_feat.interaction.items()
+        }
+        targets = Interaction({**nothing, self.raw.uid_field: users})
+        return self._windows(targets, kept, end, (end - start).clamp(max=self.length))
 
     @functools.cached_property
     def _order(self) -> torch.Tensor:
@@ -153,10 +179,16 @@ class Sequences:
         keep = self._all if keep is None else keep
         kept = self._order[keep[self._order]]
         length, end = self.lengths(keep)[rows], self._before(keep)[self._place[rows]]
+        return self._windows(self.raw.inter_feat[rows], kept, end, length)
+
+    def _windows(
+        self, targets: Interaction, kept: torch.Tensor, end: torch.Tensor, length: torch.Tensor
+    ) -> Interaction:
+        """Windows (m) whose histories are the ``length`` (m,) interactions of ``kept`` before ``end`` (m,)."""
         place = torch.arange(self.length)
         inside = place < length[:, None]
         history = kept[((end - length)[:, None] + place).clamp(max=len(kept) - 1)] if len(kept) else None
-        found = dict(self.raw.inter_feat[rows].interaction)
+        found = dict(targets.interaction)
         found[self.raw.item_list_length_field] = length
         for field in self.raw.inter_feat.columns:
             if field != self.raw.uid_field:
@@ -209,6 +241,74 @@ class Sequences:
             for field, name in itertools.product(fields, _PROPERTIES):
                 getattr(dataset, name).pop(field, None)
         return dataset
+
+
+class SequenceSplits(Splits):
+    """The splits of a sequential model: interactions one by one, and the windows that its models read."""
+
+    sequences: Sequences
+
+    @classmethod
+    def of(cls, sequences: Sequences) -> SequenceSplits:
+        """The interactions by their roles; held-out ones that are in histories alone are left out."""
+        made = cls(*(sequences.part(role) for role in (TRAIN, VALID, TEST)))
+        made.sequences = sequences
+        return made
+
+    @functools.cached_property
+    def windows(self) -> Splits:
+        """All windows, as datasets of RecBole."""
+        return self.sequences.windows()
+
+    def for_model(self) -> Splits:
+        """The windows."""
+        return self.windows
+
+    def digest(self) -> str:
+        """As of all splits, with what is in histories alone and how long these are."""
+        sequences = self.sequences
+        seen = sequences.role != TEST
+        items = sequences.raw.inter_feat[sequences.raw.iid_field][seen]
+        digest = hashlib.sha256(f"{super().digest()} {sequences.length}".encode())
+        for values in (items, sequences.usable[seen]):
+            digest.update(values.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def with_train(self, train: Dataset) -> SequenceSplits:
+        """The same with other training interactions; each is after those of its user with the same time."""
+        parts = [train.inter_feat, self.valid.inter_feat, self.test.inter_feat]
+        return self.of(Sequences.joined(self.sequences.raw, parts, self.sequences.length))
+
+    def only(self, keep: Sequence[torch.Tensor]) -> SequenceSplits:
+        """The interactions ``keep``, a mask for each part: all histories are without the others."""
+        sequences = self.sequences
+        stays = torch.ones(len(sequences), dtype=torch.bool)
+        for role, mask in enumerate(keep):
+            rows = sequences.role == role
+            stays[rows if role == TRAIN else rows & sequences.usable] = mask
+        return self.of(sequences.only(stays))
+
+    def measurable(self, users: torch.Tensor, items: torch.Tensor) -> SequenceSplits:
+        """Without held-out windows that have no history, or an item without a training interaction as target.
+
+        The interactions stay in the histories of others.
+        """
+        sequences = self.sequences
+        targets, trained = (
+            sequences.raw.inter_feat[self.train.iid_field],
+            self.train.inter_feat[self.train.iid_field],
+        )
+        usable = (sequences.role == TRAIN) | ((sequences.lengths() > 0) & torch.isin(targets, trained))
+        return self.of(dataclasses.replace(sequences, usable=usable))
+
+    def everything(self) -> Sequence[Dataset]:
+        """The three parts, with what is in histories alone."""
+        raw, role = self.sequences.raw, self.sequences.role
+        return [raw.copy(raw.inter_feat[role == part]) for part in (TRAIN, VALID, TEST)]
+
+    def batch(self, users: torch.Tensor) -> Interaction:
+        """The last training and validation interactions of ``users`` (n,) as windows."""
+        return self.windows.train.join(self.sequences.latest(users))
 
 
 def _roles(parts: Sequence[Sized]) -> torch.Tensor:

@@ -1,0 +1,45 @@
+"""Which sequential models can be unlearned, and which of RecBole's splits of their data; refused before any data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recbole_unlearn.errors import UnlearnError
+
+# Models that read a window and no user: all that they know of an interaction is in weights and histories.
+MODELS = (
+    "SASRec", "GRU4Rec", "NARM", "STAMP", "NextItNet", "SRGNN", "GCSAN", "LightSANs", "CORE", "SINE", "RepeatNet",
+    "SASRecF", "GRU4RecF", "FDSA",
+)  # fmt: skip
+_USERS = "it has a row for every user, which has to be worked out"
+_REASONS = {
+    "DIEN": "it makes windows of its own",
+    "DIN": "it is trained and measured on labelled interactions",
+    "S3Rec": "it is trained in two stages, of which the first leaves a file",
+    "BERT4Rec": "it masks items of a history at random, also when it is measured",
+    "FEARec": "it keeps the training data and an index of it",
+    **dict.fromkeys(("Caser", "FPMC", "TransRec", "HGN", "SHAN", "HRM", "NPE"), _USERS),
+}
+ONE_NEGATIVE = {
+    "distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False, "candidate_num": 0,
+}  # fmt: skip
+
+
+def refuse_model(name: str, model: type) -> None:
+    """Refuse a sequential model that is none of those above, nor derived from one."""
+    if any(base.__name__ in MODELS and base.__module__.startswith("recbole.") for base in model.__mro__):
+        return
+    reason = f": {_REASONS[name]}" if name in _REASONS else ""
+    raise UnlearnError(
+        f"{name} is a sequential model that cannot be unlearned yet{reason}. These can: {', '.join(MODELS)}."
+    )
+
+
+def refuse_split(eval_args: Mapping[str, Any]) -> None:
+    """Refuse all but one window a user for validation and one for test, in the order of time."""
+    if eval_args.get("split") != {"LS": "valid_and_test"} or eval_args.get("order") != "TO":
+        raise UnlearnError(
+            "Sequential models are unlearned with each user's last interaction as test and the one before as "
+            "validation. Use --eval_args='{split: {LS: valid_and_test}, order: TO, mode: full}'."
+        )
