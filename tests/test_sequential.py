@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
-from recbole_unlearn import load_unlearned, run_unlearn, unlearn_model
-from recbole_unlearn.data import load
+from recbole_unlearn import load_unlearned, run_unlearn, tune_unlearn, unlearn_model
+from recbole_unlearn.data import load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings import sequential
 from recbole_unlearn.settings.config import UnlearnConfig
@@ -181,10 +181,10 @@ def test_a_model_somebody_holds(small, tmp_path):
 
     ours = UnlearnConfig("SASRec", "tiny", config_dict=small)
     plain = ours.to_recbole()
-    loaders = data_preparation(plain, create_dataset(plain))
-    model = ours.model_class(plain, loaders[0]._dataset)
-    done = unlearn_model(plain, model, loaders, {"user_id": GONE}, method="retrain", epochs=1)
-    gone = torch.as_tensor(loaders[0]._dataset.token2id("user_id", GONE))
+    held = data_preparation(plain, create_dataset(plain))
+    model = ours.model_class(plain, held[0]._dataset)
+    done = unlearn_model(plain, model, held, {"user_id": GONE}, method="retrain", epochs=1)
+    gone = torch.as_tensor(held[0]._dataset.token2id("user_id", GONE))
     assert not torch.isin(done.loaders.train._dataset.inter_feat["user_id"], gone).any()
     assert (
         done.data.retain.for_model().test.inter_feat["item_id_list"].shape[1] == small["MAX_ITEM_LIST_LENGTH"]
@@ -227,6 +227,14 @@ def test_what_is_not_supported_is_refused_before_training(small, tmp_path, model
     assert "\n" not in str(error.value)
 
 
+def test_a_sweep_is_refused(small, tmp_path):
+    space = tmp_path / "space.yaml"
+    space.write_text("retrain_seed: [1, 2]\n")
+    values = small | {"space": str(space)}
+    with pytest.raises(UnlearnError, match="cannot be tuned yet"):
+        tune_unlearn(model="SASRec", dataset="tiny", forget={"user_id": ["u1"]}, config_dict=values)
+
+
 def test_every_listed_model_is_one_of_recbole():
     from recbole.utils import get_model
 
@@ -239,3 +247,9 @@ def test_every_listed_model_is_one_of_recbole():
 def test_all_listed_models_run(small, model):
     request, result = run(small | {"epochs": 1}, model)
     assert all(is_free(p.inter_feat, result.data.full.train, request) for p in result.data.retain.for_model())
+
+
+def test_bpr_loss_runs(small):
+    request, result = run(small | {"loss_type": "BPR"})
+    assert all(is_free(p.inter_feat, result.data.full.train, request) for p in result.data.retain.for_model())
+    assert "neg_item_id" in next(iter(loaders(result.config, result.data.retain).train))
