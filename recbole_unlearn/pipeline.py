@@ -20,6 +20,7 @@ from recbole_unlearn.data import (
     INJECTED,
     Fields,
     Scorer,
+    SequenceSplits,
     Splits,
     UnlearnData,
     carry_out,
@@ -56,6 +57,7 @@ from recbole_unlearn.results.schema import (
 from recbole_unlearn.results.table import table
 from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.settings.sequential import refuse_all_but_retraining
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
 from recbole_unlearn.words import counted
 
@@ -315,7 +317,8 @@ class Pipeline:
             return None
         if certificates.get("exact"):
             return EXACT
-        if self.discretion.few:
+        # Of sequences nothing is known without retraining: the ranker that stands in for it knows no prefix.
+        if self.discretion.few or isinstance(self.data.retain, SequenceSplits):
             return None
         before, after = (self.phases[name].measured.seen for name in (ORIGINAL, UNLEARNED))
         least = 1 if self.discretion.shows_all else self.evaluation.min_group
@@ -505,6 +508,8 @@ def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any
         raise UnlearnError(
             f"{config['model']} is a sequential model, and {method.name} does not work on sequences yet. Use {able}."
         )
+    if not method.exact:
+        refuse_all_but_retraining(config["model"], config.model_class)
     method.check(options, config)
     return options
 

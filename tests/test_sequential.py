@@ -15,6 +15,7 @@ from recbole_unlearn.data import load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings import sequential
 from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.training import build_model
 from tests.conftest import train_plain, write_tiny
 from tests.files.test_export import PLAIN
 
@@ -90,6 +91,52 @@ def test_retraining_leaves_nothing_of_the_request(small, model):
     removed = full.token2id("item_id", "i5")
     assert not (np.stack(saved.inter_feat["item_id_list"]) == removed).any()
     assert not (saved.unlearn_raw["item_id"] == removed).any()
+
+
+@pytest.mark.parametrize("method", ["finetune", "gradient_ascent"])
+@pytest.mark.parametrize("loss", ["CE", "BPR"])
+def test_methods_that_keep_the_weights(small, method, loss):
+    values = small | OWN["SASRec"] | {"loss_type": loss}
+    request = request_of(values)
+    result = run_unlearn(
+        model="SASRec", dataset="tiny", forget=request, unlearn=method, compare="retrain", config_dict=values
+    )
+    phases = result.result["phases"]
+    assert set(phases) == {"original", "unlearned", "retrained"}
+    assert phases["unlearned"]["forgetting"]["overlap@20"]["all"] <= 1
+    for part in result.data.retain.for_model():
+        assert is_free(part.inter_feat, result.data.full.train, request)
+
+
+def test_orphan_items_start_again(small):
+    """Whatever a deleted item's row was: with no epoch that moves it, it is what a new model has."""
+    values = small | OWN["SASRec"] | {"gradient_ascent_steps": 1}
+    result = run_unlearn(
+        model="SASRec",
+        dataset="tiny",
+        forget={"item_id": ["i5"]},
+        unlearn="gradient_ascent",
+        config_dict=values,
+    )
+    row = result.data.full.train.token2id("item_id", "i5")
+    fresh = build_model(result.config, result.data.retain).item_embedding.weight[row]
+    assert torch.equal(result.model.item_embedding.weight[row], fresh)
+
+
+def test_a_request_of_first_interactions_has_no_loss_to_climb(small):
+    values = small | OWN["SASRec"]
+    splits = load(UnlearnConfig("SASRec", "tiny", config_dict=values)).splits
+    first = splits.sequences.lengths() == 0
+    feat = splits.sequences.raw.inter_feat[first]
+    tokens = [splits.train.id2token(field, feat[field][:3].numpy()) for field in ("user_id", "item_id")]
+    result = run_unlearn(
+        model="SASRec",
+        dataset="tiny",
+        forget=tuple(map(list, tokens)),
+        unlearn="gradient_ascent",
+        config_dict=values,
+    )
+    assert result.result["certificates"]["steps"] == 0
 
 
 def test_roles_of_held_out_interactions_stay(small):
@@ -204,7 +251,12 @@ def test_bpr_loss_has_negatives_and_cross_entropy_has_none(small):
         ("S3Rec", {}, "two stages"),
         ("BERT4Rec", {}, "These can: SASRec"),
         ("HGN", {}, "a row for every user"),
-        ("SASRec", {"unlearn": "obliviate"}, "obliviate does not work on sequences yet. Use retrain."),
+        (
+            "SASRec",
+            {"unlearn": "obliviate"},
+            "on sequences yet. Use finetune, gradient_ascent, retrain.",
+        ),
+        ("SASRecF", {"unlearn": "finetune"}, "only retraining reaches them"),
         ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
         (
             "SASRec",

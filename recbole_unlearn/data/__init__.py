@@ -11,7 +11,7 @@ from recbole_unlearn.data.injection import Scorer, inject
 from recbole_unlearn.data.parts import Splits
 from recbole_unlearn.data.repeats import carry_out
 from recbole_unlearn.data.requests import Fields, ForgetRequest, Located, locate, read_request
-from recbole_unlearn.data.sequences import TRAIN, Sequences, SequenceSplits
+from recbole_unlearn.data.sequences import SCORES, TRAIN, Sequences, SequenceSplits
 from recbole_unlearn.data.splits import (
     INJECTED,
     Loaders,
@@ -26,6 +26,7 @@ from recbole_unlearn.data.splits import (
 
 __all__ = [
     "INJECTED",
+    "SCORES",
     "TRAIN",
     "Fields",
     "ForgetRequest",

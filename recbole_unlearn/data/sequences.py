@@ -32,6 +32,7 @@ from recbole_unlearn.data.parts import Splits, three
 from recbole_unlearn.errors import UnlearnError
 
 TRAIN, VALID, TEST = range(3)
+SCORES = 4_096_000  # of windows and items that are held at a time
 _NUMBER = "unlearn_number"
 _PROPERTIES = ("field2type", "field2source", "field2seqlen", "field2id_token", "field2token_id")
 

@@ -35,7 +35,7 @@ from recbole_unlearn.data.download import ensure_dataset
 from recbole_unlearn.data.fitted import fitted_after, lost_since
 from recbole_unlearn.data.parts import Splits, three
 from recbole_unlearn.data.requests import Located
-from recbole_unlearn.data.sequences import Sequences, SequenceSplits
+from recbole_unlearn.data.sequences import SCORES, Sequences, SequenceSplits
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Clock, Done, used_values
 from recbole_unlearn.files import saved_dataset as retained
@@ -246,6 +246,11 @@ def divide(
     kept = full.only([~mask for mask in remove])
     users, items = _orphans(full.train, kept.train)
     retain = kept.measurable(users, items)
+    if len(retain.for_model().train) == 0:
+        raise UnlearnError(
+            "After this request nobody has two training interactions left, so there is no sequence to train on. Ask "
+            "for less, or use a larger dataset."
+        )
     for part, label in ((retain.valid, "validation"), (retain.test, "test")):
         if len(part) == 0:
             raise UnlearnError(
@@ -281,6 +286,9 @@ def append(train: Dataset, interactions: Interaction) -> Dataset:
 
 def loaders(config: UnlearnConfig, splits: Splits) -> Loaders:
     """New samplers and loaders over ``splits``; the datasets handed in are not reordered."""
+    if isinstance(splits, SequenceSplits):  # a batch of evaluation is a number of windows
+        most = max(1, SCORES // splits.train.item_num)
+        config = config.replace(eval_batch_size=min(int(config["eval_batch_size"]), most))
     parts = [part.copy(Interaction(dict(part.inter_feat.interaction))) for part in splits.for_model()]
     whole = parts[0].copy(cat_interactions([part.inter_feat for part in parts]))
     try:

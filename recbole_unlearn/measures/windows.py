@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from recbole.data.interaction import Interaction, cat_interactions
 
-from recbole_unlearn.data import TRAIN, SequenceSplits, Splits, UnlearnData, append
+from recbole_unlearn.data import SCORES, TRAIN, SequenceSplits, Splits, UnlearnData, append
 from recbole_unlearn.measures.observe import (
     DEPTH,
     OTHERS,
@@ -30,8 +30,6 @@ from recbole_unlearn.measures.observe import (
 )
 from recbole_unlearn.rows import TrainIndex
 from recbole_unlearn.training import PhaseTrainer
-
-BATCH = 4_096_000  # scores that are held at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +120,7 @@ def observe_windows(trainer: PhaseTrainer, questions: Questions, splits: Splits)
 
 
 def _step(splits: Splits) -> int:
-    return max(1, BATCH // splits.train.item_num)
+    return max(1, SCORES // splits.train.item_num)
 
 
 def _standing(trainer: PhaseTrainer, pairs: Pairs, windows: Interaction, splits: Splits) -> Standing:

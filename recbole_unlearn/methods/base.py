@@ -172,7 +172,10 @@ class UnlearnTrainer(PhaseTrainer):
         if not self.exact:
             data = task.data
             items = data.orphan_items[:0] if refitted_items else data.orphan_items
-            tables.reset_rows(self.model, task.initial, data.retain.train, data.orphan_users, items)
+            # Sequential models that can be unlearned have no rows of users; another table may be as long as one.
+            sequential = isinstance(data.retain, SequenceSplits)
+            users = data.orphan_users[:0] if sequential else data.orphan_users
+            tables.reset_rows(self.model, task.initial, data.retain.train, users, items)
             self.reset_features(task)
 
     def reset_features(self, task: UnlearnTask) -> None:

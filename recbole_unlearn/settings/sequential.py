@@ -21,6 +21,8 @@ _REASONS = {
     "FEARec": "it keeps the training data and an index of it",
     **dict.fromkeys(("Caser", "FPMC", "TransRec", "HGN", "SHAN", "HRM", "NPE"), _USERS),
 }
+# Rows of items, or of values of features, that are not found in these models yet: what is deleted would stay there.
+_RETRAINED_ONLY = ("RepeatNet", "SASRecF", "GRU4RecF", "FDSA")
 ONE_NEGATIVE = {
     "distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False, "candidate_num": 0,
 }  # fmt: skip
@@ -28,12 +30,25 @@ ONE_NEGATIVE = {
 
 def refuse_model(name: str, model: type) -> None:
     """Refuse a sequential model that is none of those above, nor derived from one."""
-    if any(base.__name__ in MODELS and base.__module__.startswith("recbole.") for base in model.__mro__):
+    if _is_one_of(model, MODELS):
         return
     reason = f": {_REASONS[name]}" if name in _REASONS else ""
     raise UnlearnError(
         f"{name} is a sequential model that cannot be unlearned yet{reason}. These can: {', '.join(MODELS)}."
     )
+
+
+def refuse_all_but_retraining(name: str, model: type) -> None:
+    """Refuse a model whose rows of what is gone cannot be found, for methods that keep the other rows."""
+    if _is_one_of(model, _RETRAINED_ONLY):
+        raise UnlearnError(
+            f"{name} keeps rows of items or of their features where only retraining reaches them. Use retrain."
+        )
+
+
+def _is_one_of(model: type, names: tuple[str, ...]) -> bool:
+    """Whether a model is one of these of RecBole, or derived from one."""
+    return any(base.__name__ in names and base.__module__.startswith("recbole.") for base in model.__mro__)
 
 
 def refuse_split(eval_args: Mapping[str, Any]) -> None:
