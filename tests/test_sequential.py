@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recbole_unlearn import load_unlearned, run_unlearn, tune_unlearn, unlearn_model
-from recbole_unlearn.data import load, loaders
+from recbole_unlearn.data import Located, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings import sequential
 from recbole_unlearn.settings.config import UnlearnConfig
@@ -250,13 +250,13 @@ def test_bpr_loss_has_negatives_and_cross_entropy_has_none(small):
         ("DIEN", {}, "DIEN is a sequential model that cannot be unlearned yet: it makes windows"),
         ("S3Rec", {}, "two stages"),
         ("BERT4Rec", {}, "These can: SASRec"),
-        ("HGN", {}, "a row for every user"),
+        ("HGN", {"unlearn": "finetune"}, "only retraining reaches it"),
         (
             "SASRec",
             {"unlearn": "obliviate"},
             "on sequences yet. Use finetune, gradient_ascent, retrain.",
         ),
-        ("SASRecF", {"unlearn": "finetune"}, "only retraining reaches them"),
+        ("SASRecF", {"unlearn": "finetune"}, "only retraining reaches it"),
         ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
         (
             "SASRec",
@@ -292,6 +292,22 @@ def test_every_listed_model_is_one_of_recbole():
 
     for name in sequential.MODELS:
         sequential.refuse_model(name, get_model(name))
+
+
+def test_users_without_a_training_window_are_not_measured_by_models_with_rows_of_users(small):
+    """u7 keeps its first training interaction, which is no target any more, and both held-out ones."""
+    shown = {}
+    for model in ("SASRec", "HGN"):
+        splits = load(UnlearnConfig(model, "tiny", config_dict=small)).splits
+        user = splits.train.token2id("user_id", "u7")
+        own = (splits.train.inter_feat["user_id"] == user).numpy()
+        own[np.flatnonzero(own)[0]] = False
+        nothing = [np.zeros(len(part), dtype=bool) for part in splits[1:]]
+        retain = divide(splits, Located(own, *nothing), "python").retain
+        shown[model] = [(part.inter_feat["user_id"] == user).any().item() for part in retain.for_model()]
+    assert shown["SASRec"][0] is shown["HGN"][0] is False
+    assert shown["SASRec"][1:] == [True, True]
+    assert shown["HGN"][1:] == [False, False]
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from recbole.data.interaction import Interaction, cat_interactions
 
 from recbole_unlearn.data.parts import Splits, three
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.settings.sequential import has_users
 
 TRAIN, VALID, TEST = range(3)
 SCORES = 4_096_000  # of windows and items that are held at a time
@@ -96,7 +97,7 @@ class Sequences:
     def recovered(cls, windows: Splits) -> Sequences:
         """The interactions behind the windows that RecBole's `build()` made: all targets, and each user's first.
 
-        The first is the history of the user's first window.
+        The first is what the history of the user's first window has.
         """
         dataset = windows.train
         suffix, size = dataset.config["LIST_SUFFIX"], dataset.item_list_length_field
@@ -107,12 +108,13 @@ class Sequences:
                 "The interactions behind these windows cannot be recovered: they have no times. Leave "
                 f"{dataset.time_field} out of unused_col."
             )
-        opening = both[_first_windows(windows) & (both[size] == 1)]
-        first = {field: opening[f"{field}{suffix}"][:, 0] for field in lists}
-        first[dataset.uid_field] = opening[dataset.uid_field]
+        opening = both[_first_windows(windows)]
+        length = both[f"{dataset.iid_field}{suffix}"].shape[1]
+        inside = torch.arange(length) < opening[size][:, None]
+        first = {field: opening[f"{field}{suffix}"][inside] for field in lists}
+        first[dataset.uid_field] = opening[dataset.uid_field].repeat_interleave(opening[size])
         parts = [Interaction({field: part.inter_feat[field] for field in first}) for part in windows]
         parts[TRAIN] = cat_interactions([Interaction(first), parts[TRAIN]])
-        length = both[f"{dataset.iid_field}{suffix}"].shape[1]
         return cls.joined(dataset, parts, length)
 
     def __len__(self) -> int:
@@ -292,14 +294,16 @@ class SequenceSplits(Splits):
     def measurable(self, users: torch.Tensor, items: torch.Tensor) -> SequenceSplits:
         """Without held-out windows that have no history, or an item without a training interaction as target.
 
-        The interactions stay in the histories of others.
+        And, where the model has rows of users, without those of users who have no training window. The interactions
+        stay in the histories of others.
         """
-        sequences = self.sequences
-        targets, trained = (
-            sequences.raw.inter_feat[self.train.iid_field],
-            self.train.inter_feat[self.train.iid_field],
-        )
-        usable = (sequences.role == TRAIN) | ((sequences.lengths() > 0) & torch.isin(targets, trained))
+        sequences, is_train = self.sequences, self.sequences.role == TRAIN
+        feat, has_window = sequences.raw.inter_feat, sequences.lengths() > 0
+        fit = has_window & torch.isin(feat[self.train.iid_field], self.train.inter_feat[self.train.iid_field])
+        if has_users(sequences.raw.config.model_class):
+            owners = feat[self.train.uid_field]
+            fit &= torch.isin(owners, owners[is_train & has_window])
+        usable = is_train | fit
         return self.of(dataclasses.replace(sequences, usable=usable))
 
     def everything(self) -> Sequence[Dataset]:

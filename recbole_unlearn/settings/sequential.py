@@ -7,22 +7,19 @@ from typing import Any
 
 from recbole_unlearn.errors import UnlearnError
 
-# Models that read a window and no user: all that they know of an interaction is in weights and histories.
+_WITH_USERS = ("Caser", "FPMC", "TransRec", "HGN", "SHAN", "HRM", "NPE")  # with a row for every user
+# Rows of users, items or values of features that methods do not find in these models yet: what is deleted would stay.
+_RETRAINED_ONLY = ("RepeatNet", "FEARec", "SASRecF", "GRU4RecF", "FDSA", *_WITH_USERS)
 MODELS = (
-    "SASRec", "GRU4Rec", "NARM", "STAMP", "NextItNet", "SRGNN", "GCSAN", "LightSANs", "CORE", "SINE", "RepeatNet",
-    "SASRecF", "GRU4RecF", "FDSA",
+    "SASRec", "GRU4Rec", "NARM", "STAMP", "NextItNet", "SRGNN", "GCSAN", "LightSANs", "CORE", "SINE",
+    *_RETRAINED_ONLY,
 )  # fmt: skip
-_USERS = "it has a row for every user, which has to be worked out"
 _REASONS = {
     "DIEN": "it makes windows of its own",
     "DIN": "it is trained and measured on labelled interactions",
     "S3Rec": "it is trained in two stages, of which the first leaves a file",
     "BERT4Rec": "it masks items of a history at random, also when it is measured",
-    "FEARec": "it keeps the training data and an index of it",
-    **dict.fromkeys(("Caser", "FPMC", "TransRec", "HGN", "SHAN", "HRM", "NPE"), _USERS),
 }
-# Rows of items, or of values of features, that are not found in these models yet: what is deleted would stay there.
-_RETRAINED_ONLY = ("RepeatNet", "SASRecF", "GRU4RecF", "FDSA")
 ONE_NEGATIVE = {
     "distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False, "candidate_num": 0,
 }  # fmt: skip
@@ -42,8 +39,13 @@ def refuse_all_but_retraining(name: str, model: type) -> None:
     """Refuse a model whose rows of what is gone cannot be found, for methods that keep the other rows."""
     if _is_one_of(model, _RETRAINED_ONLY):
         raise UnlearnError(
-            f"{name} keeps rows of items or of their features where only retraining reaches them. Use retrain."
+            f"{name} keeps what it knows of users, items or features where only retraining reaches it. Use retrain."
         )
+
+
+def has_users(model: type) -> bool:
+    """Whether a model has a row for every user."""
+    return _is_one_of(model, _WITH_USERS)
 
 
 def _is_one_of(model: type, names: tuple[str, ...]) -> bool:

@@ -206,3 +206,17 @@ def test_everything_can_be_deleted(drawn):
     assert [len(part) for part in drawn.windows(nothing)] == [0, 0, 0]
     assert not drawn.prefix(torch.tensor([0, 1]), nothing)["item_id_list"].any()
     assert len(drawn.changed(nothing).vanished) == 0
+
+
+def test_a_user_whose_first_window_is_missing_is_recovered_from_the_next(drawn):
+    built = drawn.windows()
+    train = built.train.inter_feat
+    later = built.train.copy(train[train["item_length"] > 1])
+    found = Sequences.recovered(Splits(later, built.valid, built.test)).raw.inter_feat
+    raw = drawn.raw.inter_feat
+    raw = raw[torch.isin(raw["user_id"], found["user_id"])]
+    rows = [
+        sorted(zip(*(feat[field].tolist() for field in ("user_id", "item_id", "timestamp")), strict=True))
+        for feat in (found, raw)
+    ]
+    assert rows[0] == rows[1]
