@@ -108,6 +108,16 @@ def test_methods_that_keep_the_weights(small, method, loss):
         assert is_free(part.inter_feat, result.data.full.train, request)
 
 
+def test_of_whole_users_nothing_is_left_to_ask_at(small):
+    values = small | OWN["SASRec"]
+    result = run_unlearn(
+        model="SASRec", dataset="tiny", forget={"user_id": GONE}, unlearn="finetune", compare="retrain",
+        config_dict=values,
+    )  # fmt: skip
+    assert result.result["phases"]["unlearned"]["forgetting"]["demotion_rate"] is None
+    assert "retrained" in str(result)
+
+
 def test_orphan_items_start_again(small):
     """Whatever a deleted item's row was: with no epoch that moves it, it is what a new model has."""
     values = small | OWN["SASRec"] | {"gradient_ascent_steps": 1}
