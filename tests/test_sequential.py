@@ -267,6 +267,8 @@ def test_bpr_loss_has_negatives_and_cross_entropy_has_none(small):
             "on sequences yet. Use finetune, gradient_ascent, retrain.",
         ),
         ("SASRecF", {"unlearn": "finetune"}, "only retraining reaches it"),
+        ("SHAN", {}, "turned round"),
+        ("SASRec", {"transform": "crop_itemseq"}, "transform=crop_itemseq changes histories"),
         ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
         (
             "SASRec",

@@ -118,6 +118,7 @@ class UnlearnConfig(Config):
             )
         if self.model_class.type is ModelType.SEQUENTIAL:
             sequential.refuse_split(self["eval_args"])
+            sequential.refuse_transform(self["transform"])
         refuse_code(self)
         refuse_paths(self)
         if not self.inherited:  # with a model that exists, there may be nothing to train

@@ -7,7 +7,7 @@ from typing import Any
 
 from recbole_unlearn.errors import UnlearnError
 
-_WITH_USERS = ("Caser", "FPMC", "TransRec", "HGN", "SHAN", "HRM", "NPE")  # with a row for every user
+_WITH_USERS = ("Caser", "FPMC", "TransRec", "HGN", "HRM", "NPE")  # with a row for every user
 # Rows of users, items or values of features that methods do not find in these models yet: what is deleted would stay.
 _RETRAINED_ONLY = ("RepeatNet", "FEARec", "SASRecF", "GRU4RecF", "FDSA", *_WITH_USERS)
 MODELS = (
@@ -19,6 +19,7 @@ _REASONS = {
     "DIN": "it is trained and measured on labelled interactions",
     "S3Rec": "it is trained in two stages, of which the first leaves a file",
     "BERT4Rec": "it masks items of a history at random, also when it is measured",
+    "SHAN": "it reads histories that are turned round when they are loaded",
 }
 ONE_NEGATIVE = {
     "distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False, "candidate_num": 0,
@@ -51,6 +52,14 @@ def has_users(model: type) -> bool:
 def _is_one_of(model: type, names: tuple[str, ...]) -> bool:
     """Whether a model is one of these of RecBole, or derived from one."""
     return any(base.__name__ in names and base.__module__.startswith("recbole.") for base in model.__mro__)
+
+
+def refuse_transform(transform: str | None) -> None:
+    """Refuse histories that RecBole's loaders change: measures ask at histories as they are."""
+    if transform is not None:
+        raise UnlearnError(
+            f"transform={transform} changes histories as they are loaded, which does not work yet: leave it out."
+        )
 
 
 def refuse_split(eval_args: Mapping[str, Any]) -> None:
