@@ -13,6 +13,7 @@ import torch
 from recbole_unlearn import load_unlearned, run_unlearn, tune_unlearn, unlearn_model
 from recbole_unlearn.data import Located, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.rows import find_tables
 from recbole_unlearn.settings import sequential
 from recbole_unlearn.settings.config import UnlearnConfig
 from recbole_unlearn.training import build_model
@@ -333,3 +334,14 @@ def test_bpr_loss_runs(small):
     request, result = run(small | {"loss_type": "BPR"})
     assert all(is_free(p.inter_feat, result.data.full.train, request) for p in result.data.retain.for_model())
     assert "neg_item_id" in next(iter(loaders(result.config, result.data.retain).train))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["finetune", "gradient_ascent"])
+@pytest.mark.parametrize("model", sequential.MODELS[1:10])
+def test_baselines_run_on_all_models_they_are_for(small, model, method):
+    values = small | OWN.get(model, {}) | {"epochs": 1}
+    request = request_of(values, model)
+    result = run_unlearn(model=model, dataset="tiny", forget=request, unlearn=method, config_dict=values)
+    assert all(is_free(p.inter_feat, result.data.full.train, request) for p in result.data.retain.for_model())
+    assert "item" in {table.side for table in find_tables(result.model, result.data.full.train)}
