@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.utils import ModelType
 
 from recbole_unlearn import settings
 from recbole_unlearn.cluster import Workers
@@ -19,6 +20,7 @@ from recbole_unlearn.data import (
     INJECTED,
     Fields,
     Scorer,
+    SequenceSplits,
     Splits,
     UnlearnData,
     carry_out,
@@ -55,6 +57,7 @@ from recbole_unlearn.results.schema import (
 from recbole_unlearn.results.table import table
 from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.settings.sequential import refuse_all_but_retraining
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
 from recbole_unlearn.words import counted
 
@@ -257,7 +260,7 @@ class Pipeline:
             return None
         self._begin(CLEAN)
         trainer, _ = self.trainings.trainer(self.config, clean, CLEAN)
-        return functools.partial(trainer.scores, dataset=clean.train)
+        return lambda users: trainer.batch_scores(clean.batch(users), clean.train)
 
     @functools.cached_property
     def original(self) -> Trained:
@@ -314,7 +317,8 @@ class Pipeline:
             return None
         if certificates.get("exact"):
             return EXACT
-        if self.discretion.few:
+        # Of sequences nothing is known without retraining: the ranker that stands in for it knows no prefix.
+        if self.discretion.few or isinstance(self.data.retain, SequenceSplits):
             return None
         before, after = (self.phases[name].measured.seen for name in (ORIGINAL, UNLEARNED))
         least = 1 if self.discretion.shows_all else self.evaluation.min_group
@@ -499,6 +503,13 @@ def _forgotten(data: UnlearnData) -> Forgotten:
 def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any:
     """The settings of a method in this run; refuses those that it could not run with."""
     options: Any = settings.read(method.Settings, config.method_values(method.name))
+    if config["MODEL_TYPE"] == ModelType.SEQUENTIAL and not method.on_sequences:
+        able = ", ".join(one.name for one in registry.methods() if one.on_sequences)
+        raise UnlearnError(
+            f"{config['model']} is a sequential model, and {method.name} does not work on sequences yet. Use {able}."
+        )
+    if not method.exact:
+        refuse_all_but_retraining(config["model"], config.model_class)
     method.check(options, config)
     return options
 

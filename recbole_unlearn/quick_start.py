@@ -16,10 +16,22 @@ from typing import Any
 import torch
 from recbole.config import Config
 from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.utils import ModelType
 
 from recbole_unlearn import settings
 from recbole_unlearn.compat import cache_names, own_randomness
-from recbole_unlearn.data import Fields, Loaders, Splits, UnlearnData, divide, loaders, locate, read_request
+from recbole_unlearn.data import (
+    Fields,
+    Loaders,
+    Sequences,
+    SequenceSplits,
+    Splits,
+    UnlearnData,
+    divide,
+    loaders,
+    locate,
+    read_request,
+)
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import registry
@@ -115,6 +127,8 @@ def unlearn_model(
     run = settings.read(settings.RunSettings, ours)
     nothing_kept = dataclasses.replace(settings.read(settings.CacheSettings, ours), cache=False)
     full = Splits(*(getattr(part, "_dataset", part) for part in data))
+    if ours["MODEL_TYPE"] == ModelType.SEQUENTIAL:  # of windows
+        full = SequenceSplits.of(Sequences.recovered(full))
     located = locate(read_request(forget, Fields.of(ours)), full, forget_settings.on_missing)
     divided = divide(full, located, "python")
     state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}

@@ -65,7 +65,7 @@ class Recommender:
     def _best(self, users: torch.Tensor, k: int, masked: _Mask) -> pd.DataFrame:
         """The best items of some users (n,), best first."""
         train = self.splits.train
-        scores = self._trainer.scores(users, train)  # (n, items)
+        scores = self._trainer.batch_scores(self.splits.batch(users), train)  # (n, items)
         scores[:, ~self._present(train.iid_field)] = -torch.inf
         scores[:, masked.items] = -torch.inf
         place = torch.full((train.user_num,), -1)  # of each user among these

@@ -19,7 +19,7 @@ LAYERS = [
     ["training"],
     ["recommend"],
     ["methods.base"],
-    ["methods.registry", "methods.request_losses"],
+    ["methods.registry", "methods.request_losses", "methods.window_losses"],
     ["methods"],
     ["results.schema"],
     ["measures"],

@@ -1,5 +1,6 @@
 """The data of a run: loaded, split and divided by a request.
 
+`parts.py` has the three parts of a split, `sequences.py` the windows that sequential models read of them,
 `splits.py` loads, splits and divides, `request_forms.py` reads deletion requests, `requests.py` understands them and
 finds the interactions they mean, `repeats.py` carries them out, also those that come again,
 `fitted.py` is what one request tells the next, `injection.py` is the synthetic protocol, `download.py` fetches
@@ -7,13 +8,14 @@ datasets that RecBole knows, and `archive.py` unpacks them.
 """
 
 from recbole_unlearn.data.injection import Scorer, inject
+from recbole_unlearn.data.parts import Splits
 from recbole_unlearn.data.repeats import carry_out
 from recbole_unlearn.data.requests import Fields, ForgetRequest, Located, locate, read_request
+from recbole_unlearn.data.sequences import SCORES, TRAIN, Sequences, SequenceSplits
 from recbole_unlearn.data.splits import (
     INJECTED,
     Loaders,
     Source,
-    Splits,
     UnlearnData,
     append,
     divide,
@@ -24,11 +26,15 @@ from recbole_unlearn.data.splits import (
 
 __all__ = [
     "INJECTED",
+    "SCORES",
+    "TRAIN",
     "Fields",
     "ForgetRequest",
     "Loaders",
     "Located",
     "Scorer",
+    "SequenceSplits",
+    "Sequences",
     "Source",
     "Splits",
     "UnlearnData",

@@ -58,7 +58,7 @@ def inject(
     if not mask.any():
         raise UnlearnError("The synthetic protocol injected nothing; raise inject_users or inject_amount.")
     located = Located(mask, np.zeros(len(clean.valid), bool), np.zeros(len(clean.test), bool))
-    return clean._replace(train=train), located
+    return clean.with_train(train), located
 
 
 def _choose_users(

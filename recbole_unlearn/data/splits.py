@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,14 +26,16 @@ import numpy as np
 import torch
 from recbole.data import create_dataset
 from recbole.data.dataloader import AbstractDataLoader
-from recbole.data.dataset import Dataset
+from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction, cat_interactions
 from recbole.data.utils import create_samplers, get_dataloader
 from recbole.utils import init_seed
 
 from recbole_unlearn.data.download import ensure_dataset
 from recbole_unlearn.data.fitted import fitted_after, lost_at_least, lost_since
+from recbole_unlearn.data.parts import Splits, three
 from recbole_unlearn.data.requests import Located
+from recbole_unlearn.data.sequences import SCORES, Sequences, SequenceSplits
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Clock, Done, used_values
 from recbole_unlearn.files import saved_dataset as retained
@@ -47,25 +48,6 @@ INJECTED = "injected"  # the source of a request that the synthetic protocol mad
 _OF_SETTINGS = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, NotImplementedError, AssertionError,
 )  # fmt: skip
-
-
-class Splits(NamedTuple):
-    """Training, validation and test interactions as RecBole datasets with one set of ids."""
-
-    train: Dataset
-    valid: Dataset
-    test: Dataset
-
-    def digest(self) -> str:
-        """A digest of what a model trained on these splits can see: training and validation interactions."""
-        digest = hashlib.sha256()
-        for dataset in (self.train, self.valid):
-            digest.update(f"{dataset.user_num} {dataset.item_num} {len(dataset)}".encode())
-            for feat in (dataset.inter_feat, dataset.user_feat, dataset.item_feat):
-                for field in sorted(feat.columns) if feat is not None else ():
-                    digest.update(field.encode())
-                    digest.update(feat[field].contiguous().numpy().tobytes())
-        return digest.hexdigest()
 
 
 class Loaders(NamedTuple):
@@ -118,20 +100,26 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
                 "Check load_col, the column names and the filters."
             ) from error
     try:
-        parts = dataset.build()
+        splits = _split(dataset, saved is not None)
     except _OF_SETTINGS as error:
         raise UnlearnError(f"RecBole cannot split the dataset {name}: {error}. Check eval_args.") from error
-    if len(parts) != 3:
-        raise UnlearnError(
-            f"The split gives {len(parts)} parts; training, validation and test are needed. "
-            "Use for example --eval_args='{split: {RS: [0.8,0.1,0.1]}}'."
-        )
-    splits = Splits(*parts)
     if len(splits.train) == 0:
         raise UnlearnError(
             f"The dataset {name} has no training interactions after filtering; check val_interval."
         )
     return Source(splits, clock, None if fitted is None else torch.from_numpy(fitted), done)
+
+
+def _split(dataset: Dataset, is_saved: bool) -> Splits:
+    """A dataset as RecBole divides it; one of a sequential model as the interactions behind its windows."""
+    if not isinstance(dataset, SequentialDataset):
+        return Splits(*three(dataset.build()))
+    if dataset.config["benchmark_filename"] and not is_saved:
+        raise UnlearnError(
+            "benchmark_filename gives files of finished windows, in which an interaction cannot be deleted. Use the "
+            "interactions themselves, NAME.inter, and leave benchmark_filename out."
+        )
+    return SequenceSplits.of(Sequences.saved(dataset) if is_saved else Sequences.of(dataset))
 
 
 @contextlib.contextmanager
@@ -260,10 +248,14 @@ def divide(
 ) -> UnlearnData:
     r"""Divide D into S and D\S by the interactions that were located, applying the rules of this module."""
     remove = [torch.from_numpy(mask) for mask in (located.train, located.valid, located.test)]
-    kept = Splits(*(_rows(part, ~mask) for part, mask in zip(full, remove, strict=True)))
+    kept = full.only([~mask for mask in remove])
     users, items = _orphans(full.train, kept.train)
-    usable = [_usable(part, users, items) for part in (kept.valid, kept.test)]
-    retain = Splits(kept.train, *(_rows(part, mask) for part, mask in zip(kept[1:], usable, strict=True)))
+    retain = kept.measurable(users, items)
+    if len(retain.for_model().train) == 0:
+        raise UnlearnError(
+            "After this request nobody has two training interactions left, so there is no sequence to train on. Ask "
+            "for less, or use a larger dataset."
+        )
     for part, label in ((retain.valid, "validation"), (retain.test, "test")):
         if len(part) == 0:
             raise UnlearnError(
@@ -276,15 +268,11 @@ def divide(
         "test_rows_removed": int(remove[2].sum()),
         "orphan_users": len(users),
         "orphan_items": len(items),
-        "orphan_valid_rows": int((~usable[0]).sum()),
-        "orphan_test_rows": int((~usable[1]).sum()),
+        "orphan_valid_rows": len(kept.valid) - len(retain.valid),
+        "orphan_test_rows": len(kept.test) - len(retain.test),
     }
-    forget = _rows(full.train, remove[0])
+    forget = full.train.copy(full.train.inter_feat[remove[0]])
     return UnlearnData(full, retain, forget, remove[0], source, clock, counts, users, items, fitted)
-
-
-def _rows(dataset: Dataset, mask: torch.Tensor) -> Dataset:
-    return dataset.copy(dataset.inter_feat[mask])
 
 
 def _orphans(before: Dataset, after: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
@@ -296,11 +284,6 @@ def _orphans(before: Dataset, after: Dataset) -> tuple[torch.Tensor, torch.Tenso
     return found[0], found[1]
 
 
-def _usable(dataset: Dataset, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    all_users, all_items = _pairs(dataset)
-    return ~(torch.isin(all_users, users) | torch.isin(all_items, items))
-
-
 def append(train: Dataset, interactions: Interaction) -> Dataset:
     """``train`` with more interactions at its end."""
     return train.copy(cat_interactions([train.inter_feat, interactions]))
@@ -308,7 +291,10 @@ def append(train: Dataset, interactions: Interaction) -> Dataset:
 
 def loaders(config: UnlearnConfig, splits: Splits) -> Loaders:
     """New samplers and loaders over ``splits``; the datasets handed in are not reordered."""
-    parts = [part.copy(Interaction(dict(part.inter_feat.interaction))) for part in splits]
+    if isinstance(splits, SequenceSplits):  # a batch of evaluation is a number of windows
+        most = max(1, SCORES // splits.train.item_num)
+        config = config.replace(eval_batch_size=min(int(config["eval_batch_size"]), most))
+    parts = [part.copy(Interaction(dict(part.inter_feat.interaction))) for part in splits.for_model()]
     whole = parts[0].copy(cat_interactions([part.inter_feat for part in parts]))
     try:
         samplers = create_samplers(config, whole, parts)

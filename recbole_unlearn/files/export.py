@@ -63,16 +63,17 @@ def write_model(
     clock: Clock | None,
     fitted: np.ndarray | None = None,
     done: Sequence[Done] = (),
+    windows: Sequence[Dataset] | None = None,
 ) -> str:
     """Write a checkpoint and the dataset it belongs to (train, valid, test); returns the checkpoint's name.
 
     ``home`` is the directory both are in at the end. ``optimizer`` is the state of one without memory: that of
-    ``trained`` is not written. ``fitted`` and ``done`` are as in
+    ``trained`` is not written. ``fitted``, ``done`` and ``windows`` are as in
     :func:`~recbole_unlearn.files.saved_dataset.write_dataset`.
     """
     name = f"{config['dataset']}-{type(parts[0]).__name__}.pth"
     plain = dataset_config(config, home, home / name)
-    saved_dataset.write_dataset(directory / name, plain, parts, clock, fitted, done)
+    saved_dataset.write_dataset(directory / name, plain, parts, clock, fitted, done, windows)
     path = checkpoint_path(directory, config)
     content = {
         "config": plain,

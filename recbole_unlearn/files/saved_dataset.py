@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from recbole.config import Config
-from recbole.data.dataset import Dataset
+from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction, cat_interactions
+from recbole.utils import ModelType
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import unpickle
@@ -28,6 +29,10 @@ from recbole_unlearn.files.vocabulary import blank_unused
 from recbole_unlearn.inputs import shown
 
 MOST_INTERACTIONS = 2**40  # of an item; no dataset has more
+RAW, RAW_SIZES = (
+    "unlearn_raw",
+    "unlearn_raw_sizes",
+)  # the interactions behind windows, and how many in each part
 
 
 class Clock(NamedTuple):
@@ -58,14 +63,17 @@ def write_dataset(
     clock: Clock | None,
     fitted: np.ndarray | None = None,
     done: Sequence[Done] = (),
+    windows: Sequence[Dataset] | None = None,
 ) -> None:
     """Write the interactions of ``parts`` (train, valid, test) as one saved dataset of RecBole.
 
     ``fitted`` (items,) is about how many training interactions each item had when its rows were fitted, for the next
     request (`data/fitted.py`); None where that are the retained ones. ``done`` are keyed hashes of the requests that
-    led to this data, by which one that comes again is recognised.
+    led to this data, by which one that comes again is recognised. ``windows`` are what a sequential model reads of
+    ``parts``: RecBole finds them in the file, and the next request finds the interactions behind them.
     """
     dataset = _joined(config, parts)
+    dataset = dataset if windows is None else _windowed(dataset, windows)
     dataset.unlearn_clock = None if clock is None else tuple(clock)
     dataset.unlearn_fitted = None if fitted is None else fitted.astype(np.int64)
     dataset.unlearn_done = [tuple(one) for one in done]
@@ -77,12 +85,18 @@ def read_dataset(path: Path, config: Config) -> Saved:
     """A dataset that :func:`write_dataset` wrote, with what the request that wrote it left for the next."""
     content = unpickle.load_pickle(path, unpickle.only(config.model_class))  # its config names the class
     state = content.state if isinstance(content, unpickle.StandIn) else None
-    if not isinstance(state, dict) or getattr(content.maker, "name", "") != "Dataset":
-        raise UnlearnError(f"{shown(path)} is not a saved dataset of RecBole.")
+    kind = SequentialDataset if config["MODEL_TYPE"] == ModelType.SEQUENTIAL else Dataset
+    if not isinstance(state, dict) or getattr(content.maker, "name", "") != kind.__name__:
+        raise UnlearnError(f"{shown(path)} is not a saved dataset of RecBole for {config['model']}.")
+    if kind is SequentialDataset:
+        state = state | {"inter_feat": state.get(RAW), "file_size_list": state.get(RAW_SIZES)}
     problem = fault(state, config["dataset"])
     if problem:
         raise UnlearnError(f"{shown(path)} is damaged, or not a dataset this plugin wrote: {problem}.")
-    dataset = Dataset.__new__(Dataset)
+    dataset = kind.__new__(kind)
+    if kind is SequentialDataset:
+        dataset.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
+        dataset.item_list_length_field = config["ITEM_LIST_LENGTH_FIELD"]
     dataset.__dict__.update({name: state[name] for name in ATTRIBUTES})
     dataset.__dict__.update({name: state.get(name) for name in OPTIONAL})
     for feat in dataset.feat_name_list:
@@ -133,12 +147,31 @@ def _joined(config: Config, parts: Sequence[Dataset]) -> Dataset:
     return dataset
 
 
-def _frame(feat: Interaction) -> pd.DataFrame:
-    """Features in the form RecBole's datasets have before `build()`."""
+def _windowed(dataset: Dataset, windows: Sequence[Dataset]) -> Dataset:
+    """``dataset`` with ``windows`` in the place of its interactions, which are kept beside them."""
+    feat = cat_interactions([part.inter_feat for part in windows])
+    lists = [field for field in feat.columns if field not in dataset.inter_feat.columns]
+    made = windows[0].copy(_frame(feat, lists))
+    own = ("inter_feat", "file_size_list", "field2type", "field2source", "field2seqlen", "max_item_list_len")
+    made.__dict__.update({name: value for name, value in dataset.__dict__.items() if name not in own})
+    made.file_size_list = [len(part) for part in windows]
+    # RecBole cuts a list at this length, and knows no list of lists.
+    made.field2seqlen = {
+        field: length[0] if isinstance(length, tuple) else length
+        for field, length in made.field2seqlen.items()
+    }
+    made.__dict__.update({RAW: dataset.inter_feat, RAW_SIZES: dataset.file_size_list})
+    return made
+
+
+def _frame(feat: Interaction, lists: Sequence[str] = ()) -> pd.DataFrame:
+    """Features in the form RecBole's datasets have before `build()`; ``lists`` are fields of histories."""
     columns: dict[str, Any] = {}
     for name in sorted(feat.columns):
         value = feat[name].numpy()
-        if value.ndim == 3:  # numbers with their buckets (n, length, 2), which come apart before `build()`
-            value = value.transpose(0, 2, 1)
+        if value.ndim == 3 and name not in lists:
+            value = value.transpose(
+                0, 2, 1
+            )  # numbers with their buckets (n, length, 2), apart before `build()`
         columns[name] = list(value) if value.ndim > 1 else value
     return pd.DataFrame(columns)

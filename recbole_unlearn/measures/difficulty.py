@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.data import UnlearnData
+from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.rows import as_rows, find_tables
 
 MOST = 20_000  # interactions of each kind
@@ -47,7 +47,8 @@ def difficulty(model: AbstractRecommender, data: UnlearnData, seed: int) -> dict
     tables = [t for t in find_tables(model, train) if t.axis == 0]
     named = dict(model.named_parameters())
     fields = {"user": train.uid_field, "item": train.iid_field}
-    if {t.side for t in tables} == {"user", "item"}:
+    # A sequential model has no rows of users; a table of positions may be as long as one.
+    if not isinstance(data.full, SequenceSplits) and {t.side for t in tables} == {"user", "item"}:
         parts = []
         for dataset in (forget, data.retain.train):
             chosen = torch.randperm(len(dataset), generator=generator)[:MOST]

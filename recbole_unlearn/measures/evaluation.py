@@ -20,11 +20,12 @@ from recbole.evaluator.collector import DataStruct
 from recbole.utils import EvaluatorType
 
 from recbole_unlearn import compat
-from recbole_unlearn.data import Loaders, UnlearnData
+from recbole_unlearn.data import Loaders, SequenceSplits, UnlearnData
 from recbole_unlearn.measures.base import DECIMALS, View, measures, rounded
 from recbole_unlearn.measures.distribution import common_edges, histogram
 from recbole_unlearn.measures.groups import by_group
 from recbole_unlearn.measures.observe import Observation, Questions, deleted_pairs, observe
+from recbole_unlearn.measures.windows import WindowQuestions, observe_windows
 from recbole_unlearn.results.schema import Distribution, Figure, Metrics
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer
@@ -85,7 +86,7 @@ def _utility(
     finally:
         trainer.eval_collector, trainer.evaluator = held
     struct = evaluator.kept
-    users = torch.as_tensor(np.asarray(data.test.uid_list))
+    users = _evaluated(data)
     is_affected = torch.isin(users, affected)
     groups = {"affected": is_affected, "unaffected": ~is_affected}
     means = {"metrics": dict(everyone)} | {
@@ -93,6 +94,13 @@ def _utility(
         for name, mask in groups.items()
     }
     return means, evaluator.by_user(_only(struct, is_affected)) if is_affected.any() else {}
+
+
+def _evaluated(data: Loaders) -> torch.Tensor:
+    """The user of each line that RecBole evaluates: one for each user, or of a sequential model for each window."""
+    if data.test.is_sequential:
+        return data.test._dataset.inter_feat[data.test.uid_field]
+    return torch.as_tensor(np.asarray(data.test.uid_list))
 
 
 def _only(struct: DataStruct, users: torch.Tensor) -> DataStruct:
@@ -134,12 +142,18 @@ class Measurement:
 
     def __init__(self, config: UnlearnConfig, data: UnlearnData, test: Loaders, negatives: int) -> None:
         self.config, self.data, self.test = config, data, test
-        deleted = deleted_pairs(data, negatives, config["seed"])
-        self.questions = Questions.of(data, deleted, config["seed"])
+        self.questions: Questions
+        if isinstance(data.retain, SequenceSplits):
+            self.questions = WindowQuestions.ask(data, negatives, config["seed"])
+        else:
+            self.questions = Questions.of(
+                data, deleted_pairs(data, negatives, config["seed"]), config["seed"]
+            )
 
     def measure(self, trainer: PhaseTrainer, before: Measured | None = None) -> Measured:
         """The figures of a model by itself, and of it together with the model it started from."""
-        seen = observe(trainer, self.questions, self.data.retain)
+        look = observe_windows if isinstance(self.questions, WindowQuestions) else observe
+        seen = look(trainer, self.questions, self.data.retain)
         found, affected = _utility(trainer, self.config, self.test, self.data.affected_users)
         view = View(self.questions, seen, None if before is None else before.seen)
         return Measured(

@@ -1,8 +1,8 @@
 """Unlearning methods, one per file or folder.
 
 `base.py` has what a method gets, subclasses and returns, `registry.py` the decorator that registers it, and
-`request_losses.py` what gradient-based methods share. A folder is a family: `obliviate/`, `influence/`
-(SCIF, IFRU) and `sharded/` (SISA, RecEraser, UltraRE). No family imports another.
+`request_losses.py` what gradient-based methods share (for sequential models, `window_losses.py`). A folder is a
+family: `obliviate/`, `influence/` (SCIF, IFRU) and `sharded/` (SISA, RecEraser, UltraRE). No family imports another.
 """
 
 from recbole_unlearn.methods.base import (

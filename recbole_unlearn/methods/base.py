@@ -19,7 +19,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
 from recbole_unlearn.compat import clear_caches
-from recbole_unlearn.data import UnlearnData
+from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained, write_model
 from recbole_unlearn.rows import TrainIndex, tables
@@ -116,6 +116,7 @@ class UnlearnTrainer(PhaseTrainer):
     needs_original: ClassVar[bool] = True  # starts from the original's weights
     needs_index: ClassVar[bool] = False  # looks interactions up by user, item and pair
     needs_gradients: ClassVar[bool] = False  # cannot work on a model that is a formula of its data
+    on_sequences: ClassVar[bool] = False  # works on sequential models, whose windows share interactions
     own_original: ClassVar[bool] = False  # trains in a way of its own from the start, see originate
     # For people whose result shows too little or too much forgetting: what to do about its settings, as
     # "raise finetune_epochs"; nothing where no setting does it.
@@ -171,7 +172,10 @@ class UnlearnTrainer(PhaseTrainer):
         if not self.exact:
             data = task.data
             items = data.orphan_items[:0] if refitted_items else data.orphan_items
-            tables.reset_rows(self.model, task.initial, data.retain.train, data.orphan_users, items)
+            # Sequential models that can be unlearned have no rows of users; another table may be as long as one.
+            sequential = isinstance(data.retain, SequenceSplits)
+            users = data.orphan_users[:0] if sequential else data.orphan_users
+            tables.reset_rows(self.model, task.initial, data.retain.train, users, items)
             self.reset_features(task)
 
     def reset_features(self, task: UnlearnTask) -> None:
@@ -193,10 +197,11 @@ class UnlearnTrainer(PhaseTrainer):
             self.config,
             self.snapshot(),
             optimizer,
-            data.retain,
+            data.retain.everything(),
             data.clock,
             fitted,
             data.done,
+            data.retain.for_model() if isinstance(data.retain, SequenceSplits) else None,
         )
 
     def keep(self, task: UnlearnTask) -> Finished:

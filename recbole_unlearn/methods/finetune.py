@@ -12,7 +12,7 @@ import dataclasses
 
 from recbole.utils import init_seed
 
-from recbole_unlearn.data import loaders
+from recbole_unlearn.data import SequenceSplits, loaders
 from recbole_unlearn.log import progress
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.settings import setting
@@ -38,6 +38,7 @@ class Finetune(UnlearnTrainer):
     r"""θ after `finetune_epochs` epochs of the training objective over D\S, from θ₀. May change every weight."""
 
     needs_gradients = True
+    on_sequences = True
     forgets_more = ("raise finetune_epochs", "raise finetune_learning_rate")
     forgets_less = ("lower finetune_epochs", "lower finetune_learning_rate")
 
@@ -49,6 +50,10 @@ class Finetune(UnlearnTrainer):
             for group in self.optimizer.param_groups:
                 group["lr"] = options.finetune_learning_rate
         data = loaders(task.config, task.data.retain).train
+        # A loss over all items pushes those that nobody has: from their initial rows, as in a retrained model.
+        fits_orphans = isinstance(task.data.retain, SequenceSplits)
+        if fits_orphans:
+            self.reset_orphans(task)
         points = []
         with progress(
             f"Finetune {self.label}", options.finetune_epochs, bool(task.config["show_progress"])
@@ -58,4 +63,4 @@ class Finetune(UnlearnTrainer):
                 loss = sum(loss) if isinstance(loss, tuple) else loss
                 points.append((epoch + 1, round(loss / len(data), 6)))
         self._bar = None
-        return Outcome(curves={"loss": points})
+        return Outcome(curves={"loss": points}, refits_orphan_items=fits_orphans)

@@ -6,7 +6,8 @@ knows nothing.
 Filled in: Adam for the steps (gradients of embedding rows are small and of very different size), new uniform
 negatives at every step, and the stop: a fixed sample of retained interactions is watched, and the step that makes
 its loss rise by more than a given share is taken back. Autoencoders learn by user, so their loss of S is the user's
-loss with S minus that without (`request_losses.py`).
+loss with S minus that without (`request_losses.py`). Of a sequential model the loss of S is that of the windows whose
+targets are deleted, with the histories that they were trained with (`window_losses.py`).
 
 Avoided: a fixed number of epochs whatever happens to retained interactions; and, for an autoencoder, a batch of the
 request's users, whose loss is that of their retained history: that history would be unlearned instead of S.
@@ -19,10 +20,12 @@ from collections.abc import Iterator
 
 import torch
 
+from recbole_unlearn.data import SequenceSplits
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.request_losses import RequestLosses
+from recbole_unlearn.methods.window_losses import WindowLosses
 from recbole_unlearn.rows import training_loss
 from recbole_unlearn.settings import setting
 
@@ -56,6 +59,7 @@ class GradientAscent(UnlearnTrainer):
 
     needs_index = True
     needs_gradients = True
+    on_sequences = True
     forgets_more = (
         "raise gradient_ascent_steps",
         "raise gradient_ascent_tolerance",
@@ -66,7 +70,11 @@ class GradientAscent(UnlearnTrainer):
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """Steps up, one at a time, each looked at before it is kept."""
         options: GradientAscentSettings = task.settings
-        request = RequestLosses(task, self.model)
+        request: RequestLosses | WindowLosses
+        if isinstance(task.data.retain, SequenceSplits):
+            request = WindowLosses(task, self.model)
+        else:
+            request = RequestLosses(task, self.model)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(parameters, lr=options.gradient_ascent_learning_rate, maximize=True)
         watched = request.kept_sample(WATCHED)
@@ -106,10 +114,12 @@ class GradientAscent(UnlearnTrainer):
         return loss
 
 
-def _batches(request: RequestLosses, options: GradientAscentSettings) -> Iterator[torch.Tensor]:
-    """Numbers of deleted interactions, in epochs over S."""
+def _batches(
+    request: RequestLosses | WindowLosses, options: GradientAscentSettings
+) -> Iterator[torch.Tensor]:
+    """Numbers of deleted interactions, in epochs over S; none where none of S has a loss."""
     rows, done = request.deleted_rows(), 0
-    while True:
+    while len(rows):
         order = rows[torch.randperm(len(rows), generator=request.generator)]
         for chosen in order.split(options.gradient_ascent_batch_size):
             if done == options.gradient_ascent_steps:

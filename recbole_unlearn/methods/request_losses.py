@@ -61,14 +61,14 @@ class RequestLosses:
         self.generator = torch.Generator().manual_seed(task.config["seed"])
         self.by_user = learns_by_user(task.config)
         self._before: AbstractRecommender | None = None
-        _still(model, self.config)
+        still(model, self.config)
 
     def before(self) -> AbstractRecommender:
         """The model on D with the same weights, as the tensors of ``model``."""
         if self._before is None:
             self._before = build_model(self.config, self.data.full)
             tie(self._before, self.model)
-            _still(self._before, self.config)
+            still(self._before, self.config)
         return self._before
 
     def witness(self, region: Region | None = None) -> Witness:
@@ -131,7 +131,7 @@ def turned(config: UnlearnConfig, batch: Interaction) -> Interaction:
     return Interaction(values)
 
 
-def _still(model: AbstractRecommender, config: UnlearnConfig) -> None:
+def still(model: AbstractRecommender, config: UnlearnConfig) -> None:
     """Evaluation mode. Training mode comes first: some models (SGL) draw there what their loss needs."""
     init_seed(config["seed"], config["reproducibility"])
     model.train()

@@ -33,6 +33,7 @@ class Retrain(UnlearnTrainer):
     r"""θ₋S = argmin of the training objective over D\S, from a new initialisation."""
 
     exact = True
+    on_sequences = True
     needs_original = False
 
     @classmethod

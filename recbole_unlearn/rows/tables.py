@@ -74,6 +74,8 @@ def _embeddings(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]
         if table.field in ids:
             yield Table(table.parameter, ids[table.field], table.offset)
     for name, module in model.named_modules():
+        if re.search("position", name):  # of a sequence, which may be as long as there are users or items
+            continue
         if isinstance(module, nn.Embedding) and f"{name}.weight" not in {table.parameter for table in taken}:
             sides = _sides(name, module.num_embeddings, sizes)
             if len(sides) == 1:

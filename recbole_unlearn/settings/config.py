@@ -28,7 +28,7 @@ from recbole.utils import EvaluatorType, ModelType, dataset_arguments
 from recbole_unlearn import compat
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.log import on_terminal
-from recbole_unlearn.settings import catalogue, declare
+from recbole_unlearn.settings import catalogue, declare, sequential
 from recbole_unlearn.settings.groups import GROUPS
 from recbole_unlearn.settings.recbole_values import (
     RECBOLE,
@@ -43,7 +43,7 @@ from recbole_unlearn.settings.yaml_files import YamlLoader, properties_dir, read
 
 # How a run goes, not what comes out of it: taken over from a config that somebody holds, never from a file.
 _OF_THIS_MACHINE = ("eval_batch_size", "show_progress", "state")
-SUPPORTED_TYPES = (ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL)
+SUPPORTED_TYPES = (ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL, ModelType.SEQUENTIAL)
 
 
 def model_names() -> list[str]:
@@ -116,6 +116,9 @@ class UnlearnConfig(Config):
                 f"metrics={self['metrics']} are not ranking metrics; unlearning is measured by ranking. "
                 "Use for example --metrics='[Recall,NDCG]' --valid_metric=NDCG@20 --eval_args='{mode: full}'."
             )
+        if self.model_class.type is ModelType.SEQUENTIAL:
+            sequential.refuse_split(self["eval_args"])
+            sequential.refuse_transform(self["transform"])
         refuse_code(self)
         refuse_paths(self)
         if not self.inherited:  # with a model that exists, there may be nothing to train
@@ -173,9 +176,11 @@ class UnlearnConfig(Config):
         if model_class.type not in SUPPORTED_TYPES:
             raise UnlearnError(
                 f"{model} is a {model_class.type.name.lower()} model, which cannot be unlearned yet: "
-                "a deleted interaction there is part of other people's sequences or graph. "
-                "General and context-aware models can."
+                "a deleted interaction there is part of other people's graph. "
+                "General, context-aware and many sequential models can."
             )
+        if model_class.type is ModelType.SEQUENTIAL:
+            sequential.refuse_model(model, model_class)
         kind = model_class.type.name.lower()
         for name in (
             "overall",
@@ -241,6 +246,8 @@ class UnlearnConfig(Config):
         super()._init_device()
 
     def _set_default_parameters(self) -> None:
+        if self.model_class.type is ModelType.SEQUENTIAL:
+            self._sample_as_the_loss_needs()
         data_path = self.external_config_dict.get("data_path", self.inherited.get("data_path"))
         super()._set_default_parameters()
         if self.dataset == "ml-100k" and data_path:
@@ -250,6 +257,12 @@ class UnlearnConfig(Config):
                 self.final_config_dict["data_path"] = str(folder)
         if "show_progress" not in {**self.inherited, **self.external_config_dict} and not on_terminal():
             self.final_config_dict["show_progress"] = False
+
+    def _sample_as_the_loss_needs(self) -> None:
+        """No negatives for a loss over all items, RecBole's one for others, unless somebody chose."""
+        if "train_neg_sample_args" not in {**self.inherited, **self.external_config_dict}:
+            whole = self.final_config_dict.get("loss_type") == "CE"
+            self.final_config_dict["train_neg_sample_args"] = None if whole else dict(sequential.ONE_NEGATIVE)
 
     def method_names(self) -> list[str]:
         """The methods of this run: the one asked for and those it is compared with."""

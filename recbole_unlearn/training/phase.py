@@ -37,7 +37,7 @@ def build_model(config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
     init_seed(config["seed"], config["reproducibility"])
     try:
         with compat.dok_update(), compat.arrays_without_objects():
-            return fast_class(config.model_class)(config, splits.train).to(config["device"])
+            return fast_class(config.model_class)(config, splits.for_model().train).to(config["device"])
     except ImportError as error:
         raise _missing_package(config, error) from error
     except _OF_SETTINGS as error:
@@ -176,14 +176,17 @@ class PhaseTrainer(_Trainer):
             self.model = own
         return score if self.valid_metric_bigger else -score
 
-    @torch.no_grad()
     def scores(self, users: torch.Tensor, dataset: Any) -> torch.Tensor:
         """Scores of all items for ``users`` (n,), shape (n, items), on the CPU; padding is -inf."""
+        return self.batch_scores(dataset.join(Interaction({dataset.uid_field: users})), dataset)
+
+    @torch.no_grad()
+    def batch_scores(self, batch: Interaction, dataset: Any) -> torch.Tensor:
+        """Scores of all items for a batch of users or windows (n), shape (n, items), as :meth:`scores`."""
         self.model.eval()
         if self.item_tensor is None:
             self.item_tensor = dataset.get_item_feature().to(self.device)
         self.tot_item_num = dataset.item_num
-        batch = dataset.join(Interaction({dataset.uid_field: users}))
         return self._full_sort_batch_eval((batch, None, None, None))[1].cpu()
 
 

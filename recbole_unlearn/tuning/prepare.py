@@ -6,6 +6,8 @@ import dataclasses
 import logging
 from typing import NamedTuple
 
+from recbole.utils import ModelType
+
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.measures.base import DECIMALS
@@ -32,6 +34,10 @@ def refuse_unprepared(pipeline: Pipeline, options: TuneSettings) -> None:
     if method.own_original:
         raise UnlearnError(
             f"{method.name} trains an original of its own, so trials have none to share: it cannot be tuned."
+        )
+    if pipeline.config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
+        raise UnlearnError(
+            f"{pipeline.config['model']} is a sequential model, whose settings cannot be tuned yet: leave --tune out."
         )
     for key in ("log_wandb", "log_mlflow"):
         if pipeline.config[key]:

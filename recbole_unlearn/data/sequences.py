@@ -1,0 +1,360 @@
+"""The interactions behind the windows of sequential models, and the windows that are left when some are deleted.
+
+RecBole makes a *window* of every interaction but a user's first: the interaction is its target, and the L before it
+are its history. It splits the windows afterwards. So a deleted interaction is in other windows as well, and deleting
+starts from the interactions:
+
+* The *role* of an interaction is the split of its window; a user's first has none and is training. Roles are worked
+  out once, by RecBole's own split of the full data, and stay whatever is deleted.
+* Deleting an interaction takes its window away, and takes it out of the histories of later windows, into which an
+  older one moves where they had been cut off. If it was the first, the next one is first and loses its window.
+
+Interactions of one user are in the order of (role, time, place in the data). RecBole's order is (time, place), which
+is the same: no split of it puts a later interaction into an earlier part. Noise with the time of a held-out
+interaction stays before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+from collections.abc import Sequence, Sized
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from recbole.data.dataset import Dataset, SequentialDataset
+from recbole.data.interaction import Interaction, cat_interactions
+
+from recbole_unlearn.data.parts import Splits, three
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.settings.sequential import has_users
+
+TRAIN, VALID, TEST = range(3)
+SCORES = 4_096_000  # of windows and items that are held at a time
+_NUMBER = "unlearn_number"
+_PROPERTIES = ("field2type", "field2source", "field2seqlen", "field2id_token", "field2token_id")
+
+
+class Changed(NamedTuple):
+    """What deleting does to windows; ``old`` and ``new`` have the same targets in the same order."""
+
+    vanished: Interaction  # windows that are no more
+    old: Interaction  # windows that stay with another history, as they were
+    new: Interaction  # and as they are now
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequences:
+    """Interactions (n) in the order of their parts, their roles, and how long a history may be."""
+
+    raw: SequentialDataset  # training interactions, then validation, then test
+    role: torch.Tensor  # (n,), TRAIN, VALID or TEST
+    length: int  # L
+    usable: torch.Tensor  # (n,), which may have a window of their own; the others are in histories alone
+    numbers: torch.Tensor  # (n,), their numbers in the sequences they were taken from
+
+    @classmethod
+    def of(cls, dataset: SequentialDataset) -> Sequences:
+        """The interactions of a dataset as `create_dataset` returns it, in the order of RecBole's windows."""
+        if dataset.config["eval_args"]["order"] != "TO":
+            raise UnlearnError(
+                "Sequential models need interactions in the order of time: set order to TO, for example "
+                "--eval_args='{split: {LS: valid_and_test}, order: TO, mode: full}'."
+            )
+        Dataset._change_feat_format(dataset)  # without the windows
+        if dataset.time_field not in dataset.inter_feat.columns:
+            columns = f"{dataset.uid_field}, {dataset.iid_field}, {dataset.config['TIME_FIELD']}"
+            raise UnlearnError(
+                "Sequential models need the times of interactions, and none are loaded: add "
+                f"--load_col='{{inter: [{columns}]}}'."
+            )
+        dataset.sort(by=[dataset.uid_field, dataset.time_field])
+        users = dataset.inter_feat[dataset.uid_field]
+        first = torch.ones(len(users), dtype=torch.bool)
+        first[1:] = users[1:] != users[:-1]
+        parts = _split(dataset, (~first).nonzero().flatten())
+        parts[TRAIN] = torch.cat([first.nonzero().flatten(), parts[TRAIN]])
+        return cls.joined(dataset, [dataset.inter_feat[rows] for rows in parts], dataset.max_item_list_len)
+
+    @classmethod
+    def joined(cls, dataset: SequentialDataset, parts: list[Interaction], length: int) -> Sequences:
+        """Interactions that are divided into training, validation and test already; ``dataset`` has the ids."""
+        raw, role = dataset.copy(cat_interactions(parts)), _roles(parts)
+        return cls(raw, role, length, torch.ones(len(role), dtype=torch.bool), torch.arange(len(role)))
+
+    @classmethod
+    def saved(cls, dataset: SequentialDataset) -> Sequences:
+        """The interactions of a dataset that this plugin wrote, which says how many are in each part."""
+        Dataset._change_feat_format(dataset)
+        ends = np.cumsum(dataset.file_size_list).tolist()
+        parts = [dataset.inter_feat[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        return cls.joined(dataset, parts, dataset.max_item_list_len)
+
+    @classmethod
+    def recovered(cls, windows: Splits) -> Sequences:
+        """The interactions behind the windows that RecBole's `build()` made: all targets, and each user's first.
+
+        The first is what the history of the user's first window has.
+        """
+        dataset = windows.train
+        suffix, size = dataset.config["LIST_SUFFIX"], dataset.item_list_length_field
+        both = cat_interactions([part.inter_feat for part in windows])
+        lists = {field for field in both.columns if f"{field}{suffix}" in both.columns}
+        if dataset.time_field not in lists or dataset.iid_field not in lists:
+            raise UnlearnError(
+                "The interactions behind these windows cannot be recovered: they have no times. Leave "
+                f"{dataset.time_field} out of unused_col."
+            )
+        opening = both[_first_windows(windows)]
+        length = both[f"{dataset.iid_field}{suffix}"].shape[1]
+        inside = torch.arange(length) < opening[size][:, None]
+        first = {field: opening[f"{field}{suffix}"][inside] for field in lists}
+        first[dataset.uid_field] = opening[dataset.uid_field].repeat_interleave(opening[size])
+        parts = [Interaction({field: part.inter_feat[field] for field in first}) for part in windows]
+        parts[TRAIN] = cat_interactions([Interaction(first), parts[TRAIN]])
+        return cls.joined(dataset, parts, length)
+
+    def __len__(self) -> int:
+        return len(self.role)
+
+    def part(self, role: int) -> Dataset:
+        """The interactions of a role; of held-out ones, those with a window of their own."""
+        rows = self.role == role
+        return self.raw.copy(self.raw.inter_feat[rows if role == TRAIN else rows & self.usable])
+
+    def only(self, keep: torch.Tensor) -> Sequences:
+        """The interactions ``keep`` (n,), with the roles they have."""
+        raw = self.raw.copy(self.raw.inter_feat[keep])
+        return Sequences(raw, self.role[keep], self.length, self.usable[keep], keep.nonzero().flatten())
+
+    def latest(self, users: torch.Tensor) -> Interaction:
+        """Windows (m) of ``users`` (m,) with their last training and validation interactions, and no target.
+
+        Where one interaction is left out for test, these are the histories of the test windows.
+        """
+        keep = self.role != TEST
+        kept = self._order[keep[self._order]]
+        owners = self.raw.inter_feat[self.raw.uid_field][kept]
+        start, end = torch.searchsorted(owners, users), torch.searchsorted(owners, users, right=True)
+        nothing = {
+            field: torch.zeros_like(values[:1]).expand(len(users), *values.shape[1:])
+            for field, values in self.raw.inter_feat.interaction.items()
+        }
+        targets = Interaction({**nothing, self.raw.uid_field: users})
+        return self._windows(targets, kept, end, (end - start).clamp(max=self.length))
+
+    @functools.cached_property
+    def _order(self) -> torch.Tensor:
+        """(n,), the interactions user by user, each user's in their order."""
+        return _ordered(self.raw, self.role)
+
+    @functools.cached_property
+    def _place(self) -> torch.Tensor:
+        """(n,), where each interaction is in :attr:`_order`."""
+        place = torch.empty_like(self._order)
+        place[self._order] = torch.arange(len(self))
+        return place
+
+    @functools.cached_property
+    def _start(self) -> torch.Tensor:
+        """(n,), where the user of each interaction begins in :attr:`_order`."""
+        users = self.raw.inter_feat[self.raw.uid_field]
+        return torch.searchsorted(users[self._order], users)
+
+    def _before(self, marked: torch.Tensor) -> torch.Tensor:
+        """(n + 1,), how many interactions ``marked`` (n,) there are before each place of :attr:`_order`."""
+        return torch.cat([torch.zeros(1, dtype=torch.long), marked[self._order].long().cumsum(0)])
+
+    def lengths(self, keep: torch.Tensor | None = None) -> torch.Tensor:
+        """(n,), the length of each interaction's history among ``keep``; 0 where it has no window."""
+        before = self._before(self._all if keep is None else keep)
+        return (before[self._place] - before[self._start]).clamp(max=self.length)
+
+    def prefix(self, rows: torch.Tensor, keep: torch.Tensor | None = None) -> Interaction:
+        """The windows (m) with the targets ``rows`` (m,), kept or not, and what is before them among ``keep`` (n,).
+
+        As in RecBole, every field of a history is FIELD_list, filled from the left: (m, L), or (m, L, k) for a field
+        with k values.
+        """
+        keep = self._all if keep is None else keep
+        kept = self._order[keep[self._order]]
+        length, end = self.lengths(keep)[rows], self._before(keep)[self._place[rows]]
+        return self._windows(self.raw.inter_feat[rows], kept, end, length)
+
+    def _windows(
+        self, targets: Interaction, kept: torch.Tensor, end: torch.Tensor, length: torch.Tensor
+    ) -> Interaction:
+        """Windows (m) whose histories are the ``length`` (m,) interactions of ``kept`` before ``end`` (m,)."""
+        place = torch.arange(self.length)
+        inside = place < length[:, None]
+        history = kept[((end - length)[:, None] + place).clamp(max=len(kept) - 1)] if len(kept) else None
+        found = dict(targets.interaction)
+        found[self.raw.item_list_length_field] = length
+        for field in self.raw.inter_feat.columns:
+            if field != self.raw.uid_field:
+                found[f"{field}{self.raw.config['LIST_SUFFIX']}"] = self._listed(field, history, inside)
+        return Interaction(found)
+
+    def _listed(self, field: str, history: torch.Tensor | None, inside: torch.Tensor) -> torch.Tensor:
+        """The values of a field at ``history`` (m, L), 0 where it is not ``inside`` (m, L)."""
+        values = self.raw.inter_feat[field]
+        if history is None:
+            return values.new_zeros(*inside.shape, *values.shape[1:])
+        outside = ~inside.reshape(*inside.shape, *[1] * (values.ndim - 1))
+        return values[history].masked_fill(outside, 0)
+
+    def windows(self, keep: torch.Tensor | None = None) -> Splits:
+        """All windows of the interactions ``keep`` (n,), each in the split of its target, as datasets of RecBole."""
+        keep = self._all if keep is None else keep
+        targets = keep & self.usable & (self.lengths(keep) > 0)
+        rows = [(targets & (self.role == role)).nonzero().flatten() for role in (TRAIN, VALID, TEST)]
+        return Splits(*(self._windowed.copy(self._read(self.prefix(part, keep))) for part in rows))
+
+    def _read(self, windows: Interaction) -> Interaction:
+        """Windows without the fields that were loaded for the split alone."""
+        dropped = (self.raw.config["unused_col"] or {}).get("inter", ())
+        return Interaction({k: v for k, v in windows.interaction.items() if k not in dropped})
+
+    def changed(self, deleted: torch.Tensor) -> Changed:
+        """What deleting the interactions ``deleted`` (n,) does to the windows of all."""
+        before, after = self.lengths(), self.lengths(~deleted)
+        had = self.usable & (before > 0)
+        stays = had & ~deleted & (after > 0)
+        gone = self._before(deleted)
+        lost = gone[self._place] - gone[self._place - before]  # of its history
+        vanished = (had & ~stays).nonzero().flatten()
+        other = (stays & (lost > 0)).nonzero().flatten()
+        return Changed(self.prefix(vanished), self.prefix(other), self.prefix(other, ~deleted))
+
+    @functools.cached_property
+    def _all(self) -> torch.Tensor:
+        return torch.ones(len(self), dtype=torch.bool)
+
+    @functools.cached_property
+    def _windowed(self) -> SequentialDataset:
+        """A dataset that knows the fields of histories, beside the raw one, which does not."""
+        dataset = self.raw.copy(self.raw.inter_feat)
+        dataset.max_item_list_len = self.length
+        dataset.__dict__.update(_own_properties(dataset))
+        dataset._aug_presets()
+        for fields in (dataset.config["unused_col"] or {}).values():
+            for field, name in itertools.product(fields, _PROPERTIES):
+                getattr(dataset, name).pop(field, None)
+        return dataset
+
+
+class SequenceSplits(Splits):
+    """The splits of a sequential model: interactions one by one, and the windows that its models read."""
+
+    sequences: Sequences
+
+    @classmethod
+    def of(cls, sequences: Sequences) -> SequenceSplits:
+        """The interactions by their roles; held-out ones that are in histories alone are left out."""
+        made = cls(*(sequences.part(role) for role in (TRAIN, VALID, TEST)))
+        made.sequences = sequences
+        return made
+
+    @functools.cached_property
+    def windows(self) -> Splits:
+        """All windows, as datasets of RecBole."""
+        return self.sequences.windows()
+
+    def for_model(self) -> Splits:
+        """The windows."""
+        return self.windows
+
+    def digest(self) -> str:
+        """As of all splits, with what is in histories alone and how long these are."""
+        sequences = self.sequences
+        seen = sequences.role != TEST
+        items = sequences.raw.inter_feat[sequences.raw.iid_field][seen]
+        digest = hashlib.sha256(f"{super().digest()} {sequences.length}".encode())
+        for values in (items, sequences.usable[seen]):
+            digest.update(values.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def with_train(self, train: Dataset) -> SequenceSplits:
+        """The same with other training interactions; each is after those of its user with the same time."""
+        parts = [train.inter_feat, self.valid.inter_feat, self.test.inter_feat]
+        return self.of(Sequences.joined(self.sequences.raw, parts, self.sequences.length))
+
+    def only(self, keep: Sequence[torch.Tensor]) -> SequenceSplits:
+        """The interactions ``keep``, a mask for each part: all histories are without the others."""
+        sequences = self.sequences
+        stays = torch.ones(len(sequences), dtype=torch.bool)
+        for role, mask in enumerate(keep):
+            rows = sequences.role == role
+            stays[rows if role == TRAIN else rows & sequences.usable] = mask
+        return self.of(sequences.only(stays))
+
+    def measurable(self, users: torch.Tensor, items: torch.Tensor) -> SequenceSplits:
+        """Without held-out windows that have no history, or an item without a training interaction as target.
+
+        And, where the model has rows of users, without those of users who have no training window. The interactions
+        stay in the histories of others.
+        """
+        sequences, is_train = self.sequences, self.sequences.role == TRAIN
+        feat, has_window = sequences.raw.inter_feat, sequences.lengths() > 0
+        fit = has_window & torch.isin(feat[self.train.iid_field], self.train.inter_feat[self.train.iid_field])
+        if has_users(sequences.raw.config.model_class):
+            owners = feat[self.train.uid_field]
+            fit &= torch.isin(owners, owners[is_train & has_window])
+        usable = is_train | fit
+        return self.of(dataclasses.replace(sequences, usable=usable))
+
+    def everything(self) -> Sequence[Dataset]:
+        """The three parts, with what is in histories alone."""
+        raw, role = self.sequences.raw, self.sequences.role
+        return [raw.copy(raw.inter_feat[role == part]) for part in (TRAIN, VALID, TEST)]
+
+    def batch(self, users: torch.Tensor) -> Interaction:
+        """The last training and validation interactions of ``users`` (n,) as windows."""
+        return self.windows.train.join(self.sequences.latest(users))
+
+
+def _roles(parts: Sequence[Sized]) -> torch.Tensor:
+    """The role of each interaction of three parts that follow each other (n,)."""
+    return torch.repeat_interleave(torch.arange(3), torch.tensor([len(part) for part in parts]))
+
+
+def _ordered(dataset: Dataset, role: torch.Tensor) -> torch.Tensor:
+    """The interactions (n,) user by user, each user's by (role, time, place)."""
+    time = dataset.inter_feat[dataset.time_field]
+    time = time[..., 0] if time.ndim > 1 else time  # with its bucket
+    return torch.from_numpy(
+        np.lexsort((time.numpy(), role.numpy(), dataset.inter_feat[dataset.uid_field].numpy()))
+    )
+
+
+def _first_windows(windows: Splits) -> torch.Tensor:
+    """Which windows of three parts are the first of their user (n,)."""
+    joined = windows.train.copy(cat_interactions([part.inter_feat for part in windows]))
+    order = _ordered(joined, _roles(windows))
+    users = joined.inter_feat[joined.uid_field][order]
+    first = torch.zeros(len(order), dtype=torch.bool)
+    first[order[torch.cat([torch.ones(1, dtype=torch.bool), users[1:] != users[:-1]])]] = True
+    return first
+
+
+def _own_properties(dataset: Dataset) -> dict[str, dict]:
+    """What a dataset knows of its fields, copied: RecBole changes it in place, for all copies of a dataset."""
+    return {name: dict(getattr(dataset, name)) for name in _PROPERTIES}
+
+
+class _Targets(Dataset):
+    """Interactions that RecBole splits as it splits the windows they are targets of."""
+
+    def _change_feat_format(self) -> None:
+        """They have the format already."""
+
+
+def _split(dataset: Dataset, rows: torch.Tensor) -> list[torch.Tensor]:
+    """The interactions ``rows`` as RecBole's own `build()` divides and orders their windows: three parts of them."""
+    targets = _Targets.__new__(_Targets)
+    targets.__dict__.update(dataset.__dict__ | _own_properties(dataset))
+    targets.inter_feat = Interaction({**dataset.inter_feat[rows].interaction, _NUMBER: rows})
+    return [part.inter_feat[_NUMBER] for part in three(targets.build())]

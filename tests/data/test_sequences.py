@@ -1,0 +1,222 @@
+"""Windows of sequential models: those of RecBole, and what is left of them when interactions are deleted."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from recbole.config import Config
+from recbole.data import create_dataset
+from recbole.utils import init_seed
+
+from recbole_unlearn import compat
+from recbole_unlearn.data.parts import Splits
+from recbole_unlearn.data.sequences import Sequences
+from recbole_unlearn.errors import UnlearnError
+
+SPLITS = {
+    "leave one out": {"split": {"LS": "valid_and_test"}},
+    "ratio by user": {"split": {"RS": [0.8, 0.1, 0.1]}, "group_by": "user"},
+    "ratio": {"split": {"RS": [0.7, 0.2, 0.1]}, "group_by": "none"},
+    "time": {"split": {"TS": [0.8, 0.1, 0.1]}},
+}
+HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\ttags:token_seq"
+
+
+def raw_dataset(dataset="tiny", split="leave one out", length=5, **changes):
+    """A dataset of SASRec as RecBole's `create_dataset` returns it."""
+    compat.restore_numpy_names()
+    values = {
+        "load_col": None, "train_neg_sample_args": None, "MAX_ITEM_LIST_LENGTH": length, "show_progress": False,
+        "eval_args": {"order": "TO", "mode": "full", "group_by": "user"} | SPLITS[split],
+    }  # fmt: skip
+    with compat.anomaly_mode_kept():
+        config = Config("SASRec", dataset, config_dict=values | changes)
+    init_seed(config["seed"], config["reproducibility"])
+    return create_dataset(config)
+
+
+def assert_same(ours, theirs):
+    """The same windows in the same order, in every field."""
+    for mine, other in zip(ours, theirs, strict=True):
+        assert set(mine.inter_feat.columns) == set(other.inter_feat.columns)
+        for field in other.inter_feat.columns:
+            assert mine.inter_feat[field].dtype == other.inter_feat[field].dtype
+            assert torch.equal(mine.inter_feat[field], other.inter_feat[field]), field
+        for name in ("field2type", "field2source", "field2seqlen"):
+            assert getattr(mine, name) == getattr(other, name)
+
+
+def write_rows(root, rows, name="drawn"):
+    """A dataset with the interactions ``rows`` (user, item, time), and several tags each."""
+    folder = root / name
+    folder.mkdir(exist_ok=True)
+    lines = [f"{u}\t{i}\t{1 + i % 5}\t{t}\tt{i % 3} t{t}" for u, i, t in rows]
+    (folder / f"{name}.inter").write_text("\n".join([HEADER, *lines]) + "\n")
+    return str(root)
+
+
+@pytest.mark.parametrize("length", [1, 4, 50])
+@pytest.mark.parametrize("split", SPLITS)
+def test_windows_are_recboles_own(tiny_path, split, length):
+    given_ = {"data_path": str(tiny_path), "split": split, "length": length}
+    assert_same(Sequences.of(raw_dataset(**given_)).windows(), raw_dataset(**given_).build())
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_windows_of_ml_100k_are_recboles_own(split):
+    few = {"dataset": "ml-100k", "split": split, "length": 7, "user_inter_num_interval": "[20,22]"}
+    dataset = raw_dataset(**few)
+    times = dataset.inter_feat.groupby("user_id")["timestamp"]
+    assert times.transform(lambda t: t.duplicated()).mean() > 0.2  # many at the same time
+    assert_same(Sequences.of(dataset).windows(), raw_dataset(**few).build())
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 4)), min_size=12, max_size=40, unique=True
+)
+
+
+# Without shrinking: every example is a dataset that RecBole reads twice.
+@hypothesis_settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(rows=ROWS, split=st.sampled_from(sorted(SPLITS)), length=st.integers(1, 6))
+def test_windows_with_many_ties_are_recboles_own(tmp_path_factory, rows, split, length):
+    path = write_rows(tmp_path_factory.getbasetemp(), rows)
+    given_ = {"dataset": "drawn", "data_path": path, "split": split, "length": length}
+    built = raw_dataset(**given_).build()
+    sequences = Sequences.of(raw_dataset(**given_))
+    assert_same(sequences.windows(), built)
+    assert len(sequences) == len(rows)
+    assert_same(Sequences.recovered(Splits(*built)).windows(), built)
+
+
+def test_fields_for_the_split_alone_are_dropped_as_by_recbole(tiny_path):
+    given_ = {"data_path": str(tiny_path), "unused_col": {"inter": ["timestamp"]}}
+    built = raw_dataset(**given_).build()
+    assert "timestamp" not in built[0].inter_feat.columns
+    assert_same(Sequences.of(raw_dataset(**given_)).windows(), built)
+    with pytest.raises(UnlearnError, match="unused_col"):
+        Sequences.recovered(Splits(*built))
+
+
+def test_numbers_with_buckets_are_listed(tiny_path):
+    given_ = {"data_path": str(tiny_path), "numerical_features": ["rating"], "discretization": {
+        "rating": {"method": "ED", "bucket": 3}}}  # fmt: skip
+    built = raw_dataset(**given_).build()
+    assert built[0].inter_feat["rating_list"].shape[1:] == (5, 2)
+    assert_same(Sequences.of(raw_dataset(**given_)).windows(), built)
+
+
+def test_another_order_is_refused(tiny_path):
+    values = {"split": {"LS": "valid_and_test"}, "order": "RO", "mode": "full"}
+    with pytest.raises(UnlearnError, match="order to TO"):
+        Sequences.of(raw_dataset(data_path=str(tiny_path), eval_args=values))
+
+
+def test_data_without_times_is_refused(tiny_path):
+    dataset = raw_dataset(data_path=str(tiny_path), load_col={"inter": ["user_id", "item_id"]})
+    with pytest.raises(UnlearnError, match=r"load_col='\{inter: \[user_id, item_id, timestamp\]\}'"):
+        Sequences.of(dataset)
+
+
+def brute_force(sequences, keep):
+    """By target: the numbers of its history, made one interaction after the other."""
+    feat = sequences.raw.inter_feat
+    users, times = feat["user_id"].tolist(), feat["timestamp"].tolist()
+    found, so_far = {}, {}
+    order = sorted(range(len(users)), key=lambda row: (users[row], times[row], row))
+    for row in order:
+        if keep[row]:
+            own = so_far.setdefault(users[row], [])
+            if own:
+                found[row] = own[-sequences.length :]
+            own.append(row)
+    return found
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    rng = np.random.default_rng(3)
+    rows = {tuple(row) for row in rng.integers(1, [6, 15, 6], size=(60, 3)).tolist()}
+    path = write_rows(tmp_path_factory.mktemp("sequences"), sorted(rows, key=lambda row: hash(row) % 97))
+    return Sequences.of(raw_dataset(dataset="drawn", data_path=path, length=4))
+
+
+def as_rows(sequences, windows):
+    """Windows as (target, history) in numbers of the raw interactions, from every field of theirs."""
+    feat = sequences.raw.inter_feat
+    fields = [field for field in feat.columns if field != "user_id"]
+
+    def key(user, values):
+        return (int(user), *(tuple(np.ravel(value).tolist()) for value in values))
+
+    numbers = {key(feat["user_id"][n], [feat[f][n] for f in fields]): n for n in range(len(sequences))}
+    found = {}
+    for n in range(len(windows)):
+        user, size = windows["user_id"][n], int(windows["item_length"][n])
+        history = [numbers[key(user, [windows[f"{f}_list"][n, i] for f in fields])] for i in range(size)]
+        assert all(not windows[f"{f}_list"][n, size:].any() for f in fields)
+        found[numbers[key(user, [windows[f][n] for f in fields])]] = history
+    return found
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_deleting_follows_the_definition(drawn, data):
+    gone = data.draw(st.sets(st.integers(0, len(drawn) - 1)))
+    deleted = torch.zeros(len(drawn), dtype=torch.bool)
+    deleted[list(gone)] = True
+    before, after = brute_force(drawn, torch.ones_like(deleted)), brute_force(drawn, ~deleted)
+    parts = [as_rows(drawn, part.inter_feat) for part in drawn.windows(~deleted)]
+    for role, part in enumerate(parts):
+        assert part == {row: history for row, history in after.items() if drawn.role[row] == role}
+    changed = drawn.changed(deleted)
+    assert as_rows(drawn, changed.vanished) == {k: v for k, v in before.items() if k not in after}
+    moved = {row for row in after if after[row] != before[row]}
+    assert as_rows(drawn, changed.old) == {row: before[row] for row in moved}
+    assert as_rows(drawn, changed.new) == {row: after[row] for row in moved}
+    # The same from the interactions that are left.
+    for part, other in zip(drawn.only(~deleted).windows(), drawn.windows(~deleted), strict=True):
+        assert all(torch.equal(part.inter_feat[f], other.inter_feat[f]) for f in other.inter_feat.columns)
+
+
+@hypothesis_settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_the_prefix_of_a_deleted_interaction_is_what_is_retained_before_it(drawn, data):
+    gone = data.draw(st.sets(st.integers(0, len(drawn) - 1), min_size=1))
+    deleted = torch.zeros(len(drawn), dtype=torch.bool)
+    deleted[list(gone)] = True
+    rows = deleted.nonzero().flatten()
+    found = as_rows(drawn, drawn.prefix(rows, ~deleted))
+    feat = drawn.raw.inter_feat
+    for row in rows.tolist():
+        earlier = [
+            other
+            for other in sorted(range(len(drawn)), key=lambda n: (float(feat["timestamp"][n]), n))
+            if feat["user_id"][other] == feat["user_id"][row]
+            and (float(feat["timestamp"][other]), other) < (float(feat["timestamp"][row]), row)
+            and other not in gone
+        ]
+        assert found[row] == earlier[-drawn.length :]
+
+
+def test_everything_can_be_deleted(drawn):
+    nothing = torch.zeros(len(drawn), dtype=torch.bool)
+    assert [len(part) for part in drawn.windows(nothing)] == [0, 0, 0]
+    assert not drawn.prefix(torch.tensor([0, 1]), nothing)["item_id_list"].any()
+    assert len(drawn.changed(nothing).vanished) == 0
+
+
+def test_a_user_whose_first_window_is_missing_is_recovered_from_the_next(drawn):
+    built = drawn.windows()
+    train = built.train.inter_feat
+    later = built.train.copy(train[train["item_length"] > 1])
+    found = Sequences.recovered(Splits(later, built.valid, built.test)).raw.inter_feat
+    raw = drawn.raw.inter_feat
+    raw = raw[torch.isin(raw["user_id"], found["user_id"])]
+    rows = [
+        sorted(zip(*(feat[field].tolist() for field in ("user_id", "item_id", "timestamp")), strict=True))
+        for feat in (found, raw)
+    ]
+    assert rows[0] == rows[1]

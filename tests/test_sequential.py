@@ -1,0 +1,347 @@
+"""Sequential models from the request to the saved model: histories are cleaned, and plain RecBole agrees."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from recbole_unlearn import load_unlearned, run_unlearn, tune_unlearn, unlearn_model
+from recbole_unlearn.data import Located, divide, load, loaders
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.rows import find_tables
+from recbole_unlearn.settings import sequential
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.training import build_model
+from tests.conftest import train_plain, write_tiny
+from tests.files.test_export import PLAIN
+
+SMALL = {"MAX_ITEM_LIST_LENGTH": 6, "epochs": 2, "eval_step": 1, "report": "none"}
+OWN = {
+    "SASRec": {"hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1},
+    "GRU4Rec": {"hidden_size": 8},
+}
+OWN |= {name: {"load_col": None, "selected_features": ["kind"]} for name in ("SASRecF", "GRU4RecF", "FDSA")}
+GONE = ["u3", "u4"]
+
+
+@pytest.fixture
+def small(settings):
+    """Settings of a quick run of a sequential model on `tiny`."""
+    return {key: value for key, value in settings.items() if key != "embedding_size"} | SMALL
+
+
+def request_of(settings, model="SASRec"):
+    """Two whole users, an item, and for some users two training interactions, one validation and one test one."""
+    splits = load(UnlearnConfig(model, "tiny", config_dict=settings)).splits
+    rows = []
+    for user in splits.train.token2id("user_id", ["u7", "u8", "u9"]):
+        for part, number in zip(splits, (2, 1, 1), strict=True):
+            items = part.inter_feat["item_id"][part.inter_feat["user_id"] == user][:number]
+            rows += [(user, int(item)) for item in items]
+    users, items = (
+        splits.train.id2token(field, np.array(ids))
+        for field, ids in zip(("user_id", "item_id"), zip(*rows, strict=True), strict=True)
+    )
+    pairs = pd.DataFrame({"user_id": users, "item_id": items})
+    whole = pd.DataFrame({"user_id": [*GONE, None], "item_id": [None, None, "i5"]})
+    return pd.concat([pairs, whole], ignore_index=True)
+
+
+def is_free(feat, full, request):
+    """Whether no window has a deleted interaction, as its target or in its history."""
+    users, items = feat["user_id"], torch.cat([feat["item_id"][:, None], feat["item_id_list"]], dim=1)
+    for user, item in request.itertuples(index=False):
+        user_id = None if user is None or pd.isna(user) else full.token2id("user_id", user)
+        item_id = None if item is None or pd.isna(item) else full.token2id("item_id", item)
+        mine = torch.ones_like(users, dtype=torch.bool) if user_id is None else users == user_id
+        if item_id is None:
+            if mine.any():
+                return False
+        elif (items[mine] == item_id).any():
+            return False
+    return True
+
+
+def run(small, model="SASRec"):
+    values = small | OWN.get(model, {})
+    request = request_of(values, model)
+    return request, run_unlearn(model=model, dataset="tiny", forget=request, config_dict=values)
+
+
+@pytest.mark.parametrize("model", ["SASRec", "GRU4Rec"])
+def test_retraining_leaves_nothing_of_the_request(small, model):
+    request, result = run(small, model)
+    data = result.data
+    full = data.full.train
+    for part in data.retain.for_model():
+        assert is_free(part.inter_feat, full, request)
+    assert not all(is_free(part.inter_feat, full, request) for part in data.full.for_model())
+    phases = result.result["phases"]
+    assert {"original", "unlearned"} <= set(phases)
+    for phase in phases.values():
+        assert 0 <= phase["forgetting"]["demotion_rate"] <= 1
+        assert 0 <= phase["metrics"]["ndcg@20"] <= 1
+    saved = pickle.loads((result.output_dir / "tiny-SequentialDataset.pth").read_bytes())
+    assert not set(GONE) & set(saved.field2token_id["user_id"])
+    assert "i5" not in saved.field2token_id["item_id"]
+    removed = full.token2id("item_id", "i5")
+    assert not (np.stack(saved.inter_feat["item_id_list"]) == removed).any()
+    assert not (saved.unlearn_raw["item_id"] == removed).any()
+
+
+@pytest.mark.parametrize("method", ["finetune", "gradient_ascent"])
+@pytest.mark.parametrize("loss", ["CE", "BPR"])
+def test_methods_that_keep_the_weights(small, method, loss):
+    values = small | OWN["SASRec"] | {"loss_type": loss}
+    request = request_of(values)
+    result = run_unlearn(
+        model="SASRec", dataset="tiny", forget=request, unlearn=method, compare="retrain", config_dict=values
+    )
+    phases = result.result["phases"]
+    assert set(phases) == {"original", "unlearned", "retrained"}
+    assert phases["unlearned"]["forgetting"]["overlap@20"]["all"] <= 1
+    for part in result.data.retain.for_model():
+        assert is_free(part.inter_feat, result.data.full.train, request)
+
+
+def test_of_whole_users_nothing_is_left_to_ask_at(small):
+    values = small | OWN["SASRec"]
+    result = run_unlearn(
+        model="SASRec", dataset="tiny", forget={"user_id": GONE}, unlearn="finetune", compare="retrain",
+        config_dict=values,
+    )  # fmt: skip
+    assert result.result["phases"]["unlearned"]["forgetting"]["demotion_rate"] is None
+    assert "retrained" in str(result)
+
+
+def test_orphan_items_start_again(small):
+    """Whatever a deleted item's row was: with no epoch that moves it, it is what a new model has."""
+    values = small | OWN["SASRec"] | {"gradient_ascent_steps": 1}
+    result = run_unlearn(
+        model="SASRec",
+        dataset="tiny",
+        forget={"item_id": ["i5"]},
+        unlearn="gradient_ascent",
+        config_dict=values,
+    )
+    row = result.data.full.train.token2id("item_id", "i5")
+    fresh = build_model(result.config, result.data.retain).item_embedding.weight[row]
+    assert torch.equal(result.model.item_embedding.weight[row], fresh)
+
+
+def test_a_request_of_first_interactions_has_no_loss_to_climb(small):
+    values = small | OWN["SASRec"]
+    splits = load(UnlearnConfig("SASRec", "tiny", config_dict=values)).splits
+    first = splits.sequences.lengths() == 0
+    feat = splits.sequences.raw.inter_feat[first]
+    tokens = [splits.train.id2token(field, feat[field][:3].numpy()) for field in ("user_id", "item_id")]
+    result = run_unlearn(
+        model="SASRec",
+        dataset="tiny",
+        forget=tuple(map(list, tokens)),
+        unlearn="gradient_ascent",
+        config_dict=values,
+    )
+    assert result.result["certificates"]["steps"] == 0
+
+
+def test_roles_of_held_out_interactions_stay(small):
+    _, result = run(small)
+    full, retain = result.data.full, result.data.retain
+    for before, after in zip(full, retain, strict=True):
+        old = set(zip(*(before.inter_feat[f].tolist() for f in ("user_id", "item_id")), strict=True))
+        new = set(zip(*(after.inter_feat[f].tolist() for f in ("user_id", "item_id")), strict=True))
+        assert new < old
+
+
+def test_windows_of_the_original_are_those_of_plain_recbole(small, tmp_path):
+    """The original starts from plain RecBole's checkpoint, and has its weights."""
+    keys = ("data_path", "load_col", "train_batch_size", "MAX_ITEM_LIST_LENGTH", "epochs", "eval_step")
+    plain = {key: small[key] for key in keys} | OWN["SASRec"]
+    path = train_plain("SASRec", tmp_path, **plain, train_neg_sample_args=None)
+    request = request_of(small)
+    keys = (
+        "output_dir",
+        "replace",
+        "cache_dir",
+        "min_group",
+        "show_progress",
+        "tensorboard",
+        "report",
+        "data_path",
+    )
+    result = run_unlearn(checkpoint=path, forget=request, config_dict={k: small[k] for k in keys})
+    assert result.result["phases"]["original"]["seconds"] is None
+    assert len(result.data.forget) > 0
+
+
+def test_the_synthetic_protocol_puts_noise_into_histories(small):
+    result = run_unlearn(model="SASRec", dataset="tiny", config_dict=small)
+    data = result.data
+    assert data.source == "injected informed"
+    clean = load(UnlearnConfig("SASRec", "tiny", config_dict=small)).splits
+    for mine, theirs in zip(data.retain.for_model(), clean.for_model(), strict=True):
+        assert torch.equal(mine.inter_feat["item_id_list"], theirs.inter_feat["item_id_list"])
+    noise = set(zip(*(data.forget.inter_feat[f].tolist() for f in ("user_id", "item_id")), strict=True))
+    windows = data.full.for_model().test.inter_feat
+    seen = {
+        (u, i)
+        for u, row in zip(windows["user_id"].tolist(), windows["item_id_list"].tolist(), strict=True)
+        for i in row
+    }
+    assert noise & seen
+    assert not noise & set(zip(windows["user_id"].tolist(), windows["item_id"].tolist(), strict=True))
+
+
+def test_plain_recbole_gets_the_same_figures(small):
+    _, result = run(small)
+    script = PLAIN.replace("FILE", repr(str(result.output_dir / "SASRec-unlearned.pth")))
+    environment = os.environ | {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, env=environment,
+        cwd=result.output_dir, check=False,
+    )  # fmt: skip
+    if "NO RAY" in done.stdout:
+        pytest.skip("recbole.quick_start needs Ray, which is not installed")
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("ROWS", "NDCG")))
+    assert lines["ROWS"] == " ".join(str(len(part)) for part in result.data.retain.for_model())
+    found = result.result["phases"]["unlearned"]["metrics"]["ndcg@20"]
+    assert float(lines["NDCG"]) == pytest.approx(found, abs=1e-4)
+
+
+def test_the_next_request_starts_where_the_last_one_ended(small, tmp_path):
+    _, first = run(small)
+    keys = ("cache_dir", "min_group", "show_progress", "tensorboard", "report")
+    second = run_unlearn(
+        checkpoint=first.output_dir / "SASRec-unlearned.pth", forget={"user_id": ["u11"]},
+        output_dir=tmp_path / "second", config_dict={k: small[k] for k in keys},
+    )  # fmt: skip
+    for before, after in zip(first.data.retain.everything(), second.data.full.everything(), strict=True):
+        for field in before.inter_feat.columns:
+            assert torch.equal(before.inter_feat[field], after.inter_feat[field])
+    gone = second.data.full.train.token2id("user_id", "u11")
+    for part in second.data.retain.for_model():
+        assert not (part.inter_feat["user_id"] == gone).any()
+    loaded = load_unlearned(second.output_dir)
+    table = loaded.recommend(["u12", "u13"], k=5)
+    assert table["user"].value_counts().to_dict() == {"u12": 5, "u13": 5}
+
+
+def test_a_model_somebody_holds(small, tmp_path):
+    from recbole.data import create_dataset, data_preparation
+
+    ours = UnlearnConfig("SASRec", "tiny", config_dict=small)
+    plain = ours.to_recbole()
+    held = data_preparation(plain, create_dataset(plain))
+    model = ours.model_class(plain, held[0]._dataset)
+    done = unlearn_model(plain, model, held, {"user_id": GONE}, method="retrain", epochs=1)
+    gone = torch.as_tensor(held[0]._dataset.token2id("user_id", GONE))
+    assert not torch.isin(done.loaders.train._dataset.inter_feat["user_id"], gone).any()
+    assert (
+        done.data.retain.for_model().test.inter_feat["item_id_list"].shape[1] == small["MAX_ITEM_LIST_LENGTH"]
+    )
+
+
+def test_bpr_loss_has_negatives_and_cross_entropy_has_none(small):
+    none = UnlearnConfig("SASRec", "tiny", config_dict=small)["train_neg_sample_args"]
+    one = UnlearnConfig("SASRec", "tiny", config_dict=small | {"loss_type": "BPR"})["train_neg_sample_args"]
+    assert (none["distribution"], one["distribution"]) == ("none", "uniform")
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        ("DIEN", {}, "DIEN is a sequential model that cannot be unlearned yet: it makes windows"),
+        ("S3Rec", {}, "two stages"),
+        ("BERT4Rec", {}, "These can: SASRec"),
+        ("HGN", {"unlearn": "finetune"}, "only retraining reaches it"),
+        (
+            "SASRec",
+            {"unlearn": "obliviate"},
+            "on sequences yet. Use finetune, gradient_ascent, retrain.",
+        ),
+        ("SASRecF", {"unlearn": "finetune"}, "only retraining reaches it"),
+        ("SHAN", {}, "turned round"),
+        ("SASRec", {"transform": "crop_itemseq"}, "transform=crop_itemseq changes histories"),
+        ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
+        (
+            "SASRec",
+            {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": "TO", "mode": "full"}},
+            "LS: valid_and_test",
+        ),
+        ("SASRec", {"benchmark_filename": ["a", "b", "c"]}, "leave benchmark_filename out"),
+        ("SASRec", {"load_col": {"inter": ["user_id", "item_id"]}}, "need the times"),
+    ],
+)
+def test_what_is_not_supported_is_refused_before_training(small, tmp_path, model, changes, message):
+    write_tiny(tmp_path / "own")
+    for name in "abc":
+        lines = ["user_id:token\titem_id_list:token_seq\titem_id:token", "u1\ti1 i2\ti3"]
+        (tmp_path / "own" / "tiny" / f"tiny.{name}.inter").write_text("\n".join(lines) + "\n")
+    values = small | {"data_path": str(tmp_path / "own"), "load_col": None} | changes
+    with pytest.raises(UnlearnError) as error:
+        run_unlearn(model=model, dataset="tiny", forget={"user_id": ["u1"]}, config_dict=values)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_sweep_is_refused(small, tmp_path):
+    space = tmp_path / "space.yaml"
+    space.write_text("retrain_seed: [1, 2]\n")
+    values = small | {"space": str(space)}
+    with pytest.raises(UnlearnError, match="cannot be tuned yet"):
+        tune_unlearn(model="SASRec", dataset="tiny", forget={"user_id": ["u1"]}, config_dict=values)
+
+
+def test_every_listed_model_is_one_of_recbole():
+    from recbole.utils import get_model
+
+    for name in sequential.MODELS:
+        sequential.refuse_model(name, get_model(name))
+
+
+def test_users_without_a_training_window_are_not_measured_by_models_with_rows_of_users(small):
+    """u7 keeps its first training interaction, which is no target any more, and both held-out ones."""
+    shown = {}
+    for model in ("SASRec", "HGN"):
+        splits = load(UnlearnConfig(model, "tiny", config_dict=small)).splits
+        user = splits.train.token2id("user_id", "u7")
+        own = (splits.train.inter_feat["user_id"] == user).numpy()
+        own[np.flatnonzero(own)[0]] = False
+        nothing = [np.zeros(len(part), dtype=bool) for part in splits[1:]]
+        retain = divide(splits, Located(own, *nothing), "python").retain
+        shown[model] = [(part.inter_feat["user_id"] == user).any().item() for part in retain.for_model()]
+    assert shown["SASRec"][0] is shown["HGN"][0] is False
+    assert shown["SASRec"][1:] == [True, True]
+    assert shown["HGN"][1:] == [False, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [name for name in sequential.MODELS if name not in ("SASRec", "GRU4Rec")])
+def test_all_listed_models_run(small, model):
+    request, result = run(small | {"epochs": 1}, model)
+    assert all(is_free(p.inter_feat, result.data.full.train, request) for p in result.data.retain.for_model())
+
+
+def test_bpr_loss_runs(small):
+    request, result = run(small | {"loss_type": "BPR"})
+    assert all(is_free(p.inter_feat, result.data.full.train, request) for p in result.data.retain.for_model())
+    assert "neg_item_id" in next(iter(loaders(result.config, result.data.retain).train))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["finetune", "gradient_ascent"])
+@pytest.mark.parametrize("model", sequential.MODELS[1:10])
+def test_baselines_run_on_all_models_they_are_for(small, model, method):
+    values = small | OWN.get(model, {}) | {"epochs": 1}
+    request = request_of(values, model)
+    result = run_unlearn(model=model, dataset="tiny", forget=request, unlearn=method, config_dict=values)
+    assert all(is_free(p.inter_feat, result.data.full.train, request) for p in result.data.retain.for_model())
+    assert "item" in {table.side for table in find_tables(result.model, result.data.full.train)}
