@@ -23,6 +23,10 @@ UNCHANGED = "No model was trained on the interactions of this request, so no wei
 DONE = (
     "This request was carried out earlier: its interactions are not in the data, and no weight had to change."
 )
+NOTHING = (
+    "This request cannot tell: none of its interactions has a figure to compare with the retrained model's, as those "
+    "of whole users of a sequential model, who have no history left."
+)
 _WORDS = {
     "near": "Forgotten, as far as measured: deleted items rank about where a retrained model puts them",
     "under": "Not fully forgotten: deleted items rank higher than a retrained model puts them",
@@ -69,15 +73,18 @@ def verdict(
     the other side a twentieth), or as the sample, and a second retrained model where there is one, cannot tell apart.
     Then the level is *near*. If not, it is *under* on the original's side and *over* on the other: the model still
     knows, or shows what was deleted. Where not even the original can be told from the retrained model, a model that
-    did nothing would pass, so the level is *cannot_tell*. Where no training interaction was ``deleted``, the original
-    never saw what is to be forgotten. Without a retrained model the level is *unknown*, and ``provisional`` says what
-    it looks like. ``done_earlier``: the original is what this same request left.
+    did nothing would pass, so the level is *cannot_tell*; so it is where no deleted pair has a figure. Where no
+    training interaction was ``deleted``, the original never saw what is to be forgotten. Without a retrained model the
+    level is *unknown*, and ``provisional`` says what it looks like. ``done_earlier``: the original is what this same
+    request left.
     """
     if done_earlier:
         return Verdict("near", DONE)
     if deleted == 0:
         return Verdict("near", UNCHANGED)
     level = _level(phases)
+    if level == "unknown" and RETRAINED in phases:
+        return Verdict("cannot_tell", NOTHING)
     if level != "unknown":
         provisional = None
     return Verdict(level, sentence(level, phases, recovered, provisional), provisional)

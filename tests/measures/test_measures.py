@@ -13,6 +13,7 @@ from recbole_unlearn.data.splits import load, loaders
 from recbole_unlearn.measures import attack, groups, overlap
 from recbole_unlearn.measures import distribution as scores
 from recbole_unlearn.measures import observe as observe_module
+from recbole_unlearn.measures import verdict as verdicts
 from recbole_unlearn.measures.demotion import clustered
 from recbole_unlearn.measures.difficulty import difficulty, entanglement
 from recbole_unlearn.measures.evaluation import Measurement
@@ -462,3 +463,10 @@ def test_a_placebo_changes_nothing_else(settings):
     assert {name: phase.forgetting for name, phase in one.items()} == {
         name: p.forgetting for name, p in two.items()
     }
+
+
+def test_without_a_figure_nothing_can_be_told_and_retraining_is_not_denied():
+    """Whole users of a sequential model: the retrained model is there, and no deleted pair can be ranked."""
+    found = verdict({name: PhaseResult() for name in ("original", "unlearned", "retrained")}, {})
+    assert (found.level, found.text) == ("cannot_tell", verdicts.NOTHING)
+    assert verdict({name: PhaseResult() for name in ("original", "unlearned")}, {}).level == "unknown"
