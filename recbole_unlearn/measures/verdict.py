@@ -74,9 +74,9 @@ def verdict(
     Then the level is *near*. If not, it is *under* on the original's side and *over* on the other: the model still
     knows, or shows what was deleted. Where not even the original can be told from the retrained model, a model that
     did nothing would pass, so the level is *cannot_tell*; so it is where no deleted pair has a figure. Where no
-    training interaction was ``deleted``, the original never saw what is to be forgotten. Without a retrained model the
-    level is *unknown*, and ``provisional`` says what it looks like. ``done_earlier``: the original is what this same
-    request left.
+    training interaction was ``deleted``, the original never saw what is to be forgotten. Without a retrained model
+    the level is *unknown*, and ``provisional`` says what it looks like. ``done_earlier``: the original is what this
+    same request left.
     """
     if done_earlier:
         return Verdict("near", DONE)
