@@ -175,7 +175,12 @@ def test_the_serving_snippet_of_readme_runs(tmp_path, monkeypatch):
     (tmp_path / "requests.csv").write_text("user_id,item_id\n196,242\n186,302\n")
     checkpoint = train_plain("BPR", tmp_path / "saved", dataset="ml-100k", epochs=1, embedding_size=8)
     run_unlearn(checkpoint=checkpoint, forget="requests.csv", unlearn="obliviate", output_dir="out")
-    exec(snippet, {})
+    names = {}
+    exec(snippet, names)
+    shown = names["served"].recommend(["196", "186"], k=2000, mask="requests.csv")
+    pairs = set(zip(shown["user"], shown["item"], strict=True))
+    assert {user for user, _ in pairs} == {"196", "186"}
+    assert not {("196", "242"), ("186", "302")} & pairs
 
 
 def test_public_names_exist():

@@ -304,6 +304,7 @@ def test_every_listed_model_is_one_of_recbole():
     from recbole.utils import get_model
 
     for name in sequential.MODELS:
+        assert get_model(name).__name__ == name
         sequential.refuse_model(name, get_model(name))
 
 
