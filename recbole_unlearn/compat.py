@@ -129,10 +129,14 @@ def seed_again(seed: int, reproducibility: bool) -> None:
 
 
 def clear_caches(model: nn.Module) -> None:
-    """Drop embeddings a model (or a part of it) keeps for evaluation; RecBole does so only in `calculate_loss`."""
+    """Drop embeddings a model (or a part of it) keeps for evaluation; RecBole does so only in `calculate_loss`.
+
+    And what RepeatNet keeps of the last batch it read.
+    """
     for part in model.modules():
         for name in cache_names(part):
             setattr(part, name, None)
+        vars(part).pop("repeat_explore", None)
 
 
 def cache_names(model: nn.Module) -> list[str]:
