@@ -145,6 +145,17 @@ def cache_names(model: nn.Module) -> list[str]:
     return [name for name in names if name.startswith("restore_") or name == "i_embedding"]
 
 
+def other_parameters(model: nn.Module) -> dict[str, Any]:
+    """What a model keeps beside its weights, without caches and without layers.
+
+    RecBole's models with features name a layer, whose weights are among the model's, and which holds all of the
+    training data.
+    """
+    caches = cache_names(model)
+    kept = model.other_parameter().items()
+    return {name: value for name, value in kept if name not in caches and not isinstance(value, nn.Module)}
+
+
 @contextlib.contextmanager
 def arrays_without_objects() -> Iterator[None]:
     """Make `np.load` refuse pickles: LDiffRec opens `item_emb.npy` of the dataset's folder with them allowed."""
