@@ -12,7 +12,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,6 +20,9 @@ import torch
 from recbole.evaluator import Collector
 from recbole.utils import init_seed
 from torch import nn
+
+if TYPE_CHECKING:
+    from recbole.model.abstract_recommender import AbstractRecommender
 
 _NUMPY_1_NAMES = {
     "float_": np.float64,
@@ -145,7 +148,7 @@ def cache_names(model: nn.Module) -> list[str]:
     return [name for name in names if name.startswith("restore_") or name == "i_embedding"]
 
 
-def other_parameters(model: nn.Module) -> dict[str, Any]:
+def other_parameters(model: AbstractRecommender) -> dict[str, Any]:
     """What a model keeps beside its weights, without caches and without layers.
 
     RecBole's models with features name a layer, whose weights are among the model's, and which holds all of the
