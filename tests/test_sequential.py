@@ -264,9 +264,13 @@ def test_the_synthetic_protocol_puts_noise_into_histories(small):
     assert not noise & set(zip(windows["user_id"].tolist(), windows["item_id"].tolist(), strict=True))
 
 
-def test_plain_recbole_gets_the_same_figures(small):
-    _, result = run(small)
-    script = PLAIN.replace("FILE", repr(str(result.output_dir / "SASRec-unlearned.pth")))
+@pytest.mark.parametrize(
+    "model",
+    ["SASRec", *(pytest.param(name, marks=pytest.mark.slow) for name in ("BERT4Rec", "SASRecF", "HGN"))],
+)
+def test_plain_recbole_gets_the_same_figures(small, model):
+    _, result = run(small, model)
+    script = PLAIN.replace("FILE", repr(str(result.output_dir / f"{model}-unlearned.pth")))
     environment = os.environ | {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
