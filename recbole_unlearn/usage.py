@@ -83,7 +83,7 @@ def help_text(values: Mapping[str, Any]) -> str:
     blocks = [_opening(), "Required, unless a checkpoint gives them:", "  --model", "  --dataset"]
     for title, group in GROUPS.items():
         blocks += ["", f"{title}:", *_lines(declared(group).values(), defaults)]
-    blocks += _method_blocks(model, dataset)
+    blocks += _method_blocks(model, dataset, _kind(model) if model else "")
     comments, listed = _recbole_comments(), set()
     for title, keys in recbole_keys().items():
         listed |= set(keys)
@@ -165,7 +165,7 @@ def _kind(model: str) -> str:
             return kind
     known = sorted(path.stem for path in (recbole_folder() / "properties" / "model").glob("*.yaml"))
     if model in known:
-        raise UnlearnError(f"{model} cannot be unlearned yet: general and context-aware models can.")
+        raise UnlearnError(f"{model} cannot be unlearned yet: general, context-aware and many sequential models can.")
     raise UnlearnError(f"Unknown model {model!r}.{nearest(model, known)} See RecBole's model list.")
 
 
@@ -177,11 +177,11 @@ def _model_values(model: str) -> dict[str, Any]:
     return read_yaml(_model_file(model)) if _model_file(model).is_file() else {}
 
 
-def _method_blocks(model: str, dataset: str) -> Iterator[str]:
+def _method_blocks(model: str, dataset: str, kind: str) -> Iterator[str]:
     """The settings of each method; of a preset those that differ from what it is a preset of."""
     known = {one.name: one for one in described.methods()}
     values = {
-        name: one.defaults | catalogue.file_values(name, model, dataset, lambda other: known[other].folder)
+        name: one.defaults | catalogue.file_values(name, model, dataset, kind, lambda other: known[other].folder)
         for name, one in known.items()
     }
     for name, one in sorted(known.items(), key=lambda pair: (pair[1].base is not None, pair[0])):

@@ -64,7 +64,11 @@ class WindowLosses:
         """``size`` of all retained windows, uniform, in batches."""
         number = len(self._kept._dataset)
         chosen = torch.randperm(number, generator=self.generator)[:size]
-        return [self._kept.collate_fn(part) for part in chosen.split(BATCH)]
+        return [self.kept_batch(part) for part in chosen.split(BATCH)]
+
+    def kept_batch(self, numbers: torch.Tensor) -> Interaction:
+        """Retained windows by their numbers, as the loss takes them."""
+        return self._kept.collate_fn(numbers)
 
 
 def trained_windows(sequences: Sequences, rows: torch.Tensor, masked: bool) -> torch.Tensor:

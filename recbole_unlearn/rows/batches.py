@@ -12,7 +12,7 @@ history, so a batch of its loss has every user once, however many of the interac
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from recbole.data.dataloader import UserDataLoader
@@ -41,6 +41,8 @@ class Triples(NamedTuple):
 
 class Witness:
     """Batches of retained and of deleted interactions."""
+
+    watched: ClassVar[int] = 1024  # deleted pairs that are looked at while rows are calibrated
 
     def __init__(
         self,

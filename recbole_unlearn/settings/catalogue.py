@@ -90,11 +90,14 @@ def get(name: str) -> Method:
     )
 
 
-def values(name: str, model: str, dataset: str) -> dict[str, Any]:
-    """The values of a method's settings for a model and dataset, the most special file last."""
+def values(name: str, model: str, dataset: str, kind: str = "") -> dict[str, Any]:
+    """The values of a method's settings for a model and dataset, the most special file last.
+
+    ``kind`` is the type of the model as RecBole calls it, in small letters.
+    """
     method = get(name)
     found = declare.defaults(method.settings) | file_values(
-        name, model, dataset, lambda other: get(other).folder
+        name, model, dataset, kind, lambda other: get(other).folder
     )
     missing = [key for key in declare.names(method.settings) if key not in found]
     if missing:
@@ -105,7 +108,9 @@ def values(name: str, model: str, dataset: str) -> dict[str, Any]:
     return found
 
 
-def file_values(name: str, model: str, dataset: str, folder_of: Callable[[str], Path]) -> dict[str, Any]:
+def file_values(
+    name: str, model: str, dataset: str, kind: str, folder_of: Callable[[str], Path]
+) -> dict[str, Any]:
     """The values that are in the YAML files of a method; ``folder_of`` says where those of a method are.
 
     A file that begins with `preset_of: OTHER` holds only what differs from that method.
@@ -114,8 +119,8 @@ def file_values(name: str, model: str, dataset: str, folder_of: Callable[[str], 
     file = folder / f"{name}.yaml"
     own = read_yaml(file) if file.is_file() else {}
     base = own.pop("preset_of", None)
-    found = own if base is None else file_values(base, model, dataset, folder_of) | own
-    for special in (model, dataset, f"{model}-{dataset}"):
+    found = own if base is None else file_values(base, model, dataset, kind, folder_of) | own
+    for special in (kind, model, dataset, f"{model}-{dataset}"):
         if (more := folder / f"{name}-{special}.yaml").is_file():
             found |= read_yaml(more)
     return found

@@ -278,7 +278,7 @@ class UnlearnConfig(Config):
 
     def method_values(self, name: str) -> dict[str, Any]:
         """Settings of method ``name``: its property files, then what a saved ensemble or the user set."""
-        values = catalogue.values(name, self.model, self.dataset)
+        values = catalogue.values(name, self.model, self.dataset, self.model_class.type.name.lower())
         chosen = {**self.inherited, **self.external_config_dict}
         return {key: chosen.get(key, default) for key, default in values.items()}
 

@@ -9,11 +9,10 @@ is G B and that of B is GᵀA; the latter is needed only where B is trained.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from recbole.data.interaction import Interaction
 from recbole.model.general_recommender.bpr import BPR
 from recbole.model.general_recommender.lightgcn import LightGCN
 from torch import nn
@@ -47,13 +46,14 @@ class RowGradients:
         """``weight`` times the model's own training loss on a batch; its gradient is added."""
         self.model.train()
         counted = triples.part(self.witness.units(triples.users))
-        return self.loss_of(self.witness.batch(counted), weight)
+        batch = self.witness.batch(counted)
+        return self.add(lambda: training_loss(self.model, batch), weight)
 
-    def loss_of(self, batch: Interaction, weight: float) -> float:
-        """``weight`` times the model's loss on a batch, in the mode it is in; its gradient is added."""
-        loss = weight * training_loss(self.model, batch)
-        self._add(loss.sum(), None)
-        return loss.item()
+    def add(self, loss: Callable[[], torch.Tensor], weight: float) -> float:
+        """``weight`` times what ``loss()`` is; its gradient is added."""
+        value = weight * loss()
+        self._add(value.sum(), None)
+        return value.item()
 
     def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """The model's scores of pairs (m,), detached."""
@@ -123,25 +123,25 @@ class WindowGradients(RowGradients):
         ]
         self._cut: list[nn.Module] | None = None  # tables whose rows in histories have no gradient
 
-    def loss_of(self, batch: Interaction, weight: float) -> float:
-        """As :meth:`RowGradients.loss_of`."""
+    def add(self, loss: Callable[[], torch.Tensor], weight: float) -> float:
+        """As :meth:`RowGradients.add`."""
         with fixed(self._others):
             if self._cut is None:
-                self._cut = self._read_as_a_whole(batch)
+                self._cut = self._read_as_a_whole(loss)
             with without_lookups(self._cut):
-                return super().loss_of(batch, weight)
+                return super().add(loss, weight)
 
-    def _read_as_a_whole(self, batch: Interaction) -> list[nn.Module]:
+    def _read_as_a_whole(self, loss: Callable[[], torch.Tensor]) -> list[nn.Module]:
         """The tables of items that have a gradient also when no row of theirs is looked up."""
         items = dict.fromkeys(a.name for a in self.chosen if a.side == "item" and a.name in self._names)
         tables = {name: self.model.get_submodule(name.rpartition(".")[0]) for name in items}
         tables = {name: module for name, module in tables.items() if isinstance(module, nn.Embedding)}
         with without_lookups(tables.values()):
-            loss = training_loss(self.model, batch)
-        if not tables or not loss.requires_grad:
+            value = loss()
+        if not tables or not value.requires_grad:
             return []
         parameters = [self.model.get_parameter(name) for name in tables]
-        found = torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
+        found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
         return [module for module, value in zip(tables.values(), found, strict=True) if value is not None]
 
     @torch.no_grad()

@@ -32,7 +32,6 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 RATE, HIGHEST_RATE = 12.0, 0.06  # times the training's learning rate, and at most
 PASSES = 16  # over the region's interactions, at most
 CHECK_EVERY = 10  # steps between looks at how far deleted items have come down
-WATCHED = 1024  # deleted pairs that are looked at
 
 
 class Trace(NamedTuple):
@@ -173,7 +172,7 @@ def calibrate(
     if schedule.train_b:
         trained += {id(x.b): x.b for x in chosen}.values()  # adapters may share one
     optimizer = torch.optim.Adam(trained, lr=schedule.learning_rate)
-    watched = witness.deleted(WATCHED)
+    watched = witness.deleted(witness.watched)
     drawn = witness.batches(interactions, schedule.batch_size, schedule.laid_out)
     batches = itertools.islice(drawn, schedule.steps)
     for step, batch in enumerate(batches):

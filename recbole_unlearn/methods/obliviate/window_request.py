@@ -12,6 +12,7 @@ What differs from `request.py`:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -21,10 +22,10 @@ from recbole_unlearn.methods.obliviate.contamination import started_again
 from recbole_unlearn.methods.obliviate.gradients import row_gradients
 from recbole_unlearn.methods.obliviate.request import Request, side_tables
 from recbole_unlearn.methods.obliviate.window_witness import WindowWitness, scores_after, window_scores
+from recbole_unlearn.methods.window_losses import BATCH
 from recbole_unlearn.rows import Moments, Region, RetainedIndex, find_region
 
 RATE = 2.0  # of LAC at its first step, times the training's
-BATCH = 2048  # deleted windows whose gradient is taken at once
 
 
 class WindowRequest(Request):
@@ -41,18 +42,15 @@ class WindowRequest(Request):
         region = started_again(touched) if self.starts_again else touched
         certain = find_region(self.index, users, items, data.lost_at_least)
         generator = torch.Generator().manual_seed(self.task.config["seed"])
-        return certain, WindowWitness(self.task, retained, region, generator)
+        return certain, WindowWitness(self.task, self.model, retained, region, generator)
 
     def _directions(self, moments: Moments) -> tuple[list[torch.Tensor], float]:
         """By the windows of S as they were; a target's own row makes up all of its score."""
         chosen = self.adapters.trained
-        gradients = row_gradients(self.adapters, chosen, self.witness)
+        gradients, losses = row_gradients(self.adapters, chosen, self.witness), self.witness.losses
         self.model.eval()
-        for batch, number in self.witness.deleted_batches(BATCH):
-            with torch.backends.cudnn.flags(
-                enabled=False
-            ):  # its recurrent layers have gradients in training alone
-                gradients.loss_of(batch, number)
+        for part in losses.deleted_rows().split(BATCH):
+            gradients.add(functools.partial(losses.deleted_loss, part), len(part))
         return downdate.over_curvature(chosen, gradients.take(), moments), 1.0
 
     def _restart(self) -> None:
@@ -86,8 +84,7 @@ class WindowRequest(Request):
         return window_scores(self.model, self.witness, self.witness.deleted(certificates.PAIRS))
 
     def _retained_scores(self) -> Callable[[], torch.Tensor]:
-        windows = self.task.data.retain.for_model().train
-        number = len(windows)
-        chosen = windows.inter_feat[self.witness.buffer(min(1.0, certificates.PAIRS / number))]
-        batch = windows.join(chosen)
-        return lambda: scores_after(self.model, batch, chosen[windows.iid_field][:, None])[:, 0]
+        windows = self.witness.windows
+        chosen = windows[self.witness.buffer(min(1.0, certificates.PAIRS / len(windows)))]
+        batch, items = self.witness.read(chosen), chosen[self.index.train.iid_field]
+        return lambda: scores_after(self.model, batch, items[:, None])[:, 0]

@@ -25,8 +25,8 @@ from recbole.data.dataset import SequentialDataset
 from torch.nn.functional import embedding_bag
 
 from recbole_unlearn.methods.obliviate.contamination import degree
-from recbole_unlearn.methods.obliviate.restart import RAREST, RIDGE, SAMPLE, features
-from recbole_unlearn.rows import Region, Side
+from recbole_unlearn.methods.obliviate.restart import RIDGE, SAMPLE, features
+from recbole_unlearn.rows import Region, Side, rarest
 
 NEAR = 5  # items of a history that count as neighbours of its target
 
@@ -114,14 +114,8 @@ def learn(tables: Tables, windows: SequentialDataset, generator: torch.Generator
         gram.diagonal().add_(RIDGE * gram.diagonal().mean())
         y = table[ids.to(table.device)].double()
         transform[side] = torch.linalg.solve(gram, x.T @ y).to(table.dtype)
-    return Maps(transform, centre, _rare(tables["item"], feat[windows.iid_field], known["item"]))
-
-
-def _rare(table: torch.Tensor, targets: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-    """The mean row of the items that are targets least often."""
-    number = torch.bincount(targets, minlength=len(table))[known]
-    rarest = known[number.argsort(stable=True)[: max(RAREST, len(known) // 50)]]
-    return table[rarest.to(table.device)].mean(dim=0)
+    items = tables["item"]
+    return Maps(transform, centre, items[rarest(windows).to(items.device)].mean(dim=0))
 
 
 class _Side:
@@ -156,8 +150,8 @@ def restart(
     ``windows`` are the training windows of D\S. ``tables`` are left as they are.
     """
     sides = {side: _Side(side, tables, maps, touched, windows) for side in tables}
-    order: list[Side] = ["user"] + ["item", "user"] * rounds
-    for side in order:
+    again: list[Side] = ["item", "user"]
+    for side in again[1:] + again * rounds:
         if side in sides:
             sides[side].turn(tables)
     found: dict[Side, torch.Tensor] = {}

@@ -1,9 +1,7 @@
 r"""The witness set of a sequential model: windows of D\S, those of S as they were, and pairs of S to look at.
 
-A window of D\S has a cleaned history. One of S is taken as the model was trained with it: its target is deleted, its
-history is what it was. Batches are made by RecBole's own loader, with its transform, and with negatives where the
-loss needs them. They are of all users: every window says of every item whether it belongs there, of its target that
-it does, of all others that they do not.
+Windows and their losses are those of `methods/window_losses.py`. Batches are of all users: every window says of every
+item whether it belongs there, of its target that it does, of all others that they do not.
 """
 
 from __future__ import annotations
@@ -11,33 +9,41 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from recbole.data.dataloader import AbstractDataLoader
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.data import SCORES, TRAIN, SequenceSplits, Splits, loaders
+from recbole_unlearn.data import SCORES, TRAIN, SequenceSplits
 from recbole_unlearn.methods import UnlearnTask
+from recbole_unlearn.methods.window_losses import WindowLosses
 from recbole_unlearn.rows import Region, RetainedIndex, Triples, Witness
 
 
 class WindowWitness(Witness):
     """Batches of retained windows. Numbers of interactions are those of raw ones, numbers in batches of windows."""
 
+    watched = 256  # a window costs more than a pair
+
     def __init__(
-        self, task: UnlearnTask, retained: RetainedIndex, region: Region, generator: torch.Generator
+        self,
+        task: UnlearnTask,
+        model: AbstractRecommender,
+        retained: RetainedIndex,
+        region: Region,
+        generator: torch.Generator,
     ) -> None:
         super().__init__(task.config, retained, region, generator, 0.0)
         full, retain = task.data.full, task.data.retain
         assert isinstance(full, SequenceSplits)
         assert isinstance(retain, SequenceSplits)
         self._full, self._retain = full, retain
-        self.loader: AbstractDataLoader = loaders(task.config, retain).train
+        self.losses = WindowLosses(task, model)
         self.windows = retain.for_model().train.inter_feat
         sequences = full.sequences
         self._keep = torch.zeros(len(sequences), dtype=torch.bool)
         self._keep[retain.sequences.numbers] = True
         rows = (sequences.role == TRAIN).nonzero().flatten()[task.data.deleted]
-        self.deleted_rows = rows[sequences.lengths()[rows] > 0]  # those that were a target
+        asked = (sequences.lengths()[rows] > 0) & (sequences.lengths(self._keep)[rows] > 0)
+        self._asked = rows[asked]  # they were a target, and something is left to ask after
 
     def interactions(self) -> torch.Tensor:
         """Retained windows whose targets are in the region, or whose users are."""
@@ -70,10 +76,8 @@ class WindowWitness(Witness):
 
     def deleted(self, size: int) -> Triples:
         """``size`` deleted pairs at most with uniform negatives, numbered by their places in the data."""
-        keep = self._keep
-        rows = self.deleted_rows
-        rows = rows[self._full.sequences.lengths(keep)[rows] > 0]  # something is left to ask after
-        feat, train = self._full.sequences.raw.inter_feat, self._full.train
+        rows, train = self._asked, self._full.train
+        feat = self._full.sequences.raw.inter_feat
         users, items = feat[train.uid_field][rows], feat[train.iid_field][rows]
         gone = torch.isin(self.index.keys(users, items), self.retained.gone)
         rows, users, items = rows[gone], users[gone], items[gone]
@@ -84,24 +88,15 @@ class WindowWitness(Witness):
 
     def cleaned(self, rows: torch.Tensor) -> Interaction:
         """The windows at which deleted interactions are asked for: their cleaned prefixes, as a model reads them."""
-        windows = self._retain.for_model().train
-        return windows.join(self._full.sequences.prefix(rows, self._keep))
+        return self.read(self._full.sequences.prefix(rows, self._keep))
+
+    def read(self, windows: Interaction) -> Interaction:
+        """Windows as a model reads them to score items."""
+        return self._retain.read(windows)
 
     def batch(self, triples: Triples) -> Interaction:
-        """Retained windows as RecBole's loader gives them to the loss."""
-        return self.loader.collate_fn(triples.numbers)
-
-    def deleted_batches(self, size: int) -> Iterator[tuple[Interaction, int]]:
-        """The windows of S as they were, as the loss takes them, and how many there are in each batch."""
-        if len(self.deleted_rows) == 0:
-            return
-        windows = self._retain.for_model()
-        old = Splits(
-            windows.train.copy(self._full.sequences.prefix(self.deleted_rows)), windows.valid, windows.test
-        )
-        loader = loaders(self.config, old).train
-        for part in torch.arange(len(self.deleted_rows)).split(size):
-            yield loader.collate_fn(part), len(part)
+        """Retained windows as the loss takes them."""
+        return self.losses.kept_batch(triples.numbers)
 
 
 @torch.no_grad()
