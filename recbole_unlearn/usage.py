@@ -165,7 +165,9 @@ def _kind(model: str) -> str:
             return kind
     known = sorted(path.stem for path in (recbole_folder() / "properties" / "model").glob("*.yaml"))
     if model in known:
-        raise UnlearnError(f"{model} cannot be unlearned yet: general, context-aware and many sequential models can.")
+        raise UnlearnError(
+            f"{model} cannot be unlearned yet: general, context-aware and many sequential models can."
+        )
     raise UnlearnError(f"Unknown model {model!r}.{nearest(model, known)} See RecBole's model list.")
 
 
@@ -181,7 +183,8 @@ def _method_blocks(model: str, dataset: str, kind: str) -> Iterator[str]:
     """The settings of each method; of a preset those that differ from what it is a preset of."""
     known = {one.name: one for one in described.methods()}
     values = {
-        name: one.defaults | catalogue.file_values(name, model, dataset, kind, lambda other: known[other].folder)
+        name: one.defaults
+        | catalogue.file_values(name, model, dataset, kind, lambda other: known[other].folder)
         for name, one in known.items()
     }
     for name, one in sorted(known.items(), key=lambda pair: (pair[1].base is not None, pair[0])):

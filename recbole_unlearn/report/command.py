@@ -98,7 +98,10 @@ def _usual(model: str, dataset: str, method: str) -> dict[str, Any]:
     known = model if model in model_names() else _ANY
     try:
         config = _Defaults(known, dataset)
-        values = {**config.final_config_dict, **catalogue.values(method, known, dataset, config.model_class.type.name.lower())}
+        values = {
+            **config.final_config_dict,
+            **catalogue.values(method, known, dataset, config.model_class.type.name.lower()),
+        }
     except UnlearnError:  # a dataset or a method that is not known here
         return {}
     # As they are in a result, which is JSON.

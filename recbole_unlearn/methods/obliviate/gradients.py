@@ -107,9 +107,9 @@ class RowGradients:
 class WindowGradients(RowGradients):
     """The same for sequential models, which score items after a history.
 
-    Layers that all windows share are held fixed. Where a loss reads a table of items as a whole (the softmax over all
-    items), its rows learn from how they are scored, and not from the histories they are in: no gradient goes back
-    through the layers, and more is forgotten.
+    Layers that all windows share are held fixed, and without dropout. Where a loss reads a table of items as a whole
+    (the softmax over all items), its rows learn from how they are scored, and not from the histories they are in: no
+    gradient goes back through the layers, and more is forgotten.
     """
 
     witness: WindowWitness
@@ -123,9 +123,16 @@ class WindowGradients(RowGradients):
         ]
         self._cut: list[nn.Module] | None = None  # tables whose rows in histories have no gradient
 
+    def own(self, triples: Triples, weight: float = 1.0) -> float:
+        """As :meth:`RowGradients.own`."""
+        self.model.eval()
+        batch = self.witness.batch(triples)
+        return self.add(lambda: training_loss(self.model, batch), weight)
+
     def add(self, loss: Callable[[], torch.Tensor], weight: float) -> float:
         """As :meth:`RowGradients.add`."""
-        with fixed(self._others):
+        # cuDNN's recurrent layers have gradients in training mode alone.
+        with fixed(self._others), torch.backends.cudnn.flags(enabled=False):
             if self._cut is None:
                 self._cut = self._read_as_a_whole(loss)
             with without_lookups(self._cut):

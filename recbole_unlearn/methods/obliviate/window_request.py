@@ -25,7 +25,7 @@ from recbole_unlearn.methods.obliviate.window_witness import WindowWitness, scor
 from recbole_unlearn.methods.window_losses import BATCH
 from recbole_unlearn.rows import Moments, Region, RetainedIndex, find_region
 
-RATE = 2.0  # of LAC at its first step, times the training's
+RATE = 4.0  # of LAC at its first step, times the training's
 
 
 class WindowRequest(Request):
