@@ -27,8 +27,10 @@ from recbole_unlearn.measures.demotion import TOPK, clustered
 from recbole_unlearn.measures.observe import DEPTH, Observation, Pairs
 from recbole_unlearn.measures.windows import (
     WindowQuestions,
+    Windows,
     compared,
     deleted_targets,
+    kept,
     observe_windows,
     sequences_of,
     standing,
@@ -69,6 +71,13 @@ class HistoryQuestions(WindowQuestions):
         uncleaned = Uncleaned(full, asked.deleted_rows)
         return cls(**own, uncleaned=uncleaned, emptied=emptied, emptied_windows=Uncleaned(full, rows),
                    tested=tested, targets=targets)  # fmt: skip
+
+
+def deleted_windows(data: UnlearnData, negatives: int, seed: int) -> tuple[Pairs, Windows]:
+    """The deleted pairs with their cleaned windows; where none has one, those of emptied histories, uncleaned."""
+    full, (asked, emptied) = sequences_of(data.full), deleted_targets(data)
+    pairs, rows = compared(data, asked if len(asked) else emptied, negatives, seed)
+    return pairs, full.prefix(rows, kept(data)) if len(asked) else Uncleaned(full, rows)
 
 
 def _tests(data: UnlearnData) -> tuple[torch.Tensor, torch.Tensor]:

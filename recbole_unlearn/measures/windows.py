@@ -50,7 +50,7 @@ class WindowQuestions(Questions):
         users = _looked_at(data, seed)
         history = TrainIndex(append(data.retain.train, data.retain.valid.inter_feat))
         affected = torch.isin(users, data.affected_users)
-        windows, at = sequences_of(data.full).prefix(rows, _kept(data)), _windows_of(data.retain, held_out)
+        windows, at = sequences_of(data.full).prefix(rows, kept(data)), _windows_of(data.retain, held_out)
         return cls(users, affected, deleted, members, held_out, history, windows, at, rows)
 
 
@@ -74,7 +74,7 @@ class Targets(NamedTuple):
 
 def deleted_targets(data: UnlearnData) -> Targets:
     """The deleted pairs that no retained training interaction has, each once."""
-    sequences, keep = sequences_of(data.full), _kept(data)
+    sequences, keep = sequences_of(data.full), kept(data)
     rows = (sequences.role == TRAIN).nonzero().flatten()[data.deleted]
     rows = rows[sequences.lengths()[rows] > 0]
     keys = _keys(data.full, sequences.raw.inter_feat)
@@ -107,7 +107,7 @@ def sequences_of(splits: Splits) -> Sequences:
     return splits.sequences
 
 
-def _kept(data: UnlearnData) -> torch.Tensor:
+def kept(data: UnlearnData) -> torch.Tensor:
     """Which interactions of the sequences of D are retained (n,)."""
     keep = torch.zeros(len(sequences_of(data.full)), dtype=torch.bool)
     keep[sequences_of(data.retain).numbers] = True
