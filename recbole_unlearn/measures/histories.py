@@ -96,7 +96,9 @@ class HistoryObservation(Observation):
     at_test: torch.Tensor  # (m,), of the deleted pairs at their users' cleaned test histories
     uncleaned: torch.Tensor  # (m,), of the deleted pairs at the histories that they were trained with
     emptied: torch.Tensor  # (e,), of those with nothing retained before them, likewise
-    hits: torch.Tensor  # (t, depth), which of the first items after an uncleaned test history is the test item
+    hits: (
+        torch.Tensor
+    )  # (t, depth), which of the first items after an uncleaned test history is the test item
 
 
 @torch.no_grad()
@@ -158,7 +160,7 @@ def _utility(hits: torch.Tensor) -> Metrics:
 @measure(
     "demotion_at_test",
     title="Demotion rate, at test",
-    meaning="the same after the user's history at test, instead of what was before the deleted item; both are cleaned",
+    meaning="the same after the user's cleaned history at test, instead of what was before the deleted item",
     good="the retrained model's",
     of_sequences=True,
     place=1,
@@ -188,7 +190,7 @@ def _uncleaned(view: View) -> dict[str, Figure]:
 @measure(
     "emptied",
     title="Emptied histories",
-    meaning="deleted items with nothing retained before them, as those of whole users, after their uncleaned histories",
+    meaning="deleted items with nothing retained before them, as of whole users, after their uncleaned histories",
     good="the retrained model's",
     parts={"demotion_rate": ": demotion rate"},
     of_sequences=True,
@@ -204,7 +206,7 @@ def _emptied(view: View) -> dict[str, Figure]:
 @measure(
     "emptied_gap",
     title="Emptied histories: demotion gap",
-    meaning="their demotion rate minus the retrained model's, on the same comparisons, and its standard error over users",
+    meaning="this rate minus the retrained model's, on the same comparisons, and its standard error over users",
     good="0, within twice its error",
     parts={"mean": "", "error": ": standard error"},
     is_distance=True,

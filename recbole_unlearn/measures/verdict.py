@@ -28,7 +28,7 @@ NOTHING = (
     "first ones of users of a sequential model, which it was never asked to predict."
 )
 EMPTIED = (
-    "Nothing is retained before the deleted interactions, so all models were asked at their uncleaned histories."
+    "Nothing is retained before the deleted interactions, so all models were asked at uncleaned histories."
 )
 _WORDS = {
     "near": "Forgotten, as far as measured: deleted items rank about where a retrained model puts them",

@@ -90,9 +90,7 @@ def _once(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return rows[torch.from_numpy(first)]
 
 
-def compared(
-    data: UnlearnData, rows: torch.Tensor, negatives: int, seed: int
-) -> tuple[Pairs, torch.Tensor]:
+def compared(data: UnlearnData, rows: torch.Tensor, negatives: int, seed: int) -> tuple[Pairs, torch.Tensor]:
     """Deleted interactions ``rows`` as pairs with items to compare them with, and those of ``rows`` that have any."""
     size = data.full.train.item_num
     keys = _keys(data.full, sequences_of(data.full).raw.inter_feat)[rows]

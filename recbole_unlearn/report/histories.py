@@ -33,7 +33,11 @@ def histories(result: RunResult, phases: figures.Phases) -> Html:
         [heading(name, phases), *(cells[place] for cells in shown.values())]
         for place, name in enumerate(order)
     ]
-    goal = "the retrained model's" if RETRAINED in phases else "a retrained model's, which this run does not have"
+    goal = (
+        "the retrained model's"
+        if RETRAINED in phases
+        else "a retrained model's, which this run does not have"
+    )
     caption = (
         "Cleaned histories are without what was deleted; uncleaned ones still have it. The original's row shows what "
         "cleaning alone does. In the others, uncleaned figures show what the weights still know: they should be "

@@ -245,7 +245,7 @@ class Discretion:
         return self.crowd.emptied if key.startswith("emptied") else self.crowd.compared
 
     def _uncleaned(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """A demotion rate, which is one of deleted pairs, and utility of affected users, shown as their others are."""
+        """A demotion rate of deleted pairs, and utility of affected users: each shown as at cleaned histories."""
         crowd = self.crowd
         shown = {}
         for key, value in figures.items():

@@ -6,8 +6,10 @@ r"""What a sweep looks for: utility against forgetting, on training and validati
 
 The target is the retrained model's demotion rate where there is one, otherwise what a closed-form ranker on D\S
 expects of a model that never saw the deleted interactions (`rows/expected.py`). That ranker knows no histories, so a
-sequential model needs the retrained one; its deleted interactions are asked for at their cleaned prefixes. The *front* is the set of candidates
-that no other beats in both utility and distance; whatever the weight, the best score is on it.
+sequential model needs the retrained one. Its deleted interactions are asked for at their cleaned prefixes.
+
+The *front* is the set of candidates that no other beats in both utility and distance; whatever the weight, the best
+score is on it.
 """
 
 from __future__ import annotations

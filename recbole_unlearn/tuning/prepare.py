@@ -37,8 +37,8 @@ def refuse_unprepared(pipeline: Pipeline, options: TuneSettings) -> None:
         )
     if pipeline.config["MODEL_TYPE"] == ModelType.SEQUENTIAL and not others:
         raise UnlearnError(
-            f"{pipeline.config['model']} is a sequential model, and only a retrained one shows where its deleted items "
-            "belong: add --compare=retrain."
+            f"{pipeline.config['model']} is a sequential model, and only a retrained one shows where its deleted "
+            "items belong: add --compare=retrain."
         )
     for key in ("log_wandb", "log_mlflow"):
         if pipeline.config[key]:

@@ -107,8 +107,20 @@ def test_a_sweep_of_a_sequential_model(here, settings, tmp_path):
     file = tmp_path / "epochs.yaml"
     file.write_text("finetune_epochs: {grid: [1, 3]}\n")
     own = {key: value for key, value in settings.items() if key != "embedding_size"}
-    own |= {"MAX_ITEM_LIST_LENGTH": 6, "hidden_size": 8, "epochs": 2, "report": "none", "inject_mode": "random"}
-    sweep = {"tune": True, "space": str(file), "searcher": "grid", "unlearn": "finetune", "compare": ["retrain"]}
+    own |= {
+        "MAX_ITEM_LIST_LENGTH": 6,
+        "hidden_size": 8,
+        "epochs": 2,
+        "report": "none",
+        "inject_mode": "random",
+    }
+    sweep = {
+        "tune": True,
+        "space": str(file),
+        "searcher": "grid",
+        "unlearn": "finetune",
+        "compare": ["retrain"],
+    }
     result = tune_unlearn("GRU4Rec", "tiny", config_dict=own | sweep).result
     assert [record["state"] for record in result["trials"]] == ["finished"] * 2
     assert result["objective"]["target_source"] == "retrained"
