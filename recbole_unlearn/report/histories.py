@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from recbole_unlearn.report import figures, page
-from recbole_unlearn.report.account import is_few
 from recbole_unlearn.report.columns import heading, side_by_side
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import MISSING, decimal
-from recbole_unlearn.results.schema import RETRAINED, PhaseResult, RunResult
+from recbole_unlearn.results.schema import RETRAINED, PhaseResult
 
 _COLUMNS: dict[str, Callable[[PhaseResult], str]] = {
     "Demotion rate, cleaned": lambda phase: decimal(phase.demotion_rate),
@@ -21,10 +20,10 @@ _COLUMNS: dict[str, Callable[[PhaseResult], str]] = {
 }
 
 
-def histories(result: RunResult, phases: figures.Phases) -> Html:
+def histories(phases: figures.Phases) -> Html:
     """A row per phase with its figures at cleaned and uncleaned histories; nothing for other models."""
     known = ("uncleaned", "emptied")
-    if is_few(result) or not any(key in phase.forgetting for phase in phases.values() for key in known):
+    if not any(key in phase.forgetting for phase in phases.values() for key in known):
         return Html("")
     order = side_by_side(phases)
     columns = {title: [of(phases[name]) for name in order] for title, of in _COLUMNS.items()}

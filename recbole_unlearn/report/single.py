@@ -9,7 +9,6 @@ from recbole_unlearn.report.cards import key_figures
 from recbole_unlearn.report.closing import certificates_of, curves, placebo, record
 from recbole_unlearn.report.damage import damage
 from recbole_unlearn.report.forgetting import forgetting
-from recbole_unlearn.report.histories import histories
 from recbole_unlearn.report.opening import account_of, advice_of, left_out, note, verdict, withheld
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.tables import methods, results
@@ -39,7 +38,6 @@ def write_report(result: RunResult, directory: Path) -> Path:
         _scores(phases),
         _utility(phases),
         forgetting(result, phases),
-        histories(result, phases),
         placebo(result),
         damage(result, phases),
         curves(result),

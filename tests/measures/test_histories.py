@@ -9,7 +9,9 @@ import torch
 from recbole_unlearn.data import Located, divide, load, loaders
 from recbole_unlearn.measures.evaluation import Measurement
 from recbole_unlearn.measures.histories import HistoryQuestions, Uncleaned, _hits, _utility, observe_histories
+from recbole_unlearn.measures.verdict import EMPTIED, NOTHING
 from recbole_unlearn.results.privacy import Crowd, Discretion
+from recbole_unlearn.results.schema import Verdict
 from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose, train_here
 
 SMALL = {"MAX_ITEM_LIST_LENGTH": 6, "hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1}
@@ -181,3 +183,13 @@ def test_figures_of_too_few_users_are_left_out(changes, gone):
     }
     missing = set(FIGURES) - set(shown)
     assert missing | (set() if "uncleaned" in missing else names) == gone
+
+
+@pytest.mark.parametrize("users", [3, 40])
+def test_what_a_verdict_rests_on_is_said_whatever_is_shown(users):
+    crowd = CROWD._replace(users=users, compared=0, emptied=users)
+    found = Discretion(10, crowd)._verdict(Verdict("near", f"Forgotten. {EMPTIED}"), {}, {})
+    assert found.level == "near"
+    assert found.text.endswith(EMPTIED)
+    nothing = Verdict("cannot_tell", NOTHING)
+    assert Discretion(10, crowd)._verdict(nothing, {}, {}) == nothing
