@@ -8,7 +8,8 @@ was deleted:
   after all that was before them. The original's figures at both kinds of histories say what cleaning alone does; the
   unlearned model's at uncleaned ones, beside the retrained model's, say what the weights still know.
 * A deleted interaction with nothing retained before it (its history is *emptied*, as all histories of a whole user
-  are) has no cleaned history to be asked at, and the uncleaned one is the only one.
+  are) has no cleaned history to be asked at, and the uncleaned one is the only one. Its user may have no held-out
+  interaction either, so those of other users are the control: a model that merely got worse ranks both lower.
 
 A deleted interaction is also asked for at its user's cleaned history at test. Histories of users without a deleted
 interaction are the same, and are not asked at again. Uncleaned windows are made batch by batch and never kept.
@@ -17,14 +18,15 @@ interaction are the same, and are not asked at again. Uncleaned windows are made
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
-from recbole.data.interaction import Interaction
+from recbole.data.interaction import Interaction, cat_interactions
 
 from recbole_unlearn.data import Sequences, Splits, UnlearnData
 from recbole_unlearn.measures.base import View, measure, rounded
 from recbole_unlearn.measures.demotion import TOPK, clustered
-from recbole_unlearn.measures.observe import DEPTH, Observation, Pairs
+from recbole_unlearn.measures.observe import DEPTH, Observation, Pairs, never_touched
 from recbole_unlearn.measures.windows import (
     WindowQuestions,
     Windows,
@@ -57,6 +59,8 @@ class HistoryQuestions(WindowQuestions):
     uncleaned: Uncleaned  # windows of the deleted pairs
     emptied: Pairs  # deleted pairs with nothing retained before them
     emptied_windows: Uncleaned
+    control: Pairs  # held-out pairs of users without a deleted interaction; none where nothing is emptied
+    control_windows: Interaction
     tested: torch.Tensor  # (t,), sorted: affected users with a test window
     targets: torch.Tensor  # (t,), their test items
 
@@ -67,9 +71,13 @@ class HistoryQuestions(WindowQuestions):
         own = {field.name: getattr(asked, field.name) for field in dataclasses.fields(asked)}
         full = sequences_of(data.full)
         emptied, rows = compared(data, deleted_targets(data).emptied, negatives, seed)
+        others = asked.users[~asked.affected] if len(emptied) else asked.users[:0]
+        control, windows = _held_out(data, others, negatives, seed)
         tested, targets = _tests(data)
         uncleaned = Uncleaned(full, asked.deleted_rows)
         return cls(**own, uncleaned=uncleaned, emptied=emptied, emptied_windows=Uncleaned(full, rows),
+            control=control,
+            control_windows=windows,
                    tested=tested, targets=targets)  # fmt: skip
 
 
@@ -78,6 +86,18 @@ def deleted_windows(data: UnlearnData, negatives: int, seed: int) -> tuple[Pairs
     full, (asked, emptied) = sequences_of(data.full), deleted_targets(data)
     pairs, rows = compared(data, asked if len(asked) else emptied, negatives, seed)
     return pairs, full.prefix(rows, kept(data)) if len(asked) else Uncleaned(full, rows)
+
+
+def _held_out(data: UnlearnData, users: torch.Tensor, negatives: int, seed: int) -> tuple[Pairs, Interaction]:
+    """The validation and test pairs of ``users`` with items to compare them with, and their windows."""
+    train = data.retain.train
+    windows = cat_interactions([part.inter_feat for part in data.retain.for_model()[1:]])
+    windows = windows[torch.isin(windows[train.uid_field], users)]
+    windows = windows[torch.argsort(windows[train.uid_field], stable=True)]
+    owners = windows[train.uid_field]
+    drawn, usable = never_touched(owners, data.full, negatives, torch.Generator().manual_seed(seed))
+    windows = windows[usable]
+    return Pairs(owners[usable], windows[train.iid_field], drawn[usable]), windows
 
 
 def _tests(data: UnlearnData) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,6 +116,7 @@ class HistoryObservation(Observation):
     at_test: torch.Tensor  # (m,), of the deleted pairs at their users' cleaned test histories
     uncleaned: torch.Tensor  # (m,), of the deleted pairs at the histories that they were trained with
     emptied: torch.Tensor  # (e,), of those with nothing retained before them, likewise
+    control: torch.Tensor  # (c,), of held-out pairs of other users at the histories of their windows
     hits: (
         torch.Tensor
     )  # (t, depth), which of the first items after an uncleaned test history is the test item
@@ -113,6 +134,7 @@ def observe_histories(
         at_test=_at_test(trainer, questions.deleted, splits),
         uncleaned=standing(trainer, questions.deleted, questions.uncleaned, splits).demoted,
         emptied=standing(trainer, questions.emptied, questions.emptied_windows, splits).demoted,
+        control=standing(trainer, questions.control, questions.control_windows, splits).demoted,
         hits=_hits(trainer, questions, splits),
     )
 
@@ -192,21 +214,22 @@ def _uncleaned(view: View) -> dict[str, Figure]:
     title="Emptied histories",
     meaning="deleted items with nothing retained before them, as of whole users, after their uncleaned histories",
     good="the retrained model's",
-    parts={"demotion_rate": ": demotion rate"},
+    parts={"demotion_rate": ": demotion rate", "held_out": ": held-out items of others"},
     of_sequences=True,
     place=2,
 )
 def _emptied(view: View) -> dict[str, Figure]:
     questions, seen = _asked(view)
-    if not len(questions.emptied):
+    if not len(questions.emptied) or not len(questions.control):  # without a control it would say nothing
         return {}
-    return {"emptied": {"demotion_rate": rounded(seen.emptied.double().mean())}}
+    rates = {"demotion_rate": seen.emptied, "held_out": seen.control}
+    return {"emptied": {key: rounded(values.double().mean()) for key, values in rates.items()}}
 
 
 @measure(
     "emptied_gap",
     title="Emptied histories: demotion gap",
-    meaning="this rate minus the retrained model's, on the same comparisons, and its standard error over users",
+    meaning="how much more that rate differs from the retrained model's than that of held-out items of others does",
     good="0, within twice its error",
     parts={"mean": "", "error": ": standard error"},
     is_distance=True,
@@ -215,8 +238,10 @@ def _emptied(view: View) -> dict[str, Figure]:
 )
 def _emptied_gap(view: View) -> dict[str, Figure]:
     questions, seen = _asked(view)
-    if not isinstance(view.retrained, HistoryObservation) or not len(questions.emptied):
+    target = view.retrained
+    if not isinstance(target, HistoryObservation) or not len(questions.emptied) or not len(questions.control):
         return {}
-    difference = seen.emptied.double() - view.retrained.emptied.double()
-    mean, error = clustered(difference, questions.emptied.users)
-    return {"emptied_gap": {"mean": rounded(mean), "error": rounded(error)}}
+    gap = clustered(seen.emptied.double() - target.emptied.double(), questions.emptied.users)
+    other = clustered(seen.control.double() - target.control.double(), questions.control.users)
+    error = math.hypot(gap[1], other[1])  # they are of different users
+    return {"emptied_gap": {"mean": rounded(gap[0] - other[0]), "error": rounded(error)}}

@@ -28,7 +28,8 @@ NOTHING = (
     "first ones of users of a sequential model, which it was never asked to predict."
 )
 EMPTIED = (
-    "Nothing is retained before the deleted interactions, so all models were asked at uncleaned histories."
+    "Nothing is retained before the deleted interactions, so all models were asked at uncleaned histories, and what "
+    "differs as much for held-out items of other users does not count."
 )
 _WORDS = {
     "near": "Forgotten, as far as measured: deleted items rank about where a retrained model puts them",
@@ -76,12 +77,15 @@ def verdict(
     the other side a twentieth), or as the sample, and a second retrained model where there is one, cannot tell apart.
     Then the level is *near*. If not, it is *under* on the original's side and *over* on the other: the model still
     knows, or shows what was deleted. Where not even the original can be told from the retrained model, a model that
-    did nothing would pass, so the level is *cannot_tell*; so it is where no deleted pair has a figure. Where deleted
-    pairs of a sequential model have no cleaned history at all, as those of whole users, the demotion rate is that at
-    uncleaned ones, which is as fair: the retrained model is asked the same, and only the original saw them. Where no
-    training interaction was ``deleted``, the original never saw what is to be forgotten. Without a retrained model
-    the level is *unknown*, and ``provisional`` says what it looks like. ``done_earlier``: the original is what this
-    same request left.
+    did nothing would pass, so the level is *cannot_tell*; so it is where no deleted pair has a figure.
+
+    Where deleted pairs of a sequential model have no cleaned history at all, as those of whole users, the demotion
+    rate is that at uncleaned ones, where the retrained model is asked the same. They have no attack, which would
+    notice a model that is merely worse, so their gap is that beyond the gap of held-out pairs of other users.
+
+    Where no training interaction was ``deleted``, the original never saw what is to be forgotten. Without a retrained
+    model the level is *unknown*, and ``provisional`` says what it looks like. ``done_earlier``: the original is what
+    this same request left.
     """
     if done_earlier:
         return Verdict("near", DONE)

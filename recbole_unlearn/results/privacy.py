@@ -242,7 +242,9 @@ class Discretion:
         """How many users are behind a measure."""
         if key.startswith("attack"):
             return self.crowd.matched
-        return self.crowd.emptied if key.startswith("emptied") else self.crowd.compared
+        if key.startswith("emptied"):  # and beside them users without a deleted interaction
+            return min(self.crowd.emptied, self.crowd.tested - self.crowd.measured)
+        return self.crowd.compared
 
     def _uncleaned(self, figures: Mapping[str, float]) -> dict[str, float]:
         """A demotion rate of deleted pairs, and utility of affected users: each shown as at cleaned histories."""

@@ -7,8 +7,16 @@ import pytest
 import torch
 
 from recbole_unlearn.data import Located, divide, load, loaders
+from recbole_unlearn.measures.base import View
 from recbole_unlearn.measures.evaluation import Measurement
-from recbole_unlearn.measures.histories import HistoryQuestions, Uncleaned, _hits, _utility, observe_histories
+from recbole_unlearn.measures.histories import (
+    HistoryQuestions,
+    Uncleaned,
+    _emptied_gap,
+    _hits,
+    _utility,
+    observe_histories,
+)
 from recbole_unlearn.measures.verdict import EMPTIED, NOTHING
 from recbole_unlearn.results.privacy import Crowd, Discretion
 from recbole_unlearn.results.schema import Verdict
@@ -141,6 +149,48 @@ def test_whole_users_are_asked_for_at_uncleaned_histories_alone(config):
     assert 0 < measured.forgetting["emptied"]["demotion_rate"] < 1
 
 
+class Knowing(ByHistory):
+    """Ranks the targets that it was shown first."""
+
+    def __init__(self, windows, share):
+        shown = torch.cat([windows["item_id_list"], windows["item_id"][:, None]], dim=1)
+        self.known = {tuple(row) for row in shown.tolist()}
+        self.share = share
+
+    def batch_scores(self, batch, dataset):
+        scores = super().batch_scores(batch, dataset) / 1009
+        for row, history in enumerate(batch["item_id_list"].tolist()):
+            for item in range(1, dataset.item_num):
+                if (*history, item) in self.known:
+                    scores[row, item] += self.share
+        return scores
+
+
+def test_a_model_that_is_merely_worse_has_not_forgotten(config):
+    """The gap of emptied histories is what they lose beyond held-out items of others."""
+    data = without(config, [3, 4, 5])
+    questions = HistoryQuestions.ask(data, 10, 0)
+    held_out = questions.control_windows
+    emptied = questions.emptied_windows[torch.arange(len(questions.emptied))]
+    both = {key: torch.cat([held_out[key], emptied[key]]) for key in ("item_id", "item_id_list")}
+    every = {key: held_out[key] for key in both}
+
+    def gap(mine, target):
+        seen = [observe_histories(one, questions, data.retain) for one in (mine, target)]
+        return _emptied_gap(View(questions, seen[0], retrained=seen[1]))["emptied_gap"]
+
+    # The retrained model is good at held-out items, the original also at what it was trained on.
+    retrained, original = Knowing(every, 0.5), Knowing(both, 0.5)
+    assert gap(original, retrained)["mean"] < -0.1
+    # A model that is worse at everything ranks emptied ones as low as the retrained model does, and does not pass.
+    worse = Knowing(both, 0.0)
+    assert observe_histories(worse, questions, data.retain).emptied.mean() == pytest.approx(
+        float(observe_histories(retrained, questions, data.retain).emptied.mean())
+    )
+    assert gap(worse, retrained)["mean"] < -0.1
+    assert gap(retrained, retrained) == {"mean": 0.0, "error": 0.0}
+
+
 # What may be shown
 
 
@@ -174,7 +224,7 @@ def test_figures_are_rounded_by_the_users_behind_them():
     ({"emptied": 9}, {"emptied", "emptied_gap"}),
     ({"compared": 9}, {"demotion_rate", "demotion_at_test", "uncleaned"}),
     ({"measured": 9}, {"uncleaned.ndcg@20"}),
-    ({"tested": 15}, {"uncleaned.ndcg@20"}),
+    ({"tested": 15}, {"emptied", "emptied_gap", "uncleaned.ndcg@20"}),
 ])  # fmt: skip
 def test_figures_of_too_few_users_are_left_out(changes, gone):
     shown = Discretion(10, CROWD._replace(users=40, **changes))._forgetting(FIGURES)
