@@ -81,7 +81,8 @@ def verdict(
 
     Where deleted pairs of a sequential model have no cleaned history at all, as those of whole users, the demotion
     rate is that at uncleaned ones, where the retrained model is asked the same. They have no attack, which would
-    notice a model that is merely worse, so their gap is that beyond the gap of held-out pairs of other users.
+    notice a model that is merely worse, so their gap is that beyond the gap of held-out pairs of other users, and the
+    original has to be twice as far from the retrained model to be told from it.
 
     Where no training interaction was ``deleted``, the original never saw what is to be forgotten. Without a retrained
     model the level is *unknown*, and ``provisional`` says what it looks like. ``done_earlier``: the original is what
@@ -136,6 +137,7 @@ class _Rate(NamedTuple):
 
     path: tuple[str, ...]
     gap: str
+    clear: int = 1  # times what counts as no difference, that the original has to be away to be told apart
 
     def of(self, phase: PhaseResult) -> float | None:
         return phase.figure(*self.path)
@@ -148,7 +150,8 @@ class _Rate(NamedTuple):
 
 
 _RATE = _Rate(("demotion_rate",), "demotion_gap")
-_EMPTIED_RATE = _Rate(("emptied", "demotion_rate"), "emptied_gap")
+# No attack is beside it, so a model that went half of the way must not pass: as for what looks near (provisional.py).
+_EMPTIED_RATE = _Rate(("emptied", "demotion_rate"), "emptied_gap", clear=2)
 
 
 def _rate(phases: Mapping[str, PhaseResult]) -> _Rate | None:
@@ -168,10 +171,10 @@ def _demotion(phases: Mapping[str, PhaseResult]) -> _Way | None:
         return None
     start, unsure = rate.mean(before), 2 * rate.error(before)
     if after.figure(rate.gap, "mean") is None:  # it is the retrained model itself
-        return _Way(start, 0.0, LEAST, abs(start) > max(LEAST, unsure))
+        return _Way(start, 0.0, LEAST, abs(start) > rate.clear * max(LEAST, unsure))
     spread = 2 * abs(rate.mean(second))
     slack = max(LEAST, spread, 2 * rate.error(after))
-    return _Way(start, rate.mean(after), slack, abs(start) > max(LEAST, spread, unsure))
+    return _Way(start, rate.mean(after), slack, abs(start) > rate.clear * max(LEAST, spread, unsure))
 
 
 def _attack(phases: Mapping[str, PhaseResult]) -> _Way | None:
