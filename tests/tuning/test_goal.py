@@ -1,6 +1,7 @@
 """What a sweep looks for, on which rows, and calibrations that are the beginning of longer ones."""
 
 import dataclasses
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -137,6 +138,8 @@ def test_of_sequences_validation_windows_are_measured_and_no_test_item_is_in_any
         users = windows.test.inter_feat["user_id"]
         assert torch.equal(after.batch(users)["item_id_list"], windows.test.inter_feat["item_id_list"])
     figures = Bench(config, view, "ndcg@20", 10).measure(trainer)
+    sent = pickle.loads(pickle.dumps(view))  # to another process
+    assert Bench(config, sent, "ndcg@20", 10).measure(trainer) == figures
     own = loaders(config.replace(metric_decimal_place=6), data.retain)
     plain = compose(PhaseTrainer, config.replace(metric_decimal_place=6), trainer.model, "y")
     expected = plain.evaluate(own.valid, load_best_model=False)
