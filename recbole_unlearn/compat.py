@@ -12,7 +12,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,6 +20,9 @@ import torch
 from recbole.evaluator import Collector
 from recbole.utils import init_seed
 from torch import nn
+
+if TYPE_CHECKING:
+    from recbole.model.abstract_recommender import AbstractRecommender
 
 _NUMPY_1_NAMES = {
     "float_": np.float64,
@@ -129,16 +132,31 @@ def seed_again(seed: int, reproducibility: bool) -> None:
 
 
 def clear_caches(model: nn.Module) -> None:
-    """Drop embeddings a model (or a part of it) keeps for evaluation; RecBole does so only in `calculate_loss`."""
+    """Drop embeddings a model (or a part of it) keeps for evaluation; RecBole does so only in `calculate_loss`.
+
+    And what RepeatNet keeps of the last batch it read.
+    """
     for part in model.modules():
         for name in cache_names(part):
             setattr(part, name, None)
+        vars(part).pop("repeat_explore", None)
 
 
 def cache_names(model: nn.Module) -> list[str]:
     """The names in the model's `other_parameter_name` that only cache what follows from the weights."""
     names = getattr(model, "other_parameter_name", [])
     return [name for name in names if name.startswith("restore_") or name == "i_embedding"]
+
+
+def other_parameters(model: AbstractRecommender) -> dict[str, Any]:
+    """What a model keeps beside its weights, without caches and without layers.
+
+    RecBole's models with features name a layer, whose weights are among the model's, and which holds all of the
+    training data.
+    """
+    caches = cache_names(model)
+    kept = model.other_parameter().items()
+    return {name: value for name, value in kept if name not in caches and not isinstance(value, nn.Module)}
 
 
 @contextlib.contextmanager

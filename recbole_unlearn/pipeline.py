@@ -57,7 +57,6 @@ from recbole_unlearn.results.schema import (
 from recbole_unlearn.results.table import table
 from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.settings.sequential import refuse_all_but_retraining
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
 from recbole_unlearn.words import counted
 
@@ -508,8 +507,6 @@ def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any
         raise UnlearnError(
             f"{config['model']} is a sequential model, and {method.name} does not work on sequences yet. Use {able}."
         )
-    if not method.exact:
-        refuse_all_but_retraining(config["model"], config.model_class)
     method.check(options, config)
     return options
 

@@ -19,7 +19,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
 from recbole_unlearn import settings
-from recbole_unlearn.compat import cache_names, own_randomness
+from recbole_unlearn.compat import other_parameters, own_randomness
 from recbole_unlearn.data import (
     Fields,
     Loaders,
@@ -133,8 +133,7 @@ def unlearn_model(
     divided = divide(full, located, "python")
     state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
     moments = None if optimizer is None else optimizer.state_dict()
-    others = {k: v for k, v in model.other_parameter().items() if k not in cache_names(model)}
-    original = Trained(state, moments, copy.deepcopy(others), -1)
+    original = Trained(state, moments, copy.deepcopy(other_parameters(model)), -1)
     with own_randomness(), own_threads(run.threads), tempfile.TemporaryDirectory() as work:
         ours = ours.replace(checkpoint_dir=work, output_dir=None)
         trainings = Trainings(nothing_kept, run.threads)

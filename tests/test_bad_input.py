@@ -189,7 +189,7 @@ def test_output_directory_that_cannot_be_written(assert_fails, flags, tmp_path):
 
 
 def test_a_model_that_cannot_be_unlearned(assert_fails, flags):
-    assert_fails(["--model=BERT4Rec", "--dataset=tiny", *flags()], "BERT4Rec", "These can: SASRec, GRU4Rec")
+    assert_fails(["--model=FOSSIL", "--dataset=tiny", *flags()], "FOSSIL", "These can: SASRec, GRU4Rec")
 
 
 def test_a_loss_that_explodes(assert_fails, flags):

@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import random
 from collections.abc import Sequence, Sized
 from typing import NamedTuple
 
@@ -27,7 +28,9 @@ import numpy as np
 import torch
 from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction, cat_interactions
+from recbole.data.transform import construct_transform
 
+from recbole_unlearn.compat import own_randomness
 from recbole_unlearn.data.parts import Splits, three
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings.sequential import has_users
@@ -174,6 +177,13 @@ class Sequences:
     def _before(self, marked: torch.Tensor) -> torch.Tensor:
         """(n + 1,), how many interactions ``marked`` (n,) there are before each place of :attr:`_order`."""
         return torch.cat([torch.zeros(1, dtype=torch.long), marked[self._order].long().cumsum(0)])
+
+    def following(self, rows: torch.Tensor) -> torch.Tensor:
+        """The next interaction of the same user after each of ``rows`` (m,); -1 where there is none."""
+        place = self._place[rows] + 1
+        after = self._order[place.clamp(max=len(self) - 1)]
+        users = self.raw.inter_feat[self.raw.uid_field]
+        return torch.where((place < len(self)) & (users[after] == users[rows]), after, -1)
 
     def lengths(self, keep: torch.Tensor | None = None) -> torch.Tensor:
         """(n,), the length of each interaction's history among ``keep``; 0 where it has no window."""
@@ -322,9 +332,26 @@ class SequenceSplits(Splits):
         raw, role = self.sequences.raw, self.sequences.role
         return [raw.copy(raw.inter_feat[role == part]) for part in (TRAIN, VALID, TEST)]
 
+    def in_windows(self) -> Dataset:
+        """The training interactions that are in a training window: a user with a single one has none."""
+        sequences, train = self.sequences, self.train
+        with_window = (sequences.role == TRAIN) & (sequences.lengths() > 0)
+        users = sequences.raw.inter_feat[train.uid_field][with_window]
+        return train.copy(train.inter_feat[torch.isin(train.inter_feat[train.uid_field], users)])
+
     def batch(self, users: torch.Tensor) -> Interaction:
         """The last training and validation interactions of ``users`` (n,) as windows."""
-        return self.windows.train.join(self.sequences.latest(users))
+        return self.read(self.sequences.latest(users))
+
+    def read(self, windows: Interaction) -> Interaction:
+        """Windows (n) as the model reads them: with features, and with what RecBole's loaders add to histories.
+
+        BERT4Rec's masks are drawn; here they are the same every time, and nobody else's numbers change.
+        """
+        dataset = self.windows.train
+        with own_randomness():
+            random.seed(dataset.config["seed"])
+            return construct_transform(dataset.config)(dataset, dataset.join(windows))
 
 
 class _Validated(SequenceSplits):

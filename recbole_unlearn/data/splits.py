@@ -199,6 +199,17 @@ class UnlearnData:
         return {field: values for field, values in gone.items() if field not in ids and len(values)}
 
     @functools.cached_property
+    def unread(self) -> tuple[torch.Tensor, torch.Tensor]:
+        r"""Users and items that training on D reads and training on D\S does not.
+
+        These are the orphans. Of a sequential model also those who keep one training interaction, which is in no
+        window.
+        """
+        if isinstance(self.full, SequenceSplits) and isinstance(self.retain, SequenceSplits):
+            return _orphans(self.full.in_windows(), self.retain.in_windows())
+        return self.orphan_users, self.orphan_items
+
+    @functools.cached_property
     def lost(self) -> torch.Tensor | None:
         """How many training interactions earlier requests took from each item (items,), rounded up; None: none."""
         return None if self.fitted is None else lost_since(self.fitted, _popularity(self.full.train))

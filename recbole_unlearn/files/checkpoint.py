@@ -194,11 +194,20 @@ def _optimizer(path: Path, state: Any) -> dict[str, Any] | None:
     return state
 
 
+def _is_layer(value: Any) -> bool:
+    return isinstance(value, unpickle.StandIn) and value.maker.module == "recbole.model.layers"
+
+
 def _other(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model keeps beside its weights: arrays, tensors, sparse matrices and numbers."""
+    """What a model keeps beside its weights: arrays, tensors, sparse matrices and numbers.
+
+    Some keep a layer (SASRecF). Its weights are in the state_dict as well, and what it has of the data is not read.
+    """
     other = content.get("other_parameter")
     if other is None:
         return {}
+    if isinstance(other, dict):
+        other = {name: value for name, value in other.items() if not _is_layer(value)}
     kinds = (torch.Tensor, np.ndarray, np.generic, sp.spmatrix, bool, int, float, str, type(None))
     fits = isinstance(other, dict) and all(
         isinstance(name, str) and isinstance(value, kinds) for name, value in other.items()

@@ -28,7 +28,7 @@ import scipy.sparse as sp
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.compat import cache_names
+from recbole_unlearn.compat import other_parameters
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.inputs import read_regular, shown
 
@@ -166,9 +166,7 @@ def model_digest(key: bytes, model: AbstractRecommender, settings: Mapping[str, 
 
 def _parts(model: AbstractRecommender, settings: Mapping[str, Any]) -> Iterator[bytes]:
     yield json.dumps(settings, sort_keys=True, default=str).encode()
-    caches = cache_names(model)
-    others = {name: value for name, value in model.other_parameter().items() if name not in caches}
-    for name, value in [*sorted(model.state_dict().items()), *sorted(others.items())]:
+    for name, value in [*sorted(model.state_dict().items()), *sorted(other_parameters(model).items())]:
         yield f"\0{name}\0".encode()
         yield from _content(value)
 

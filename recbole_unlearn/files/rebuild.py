@@ -26,6 +26,7 @@ Consent = Callable[[Name], bool]  # which further globals a file may name, each 
 DEEPEST = 200  # nesting of lists and mappings
 MOST_DIMENSIONS = 16
 _STAND_INS = ("recbole", "recbole_unlearn", "yaml", "logging")
+_LAYERS = "torch.nn.modules."  # descriptions too: SASRecF keeps one of its layers beside its weights
 _DTYPE = re.compile(r"[<>=|]?(b1|i[1248]|u[1248]|f[248]|c(8|16)|[US]\d{1,6}|O8?)")
 _STORAGES = {
     "FloatStorage": torch.float32, "DoubleStorage": torch.float64, "HalfStorage": torch.float16,
@@ -65,6 +66,7 @@ def may_be_named(name: Name) -> bool:
             (name.module == "torch._utils" and name.name in _TORCH)
             or (name.module, name.name)
             in (("torch.serialization", "_get_layout"), ("torch.nn.parameter", "Parameter"))
+            or name.module.startswith(_LAYERS)
             or (
                 name.module == "torch"
                 and (name.name in {*_STORAGES, "device", "Size", "Tensor"} or _dtype_of(name))
@@ -151,7 +153,7 @@ class Rebuilder:
     def _made(self, made: Made) -> Any:
         module, name = made.maker
         root = module.split(".")[0]
-        if root in _STAND_INS:
+        if root in _STAND_INS or module.startswith(_LAYERS):
             return self._stand_in(made)
         if root == "torch":
             return self._torch(made)

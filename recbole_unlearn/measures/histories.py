@@ -23,7 +23,7 @@ import math
 import torch
 from recbole.data.interaction import Interaction, cat_interactions
 
-from recbole_unlearn.data import Sequences, Splits, UnlearnData
+from recbole_unlearn.data import Sequences, SequenceSplits, Splits, UnlearnData
 from recbole_unlearn.measures.base import View, measure, rounded
 from recbole_unlearn.measures.demotion import TOPK, clustered
 from recbole_unlearn.measures.observe import DEPTH, Observation, Pairs, never_touched
@@ -155,10 +155,11 @@ def _at_test(trainer: PhaseTrainer, pairs: Pairs, splits: Splits) -> torch.Tenso
 def _hits(trainer: PhaseTrainer, questions: HistoryQuestions, splits: Splits) -> torch.Tensor:
     """Where the test items (t,) are in the lists after uncleaned test histories (t, depth)."""
     depth = min(DEPTH, splits.train.item_num - 1)
-    read, full = splits.for_model().train, questions.uncleaned.sequences
+    full = questions.uncleaned.sequences
+    assert isinstance(splits, SequenceSplits)
     found = [torch.zeros(0, depth, dtype=torch.bool)]
     for rows in torch.arange(len(questions.tested)).split(step(splits)) if len(questions.tested) else ():
-        scores = trainer.batch_scores(read.join(full.latest(questions.tested[rows])), splits.train)
+        scores = trainer.batch_scores(splits.read(full.latest(questions.tested[rows])), splits.train)
         found.append(scores.topk(depth, dim=1).indices == questions.targets[rows, None])
     return torch.cat(found)
 

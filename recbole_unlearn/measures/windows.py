@@ -163,9 +163,9 @@ class Windows(Protocol):
 def standing(trainer: PhaseTrainer, pairs: Pairs, windows: Windows, splits: Splits) -> Standing:
     """Where each pair ranks at its window."""
     found = [torch.zeros(2, 0)]
-    read = splits.for_model().train
+    assert isinstance(splits, SequenceSplits)
     for rows in torch.arange(len(pairs)).split(step(splits)) if len(pairs) else ():
-        scores = trainer.batch_scores(read.join(windows[rows]), splits.train)
+        scores = trainer.batch_scores(splits.read(windows[rows]), splits.train)
         spread, mean = torch.std_mean(scores[:, 1:], dim=1)
         own = scores.gather(1, pairs.items[rows, None])
         demoted = (own < scores.gather(1, pairs.others[rows])).float().mean(dim=1)

@@ -22,8 +22,9 @@ from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained, write_model
-from recbole_unlearn.rows import TrainIndex, tables
+from recbole_unlearn.rows import TrainIndex, reset_to_rarest, tables
 from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.settings.sequential import pushes_all_items
 from recbole_unlearn.training import Job, PhaseTrainer, check_finite, train_all
 
 Curve = list[tuple[int, float]]  # (step, value)
@@ -168,14 +169,18 @@ class UnlearnTrainer(PhaseTrainer):
         raise NotImplementedError(f"{type(self).__name__} does not implement unlearn().")
 
     def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> None:
-        """Give orphans (users, items and values of features with no training interaction left) initial values."""
+        """Give orphans (users, items and values of features with no training interaction left) initial values.
+
+        Where a sequential model's loss is over all items, training pushes down what nobody has: items get the rows
+        of the rarest ones.
+        """
         if not self.exact:
-            data = task.data
-            items = data.orphan_items[:0] if refitted_items else data.orphan_items
-            # Sequential models that can be unlearned have no rows of users; another table may be as long as one.
-            sequential = isinstance(data.retain, SequenceSplits)
-            users = data.orphan_users[:0] if sequential else data.orphan_users
-            tables.reset_rows(self.model, task.initial, data.retain.train, users, items)
+            users, items = task.data.unread
+            items = items[:0] if refitted_items else items
+            train = task.data.retain.train
+            tables.reset_rows(self.model, task.initial, train, users, items)
+            if pushes_all_items(task.config):
+                reset_to_rarest(self.model, train, items)
             self.reset_features(task)
 
     def reset_features(self, task: UnlearnTask) -> None:

@@ -50,7 +50,7 @@ class Finetune(UnlearnTrainer):
             for group in self.optimizer.param_groups:
                 group["lr"] = options.finetune_learning_rate
         data = loaders(task.config, task.data.retain).train
-        # A loss over all items pushes those that nobody has: from their initial rows, as in a retrained model.
+        # Training may read what nobody has any more as a negative: these epochs start from new rows.
         fits_orphans = isinstance(task.data.retain, SequenceSplits)
         if fits_orphans:
             self.reset_orphans(task)

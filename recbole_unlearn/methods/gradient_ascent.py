@@ -16,9 +16,10 @@ request's users, whose loss is that of their retained history: that history woul
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
+from recbole.data.interaction import Interaction
 
 from recbole_unlearn.data import SequenceSplits
 from recbole_unlearn.errors import UnlearnError
@@ -73,11 +74,12 @@ class GradientAscent(UnlearnTrainer):
         request: RequestLosses | WindowLosses
         if isinstance(task.data.retain, SequenceSplits):
             request = WindowLosses(task, self.model)
+            watched = request.kept_sample(WATCHED)
         else:
             request = RequestLosses(task, self.model)
+            watched = [request.kept_sample(WATCHED)]
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(parameters, lr=options.gradient_ascent_learning_rate, maximize=True)
-        watched = request.kept_sample(WATCHED)
         start = self._watch(watched)
         limit = start + options.gradient_ascent_tolerance * abs(start)
         losses, kept = [], [(0, round(start, 6))]
@@ -105,8 +107,9 @@ class GradientAscent(UnlearnTrainer):
         )
 
     @torch.no_grad()
-    def _watch(self, batch: object) -> float:
-        loss = training_loss(self.model, batch).item()
+    def _watch(self, batches: Sequence[Interaction]) -> float:
+        number = sum(len(batch) for batch in batches)
+        loss = sum(len(batch) / number * training_loss(self.model, batch).item() for batch in batches)
         if loss != loss:
             raise UnlearnError(
                 "gradient_ascent failed: the loss is not a number. Lower gradient_ascent_learning_rate."

@@ -2,7 +2,8 @@
 
 `tables.py` says which rows of which parameter belong to whom, `index.py` finds interactions by user, item and
 pair, `region.py` whom a request touches, `batches.py` draws the witness set, `own_loss.py`, `losses.py` and
-`scoring.py` compute losses and scores, and `expected.py` estimates where a pair ranks in a model that never saw it.
+`scoring.py` compute losses and scores, `rarest.py` finds items that are hardly anybody's, and `expected.py` estimates
+where a pair ranks in a model that never saw it.
 """
 
 from recbole_unlearn.rows.batches import (
@@ -15,7 +16,8 @@ from recbole_unlearn.rows.batches import (
 )
 from recbole_unlearn.rows.expected import PAIRS, ClosedFormRanker, ExpectedStanding
 from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.rows.own_loss import Moments, fisher, loss_gradients, training_loss
+from recbole_unlearn.rows.own_loss import Moments, fisher, lent, looked_up, loss_gradients, training_loss
+from recbole_unlearn.rows.rarest import rarest, reset_to_rarest
 from recbole_unlearn.rows.region import Members, Region, find_region, with_neighbours
 from recbole_unlearn.rows.scoring import pair_scores, predicted
 from recbole_unlearn.rows.tables import OTHER, Side, Table, as_rows, find_features, find_tables, reset_rows
@@ -42,11 +44,15 @@ __all__ = [
     "first_of_each",
     "fisher",
     "learns_by_user",
+    "lent",
+    "looked_up",
     "loss_gradients",
     "pair_scores",
     "pairs_batch",
     "predicted",
+    "rarest",
     "reset_rows",
+    "reset_to_rarest",
     "training_loss",
     "with_neighbours",
 ]

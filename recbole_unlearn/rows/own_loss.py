@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
+from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.model.general_recommender.recvae import RecVAE
@@ -23,6 +26,27 @@ def training_loss(model: AbstractRecommender, batch: Interaction) -> torch.Tenso
     turn = {"encoder_flag": True} if isinstance(model, RecVAE) else {}
     loss = model.calculate_loss(batch.to(next(model.parameters()).device), **turn)
     return functools.reduce(operator.add, loss) if isinstance(loss, tuple) else loss
+
+
+def looked_up(model: AbstractRecommender, train: Dataset) -> dict[str, Any]:
+    """What the loss of ``model`` looks up in its training data, if that were ``train``, by attribute.
+
+    FEARec compares a window with others that have the same target.
+    """
+    if not hasattr(model, "same_item_index"):
+        return {}
+    return {"dataset": train, "same_item_index": model.get_same_item_index(train)}
+
+
+@contextlib.contextmanager
+def lent(model: AbstractRecommender, values: Mapping[str, Any]) -> Iterator[None]:
+    """Let ``model`` have other values of some attributes for a while."""
+    own = {name: getattr(model, name) for name in values}
+    vars(model).update(values)
+    try:
+        yield
+    finally:
+        vars(model).update(own)
 
 
 def loss_gradients(model: AbstractRecommender, batch: Interaction) -> tuple[float, Moments]:

@@ -3,7 +3,7 @@
 RecBole's models keep a user or an item as a row of an embedding table (`user_embedding.weight`), and
 context-aware models as a block of one table for all fields. :func:`find_tables` names them for any model,
 so that methods can work on rows. A table is recognised by its module and its size; when users and items
-are equally many, by the word in its name.
+are equally many, by the word in its name. Of sequential models see `sequence_tables.py`.
 
 A side that has no table may have weight matrices instead: an autoencoder reads items through the columns of its
 first layer and scores them through the rows (and biases) of its last. Those are tables as well, seen along the
@@ -22,7 +22,10 @@ import torch
 from recbole.data.dataset import Dataset
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.model.layers import FLEmbedding, FMEmbedding
+from recbole.utils import ModelType
 from torch import nn
+
+from recbole_unlearn.rows.sequence_tables import tables_of_sequences
 
 Side = Literal["user", "item"]
 OTHER: dict[Side, Side] = {"user": "item", "item": "user"}
@@ -55,6 +58,8 @@ def as_rows(parameter: torch.Tensor, axis: int = 0) -> torch.Tensor:
 
 def find_tables(model: AbstractRecommender, dataset: Dataset) -> list[Table]:
     """All tables of ``model`` with one row per user or per item."""
+    if model.type == ModelType.SEQUENTIAL:
+        return list(_of_sequences(model, dataset))
     tables = list(_embeddings(model, dataset))
     missing = {"user", "item"} - {table.side for table in tables}
     return tables + list(_matrices(model, dataset, missing))
@@ -66,20 +71,35 @@ def find_features(model: AbstractRecommender, dataset: Dataset) -> list[FieldTab
     return [table for table in _fields(model, dataset) if table.field not in ids]
 
 
+def _of_sequences(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]:
+    fields = list(_fields(model, dataset))
+    yield from _of_ids(fields, dataset)
+    taken = {table.parameter for table in fields}
+    for parameter, side in tables_of_sequences(model, _sizes(dataset), taken):
+        yield Table(parameter, side)
+
+
 def _embeddings(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]:
-    sizes: dict[Side, int] = {"user": dataset.user_num, "item": dataset.item_num}
-    ids: dict[str, Side] = {dataset.uid_field: "user", dataset.iid_field: "item"}
-    taken = list(_fields(model, dataset))
-    for table in taken:
-        if table.field in ids:
-            yield Table(table.parameter, ids[table.field], table.offset)
+    fields = list(_fields(model, dataset))
+    yield from _of_ids(fields, dataset)
+    taken = {table.parameter for table in fields}
     for name, module in model.named_modules():
-        if re.search("position", name):  # of a sequence, which may be as long as there are users or items
-            continue
-        if isinstance(module, nn.Embedding) and f"{name}.weight" not in {table.parameter for table in taken}:
-            sides = _sides(name, module.num_embeddings, sizes)
+        if isinstance(module, nn.Embedding) and f"{name}.weight" not in taken:
+            sides = _sides(name, module.num_embeddings, _sizes(dataset))
             if len(sides) == 1:
                 yield Table(f"{name}.weight", sides[0])
+
+
+def _sizes(dataset: Dataset) -> dict[Side, int]:
+    return {"user": dataset.user_num, "item": dataset.item_num}
+
+
+def _of_ids(fields: Sequence[FieldTable], dataset: Dataset) -> Iterator[Table]:
+    """Those tables of fields that are of users or items."""
+    ids: dict[str, Side] = {dataset.uid_field: "user", dataset.iid_field: "item"}
+    for table in fields:
+        if table.field in ids:
+            yield Table(table.parameter, ids[table.field], table.offset)
 
 
 def _fields(model: AbstractRecommender, dataset: Dataset) -> Iterator[FieldTable]:
@@ -104,21 +124,32 @@ def _layers(model: AbstractRecommender) -> Iterator[tuple[str, nn.Embedding, int
 
     Context-aware models have one table for all fields of tokens (and one for all of numbers in buckets), and one for
     each field of sequences, in the model itself and in its first-order part; FFM has all of them once per field.
+    Sequential models with features have the same tables once for features of users and once for those of items.
     """
     for owner in model.modules():
         for kind in ("token", "float"):
-            joint = getattr(owner, f"{kind}_embedding_table", None)
-            if isinstance(joint, (FMEmbedding, FLEmbedding)):
-                yield from _joint(getattr(owner, f"{kind}_field_names"), [joint.embedding], joint.offsets)
-            single = getattr(owner, f"{kind}_seq_embedding_table", None)
-            if isinstance(single, nn.ModuleList):
-                yield from _single(getattr(owner, f"{kind}_seq_field_names"), single)
+            for joint, fields in _by_type(owner, f"{kind}_embedding_table", f"{kind}_field_names"):
+                if isinstance(joint, (FMEmbedding, FLEmbedding)):
+                    yield from _joint(fields, [joint.embedding], joint.offsets)
+            for single, fields in _by_type(owner, f"{kind}_seq_embedding_table", f"{kind}_seq_field_names"):
+                if isinstance(single, nn.ModuleList):
+                    yield from _single(fields, single)
             if getattr(owner, f"{kind}_feature_names", None):
                 tables, offsets = getattr(owner, f"{kind}_embeddings"), getattr(owner, f"{kind}_offsets")
                 yield from _joint(getattr(owner, f"{kind}_feature_names"), tables, offsets)
             if getattr(owner, f"{kind}_seq_feature_names", None):
                 tables = getattr(owner, f"{kind}_seq_embedding")
                 yield from _single(getattr(owner, f"{kind}_seq_feature_names"), tables)
+
+
+def _by_type(owner: nn.Module, tables: str, names: str) -> Iterator[tuple[nn.Module | None, Sequence[str]]]:
+    """A table and the names of its fields; of a sequential model one for each type."""
+    found = getattr(owner, tables, None)
+    if isinstance(found, nn.ModuleDict):
+        for kind, table in found.items():
+            yield table, getattr(owner, names)[kind]
+    else:
+        yield found, getattr(owner, names, ())
 
 
 def _joint(
@@ -140,8 +171,7 @@ def _single(fields: Sequence[str], tables: Iterable[nn.Module]) -> Iterator[tupl
 
 def _matrices(model: AbstractRecommender, dataset: Dataset, missing: set[str]) -> Iterator[Table]:
     """Matrices and biases with one row or column per user or item, for sides that have no embedding table."""
-    both: dict[Side, int] = {"user": dataset.user_num, "item": dataset.item_num}
-    sizes = {side: size for side, size in both.items() if side in missing}
+    sizes = {side: size for side, size in _sizes(dataset).items() if side in missing}
     for name, parameter in model.named_parameters():
         if parameter.dim() > 2:
             continue

@@ -118,7 +118,8 @@ class UnlearnConfig(Config):
             )
         if self.model_class.type is ModelType.SEQUENTIAL:
             sequential.refuse_split(self["eval_args"])
-            sequential.refuse_transform(self["transform"])
+            sequential.refuse_transform(self)
+            self._name_transformed_fields()
         refuse_code(self)
         refuse_paths(self)
         if not self.inherited:  # with a model that exists, there may be nothing to train
@@ -263,6 +264,12 @@ class UnlearnConfig(Config):
         if "train_neg_sample_args" not in {**self.inherited, **self.external_config_dict}:
             whole = self.final_config_dict.get("loss_type") == "CE"
             self.final_config_dict["train_neg_sample_args"] = None if whole else dict(sequential.ONE_NEGATIVE)
+
+    def _name_transformed_fields(self) -> None:
+        """Let RecBole's transform write the names of the fields it adds, which models read when they are built."""
+        from recbole.data.transform import construct_transform  # brings all of RecBole's data along
+
+        construct_transform(self)
 
     def method_names(self) -> list[str]:
         """The methods of this run: the one asked for and those it is compared with."""

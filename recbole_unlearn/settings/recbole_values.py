@@ -79,6 +79,10 @@ RECBOLE: dict[str, Known] = {
     "single_spec": Known(role=Role.PLACE, derived=True),
     "local_rank": Known(role=Role.PLACE, derived=True),
     "test_neg_sample_args": Known(trains=False, derived=True),
+    **{  # fields that transforms of histories add
+        key: Known(role=Role.PLACE, trains=False, derived=True)
+        for key in ("MASK_INDEX", "MASK_ITEM_SEQ", "POS_ITEMS", "NEG_ITEMS", "INVERSE_ITEM_SEQ")
+    },
     **{
         key: Known(derived=True)
         for key in (

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from recbole.config import Config
+from recbole.utils import ModelType
+
 from recbole_unlearn.errors import UnlearnError
 
-_WITH_USERS = ("Caser", "FPMC", "TransRec", "HGN", "HRM", "NPE")  # with a row for every user
-# Rows of users, items or values of features that methods do not find in these models yet: what is deleted would stay.
-_RETRAINED_ONLY = ("RepeatNet", "FEARec", "SASRecF", "GRU4RecF", "FDSA", *_WITH_USERS)
+_WITH_USERS = ("Caser", "FPMC", "TransRec", "HGN", "SHAN", "HRM", "NPE")  # with a row for every user
 MODELS = (
-    "SASRec", "GRU4Rec", "NARM", "STAMP", "NextItNet", "SRGNN", "GCSAN", "LightSANs", "CORE", "SINE",
-    *_RETRAINED_ONLY,
+    "SASRec", "GRU4Rec", "BERT4Rec", "NARM", "STAMP", "NextItNet", "SRGNN", "GCSAN", "LightSANs", "CORE", "FEARec",
+    "SINE", "RepeatNet", "SASRecF", "GRU4RecF", "FDSA", *_WITH_USERS,
 )  # fmt: skip
 _REASONS = {
     "DIEN": "it makes windows of its own",
     "DIN": "it is trained and measured on labelled interactions",
     "S3Rec": "it is trained in two stages, of which the first leaves a file",
-    "BERT4Rec": "it masks items of a history at random, also when it is measured",
-    "SHAN": "it reads histories that are turned round when they are loaded",
+    "GRU4RecKG": "it needs vectors of entities from files that RecBole does not ship",
+    "KSR": "it needs vectors of entities from files that RecBole does not ship",
 }
+_TRANSFORMS = {"BERT4Rec": "mask_itemseq", "SHAN": "inverse_itemseq"}  # what models need done to histories
 ONE_NEGATIVE = {
     "distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False, "candidate_num": 0,
 }  # fmt: skip
@@ -36,12 +38,9 @@ def refuse_model(name: str, model: type) -> None:
     )
 
 
-def refuse_all_but_retraining(name: str, model: type) -> None:
-    """Refuse a model whose rows of what is gone cannot be found, for methods that keep the other rows."""
-    if _is_one_of(model, _RETRAINED_ONLY):
-        raise UnlearnError(
-            f"{name} keeps what it knows of users, items or features where only retraining reaches it. Use retrain."
-        )
+def pushes_all_items(config: Config) -> bool:
+    """Whether a sequential model's loss is over all items, so that it reads also those that nobody has."""
+    return config["MODEL_TYPE"] == ModelType.SEQUENTIAL and config["loss_type"] in ("CE", "NLL")
 
 
 def has_users(model: type) -> bool:
@@ -54,11 +53,20 @@ def _is_one_of(model: type, names: tuple[str, ...]) -> bool:
     return any(base.__name__ in names and base.__module__.startswith("recbole.") for base in model.__mro__)
 
 
-def refuse_transform(transform: str | None) -> None:
-    """Refuse histories that RecBole's loaders change: measures ask at histories as they are."""
-    if transform is not None:
+def refuse_transform(config: Config) -> None:
+    """Refuse a transform of histories that is not the model's own: others draw what nobody reads."""
+    model, given = config.model_class, config["transform"]
+    needed = next((name for base, name in _TRANSFORMS.items() if _is_one_of(model, (base,))), None)
+    if given != needed:
+        way_out = f"use transform={needed}" if needed else "leave it out"
         raise UnlearnError(
-            f"transform={transform} changes histories as they are loaded, which does not work yet: leave it out."
+            f"transform={given} changes histories as they are loaded, and {config['model']} is not made for that: "
+            f"{way_out}."
+        )
+    if needed == "mask_itemseq" and int(config["mask_ratio"] * config["MAX_ITEM_LIST_LENGTH"]) < 1:
+        raise UnlearnError(
+            f"mask_ratio={config['mask_ratio']} of MAX_ITEM_LIST_LENGTH={config['MAX_ITEM_LIST_LENGTH']} is not one "
+            "item, and there would be nothing to learn: raise one of them."
         )
 
 

@@ -150,9 +150,8 @@ class PhaseTrainer(_Trainer):
     def snapshot(self, epoch: int = -1) -> Trained:
         """The model and its optimizer as they are now, copied."""
         state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
-        caches = compat.cache_names(self.model)
-        other = {k: v for k, v in self.model.other_parameter().items() if k not in caches}
-        return Trained(state, copy.deepcopy(self.optimizer.state_dict()), other, epoch)
+        optimizer = copy.deepcopy(self.optimizer.state_dict())
+        return Trained(state, optimizer, compat.other_parameters(self.model), epoch)
 
     def evaluate(
         self,

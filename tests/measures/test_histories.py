@@ -102,7 +102,11 @@ def test_deleted_items_are_asked_for_at_the_histories_they_were_trained_with(dat
         assert seen.hits[k].tolist() == (scores.topk(50).indices == questions.targets[k]).tolist()
 
 
-def test_utility_is_recboles_where_histories_are_the_same(config, data):
+@pytest.mark.parametrize("model", ["SASRec", "SHAN"])  # SHAN reads histories that loaders turn round
+def test_utility_is_recboles_where_histories_are_the_same(make_config, settings, model):
+    settings.pop("embedding_size", None)
+    config = make_config(model, **(SMALL if model == "SASRec" else {"MAX_ITEM_LIST_LENGTH": 6}))
+    data = without(config, [6, 7], also=range(1, 6), places=slice(None, None, 2))
     trainer = compose(PhaseTrainer, config, build_model(config, data.retain), "x")
     measurement = Measurement(config, data, loaders(config, data.retain), 10)
     measured = measurement.measure(trainer)

@@ -105,7 +105,7 @@ def test_wrong_settings_are_refused(make_config, changes, message):
     [
         ("lightgcn", "Did you mean LightGCN?"),
         ("Foo", "Unknown model 'Foo'"),
-        ("BERT4Rec", "sequential"),
+        ("FOSSIL", "sequential"),
         ("KGAT", "knowledge"),
         (None, "No model given"),
     ],

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.methods.obliviate.adapters import AdapterSet
-from recbole_unlearn.rows import Witness, losses, pair_scores
+from recbole_unlearn.rows import losses
 
 PAIRS = 8192  # retained pairs that are looked at
 
@@ -35,15 +35,10 @@ def _round(value: float) -> float:
     return round(value, 6) if math.isfinite(value) else math.copysign(1e9, value)
 
 
-def margin(model: AbstractRecommender, witness: Witness) -> dict[str, Any]:
-    """How far deleted items are below uniform negatives: the mean reverse ranking loss, its bound, and the mean."""
-    deleted = witness.deleted(PAIRS)
-    if len(deleted.users) == 0:
+def margin(own: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
+    """How far deleted items score (m,) below negatives: the mean reverse ranking loss, its bound, and the mean."""
+    if len(own) == 0:
         return {}
-    train = witness.index.train
-    own, other = (
-        pair_scores(model, train, deleted.users, items) for items in (deleted.items, deleted.negatives)
-    )
     loss = float(losses.reverse_ranking(own, other))
     return {
         "loss": _round(loss),
@@ -53,17 +48,14 @@ def margin(model: AbstractRecommender, witness: Witness) -> dict[str, Any]:
     }
 
 
-def retained_change(adapters: AdapterSet, witness: Witness) -> dict[str, Any]:
-    """How much the scores of retained pairs moved from those at θ₀ on the same data: the largest and the mean."""
-    size = witness.retained.size
-    looked_at = witness.buffer(PAIRS / size) if size else torch.empty(0, dtype=torch.long)
-    users, items = (witness.index.ids[side][looked_at] for side in ("user", "item"))
-    after = pair_scores(adapters.model, witness.index.train, users, items)
+def retained_change(adapters: AdapterSet, scores: Callable[[], torch.Tensor]) -> dict[str, Any]:
+    """How much ``scores()`` of retained pairs moved from those at θ₀ on the same data: the largest and the mean."""
+    after = scores()
     # The rows as they are, which need not be W + A Bᵀ: those of orphans were reset after the calibration.
     final = [adapters.rows(adapter)[adapter.rows].clone() for adapter in adapters.adapters]
     adapters.detach()
     try:
-        before = pair_scores(adapters.model, witness.index.train, users, items)
+        before = scores()
     finally:
         for adapter, rows in zip(adapters.adapters, final, strict=True):
             adapters.rows(adapter)[adapter.rows] = rows

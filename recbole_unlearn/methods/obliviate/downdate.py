@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 import torch
 
-from recbole_unlearn.methods.obliviate.adapters import AdapterSet
+from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.methods.obliviate.gradients import RowGradients, row_gradients
 from recbole_unlearn.rows import Moments, Region, Witness, as_rows
 
@@ -61,14 +61,21 @@ def directions(adapters: AdapterSet, witness: Witness, moments: Moments) -> tupl
     for _ in range(draws):
         for part in deleted.split(BATCH):
             gradients.own(witness.triples(part), len(part) / draws)
+    return over_curvature(chosen, gradients.take(), moments), _reach(gradients, adapters, witness)
+
+
+def over_curvature(
+    chosen: Sequence[Adapter], gradients: Sequence[torch.Tensor], moments: Moments
+) -> list[torch.Tensor]:
+    """The directions of the rows of ``chosen`` by their ``gradients`` (n, d)."""
     found = []
-    for adapter, gradient in zip(chosen, gradients.take(), strict=True):
+    for adapter, gradient in zip(chosen, gradients, strict=True):
         if adapter.name in moments:
             moment = as_rows(moments[adapter.name], adapter.axis)[adapter.rows]
             found.append(direction(gradient, moment))
         else:
             found.append(torch.zeros_like(gradient))  # a parameter that never had a gradient
-    return found, _reach(gradients, adapters, witness)
+    return found
 
 
 def _reach(gradients: RowGradients, adapters: AdapterSet, witness: Witness) -> float:
@@ -89,13 +96,17 @@ def _reach(gradients: RowGradients, adapters: AdapterSet, witness: Witness) -> f
 
 
 def steps(
-    adapters: AdapterSet, witness: Witness, moments: Moments, scale: float, limit: float, batch_size: int
+    adapters: AdapterSet,
+    region: Region,
+    found: Sequence[torch.Tensor],
+    scale: float,
+    limit: float,
+    reach: float,
 ) -> list[torch.Tensor]:
-    """The limited downdate of every trained adapter's rows (n, d): η = scale / batch_size."""
-    found, reach = directions(adapters, witness, moments)
-    shares = _shares(adapters, witness.region)
+    """The limited downdate of every trained adapter's rows (n, d): η = scale."""
+    shares = _shares(adapters, region)
     return [
-        limited(scale / batch_size * step, adapter.base, share, limit, reach)
+        limited(scale * step, adapter.base, share, limit, reach)
         for adapter, step, share in zip(adapters.trained, found, shares, strict=True)
     ]
 

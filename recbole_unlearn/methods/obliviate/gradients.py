@@ -8,15 +8,19 @@ is G B and that of B is GᵀA; the latter is needed only where B is trained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from recbole.data.interaction import Interaction
 from recbole.model.general_recommender.bpr import BPR
 from recbole.model.general_recommender.lightgcn import LightGCN
+from torch import nn
 
 from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
+from recbole_unlearn.methods.obliviate.window_witness import WindowWitness, window_scores
 from recbole_unlearn.rows import Side, Triples, Witness, as_rows, predicted, training_loss
 from recbole_unlearn.training import fast_class
 from recbole_unlearn.training.models.graph import some_rows
@@ -43,7 +47,11 @@ class RowGradients:
         """``weight`` times the model's own training loss on a batch; its gradient is added."""
         self.model.train()
         counted = triples.part(self.witness.units(triples.users))
-        loss = weight * training_loss(self.model, self.witness.batch(counted))
+        return self.loss_of(self.witness.batch(counted), weight)
+
+    def loss_of(self, batch: Interaction, weight: float) -> float:
+        """``weight`` times the model's loss on a batch, in the mode it is in; its gradient is added."""
+        loss = weight * training_loss(self.model, batch)
         self._add(loss.sum(), None)
         return loss.item()
 
@@ -59,6 +67,15 @@ class RowGradients:
         assert self._scores is not None, "scores() comes first"
         self._add(self._scores, gradient)
         self._scores = None
+
+    def demotion(self, deleted: Triples) -> float:
+        """The share of deleted pairs that score below their negative."""
+        if len(deleted.users) == 0:
+            return 1.0
+        own, other = self.scores(
+            torch.cat([deleted.users, deleted.users]), torch.cat([deleted.items, deleted.negatives])
+        ).chunk(2)
+        return float((own < other).float().mean())
 
     def take(self) -> list[torch.Tensor]:
         """G B (or G) for every adapter, summed since the last call."""
@@ -85,6 +102,78 @@ class RowGradients:
         for name, value in zip(self._names, found, strict=True):
             if value is not None:
                 self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+
+class WindowGradients(RowGradients):
+    """The same for sequential models, which score items after a history.
+
+    Layers that all windows share are held fixed. Where a loss reads a table of items as a whole (the softmax over all
+    items), its rows learn from how they are scored, and not from the histories they are in: no gradient goes back
+    through the layers, and more is forgotten.
+    """
+
+    witness: WindowWitness
+
+    def __init__(
+        self, adapters: AdapterSet, chosen: Sequence[Adapter], witness: WindowWitness, whole: bool = False
+    ) -> None:
+        super().__init__(adapters, chosen, witness, whole)
+        self._others = [
+            p for name, p in self.model.named_parameters() if p.requires_grad and name not in self._names
+        ]
+        self._cut: list[nn.Module] | None = None  # tables whose rows in histories have no gradient
+
+    def loss_of(self, batch: Interaction, weight: float) -> float:
+        """As :meth:`RowGradients.loss_of`."""
+        with fixed(self._others):
+            if self._cut is None:
+                self._cut = self._read_as_a_whole(batch)
+            with without_lookups(self._cut):
+                return super().loss_of(batch, weight)
+
+    def _read_as_a_whole(self, batch: Interaction) -> list[nn.Module]:
+        """The tables of items that have a gradient also when no row of theirs is looked up."""
+        items = dict.fromkeys(a.name for a in self.chosen if a.side == "item" and a.name in self._names)
+        tables = {name: self.model.get_submodule(name.rpartition(".")[0]) for name in items}
+        tables = {name: module for name, module in tables.items() if isinstance(module, nn.Embedding)}
+        with without_lookups(tables.values()):
+            loss = training_loss(self.model, batch)
+        if not tables or not loss.requires_grad:
+            return []
+        parameters = [self.model.get_parameter(name) for name in tables]
+        found = torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
+        return [module for module, value in zip(tables.values(), found, strict=True) if value is not None]
+
+    @torch.no_grad()
+    def demotion(self, deleted: Triples) -> float:
+        """As :meth:`RowGradients.demotion`, after the cleaned prefixes of the deleted interactions."""
+        if len(deleted.users) == 0:
+            return 1.0
+        own, other = window_scores(self.model, self.witness, deleted)
+        return float((own < other).float().mean())
+
+
+@contextlib.contextmanager
+def fixed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Take no gradients of ``parameters``."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+@contextlib.contextmanager
+def without_lookups(tables: Iterable[nn.Module]) -> Iterator[None]:
+    """Let rows that are looked up in ``tables`` have no gradient; the tables themselves keep theirs."""
+    hooks = [table.register_forward_hook(lambda _module, _ids, rows: rows.detach()) for table in tables]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class BPRGradients(RowGradients):
@@ -308,4 +397,6 @@ def row_gradients(
     adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
 ) -> RowGradients:
     """The fastest way to the gradients of ``chosen``."""
+    if isinstance(witness, WindowWitness):
+        return WindowGradients(adapters, chosen, witness, whole)
     return written_out(type(adapters.model))(adapters, chosen, witness, whole)

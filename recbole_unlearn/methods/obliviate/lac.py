@@ -146,17 +146,7 @@ class WitnessObjective:
         """Whether deleted items rank as low as never-seen ones would."""
         if not self.stop or not self.forget or self.standing is None:
             return False
-        return demotion(gradients, self.standing.deleted) >= self.standing.level
-
-
-def demotion(gradients: RowGradients, deleted: Triples) -> float:
-    """The share of deleted pairs that score below their negative."""
-    if len(deleted.users) == 0:
-        return 1.0
-    own, other = gradients.scores(
-        torch.cat([deleted.users, deleted.users]), torch.cat([deleted.items, deleted.negatives])
-    ).chunk(2)
-    return float((own < other).float().mean())
+        return gradients.demotion(self.standing.deleted) >= self.standing.level
 
 
 def calibrate(
@@ -188,7 +178,7 @@ def calibrate(
     batches = itertools.islice(drawn, schedule.steps)
     for step, batch in enumerate(batches):
         if step % CHECK_EVERY == 0:
-            trace.demotion.append((step, demotion(gradients, watched)))
+            trace.demotion.append((step, gradients.demotion(watched)))
             if objective.reached(gradients):
                 objective = dataclasses.replace(
                     objective, forget=0.0
@@ -212,7 +202,7 @@ def calibrate(
         bar.update()
         if after_step is not None and step + 1 < schedule.steps:
             after_step(step + 1)
-    trace.demotion.append((len(trace.values), demotion(gradients, watched)))
+    trace.demotion.append((len(trace.values), gradients.demotion(watched)))
     for adapter in chosen:
         adapter.a.grad = adapter.b.grad = None
     adapters.attach()

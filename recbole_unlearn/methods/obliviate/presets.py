@@ -22,6 +22,7 @@ from recbole_unlearn.methods.obliviate.method import Obliviate, ObliviateSetting
 class ObliviatePaper(Obliviate):
     """λ_u reverse ranking on S + λ_d distillation on R + λ_r ‖Δθ‖², from the rank-r downdate on."""
 
+    on_sequences = False  # its losses are of pairs
     forgets_more: ClassVar[Sequence[str]] = ("raise lac_steps", "raise lac_forget", "lower lac_distill")
     forgets_less: ClassVar[Sequence[str]] = ("lower lac_steps", "lower lac_forget", "raise lac_distill")
 

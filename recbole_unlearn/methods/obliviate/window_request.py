@@ -1,0 +1,93 @@
+r"""A request to a sequential model: the same two stages, on windows.
+
+What differs from `request.py`:
+
+* The downdate is by the windows whose targets are deleted, with the histories they were trained with. Windows that
+  only lose a part of their history are left out: they cost several times more, and did not help.
+* Neighbours, from which rows start again, are the items people met before (`window_restart.py`).
+* LAC sees windows of D\S of all users (`window_witness.py`), and fits rows of which at least half started again:
+  under a softmax every window says of every item where it belongs.
+* Layers that all windows share are never moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from recbole_unlearn.methods.obliviate import certificates, downdate, lac, window_restart
+from recbole_unlearn.methods.obliviate.contamination import started_again
+from recbole_unlearn.methods.obliviate.gradients import row_gradients
+from recbole_unlearn.methods.obliviate.request import Request, side_tables
+from recbole_unlearn.methods.obliviate.window_witness import WindowWitness, scores_after, window_scores
+from recbole_unlearn.rows import Moments, Region, RetainedIndex, find_region
+
+RATE = 2.0  # of LAC at its first step, times the training's
+BATCH = 2048  # deleted windows whose gradient is taken at once
+
+
+class WindowRequest(Request):
+    """A request to a model of sequences."""
+
+    witness: WindowWitness
+
+    def _witness(self) -> tuple[Region, WindowWitness]:
+        """As for pairs: the region of the raw interactions, and windows."""
+        data = self.task.data
+        users, items = (data.forget.inter_feat[f] for f in (data.forget.uid_field, data.forget.iid_field))
+        retained = RetainedIndex(self.index, users, items, data.deleted)
+        touched = find_region(self.index, users, items, data.lost)
+        region = started_again(touched) if self.starts_again else touched
+        certain = find_region(self.index, users, items, data.lost_at_least)
+        generator = torch.Generator().manual_seed(self.task.config["seed"])
+        return certain, WindowWitness(self.task, retained, region, generator)
+
+    def _directions(self, moments: Moments) -> tuple[list[torch.Tensor], float]:
+        """By the windows of S as they were; a target's own row makes up all of its score."""
+        chosen = self.adapters.trained
+        gradients = row_gradients(self.adapters, chosen, self.witness)
+        self.model.eval()
+        for batch, number in self.witness.deleted_batches(BATCH):
+            with torch.backends.cudnn.flags(
+                enabled=False
+            ):  # its recurrent layers have gradients in training alone
+                gradients.loss_of(batch, number)
+        return downdate.over_curvature(chosen, gradients.take(), moments), 1.0
+
+    def _restart(self) -> None:
+        maps = self.task.prepared.maps
+        if maps is None:
+            self._from_initial(self.tables)
+            return
+        tables = side_tables(self.model, self.tables, self.index)
+        windows = self.task.data.retain.for_model().train
+        moved = window_restart.restart(tables, maps, self.certain, windows, self.options.lua_rounds)
+        self._move(self.certain, moved)
+
+    def _retained(self) -> torch.Tensor:
+        return torch.arange(len(self.witness.windows))
+
+    def _schedule(self, interactions: int | None) -> lac.Schedule:
+        """Slower than for pairs: a softmax over all items moves every row in every step."""
+        few = None if self.options.lac_buffer else len(self.witness.interactions())
+        schedule = super()._schedule(few)
+        if self.options.lac_learning_rate is not None:
+            return schedule
+        return schedule._replace(learning_rate=RATE * self.task.config["learning_rate"])
+
+    def _objective(self) -> tuple[lac.WitnessObjective, torch.Tensor | None]:
+        """The model's own loss on retained windows, of all users unless a share is asked for, and the drift."""
+        options, witness = self.options, self.witness
+        chosen = witness.buffer(options.lac_buffer) if options.lac_buffer else self._retained()
+        return lac.WitnessObjective(ranking=options.lac_ranking, drift=options.lac_drift), chosen
+
+    def _deleted_scores(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return window_scores(self.model, self.witness, self.witness.deleted(certificates.PAIRS))
+
+    def _retained_scores(self) -> Callable[[], torch.Tensor]:
+        windows = self.task.data.retain.for_model().train
+        number = len(windows)
+        chosen = windows.inter_feat[self.witness.buffer(min(1.0, certificates.PAIRS / number))]
+        batch = windows.join(chosen)
+        return lambda: scores_after(self.model, batch, chosen[windows.iid_field][:, None])[:, 0]

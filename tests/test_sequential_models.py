@@ -1,0 +1,146 @@
+"""Every sequential model once on some of ml-100k: what is deleted is in no data, history, cache or file after it."""
+
+import pickle
+
+import pandas as pd
+import pytest
+import torch
+
+from recbole_unlearn import run_unlearn
+from recbole_unlearn.data import load
+from recbole_unlearn.methods import UnlearnTrainer
+from recbole_unlearn.settings import sequential
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.training import build_model
+from tests.held import content, pairs_in, tables
+
+METHODS = ("gradient_ascent", "finetune", "retrain")  # of which the first is saved
+SMALL = {
+    "hidden_size": 8, "embedding_size": 8, "inner_size": 8, "n_heads": 1, "n_layers": 1, "block_num": 1,
+    "dilations": [1], "prototype_size": 4,
+}  # fmt: skip
+FEATURES = ("SASRecF", "GRU4RecF", "FDSA")
+HOLD_DATA = (*FEATURES, "FEARec")  # their training data, beside weights
+ONE_LOSS = ("CORE", "RepeatNet", "FPMC", "TransRec")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def values(cache, tmp_path):
+    """``values("SASRec")``: settings of a run of two seconds."""
+
+    def make(model, **changes):
+        columns = {"inter": ["user_id", "item_id", "rating", "timestamp"]}
+        plain = {
+            "load_col": columns | ({"item": ["item_id", "class"]} if model in FEATURES else {}),
+            "val_interval": {"rating": "[5,inf)"}, "user_inter_num_interval": "[60,70]", "epochs": 1,
+            "MAX_ITEM_LIST_LENGTH": 5, "show_progress": False, "tensorboard": False, "report": "none",
+            "output_dir": str(tmp_path / "out"), "cache_dir": cache, "min_group": 1, "demotion_negatives": 10,
+        }  # fmt: skip
+        known = UnlearnConfig(model, "ml-100k", config_dict=plain).final_config_dict
+        small = {key: value for key, value in SMALL.items() if key in known}
+        small |= {"n_layers": 2} if model == "FEARec" else {}
+        chosen = {"unlearn": METHODS[0], "compare": list(METHODS[1:])}
+        return plain | small | chosen | {"finetune_epochs": 1, "gradient_ascent_steps": 2} | changes
+
+    return make
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """By method: what the model holds that it left, and the pairs in it."""
+    found, run = {}, UnlearnTrainer.run
+
+    def recorded(self, task):
+        finished = run(self, task)
+        found[self.name] = content(self.model), held_pairs(self.model)
+        return finished
+
+    monkeypatch.setattr(UnlearnTrainer, "run", recorded)
+    return found
+
+
+def request_of(splits):
+    """A whole user, a whole item, and of three users two training, one validation and one test interaction."""
+    train = splits.train
+    users = torch.unique(train.inter_feat["user_id"])
+    rows = []
+    for user in users[1:4]:
+        for part, number in zip(splits, (2, 1, 1), strict=True):
+            items = part.inter_feat["item_id"][part.inter_feat["user_id"] == user][-number:]
+            rows += [(int(user), int(item)) for item in items]
+    item = int(torch.bincount(train.inter_feat["item_id"]).argmax())
+    feat = splits.sequences.raw.inter_feat
+    whole = (feat["user_id"] == users[0]) | (feat["item_id"] == item)
+    pairs = set(rows) | set(
+        zip(feat["user_id"][whole].tolist(), feat["item_id"][whole].tolist(), strict=True)
+    )
+    tokens = {
+        field: [None if one is None else train.id2token(field, one) for one in ids]
+        for field, ids in zip(
+            ("user_id", "item_id"), zip(*rows, (int(users[0]), None), (None, item), strict=True), strict=True
+        )
+    }
+    return pd.DataFrame(tokens), pairs
+
+
+def held_pairs(root):
+    return set().union(*map(pairs_in, tables(root)))
+
+
+def check_nothing_is_left(result, left, pairs):
+    """No deleted pair is in what is retained, held by a model, or saved; the same search finds them in D."""
+    data, config = result.data, result.config
+    assert pairs & set().union(*(pairs_in(part.inter_feat) for part in data.full.for_model()))
+    for part in [*data.retain.for_model(), *data.retain, *data.retain.everything()]:
+        assert not pairs & pairs_in(part.inter_feat)
+    original, fresh = (build_model(config, splits) for splits in (data.full, data.retain))
+    held = config["model"] in HOLD_DATA
+    assert (content(original) != content(fresh)) is held
+    assert bool(pairs & held_pairs(original)) is held
+    for holds, contains in left.values():
+        assert holds == content(fresh)
+        assert not pairs & contains
+    saved = pickle.loads((result.output_dir / f"{config['dataset']}-SequentialDataset.pth").read_bytes())
+    assert len(tables(saved)) > 1
+    assert not pairs & held_pairs(saved)
+    checkpoint = torch.load(
+        result.output_dir / f"{config['model']}-unlearned.pth", weights_only=False, map_location="cpu"
+    )
+    assert set(checkpoint["state_dict"]) == set(fresh.state_dict())
+    assert not checkpoint["other_parameter"]
+    assert not checkpoint["optimizer"]["state"]
+    assert not tables(checkpoint)
+
+
+def run(values, model, dataset="ml-100k", **changes):
+    values = values(model, **changes)
+    request, pairs = request_of(load(UnlearnConfig(model, dataset, config_dict=values)).splits)
+    result = run_unlearn(model=model, dataset=dataset, forget=request, config_dict=values)
+    for phase in result.result["phases"].values():
+        assert 0 <= phase["metrics"]["ndcg@20"] <= 1
+        assert 0 <= phase["forgetting"]["demotion_rate"] <= 1
+    return result, pairs
+
+
+@pytest.mark.parametrize("model", sequential.MODELS)
+def test_nothing_of_the_request_is_left(values, left, model):
+    result, pairs = run(values, model)
+    assert set(left) == set(METHODS)
+    check_nothing_is_left(result, left, pairs)
+
+
+@pytest.mark.parametrize("model", [name for name in sequential.MODELS if name not in ONE_LOSS])
+def test_losses_with_negatives(values, left, tiny_path, model):
+    """The same with BPR, on `tiny`."""
+    features = {"load_col": None, "selected_features": ["kind"]} if model in FEATURES else {}
+    changes = {
+        "loss_type": "BPR", "data_path": str(tiny_path), "val_interval": None, "user_inter_num_interval": None,
+    }  # fmt: skip
+    result, pairs = run(values, model, "tiny", **changes, **features)
+    assert result.config["train_neg_sample_args"]["distribution"] == "uniform"
+    check_nothing_is_left(result, left, pairs)
