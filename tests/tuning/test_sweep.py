@@ -102,10 +102,14 @@ def test_a_sweep_and_the_way_back_from_best_yaml(here, small, tmp_path):
         }
 
 
-def test_a_sweep_of_a_sequential_model(here, settings, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "space"),
+    [("finetune", "finetune_epochs: {grid: [1, 3]}"), ("obliviate", "lac_steps: {grid: [4, 8]}")],
+)
+def test_a_sweep_of_a_sequential_model(here, settings, tmp_path, method, space):
     """Chosen by validation windows; best.yaml gives the figures it was chosen for."""
-    file = tmp_path / "epochs.yaml"
-    file.write_text("finetune_epochs: {grid: [1, 3]}\n")
+    file = tmp_path / "space.yaml"
+    file.write_text(f"{space}\n")
     own = {key: value for key, value in settings.items() if key != "embedding_size"}
     own |= {
         "MAX_ITEM_LIST_LENGTH": 6,
@@ -118,7 +122,7 @@ def test_a_sweep_of_a_sequential_model(here, settings, tmp_path):
         "tune": True,
         "space": str(file),
         "searcher": "grid",
-        "unlearn": "finetune",
+        "unlearn": method,
         "compare": ["retrain"],
     }
     result = tune_unlearn("GRU4Rec", "tiny", config_dict=own | sweep).result
