@@ -268,10 +268,25 @@ def test_every_key_of_a_result_is_documented(settings):
 def test_every_measure_is_in_the_json_the_table_the_report_and_the_docs(settings, tmp_path):
     values = settings | {"inject_users": 0.5}
     outcome = run_unlearn("BPR", "tiny", unlearn="obliviate", compare="retrain", config_dict=values)
+    is_everywhere([one for one in measures() if not one.of_sequences], outcome, tmp_path / "out")
+
+
+def test_so_is_every_measure_of_sequential_models(settings, tmp_path):
+    """A whole user has emptied histories, the others have cleaned ones."""
+    del settings["embedding_size"]
+    own = {"hidden_size": 8, "MAX_ITEM_LIST_LENGTH": 6, "epochs": 1, "eval_step": 1, "placebo": False}
+    request = pd.DataFrame({"user_id": ["u1", None], "item_id": [None, "i5"]})
+    outcome = run_unlearn(
+        "GRU4Rec", "tiny", forget=request, unlearn="finetune", compare="retrain", config_dict=settings | own
+    )
+    is_everywhere([one for one in measures() if one.of_sequences], outcome, tmp_path / "out")
+
+
+def is_everywhere(expected, outcome, directory):
     page = (ROOT / "docs" / "measuring.md").read_text()
-    report = (tmp_path / "out" / "report.html").read_text()
+    report = (directory / "report.html").read_text()
     found = outcome.result["phases"]["unlearned"]["forgetting"]
-    for one in measures():
+    for one in expected:
         keys = [key for key in found if key.split("@")[0] == one.key]
         assert keys, one.key
         assert re.search(rf"`{one.key}(@\w+)?`", page), one.key

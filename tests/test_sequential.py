@@ -112,14 +112,23 @@ def test_methods_that_keep_the_weights(small, method, loss):
         assert is_free(part.inter_feat, result.data.full.train, request)
 
 
-def test_of_whole_users_nothing_is_left_to_ask_at(small):
-    values = small | OWN["SASRec"]
+def test_whole_users_are_judged_at_uncleaned_histories(small):
+    """Nothing is left of their own; the text says so, the page shows the figures."""
+    values = small | OWN["SASRec"] | {"report": "html"}
     result = run_unlearn(
         model="SASRec", dataset="tiny", forget={"user_id": GONE}, unlearn="finetune", compare="retrain",
         config_dict=values,
     )  # fmt: skip
-    assert result.result["phases"]["unlearned"]["forgetting"]["demotion_rate"] is None
-    assert "retrained" in str(result)
+    phases, said = result.result["phases"], result.result["verdict"]["text"]
+    assert phases["unlearned"]["forgetting"]["demotion_rate"] is None
+    rates = [phases[name]["forgetting"]["emptied"]["demotion_rate"] for name in ("unlearned", "retrained")]
+    assert f"(demotion rate {rates[0]:.3f}, retrained {rates[1]:.3f})" in said
+    assert "so all models were asked at uncleaned histories" in said
+    control = [phases[name]["forgetting"]["emptied"]["held_out"] for name in ("unlearned", "retrained")]
+    gap = phases["unlearned"]["forgetting"]["emptied_gap"]["mean"]
+    assert gap == pytest.approx(rates[0] - rates[1] - (control[0] - control[1]), abs=4e-6)
+    for shown in (str(result), (result.output_dir / "report.html").read_text()):
+        assert "Emptied histories: demotion rate" in shown
 
 
 @pytest.mark.parametrize("loss", ["CE", "BPR"])
@@ -361,12 +370,12 @@ def test_what_is_not_supported_is_refused_before_training(small, tmp_path, model
     assert "\n" not in str(error.value)
 
 
-def test_a_sweep_is_refused(small, tmp_path):
-    space = tmp_path / "space.yaml"
-    space.write_text("retrain_seed: [1, 2]\n")
-    values = small | {"space": str(space)}
-    with pytest.raises(UnlearnError, match="cannot be tuned yet"):
-        tune_unlearn(model="SASRec", dataset="tiny", forget={"user_id": ["u1"]}, config_dict=values)
+def test_a_sweep_needs_the_retrained_model(small):
+    """Nothing else shows where deleted items belong, and by utility alone the best is to forget nothing."""
+    with pytest.raises(UnlearnError, match=r"only a retrained one shows .* add --compare=retrain"):
+        tune_unlearn(
+            model="SASRec", dataset="tiny", forget={"user_id": ["u1"]}, unlearn="finetune", config_dict=small
+        )
 
 
 def test_every_listed_model_is_one_of_recbole():

@@ -60,6 +60,10 @@ class Splits(_Parts):
         )
         return Splits(self.train, *(_only(part, mask) for part, mask in zip(self[1:], kept, strict=True)))
 
+    def validated(self) -> Splits:
+        """The same with validation interactions in the place of test ones, which are gone."""
+        return Splits(self.train, self.valid, self.valid)
+
     def everything(self) -> Sequence[Dataset]:
         """The three parts with all interactions that are retained, measured or not."""
         return self

@@ -133,6 +133,13 @@ class Sequences:
         raw = self.raw.copy(self.raw.inter_feat[keep])
         return Sequences(raw, self.role[keep], self.length, self.usable[keep], keep.nonzero().flatten())
 
+    def validated(self) -> Sequences:
+        """Without test interactions, and with validation ones in their role; those left keep their numbers."""
+        keep = self.role != TEST
+        role = self.role[keep].masked_fill(self.role[keep] == VALID, TEST)
+        raw = self.raw.copy(self.raw.inter_feat[keep])
+        return Sequences(raw, role, self.length, self.usable[keep], self.numbers[keep])
+
     def latest(self, users: torch.Tensor) -> Interaction:
         """Windows (m) of ``users`` (m,) with their last training and validation interactions, and no target.
 
@@ -316,6 +323,10 @@ class SequenceSplits(Splits):
         usable = is_train | fit
         return self.of(dataclasses.replace(sequences, usable=usable))
 
+    def validated(self) -> SequenceSplits:
+        """Validation windows in the place of test ones too; no history has a test interaction."""
+        return _Validated.of(self.sequences.validated())
+
     def everything(self) -> Sequence[Dataset]:
         """The three parts, with what is in histories alone."""
         raw, role = self.sequences.raw, self.sequences.role
@@ -341,6 +352,24 @@ class SequenceSplits(Splits):
         with own_randomness():
             random.seed(dataset.config["seed"])
             return construct_transform(dataset.config)(dataset, dataset.join(windows))
+
+
+class _Validated(SequenceSplits):
+    """Splits whose validation interactions have the role of test ones, and are the validation part as well."""
+
+    @classmethod
+    def of(cls, sequences: Sequences) -> _Validated:
+        """As of all splits; the validation part is the test part."""
+        train, held_out = sequences.part(TRAIN), sequences.part(TEST)
+        made = cls(train, held_out, held_out)
+        made.sequences = sequences
+        return made
+
+    @functools.cached_property
+    def windows(self) -> Splits:
+        """Training windows, and those of validation interactions twice."""
+        train, _, held_out = self.sequences.windows()
+        return Splits(train, held_out, held_out)
 
 
 def _roles(parts: Sequence[Sized]) -> torch.Tensor:

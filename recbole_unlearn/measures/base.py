@@ -38,6 +38,7 @@ class Measure:
     good: str
     parts: Mapping[str, str]  # the figures of an entry that has several, with their titles
     is_distance: bool  # to the retrained model: 0 or 1 is equal, and there is none without retraining
+    of_sequences: bool  # of sequential models alone
     place: int  # in tables, lowest first
     of: Callable[[View], dict[str, Figure]]
 
@@ -65,6 +66,7 @@ def measure(
     good: str,
     parts: Mapping[str, str] | None = None,
     is_distance: bool = False,
+    of_sequences: bool = False,
     place: int = 100,
 ) -> Callable[[Callable[[View], dict[str, Figure]]], Callable[[View], dict[str, Figure]]]:
     """Decorator: make a function of a :class:`View` a measure.
@@ -75,7 +77,9 @@ def measure(
     def add(function: Callable[[View], dict[str, Figure]]) -> Callable[[View], dict[str, Figure]]:
         if key in _MEASURES and _MEASURES[key].of.__qualname__ != function.__qualname__:
             raise ValueError(f"A measure named {key!r} is registered already.")
-        _MEASURES[key] = Measure(key, title, meaning, good, parts or {}, is_distance, place, function)
+        _MEASURES[key] = Measure(
+            key, title, meaning, good, parts or {}, is_distance, of_sequences, place, function
+        )
         return function
 
     return add

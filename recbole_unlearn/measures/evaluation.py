@@ -21,11 +21,11 @@ from recbole.utils import EvaluatorType
 
 from recbole_unlearn import compat
 from recbole_unlearn.data import Loaders, SequenceSplits, UnlearnData
-from recbole_unlearn.measures.base import DECIMALS, View, measures, rounded
+from recbole_unlearn.measures.base import DECIMALS, Measure, View, measures, rounded
 from recbole_unlearn.measures.distribution import common_edges, histogram
 from recbole_unlearn.measures.groups import by_group
+from recbole_unlearn.measures.histories import HistoryQuestions, observe_histories
 from recbole_unlearn.measures.observe import Observation, Questions, deleted_pairs, observe
-from recbole_unlearn.measures.windows import WindowQuestions, observe_windows
 from recbole_unlearn.results.schema import Distribution, Figure, Metrics
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer
@@ -144,7 +144,7 @@ class Measurement:
         self.config, self.data, self.test = config, data, test
         self.questions: Questions
         if isinstance(data.retain, SequenceSplits):
-            self.questions = WindowQuestions.ask(data, negatives, config["seed"])
+            self.questions = HistoryQuestions.ask(data, negatives, config["seed"])
         else:
             self.questions = Questions.of(
                 data, deleted_pairs(data, negatives, config["seed"]), config["seed"]
@@ -152,25 +152,42 @@ class Measurement:
 
     def measure(self, trainer: PhaseTrainer, before: Measured | None = None) -> Measured:
         """The figures of a model by itself, and of it together with the model it started from."""
-        look = observe_windows if isinstance(self.questions, WindowQuestions) else observe
-        seen = look(trainer, self.questions, self.data.retain)
+        seen = self._observe(trainer)
         found, affected = _utility(trainer, self.config, self.test, self.data.affected_users)
         view = View(self.questions, seen, None if before is None else before.seen)
         return Measured(
             found,
             self.masked(seen, found["unaffected"]),
-            {key: value for one in measures() if not one.is_distance for key, value in one.of(view).items()},
+            {
+                key: value
+                for one in self._measures()
+                if not one.is_distance
+                for key, value in one.of(view).items()
+            },
             by_group(self.questions, self.data, seen.top),
             seen,
             affected,
         )
 
+    def _observe(self, trainer: PhaseTrainer) -> Observation:
+        if isinstance(self.questions, HistoryQuestions):
+            return observe_histories(trainer, self.questions, self.data.retain)
+        return observe(trainer, self.questions, self.data.retain)
+
+    def _measures(self) -> list[Measure]:
+        """All measures of this kind of model."""
+        is_sequential = isinstance(self.questions, HistoryQuestions)
+        return [one for one in measures() if is_sequential or not one.of_sequences]
+
     def distances(self, mine: Measured, retrained: Measured | None) -> dict[str, Figure]:
         """How far a model is from the retrained one; empty for the retrained one itself, or when there is none."""
-        if retrained is None or mine.seen is retrained.seen or len(self.questions.deleted) == 0:
+        if retrained is None or mine.seen is retrained.seen:
             return {}
         view = View(self.questions, mine.seen, retrained=retrained.seen)
-        return {key: value for one in measures() if one.is_distance for key, value in one.of(view).items()}
+        taken = [one for one in self._measures() if one.is_distance]
+        if len(self.questions.deleted) == 0:  # sequences may have other deleted pairs
+            taken = [one for one in taken if one.of_sequences]
+        return {key: value for one in taken for key, value in one.of(view).items()}
 
     def distributions(self, models: Mapping[str, Measured]) -> dict[str, Distribution]:
         """Histograms of the deleted pairs' scores, with the same edges for all models."""

@@ -24,8 +24,12 @@ DONE = (
     "This request was carried out earlier: its interactions are not in the data, and no weight had to change."
 )
 NOTHING = (
-    "This request cannot tell: none of its interactions has a figure to compare with the retrained model's, as those "
-    "of whole users of a sequential model, who have no history left."
+    "This request cannot tell: none of its interactions has a figure to compare with the retrained model's, as the "
+    "first ones of users of a sequential model, which it was never asked to predict."
+)
+EMPTIED = (
+    "Nothing is retained before the deleted interactions, so all models were asked at uncleaned histories, and what "
+    "differs as much for held-out items of other users does not count."
 )
 _WORDS = {
     "near": "Forgotten, as far as measured: deleted items rank about where a retrained model puts them",
@@ -73,10 +77,16 @@ def verdict(
     the other side a twentieth), or as the sample, and a second retrained model where there is one, cannot tell apart.
     Then the level is *near*. If not, it is *under* on the original's side and *over* on the other: the model still
     knows, or shows what was deleted. Where not even the original can be told from the retrained model, a model that
-    did nothing would pass, so the level is *cannot_tell*; so it is where no deleted pair has a figure. Where no
-    training interaction was ``deleted``, the original never saw what is to be forgotten. Without a retrained model
-    the level is *unknown*, and ``provisional`` says what it looks like. ``done_earlier``: the original is what this
-    same request left.
+    did nothing would pass, so the level is *cannot_tell*; so it is where no deleted pair has a figure.
+
+    Where deleted pairs of a sequential model have no cleaned history at all, as those of whole users, the demotion
+    rate is that at uncleaned ones, where the retrained model is asked the same. They have no attack, which would
+    notice a model that is merely worse, so their gap is that beyond the gap of held-out pairs of other users, and the
+    original has to be twice as far from the retrained model to be told from it.
+
+    Where no training interaction was ``deleted``, the original never saw what is to be forgotten. Without a retrained
+    model the level is *unknown*, and ``provisional`` says what it looks like. ``done_earlier``: the original is what
+    this same request left.
     """
     if done_earlier:
         return Verdict("near", DONE)
@@ -87,7 +97,10 @@ def verdict(
         return Verdict("cannot_tell", NOTHING)
     if level != "unknown":
         provisional = None
-    return Verdict(level, sentence(level, phases, recovered, provisional), provisional)
+    text = sentence(level, phases, recovered, provisional)
+    if _rate(phases) is _EMPTIED_RATE:
+        text = f"{text} {EMPTIED}"
+    return Verdict(level, text, provisional)
 
 
 class _Way(NamedTuple):
@@ -119,25 +132,49 @@ def _level(phases: Mapping[str, PhaseResult]) -> str:
     return "near" if any(way.telling for way in ways) else "cannot_tell"
 
 
+class _Rate(NamedTuple):
+    """Where the demotion rate that decides is in a phase, and its distance from the retrained model's."""
+
+    path: tuple[str, ...]
+    gap: str
+    clear: int = 1  # times what counts as no difference, that the original has to be away to be told apart
+
+    def of(self, phase: PhaseResult) -> float | None:
+        return phase.figure(*self.path)
+
+    def mean(self, phase: PhaseResult) -> float:
+        return phase.figure(self.gap, "mean") or 0.0
+
+    def error(self, phase: PhaseResult) -> float:
+        return phase.figure(self.gap, "error") or 0.0
+
+
+_RATE = _Rate(("demotion_rate",), "demotion_gap")
+# No attack is beside it, so a model that went half of the way must not pass: as for what looks near (provisional.py).
+_EMPTIED_RATE = _Rate(("emptied", "demotion_rate"), "emptied_gap", clear=2)
+
+
+def _rate(phases: Mapping[str, PhaseResult]) -> _Rate | None:
+    """The demotion rate that both models have; the one of emptied histories only where there is no other."""
+    both = [phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED)]
+    for rate in (_RATE, _EMPTIED_RATE):
+        if all(rate.of(phase) is not None for phase in both):
+            return rate
+    return None
+
+
 def _demotion(phases: Mapping[str, PhaseResult]) -> _Way | None:
     """The demotion rate; its error is that of paired differences over users."""
     before, after, second = (phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, SECOND))
-    retrained = phases.get(RETRAINED, PhaseResult())
-    if after.demotion_rate is None or retrained.demotion_rate is None:
+    rate = _rate(phases)
+    if rate is None:
         return None
-    if after.figure("demotion_gap", "mean") is None:  # it is the retrained model itself
-        return _Way(_gap(before), 0.0, LEAST, abs(_gap(before)) > max(LEAST, 2 * _error(before)))
-    spread = 2 * abs(_gap(second))
-    slack = max(LEAST, spread, 2 * _error(after))
-    return _Way(_gap(before), _gap(after), slack, abs(_gap(before)) > max(LEAST, spread, 2 * _error(before)))
-
-
-def _gap(phase: PhaseResult) -> float:
-    return phase.figure("demotion_gap", "mean") or 0.0
-
-
-def _error(phase: PhaseResult) -> float:
-    return phase.figure("demotion_gap", "error") or 0.0
+    start, unsure = rate.mean(before), 2 * rate.error(before)
+    if after.figure(rate.gap, "mean") is None:  # it is the retrained model itself
+        return _Way(start, 0.0, LEAST, abs(start) > rate.clear * max(LEAST, unsure))
+    spread = 2 * abs(rate.mean(second))
+    slack = max(LEAST, spread, 2 * rate.error(after))
+    return _Way(start, rate.mean(after), slack, abs(start) > rate.clear * max(LEAST, spread, unsure))
 
 
 def _attack(phases: Mapping[str, PhaseResult]) -> _Way | None:
@@ -174,8 +211,9 @@ def sentence(
     if level in ("under", "over") and differs and demotion is not None and demotion.is_near:
         # The attack alone decided; where deleted items rank is not to blame.
         text, then = f"{_WORDS[level].split(': ')[0]}: {_WORDS['near'].split(': ')[1]}", ", but "
-    if demotion is not None:
-        rates = [decimal(one.demotion_rate, 3) for one in (mine, target)]
+    rate = _rate(phases)
+    if rate is not None:
+        rates = [decimal(rate.of(one), 3) for one in (mine, target)]
         text += f" (demotion rate {rates[0]}, retrained {rates[1]})"
     if attack is not None:
         does = "about as well as" if not differs else "better than" if attack.end > 0 else "worse than"

@@ -12,12 +12,13 @@ All histories are those of D\S, in every phase: the original is measured with it
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from recbole.data.interaction import Interaction, cat_interactions
 
-from recbole_unlearn.data import SCORES, TRAIN, SequenceSplits, Splits, UnlearnData, append
+from recbole_unlearn.data import SCORES, TRAIN, Sequences, SequenceSplits, Splits, UnlearnData, append
 from recbole_unlearn.measures.observe import (
     DEPTH,
     OTHERS,
@@ -38,18 +39,19 @@ class WindowQuestions(Questions):
 
     deleted_windows: Interaction
     held_out_windows: Interaction
+    deleted_rows: torch.Tensor  # (m,), the numbers of the deleted pairs in the sequences of D
 
     @classmethod
     def ask(cls, data: UnlearnData, negatives: int, seed: int) -> WindowQuestions:
         """Look at all affected users who have a history left and at some others, as for other models."""
         assert isinstance(data.retain, SequenceSplits)
-        deleted, windows = deleted_targets(data, negatives, seed)
+        deleted, rows = compared(data, deleted_targets(data).asked, negatives, seed)
         members, held_out = match(deleted, data, np.random.default_rng(seed))
         users = _looked_at(data, seed)
         history = TrainIndex(append(data.retain.train, data.retain.valid.inter_feat))
         affected = torch.isin(users, data.affected_users)
-        at = _windows_of(data.retain, held_out)
-        return cls(users, affected, deleted, members, held_out, history, windows, at)
+        windows, at = sequences_of(data.full).prefix(rows, kept(data)), _windows_of(data.retain, held_out)
+        return cls(users, affected, deleted, members, held_out, history, windows, at, rows)
 
 
 def _looked_at(data: UnlearnData, seed: int) -> torch.Tensor:
@@ -63,25 +65,51 @@ def _looked_at(data: UnlearnData, seed: int) -> torch.Tensor:
     return torch.cat([others[pick], affected]).sort().values
 
 
-def deleted_targets(data: UnlearnData, negatives: int, seed: int) -> tuple[Pairs, Interaction]:
-    """The deleted pairs that no retained interaction has, each once, and the windows at their cleaned prefixes."""
-    full, retain = data.full, data.retain
-    assert isinstance(full, SequenceSplits)
-    assert isinstance(retain, SequenceSplits)
-    sequences = full.sequences
-    keep = torch.zeros(len(sequences), dtype=torch.bool)
-    keep[retain.sequences.numbers] = True
+class Targets(NamedTuple):
+    """Deleted interactions that were targets of windows, by their numbers in the sequences of D."""
+
+    asked: torch.Tensor  # with something retained before them
+    emptied: torch.Tensor  # with nothing retained before them, as all of a whole user
+
+
+def deleted_targets(data: UnlearnData) -> Targets:
+    """The deleted pairs that no retained training interaction has, each once."""
+    sequences, keep = sequences_of(data.full), kept(data)
     rows = (sequences.role == TRAIN).nonzero().flatten()[data.deleted]
-    rows = rows[(sequences.lengths()[rows] > 0) & (sequences.lengths(keep)[rows] > 0)]
-    keys = _keys(full, sequences.raw.inter_feat)
+    rows = rows[sequences.lengths()[rows] > 0]
+    keys = _keys(data.full, sequences.raw.inter_feat)
     rows = rows[~torch.isin(keys[rows], keys[keep & (sequences.role == TRAIN)])]
-    _, first = np.unique(keys[rows].numpy(), return_index=True)  # by user, then item
-    rows = rows[torch.from_numpy(first)]
-    users = keys[rows] // full.train.item_num
-    drawn, usable = never_touched(users, full, negatives, torch.Generator().manual_seed(seed))
-    rows = rows[usable]
-    pairs = Pairs(users[usable], keys[rows] % full.train.item_num, drawn[usable])
-    return pairs, sequences.prefix(rows, keep)
+    has_prefix = sequences.lengths(keep)[rows] > 0
+    asked, rest = _once(rows[has_prefix], keys), rows[~has_prefix]
+    return Targets(asked, _once(rest[~torch.isin(keys[rest], keys[asked])], keys))
+
+
+def _once(rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The first of ``rows`` with each key, by user, then item."""
+    _, first = np.unique(keys[rows].numpy(), return_index=True)
+    return rows[torch.from_numpy(first)]
+
+
+def compared(data: UnlearnData, rows: torch.Tensor, negatives: int, seed: int) -> tuple[Pairs, torch.Tensor]:
+    """Deleted interactions ``rows`` as pairs with items to compare them with, and those of ``rows`` that have any."""
+    size = data.full.train.item_num
+    keys = _keys(data.full, sequences_of(data.full).raw.inter_feat)[rows]
+    drawn, usable = never_touched(keys // size, data.full, negatives, torch.Generator().manual_seed(seed))
+    keys = keys[usable]
+    return Pairs(keys // size, keys % size, drawn[usable]), rows[usable]
+
+
+def sequences_of(splits: Splits) -> Sequences:
+    """The interactions behind the windows of a sequential model."""
+    assert isinstance(splits, SequenceSplits)
+    return splits.sequences
+
+
+def kept(data: UnlearnData) -> torch.Tensor:
+    """Which interactions of the sequences of D are retained (n,)."""
+    keep = torch.zeros(len(sequences_of(data.full)), dtype=torch.bool)
+    keep[sequences_of(data.retain).numbers] = True
+    return keep
 
 
 def _keys(splits: Splits, feat: Interaction) -> torch.Tensor:
@@ -104,7 +132,7 @@ def observe_windows(trainer: PhaseTrainer, questions: Questions, splits: Splits)
     assert isinstance(questions, WindowQuestions)
     depth = min(DEPTH, splits.train.item_num - 1)
     tops, masked = [], []
-    for users in questions.users.split(_step(splits)):
+    for users in questions.users.split(step(splits)):
         scores = trainer.batch_scores(splits.batch(users), splits.train)
         tops.append(scores.topk(depth, dim=1).indices)
         gone = questions.deleted.of(users)
@@ -114,20 +142,29 @@ def observe_windows(trainer: PhaseTrainer, questions: Questions, splits: Splits)
     return Observation(
         torch.cat(tops),
         torch.cat(masked),
-        _standing(trainer, questions.deleted, questions.deleted_windows, splits),
-        _standing(trainer, questions.held_out, questions.held_out_windows, splits),
+        standing(trainer, questions.deleted, questions.deleted_windows, splits),
+        standing(trainer, questions.held_out, questions.held_out_windows, splits),
     )
 
 
-def _step(splits: Splits) -> int:
+def step(splits: Splits) -> int:
+    """How many windows are scored at a time."""
     return max(1, SCORES // splits.train.item_num)
 
 
-def _standing(trainer: PhaseTrainer, pairs: Pairs, windows: Interaction, splits: Splits) -> Standing:
+class Windows(Protocol):
+    """Windows that can be had by their numbers, all of them at hand or made when they are asked for."""
+
+    def __getitem__(self, rows: torch.Tensor) -> Interaction:
+        """The windows ``rows``."""
+
+
+@torch.no_grad()
+def standing(trainer: PhaseTrainer, pairs: Pairs, windows: Windows, splits: Splits) -> Standing:
     """Where each pair ranks at its window."""
     found = [torch.zeros(2, 0)]
     assert isinstance(splits, SequenceSplits)
-    for rows in torch.arange(len(pairs)).split(_step(splits)) if len(pairs) else ():
+    for rows in torch.arange(len(pairs)).split(step(splits)) if len(pairs) else ():
         scores = trainer.batch_scores(splits.read(windows[rows]), splits.train)
         spread, mean = torch.std_mean(scores[:, 1:], dim=1)
         own = scores.gather(1, pairs.items[rows, None])

@@ -9,6 +9,7 @@ from recbole_unlearn.measures.base import measures
 from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.account import is_few
 from recbole_unlearn.report.columns import heading, side_by_side
+from recbole_unlearn.report.histories import histories
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import decimal, difference, signed
 from recbole_unlearn.results.schema import RETRAINED, SECOND, PhaseResult, RunResult
@@ -48,8 +49,8 @@ def forgetting(result: RunResult, phases: figures.Phases) -> Html:
     first, and the value is below it.
 
     The floor is what a second retraining with another seed gets: |its value − retrained's|, or its value where
-    the measure is a distance already. No method can be asked to come nearer than that. Nothing of it is shown for
-    fewer users than could be recognised.
+    the measure is a distance already. No method can be asked to come nearer than that. Below it are the histories of
+    a sequential model. Nothing of it is shown for fewer users than could be recognised.
     """
     if is_few(result):
         return Html("")
@@ -76,7 +77,8 @@ def forgetting(result: RunResult, phases: figures.Phases) -> Html:
         *(heading(name, phases) for name in columns),
         *(["floor"] if SECOND in phases else []),
     ]
-    return page.section("Forgetting", page.table(caption, head, {"": rows}))
+    table = page.section("Forgetting", page.table(caption, head, {"": rows}))
+    return page.join(table, histories(phases))
 
 
 def _goal_of(line: _Line, goal: float | None) -> list[str]:

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from recbole_unlearn.data import INJECTED, UnlearnData
+from recbole_unlearn.data import INJECTED, SequenceSplits, UnlearnData
 from recbole_unlearn.measures.provisional import EXACT
-from recbole_unlearn.measures.verdict import DONE, UNCHANGED, sentence
+from recbole_unlearn.measures.verdict import DONE, EMPTIED, NOTHING, UNCHANGED, sentence
+from recbole_unlearn.measures.windows import deleted_targets
 from recbole_unlearn.results.schema import (
     Curve,
     Distribution,
@@ -51,16 +52,18 @@ class Crowd(NamedTuple):
     """How many users are behind the figures of a run."""
 
     users: int  # with a deleted interaction
-    compared: int  # of them, with a deleted pair that no retained interaction has
+    compared: int  # of them, with a deleted pair that no retained interaction has, and a history to ask at
     matched: int  # of those, with held-out interactions: the attacks are about them
     measured: int  # with a deleted interaction and with test interactions
     tested: int  # with test interactions
     usual: int  # training interactions that at least `min_group` users have
+    emptied: int = 0  # with a deleted pair that has no cleaned history, of a sequential model
 
     @classmethod
     def of(cls, data: UnlearnData, min_group: int) -> Crowd:
         """Count them."""
-        affected, compared = data.affected_users, torch.unique(data.forget_pairs[0])
+        affected = data.affected_users
+        compared, emptied = _compared(data)
         valid, test = (part.inter_feat[part.uid_field] for part in (data.retain.valid, data.retain.test))
         everybody = data.full.train.inter_feat[data.full.train.uid_field]
         histories = torch.bincount(everybody).sort(descending=True).values
@@ -71,7 +74,17 @@ class Crowd(NamedTuple):
             measured=int(torch.isin(affected, test).sum()),
             tested=len(torch.unique(test)),
             usual=int(histories[min_group - 1]) if len(histories) >= min_group else 0,
+            emptied=len(emptied),
         )
+
+
+def _compared(data: UnlearnData) -> tuple[torch.Tensor, torch.Tensor]:
+    """The users of deleted pairs that are asked for, and of those of a sequence with no cleaned history."""
+    if not isinstance(data.full, SequenceSplits):
+        return torch.unique(data.forget_pairs[0]), torch.empty(0)
+    raw = data.full.sequences.raw
+    asked, emptied = (torch.unique(raw.inter_feat[raw.uid_field][rows]) for rows in deleted_targets(data))
+    return asked, emptied
 
 
 def step_from(least: float) -> float:
@@ -121,7 +134,7 @@ class Discretion:
     def few(self) -> bool:
         """Whether the request has so few users that figures of them are left out."""
         return not self.shows_all and (
-            self.crowd.users < self.min_group or self._too_few(self.crowd.compared)
+            self.crowd.users < self.min_group or self._too_few(self.crowd.compared or self.crowd.emptied)
         )
 
     def _too_few(self, users: int) -> bool:
@@ -212,12 +225,36 @@ class Discretion:
 
     def _forgetting(self, figures: Mapping[str, Figure]) -> dict[str, Figure]:
         """The measures: all are about deleted pairs or affected users; the attacks about those with a match."""
-        crowd = self.crowd
         shown: dict[str, Figure] = {}
         for key, figure in figures.items():
-            users = crowd.matched if key.startswith("attack") else crowd.compared
-            if not self._too_few(users):
-                shown[key] = _figure(figure, max(1, users))
+            users = self._behind(key)
+            if key == "uncleaned" and isinstance(figure, Mapping):
+                figure = self._uncleaned(figure)
+            elif self._too_few(users):
+                continue
+            else:
+                figure = _figure(figure, max(1, users))
+            if figure != {}:
+                shown[key] = figure
+        return shown
+
+    def _behind(self, key: str) -> int:
+        """How many users are behind a measure."""
+        if key.startswith("attack"):
+            return self.crowd.matched
+        if key.startswith("emptied"):  # and beside them users without a deleted interaction
+            return min(self.crowd.emptied, self.crowd.tested - self.crowd.measured)
+        return self.crowd.compared
+
+    def _uncleaned(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """A demotion rate of deleted pairs, and utility of affected users: each shown as at cleaned histories."""
+        crowd = self.crowd
+        shown = {}
+        for key, value in figures.items():
+            is_rate = key == "demotion_rate"
+            users = crowd.compared if is_rate else crowd.measured
+            if not self._too_few(users) if is_rate else not self._hides_utility:
+                shown[key] = to_step(value, step_from(1 / max(1, users)))
         return shown
 
     def _groups(self, groups: Mapping[str, dict[str, Metrics]]) -> dict[str, dict[str, Metrics]]:
@@ -280,10 +317,12 @@ class Discretion:
         self, found: Verdict | None, phases: Mapping[str, PhaseResult], shares: Metrics
     ) -> Verdict | None:
         """The level is that of the figures themselves; its sentence has what is shown of them."""
-        if found is None or found.text in (UNCHANGED, DONE):
+        if found is None or found.text in (UNCHANGED, DONE, NOTHING):
             return found
         provisional = self._provisional(found.provisional)
         text = sentence(found.level, {} if self.few else phases, shares, provisional)
+        if found.text.endswith(EMPTIED):
+            text = f"{text} {EMPTIED}"
         return Verdict(found.level, text, provisional)
 
     def _provisional(self, found: Provisional | None) -> Provisional | None:

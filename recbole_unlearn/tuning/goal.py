@@ -5,8 +5,11 @@ r"""What a sweep looks for: utility against forgetting, on training and validati
     score    = utility / utility of the original − w · distance                      w: tune_weight
 
 The target is the retrained model's demotion rate where there is one, otherwise what a closed-form ranker on D\S
-expects of a model that never saw the deleted interactions (`rows/expected.py`). The *front* is the set of candidates
-that no other beats in both utility and distance; whatever the weight, the best score is on it.
+expects of a model that never saw the deleted interactions (`rows/expected.py`). That ranker knows no histories, so a
+sequential model needs the retrained one. Its deleted interactions are asked for at their cleaned prefixes.
+
+The *front* is the set of candidates that no other beats in both utility and distance; whatever the weight, the best
+score is on it.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from typing import Any
 import torch
 from recbole.evaluator.register import metrics_dict
 
-from recbole_unlearn.data import Splits, UnlearnData, loaders
+from recbole_unlearn.data import SequenceSplits, Splits, UnlearnData, loaders
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.measures.evaluation import DECIMALS, report_config, utility
+from recbole_unlearn.measures.histories import deleted_windows
 from recbole_unlearn.measures.observe import Pairs, deleted_pairs
+from recbole_unlearn.measures.windows import Windows, standing
 from recbole_unlearn.rows import PAIRS, ExpectedStanding, Region, RetainedIndex, TrainIndex, Witness
 from recbole_unlearn.settings import TuneSettings, UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer
@@ -95,8 +100,7 @@ def read_metric(options: TuneSettings, config: UnlearnConfig, item_num: int = sy
 
 def validation_only(data: UnlearnData) -> UnlearnData:
     """The same request with validation interactions in the place of the test ones, which are gone."""
-    full, retain = (Splits(part.train, part.valid, part.valid) for part in (data.full, data.retain))
-    return dataclasses.replace(data, full=full, retain=retain)
+    return dataclasses.replace(data, full=data.full.validated(), retain=data.retain.validated())
 
 
 def expected_demotion(config: UnlearnConfig, data: UnlearnData) -> float | None:
@@ -120,7 +124,11 @@ class Bench:
             raise UnlearnError("There are no validation interactions to tune on; change eval_args.")
         self.config, self.data, self.metric = config, data, metric
         self.loaders = loaders(config, data.retain)
-        self.deleted = deleted_pairs(data, negatives, config["seed"])
+        self.windows: Windows | None = None  # of the deleted pairs, of a sequential model
+        if isinstance(data.retain, SequenceSplits):
+            self.deleted, self.windows = deleted_windows(data, negatives, config["seed"])
+        else:
+            self.deleted = deleted_pairs(data, negatives, config["seed"])
 
     def measure(self, trainer: PhaseTrainer) -> Figures:
         """The figures of a trainer's model as it is."""
@@ -128,15 +136,19 @@ class Bench:
         return Figures(
             float(found["metrics"][self.metric]),
             float(found["affected"][self.metric]) if found["affected"] else None,
-            demotion_rate(trainer, self.deleted, self.data.retain),
+            demotion_rate(trainer, self.deleted, self.data.retain, self.windows),
         )
 
 
 @torch.no_grad()
-def demotion_rate(trainer: PhaseTrainer, pairs: Pairs, splits: Splits) -> float | None:
-    """The mean share of the items a deleted one is compared with that score higher."""
+def demotion_rate(
+    trainer: PhaseTrainer, pairs: Pairs, splits: Splits, windows: Windows | None = None
+) -> float | None:
+    """The mean share of the items a deleted one is compared with that score higher; at ``windows``, of sequences."""
     if len(pairs) == 0:
         return None
+    if windows is not None:
+        return float(standing(trainer, pairs, windows, splits).demoted.double().mean())
     size = splits.train.item_num
     demoted = []
     for users in torch.unique(pairs.users).split(max(1, trainer.test_batch_size // size)):

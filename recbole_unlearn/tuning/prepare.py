@@ -35,9 +35,10 @@ def refuse_unprepared(pipeline: Pipeline, options: TuneSettings) -> None:
         raise UnlearnError(
             f"{method.name} trains an original of its own, so trials have none to share: it cannot be tuned."
         )
-    if pipeline.config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
+    if pipeline.config["MODEL_TYPE"] == ModelType.SEQUENTIAL and not others:
         raise UnlearnError(
-            f"{pipeline.config['model']} is a sequential model, whose settings cannot be tuned yet: leave --tune out."
+            f"{pipeline.config['model']} is a sequential model, and only a retrained one shows where its deleted "
+            "items belong: add --compare=retrain."
         )
     for key in ("log_wandb", "log_mlflow"):
         if pipeline.config[key]:

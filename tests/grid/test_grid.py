@@ -250,6 +250,27 @@ def small(file, settings, tmp_path):
     return path, given | {"workers": 1, "show_progress": False, "output_dir": str(tmp_path / "grid")}
 
 
+def test_sequential_models_beside_others(file, small, tmp_path):
+    """Each with the split and the negatives that it needs, in one table."""
+    _, given = small
+    given = {key: value for key, value in given.items() if key != "embedding_size"}
+    path = file(
+        {"datasets": ["tiny"], "methods": ["retrain", "finetune"], "seeds": [1], "ratios": [0.5],
+         "settings": {"inject_mode": "random", "epochs": 1, "eval_step": 1, "report": "none"}, "grids": [
+             {"models": ["BPR"], "settings": {"embedding_size": 8}},
+             {"models": ["SASRec", "GRU4Rec"], "settings": {"hidden_size": 8, "MAX_ITEM_LIST_LENGTH": 6}}]}
+    )  # fmt: skip
+    done = run_grid(path, config_dict=given)
+    assert not done.failed
+    found = done.to_frame()
+    assert found["model"].unique().tolist() == ["BPR", "SASRec", "GRU4Rec"]
+    uncleaned = found[found["metric"] == "uncleaned.demotion_rate"]
+    assert uncleaned.groupby("model")["phase"].nunique().to_dict() == {"GRU4Rec": 3, "SASRec": 3}
+    assert "tiny-SASRec-0.5-1" in str(done)
+    tables = (tmp_path / "grid" / "tables.md").read_text()
+    assert all(model in tables for model in ("BPR", "SASRec", "GRU4Rec"))
+
+
 def noted(monkeypatch, fail=()):
     """Names of the cells that are run; those of ``fail`` raise."""
     ran = []

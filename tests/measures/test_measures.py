@@ -466,7 +466,46 @@ def test_a_placebo_changes_nothing_else(settings):
 
 
 def test_without_a_figure_nothing_can_be_told_and_retraining_is_not_denied():
-    """Whole users of a sequential model: the retrained model is there, and no deleted pair can be ranked."""
+    """First interactions of a sequential model: the retrained model is there, and no deleted pair can be ranked."""
     found = verdict({name: PhaseResult() for name in ("original", "unlearned", "retrained")}, {})
     assert (found.level, found.text) == ("cannot_tell", verdicts.NOTHING)
     assert verdict({name: PhaseResult() for name in ("original", "unlearned")}, {}).level == "unknown"
+
+
+def emptied(rate, retrained=0.5, error=0.01):
+    """A phase with the figures of emptied histories alone."""
+    gap = {} if rate == retrained else {"emptied_gap": {"mean": rate - retrained, "error": error}}
+    return PhaseResult(forgetting={"demotion_rate": None, "emptied": {"demotion_rate": rate}, **gap})
+
+
+@pytest.mark.parametrize(
+    ("original", "unlearned", "level"),
+    [
+        (0.1, 0.1, "under"),
+        (0.1, 0.495, "near"),
+        (0.1, 0.7, "over"),
+        (0.49, 0.49, "cannot_tell"),
+        (0.47, 0.485, "cannot_tell"),
+        (0.45, 0.495, "near"),
+    ],  # half of a short way is not near
+)
+def test_whole_users_of_a_sequential_model_are_judged_at_uncleaned_histories(original, unlearned, level):
+    """A model that did nothing never passes."""
+    phases = {
+        "original": emptied(original),
+        "unlearned": emptied(unlearned),
+        "retrained": emptied(0.5),
+    }
+    found = verdict(phases, {})
+    assert found.level == level
+    assert f"(demotion rate {unlearned:.3f}, retrained 0.500)" in found.text
+    assert found.text.endswith(verdicts.EMPTIED)
+
+
+def test_emptied_histories_decide_nothing_where_there_are_cleaned_ones():
+    cleaned = {"demotion_rate": 0.4, "demotion_gap": {"mean": 0.0, "error": 0.01}}
+    phases = {name: emptied(0.1) for name in ("original", "unlearned", "retrained")}
+    phases = {name: PhaseResult(forgetting={**phase.forgetting, **cleaned}) for name, phase in phases.items()}
+    found = verdict(phases, {})
+    assert "(demotion rate 0.400, retrained 0.400)" in found.text
+    assert verdicts.EMPTIED not in found.text

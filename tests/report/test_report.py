@@ -272,8 +272,41 @@ def test_measures_are_in_the_order_of_the_registry_and_explained_once(tmp_path, 
     places = [text.index(f"\n{title}\n") for title in titles]
     assert places == sorted(places)
     for one in base.measures():
+        if one.of_sequences:
+            assert one.meaning not in text
+            continue
         assert text.count(f"\n{one.meaning}\n") == 1
         assert f"\n{one.meaning}\nGood: {one.good}\n" in text
+
+
+def sequential_sample():
+    """A result of a sequential model: figures at both kinds of histories."""
+    result = sample(model="SASRec")
+    for name, own in result["phases"].items():
+        rate = own["forgetting"]["demotion_rate"]
+        own["forgetting"] |= {"demotion_at_test": rate + 0.01, "uncleaned": {"demotion_rate": rate - 0.02}}
+        if name == "original":
+            own["forgetting"]["uncleaned"]["ndcg@20"] = 0.1234
+    return result
+
+
+def test_the_histories_of_a_sequential_model_have_a_section(tmp_path, light):
+    reader = Reader(report(sequential_sample(), tmp_path))
+    section = reader.text.split("\nCleaned and uncleaned histories\n")[1].split("\nWho gains")[0]
+    assert "The original's row shows what cleaning alone does." in section
+    assert "what the weights still know: they should be the retrained model's." in section
+    assert "0.811\n0.791\n0.821\n" in section
+    assert "\n0.1234\n" in section
+    assert "Emptied" not in section  # nobody has such histories
+    alone = sequential_sample()
+    for name in ("retrained", "retrained_2"):
+        del alone["phases"][name]
+    assert "which this run does not have." in Reader(report(alone, tmp_path)).text
+    for other in (
+        sample(),
+        sequential_sample() | {"forget": {"users": 3}, "withheld": {"min_group": 10, "why": "x"}},
+    ):
+        assert "uncleaned" not in Reader(report(other, tmp_path)).text.split("\nForgetting\n")[-1]
 
 
 def test_compared_methods_come_after_the_references(tmp_path, light):

@@ -1,8 +1,10 @@
 """What a sweep looks for, on which rows, and calibrations that are the beginning of longer ones."""
 
 import dataclasses
+import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import settings as groups
-from recbole_unlearn.data.splits import Splits, loaders
+from recbole_unlearn.data.requests import Located
+from recbole_unlearn.data.splits import Splits, divide, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.measures.evaluation import Measurement
 from recbole_unlearn.methods import registry
@@ -113,6 +116,46 @@ def test_test_rows_change_nothing(measured):
     assert found[0] == found[1]
     for part in (validation_only(data).full, validation_only(data).retain):
         assert part.test is part.valid
+
+
+@pytest.fixture
+def sequential(settings, make_config):
+    del settings["embedding_size"]
+    config = make_config("GRU4Rec", hidden_size=8, MAX_ITEM_LIST_LENGTH=6)
+    data = divided(config)
+    return config, data, compose(PhaseTrainer, config, build_model(config, data.retain), "x")
+
+
+def test_of_sequences_validation_windows_are_measured_and_no_test_item_is_in_any(sequential):
+    config, data, trainer = sequential
+    view = validation_only(data)
+    for before, after in ((data.full, view.full), (data.retain, view.retain)):
+        windows = after.for_model()
+        for mine, own in zip(windows, (0, 1, 1), strict=True):
+            for field, values in before.for_model()[own].inter_feat.interaction.items():
+                assert torch.equal(mine.inter_feat[field], values), field
+        assert len(after.sequences) == int((before.sequences.role != 2).sum())
+        users = windows.test.inter_feat["user_id"]
+        assert torch.equal(after.batch(users)["item_id_list"], windows.test.inter_feat["item_id_list"])
+    figures = Bench(config, view, "ndcg@20", 10).measure(trainer)
+    sent = pickle.loads(pickle.dumps(view))  # to another process
+    assert Bench(config, sent, "ndcg@20", 10).measure(trainer) == figures
+    own = loaders(config.replace(metric_decimal_place=6), data.retain)
+    plain = compose(PhaseTrainer, config.replace(metric_decimal_place=6), trainer.model, "y")
+    expected = plain.evaluate(own.valid, load_best_model=False)
+    assert figures.everyone == pytest.approx(expected["ndcg@20"], abs=1e-6)
+    run = Measurement(config, view, loaders(config, view.retain), 10).measure(trainer)
+    assert figures.demotion == pytest.approx(run.forgetting["demotion_rate"], abs=1e-6)
+
+
+def test_of_whole_sequences_the_uncleaned_demotion_rate_is_measured(sequential):
+    config, data, trainer = sequential
+    whole = torch.isin(data.full.train.inter_feat["user_id"], torch.arange(1, 6)).numpy()
+    nothing = [np.zeros(len(part), bool) for part in data.full[1:]]
+    view = validation_only(divide(data.full, Located(whole, *nothing), "x"))
+    run = Measurement(config, view, loaders(config, view.retain), 10).measure(trainer)
+    rate = Bench(config, view, "ndcg@20", 10).measure(trainer).demotion
+    assert rate == pytest.approx(run.forgetting["emptied"]["demotion_rate"], abs=1e-6)
 
 
 def test_the_demotion_rate_is_the_one_of_a_run(measured):

@@ -102,6 +102,44 @@ def test_a_sweep_and_the_way_back_from_best_yaml(here, small, tmp_path):
         }
 
 
+@pytest.mark.parametrize(
+    ("method", "space"),
+    [("finetune", "finetune_epochs: {grid: [1, 3]}"), ("obliviate", "lac_steps: {grid: [4, 8]}")],
+)
+def test_a_sweep_of_a_sequential_model(here, settings, tmp_path, method, space):
+    """Chosen by validation windows; best.yaml gives the figures it was chosen for."""
+    file = tmp_path / "space.yaml"
+    file.write_text(f"{space}\n")
+    own = {key: value for key, value in settings.items() if key != "embedding_size"}
+    own |= {
+        "MAX_ITEM_LIST_LENGTH": 6,
+        "hidden_size": 8,
+        "epochs": 2,
+        "report": "none",
+        "inject_mode": "random",
+    }
+    sweep = {
+        "tune": True,
+        "space": str(file),
+        "searcher": "grid",
+        "unlearn": method,
+        "compare": ["retrain"],
+    }
+    result = tune_unlearn("GRU4Rec", "tiny", config_dict=own | sweep).result
+    assert [record["state"] for record in result["trials"]] == ["finished"] * 2
+    assert result["objective"]["target_source"] == "retrained"
+    assert result["objective"]["target"] == result["retrained"]["demotion"]
+    run = run_unlearn(
+        "GRU4Rec", "tiny", config_files=[str(tmp_path / "out" / "best.yaml")],
+        config_dict=own | {"output_dir": "again"},
+    )  # fmt: skip
+    trainer = compose(PhaseTrainer, run.config, run.model, "x")
+    figures = Bench(run.config, validation_only(run.data), "ndcg@20", 10).measure(trainer)
+    assert {k: round(v, 6) for k, v in dataclasses.asdict(figures).items()} == {
+        key: result["best"][key] for key in ("everyone", "affected", "demotion")
+    }
+
+
 def untimed(value):
     if isinstance(value, dict):
         return {k: untimed(v) for k, v in value.items() if "seconds" not in k}

@@ -1,0 +1,249 @@
+"""Figures at uncleaned histories: each against its definition, and on models that should and should not differ."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from recbole_unlearn.data import Located, divide, load, loaders
+from recbole_unlearn.measures.base import View
+from recbole_unlearn.measures.evaluation import Measurement
+from recbole_unlearn.measures.histories import (
+    HistoryQuestions,
+    Uncleaned,
+    _emptied_gap,
+    _hits,
+    _utility,
+    observe_histories,
+)
+from recbole_unlearn.measures.verdict import EMPTIED, NOTHING
+from recbole_unlearn.results.privacy import Crowd, Discretion
+from recbole_unlearn.results.schema import Verdict
+from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose, train_here
+
+SMALL = {"MAX_ITEM_LIST_LENGTH": 6, "hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1}
+
+
+@pytest.fixture
+def config(make_config, settings):
+    del settings["embedding_size"]
+    return make_config("SASRec", **SMALL)
+
+
+@pytest.fixture
+def data(config):
+    return without(config, [6, 7], also=range(1, 6), places=slice(None, None, 2))
+
+
+def without(config, users, also=(), places=slice(3, 4)):
+    """`tiny` without all training interactions of ``users``, and without those of ``also`` at ``places``."""
+    splits = load(config).splits
+    owners = splits.train.inter_feat["user_id"].numpy()
+    mask = np.isin(owners, users)
+    for user in also:
+        mask[np.flatnonzero(owners == user)[places]] = True
+    nothing = [np.zeros(len(part), bool) for part in splits[1:]]
+    return divide(splits, Located(mask, *nothing), "x")
+
+
+class ByHistory:
+    """Stands in for a trainer: an item's score after a history is a number that only these two decide."""
+
+    def batch_scores(self, batch, dataset):
+        return self.of(batch["item_id_list"], dataset.item_num)
+
+    @staticmethod
+    def of(histories, size):
+        weights = torch.arange(1, histories.shape[1] + 1)
+        mixed = (histories * weights).sum(dim=1)
+        scores = ((mixed[:, None] * 7919 + torch.arange(size) * 104729) % 1009).float()
+        scores[:, 0] = -torch.inf
+        return scores
+
+
+def history_of(data, user, length, before=None):
+    """The last items of a user in D before the training interaction with item ``before``, or before test."""
+    sequences = data.full.sequences
+    feat = sequences.raw.inter_feat
+    rows = [
+        (int(sequences.role[k]), float(feat["timestamp"][k]), k)
+        for k in (feat["user_id"] == user).nonzero().flatten().tolist()
+    ]
+    items = [(role, int(feat["item_id"][k])) for role, _, k in sorted(rows)]
+    seen = [item for role, item in items if role != 2]
+    if before is not None:
+        seen = seen[: [item for _, item in items].index(before)]
+    last = seen[-length:]
+    return torch.tensor([last + [0] * (length - len(last))])
+
+
+def test_deleted_items_are_asked_for_at_the_histories_they_were_trained_with(data):
+    questions = HistoryQuestions.ask(data, 10, 0)
+    seen = observe_histories(ByHistory(), questions, data.retain)
+    size, length = data.full.train.item_num, SMALL["MAX_ITEM_LIST_LENGTH"]
+    assert len(questions.deleted) > 20
+    assert len(questions.emptied) > 0
+    for pairs, demoted in ((questions.deleted, seen.uncleaned), (questions.emptied, seen.emptied)):
+        for k in range(len(pairs)):
+            user, item = int(pairs.users[k]), int(pairs.items[k])
+            (scores,) = ByHistory.of(history_of(data, user, length, item), size)
+            assert float(demoted[k]) == pytest.approx(
+                float((scores[item] < scores[pairs.others[k]]).float().mean())
+            )
+    # At test both kinds of histories end with the user's last items before test.
+    batch = data.retain.batch(questions.deleted.users)["item_id_list"]
+    for k in range(0, len(questions.deleted), 3):
+        (scores,) = ByHistory.of(batch[k : k + 1], size)
+        own, others = scores[questions.deleted.items[k]], scores[questions.deleted.others[k]]
+        assert float(seen.at_test[k]) == pytest.approx(float((own < others).float().mean()))
+    for k in range(len(questions.tested)):
+        (scores,) = ByHistory.of(history_of(data, int(questions.tested[k]), length), size)
+        assert seen.hits[k].tolist() == (scores.topk(50).indices == questions.targets[k]).tolist()
+
+
+@pytest.mark.parametrize("model", ["SASRec", "SHAN"])  # SHAN reads histories that loaders turn round
+def test_utility_is_recboles_where_histories_are_the_same(make_config, settings, model):
+    settings.pop("embedding_size", None)
+    config = make_config(model, **(SMALL if model == "SASRec" else {"MAX_ITEM_LIST_LENGTH": 6}))
+    data = without(config, [6, 7], also=range(1, 6), places=slice(None, None, 2))
+    trainer = compose(PhaseTrainer, config, build_model(config, data.retain), "x")
+    measurement = Measurement(config, data, loaders(config, data.retain), 10)
+    measured = measurement.measure(trainer)
+    cleaned = Uncleaned(data.retain.sequences, torch.empty(0, dtype=torch.long))
+    questions = dataclasses.replace(measurement.questions, uncleaned=cleaned)
+    found = _utility(_hits(trainer, questions, data.retain))
+    assert found == pytest.approx(measured.utility["affected"], abs=2e-6)
+    assert set(found) < set(measured.forgetting["uncleaned"])
+
+
+def test_a_model_that_did_nothing_has_the_originals_figures_and_a_retrained_one_has_others(config, data):
+    measurement = Measurement(config, data, loaders(config, data.retain), 10)
+    original, trained = train_here(config, data.full, "original")
+    same = build_model(config, data.retain)
+    trained.load_weights(same)
+    retrained, _ = train_here(config, data.retain, "retrained")
+    before = measurement.measure(original)
+    after, target = (
+        measurement.measure(trainer, before)
+        for trainer in (compose(PhaseTrainer, config, same, "x"), retrained)
+    )
+    keys = ("demotion_rate", "demotion_at_test", "uncleaned", "emptied", "resurfacing@20")
+    for key in keys:
+        assert after.forgetting[key] == before.forgetting[key], key
+    assert measurement.distances(after, target) == measurement.distances(before, target)
+    assert measurement.distances(after, before)["emptied_gap"] == {"mean": 0.0, "error": 0.0}
+    assert measurement.distances(after, before)["ks"] == 0.0
+    for key in keys[:4]:
+        assert target.forgetting[key] != before.forgetting[key], key
+    # Cleaning alone changes what is asked, and so the original's answers.
+    assert before.forgetting["uncleaned"]["demotion_rate"] != before.forgetting["demotion_rate"]
+
+
+def test_whole_users_are_asked_for_at_uncleaned_histories_alone(config):
+    data = without(config, [3, 4, 5])
+    questions = HistoryQuestions.ask(data, 10, 0)
+    assert len(questions.deleted) == 0
+    assert torch.unique(questions.emptied.users).tolist() == [3, 4, 5]
+    model = build_model(config, data.retain)
+    measured = Measurement(config, data, loaders(config, data.retain), 10).measure(
+        compose(PhaseTrainer, config, model, "x")
+    )
+    assert measured.forgetting["demotion_rate"] is None
+    assert 0 < measured.forgetting["emptied"]["demotion_rate"] < 1
+
+
+class Knowing(ByHistory):
+    """Ranks the targets that it was shown first."""
+
+    def __init__(self, windows, share):
+        shown = torch.cat([windows["item_id_list"], windows["item_id"][:, None]], dim=1)
+        self.known = {tuple(row) for row in shown.tolist()}
+        self.share = share
+
+    def batch_scores(self, batch, dataset):
+        scores = super().batch_scores(batch, dataset) / 1009
+        for row, history in enumerate(batch["item_id_list"].tolist()):
+            for item in range(1, dataset.item_num):
+                if (*history, item) in self.known:
+                    scores[row, item] += self.share
+        return scores
+
+
+def test_a_model_that_is_merely_worse_has_not_forgotten(config):
+    """The gap of emptied histories is what they lose beyond held-out items of others."""
+    data = without(config, [3, 4, 5])
+    questions = HistoryQuestions.ask(data, 10, 0)
+    held_out = questions.control_windows
+    emptied = questions.emptied_windows[torch.arange(len(questions.emptied))]
+    both = {key: torch.cat([held_out[key], emptied[key]]) for key in ("item_id", "item_id_list")}
+    every = {key: held_out[key] for key in both}
+
+    def gap(mine, target):
+        seen = [observe_histories(one, questions, data.retain) for one in (mine, target)]
+        return _emptied_gap(View(questions, seen[0], retrained=seen[1]))["emptied_gap"]
+
+    # The retrained model is good at held-out items, the original also at what it was trained on.
+    retrained, original = Knowing(every, 0.5), Knowing(both, 0.5)
+    assert gap(original, retrained)["mean"] < -0.1
+    # A model that is worse at everything ranks emptied ones as low as the retrained model does, and does not pass.
+    worse = Knowing(both, 0.0)
+    assert observe_histories(worse, questions, data.retain).emptied.mean() == pytest.approx(
+        float(observe_histories(retrained, questions, data.retain).emptied.mean())
+    )
+    assert gap(worse, retrained)["mean"] < -0.1
+    assert gap(retrained, retrained) == {"mean": 0.0, "error": 0.0}
+
+
+# What may be shown
+
+
+def test_users_are_counted_by_the_histories_they_are_asked_at(config):
+    """Ten whole users and one with a single deleted item: the demotion rate is that one user's."""
+    data = without(config, range(1, 11), also=[20])
+    crowd = Crowd.of(data, 10)
+    assert (crowd.users, crowd.compared, crowd.emptied) == (11, 1, 10)
+    assert Discretion(10, crowd).few
+    whole = Crowd.of(without(config, range(1, 11)), 10)
+    assert (whole.compared, whole.emptied) == (0, 10)
+    assert not Discretion(10, whole).few
+    assert Discretion(10, whole._replace(emptied=9)).few
+
+
+FIGURES = {
+    "demotion_rate": 0.1234, "demotion_at_test": 0.2345, "uncleaned": {"demotion_rate": 0.3456, "ndcg@20": 0.4567},
+    "emptied": {"demotion_rate": 0.5678}, "emptied_gap": {"mean": 0.0123, "error": 0.0456},
+}  # fmt: skip
+CROWD = Crowd(users=40, compared=20, matched=20, measured=10, tested=900, usual=200, emptied=50)
+
+
+def test_figures_are_rounded_by_the_users_behind_them():
+    assert Discretion(10, CROWD)._forgetting(FIGURES) == {
+        "demotion_rate": 0.1, "demotion_at_test": 0.25, "uncleaned": {"demotion_rate": 0.35, "ndcg@20": 0.5},
+        "emptied": {"demotion_rate": 0.56}, "emptied_gap": {"mean": 0.02, "error": 0.04},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "gone"), [
+    ({"emptied": 9}, {"emptied", "emptied_gap"}),
+    ({"compared": 9}, {"demotion_rate", "demotion_at_test", "uncleaned"}),
+    ({"measured": 9}, {"uncleaned.ndcg@20"}),
+    ({"tested": 15}, {"emptied", "emptied_gap", "uncleaned.ndcg@20"}),
+])  # fmt: skip
+def test_figures_of_too_few_users_are_left_out(changes, gone):
+    shown = Discretion(10, CROWD._replace(users=40, **changes))._forgetting(FIGURES)
+    names = {f"uncleaned.{key}" for key in FIGURES["uncleaned"]} - {
+        f"uncleaned.{key}" for key in shown.get("uncleaned", {})
+    }
+    missing = set(FIGURES) - set(shown)
+    assert missing | (set() if "uncleaned" in missing else names) == gone
+
+
+@pytest.mark.parametrize("users", [3, 40])
+def test_what_a_verdict_rests_on_is_said_whatever_is_shown(users):
+    crowd = CROWD._replace(users=users, compared=0, emptied=users)
+    found = Discretion(10, crowd)._verdict(Verdict("near", f"Forgotten. {EMPTIED}"), {}, {})
+    assert found.level == "near"
+    assert found.text.endswith(EMPTIED)
+    nothing = Verdict("cannot_tell", NOTHING)
+    assert Discretion(10, crowd)._verdict(nothing, {}, {}) == nothing
