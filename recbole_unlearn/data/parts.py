@@ -31,7 +31,8 @@ class Splits(_Parts):
         digest = hashlib.sha256()
         for dataset in (self.train, self.valid):
             digest.update(f"{dataset.user_num} {dataset.item_num} {len(dataset)}".encode())
-            for feat in (dataset.inter_feat, dataset.user_feat, dataset.item_feat):
+            graph = getattr(dataset, "kg_feat", None)  # of knowledge-aware models
+            for feat in (dataset.inter_feat, dataset.user_feat, dataset.item_feat, graph):
                 for field in sorted(feat.columns) if feat is not None else ():
                     digest.update(field.encode())
                     digest.update(feat[field].contiguous().numpy().tobytes())

@@ -1,7 +1,8 @@
 """Rows of a model's tables, and the interactions of their users and items: what all methods work with.
 
 `tables.py` says which rows of which parameter belong to whom, `index.py` finds interactions by user, item and
-pair, `region.py` whom a request touches, `batches.py` draws the witness set, `own_loss.py`, `losses.py` and
+pair, `region.py` whom a request touches, `batches.py` draws the witness set, `facts.py` what a knowledge graph adds to
+it, `own_loss.py`, `losses.py` and
 `scoring.py` compute losses and scores, and `expected.py` estimates where a pair ranks in a model that never saw it.
 """
 
@@ -14,6 +15,7 @@ from recbole_unlearn.rows.batches import (
     pairs_batch,
 )
 from recbole_unlearn.rows.expected import PAIRS, ClosedFormRanker, ExpectedStanding
+from recbole_unlearn.rows.facts import Facts, facts_of
 from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
 from recbole_unlearn.rows.own_loss import Moments, fisher, loss_gradients, training_loss
 from recbole_unlearn.rows.region import Members, Region, find_region, with_neighbours
@@ -25,6 +27,7 @@ __all__ = [
     "PAIRS",
     "ClosedFormRanker",
     "ExpectedStanding",
+    "Facts",
     "Members",
     "Moments",
     "Region",
@@ -36,6 +39,7 @@ __all__ = [
     "Witness",
     "as_batch",
     "as_rows",
+    "facts_of",
     "find_features",
     "find_region",
     "find_tables",
