@@ -511,8 +511,8 @@ def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any
     if config["MODEL_TYPE"] == ModelType.KNOWLEDGE and not method.on_knowledge:
         able = ", ".join(one.name for one in registry.methods() if one.on_knowledge)
         raise UnlearnError(
-            f"{config['model']} is a knowledge-aware model, and {method.name} does not work on a knowledge graph. Use "
-            f"{able}."
+            f"{config['model']} is a knowledge-aware model, and {method.name} does not work on a knowledge graph. "
+            f"Use {able}."
         )
     if not method.exact:
         refuse_all_but_retraining(config["model"], config.model_class)

@@ -1,4 +1,4 @@
-"""Knowledge-aware models from the request to the saved model: the graph is learned, cleaned, and plain RecBole agrees."""
+"""Knowledge-aware models from the request to the saved model: the graph is cleaned, and plain RecBole agrees."""
 
 import os
 import pickle
@@ -13,15 +13,18 @@ import pandas as pd
 import pytest
 import torch
 from recbole.data import create_dataset, data_preparation
+from recbole.utils import KGDataLoaderState, init_seed
 
 from recbole_unlearn import load_unlearned, run_unlearn, unlearn_model
 from recbole_unlearn.data import Located, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.rows import Facts, find_features, find_tables
+from recbole_unlearn.files.saved_dataset import read_dataset, write_dataset
+from recbole_unlearn.methods.request_losses import RequestLosses
+from recbole_unlearn.rows import Facts, TrainIndex, find_features, find_tables, loss_gradients
 from recbole_unlearn.settings import knowledge
 from recbole_unlearn.settings.config import UnlearnConfig
 from recbole_unlearn.state import init_state
-from recbole_unlearn.training import build_model, forget_neighbours
+from recbole_unlearn.training import PhaseTrainer, build_model, compose, forget_neighbours
 from tests.conftest import ITEMS, train_plain
 from tests.files.test_export import PLAIN
 
@@ -39,12 +42,21 @@ OWN = {
 }
 METHODS = ("retrain", "finetune", "gradient_ascent", "obliviate")
 GONE = ["u3", "u4"]
-KEPT = ("data_path", "output_dir", "replace", "cache_dir", "min_group", "show_progress", "tensorboard", "report")
+KEPT = (
+    "data_path",
+    "output_dir",
+    "replace",
+    "cache_dir",
+    "min_group",
+    "show_progress",
+    "tensorboard",
+    "report",
+)
 
 
 @pytest.fixture(scope="session")
 def graph_path(tiny_path, tmp_path_factory):
-    """A data_path with `tiny` and a graph: each item i7 is the entity e7, of a genre, a maker and an age of its own."""
+    """A data_path with `tiny` and a graph: item i7 is the entity e7, of a genre, a maker and an age of its own."""
     root = tmp_path_factory.mktemp("graph")
     folder = root / "tiny"
     shutil.copytree(tiny_path / "tiny", folder)
@@ -70,7 +82,7 @@ def small(settings, graph_path):
 
 
 def request_of(values, model="CKE"):
-    """Two whole users, a whole item, and for some users two training interactions, one validation and one test one."""
+    """Two whole users, a whole item, and of some users two training interactions, a validation and a test one."""
     splits = load(UnlearnConfig(model, "tiny", config_dict=values)).splits
     rows = []
     for user in splits.train.token2id("user_id", ["u7", "u8", "u9"]):
@@ -106,7 +118,9 @@ def words_in(file):
     words = {value for value in found if isinstance(value, str)}
     arrays = [value for value in found if isinstance(value, bytes) and len(value) % 4 == 0]
     for value in arrays:  # of numpy's text, four bytes a character
-        words |= set("".join(chr(code) if 0 < code < 128 else " " for code in np.frombuffer(value, "<u4")).split())
+        words |= set(
+            "".join(chr(code) if 0 < code < 128 else " " for code in np.frombuffer(value, "<u4")).split()
+        )
     return words
 
 
@@ -159,7 +173,9 @@ def test_the_result_loads_again_here_and_in_plain_recbole(small, model):
     users = torch.arange(1, loaded.dataset.user_num)
     shown = loaded.recommend(["u1", "u2"], k=5)
     assert shown["user"].value_counts().to_dict() == {"u1": 5, "u2": 5}
-    assert "i5" not in set(loaded.recommend(loaded.dataset.id2token("user_id", users[5:9].numpy()), k=60)["item"])
+    assert "i5" not in set(
+        loaded.recommend(loaded.dataset.id2token("user_id", users[5:9].numpy()), k=60)["item"]
+    )
     for mine, theirs in zip(loaded.train_data._dataset.kg_feat.interaction.values(),
                             result.data.retain.train.kg_feat.interaction.values(), strict=True):  # fmt: skip
         assert torch.equal(mine, theirs)
@@ -184,7 +200,15 @@ def test_the_result_loads_again_here_and_in_plain_recbole(small, model):
 def test_a_checkpoint_of_plain_recbole_is_a_start(small, tmp_path, model):
     """Also of KGCN, which drew its neighbours before: they come with the checkpoint."""
     values = small(model)
-    keys = ("data_path", "load_col", "train_batch_size", "epochs", "eval_step", "embedding_size", "learning_rate")
+    keys = (
+        "data_path",
+        "load_col",
+        "train_batch_size",
+        "epochs",
+        "eval_step",
+        "embedding_size",
+        "learning_rate",
+    )
     path = train_plain(model, tmp_path, **{key: values[key] for key in keys}, **OWN[model], seed=5)
     saved = torch.load(path, weights_only=False)
     if model == "KGCN":  # as drawn by somebody with another state of numpy
@@ -208,7 +232,11 @@ def test_a_checkpoint_of_plain_recbole_is_a_start(small, tmp_path, model):
 def test_the_next_request_starts_where_the_last_one_ended(small, tmp_path):
     values = small("KGCN")
     first = run_unlearn(
-        model="KGCN", dataset="tiny", forget=request_of(values), unlearn="obliviate", config_dict=values
+        model="KGCN",
+        dataset="tiny",
+        forget=request_of(values, "KGCN"),
+        unlearn="obliviate",
+        config_dict=values,
     )
     keys = ("cache_dir", "min_group", "show_progress", "tensorboard", "report")
     second = run_unlearn(
@@ -216,7 +244,9 @@ def test_the_next_request_starts_where_the_last_one_ended(small, tmp_path):
         output_dir=tmp_path / "second", config_dict={key: values[key] for key in keys},
     )  # fmt: skip
     before, after = first.result["phases"]["unlearned"], second.result["phases"]["original"]
-    assert after["metrics"]["ndcg@20"] == pytest.approx(before["metrics"]["ndcg@20"], abs=0.05)  # i9 is not asked
+    assert after["metrics"]["ndcg@20"] == pytest.approx(
+        before["metrics"]["ndcg@20"], abs=0.05
+    )  # i9 is not asked
     old, new = first.data.retain.train, second.data.full.train
     for name in old.kg_feat.columns:
         assert torch.equal(old.kg_feat[name], new.kg_feat[name])
@@ -260,7 +290,9 @@ def test_rows_of_items_are_found_in_the_table_of_entities(small, model):
     config = UnlearnConfig(model, "tiny", config_dict=small(model))
     splits = load(config).splits
     net = build_model(config, splits)
-    found = {(table.parameter, table.side, table.offset, table.axis) for table in find_tables(net, splits.train)}
+    found = {
+        (table.parameter, table.side, table.offset, table.axis) for table in find_tables(net, splits.train)
+    }
     expected = {("user_embedding.weight", "user", 0, 0), ("entity_embedding.weight", "item", 0, 0)}
     if model in ("CKE", "KTUP"):
         expected.add(("item_embedding.weight", "item", 0, 0))
@@ -283,7 +315,9 @@ def test_facts_about_items_that_are_gone_leave_the_graph(small):
     config = UnlearnConfig("CKE", "tiny", config_dict=small())
     gone, data = without(config, "i5")
     before, after = data.full.train, data.retain.train
-    about = [(feat["head_id"] == gone) | (feat["tail_id"] == gone) for feat in (before.kg_feat, after.kg_feat)]
+    about = [
+        (feat["head_id"] == gone) | (feat["tail_id"] == gone) for feat in (before.kg_feat, after.kg_feat)
+    ]
     assert int(about[0].sum()) == len(before.kg_feat) - len(after.kg_feat) > 0
     assert not about[1].any()
     values = data.orphan_values[before.entity_field]
@@ -296,7 +330,11 @@ def test_facts_about_items_that_are_gone_leave_the_graph(small):
 def test_entities_of_nobody_get_their_initial_rows(small):
     values = small("KGCN")
     result = run_unlearn(
-        model="KGCN", dataset="tiny", forget={"item_id": ["i5"]}, unlearn="gradient_ascent", config_dict=values
+        model="KGCN",
+        dataset="tiny",
+        forget={"item_id": ["i5"]},
+        unlearn="gradient_ascent",
+        config_dict=values,
     )
     train = result.data.full.train
     fresh = build_model(result.config, result.data.retain).entity_embedding.weight
@@ -315,9 +353,12 @@ def test_neighbours_that_no_fact_joins_are_taken_out(small):
     assert torch.equal(model.adj_relation, relation)
     forget_neighbours(model, data.retain.train)
     facts = data.retain.train.kg_feat
-    joined = set(zip(facts["head_id"].tolist(), facts["relation_id"].tolist(), facts["tail_id"].tolist(), strict=True))
-    alone = data.full.train.token2id("entity_id", ["e5", "only5"]).tolist() + [0]
-    for here, (there, how) in enumerate(zip(model.adj_entity.tolist(), model.adj_relation.tolist(), strict=True)):
+    columns = (facts[name].tolist() for name in ("head_id", "relation_id", "tail_id"))
+    joined = set(zip(*columns, strict=True))
+    alone = [*data.full.train.token2id("entity_id", ["e5", "only5"]).tolist(), 0]
+    for here, (there, how) in enumerate(
+        zip(model.adj_entity.tolist(), model.adj_relation.tolist(), strict=True)
+    ):
         for other, by in zip(there, how, strict=True):
             if here in alone:
                 assert (other, by) == (here, 0)
@@ -349,9 +390,6 @@ def test_facts_are_those_of_the_graph_with_other_tails(small):
 @pytest.mark.parametrize("model", ["CKE", "CFKG"])
 def test_a_deleted_interaction_takes_back_nothing_of_the_graph(small, model):
     """Its gradient is that of users and items: no entity but the items of the batch moves, nor any relation."""
-    from recbole_unlearn.methods.request_losses import RequestLosses
-    from recbole_unlearn.rows import TrainIndex, loss_gradients
-
     config = UnlearnConfig(model, "tiny", config_dict=small(model))
     full = load(config).splits
     mask = (full.train.inter_feat["user_id"] == 3).numpy()
@@ -379,10 +417,9 @@ def test_a_deleted_interaction_takes_back_nothing_of_the_graph(small, model):
 def test_batches_are_those_of_recbole(small):
     """The same draws from the same seed: negatives, facts and other tails."""
     config = UnlearnConfig("CKE", "tiny", config_dict=small())
-    from recbole.utils import KGDataLoaderState, init_seed
-
     splits = load(config).splits
     plain = config.to_recbole()
+    init_seed(plain["seed"], True)
     theirs = data_preparation(plain, create_dataset(plain))[0]
     batches = []
     for loader in (loaders(config, splits).train, theirs):
@@ -403,7 +440,11 @@ def test_batches_are_those_of_recbole(small):
         ("MKR", {}, "Use CKE, CFKG, KGCN or KTUP, or train MKR again with RecBole"),
         ("RippleNet", {}, "it keeps users' histories"),
         ("KGNNLS", {}, "a table of who had what"),
-        ("CKE", {"unlearn": "sisa"}, "CKE is a knowledge-aware model, and sisa does not work on a knowledge graph."),
+        (
+            "CKE",
+            {"unlearn": "sisa"},
+            "CKE is a knowledge-aware model, and sisa does not work on a knowledge graph.",
+        ),
         ("CKE", {"unlearn": "receraser"}, "receraser does not work on a knowledge graph. Use "),
         ("CKE", {"compare": ["ultrare"]}, "ultrare does not work on a knowledge graph"),
         ("KGCN", {"unlearn": "scif"}, "finetune, gradient_ascent, "),
@@ -429,19 +470,73 @@ def test_a_dataset_without_a_graph_is_refused(small, tiny_path):
 
 def test_a_request_that_leaves_no_fact_is_refused(small, graph_path, tmp_path):
     shutil.copytree(graph_path, tmp_path / "data")
-    lines = ["head_id:token\trelation_id:token\ttail_id:token", "e5\tgenre\tg1"]
-    (tmp_path / "data" / "tiny" / "tiny.kg").write_text("\n".join(lines) + "\n")
-    links = ["item_id:token\tentity_id:token", "i5\te5"]
-    (tmp_path / "data" / "tiny" / "tiny.link").write_text("\n".join(links) + "\n")
-    with pytest.raises(UnlearnError):
+    facts = ["head_id:token\trelation_id:token\ttail_id:token"] + [f"e{n}\tlike\te5" for n in range(6, ITEMS)]
+    (tmp_path / "data" / "tiny" / "tiny.kg").write_text("\n".join(facts) + "\n")
+    with pytest.raises(UnlearnError, match="no item that is left is in the knowledge graph"):
         run_unlearn(
             model="CKE", dataset="tiny", forget={"item_id": ["i5"]},
             config_dict=small(data_path=str(tmp_path / "data")),
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("changes", [{"load_col": None}, {"kg_reverse_r": True}])
+def test_other_ways_to_load_a_graph(small, changes):
+    """With features of users and items, of which i0 is in no fact; with every fact in both directions."""
+    values = small("KGCN", **changes)
+    result = run_unlearn(
+        model="KGCN", dataset="tiny", forget={"item_id": ["i5"]}, unlearn="finetune", config_dict=values
+    )
+    loaded = load_unlearned(result.output_dir)
+    assert loaded.dataset.kg_reverse_r is bool(values.get("kg_reverse_r"))
+    assert torch.equal(loaded.model.adj_entity, result.model.adj_entity)
+    found = [
+        trainer_scores(result.config, model, result.data.retain) for model in (loaded.model, result.model)
+    ]
+    assert torch.equal(*found)
+
+
+def trainer_scores(config, model, splits):
+    return compose(PhaseTrainer, config, model, "x").scores(torch.arange(1, 9), splits.train)
+
+
+DAMAGES = {
+    "no graph": (lambda saved: saved.feat_name_list.remove("kg_feat"), "its graph is missing"),
+    "no tails": (lambda saved: saved.kg_feat.drop(columns="tail_id", inplace=True), "its graph is missing"),
+    "no facts": (lambda saved: setattr(saved, "kg_feat", saved.kg_feat[:0]), "its graph is empty"),
+    "an entity too many": (
+        lambda saved: saved.kg_feat.__setitem__("head_id", 10**6),
+        "not in its vocabulary",
+    ),
+    "a link to a number": (lambda saved: saved.item2entity.update(i6=6), "item2entity is odd"),
+    "no links back": (lambda saved: delattr(saved, "entity2item"), "entity2item is odd"),
+    "heads of their own": (
+        lambda saved: (
+            saved.field2id_token.update(head_id=np.append(saved.field2id_token["head_id"], "x")),
+            saved.field2token_id["head_id"].update(x=len(saved.field2token_id["head_id"])),
+        ),
+        "not one vocabulary that begins with the items",
+    ),
+}
+
+
+def test_a_damaged_graph_is_refused_when_it_is_read(small, tmp_path):
+    config = UnlearnConfig("CKE", "tiny", config_dict=small())
+    path = tmp_path / "saved.pth"
+    write_dataset(path, config.to_recbole(), load(config).splits, None)
+    whole = path.read_bytes()
+    assert read_dataset(path, config).dataset.entity_num == load(config).splits.train.entity_num
+    for damage, message in DAMAGES.values():
+        saved = pickle.loads(whole)
+        damage(saved)
+        path.write_bytes(pickle.dumps(saved, protocol=4))
+        with pytest.raises(UnlearnError, match=message):
+            read_dataset(path, config)
+
+
 @pytest.mark.parametrize("name", ["adj_entity", "adj_relation"])
-@pytest.mark.parametrize("spoil", [lambda x: x + 10**6, lambda x: x[:-1], lambda x: x.float(), lambda x: None])
+@pytest.mark.parametrize(
+    "spoil", [lambda x: x + 10**6, lambda x: x[:-1], lambda x: x.float(), lambda x: None]
+)
 def test_neighbours_from_a_file_are_checked(small, tmp_path, name, spoil):
     values = small("KGCN")
     keys = ("data_path", "load_col", "train_batch_size", "embedding_size")
@@ -450,7 +545,9 @@ def test_neighbours_from_a_file_are_checked(small, tmp_path, name, spoil):
     saved["other_parameter"][name] = spoil(saved["other_parameter"][name])
     torch.save(saved, path)
     with pytest.raises(UnlearnError, match=f"neighbours in the graph .{name}. do not fit"):
-        run_unlearn(checkpoint=path, forget={"user_id": ["u1"]}, config_dict={key: values[key] for key in KEPT})
+        run_unlearn(
+            checkpoint=path, forget={"user_id": ["u1"]}, config_dict={key: values[key] for key in KEPT}
+        )
 
 
 def test_a_state_is_refused_before_anything_is_written(small, tmp_path):
@@ -458,7 +555,7 @@ def test_a_state_is_refused_before_anything_is_written(small, tmp_path):
     keys = ("data_path", "load_col", "train_batch_size", "embedding_size")
     path = train_plain("CFKG", tmp_path, **{key: values[key] for key in keys}, epochs=1)
     with pytest.raises(UnlearnError, match="a state does not keep a graph"):
-        init_state(tmp_path / "state", path)
+        init_state(tmp_path / "state", path, data_path=values["data_path"])
     assert not (tmp_path / "state").exists()
 
 

@@ -200,7 +200,8 @@ class UnlearnData:
         before, after = (used_values(splits.train) for splits in (self.full, self.retain))
         ids = (self.forget.uid_field, self.forget.iid_field)
         gone = {field: values[~torch.isin(values, after[field])] for field, values in before.items()}
-        if (entity := getattr(self.forget, "entity_field", None)) in gone:  # the first entities are items: orphans
+        entity = getattr(self.forget, "entity_field", None)
+        if entity in gone:  # the first entities are items, which are orphans as such
             gone[entity] = gone[entity][gone[entity] >= self.forget.item_num]
         return {field: values for field, values in gone.items() if field not in ids and len(values)}
 

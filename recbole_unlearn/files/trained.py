@@ -42,9 +42,8 @@ class Trained:
     def load_into(self, model: AbstractRecommender) -> None:
         """Make ``model``, built on the same rows, this trained model."""
         self.load_weights(model)
-        model.load_other_parameter(
-            {name: value for name, value in self.other_parameter.items() if name not in NEIGHBOURS}
-        )
+        done = NEIGHBOURS if isinstance(model, KGCN) else ()
+        model.load_other_parameter({k: v for k, v in self.other_parameter.items() if k not in done})
         clear_caches(model)
 
 
@@ -52,9 +51,10 @@ def _neighbours(other: dict[str, Any], model: KGCN) -> dict[str, torch.Tensor]:
     """The neighbours that a trained KGCN has drawn, refused unless they are those of a graph like the model's."""
     found = {}
     for name, number in zip(NEIGHBOURS, (model.n_entities, model.n_relations + 1), strict=True):
-        value, own = other.get(name), getattr(model, name)
+        value: Any = other.get(name)
+        own = getattr(model, name)
         fits = isinstance(value, torch.Tensor) and value.shape == own.shape and value.dtype == own.dtype
-        if not fits or (value.numel() and not 0 <= int(value.min()) <= int(value.max()) < number):
+        if not fits or not 0 <= int(value.min()) <= int(value.max()) < number:
             raise UnlearnError(
                 f"The neighbours in the graph ({name}) do not fit the model and dataset. Give the dataset, data_path "
                 "and settings that the checkpoint was trained with."

@@ -75,9 +75,7 @@ class RequestLosses:
 
     def witness(self, region: Region | None = None) -> Witness:
         """Batches of retained interactions for a region, by default that of the request."""
-        return Witness(
-            self.config, self.retained, region or self.region, self.generator, facts=self.facts
-        )
+        return Witness(self.config, self.retained, region or self.region, self.generator, facts=self.facts)
 
     def deleted_rows(self) -> torch.Tensor:
         """Numbers of the interactions of S whose losses make up the loss on S: all, or one for each user."""

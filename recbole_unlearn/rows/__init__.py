@@ -1,9 +1,9 @@
 """Rows of a model's tables, and the interactions of their users and items: what all methods work with.
 
 `tables.py` says which rows of which parameter belong to whom, `index.py` finds interactions by user, item and
-pair, `region.py` whom a request touches, `batches.py` draws the witness set, `facts.py` what a knowledge graph adds to
-it, `own_loss.py`, `losses.py` and
-`scoring.py` compute losses and scores, and `expected.py` estimates where a pair ranks in a model that never saw it.
+pair, `region.py` whom a request touches, `batches.py` draws the witness set, `facts.py` what a knowledge graph adds
+to it, `own_loss.py`, `losses.py` and `scoring.py` compute losses and scores, and `expected.py` estimates where a pair
+ranks in a model that never saw it.
 """
 
 from recbole_unlearn.rows.batches import (

@@ -153,9 +153,7 @@ class Witness:
         near, share = self._near_facts
         if len(near):
             picked = near[torch.randint(0, len(near), numbers.shape, generator=self.generator)]
-            drawn = torch.where(
-                torch.rand(numbers.shape, generator=self.generator) < share, picked, drawn
-            )
+            drawn = torch.where(torch.rand(numbers.shape, generator=self.generator) < share, picked, drawn)
         return torch.where(self.retained.deleted[numbers], -1, drawn)
 
     @functools.cached_property

@@ -6,8 +6,8 @@ facts about those come as often as they do in training: an interaction of the re
 
     |D\S| / (number of facts)
 
-times. A deleted interaction brings no fact: it taught nothing of the graph, and nothing of the graph is undone. In its
-place is the fact of entity 0, which is nobody's and which no score reads.
+times. A deleted interaction brings no fact: it taught nothing of the graph, and nothing of the graph is undone. In
+its place is the fact of entity 0, which is nobody's and which no score reads.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def begin(
     check_methods(config)
     if config["MODEL_TYPE"] == ModelType.KNOWLEDGE:
         raise UnlearnError(
-            f"{original.model} is a knowledge-aware model, and a state does not keep a graph. Use run_unlearn.py with "
-            "--checkpoint, one request after the other."
+            f"{original.model} is a knowledge-aware model, and a state does not keep a graph. Use run_unlearn.py "
+            "with --checkpoint, one request after the other."
         )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
