@@ -57,7 +57,7 @@ from recbole_unlearn.results.schema import (
 from recbole_unlearn.results.table import table
 from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
+from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose, forget_neighbours
 from recbole_unlearn.words import counted
 
 logger = logging.getLogger(__name__)
@@ -507,6 +507,12 @@ def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any
         raise UnlearnError(
             f"{config['model']} is a sequential model, and {method.name} does not work on sequences yet. Use {able}."
         )
+    if config["MODEL_TYPE"] == ModelType.KNOWLEDGE and not method.on_knowledge:
+        able = ", ".join(one.name for one in registry.methods() if one.on_knowledge)
+        raise UnlearnError(
+            f"{config['model']} is a knowledge-aware model, and {method.name} does not work on a knowledge graph. "
+            f"Use {able}."
+        )
     method.check(options, config)
     return options
 
@@ -528,6 +534,7 @@ def begin(
     if method.needs_original:
         assert original is not None
         original.load_weights(model)
+        forget_neighbours(model, data.retain.train)
     task = UnlearnTask(
         config,
         data,

@@ -1,6 +1,7 @@
 """The data of a run: loaded, split and divided by a request.
 
-`parts.py` has the three parts of a split, `sequences.py` the windows that sequential models read of them,
+`parts.py` has the three parts of a split, `sequences.py` the windows that sequential models read of them, `graph.py`
+the knowledge graph that others read beside them,
 `splits.py` loads, splits and divides, `request_forms.py` reads deletion requests, `requests.py` understands them and
 finds the interactions they mean, `repeats.py` carries them out, also those that come again,
 `fitted.py` is what one request tells the next, `injection.py` is the synthetic protocol, `download.py` fetches

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from recbole.data.dataset import Dataset
@@ -31,7 +31,8 @@ class Splits(_Parts):
         digest = hashlib.sha256()
         for dataset in (self.train, self.valid):
             digest.update(f"{dataset.user_num} {dataset.item_num} {len(dataset)}".encode())
-            for feat in (dataset.inter_feat, dataset.user_feat, dataset.item_feat):
+            graph: Any = getattr(dataset, "kg_feat", None)  # of knowledge-aware models
+            for feat in (dataset.inter_feat, dataset.user_feat, dataset.item_feat, graph):
                 for field in sorted(feat.columns) if feat is not None else ():
                     digest.update(field.encode())
                     digest.update(feat[field].contiguous().numpy().tobytes())

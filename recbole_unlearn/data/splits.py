@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +29,12 @@ from recbole.data.dataloader import AbstractDataLoader
 from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction, cat_interactions
 from recbole.data.utils import create_samplers, get_dataloader
-from recbole.utils import init_seed
+from recbole.sampler import KGSampler
+from recbole.utils import ModelType, init_seed
 
 from recbole_unlearn.data.download import ensure_dataset
 from recbole_unlearn.data.fitted import fitted_after, lost_at_least, lost_since
+from recbole_unlearn.data.graph import require_files, with_facts_in_use
 from recbole_unlearn.data.parts import Splits, three
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.data.sequences import SCORES, Sequences, SequenceSplits
@@ -90,6 +92,8 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
         dataset, clock, fitted, done = retained.read_dataset(saved, config)
     else:
         fetch(config)
+        if config["MODEL_TYPE"] == ModelType.KNOWLEDGE:
+            require_files(config)
         try:
             with _recorded_times() as raw:
                 dataset = create_dataset(config)
@@ -196,6 +200,9 @@ class UnlearnData:
         before, after = (used_values(splits.train) for splits in (self.full, self.retain))
         ids = (self.forget.uid_field, self.forget.iid_field)
         gone = {field: values[~torch.isin(values, after[field])] for field, values in before.items()}
+        entity = getattr(self.forget, "entity_field", None)
+        if entity in gone:  # the first entities are items, which are orphans as such
+            gone[entity] = gone[entity][gone[entity] >= self.forget.item_num]
         return {field: values for field, values in gone.items() if field not in ids and len(values)}
 
     @functools.cached_property
@@ -261,7 +268,7 @@ def divide(
     remove = [torch.from_numpy(mask) for mask in (located.train, located.valid, located.test)]
     kept = full.only([~mask for mask in remove])
     users, items = _orphans(full.train, kept.train)
-    retain = kept.measurable(users, items)
+    retain = with_facts_in_use(kept.measurable(users, items))
     if len(retain.for_model().train) == 0:
         raise UnlearnError(
             "After this request nobody has two training interactions left, so there is no sequence to train on. Ask "
@@ -307,20 +314,31 @@ def loaders(config: UnlearnConfig, splits: Splits) -> Loaders:
         config = config.replace(eval_batch_size=min(int(config["eval_batch_size"]), most))
     parts = [part.copy(Interaction(dict(part.inter_feat.interaction))) for part in splits.for_model()]
     whole = parts[0].copy(cat_interactions([part.inter_feat for part in parts]))
+    is_graph = config["MODEL_TYPE"] == ModelType.KNOWLEDGE  # always shuffled, as in RecBole
     try:
         samplers = create_samplers(config, whole, parts)
     except ValueError as error:
         raise UnlearnError(f"RecBole cannot draw negatives from this data: {error}") from error
     try:
         made = [
-            get_dataloader(config, phase)(
-                config, part, sampler, shuffle=bool(config["shuffle"]) and phase == "train"
+            get_dataloader(config, phase)(config, part, *sampler, shuffle=shuffle)
+            for phase, part, sampler, shuffle in zip(
+                ("train", "valid", "test"), parts, _by_phase(config, whole, samplers),
+                (bool(config["shuffle"]) or is_graph, False, False), strict=True,
             )
-            for phase, part, sampler in zip(("train", "valid", "test"), parts, samplers, strict=True)
-        ]
+        ]  # fmt: skip
     except _OF_SETTINGS as error:
         raise UnlearnError(
             f"RecBole cannot make batches with these settings: {error}. Check train_batch_size, eval_args and "
             "train_neg_sample_args."
         ) from error
     return Loaders(*made)
+
+
+def _by_phase(config: UnlearnConfig, whole: Dataset, samplers: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """What each loader draws from: a sampler of negatives, and for training on a knowledge graph one of its facts."""
+    each: list[tuple[Any, ...]] = [(sampler,) for sampler in samplers]
+    if config["MODEL_TYPE"] == ModelType.KNOWLEDGE:
+        drawn = config["train_neg_sample_args"]
+        each[0] += (KGSampler(whole, drawn["distribution"], drawn["alpha"]),)
+    return each

@@ -26,6 +26,13 @@ ATTRIBUTES: dict[str, type] = {
     "field2bucketnum": dict, "field2seqlen": dict, "alias": dict, "_preloaded_weight": dict, "uid_field": str,
     "iid_field": str, "feat_name_list": list, "file_size_list": list, "inter_feat": pd.DataFrame,
 }  # fmt: skip
+# What one of a knowledge-aware model has more: fields that the config names, and dicts between tokens.
+GRAPH = {
+    "head_entity_field": "HEAD_ENTITY_ID_FIELD", "tail_entity_field": "TAIL_ENTITY_ID_FIELD",
+    "relation_field": "RELATION_ID_FIELD", "entity_field": "ENTITY_ID_FIELD", "kg_reverse_r": "kg_reverse_r",
+    "entity_kg_num_interval": "entity_kg_num_interval", "relation_kg_num_interval": "relation_kg_num_interval",
+}  # fmt: skip
+LINKS = ("item2entity", "entity2item")
 OPTIONAL = ("user_feat", "item_feat", "label_field", "time_field", "_rest_fields")
 
 
@@ -42,6 +49,23 @@ def fault(state: Mapping[str, Any], name: str) -> str | None:
     if sum(sizes) != len(state["inter_feat"]):
         return "its parts do not add up to its interactions"
     return _fields(state) or _vocabularies(state) or _tables(state)
+
+
+def graph_fault(state: Mapping[str, Any], fields: Mapping[str, Any]) -> str | None:
+    """What is wrong with the graph in the state of a saved dataset; ``fields`` are :data:`GRAPH` by their values."""
+    columns = [fields[f"{name}_field"] for name in ("head_entity", "tail_entity", "relation")]
+    if "kg_feat" not in state["feat_name_list"] or any(name not in state["kg_feat"] for name in columns):
+        return "its graph is missing"
+    if len(state["kg_feat"]) == 0:
+        return "its graph is empty"
+    sizes = [len(state["field2id_token"].get(name, ())) for name in (*columns[:2], fields["entity_field"])]
+    if len(set(sizes)) != 1 or sizes[0] < len(state["field2id_token"].get(state["iid_field"], ())):
+        return "its entities are not one vocabulary that begins with the items"
+    for name in LINKS:
+        links = state.get(name)
+        if not isinstance(links, dict) or any(type(x) is not str for pair in links.items() for x in pair):
+            return f"{name} is odd"
+    return None
 
 
 def _fields(state: Mapping[str, Any]) -> str | None:

@@ -16,18 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from recbole.config import Config
-from recbole.data.dataset import Dataset, SequentialDataset
+from recbole.data.dataset import Dataset, KnowledgeBasedDataset, SequentialDataset
 from recbole.data.interaction import Interaction, cat_interactions
 from recbole.utils import ModelType
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import unpickle
 from recbole_unlearn.files.atomic import atomic
-from recbole_unlearn.files.dataset_state import ATTRIBUTES, OPTIONAL, PARTS, fault
+from recbole_unlearn.files.dataset_state import ATTRIBUTES, GRAPH, LINKS, OPTIONAL, PARTS, fault, graph_fault
 from recbole_unlearn.files.keyed import Done
 from recbole_unlearn.files.vocabulary import blank_unused
 from recbole_unlearn.inputs import shown
 
+_KINDS = {ModelType.SEQUENTIAL: SequentialDataset, ModelType.KNOWLEDGE: KnowledgeBasedDataset}
 MOST_INTERACTIONS = 2**40  # of an item; no dataset has more
 RAW, RAW_SIZES = (
     "unlearn_raw",
@@ -85,18 +86,21 @@ def read_dataset(path: Path, config: Config) -> Saved:
     """A dataset that :func:`write_dataset` wrote, with what the request that wrote it left for the next."""
     content = unpickle.load_pickle(path, unpickle.only(config.model_class))  # its config names the class
     state = content.state if isinstance(content, unpickle.StandIn) else None
-    kind = SequentialDataset if config["MODEL_TYPE"] == ModelType.SEQUENTIAL else Dataset
+    kind = _KINDS.get(config["MODEL_TYPE"], Dataset)
     if not isinstance(state, dict) or getattr(content.maker, "name", "") != kind.__name__:
         raise UnlearnError(f"{shown(path)} is not a saved dataset of RecBole for {config['model']}.")
     if kind is SequentialDataset:
         state = state | {"inter_feat": state.get(RAW), "file_size_list": state.get(RAW_SIZES)}
-    problem = fault(state, config["dataset"])
+    fields = {name: config[key] for name, key in GRAPH.items()} if kind is KnowledgeBasedDataset else {}
+    problem = fault(state, config["dataset"]) or (graph_fault(state, fields) if fields else None)
     if problem:
         raise UnlearnError(f"{shown(path)} is damaged, or not a dataset this plugin wrote: {problem}.")
     dataset = kind.__new__(kind)
     if kind is SequentialDataset:
         dataset.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         dataset.item_list_length_field = config["ITEM_LIST_LENGTH_FIELD"]
+    if kind is KnowledgeBasedDataset:
+        dataset.__dict__.update(fields | {name: state[name] for name in LINKS})
     dataset.__dict__.update({name: state[name] for name in ATTRIBUTES})
     dataset.__dict__.update({name: state.get(name) for name in OPTIONAL})
     for feat in dataset.feat_name_list:

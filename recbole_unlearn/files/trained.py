@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.model.knowledge_aware_recommender.kgcn import KGCN
 
 from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.errors import UnlearnError
+
+NEIGHBOURS = ("adj_entity", "adj_relation")  # of KGCN, by entity: what it has drawn of the knowledge graph
 
 
 @dataclasses.dataclass
@@ -24,18 +27,40 @@ class Trained:
     from_cache: bool = False
 
     def load_weights(self, model: AbstractRecommender) -> None:
-        """Put these weights into ``model``, and nothing else: what the model knows of its data stays."""
+        """Put these weights into ``model``, and nothing else: what the model knows of its interactions stays.
+
+        KGCN draws some neighbours of every entity when it is made, and its weights are fitted to just those.
+        """
         try:
             model.load_state_dict(self.state_dict)
         except RuntimeError as error:
             raise UnlearnError(_misfit(self.state_dict, model)) from error
+        if isinstance(model, KGCN):
+            model.load_other_parameter(_neighbours(self.other_parameter, model))
         clear_caches(model)
 
     def load_into(self, model: AbstractRecommender) -> None:
         """Make ``model``, built on the same rows, this trained model."""
         self.load_weights(model)
-        model.load_other_parameter(self.other_parameter)
+        done = NEIGHBOURS if isinstance(model, KGCN) else ()
+        model.load_other_parameter({k: v for k, v in self.other_parameter.items() if k not in done})
         clear_caches(model)
+
+
+def _neighbours(other: dict[str, Any], model: KGCN) -> dict[str, torch.Tensor]:
+    """The neighbours that a trained KGCN has drawn, refused unless they are those of a graph like the model's."""
+    found = {}
+    for name, number in zip(NEIGHBOURS, (model.n_entities, model.n_relations + 1), strict=True):
+        value: Any = other.get(name)
+        own = getattr(model, name)
+        fits = isinstance(value, torch.Tensor) and value.shape == own.shape and value.dtype == own.dtype
+        if not fits or not 0 <= int(value.min()) <= int(value.max()) < number:
+            raise UnlearnError(
+                f"The neighbours in the graph ({name}) do not fit the model and dataset. Give the dataset, data_path "
+                "and settings that the checkpoint was trained with."
+            )
+        found[name] = value.to(own.device)
+    return found
 
 
 def _misfit(state: dict[str, torch.Tensor], model: AbstractRecommender) -> str:

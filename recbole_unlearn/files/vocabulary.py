@@ -29,8 +29,19 @@ def used_values(dataset: Dataset) -> dict[str, torch.Tensor]:
             values = _values(dataset, field, feat[field][lines])
             if values is not None:
                 found.setdefault(field, []).append(values)
+    if "kg_feat" in dataset.feat_name_list:
+        _add_graph(dataset, found)
     unique = {field: torch.unique(torch.cat(parts)) for field, parts in found.items()}
     return {field: values[values > 0] for field, values in unique.items()}
+
+
+def _add_graph(dataset: Dataset, found: dict[str, list[torch.Tensor]]) -> None:
+    """Heads, tails and items are one vocabulary of entities; RecBole's relation of users and items is in no fact."""
+    ends = dataset.head_entity_field, dataset.tail_entity_field
+    entities = [found[field][0] for field in ends] + [dataset.inter_feat[dataset.iid_field]]
+    for field in (*ends, dataset.entity_field):
+        found[field] = entities
+    found[dataset.relation_field].append(torch.tensor([dataset.relation_num - 1]))
 
 
 def _values(dataset: Dataset, field: str, column: torch.Tensor) -> torch.Tensor | None:
@@ -47,7 +58,7 @@ def _lines_in_use(dataset: Dataset, name: str) -> torch.Tensor | slice:
 
     A line of an additional table is in use unless it names a user or an item without an interaction.
     """
-    if name == "inter_feat":
+    if name in ("inter_feat", "kg_feat"):  # facts about items that are gone are not there (`data/graph.py`)
         return slice(None)
     present = {
         field: torch.unique(dataset.inter_feat[field]) for field in (dataset.uid_field, dataset.iid_field)
@@ -84,6 +95,10 @@ def blank_unused(dataset: Dataset) -> None:
         feat = getattr(dataset, name)
         key = {"user_feat": dataset.uid_field, "item_feat": dataset.iid_field}.get(name)
         setattr(dataset, name, feat[kept] if key is None else _only(feat, key, kept))
+    if hasattr(dataset, "item2entity"):
+        known = dataset.field2token_id[dataset.iid_field]
+        dataset.item2entity = {item: entity for item, entity in dataset.item2entity.items() if item in known}
+        dataset.entity2item = {entity: item for item, entity in dataset.item2entity.items()}
     dataset._preloaded_weight = {
         field: _rows_of(matrix, used.get(field)) for field, matrix in dataset._preloaded_weight.items()
     }

@@ -25,7 +25,7 @@ from recbole_unlearn.files import Trained, write_model
 from recbole_unlearn.rows import TrainIndex, reset_to_rarest, tables
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.settings.sequential import pushes_all_items
-from recbole_unlearn.training import Job, PhaseTrainer, check_finite, train_all
+from recbole_unlearn.training import Job, PhaseTrainer, check_finite, forget_neighbours, train_all
 
 Curve = list[tuple[int, float]]  # (step, value)
 
@@ -118,6 +118,7 @@ class UnlearnTrainer(PhaseTrainer):
     needs_index: ClassVar[bool] = False  # looks interactions up by user, item and pair
     needs_gradients: ClassVar[bool] = False  # cannot work on a model that is a formula of its data
     on_sequences: ClassVar[bool] = False  # works on sequential models, whose windows share interactions
+    on_knowledge: ClassVar[bool] = False  # works on knowledge-aware models, which learn a graph as well
     own_original: ClassVar[bool] = False  # trains in a way of its own from the start, see originate
     # For people whose result shows too little or too much forgetting: what to do about its settings, as
     # "raise finetune_epochs"; nothing where no setting does it.
@@ -213,6 +214,7 @@ class UnlearnTrainer(PhaseTrainer):
         """The phase of a request without training interactions: the model is the original, bit for bit."""
         assert task.original is not None
         task.original.load_into(self.model)
+        forget_neighbours(self.model, task.data.retain.train)
         self.fitted = task.data.fitted_after(None)
         return Finished({}, {}, 0.0, False)
 

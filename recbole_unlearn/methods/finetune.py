@@ -39,6 +39,7 @@ class Finetune(UnlearnTrainer):
 
     needs_gradients = True
     on_sequences = True
+    on_knowledge = True
     forgets_more = ("raise finetune_epochs", "raise finetune_learning_rate")
     forgets_less = ("lower finetune_epochs", "lower finetune_learning_rate")
 

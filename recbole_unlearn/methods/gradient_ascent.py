@@ -61,6 +61,7 @@ class GradientAscent(UnlearnTrainer):
     needs_index = True
     needs_gradients = True
     on_sequences = True
+    on_knowledge = True
     forgets_more = (
         "raise gradient_ascent_steps",
         "raise gradient_ascent_tolerance",

@@ -26,6 +26,7 @@ from recbole_unlearn.rows import (
     Triples,
     Witness,
     as_batch,
+    facts_of,
     find_region,
     first_of_each,
     learns_by_user,
@@ -60,6 +61,7 @@ class RequestLosses:
         self.region = find_region(index, self.users, self.items, task.data.lost)
         self.generator = torch.Generator().manual_seed(task.config["seed"])
         self.by_user = learns_by_user(task.config)
+        self.facts = facts_of(task.data.retain.train, task.config["NEG_PREFIX"])
         self._before: AbstractRecommender | None = None
         still(model, self.config)
 
@@ -73,7 +75,7 @@ class RequestLosses:
 
     def witness(self, region: Region | None = None) -> Witness:
         """Batches of retained interactions for a region, by default that of the request."""
-        return Witness(self.config, self.retained, region or self.region, self.generator)
+        return Witness(self.config, self.retained, region or self.region, self.generator, facts=self.facts)
 
     def deleted_rows(self) -> torch.Tensor:
         """Numbers of the interactions of S whose losses make up the loss on S: all, or one for each user."""
@@ -88,7 +90,10 @@ class RequestLosses:
     def deleted_batch(self, chosen: torch.Tensor) -> Interaction:
         """Interactions of S with uniform negatives, in the form the model's loss takes."""
         drawn = self.retained.negatives(self.users[chosen], self.generator)
-        return as_batch(self.config, self.data.forget, chosen, drawn)
+        batch = as_batch(self.config, self.data.forget, chosen, drawn)
+        if self.facts is not None:
+            batch.update(self.facts.batch(torch.full_like(chosen, -1), self.generator))
+        return batch
 
     def deleted_loss(self, chosen: torch.Tensor, model: AbstractRecommender | None = None) -> torch.Tensor:
         """The mean loss on some interactions of S; that of ``model`` where it learns by interaction."""

@@ -34,6 +34,7 @@ class Retrain(UnlearnTrainer):
 
     exact = True
     on_sequences = True
+    on_knowledge = True
     needs_original = False
 
     @classmethod

@@ -1,9 +1,9 @@
 """Rows of a model's tables, and the interactions of their users and items: what all methods work with.
 
 `tables.py` says which rows of which parameter belong to whom, `index.py` finds interactions by user, item and
-pair, `region.py` whom a request touches, `batches.py` draws the witness set, `own_loss.py`, `losses.py` and
-`scoring.py` compute losses and scores, `rarest.py` finds items that are hardly anybody's, and `expected.py` estimates
-where a pair ranks in a model that never saw it.
+pair, `region.py` whom a request touches, `batches.py` draws the witness set, `facts.py` what a knowledge graph adds
+to it, `own_loss.py`, `losses.py` and `scoring.py` compute losses and scores, `rarest.py` finds items that are hardly
+anybody's, and `expected.py` estimates where a pair ranks in a model that never saw it.
 """
 
 from recbole_unlearn.rows.batches import (
@@ -15,6 +15,7 @@ from recbole_unlearn.rows.batches import (
     pairs_batch,
 )
 from recbole_unlearn.rows.expected import PAIRS, ClosedFormRanker, ExpectedStanding
+from recbole_unlearn.rows.facts import Facts, facts_of
 from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
 from recbole_unlearn.rows.own_loss import Moments, fisher, lent, looked_up, loss_gradients, training_loss
 from recbole_unlearn.rows.rarest import rarest, reset_to_rarest
@@ -27,6 +28,7 @@ __all__ = [
     "PAIRS",
     "ClosedFormRanker",
     "ExpectedStanding",
+    "Facts",
     "Members",
     "Moments",
     "Region",
@@ -38,6 +40,7 @@ __all__ = [
     "Witness",
     "as_batch",
     "as_rows",
+    "facts_of",
     "find_features",
     "find_region",
     "find_tables",

@@ -11,6 +11,7 @@ history, so a batch of its loss has every user once, however many of the interac
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
@@ -21,6 +22,7 @@ from recbole.data.interaction import Interaction, cat_interactions
 from recbole.data.utils import get_dataloader
 from recbole.utils import InputType
 
+from recbole_unlearn.rows.facts import Facts
 from recbole_unlearn.rows.index import RetainedIndex
 from recbole_unlearn.rows.region import Region
 from recbole_unlearn.settings import UnlearnConfig
@@ -51,11 +53,14 @@ class Witness:
         region: Region,
         generator: torch.Generator,
         region_negatives: float = 1.0,
+        facts: Facts | None = None,
     ) -> None:
+        r"""``facts`` of D\S come with batches where the model learns a knowledge graph with its interactions."""
         self.config, self.retained, self.region, self.generator = config, retained, region, generator
         self.index = retained.index
         self.region_negatives = region_negatives
         self.by_user = learns_by_user(config)
+        self.facts = facts
 
     def interactions(self) -> torch.Tensor:
         """Retained interactions of the region's users or items."""
@@ -138,7 +143,30 @@ class Witness:
 
     def batch(self, triples: Triples) -> Interaction:
         """Triples in the form the model's loss takes."""
-        return as_batch(self.config, self.index.train, triples.numbers, triples.negatives)
+        batch = as_batch(self.config, self.index.train, triples.numbers, triples.negatives)
+        if self.facts is not None:
+            batch.update(self.facts.batch(self._draw_facts(triples.numbers), self.generator))
+        return batch
+
+    def _draw_facts(self, numbers: torch.Tensor) -> torch.Tensor:
+        """A fact for each of the interactions ``numbers``, by its number; -1 for those that are deleted."""
+        assert self.facts is not None
+        drawn = torch.randint(0, len(self.facts), numbers.shape, generator=self.generator)
+        near, share = self._near_facts
+        if len(near):
+            picked = near[torch.randint(0, len(near), numbers.shape, generator=self.generator)]
+            drawn = torch.where(torch.rand(numbers.shape, generator=self.generator) < share, picked, drawn)
+        return torch.where(self.retained.deleted[numbers], -1, drawn)
+
+    @functools.cached_property
+    def _near_facts(self) -> tuple[torch.Tensor, float]:
+        """The facts about the region's items, and which share of an epoch's draws they have (`facts.py`)."""
+        assert self.facts is not None
+        if "item" not in self.region or len(self.region["item"]) == 0:
+            return torch.zeros(0, dtype=torch.int64), 0.0
+        near = self.facts.about(self.region["item"].ids)
+        epoch = len(self.interactions()) + self.extra()
+        return near, len(near) * self.retained.size / (len(self.facts) * max(1, epoch))
 
 
 def learns_by_user(config: UnlearnConfig) -> bool:

@@ -9,6 +9,9 @@ A side that has no table may have weight matrices instead: an autoencoder reads 
 first layer and scores them through the rows (and biases) of its last. Those are tables as well, seen along the
 right axis (:func:`as_rows`).
 
+A knowledge-aware model has a table of entities, of which the first are the items: rows of items as well, beside those
+of the item table, if it has one.
+
 A value of a feature (a city, a word of a title) has rows as a user has: :func:`find_features` names their tables.
 """
 
@@ -19,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from recbole.data.dataset import Dataset
+from recbole.data.dataset import Dataset, KnowledgeBasedDataset
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.model.layers import FLEmbedding, FMEmbedding
 from recbole.utils import ModelType
@@ -79,7 +82,20 @@ def _of_sequences(model: AbstractRecommender, dataset: Dataset) -> Iterator[Tabl
         yield Table(parameter, side)
 
 
+def _graph_embeddings(model: AbstractRecommender, dataset: Dataset) -> Iterator[tuple[str, str]]:
+    """Tables of users, items and entities in a knowledge-aware model, by their names: relations have tables too."""
+    sizes = {"user": dataset.user_num, "item": dataset.item_num, "entity": dataset.entity_num}
+    for name, module in model.named_modules():
+        for word, size in sizes.items():
+            if isinstance(module, nn.Embedding) and word in name and module.num_embeddings == size:
+                yield f"{name}.weight", word
+
+
 def _embeddings(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]:
+    if isinstance(dataset, KnowledgeBasedDataset):
+        for parameter, word in _graph_embeddings(model, dataset):
+            yield Table(parameter, "user" if word == "user" else "item")
+        return
     fields = list(_fields(model, dataset))
     yield from _of_ids(fields, dataset)
     taken = {table.parameter for table in fields}
@@ -104,6 +120,11 @@ def _of_ids(fields: Sequence[FieldTable], dataset: Dataset) -> Iterator[Table]:
 
 def _fields(model: AbstractRecommender, dataset: Dataset) -> Iterator[FieldTable]:
     """Tables by field: those of RecBole's layers, and any other that is called after a feature and has its size."""
+    if isinstance(dataset, KnowledgeBasedDataset):
+        for parameter, word in _graph_embeddings(model, dataset):
+            if word == "entity":
+                yield FieldTable(parameter, dataset.entity_field)
+        return
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     taken = set()
     for field, table, offset in _layers(model):

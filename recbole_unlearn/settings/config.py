@@ -28,7 +28,7 @@ from recbole.utils import EvaluatorType, ModelType, dataset_arguments
 from recbole_unlearn import compat
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.log import on_terminal
-from recbole_unlearn.settings import catalogue, declare, sequential
+from recbole_unlearn.settings import catalogue, declare, knowledge, sequential
 from recbole_unlearn.settings.groups import GROUPS
 from recbole_unlearn.settings.recbole_values import (
     RECBOLE,
@@ -43,7 +43,9 @@ from recbole_unlearn.settings.yaml_files import YamlLoader, properties_dir, read
 
 # How a run goes, not what comes out of it: taken over from a config that somebody holds, never from a file.
 _OF_THIS_MACHINE = ("eval_batch_size", "show_progress", "state")
-SUPPORTED_TYPES = (ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL, ModelType.SEQUENTIAL)
+SUPPORTED_TYPES = (
+    ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL, ModelType.SEQUENTIAL, ModelType.KNOWLEDGE,
+)  # fmt: skip
 
 
 def model_names() -> list[str]:
@@ -120,6 +122,8 @@ class UnlearnConfig(Config):
             sequential.refuse_split(self["eval_args"])
             sequential.refuse_transform(self)
             self._name_transformed_fields()
+        if self.model_class.type is ModelType.KNOWLEDGE:
+            knowledge.refuse_columns(self.model, self["load_col"])
         refuse_code(self)
         refuse_paths(self)
         if not self.inherited:  # with a model that exists, there may be nothing to train
@@ -176,12 +180,13 @@ class UnlearnConfig(Config):
         super()._load_internal_config_dict(model, model_class, dataset)
         if model_class.type not in SUPPORTED_TYPES:
             raise UnlearnError(
-                f"{model} is a {model_class.type.name.lower()} model, which cannot be unlearned yet: "
-                "a deleted interaction there is part of other people's graph. "
-                "General, context-aware and many sequential models can."
+                f"{model} is a {model_class.type.name.lower()} model, which cannot be unlearned yet. General, "
+                "context-aware, many sequential and some knowledge-aware models can."
             )
         if model_class.type is ModelType.SEQUENTIAL:
             sequential.refuse_model(model, model_class)
+        if model_class.type is ModelType.KNOWLEDGE:
+            knowledge.refuse_model(model, model_class)
         kind = model_class.type.name.lower()
         for name in (
             "overall",

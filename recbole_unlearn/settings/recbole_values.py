@@ -42,6 +42,8 @@ RECBOLE: dict[str, Known] = {
     "stopping_step": Known(0, whole=True),
     "seed": Known(0, whole=True, role=Role.SUBJECT),
     "n_layers": Known(0, whole=True),
+    "train_rec_step": Known(1, whole=True),
+    "train_kg_step": Known(0, whole=True),
     "weight_decay": Known(0.0),
     "learning_rate": Known(0.0),
     "dropout_prob": Known(0.0),

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recbole.utils import ModelType
+
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import new_directory, read_checkpoint
 from recbole_unlearn.files.outputs import remove_stale
@@ -41,6 +43,11 @@ def begin(
         )
     config = configured(model, None, [], {**values, "unlearn": "obliviate"}, original)
     check_methods(config)
+    if config["MODEL_TYPE"] == ModelType.KNOWLEDGE:
+        raise UnlearnError(
+            f"{original.model} is a knowledge-aware model, and a state does not keep a graph. Use run_unlearn.py "
+            "with --checkpoint, one request after the other."
+        )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

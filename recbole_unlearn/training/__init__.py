@@ -5,6 +5,7 @@
 """
 
 from recbole_unlearn.training.models import fast_class, pair_remover
+from recbole_unlearn.training.models.kgcn import forget_neighbours
 from recbole_unlearn.training.phase import (
     Job,
     PhaseTrainer,
@@ -26,6 +27,7 @@ __all__ = [
     "check_finite",
     "compose",
     "fast_class",
+    "forget_neighbours",
     "pair_remover",
     "train",
     "train_all",

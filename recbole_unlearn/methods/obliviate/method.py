@@ -45,6 +45,7 @@ class Obliviate(UnlearnTrainer):
 
     needs_index = True
     on_sequences = True
+    on_knowledge = True
     forgets_more: ClassVar[Sequence[str]] = ("raise lua_limit", "set forget_kind=hard and raise lac_forget")
     forgets_less: ClassVar[Sequence[str]] = ("lower lua_limit", "set forget_kind=genuine")
 

@@ -32,6 +32,7 @@ from recbole_unlearn.rows import (
     TrainIndex,
     Witness,
     as_rows,
+    facts_of,
     find_region,
     find_tables,
     pair_scores,
@@ -166,7 +167,9 @@ class Request:
         elif options.lua_hops and not self.starts_again:
             region = with_neighbours(region, retained, options.lua_hops, DECAY, 0.0, MOST)
         generator = torch.Generator().manual_seed(self.task.config["seed"])
-        return certain, Witness(self.task.config, retained, region, generator, options.lac_negatives)
+        config = self.task.config
+        facts = facts_of(data.retain.train, config["NEG_PREFIX"])
+        return certain, Witness(config, retained, region, generator, options.lac_negatives, facts)
 
     def _adapters(self, region: Region) -> list[Adapter]:
         """Adapters of the region's rows that change nothing yet."""

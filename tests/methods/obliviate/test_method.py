@@ -255,7 +255,7 @@ def test_closed_form_models_are_fitted_anew(settings, model):
     ("model", "instead"),
     [
         ("SASRec", "Use finetune, gradient_ascent, retrain"),
-        ("CKE", "General, context-aware and many sequential models can"),
+        ("KGAT", "Use CKE, CFKG, KGCN or KTUP"),
     ],
 )
 def test_models_that_are_not_supported_yet_are_named(flags, capsys, model, instead):

@@ -1,0 +1,594 @@
+"""Knowledge-aware models from the request to the saved model: the graph is cleaned, and plain RecBole agrees."""
+
+import os
+import pickle
+import pickletools
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from recbole.data import create_dataset, data_preparation
+from recbole.utils import KGDataLoaderState, init_seed
+
+from recbole_unlearn import load_unlearned, run_unlearn, unlearn_model
+from recbole_unlearn.data import Located, divide, load, loaders
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files.saved_dataset import read_dataset, write_dataset
+from recbole_unlearn.methods.request_losses import RequestLosses
+from recbole_unlearn.rows import Facts, TrainIndex, find_features, find_tables, loss_gradients
+from recbole_unlearn.settings import knowledge
+from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.state import init_state
+from recbole_unlearn.training import PhaseTrainer, build_model, compose, forget_neighbours
+from tests.conftest import ITEMS, train_plain
+from tests.files.test_export import PLAIN
+
+COLUMNS = {
+    "inter": ["user_id", "item_id", "rating", "timestamp"],
+    "kg": ["head_id", "relation_id", "tail_id"],
+    "link": ["item_id", "entity_id"],
+}
+OWN = {
+    "CKE": {"kg_embedding_size": 8},
+    "CFKG": {},
+    "KGCN": {"neighbor_sample_size": 3},
+    # Epochs of the graph come after two of the interactions. Scores without noise can be compared.
+    "KTUP": {"train_rec_step": 2, "train_kg_step": 1, "use_st_gumbel": False},
+}
+METHODS = ("retrain", "finetune", "gradient_ascent", "obliviate")
+GONE = ["u3", "u4"]
+KEPT = (
+    "data_path",
+    "output_dir",
+    "replace",
+    "cache_dir",
+    "min_group",
+    "show_progress",
+    "tensorboard",
+    "report",
+)
+
+
+@pytest.fixture(scope="session")
+def graph_path(tiny_path, tmp_path_factory):
+    """A data_path with `tiny` and a graph: item i7 is the entity e7, of a genre, a maker and an age of its own."""
+    root = tmp_path_factory.mktemp("graph")
+    folder = root / "tiny"
+    shutil.copytree(tiny_path / "tiny", folder)
+    links = ["item_id:token\tentity_id:token"] + [f"i{n}\te{n}" for n in range(1, ITEMS)]  # i0 has no entity
+    (folder / "tiny.link").write_text("\n".join(links) + "\n")
+    facts = ["head_id:token\trelation_id:token\ttail_id:token"]
+    for n in range(1, ITEMS):
+        facts += [f"e{n}\tgenre\tg{n % 5}", f"m{n % 9}\tmade\te{n}", f"e{n}\tage\tonly{n}"]
+    facts += [f"e{n}\tsequel\te{n + 1}" for n in range(1, ITEMS - 1, 4)]
+    (folder / "tiny.kg").write_text("\n".join(facts) + "\n")
+    return root
+
+
+@pytest.fixture
+def small(settings, graph_path):
+    """Settings of a quick run of a knowledge-aware model on `tiny`; ``small("CKE")``."""
+
+    def make(model="CKE", **changes):
+        own = {"data_path": str(graph_path), "load_col": COLUMNS, "report": "none"}
+        return settings | own | OWN[model] | changes
+
+    return make
+
+
+def request_of(values, model="CKE"):
+    """Two whole users, a whole item, and of some users two training interactions, a validation and a test one."""
+    splits = load(UnlearnConfig(model, "tiny", config_dict=values)).splits
+    rows = []
+    for user in splits.train.token2id("user_id", ["u7", "u8", "u9"]):
+        for part, number in zip(splits, (2, 1, 1), strict=True):
+            items = part.inter_feat["item_id"][part.inter_feat["user_id"] == user][:number]
+            rows += [(user, int(item)) for item in items]
+    users, items = (
+        splits.train.id2token(field, np.array(ids))
+        for field, ids in zip(("user_id", "item_id"), zip(*rows, strict=True), strict=True)
+    )
+    whole = pd.DataFrame({"user_id": [*GONE, None], "item_id": [None, None, "i5"]})
+    return pd.concat([pd.DataFrame({"user_id": users, "item_id": items}), whole], ignore_index=True)
+
+
+def pairs_of(dataset, feat):
+    tokens = (dataset.id2token(field, np.asarray(feat[field])) for field in ("user_id", "item_id"))
+    return set(zip(*tokens, strict=True))
+
+
+def is_asked(pair, request):
+    """Whether a line of ``request`` means the interaction ``pair`` of tokens."""
+    asked = [[None if pd.isna(cell) else cell for cell in line] for line in request.to_numpy().tolist()]
+    return any(user in (pair[0], None) and item in (pair[1], None) for user, item in asked)
+
+
+def words_in(file):
+    """All text in a pickle, or in the pickle of a checkpoint; arrays of text are lists of it."""
+    content = file.read_bytes()
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            content = archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl")))
+    found = [value for _, value, _ in pickletools.genops(content)]
+    words = {value for value in found if isinstance(value, str)}
+    arrays = [value for value in found if isinstance(value, bytes) and len(value) % 4 == 0]
+    for value in arrays:  # of numpy's text, four bytes a character
+        words |= set(
+            "".join(chr(code) if 0 < code < 128 else " " for code in np.frombuffer(value, "<u4")).split()
+        )
+    return words
+
+
+@pytest.mark.parametrize("model", knowledge.MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_leave_nothing_of_the_request(small, model, method):
+    values = small(model)
+    request = request_of(values, model)
+    result = run_unlearn(model=model, dataset="tiny", forget=request, unlearn=method, config_dict=values)
+    train = result.data.full.train
+    for before, after in zip(result.data.full, result.data.retain, strict=True):
+        old, new = (pairs_of(train, part.inter_feat) for part in (before, after))
+        assert new < old
+        assert not any(is_asked(pair, request) for pair in new)
+    phase = result.result["phases"]["unlearned"]
+    assert 0 <= phase["forgetting"]["demotion_rate"] <= 1
+    assert 0 <= phase["metrics"]["ndcg@20"] <= 1
+
+    path = result.output_dir / "tiny-KnowledgeBasedDataset.pth"
+    saved = pickle.loads(path.read_bytes())
+    assert not any(is_asked(pair, request) for pair in pairs_of(saved, saved.inter_feat))
+    for file in (path, result.output_dir / f"{model}-unlearned.pth"):
+        assert not words_in(file) & {*GONE, "i5", "e5", "only5"}
+    row = train.token2id("item_id", "i5")
+    for field in ("item_id", "entity_id", "head_id", "tail_id"):
+        assert saved.field2id_token[field][row] == f"[removed-{row}]"
+    assert not saved.kg_feat[["head_id", "tail_id"]].isin([row]).any(axis=None)
+    assert "i5" not in saved.item2entity
+    assert "e5" not in saved.entity2item
+    assert {"i6", "e6"} <= {*saved.item2entity, *saved.entity2item}
+    assert "[UI-Relation]" in saved.field2token_id["relation_id"]
+    checkpoint = torch.load(result.output_dir / f"{model}-unlearned.pth", weights_only=False)
+    assert not checkpoint["optimizer"]["state"]
+    if model == "KGCN":
+        others = torch.arange(train.entity_num) != row
+        assert not (checkpoint["other_parameter"]["adj_entity"][others] == row).any()
+        assert (checkpoint["other_parameter"]["adj_entity"][row] == row).all()
+    else:
+        assert not checkpoint["other_parameter"]
+
+
+@pytest.mark.parametrize("model", knowledge.MODELS)
+def test_the_result_loads_again(small, model):
+    values = small(model)
+    request = request_of(values, model)
+    result = run_unlearn(model=model, dataset="tiny", forget=request, unlearn="obliviate", config_dict=values)
+    loaded = load_unlearned(result.output_dir)
+    for name, value in result.model.state_dict().items():
+        assert torch.equal(value, loaded.model.state_dict()[name])
+    shown = loaded.recommend(["u1", "u2"], k=ITEMS)
+    assert set(shown["user"]) == {"u1", "u2"}
+    assert "i5" not in set(shown["item"])
+    facts = loaded.train_data._dataset.kg_feat, result.data.retain.train.kg_feat
+    for name in facts[0].columns:
+        assert torch.equal(*(feat[name] for feat in facts))
+
+
+@pytest.mark.slow
+def test_plain_recbole_gets_the_same_figures(small, tmp_path):
+    """All four models in one process without the plugin."""
+    head, tail = PLAIN.split("config, model, dataset", 1)
+    script, results = head, []
+    for model in knowledge.MODELS:
+        values = small(model, output_dir=str(tmp_path / model))
+        request = request_of(values, model)
+        results.append(
+            run_unlearn(model=model, dataset="tiny", forget=request, unlearn="obliviate", config_dict=values)
+        )
+        file = results[-1].output_dir / f"{model}-unlearned.pth"
+        script += "config, model, dataset" + tail.replace("FILE", repr(str(file)))
+    environment = os.environ | {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, env=environment,
+        cwd=tmp_path, check=False,
+    )  # fmt: skip
+    if "NO RAY" in done.stdout:
+        pytest.skip("recbole.quick_start needs Ray, which is not installed")
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows, figures = (
+        [line.split(" ", 1)[1] for line in done.stdout.splitlines() if line.startswith(word)]
+        for word in ("ROWS", "NDCG")
+    )
+    assert rows == [" ".join(str(len(part)) for part in result.data.retain) for result in results]
+    found = [result.result["phases"]["unlearned"]["metrics"]["ndcg@20"] for result in results]
+    assert [float(figure) for figure in figures] == pytest.approx(found, abs=1e-4)
+
+
+@pytest.mark.parametrize("model", knowledge.MODELS)
+def test_a_checkpoint_of_plain_recbole_is_a_start(small, tmp_path, model):
+    """Also of KGCN, which drew its neighbours before: they come with the checkpoint."""
+    values = small(model)
+    keys = (
+        "data_path",
+        "load_col",
+        "train_batch_size",
+        "epochs",
+        "eval_step",
+        "embedding_size",
+        "learning_rate",
+    )
+    path = train_plain(model, tmp_path, **{key: values[key] for key in keys}, **OWN[model], seed=5)
+    saved = torch.load(path, weights_only=False)
+    if model == "KGCN":  # as drawn by somebody with another state of numpy
+        drawn = saved["other_parameter"]
+        order = torch.randperm(drawn["adj_entity"].shape[1] - 1) + 1
+        drawn["adj_entity"][:, 1:], drawn["adj_relation"][:, 1:] = (
+            drawn[name][:, order] for name in ("adj_entity", "adj_relation")
+        )
+        torch.save(saved, path)
+    result = run_unlearn(
+        checkpoint=path, forget=pd.DataFrame({"user_id": ["u7"]}), unlearn="obliviate",
+        config_dict={key: values[key] for key in KEPT},
+    )  # fmt: skip
+    assert result.result["phases"]["original"]["seconds"] is None
+    assert len(result.data.forget) > 0
+    if model == "KGCN":
+        for name, value in saved["other_parameter"].items():
+            assert torch.equal(getattr(result.model, name), value)
+
+
+def test_the_next_request_starts_where_the_last_one_ended(small, tmp_path):
+    values = small("KGCN")
+    first = run_unlearn(
+        model="KGCN",
+        dataset="tiny",
+        forget=request_of(values, "KGCN"),
+        unlearn="obliviate",
+        config_dict=values,
+    )
+    keys = ("cache_dir", "min_group", "show_progress", "tensorboard", "report")
+    second = run_unlearn(
+        checkpoint=first.output_dir / "KGCN-unlearned.pth", forget={"item_id": ["i9"]}, unlearn="finetune",
+        output_dir=tmp_path / "second", config_dict={key: values[key] for key in keys},
+    )  # fmt: skip
+    before, after = first.result["phases"]["unlearned"], second.result["phases"]["original"]
+    assert after["metrics"]["ndcg@20"] == pytest.approx(
+        before["metrics"]["ndcg@20"], abs=0.05
+    )  # i9 is not asked
+    old, new = first.data.retain.train, second.data.full.train
+    for name in old.kg_feat.columns:
+        assert torch.equal(old.kg_feat[name], new.kg_feat[name])
+    saved = pickle.loads((second.output_dir / "tiny-KnowledgeBasedDataset.pth").read_bytes())
+    for token in ("e5", "e9", "only9"):
+        assert token not in saved.field2token_id["entity_id"]
+    with pytest.raises(UnlearnError, match="not in the dataset"):
+        run_unlearn(
+            checkpoint=second.output_dir / "KGCN-unlearned.pth", forget={"item_id": ["i5"]},
+            output_dir=tmp_path / "third", config_dict={key: values[key] for key in keys},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["CKE", "KGCN"])
+def test_the_synthetic_protocol(small, model):
+    values = small(model)
+    result = run_unlearn(
+        model=model, dataset="tiny", unlearn="obliviate", compare=["retrain"], config_dict=values
+    )
+    assert set(result.result["phases"]) == {"original", "unlearned", "retrained"}
+    assert result.data.source == "injected informed"
+    clean = load(UnlearnConfig(model, "tiny", config_dict=values)).splits.train
+    for name in clean.kg_feat.columns:
+        assert torch.equal(result.data.retain.train.kg_feat[name], clean.kg_feat[name])
+
+
+def test_a_model_somebody_holds(small):
+    ours = UnlearnConfig("CKE", "tiny", config_dict=small())
+    plain = ours.to_recbole()
+    held = data_preparation(plain, create_dataset(plain))
+    model = ours.model_class(plain, held[0]._dataset)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    done = unlearn_model(plain, model, held, {"user_id": GONE, "item_id": [None, None]}, method="finetune")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    gone = torch.as_tensor(held[0]._dataset.token2id("user_id", GONE))
+    assert not torch.isin(done.loaders.train._dataset.inter_feat["user_id"], gone).any()
+
+
+@pytest.mark.parametrize("model", knowledge.MODELS)
+def test_rows_of_items_are_found_in_the_table_of_entities(small, model):
+    config = UnlearnConfig(model, "tiny", config_dict=small(model))
+    splits = load(config).splits
+    net = build_model(config, splits)
+    found = {
+        (table.parameter, table.side, table.offset, table.axis) for table in find_tables(net, splits.train)
+    }
+    expected = {("user_embedding.weight", "user", 0, 0), ("entity_embedding.weight", "item", 0, 0)}
+    if model in ("CKE", "KTUP"):
+        expected.add(("item_embedding.weight", "item", 0, 0))
+    assert found == expected
+    assert [table.parameter for table in find_features(net, splits.train)] == ["entity_embedding.weight"]
+    for item in range(1, splits.train.item_num):
+        token = splits.train.id2token("item_id", item)
+        assert splits.train.id2token("entity_id", item) == token.replace("i", "e")
+
+
+def without(config, item):
+    """The data of a request that takes a whole item away."""
+    full = load(config).splits
+    gone = int(full.train.token2id("item_id", item))
+    located = Located(*((part.inter_feat["item_id"] == gone).numpy() for part in full))
+    return gone, divide(full, located, "python")
+
+
+def test_facts_about_items_that_are_gone_leave_the_graph(small):
+    config = UnlearnConfig("CKE", "tiny", config_dict=small())
+    gone, data = without(config, "i5")
+    before, after = data.full.train, data.retain.train
+    about = [
+        (feat["head_id"] == gone) | (feat["tail_id"] == gone) for feat in (before.kg_feat, after.kg_feat)
+    ]
+    assert int(about[0].sum()) == len(before.kg_feat) - len(after.kg_feat) > 0
+    assert not about[1].any()
+    values = data.orphan_values[before.entity_field]
+    assert before.id2token("entity_id", values.numpy()).tolist() == ["only5"]
+    same = data.retain._replace(train=after.copy(after.inter_feat))
+    same.train.kg_feat = before.kg_feat
+    assert same.digest() != data.retain.digest()  # the cache tells graphs apart
+
+
+def test_entities_of_nobody_get_their_initial_rows(small):
+    values = small("KGCN")
+    result = run_unlearn(
+        model="KGCN",
+        dataset="tiny",
+        forget={"item_id": ["i5"]},
+        unlearn="gradient_ascent",
+        config_dict=values,
+    )
+    train = result.data.full.train
+    fresh = build_model(result.config, result.data.retain).entity_embedding.weight
+    for token in ("e5", "only5"):
+        row = train.token2id("entity_id", token)
+        assert torch.equal(result.model.entity_embedding.weight[row], fresh[row])
+
+
+def test_neighbours_that_no_fact_joins_are_taken_out(small):
+    config = UnlearnConfig("KGCN", "tiny", config_dict=small("KGCN"))
+    gone, data = without(config, "i5")
+    model = build_model(config, data.full)
+    entity, relation = model.adj_entity.clone(), model.adj_relation.clone()
+    forget_neighbours(model, data.full.train)
+    assert torch.equal(model.adj_entity, entity)
+    assert torch.equal(model.adj_relation, relation)
+    forget_neighbours(model, data.retain.train)
+    facts = data.retain.train.kg_feat
+    columns = (facts[name].tolist() for name in ("head_id", "relation_id", "tail_id"))
+    joined = set(zip(*columns, strict=True))
+    alone = [*data.full.train.token2id("entity_id", ["e5", "only5"]).tolist(), 0]
+    for here, (there, how) in enumerate(
+        zip(model.adj_entity.tolist(), model.adj_relation.tolist(), strict=True)
+    ):
+        for other, by in zip(there, how, strict=True):
+            if here in alone:
+                assert (other, by) == (here, 0)
+            else:
+                assert (here, by, other) in joined or (other, by, here) in joined
+    kept = ~(entity == gone).any(dim=1)
+    kept[alone] = False
+    assert torch.equal(model.adj_entity[kept], entity[kept])
+
+
+def test_facts_are_those_of_the_graph_with_other_tails(small):
+    train = load(UnlearnConfig("CKE", "tiny", config_dict=small())).splits.train
+    facts = Facts(train, "neg_")
+    numbers = torch.cat([torch.arange(len(facts)), torch.tensor([-1, -1])])
+    batch = facts.batch(numbers, torch.Generator().manual_seed(0))
+    known = set(zip(train.kg_feat["head_id"].tolist(), train.kg_feat["tail_id"].tolist(), strict=True))
+    for name in ("head_id", "relation_id", "tail_id"):
+        assert torch.equal(batch[name][:-2], train.kg_feat[name])
+    others = set(zip(batch["head_id"][:-2].tolist(), batch["neg_tail_id"][:-2].tolist(), strict=True))
+    assert not others & known
+    assert batch["neg_tail_id"][:-2].min() >= 1
+    assert all(not batch[name][-2:].any() for name in batch.columns)
+    item = train.token2id("item_id", "i5")
+    about = set(facts.about(torch.tensor([item])).tolist())
+    expected = (train.kg_feat["head_id"] == item) | (train.kg_feat["tail_id"] == item)
+    assert about == set(expected.nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("model", ["CKE", "CFKG"])
+def test_a_deleted_interaction_takes_back_nothing_of_the_graph(small, model):
+    """Its gradient is that of users and items: no entity but the items of the batch moves, nor any relation."""
+    config = UnlearnConfig(model, "tiny", config_dict=small(model))
+    full = load(config).splits
+    mask = (full.train.inter_feat["user_id"] == 3).numpy()
+    data = divide(full, Located(mask, *(np.zeros(len(part), bool) for part in full[1:])), "python")
+    net = build_model(config, data.retain)
+
+    class Task:
+        index = TrainIndex(full.train).complete()
+
+    Task.config, Task.data = config, data
+    request = RequestLosses(Task, net)
+    batch = request.deleted_batch(torch.arange(len(data.forget)))
+    gradients = loss_gradients(net, batch)[1]
+    moved = gradients["entity_embedding.weight"].abs().sum(dim=1).nonzero().flatten()
+    asked = torch.cat([batch["item_id"], batch["neg_item_id"], torch.zeros(1, dtype=torch.int64)])
+    assert torch.isin(moved, asked).all()
+    relations = gradients["relation_embedding.weight"].abs().sum(dim=1)[1 : full.train.relation_num]
+    assert float(relations.max()) == 0
+    kept = request.kept_sample(50)
+    assert kept["head_id"].min() > 0
+    gradients = loss_gradients(net, kept)[1]
+    assert float(gradients["relation_embedding.weight"].abs().sum(dim=1)[1:-1].max()) > 0
+
+
+def test_batches_are_those_of_recbole(small):
+    """The same draws from the same seed: negatives, facts and other tails."""
+    config = UnlearnConfig("CKE", "tiny", config_dict=small())
+    splits = load(config).splits
+    plain = config.to_recbole()
+    init_seed(plain["seed"], True)
+    theirs = data_preparation(plain, create_dataset(plain))[0]
+    batches = []
+    for loader in (loaders(config, splits).train, theirs):
+        init_seed(1, True)
+        loader.set_mode(KGDataLoaderState.RSKG)
+        batches.append(next(iter(loader)))
+    assert set(batches[0].columns) == set(batches[1].columns)
+    for name in batches[0].columns:
+        assert torch.equal(batches[0][name], batches[1][name])
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        ("KGAT", {}, "KGAT is a knowledge-aware model that cannot be unlearned: it needs dgl"),
+        ("KGIN", {}, "it needs torch_scatter"),
+        ("MCCLK", {}, "it needs torch_scatter"),
+        ("MKR", {}, "Use CKE, CFKG, KGCN or KTUP, or train MKR again with RecBole"),
+        ("RippleNet", {}, "it keeps users' histories"),
+        ("KGNNLS", {}, "a table of who had what"),
+        (
+            "CKE",
+            {"unlearn": "sisa"},
+            "CKE is a knowledge-aware model, and sisa does not work on a knowledge graph.",
+        ),
+        ("CKE", {"unlearn": "receraser"}, "receraser does not work on a knowledge graph. Use "),
+        ("CKE", {"compare": ["ultrare"]}, "ultrare does not work on a knowledge graph"),
+        ("KGCN", {"unlearn": "scif"}, "finetune, gradient_ascent, "),
+        ("KTUP", {"unlearn": "ifru"}, "obliviate"),
+        ("CFKG", {"unlearn": "rrl"}, "rrl does not work on a knowledge graph"),
+        ("CKE", {"load_col": {"inter": ["user_id", "item_id"]}}, "load_col leaves out kg and link"),
+        ("KTUP", {"train_rec_step": 0}, "train_rec_step=0 is not valid"),
+    ],
+)
+def test_what_is_not_supported_is_refused_before_any_data(small, model, changes, message):
+    values = small() | {"data_path": "/nowhere"} | changes
+    values = {key: value for key, value in values.items() if key != "kg_embedding_size"}
+    with pytest.raises(UnlearnError) as error:
+        run_unlearn(model=model, dataset="tiny", forget={"user_id": ["u1"]}, config_dict=values)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_dataset_without_a_graph_is_refused(small, tiny_path):
+    with pytest.raises(UnlearnError, match=r"has no tiny\.kg and no tiny\.link"):
+        run_unlearn(model="CKE", dataset="tiny", config_dict=small(data_path=str(tiny_path)))
+
+
+def test_a_request_that_leaves_no_fact_is_refused(small, graph_path, tmp_path):
+    shutil.copytree(graph_path, tmp_path / "data")
+    facts = ["head_id:token\trelation_id:token\ttail_id:token"] + [f"e{n}\tlike\te5" for n in range(6, ITEMS)]
+    (tmp_path / "data" / "tiny" / "tiny.kg").write_text("\n".join(facts) + "\n")
+    with pytest.raises(UnlearnError, match="no item that is left is in the knowledge graph"):
+        run_unlearn(
+            model="CKE", dataset="tiny", forget={"item_id": ["i5"]},
+            config_dict=small(data_path=str(tmp_path / "data")),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{"load_col": None}, {"kg_reverse_r": True}])
+def test_other_ways_to_load_a_graph(small, changes):
+    """With features of users and items, of which i0 is in no fact; with every fact in both directions."""
+    values = small("KGCN", **changes)
+    result = run_unlearn(
+        model="KGCN", dataset="tiny", forget={"item_id": ["i5"]}, unlearn="finetune", config_dict=values
+    )
+    loaded = load_unlearned(result.output_dir)
+    assert loaded.dataset.kg_reverse_r is bool(values.get("kg_reverse_r"))
+    assert torch.equal(loaded.model.adj_entity, result.model.adj_entity)
+    found = [
+        trainer_scores(result.config, model, result.data.retain) for model in (loaded.model, result.model)
+    ]
+    assert torch.equal(*found)
+
+
+def trainer_scores(config, model, splits):
+    return compose(PhaseTrainer, config, model, "x").scores(torch.arange(1, 9), splits.train)
+
+
+DAMAGES = {
+    "no graph": (lambda saved: saved.feat_name_list.remove("kg_feat"), "its graph is missing"),
+    "no tails": (lambda saved: saved.kg_feat.drop(columns="tail_id", inplace=True), "its graph is missing"),
+    "no facts": (lambda saved: setattr(saved, "kg_feat", saved.kg_feat[:0]), "its graph is empty"),
+    "an entity too many": (
+        lambda saved: saved.kg_feat.__setitem__("head_id", 10**6),
+        "not in its vocabulary",
+    ),
+    "a link to a number": (lambda saved: saved.item2entity.update(i6=6), "item2entity is odd"),
+    "no links back": (lambda saved: delattr(saved, "entity2item"), "entity2item is odd"),
+    "heads of their own": (
+        lambda saved: (
+            saved.field2id_token.update(head_id=np.append(saved.field2id_token["head_id"], "x")),
+            saved.field2token_id["head_id"].update(x=len(saved.field2token_id["head_id"])),
+        ),
+        "not one vocabulary that begins with the items",
+    ),
+}
+
+
+def test_a_damaged_graph_is_refused_when_it_is_read(small, tmp_path):
+    config = UnlearnConfig("CKE", "tiny", config_dict=small())
+    path = tmp_path / "saved.pth"
+    write_dataset(path, config.to_recbole(), load(config).splits, None)
+    whole = path.read_bytes()
+    assert read_dataset(path, config).dataset.entity_num == load(config).splits.train.entity_num
+    for damage, message in DAMAGES.values():
+        saved = pickle.loads(whole)
+        damage(saved)
+        path.write_bytes(pickle.dumps(saved, protocol=4))
+        with pytest.raises(UnlearnError, match=message):
+            read_dataset(path, config)
+
+
+@pytest.mark.parametrize("name", ["adj_entity", "adj_relation"])
+@pytest.mark.parametrize(
+    "spoil", [lambda x: x + 10**6, lambda x: x[:-1], lambda x: x.float(), lambda x: None]
+)
+def test_neighbours_from_a_file_are_checked(small, tmp_path, name, spoil):
+    values = small("KGCN")
+    keys = ("data_path", "load_col", "train_batch_size", "embedding_size")
+    path = train_plain("KGCN", tmp_path, **{key: values[key] for key in keys}, **OWN["KGCN"], epochs=1)
+    saved = torch.load(path, weights_only=False)
+    saved["other_parameter"][name] = spoil(saved["other_parameter"][name])
+    torch.save(saved, path)
+    with pytest.raises(UnlearnError, match=f"neighbours in the graph .{name}. do not fit"):
+        run_unlearn(
+            checkpoint=path, forget={"user_id": ["u1"]}, config_dict={key: values[key] for key in KEPT}
+        )
+
+
+def test_a_state_is_refused_before_anything_is_written(small, tmp_path):
+    values = small("CFKG")
+    keys = ("data_path", "load_col", "train_batch_size", "embedding_size")
+    path = train_plain("CFKG", tmp_path, **{key: values[key] for key in keys}, epochs=1)
+    with pytest.raises(UnlearnError, match="a state does not keep a graph"):
+        init_state(tmp_path / "state", path, data_path=values["data_path"])
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("model", knowledge.MODELS)
+def test_a_run_on_ml_100k(model, tmp_path):
+    """As the command line does it, with one epoch, on active users: one of them and a whole item are deleted."""
+    values = {
+        "epochs": 1, "eval_step": 1, "embedding_size": 8, "show_progress": False, "tensorboard": False,
+        "report": "none", "cache_dir": str(tmp_path / "cache"), "min_group": 1,
+        "output_dir": str(tmp_path / "out"), "user_inter_num_interval": "[100,inf)",
+    }  # fmt: skip
+    own = {"kg_embedding_size": 8} if model == "CKE" else {}
+    request = pd.DataFrame({"user_id": ["13", None], "item_id": [None, "50"]})
+    result = run_unlearn(
+        model=model, dataset="ml-100k", forget=request, unlearn="obliviate", config_dict=values | own
+    )
+    saved = pickle.loads((result.output_dir / "ml-100k-KnowledgeBasedDataset.pth").read_bytes())
+    assert len(saved.inter_feat) == sum(len(part) for part in result.data.retain)
+    assert not any(is_asked(pair, request) for pair in pairs_of(saved, saved.inter_feat))
+    row = result.data.full.train.token2id("item_id", "50")
+    assert not saved.kg_feat[["head_id", "tail_id"]].isin([row]).any(axis=None)
+    assert "13" not in saved.field2token_id["user_id"]
+    assert "50" not in saved.field2token_id["item_id"]
