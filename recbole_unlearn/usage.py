@@ -42,7 +42,10 @@ EXAMPLES = {
     ],
 }
 _COLUMN = 34  # where help texts begin
-_KINDS = {"general_recommender": "general", "context_aware_recommender": "context"}
+_KINDS = {
+    "general_recommender": "general", "context_aware_recommender": "context",
+    "sequential_recommender": "sequential", "knowledge_aware_recommender": "knowledge",
+}  # fmt: skip
 
 
 def method_list() -> str:

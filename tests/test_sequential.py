@@ -344,9 +344,11 @@ def test_bpr_loss_has_negatives_and_cross_entropy_has_none(small):
         ("BERT4Rec", {"transform": None}, "use transform=mask_itemseq"),
         (
             "SASRec",
-            {"unlearn": "obliviate"},
-            "on sequences yet. Use finetune, gradient_ascent, retrain.",
+            {"unlearn": "obliviate_paper"},
+            "on sequences yet. Use finetune, gradient_ascent, obliviate, retrain.",
         ),
+        ("SASRec", {"unlearn": "obliviate", "forget_kind": "hard"}, "leave both out"),
+        ("SASRec", {"unlearn": "obliviate", "lac_distill": 0.5}, "leave both out"),
         ("SASRec", {"transform": "crop_itemseq"}, "transform=crop_itemseq changes histories"),
         ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
         (

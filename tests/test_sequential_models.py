@@ -14,7 +14,7 @@ from recbole_unlearn.settings.config import UnlearnConfig
 from recbole_unlearn.training import build_model
 from tests.held import content, pairs_in, tables
 
-METHODS = ("gradient_ascent", "finetune", "retrain")  # of which the first is saved
+METHODS = ("obliviate", "gradient_ascent", "finetune", "retrain")  # of which the first is saved
 SMALL = {
     "hidden_size": 8, "embedding_size": 8, "inner_size": 8, "n_heads": 1, "n_layers": 1, "block_num": 1,
     "dilations": [1], "prototype_size": 4,

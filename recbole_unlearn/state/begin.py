@@ -23,6 +23,11 @@ from recbole_unlearn.state.store import sync
 
 logger = logging.getLogger(__name__)
 
+_NOT_KEPT = {
+    ModelType.KNOWLEDGE: "knowledge-aware model, and a state does not keep a graph",
+    ModelType.SEQUENTIAL: "sequential model, and a state does not keep histories",
+}
+
 
 def begin(
     folder: Path,
@@ -43,10 +48,10 @@ def begin(
         )
     config = configured(model, None, [], {**values, "unlearn": "obliviate"}, original)
     check_methods(config)
-    if config["MODEL_TYPE"] == ModelType.KNOWLEDGE:
+    if config["MODEL_TYPE"] in _NOT_KEPT:
         raise UnlearnError(
-            f"{original.model} is a knowledge-aware model, and a state does not keep a graph. Use run_unlearn.py "
-            "with --checkpoint, one request after the other."
+            f"{original.model} is a {_NOT_KEPT[config['MODEL_TYPE']]}. Use run_unlearn.py with --checkpoint, one "
+            "request after the other."
         )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

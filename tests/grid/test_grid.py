@@ -170,7 +170,7 @@ def test_whatever_stands_in_a_file_is_read_or_refused_in_one_line(key, value):
     (GOOD | {"modles": ["BPR"]}, r"unknown key 'modles'\. Did you mean models\?"),
     ({k: v for k, v in GOOD.items() if k != "datasets"}, r"datasets is missing; expected for example datasets: \[ml"),
     (GOOD | {"models": ["LightGNC"]}, "Unknown model 'LightGNC'. Did you mean LightGCN"),
-    (GOOD | {"models": ["SASRec"]}, "SASRec is a sequential model"),
+    (GOOD | {"models": ["DIEN"]}, "DIEN is a sequential model"),
     (GOOD | {"models": []}, "models is empty"),
     (GOOD | {"seeds": None}, "seeds is empty"),
     (GOOD | {"methods": ["retrain", "oblivate"]}, "Unknown unlearning method 'oblivate'. Did you mean obliviate"),

@@ -53,6 +53,8 @@ class Obliviate(UnlearnTrainer):
     def check(cls, settings: ObliviateSettings, config: UnlearnConfig) -> None:
         """As the base class; what the limits of single settings cannot say."""
         settings.check()
+        if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
+            settings.check_for_sequences()
 
     @classmethod
     def steps(cls, settings: ObliviateSettings) -> int:

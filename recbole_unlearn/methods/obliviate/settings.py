@@ -90,6 +90,14 @@ class ObliviateSettings:
         role=Role.SPEED,
     )
 
+    def check_for_sequences(self) -> None:
+        """Refuse losses that are of pairs."""
+        if self.forget_kind != "auto" or self.lac_distill:
+            raise UnlearnError(
+                "A sequential model scores items after a history, and the losses of forget_kind and lac_distill are "
+                "of pairs: leave both out."
+            )
+
     def check(self) -> None:
         """Refuse values that do not go together."""
         if self.lac_horizon is not None and self.lac_horizon < self.lac_steps:

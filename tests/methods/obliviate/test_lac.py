@@ -20,15 +20,13 @@ from recbole_unlearn.methods.obliviate.gradients import (
     row_gradients,
 )
 from recbole_unlearn.methods.obliviate.lac import (
-    WATCHED,
     Schedule,
     WitnessObjective,
     calibrate,
-    demotion,
     rate_of,
 )
 from recbole_unlearn.rows import expected as level
-from recbole_unlearn.rows import losses
+from recbole_unlearn.rows import losses, pair_scores
 from recbole_unlearn.rows.expected import ClosedFormRanker, ExpectedStanding
 from recbole_unlearn.training.phase import build_model
 from tests.parts import divided, make_adapters, make_witness
@@ -235,7 +233,7 @@ def test_a_shared_b_takes_one_step_with_the_gradients_of_all_who_share_it(make_c
     before, lefts = users.b.clone(), [adapter.a.clone() for adapter in (users, items)]
     witness = make_witness(config, data, seed=7)
     gradients = row_gradients(adapters, adapters.adapters, witness, whole=True)
-    witness.deleted(WATCHED)  # as `calibrate` draws
+    witness.deleted(witness.watched)  # as `calibrate` draws
     batch = next(witness.batches(witness.interactions(), 500, 1))
     WitnessObjective().value(gradients, witness, batch)
     wanted = sum(g.T @ a + 0.02 * before @ (a.T @ a) for g, a in zip(gradients.take(), lefts, strict=True))
@@ -286,7 +284,7 @@ def test_it_stops_at_the_level_of_never_seen_items(make_config):
             trace = calibrate(adapters, witness, objective, Schedule(300, 0.005, 1000), None, bar)
         assert len(trace.values) == 300  # what is retained is fitted to the end
         assert [step for step, _ in trace.demotion][:3] == [0, 10, 20]
-        reached = demotion(row_gradients(adapters, adapters.adapters, witness), standing.deleted)
+        reached = row_gradients(adapters, adapters.adapters, witness).demotion(standing.deleted)
         assert (0.6 <= reached < 0.8) if stop else reached > 0.8
 
 
@@ -465,11 +463,15 @@ def test_the_change_on_retained_pairs_is_measured(make_config):
     adapters = make_adapters(config, data, witness)
     model = adapters.model
     attached = model.user_embedding.weight.detach().clone()
-    found = certificates.retained_change(adapters, witness)
-    assert torch.equal(model.user_embedding.weight, attached)
     users, items = (data.retain.train.inter_feat[field] for field in ("user_id", "item_id"))
-    after = certificates.pair_scores(model, data.full.train, users, items)
+    found = certificates.retained_change(adapters, lambda: pair_scores(model, data.full.train, users, items))
+    assert torch.equal(model.user_embedding.weight, attached)
+    after = pair_scores(model, data.full.train, users, items)
     adapters.detach()
-    before = certificates.pair_scores(model, data.full.train, users, items)
+    before = pair_scores(model, data.full.train, users, items)
     assert found["largest"] == pytest.approx(float((after - before).abs().max()), abs=1e-5)
-    assert certificates.margin(model, witness)["pairs"] == len(witness.deleted(10**6).users)
+    deleted = witness.deleted(10**6)
+    scores = [
+        pair_scores(model, data.full.train, deleted.users, i) for i in (deleted.items, deleted.negatives)
+    ]
+    assert certificates.margin(*scores)["pairs"] == len(deleted.users)

@@ -349,9 +349,9 @@ def test_the_downdate_goes_up_the_deleted_loss(make_config):
     moments = curvature.from_optimizer(adapters.model, trained.optimizer)
     triples = make_witness(config, data, seed=9).triples(data.deleted.nonzero().flatten())
     before = loss_gradients(adapters.model, witness.batch(triples))[0]
-    for adapter, step in zip(
-        adapters.trained, downdate.steps(adapters, witness, moments, 0.05, 1.0, 64), strict=True
-    ):
+    found, reach = downdate.directions(adapters, witness, moments)
+    steps = downdate.steps(adapters, witness.region, found, 0.05 / 64, 1.0, reach)
+    for adapter, step in zip(adapters.trained, steps, strict=True):
         adapter.a = step
     adapters.attach()
     assert loss_gradients(adapters.model, witness.batch(triples))[0] > before
