@@ -54,6 +54,16 @@ def test_a_model_of_ones_own(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_sequential_model(tmp_path):
+    said = run([sys.executable, str(EXAMPLES / "unlearn_sequences.py"), str(tmp_path / "work")], tmp_path)
+    forgotten = int(re.findall(r"(\d+) interactions of 2 users forgotten", said)[0])
+    before, after = (int(number) for number in re.findall(r"windows: (\d+) before, (\d+) now", said)[0])
+    assert before - after == forgotten > 0
+    assert "20 items recommended to 2 users, 0 of them deleted ones." in said
+    assert (tmp_path / "work" / "out" / "GRU4Rec-unlearned.pth").is_file()
+
+
+@pytest.mark.slow
 def test_serving_with_faiss(tmp_path):
     pytest.importorskip("faiss")
     said = run([sys.executable, str(EXAMPLES / "serve_with_faiss.py"), str(tmp_path / "work")], tmp_path)
