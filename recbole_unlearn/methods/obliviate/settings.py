@@ -62,7 +62,8 @@ class ObliviateSettings:
         low=1,
     )
     lac_learning_rate: float | None = setting(
-        "Adam's learning rate at the first step; when empty, twelve times that of the training, at most .06.",
+        "Adam's learning rate at the first step; when empty, twelve times that of the training, at most .06; of "
+        "sequential models four times.",
         low=0.0,
     )
     lac_schedule: str = setting("How the learning rate falls over the steps.", choices=("linear", "constant"))
