@@ -16,7 +16,7 @@ from recbole_unlearn.data import Located, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import UnlearnTask
 from recbole_unlearn.methods.window_losses import WindowLosses
-from recbole_unlearn.rows import rarest
+from recbole_unlearn.rows import find_tables, rarest
 from recbole_unlearn.settings import sequential
 from recbole_unlearn.settings.config import UnlearnConfig
 from recbole_unlearn.training import build_model
@@ -326,6 +326,25 @@ def test_a_model_somebody_holds(small, tmp_path):
     assert (
         done.data.retain.for_model().test.inter_feat["item_id_list"].shape[1] == small["MAX_ITEM_LIST_LENGTH"]
     )
+
+
+@pytest.mark.parametrize("model", ["SASRec", "HGN"])
+def test_obliviate_changes_rows_of_the_request_alone(small, model):
+    """Layers that all windows share, and rows without a deleted interaction, stay the same bit for bit."""
+    values = small | OWN.get(model, {})
+    ours = UnlearnConfig(model, "tiny", config_dict=values)
+    splits = load(ours).splits
+    original = build_model(ours, splits)
+    held = loaders(ours, splits)
+    done = unlearn_model(ours.to_recbole(), original, held, request_of(values, model), method="obliviate")
+    forget, now = done.data.forget.inter_feat, done.model.state_dict()
+    touched = {table.parameter: forget[f"{table.side}_id"] for table in find_tables(original, splits.train)}
+    assert ("user_embedding.weight" in touched) is (model == "HGN")
+    changed = [name for name, before in original.state_dict().items() if not torch.equal(before, now[name])]
+    assert "item_embedding.weight" in changed
+    for name in changed:
+        rows = (original.state_dict()[name] != now[name]).flatten(1).any(dim=1).nonzero().flatten()
+        assert torch.isin(rows, touched[name]).all(), name
 
 
 def test_bpr_loss_has_negatives_and_cross_entropy_has_none(small):

@@ -5,9 +5,9 @@ Read in this order: `contamination.py` and `restart.py` (the new start), `curvat
 `certificates.py` (what can be proved); `row_moments.py` (curvature that one request leaves to the next); `pace.py` (a
 warning when it is slow). `request.py` puts them together for one request; for a sequential model `window_request.py`
 says what differs, with `window_restart.py` (its new start) and `window_witness.py` (its batches). `method.py` chooses
-between the two, and has what serves any number of requests; the settings are in `settings.py`, and `presets.py` has the
-paper's values. What other methods use too is in `rows/`: the region, the witness set, losses, and the level of
-never-seen items.
+between the two, and has what serves any number of requests; the settings are in `settings.py`, the paper's values in
+`presets.py`. What other methods use too is in `rows/`: the region, the witness set, losses, and the level of never-seen
+items.
 """
 
 from recbole_unlearn.methods.obliviate.curvature import Curvature, from_retained, read_state
