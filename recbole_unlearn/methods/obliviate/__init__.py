@@ -6,8 +6,8 @@ Read in this order: `contamination.py` and `restart.py` (the new start), `curvat
 warning when it is slow). `request.py` puts them together for one request; for a sequential model `window_request.py`
 says what differs, with `window_restart.py` (its new start) and `window_witness.py` (its batches). `method.py` chooses
 between the two, and has what serves any number of requests; the settings are in `settings.py`, the paper's values in
-`presets.py`. What other methods use too is in `rows/`: the region, the witness set, losses, and the level of never-seen
-items.
+`presets.py`. What other methods use too is in `rows/`: the region, the witness set, losses, and the level of
+never-seen items.
 """
 
 from recbole_unlearn.methods.obliviate.curvature import Curvature, from_retained, read_state
