@@ -272,7 +272,7 @@ def over_time(
     if traces and limit is not None:
         ends = [min(min(trace["x"]) for trace in traces), max(max(trace["x"]) for trace in traces)]
         traces.append(_line("budget", _FIXED[RETRAINED], ends, [limit, limit]) | {"mode": "lines"})
-    axis = _FROM_ZERO | ({"tickformat": form} if form else {})
+    axis: dict[str, Any] = _FROM_ZERO | ({"tickformat": form} if form else {})
     if traces and whole:
         axis |= {"tick0": 0, "dtick": _whole_step(max(max(trace["y"]) for trace in traces))}
     return _figure(traces, "", y_title, x_axis={"type": "date"}, y_axis=axis)
