@@ -1,10 +1,12 @@
 """The examples run as they are, from another directory, and leave what they say."""
 
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -28,35 +30,75 @@ def run(command, folder, **environment):
     return done.stdout
 
 
+SCRIPTS = {  # by the test that looks at what they leave
+    "test_a_checkpoint_and_a_csv": "checkpoint_and_csv.sh",
+    "test_from_python": "from_python.py",
+    "test_a_model_of_ones_own": "own_model.py",
+    "test_serving_with_faiss": "serve_with_faiss.py",
+}
+TUTORIAL = json.loads((EXAMPLES / "tutorial.ipynb").read_text())
+
+
+def run_script(name, folder):
+    """Run an example with a directory for what it leaves; what it says."""
+    program = "bash" if name.endswith(".sh") else sys.executable
+    return run([program, str(EXAMPLES / name), str(folder / "work")], folder)
+
+
+def run_tutorial(folder):
+    """All code cells in one process, in order, as `Restart and run all` does."""
+    code = ["".join(cell["source"]) for cell in TUTORIAL["cells"] if cell["cell_type"] == "code"]
+    (folder / "tutorial.py").write_text("\n\n".join(code))
+    return run([sys.executable, "tutorial.py"], folder, PYTHONPATH=str(EXAMPLES))
+
+
+@pytest.fixture(scope="module")
+def started(request, tmp_path_factory):
+    """The examples that are to be tested, two at a time: each is a process of its own, or several."""
+    wanted = {item.name for item in request.session.items}
+    jobs = {test: functools.partial(run_script, name) for test, name in SCRIPTS.items()}
+    jobs["test_the_tutorial"] = run_tutorial
+    with ThreadPoolExecutor(2) as pool:
+        folders = {test: tmp_path_factory.mktemp(test) for test in jobs if test in wanted}
+        yield {test: (pool.submit(jobs[test], folder), folder) for test, folder in folders.items()}
+
+
+@pytest.fixture
+def example(request, started):
+    """What the example of this test printed, and the directory it was called in."""
+    said, folder = started[request.node.name]
+    return said.result(), folder
+
+
 @pytest.mark.slow
-def test_a_checkpoint_and_a_csv(tmp_path):
-    said = run(["bash", str(EXAMPLES / "checkpoint_and_csv.sh"), str(tmp_path / "work")], tmp_path)
+def test_a_checkpoint_and_a_csv(example):
+    said, folder = example
     assert "BPR-unlearned.pth" in said
     first, second = (
-        json.loads((tmp_path / "work" / day / "result.json").read_text()) for day in ("monday", "tuesday")
+        json.loads((folder / "work" / day / "result.json").read_text()) for day in ("monday", "tuesday")
     )
     assert (first["forget"]["users"], second["forget"]["users"]) == (2, 1)
 
 
 @pytest.mark.slow
-def test_from_python(tmp_path):
-    said = run([sys.executable, str(EXAMPLES / "from_python.py"), str(tmp_path / "work")], tmp_path)
+def test_from_python(example):
+    said, folder = example
     assert "interactions forgotten in" in said
-    assert (tmp_path / "work" / "out" / "result.json").is_file()
+    assert (folder / "work" / "out" / "result.json").is_file()
 
 
 @pytest.mark.slow
-def test_a_model_of_ones_own(tmp_path):
-    said = run([sys.executable, str(EXAMPLES / "own_model.py"), str(tmp_path / "work")], tmp_path)
+def test_a_model_of_ones_own(example):
+    said, folder = example
     assert "retrained" in said
-    assert json.loads((tmp_path / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
+    assert json.loads((folder / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
     assert "rank" in said  # recommendations of what was loaded again
 
 
 @pytest.mark.slow
-def test_serving_with_faiss(tmp_path):
+def test_serving_with_faiss(request):
     pytest.importorskip("faiss")
-    said = run([sys.executable, str(EXAMPLES / "serve_with_faiss.py"), str(tmp_path / "work")], tmp_path)
+    said, _ = request.getfixturevalue("example")
     steps = {line.split()[0]: line for line in said.splitlines() if "by the model alone" in line}
     assert list(steps) == ["before", "submitted", "done", "published", "retrained"]
     assert "recommended by flat, " in steps.pop("before")
@@ -77,17 +119,18 @@ def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
         tmp_path,
     )  # fmt: skip
     tool = [sys.executable, "-m", "recbole_unlearn"]
-    assert "shrink" in run([*tool, "--unlearn=?"], tmp_path, PYTHONPATH=str(site))
-    assert "--shrink_strength=0.5" in run([*tool, "--help"], tmp_path, PYTHONPATH=str(site))
     given = ["--model=BPR", "--dataset=tiny", "--unlearn=shrink", "--compare=retrain", *flags()]
-    run([*tool, *given], tmp_path, PYTHONPATH=str(site))
+    with ThreadPoolExecutor(2) as pool:
+        _, listed, helped = pool.map(
+            lambda arguments: run([*tool, *arguments], tmp_path, PYTHONPATH=str(site)),
+            (given, ["--unlearn=?"], ["--help"]),
+        )
+    assert "shrink" in listed
+    assert "--shrink_strength=0.5" in helped
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["method"] == "shrink"
     assert result["settings"]["shrink_strength"] == 0.5
     assert result["certificates"]["rows"] == result["forget"]["users"]
-
-
-TUTORIAL = json.loads((EXAMPLES / "tutorial.ipynb").read_text())
 
 
 def test_the_tutorial_is_committed_without_outputs():
@@ -97,12 +140,8 @@ def test_the_tutorial_is_committed_without_outputs():
 
 
 @pytest.mark.slow
-def test_the_tutorial(tmp_path):
-    """All code cells in one process, in order, as `Restart and run all` does."""
-    code = ["".join(cell["source"]) for cell in TUTORIAL["cells"] if cell["cell_type"] == "code"]
-    (tmp_path / "tutorial.py").write_text("\n\n".join(code))
-    said = run([sys.executable, "tutorial.py"], tmp_path, PYTHONPATH=str(EXAMPLES))
-    assert "retrained" in said
+def test_the_tutorial(example):
+    assert "retrained" in example[0]
 
 
 BROKEN = """
@@ -137,11 +176,14 @@ def test_defaults_of_declarations_and_a_broken_package(tmp_path, flags):
     (site / "broken_method.py").write_text("import nothing_of_this_name\n")
     (site / "idle_method.py").write_text(DEFAULTS)
     tool = [sys.executable, "-m", "recbole_unlearn", "--model=BPR", "--dataset=tiny", *flags(report="none")]
-    run([*tool, "--unlearn=idle"], tmp_path, PYTHONPATH=str(site))
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["settings"]["idle_level"] == 3
     given = {**os.environ, "PYTHONPATH": f"{ROOT}:{site}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*tool, "--unlearn=broken"], cwd=tmp_path, env=given, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "The method broken of another package cannot be used: ModuleNotFoundError" in done.stderr
+    elsewhere = ["--unlearn=broken", f"--output_dir={tmp_path / 'other'}"]
+    with subprocess.Popen(
+        [flag for flag in tool if not flag.startswith("--output_dir")] + elsewhere, cwd=tmp_path, env=given,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as beside:  # fmt: skip
+        run([*tool, "--unlearn=idle"], tmp_path, PYTHONPATH=str(site))
+        failed = beside.communicate()[1]
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["settings"]["idle_level"] == 3
+    assert beside.returncode == 2
+    assert "The method broken of another package cannot be used: ModuleNotFoundError" in failed
