@@ -4,11 +4,9 @@ import ast
 import dataclasses
 import importlib
 import json
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +19,7 @@ from recbole_unlearn.measures.base import measures
 from recbole_unlearn.methods import UnlearnTrainer, method
 from recbole_unlearn.settings import catalogue
 from recbole_unlearn.training import build_model
+from tests.beside import Beside
 from tests.conftest import ROOT, train_plain
 
 README = (ROOT / "README.md").read_text()
@@ -57,28 +56,31 @@ def test_readme_opens_with_a_checkpoint_and_a_csv():
     assert len(README.split()) < 1700
 
 
-@pytest.fixture(scope="module", autouse=True)
-def readme_commands(request, tmp_path_factory):
-    """The commands for a checkpoint and a CSV file, in processes of their own: they run beside the other tests."""
-    if not any("a_csv_run" in item.name for item in request.session.items):
-        yield None
-        return
+def for_a_checkpoint_and_a_csv():
+    """The commands of README, with the files where they are."""
     (commands,) = [block for block in blocks(README, "bash") if "train_plain.py" in block]
-    commands = commands.replace("examples/", f"{ROOT}/examples/").replace(
+    return commands.replace("examples/", f"{ROOT}/examples/").replace(
         "run_unlearn.py", f"{ROOT}/run_unlearn.py"
     )
-    given = os.environ | {
-        "OMP_NUM_THREADS": "1", "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    folder = tmp_path_factory.mktemp("readme")
-    with (
-        open(folder / "said.txt", "w") as said,
-        subprocess.Popen(
-            ["bash", "-e", "-c", commands], cwd=folder, env=given, stdout=said, stderr=said
-        ) as process,
-    ):
-        yield process, folder
+
+
+COMMANDS = Beside(
+    "test_docs.py::test_the_commands_for_a_checkpoint_and_a_csv_run",
+    ["bash", "-e", "-c", for_a_checkpoint_and_a_csv()],
+)
+
+
+@pytest.mark.slow
+def test_the_commands_for_a_checkpoint_and_a_csv_run():
+    COMMANDS.wait()
+    written = [
+        line.split("`")[1]
+        for line in README.splitlines()
+        if re.match(r"\| `[\w.-]+\.(pth|html|json|log)`", line)
+    ]
+    assert len(written) == 5
+    for name in written:
+        assert (COMMANDS.folder / "out" / name).is_file(), name
 
 
 def test_every_method_is_in_the_table_of_who_it_is_for():
@@ -319,17 +321,3 @@ def run_line(line):
         assert code == 0 or own is not words, line
     elif "train_plain.py" not in line:
         subprocess.run(["bash", "-e", "-c", line], check=True)
-
-
-@pytest.mark.slow
-def test_the_commands_for_a_checkpoint_and_a_csv_run(readme_commands):
-    process, folder = readme_commands
-    assert process.wait() == 0, (folder / "said.txt").read_text()[-3000:]
-    written = [
-        line.split("`")[1]
-        for line in README.splitlines()
-        if re.match(r"\| `[\w.-]+\.(pth|html|json|log)`", line)
-    ]
-    assert len(written) == 5
-    for name in written:
-        assert (folder / "out" / name).is_file(), name

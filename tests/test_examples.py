@@ -1,6 +1,5 @@
 """The examples run as they are, from another directory, and leave what they say."""
 
-import functools
 import json
 import os
 import re
@@ -10,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.beside import Beside
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -30,49 +30,21 @@ def run(command, folder, **environment):
     return done.stdout
 
 
-SCRIPTS = {  # by the test that looks at what they leave
-    "test_a_checkpoint_and_a_csv": "checkpoint_and_csv.sh",
-    "test_from_python": "from_python.py",
-    "test_a_model_of_ones_own": "own_model.py",
-    "test_serving_with_faiss": "serve_with_faiss.py",
-}
-TUTORIAL = json.loads((EXAMPLES / "tutorial.ipynb").read_text())
-
-
-def run_script(name, folder):
-    """Run an example with a directory for what it leaves; what it says."""
+def script(test, name):
+    """An example that is called with a directory for what it leaves."""
     program = "bash" if name.endswith(".sh") else sys.executable
-    return run([program, str(EXAMPLES / name), str(folder / "work")], folder)
+    return Beside(f"test_examples.py::{test}", [program, str(EXAMPLES / name), "FOLDER/work"])
 
 
-def run_tutorial(folder):
-    """All code cells in one process, in order, as `Restart and run all` does."""
-    code = ["".join(cell["source"]) for cell in TUTORIAL["cells"] if cell["cell_type"] == "code"]
-    (folder / "tutorial.py").write_text("\n\n".join(code))
-    return run([sys.executable, "tutorial.py"], folder, PYTHONPATH=str(EXAMPLES))
-
-
-@pytest.fixture(scope="module")
-def started(request, tmp_path_factory):
-    """The examples that are to be tested, two at a time: each is a process of its own, or several."""
-    wanted = {item.name for item in request.session.items}
-    jobs = {test: functools.partial(run_script, name) for test, name in SCRIPTS.items()}
-    jobs["test_the_tutorial"] = run_tutorial
-    with ThreadPoolExecutor(2) as pool:
-        folders = {test: tmp_path_factory.mktemp(test) for test in jobs if test in wanted}
-        yield {test: (pool.submit(jobs[test], folder), folder) for test, folder in folders.items()}
-
-
-@pytest.fixture
-def example(request, started):
-    """What the example of this test printed, and the directory it was called in."""
-    said, folder = started[request.node.name]
-    return said.result(), folder
+CHECKPOINT_AND_CSV = script("test_a_checkpoint_and_a_csv", "checkpoint_and_csv.sh")
+FROM_PYTHON = script("test_from_python", "from_python.py")
+OWN_MODEL = script("test_a_model_of_ones_own", "own_model.py")
+WITH_FAISS = script("test_serving_with_faiss", "serve_with_faiss.py")
 
 
 @pytest.mark.slow
-def test_a_checkpoint_and_a_csv(example):
-    said, folder = example
+def test_a_checkpoint_and_a_csv():
+    said, folder = CHECKPOINT_AND_CSV.wait(), CHECKPOINT_AND_CSV.folder
     assert "BPR-unlearned.pth" in said
     first, second = (
         json.loads((folder / "work" / day / "result.json").read_text()) for day in ("monday", "tuesday")
@@ -81,24 +53,24 @@ def test_a_checkpoint_and_a_csv(example):
 
 
 @pytest.mark.slow
-def test_from_python(example):
-    said, folder = example
+def test_from_python():
+    said, folder = FROM_PYTHON.wait(), FROM_PYTHON.folder
     assert "interactions forgotten in" in said
     assert (folder / "work" / "out" / "result.json").is_file()
 
 
 @pytest.mark.slow
-def test_a_model_of_ones_own(example):
-    said, folder = example
+def test_a_model_of_ones_own():
+    said, folder = OWN_MODEL.wait(), OWN_MODEL.folder
     assert "retrained" in said
     assert json.loads((folder / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
     assert "rank" in said  # recommendations of what was loaded again
 
 
 @pytest.mark.slow
-def test_serving_with_faiss(request):
+def test_serving_with_faiss():
     pytest.importorskip("faiss")
-    said, _ = request.getfixturevalue("example")
+    said = WITH_FAISS.wait()
     steps = {line.split()[0]: line for line in said.splitlines() if "by the model alone" in line}
     assert list(steps) == ["before", "submitted", "done", "published", "retrained"]
     assert "recommended by flat, " in steps.pop("before")
@@ -133,6 +105,21 @@ def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
     assert result["certificates"]["rows"] == result["forget"]["users"]
 
 
+TUTORIAL = json.loads((EXAMPLES / "tutorial.ipynb").read_text())
+
+
+def write_tutorial(folder):
+    """All code cells in one file, in order: run as `Restart and run all` does."""
+    code = ["".join(cell["source"]) for cell in TUTORIAL["cells"] if cell["cell_type"] == "code"]
+    (folder / "tutorial.py").write_text("\n\n".join(code))
+
+
+RUN_TUTORIAL = Beside(
+    "test_examples.py::test_the_tutorial", [sys.executable, "tutorial.py"], write_tutorial,
+    PYTHONPATH=f"{ROOT}{os.pathsep}{EXAMPLES}",
+)  # fmt: skip
+
+
 def test_the_tutorial_is_committed_without_outputs():
     for cell in TUTORIAL["cells"]:
         assert not cell.get("outputs")
@@ -140,8 +127,8 @@ def test_the_tutorial_is_committed_without_outputs():
 
 
 @pytest.mark.slow
-def test_the_tutorial(example):
-    assert "retrained" in example[0]
+def test_the_tutorial():
+    assert "retrained" in RUN_TUTORIAL.wait()
 
 
 BROKEN = """

@@ -1,4 +1,4 @@
-"""The short runs whose results are frozen: `python -m tests.golden.runs OUT [NAME ...]` writes what each gives.
+"""The short runs whose results are frozen: `python -m tests.golden.runs OUT` writes what each of them gives.
 
 They cover both kinds of request, every method, models with written-out gradients, by autograd and in closed
 form, and a start from a checkpoint. What is frozen is `result.json` without times and without the machine, to
@@ -55,7 +55,7 @@ RUNS = {
     "ease-users": ("EASE", {"unlearn": "obliviate", "forget": {"user_id": ["196", "186", "22"]}}),
 }  # fmt: skip
 OF_ONE_RUN = ("environment", "date", "request", "hashes")
-NEXT, BEFORE_NEXT = "bpr-next", "bpr-obliviate"  # the one starts from the checkpoint that the other left
+NEXT = "bpr-next"  # starts from the checkpoint that bpr-obliviate left
 
 
 def frozen_part(result: dict) -> dict:
@@ -78,23 +78,20 @@ def _is_time(key: str) -> bool:
     return key == "speedup" or key.endswith("seconds")
 
 
-def run_some(names: list[str], out: Path) -> None:
-    """Do these runs and write ``out``/NAME.json for each."""
+def run_all(out: Path) -> None:
+    """Do all runs and write ``out``/NAME.json for each."""
     from recbole_unlearn import run_unlearn
 
     def save(name: str, outcome: object) -> None:
         lines = [f"{json.dumps(key)}: {json.dumps(v)}" for key, v in frozen_part(outcome.result).items()]
         (out / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
-    for name in names:
-        model, values = RUNS[name]
+    for name, (model, values) in RUNS.items():
         values = {**COMMON, **values}
         forget = values.pop("forget", None)
-        keep = {"output_dir": str(out / f"{name}-out"), "cache_dir": str(out / f"cache-{names[0]}")}
+        keep = {"output_dir": str(out / f"{name}-out"), "cache_dir": str(out / "cache")}
         save(name, run_unlearn(model, "ml-100k", forget=forget, config_dict={**values, **keep}))
-    if BEFORE_NEXT not in names:
-        return
-    checkpoint = out / f"{BEFORE_NEXT}-out" / "BPR-unlearned.pth"
+    checkpoint = out / "bpr-obliviate-out" / "BPR-unlearned.pth"
     values = {
         "show_progress": False,
         "tensorboard": False,
@@ -103,7 +100,7 @@ def run_some(names: list[str], out: Path) -> None:
         "lac_steps": 6,
         "min_group": 1,
     }
-    keep = {"output_dir": str(out / "next-out"), "cache_dir": str(out / f"cache-{names[0]}")}
+    keep = {"output_dir": str(out / "next-out"), "cache_dir": str(out / "cache")}
     outcome = run_unlearn(
         forget={"user_id": ["196", "186", "22", "244", "166", "298"]}, unlearn="obliviate",
         checkpoint=checkpoint, config_dict={**values, **keep, "on_missing": "skip", "rank": 4},
@@ -112,20 +109,14 @@ def run_some(names: list[str], out: Path) -> None:
 
 
 def run_apart(out: Path) -> None:
-    """All runs, in two processes whose arithmetic is pinned."""
-    pinned = {**os.environ, **PINNED, "XDG_CONFIG_HOME": str(out / "config")}
-    halves = ([BEFORE_NEXT], [name for name in RUNS if name != BEFORE_NEXT])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.golden.runs", str(out), *names], cwd=HERE.parent.parent, env=pinned,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for names in halves
-    ]  # fmt: skip
-    said = [process.communicate()[1] for process in processes]
-    for process, text in zip(processes, said, strict=True):
-        if process.returncode:
-            raise RuntimeError(text[-4000:])
+    """:func:`run_all` in a process whose arithmetic is pinned."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.golden.runs", str(out)], cwd=HERE.parent.parent,
+        env={**os.environ, **PINNED, "XDG_CONFIG_HOME": str(out / "config")}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(done.stderr[-4000:])
 
 
 if __name__ == "__main__":
@@ -141,6 +132,5 @@ if __name__ == "__main__":
         torch.set_num_threads(1)
         target = Path(sys.argv[1]).resolve()
         target.mkdir(parents=True, exist_ok=True)
-        asked = sys.argv[2:] or list(RUNS)
         sys.argv = sys.argv[:1]
-        run_some(asked, target)
+        run_all(target)
