@@ -110,8 +110,8 @@ def settings(tiny_path, tmp_path):
 
 # Trainings on ml-100k that are long enough to learn something; the same for all tests, so that they share them.
 QUICK = {
-    "BPR": {"epochs": 30, "embedding_size": 32, "learning_rate": 0.01},
-    "LightGCN": {"epochs": 14, "embedding_size": 32, "learning_rate": 0.02},
+    "BPR": {"epochs": 20, "embedding_size": 32, "learning_rate": 0.015},
+    "LightGCN": {"epochs": 10, "embedding_size": 32, "learning_rate": 0.03},
 }
 
 
