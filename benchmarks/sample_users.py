@@ -4,7 +4,8 @@
 
     python benchmarks/sample_users.py --dataset=ml-1m --data_path=DIR --users=1500 --name=ml1m1500 --rating=4 --times
 
-Writes DIR/NAME/NAME.inter with users and items, and with times if asked for. The users are drawn with a seed: it is always the same sample.
+Writes DIR/NAME/NAME.inter with users and items, and with times if asked for. The users are drawn with a seed: it is
+always the same sample.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ BY_MODEL: dict[str, dict[str, Any]] = {
 # A sample of 1,500 users of ml-1m, which is what two cores train in minutes (`sample_users.py`).
 SEQUENCES: dict[str, Any] = {
     "load_col": {"inter": ["user_id", "item_id", "timestamp"]}, "MAX_ITEM_LIST_LENGTH": 15, "learning_rate": 0.003,
-    "train_batch_size": 1024, "epochs": 12, "eval_step": 1, "stopping_step": 3,
+    "train_batch_size": 1024, "epochs": 10, "eval_step": 1, "stopping_step": 3,
 }  # fmt: skip
 BY_MODEL["SASRec"] = SEQUENCES | {"hidden_size": 32, "inner_size": 64, "n_layers": 1}
 BY_MODEL["GRU4Rec"] = SEQUENCES | {"embedding_size": 32, "hidden_size": 64, "num_layers": 1}

@@ -39,11 +39,25 @@ def _of_screen(record: logging.LogRecord) -> bool:
     return record.name != "root" or record.levelno != logging.INFO
 
 
-class _LogFile(logging.FileHandler):
+class LogFile(logging.FileHandler):
     """A log that is never written through a link: it would end up in somebody else's file."""
+
+    _before: int | None = None  # the size of the file that was there
+
+    def take_back(self) -> None:
+        """Leave the file as it was before this log, or none where there was none."""
+        if self.stream is None:  # nothing was written
+            return
+        self.close()
+        if self._before is None:
+            os.unlink(self.baseFilename)
+        else:
+            os.truncate(self.baseFilename, self._before)
 
     def _open(self) -> TextIOWrapper:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+        with contextlib.suppress(FileNotFoundError):
+            self._before = os.lstat(self.baseFilename).st_size
         try:
             return os.fdopen(os.open(self.baseFilename, flags, 0o666), "a", encoding=self.encoding)
         except OSError as error:
@@ -62,14 +76,15 @@ def without_warnings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterator[logging.Logger]:
+def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterator[LogFile]:
     """Log to ``directory``/run.log, and to the screen unless the caller has set up logging already.
 
-    With ``shown``, the screen shows what the logger of that name says and nothing else.
+    The file is there from the first line on. With ``shown``, the screen shows what the logger of that name says and
+    nothing else.
     """
     root = logging.getLogger()
     before = root.level
-    file = _LogFile(directory / "run.log", encoding="utf-8", delay=True)
+    file = LogFile(directory / "run.log", encoding="utf-8", delay=True)
     handlers: list[logging.Handler] = [file]
     if not root.handlers:
         screen = logging.StreamHandler()
@@ -82,7 +97,7 @@ def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterato
     root.setLevel(getattr(logging, str(level).upper(), logging.INFO))
     try:
         with without_warnings():
-            yield root
+            yield file
     finally:
         root.setLevel(before)
         for handler in handlers:

@@ -57,8 +57,8 @@ from recbole_unlearn.results.schema import (
 from recbole_unlearn.results.table import table
 from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.telling import say_what_is_forgotten, say_what_was_measured
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose, forget_neighbours
-from recbole_unlearn.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +135,11 @@ class Pipeline:
         self.befores: dict[str, _Phase] = {}  # originals beside the run's, by name
         self.difficulty: dict[str, Any] = {}
         self.evidence = Evidence.of(settings.read(settings.RecordSettings, config))
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether a model was trained, taken from the cache or measured: until then an error is a refusal."""
+        return self.trainings.asked or bool(self.phases)
 
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
@@ -227,7 +232,7 @@ class Pipeline:
         if not self.data.source.startswith(INJECTED):  # somebody's own interactions, not noise of ours
             self.trainings.protect(self.data)
         self.discretion = Discretion.of(self.data, self.evaluation.min_group)
-        self._say_what_is_forgotten()
+        say_what_is_forgotten(self.config, self.data, self.forgotten, self.discretion.withheld)
         self._say_the_plan(
             {"full": self.data.full, "retain": self.data.retain}, changes=len(self.data.forget) > 0
         )
@@ -383,18 +388,8 @@ class Pipeline:
         start = None if before is None else (self.phases.get(before) or self.befores[before])
         measured = self.measurement.measure(trainer, None if start is None else start.measured)
         phase = _Phase(measured, seconds, from_cache, before or ORIGINAL)
-        self._say_what_was_measured(name, self.discretion.phase(phase.result()))
+        say_what_was_measured(name, self.discretion.phase(phase.result()))
         return phase
-
-    def _say_what_was_measured(self, name: str, phase: PhaseResult) -> None:
-        took = "loaded" if phase.seconds is None else f"{phase.seconds:.1f} s"
-        parts = [f"{name}: {took}" + (" (cached)" if phase.seconds_from_cache else "")]
-        for figures, label in ((phase.metrics, "all"), (phase.affected, "affected")):
-            if "ndcg@20" in figures:
-                parts.append(f"NDCG@20 {label} {figures['ndcg@20']:.4f}")
-        if phase.demotion_rate is not None:
-            parts.append(f"demotion rate {phase.demotion_rate:.3f}")
-        logger.info(", ".join(parts))
 
     def _results(self) -> dict[str, PhaseResult]:
         """All phases, with the figures that need other phases."""
@@ -422,48 +417,6 @@ class Pipeline:
     def forgotten(self) -> Forgotten:
         """How much is to be forgotten, as far as it may be shown."""
         return self.discretion.forgotten(_forgotten(self.data))
-
-    def _say_what_is_forgotten(self) -> None:
-        if self.data.done_earlier is not None:
-            logger.info(
-                "This request was carried out earlier (%s): its interactions are not in the data, and no weight has "
-                "to change.", self.data.done_earlier,
-            )  # fmt: skip
-            return
-        forget, withheld = self.forgotten, self.discretion.withheld
-        logger.info(
-            "%s with %s on %s: forgetting %s%d of %s, of %s and %s.",
-            self.config["unlearn"], self.config["model"], self.config["dataset"], "about " if withheld else "",
-            forget.interactions, counted(len(self.data.full.train), "training interaction"),
-            counted(forget.users, "user"), counted(forget.items, "item"),
-        )  # fmt: skip
-        if withheld is not None:
-            logger.info(withheld.why)
-        if len(self.data.forget) == 0:
-            logger.info(
-                "The request hits validation and test interactions alone. No model was trained on them, so no weight "
-                "has to change; they leave the retained data."
-            )
-        elif forget.counts:
-            self._say_what_is_left_out(forget.counts)
-
-    def _say_what_is_left_out(self, counts: Mapping[str, int]) -> None:
-        held_out = counts["valid_rows_removed"] + counts["test_rows_removed"]
-        if held_out:
-            logger.warning(
-                "The request also hits %s and %s. No model trained on them; they are left out of those splits for "
-                "every phase.",
-                counted(counts["valid_rows_removed"], "validation interaction"),
-                counted(counts["test_rows_removed"], "test interaction"),
-            )
-        if counts["orphan_users"] or counts["orphan_items"]:
-            logger.warning(
-                "Without any training interaction left: %s and %s. They are treated as never seen, and %s of theirs "
-                "left out of utility.",
-                counted(counts["orphan_users"], "user"),
-                counted(counts["orphan_items"], "item"),
-                counted(counts["orphan_test_rows"], "test interaction"),
-            )
 
 
 def _is_injected(forget: Any) -> bool:

@@ -94,7 +94,7 @@ def _opened(given: Arguments, as_one: bool) -> Iterator[tuple[Pipeline, Any]]:
             stack.enter_context(made(kept.cache_dir))
         stack.enter_context(own_randomness())
         stack.enter_context(own_threads(run.threads))
-        stack.enter_context(logging_to(place, config["state"] or "INFO"))
+        log = stack.enter_context(logging_to(place, config["state"] or "INFO"))
         # RecBole's trainers create this folder, and some write pre-trained weights to it.
         work = stack.enter_context(tempfile.TemporaryDirectory(prefix="recbole-unlearn-"))
         config = config.replace(
@@ -102,7 +102,14 @@ def _opened(given: Arguments, as_one: bool) -> Iterator[tuple[Pipeline, Any]]:
             dataloaders_save_path=None, save_dataset=False, save_dataloaders=False,
         )  # fmt: skip
         in_words = given.forget is None or isinstance(given.forget, (str, Path))
-        yield Pipeline(config, place, home, original), config["forget"] if in_words else given.forget
+        pipeline: Pipeline | None = None
+        try:
+            pipeline = Pipeline(config, place, home, original)
+            yield pipeline, config["forget"] if in_words else given.forget
+        except UnlearnError:
+            if pipeline is None or not pipeline.has_worked:  # a refusal, which leaves nothing
+                log.take_back()
+            raise
 
 
 def check_methods(config: UnlearnConfig) -> None:

@@ -14,6 +14,7 @@ from recbole.utils import get_model, get_trainer, init_seed
 
 from recbole_unlearn import compat
 from recbole_unlearn.settings.config import UnlearnConfig
+from tests import beside
 
 ROOT = Path(__file__).resolve().parent.parent
 USERS, ITEMS = 40, 60
@@ -30,6 +31,13 @@ def own_key(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.delenv("RECBOLE_UNLEARN_KEY", raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands_beside(request, own_key, tmp_path_factory):
+    """Commands that tests wait for run from the start, beside the other tests."""
+    with beside.running(request.session.items, tmp_path_factory.mktemp):
         yield
 
 
@@ -102,8 +110,8 @@ def settings(tiny_path, tmp_path):
 
 # Trainings on ml-100k that are long enough to learn something; the same for all tests, so that they share them.
 QUICK = {
-    "BPR": {"epochs": 30, "embedding_size": 32, "learning_rate": 0.01},
-    "LightGCN": {"epochs": 14, "embedding_size": 32, "learning_rate": 0.02},
+    "BPR": {"epochs": 20, "embedding_size": 32, "learning_rate": 0.015},
+    "LightGCN": {"epochs": 10, "embedding_size": 32, "learning_rate": 0.03},
 }
 
 

@@ -4,11 +4,9 @@ import ast
 import dataclasses
 import importlib
 import json
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +19,7 @@ from recbole_unlearn.measures.base import measures
 from recbole_unlearn.methods import UnlearnTrainer, method
 from recbole_unlearn.settings import catalogue
 from recbole_unlearn.training import build_model
+from tests.beside import Beside
 from tests.conftest import ROOT, train_plain
 
 README = (ROOT / "README.md").read_text()
@@ -57,20 +56,23 @@ def test_readme_opens_with_a_checkpoint_and_a_csv():
     assert len(README.split()) < 1700
 
 
-@pytest.mark.slow
-def test_the_commands_for_a_checkpoint_and_a_csv_run(tmp_path):
+def for_a_checkpoint_and_a_csv():
+    """The commands of README, with the files where they are."""
     (commands,) = [block for block in blocks(README, "bash") if "train_plain.py" in block]
-    commands = commands.replace("examples/", f"{ROOT}/examples/").replace(
+    return commands.replace("examples/", f"{ROOT}/examples/").replace(
         "run_unlearn.py", f"{ROOT}/run_unlearn.py"
     )
-    given = os.environ | {
-        "OMP_NUM_THREADS": "1", "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    done = subprocess.run(
-        ["bash", "-e", "-c", commands], cwd=tmp_path, env=given, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+
+
+COMMANDS = Beside(
+    "test_docs.py::test_the_commands_for_a_checkpoint_and_a_csv_run",
+    ["bash", "-e", "-c", for_a_checkpoint_and_a_csv()],
+)
+
+
+@pytest.mark.slow
+def test_the_commands_for_a_checkpoint_and_a_csv_run():
+    COMMANDS.wait()
     written = [
         line.split("`")[1]
         for line in README.splitlines()
@@ -78,7 +80,7 @@ def test_the_commands_for_a_checkpoint_and_a_csv_run(tmp_path):
     ]
     assert len(written) == 5
     for name in written:
-        assert (tmp_path / "out" / name).is_file(), name
+        assert (COMMANDS.folder / "out" / name).is_file(), name
 
 
 def test_every_method_is_in_the_table_of_who_it_is_for():

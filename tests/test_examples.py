@@ -5,9 +5,11 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.beside import Beside
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -28,45 +30,58 @@ def run(command, folder, **environment):
     return done.stdout
 
 
+def script(test, name):
+    """An example that is called with a directory for what it leaves."""
+    program = "bash" if name.endswith(".sh") else sys.executable
+    return Beside(f"test_examples.py::{test}", [program, str(EXAMPLES / name), "FOLDER/work"])
+
+
+CHECKPOINT_AND_CSV = script("test_a_checkpoint_and_a_csv", "checkpoint_and_csv.sh")
+FROM_PYTHON = script("test_from_python", "from_python.py")
+OWN_MODEL = script("test_a_model_of_ones_own", "own_model.py")
+SEQUENCES = script("test_a_sequential_model", "unlearn_sequences.py")
+WITH_FAISS = script("test_serving_with_faiss", "serve_with_faiss.py")
+
+
 @pytest.mark.slow
-def test_a_checkpoint_and_a_csv(tmp_path):
-    said = run(["bash", str(EXAMPLES / "checkpoint_and_csv.sh"), str(tmp_path / "work")], tmp_path)
+def test_a_checkpoint_and_a_csv():
+    said, folder = CHECKPOINT_AND_CSV.wait(), CHECKPOINT_AND_CSV.folder
     assert "BPR-unlearned.pth" in said
     first, second = (
-        json.loads((tmp_path / "work" / day / "result.json").read_text()) for day in ("monday", "tuesday")
+        json.loads((folder / "work" / day / "result.json").read_text()) for day in ("monday", "tuesday")
     )
     assert (first["forget"]["users"], second["forget"]["users"]) == (2, 1)
 
 
 @pytest.mark.slow
-def test_from_python(tmp_path):
-    said = run([sys.executable, str(EXAMPLES / "from_python.py"), str(tmp_path / "work")], tmp_path)
+def test_from_python():
+    said, folder = FROM_PYTHON.wait(), FROM_PYTHON.folder
     assert "interactions forgotten in" in said
-    assert (tmp_path / "work" / "out" / "result.json").is_file()
+    assert (folder / "work" / "out" / "result.json").is_file()
 
 
 @pytest.mark.slow
-def test_a_model_of_ones_own(tmp_path):
-    said = run([sys.executable, str(EXAMPLES / "own_model.py"), str(tmp_path / "work")], tmp_path)
+def test_a_model_of_ones_own():
+    said, folder = OWN_MODEL.wait(), OWN_MODEL.folder
     assert "retrained" in said
-    assert json.loads((tmp_path / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
+    assert json.loads((folder / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
     assert "rank" in said  # recommendations of what was loaded again
 
 
 @pytest.mark.slow
-def test_a_sequential_model(tmp_path):
-    said = run([sys.executable, str(EXAMPLES / "unlearn_sequences.py"), str(tmp_path / "work")], tmp_path)
+def test_a_sequential_model():
+    said, folder = SEQUENCES.wait(), SEQUENCES.folder
     forgotten = int(re.findall(r"(\d+) interactions of 2 users forgotten", said)[0])
     before, after = (int(number) for number in re.findall(r"windows: (\d+) before, (\d+) now", said)[0])
     assert before - after == forgotten > 0
     assert "20 items recommended to 2 users, 0 of them deleted ones." in said
-    assert (tmp_path / "work" / "out" / "GRU4Rec-unlearned.pth").is_file()
+    assert (folder / "work" / "out" / "GRU4Rec-unlearned.pth").is_file()
 
 
 @pytest.mark.slow
-def test_serving_with_faiss(tmp_path):
+def test_serving_with_faiss():
     pytest.importorskip("faiss")
-    said = run([sys.executable, str(EXAMPLES / "serve_with_faiss.py"), str(tmp_path / "work")], tmp_path)
+    said = WITH_FAISS.wait()
     steps = {line.split()[0]: line for line in said.splitlines() if "by the model alone" in line}
     assert list(steps) == ["before", "submitted", "done", "published", "retrained"]
     assert "recommended by flat, " in steps.pop("before")
@@ -87,10 +102,14 @@ def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
         tmp_path,
     )  # fmt: skip
     tool = [sys.executable, "-m", "recbole_unlearn"]
-    assert "shrink" in run([*tool, "--unlearn=?"], tmp_path, PYTHONPATH=str(site))
-    assert "--shrink_strength=0.5" in run([*tool, "--help"], tmp_path, PYTHONPATH=str(site))
     given = ["--model=BPR", "--dataset=tiny", "--unlearn=shrink", "--compare=retrain", *flags()]
-    run([*tool, *given], tmp_path, PYTHONPATH=str(site))
+    with ThreadPoolExecutor(2) as pool:
+        _, listed, helped = pool.map(
+            lambda arguments: run([*tool, *arguments], tmp_path, PYTHONPATH=str(site)),
+            (given, ["--unlearn=?"], ["--help"]),
+        )
+    assert "shrink" in listed
+    assert "--shrink_strength=0.5" in helped
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["method"] == "shrink"
     assert result["settings"]["shrink_strength"] == 0.5
@@ -100,6 +119,18 @@ def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
 TUTORIAL = json.loads((EXAMPLES / "tutorial.ipynb").read_text())
 
 
+def write_tutorial(folder):
+    """All code cells in one file, in order: run as `Restart and run all` does."""
+    code = ["".join(cell["source"]) for cell in TUTORIAL["cells"] if cell["cell_type"] == "code"]
+    (folder / "tutorial.py").write_text("\n\n".join(code))
+
+
+RUN_TUTORIAL = Beside(
+    "test_examples.py::test_the_tutorial", [sys.executable, "tutorial.py"], write_tutorial,
+    PYTHONPATH=f"{ROOT}{os.pathsep}{EXAMPLES}",
+)  # fmt: skip
+
+
 def test_the_tutorial_is_committed_without_outputs():
     for cell in TUTORIAL["cells"]:
         assert not cell.get("outputs")
@@ -107,12 +138,8 @@ def test_the_tutorial_is_committed_without_outputs():
 
 
 @pytest.mark.slow
-def test_the_tutorial(tmp_path):
-    """All code cells in one process, in order, as `Restart and run all` does."""
-    code = ["".join(cell["source"]) for cell in TUTORIAL["cells"] if cell["cell_type"] == "code"]
-    (tmp_path / "tutorial.py").write_text("\n\n".join(code))
-    said = run([sys.executable, "tutorial.py"], tmp_path, PYTHONPATH=str(EXAMPLES))
-    assert "retrained" in said
+def test_the_tutorial():
+    assert "retrained" in RUN_TUTORIAL.wait()
 
 
 BROKEN = """
@@ -147,11 +174,14 @@ def test_defaults_of_declarations_and_a_broken_package(tmp_path, flags):
     (site / "broken_method.py").write_text("import nothing_of_this_name\n")
     (site / "idle_method.py").write_text(DEFAULTS)
     tool = [sys.executable, "-m", "recbole_unlearn", "--model=BPR", "--dataset=tiny", *flags(report="none")]
-    run([*tool, "--unlearn=idle"], tmp_path, PYTHONPATH=str(site))
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["settings"]["idle_level"] == 3
     given = {**os.environ, "PYTHONPATH": f"{ROOT}:{site}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*tool, "--unlearn=broken"], cwd=tmp_path, env=given, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "The method broken of another package cannot be used: ModuleNotFoundError" in done.stderr
+    elsewhere = ["--unlearn=broken", f"--output_dir={tmp_path / 'other'}"]
+    with subprocess.Popen(
+        [flag for flag in tool if not flag.startswith("--output_dir")] + elsewhere, cwd=tmp_path, env=given,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as beside:  # fmt: skip
+        run([*tool, "--unlearn=idle"], tmp_path, PYTHONPATH=str(site))
+        failed = beside.communicate()[1]
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["settings"]["idle_level"] == 3
+    assert beside.returncode == 2
+    assert "The method broken of another package cannot be used: ModuleNotFoundError" in failed

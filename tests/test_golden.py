@@ -8,6 +8,7 @@ that says why.
 import inspect
 import json
 import re
+import sys
 from importlib import metadata
 
 import pytest
@@ -18,6 +19,7 @@ from recbole_unlearn.data.splits import load
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.settings.config import UnlearnConfig
 from recbole_unlearn.training.trainings import Trainings
+from tests.beside import Beside
 from tests.conftest import ROOT
 from tests.golden import runs
 
@@ -29,12 +31,17 @@ def pinned(package):
     return re.search(rf"^{package}==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)[1]
 
 
+RUN = Beside(
+    "test_golden.py::test_results_are_the_same_to_the_last_digit",
+    [sys.executable, "-m", "tests.golden.runs", "FOLDER"], **runs.PINNED, XDG_CONFIG_HOME="FOLDER/config",
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results():
     """The golden runs, done now."""
-    out = tmp_path_factory.mktemp("golden")
-    runs.run_apart(out)
-    return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
+    RUN.wait()
+    return {path.stem: json.loads(path.read_text()) for path in RUN.folder.glob("*.json")}
 
 
 SAME_VERSIONS = all(

@@ -25,7 +25,7 @@ LAYERS = [
     ["measures"],
     ["results"],
     ["report"],
-    ["plan"],
+    ["plan", "telling"],
     ["pipeline"],
     ["start", "loading"],
     ["tuning", "grid", "state"],

@@ -86,9 +86,23 @@ def test_without_a_screen(monkeypatch):
 
 def test_a_line_a_message_without_colours(tmp_path, bare, capsys):
     bare()
-    with logging_to(tmp_path) as root:
+    root = logging.getLogger()
+    with logging_to(tmp_path):
         root.warning("\x1b[1;35mtwo\x1b[0m:\nlines")
         root.info("of RecBole")
     assert (tmp_path / "run.log").read_text().splitlines()[0].endswith("WARNING two: lines")
     assert "of RecBole" in (tmp_path / "run.log").read_text()
     assert "two: lines" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("before", [None, "of yesterday\n"])
+def test_a_log_that_is_taken_back_leaves_what_was_there(tmp_path, before):
+    file = tmp_path / "run.log"
+    if before is not None:
+        file.write_text(before)
+    for lines in (0, 2):
+        with logging_to(tmp_path) as log:
+            for _ in range(lines):
+                logging.getLogger().warning("a line")
+            log.take_back()
+        assert (file.read_text() if file.exists() else None) == before

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch._dynamo  # these are here so that no child has to import them
-import torch.utils.tensorboard  # noqa: F401
+import torch.utils.tensorboard
 from recbole.trainer import Trainer  # noqa: F401
 
-from recbole_unlearn import cli, run_unlearn, signals
+from recbole_unlearn import UnlearnError, cli, run_unlearn, signals
 from recbole_unlearn.files import outputs
+from recbole_unlearn.training import trainings
 from tests.conftest import ROOT
 
 OF_TORCH = "torchinductor_"  # one folder of torch for each user of the machine
@@ -116,14 +117,40 @@ def test_a_signal_waits_while_the_result_is_put_in_place(flags, tmp_path):
     assert {"out/result.json", "out/BPR-unlearned.pth", "out/tiny-Dataset.pth"} <= left
 
 
-def test_a_failed_request_leaves_no_folder(flags, tmp_path, capsys):
+def test_a_refused_request_leaves_no_folder(flags, tmp_path, caplog):
     (tmp_path / "r.csv").write_text("user_id\nnobody\n")
     given = flags(output_dir="saved/one", cache_dir="saved/cache")
     arguments = ["--model=BPR", "--dataset=tiny", f"--forget={tmp_path / 'r.csv'}", *given]
     assert cli.main(arguments) == 2
     assert not (tmp_path / "saved").exists()
+    (tmp_path / "r.csv").write_text("user_id,item_id\nu3,\nnobody,i3\n")
+    assert cli.main(arguments) == 2
+    assert "rows with an empty cell" in caplog.text  # which was in the log too
+    assert not (tmp_path / "saved").exists()
     assert cli.main([f"--report={tmp_path}", "--output_dir=page"]) == 2
     assert not (tmp_path / "page").exists()
+
+
+def test_weights_that_do_not_fit_are_refused_and_leave_nothing(settings, plain_checkpoint, tmp_path, caplog):
+    """All that is known of the run is said by then; nothing of it is left."""
+    content = torch.load(plain_checkpoint, weights_only=False)
+    content["state_dict"]["user_embedding.weight"] = torch.zeros(3, 8)
+    torch.save(content, tmp_path / "other.pth", pickle_protocol=4)
+    given = {key: settings[key] for key in ("data_path", "output_dir", "cache_dir", "show_progress")}
+    with pytest.raises(UnlearnError, match="The weights do not fit"):
+        run_unlearn(checkpoint=tmp_path / "other.pth", forget={"user_id": ["u1"]}, config_dict=given)
+    assert "forgetting" in caplog.text
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_fails_while_it_trains_leaves_its_log(settings, tmp_path, monkeypatch):
+    def failing(*given):
+        raise UnlearnError("no way.")
+
+    monkeypatch.setattr(trainings, "train_here", failing)
+    with pytest.raises(UnlearnError, match="no way"):
+        run_unlearn("BPR", "tiny", forget={"user_id": ["u1"]}, config_dict=settings | {"cache": False})
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.log"]
 
 
 def test_a_folder_that_was_there_stays(tmp_path):

@@ -3,7 +3,8 @@
 A run writes into a temporary directory that nobody else sees. When it has succeeded, that directory takes the name of
 the output directory in one step, or, where other files are there already, its files are moved in under the lock,
 `result.json` last. A killed run leaves the output directory as it was, and its temporary directory goes with the next
-run. A run that fails or is stopped leaves its log at most, and no directory that is empty.
+run. A run that fails or is stopped leaves its log at most, one that was refused nothing, and no directory is left
+empty.
 """
 
 from __future__ import annotations

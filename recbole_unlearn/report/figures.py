@@ -10,6 +10,7 @@ not look steep. A function returns None when there is nothing to draw.
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -256,8 +257,12 @@ def over_time(
     y_title: str,
     limit: float | None = None,
     form: str | None = None,
+    whole: bool = False,
 ) -> Figure | None:
-    """Heights that hold from a time (ISO) to the next, a line per name; ``limit`` is one not to be reached."""
+    """Heights that hold from a time (ISO) to the next, a line per name; ``limit`` is one not to be reached.
+
+    ``whole`` heights are counts: their axis has whole numbers only.
+    """
     traces = []
     for (name, points), look in zip(series.items(), (_FIXED[UNLEARNED], _FIXED[ORIGINAL]), strict=False):
         if points:
@@ -267,8 +272,20 @@ def over_time(
     if traces and limit is not None:
         ends = [min(min(trace["x"]) for trace in traces), max(max(trace["x"]) for trace in traces)]
         traces.append(_line("budget", _FIXED[RETRAINED], ends, [limit, limit]) | {"mode": "lines"})
-    axis = _FROM_ZERO | ({"tickformat": form} if form else {})
+    axis: dict[str, Any] = _FROM_ZERO | ({"tickformat": form} if form else {})
+    if traces and whole:
+        axis |= {"tick0": 0, "dtick": _whole_step(max(max(trace["y"]) for trace in traces))}
     return _figure(traces, "", y_title, x_axis={"type": "date"}, y_axis=axis)
+
+
+def _whole_step(largest: float) -> int:
+    """The least of 1, 2, 5, 10, 20, … with which an axis from 0 to ``largest`` has at most six steps."""
+    return next(
+        step * power
+        for power in (10**exponent for exponent in itertools.count())
+        for step in (1, 2, 5)
+        if largest <= 6 * step * power
+    )
 
 
 def deadlines(rows: Sequence[tuple[str, str, str]], now: str) -> Figure | None:

@@ -7,6 +7,7 @@ name), `date`, `request` and, with another key, `hashes` differ.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import platform
 from collections.abc import Mapping
@@ -85,6 +86,7 @@ def environment(threads: int, device: Any) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import inspect
 import os
 import re
@@ -62,9 +63,13 @@ def is_recommender(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, AbstractRecommender)
 
 
-def own_settings() -> dict[str, declare.Declared]:
+def own_settings() -> Mapping[str, declare.Declared]:
     """The declarations of this plugin and of all methods, by key; RecBole reads none of them."""
-    groups = [*GROUPS.values(), *(method.settings for method in catalogue.methods())]
+    return _declarations((*GROUPS.values(), *(method.settings for method in catalogue.methods())))
+
+
+@functools.lru_cache(maxsize=4)
+def _declarations(groups: tuple[type, ...]) -> Mapping[str, declare.Declared]:
     return {key: about for group in groups for key, about in declare.declared(group).items()}
 
 
@@ -147,6 +152,12 @@ class UnlearnConfig(Config):
         for file in file_list or []:
             merged.update(read_yaml(Path(file)))
         return merged
+
+    def _update_internal_config_dict(self, file: str) -> dict[str, Any]:
+        """As RecBole, for one of its property files."""
+        found = read_yaml(Path(file))
+        self.internal_config_dict.update(found)
+        return found
 
     def _load_cmd_line(self) -> dict[str, Any]:
         return {}

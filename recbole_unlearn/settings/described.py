@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -63,10 +64,16 @@ def methods() -> list[Description]:
     """All methods, by name."""
     found = {one.name: one for one in from_source()}
     others = catalogue.registered()
-    if metadata.entry_points(group=catalogue.ENTRY_POINTS):
+    if _others_have_methods(tuple(sys.path)):
         others = catalogue.methods()
     found |= {one.name: Description.of(one) for one in others if not one.is_ours}
     return [found[name] for name in sorted(found)]
+
+
+@functools.lru_cache(maxsize=1)
+def _others_have_methods(places: tuple[str, ...]) -> bool:
+    """Whether a package on ``places``, which are those of `sys.path`, says that it has methods; all are looked at."""
+    return bool(metadata.entry_points(group=catalogue.ENTRY_POINTS))
 
 
 @functools.cache

@@ -55,6 +55,7 @@ RECBOLE: dict[str, Known] = {
     "dataset_save_path": Known(trains=False, derived=True),  # a run always has it empty
     "dataloaders_save_path": Known(trains=False, derived=True),  # a run always has it empty
     "config_file": Known(role=Role.PLACE, derived=True),
+    "gpu_id": Known(role=Role.PLACE, trains=False, derived=True),
     # Files that models open. Their weights depend on them, so they are part of a cache's key.
     **{
         key: Known(role=Role.PLACE)
@@ -68,7 +69,6 @@ RECBOLE: dict[str, Known] = {
     "save_dataloaders": Known(trains=False, derived=True),
     "show_progress": Known(role=Role.SPEED, trains=False, derived=True, per_run=False),
     "state": Known(role=Role.SPEED, trains=False, derived=True),
-    "gpu_id": Known(role=Role.SPEED, trains=False, derived=True),
     "use_gpu": Known(role=Role.SPEED, trains=False),
     "log_wandb": Known(trains=False, derived=True),
     "wandb_project": Known(trains=False),

@@ -5,6 +5,8 @@ Nothing read here becomes a Python object other than plain data.
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -16,6 +18,7 @@ from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.inputs import read_regular, shown
 
 LARGEST = 16 << 20  # bytes of a file of settings
+_SHORT = 1 << 16  # characters of a file that is kept as it was parsed
 
 
 def properties_dir() -> Path:
@@ -92,6 +95,12 @@ def read_strictly(path: Path, what: str, option: str, expected: str) -> dict[Any
     return _read(path, _StrictLoader, what, option, expected)
 
 
+@functools.lru_cache(maxsize=128)
+def _parsed(text: str, loader: type) -> Any:
+    """YAML as data, parsed once: every config reads the same dozen files of RecBole and of this package."""
+    return yaml.load(text, Loader=loader)
+
+
 def _read(path: Path, loader: type, what: str, option: str, expected: str) -> dict[Any, Any]:
     try:
         text = read_regular(path, LARGEST).decode("utf-8-sig")
@@ -101,7 +110,9 @@ def _read(path: Path, loader: type, what: str, option: str, expected: str) -> di
             reason = "it is not UTF-8 text"
         raise UnlearnError(f"Cannot read the {what} {shown(path)}: {reason}. Check {option}.") from error
     try:
-        content = yaml.load(text, Loader=loader)
+        content = (
+            copy.deepcopy(_parsed(text, loader)) if len(text) <= _SHORT else yaml.load(text, Loader=loader)
+        )
     except UnlearnError as error:
         raise UnlearnError(f"{shown(path)}: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:

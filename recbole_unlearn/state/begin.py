@@ -68,7 +68,7 @@ def begin(
                 "model": original.model,
                 "dataset": original.dataset,
                 "settings": original.settings,
-                "own": {key: value for key, value in values.items() if about(key).role is not Role.PLACE},
+                "own": {key: value for key, value in values.items() if _is_kept(key)},
             }
             with core.database.transaction() as connection:
                 connection.executemany(
@@ -92,6 +92,11 @@ def begin(
             core.database.close()
         sync(place)
     sync(folder.parent)
+
+
+def _is_kept(key: str) -> bool:
+    """Whether a setting goes into the state: no path does, but the state is worked on by the GPU it was made with."""
+    return key == "gpu_id" or about(key).role is not Role.PLACE
 
 
 def _refuse_settings_of_a_run(values: Mapping[str, Any]) -> None:

@@ -111,7 +111,9 @@ def _time(rows: Sequence[Row], entries: Sequence[Row], now: datetime.datetime) -
         element(
             "div",
             _drawn(
-                figures.over_time(series, "requests"), "Submitted and done", "Undone requests do not count."
+                figures.over_time(series, "requests", whole=True),
+                "Submitted and done",
+                "Undone requests do not count.",
             ),
             _drawn(
                 figures.deadlines(bars, end),

@@ -58,6 +58,7 @@ class Trainings:
         self.threads = threads
         self.workers = workers or Workers()
         self.watcher: Watcher | None = None  # of trainings that are done here
+        self.asked = False  # whether a model was asked for so far
         self._deleted: torch.Tensor | None = None  # pairs that no kept model may have seen
         self._found_deleted: set[str] = set()
 
@@ -119,6 +120,7 @@ class Trainings:
         return self.cache is not None and self.cache.has(self.key(config, splits))
 
     def _find(self, job: Job) -> Trained | None:
+        self.asked = True
         if self.cache is None:
             return None
         key = self.key(*job)

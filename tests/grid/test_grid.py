@@ -1,7 +1,6 @@
 """Grids: reading the file, running, going on, failing, and what stands in the directory afterwards."""
 
 import json
-import os
 import re
 import tempfile
 from pathlib import Path
@@ -11,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recbole_unlearn import cli, cluster, run_grid, run_unlearn
+from recbole_unlearn import cli, run_grid, run_unlearn
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.grid import cells as grid_cells
@@ -450,38 +449,3 @@ def test_errors_in_the_place_of_results():
 
     found = dict(Workers(1).do(work, [(0,), (1,), (2,)], go_on=True))
     assert (found[0], str(found[1]), found[2]) == (0, "one", 2)
-
-
-@pytest.mark.slow
-def test_on_ray(small, tmp_path, monkeypatch):
-    """One start of Ray: the same figures as here, no file but those the driver writes, a cell whose process dies."""
-    pytest.importorskip("ray")
-    path, given = small
-    run_grid(path, config_dict=given | {"output_dir": str(tmp_path / "here")})
-    content = yaml.safe_load(path.read_text())
-    write(path, content | {"seeds": [1, 2, 3]})
-
-    def fragile(cell):  # local, so that Ray carries it to its workers by value
-        if cell.seed == 3:
-            os._exit(3)
-        from recbole_unlearn.grid.cells import run_cell
-
-        return run_cell(cell)
-
-    monkeypatch.setattr(grid_run, "run_cell", fragile)
-    monkeypatch.setattr(cluster, "RETRIES", 0)
-    relative = {"data_path": os.path.relpath(given["data_path"]), "cache_dir": "cache-of-workers"}
-    result = run_grid(path, config_dict=given | relative | {"workers": 2})
-    assert list(result.failed) == ["tiny-BPR-0.2-3"]
-    assert "worker died" in result.failed["tiny-BPR-0.2-3"]
-    for name in ("tiny-BPR-0.2-1", "tiny-BPR-0.2-2"):
-        here, there = (
-            json.loads((tmp_path / folder / name / "result.json").read_text()) for folder in ("here", "grid")
-        )
-        for phase in here["phases"]:
-            assert here["phases"][phase]["metrics"] == there["phases"][phase]["metrics"]
-        # Ray hides GPUs from workers that asked for none, and a run says which it could see.
-        there["settings"]["gpu_id"] = here["settings"]["gpu_id"]
-        assert here["settings"] == there["settings"]
-    assert list((tmp_path / "cache-of-workers").glob("*.pt"))
-    assert not cluster.import_ray().is_initialized()

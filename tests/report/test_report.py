@@ -516,6 +516,16 @@ def test_durations(seconds, written):
     assert values.duration(seconds).replace("\N{NO-BREAK SPACE}", " ") == written
 
 
+@pytest.mark.parametrize(
+    ("largest", "step"), [(0, 1), (1, 1), (6, 1), (7, 2), (12, 2), (13, 5), (31, 10), (5000, 1000)]
+)
+def test_counts_over_time_have_whole_ticks(largest, step):
+    drawn = figures.over_time({"done": [("2026-01-01", 0), ("2026-01-02", largest)]}, "requests", whole=True)
+    axis = drawn["layout"]["yaxis"]
+    assert (axis["tick0"], axis["dtick"]) == (0, step)
+    assert "dtick" not in figures.over_time({"drift": [("2026-01-01", 0.5)]}, "drift")["layout"]["yaxis"]
+
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # A page as a phone shows it; the window of a headless Chromium is never narrower than 500 px.
 PHONE = '<body style="margin:0"><iframe style="width:390px;height:844px;border:0" srcdoc="{page}"></iframe></body>'

@@ -1,6 +1,7 @@
 """What a result tells of the users in a request: the attack that found them, and that it finds nobody any more."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -46,8 +47,9 @@ class Attacker:
         train = self.source.splits.train
         return [str(token) for token in train.field2id_token["user_id"][1:][self.suspects]]
 
-    def result(self, user, min_group):
-        """The figures of the original and the size of the request, as they would be shown."""
+    @functools.cache  # noqa: B019, an attacker lives as long as a test
+    def measured(self, user):
+        """The data as a request of this user divides it, the figures of the original and the size of the request."""
         request = read_request({"user_id": [user]}, Fields.of(self.config))
         data = divide(self.source.splits, locate(request, self.source.splits), "python")
         test = loaders(self.config, data.retain)
@@ -59,6 +61,11 @@ class Attacker:
         forget = Forgotten(
             **{key: own.pop(key) for key in ("source", "interactions", "users", "items")}, counts=own
         )
+        return data, phase, forget
+
+    def result(self, user, min_group):
+        """The same figures, as they would be shown."""
+        data, phase, forget = self.measured(user)
         discretion = Discretion.of(data, min_group)
         return discretion.phase(phase).to_json(), discretion.forgotten(forget).to_json()
 

@@ -69,6 +69,17 @@ def test_yaml_cannot_build_python_objects(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_what_was_read_from_yaml_belongs_to_whoever_read_it(tmp_path):
+    """A file is parsed once, but nobody sees what another made of it, nor an old content."""
+    file = tmp_path / "my.yaml"
+    file.write_text("topk: [5]\n")
+    first = read_yaml(file)
+    first["topk"].append(10)
+    assert read_yaml(file) == {"topk": [5]}
+    file.write_text("topk: [7]\n")
+    assert read_yaml(file) == {"topk": [7]}
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -145,6 +156,7 @@ def test_an_existing_config_keeps_its_settings(settings):
 def test_what_somebody_set_is_never_replaced(settings, monkeypatch, tmp_path):
     """Neither from a config they hold, nor from their files or dict."""
     compat.restore_numpy_names()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that it is given back: RecBole writes to it
     chosen = {"gpu_id": 3, "eval_batch_size": 123, "show_progress": False, "state": "ERROR"}
     values = {k: settings[k] for k in ("data_path", "load_col")}
     theirs = Config("BPR", "tiny", config_dict=values | chosen)

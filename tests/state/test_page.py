@@ -103,6 +103,7 @@ def test_what_the_page_says(busy, tmp_path, monkeypatch):
         {"drift", "budget"},
     ]
     assert reader.figures[0]["data"][0]["y"][-1] == 4  # done, of which two are published
+    assert reader.figures[0]["layout"]["yaxis"]["dtick"] == 2  # of eight requests, no half ones
 
 
 def test_a_page_of_a_new_state(make_state, tmp_path, monkeypatch):

@@ -445,3 +445,12 @@ def test_a_value_that_only_a_deleted_user_had_starts_again(checkpoints, tmp_path
     assert torch.equal(row(), live._initial[table.parameter][table.offset + value])
     assert not torch.equal(row(), before)
     state.close()
+
+
+def test_a_state_keeps_its_gpu_and_no_path(checkpoints, key_file, tiny_path, tmp_path, monkeypatch):
+    """A GPU is a place, which no result has; but the commands of a state go on where it was begun."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that it is given back: RecBole writes to it
+    given = {"data_path": str(tiny_path), "gpu_id": "3"}
+    state = init_state(tmp_path / "S", checkpoints("BPR"), hash_key=key_file, **given)
+    assert state.core.about("own") == {"gpu_id": "3"}
+    assert state.core.config["gpu_id"] == "3"

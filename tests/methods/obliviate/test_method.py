@@ -113,7 +113,7 @@ def test_it_forgets_noise_and_keeps_what_is_liked(ml_100k):
     assert result["recovered"]["ndcg@20"] > 0.8
     gap = abs(unlearned["forgetting"]["demotion_rate"] - retrained["forgetting"]["demotion_rate"])
     assert gap < 0.2
-    # A model of 30 quick epochs; with full trainings the loss is below 1 % on ml-100k (docs/results.md).
+    # A model of 20 quick epochs; with full trainings the loss is below 1 % on ml-100k (docs/results.md).
     assert unlearned["unaffected"]["ndcg@20"] > 0.96 * original["unaffected"]["ndcg@20"]
 
 

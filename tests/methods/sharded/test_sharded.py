@@ -438,7 +438,7 @@ def test_shards_come_from_the_cache_one_by_one(settings, tmp_path, monkeypatch):
 
 def ml_100k(tmp_path, forget="injected", **changes):
     config = {
-        "epochs": 30, "embedding_size": 32, "learning_rate": 0.005, "eval_step": 10, "show_progress": False,
+        "epochs": 20, "embedding_size": 32, "learning_rate": 0.0075, "eval_step": 10, "show_progress": False,
         "tensorboard": False, "save_unlearned": False, "report": "none", "workers": 1,
         "cache_dir": str(tmp_path / "cache"), "output_dir": str(tmp_path / "out"), "min_group": 1,
     }  # fmt: skip
@@ -449,7 +449,7 @@ def ml_100k(tmp_path, forget="injected", **changes):
 def test_with_noise_in_all_shards_an_ensemble_recovers_as_retraining_does(tmp_path):
     outcome = ml_100k(
         tmp_path, unlearn="finetune", compare=["retrain", "sisa"], inject_mode="random", finetune_epochs=1,
-        sisa_learning_rate=0.005,
+        sisa_learning_rate=0.0075,
     )  # fmt: skip
     phases = outcome.result["phases"]
 

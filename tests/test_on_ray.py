@@ -1,4 +1,7 @@
-"""Sweeps on Ray: the same figures as without it, failing and dying trials, a kill, searchers, two nodes."""
+"""What runs on Ray: shards, cells of a grid and sweeps, here and on two nodes, and what goes wrong there.
+
+Ray takes seconds to start, and its workers seconds to import torch: it is started once for all tests of this file.
+"""
 
 import json
 import os
@@ -8,27 +11,41 @@ import sys
 import time
 
 import pytest
+import torch
+import yaml
 
 from recbole_unlearn import cluster, run_grid, run_unlearn, tune_unlearn
+from recbole_unlearn.cluster import Workers
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.grid import run as grid_run
 from recbole_unlearn.methods.obliviate.method import Obliviate
 from recbole_unlearn.methods.registry import method
 from recbole_unlearn.settings import catalogue
 from recbole_unlearn.settings.config import UnlearnConfig
 from recbole_unlearn.tuning import backend, journal
 from tests.conftest import ROOT
+from tests.grid.test_grid import file, write
+from tests.grid.test_grid import small as small_grid
+from tests.test_cluster import Unreadable, dies, refuses, square, threads
 from tests.tuning.test_sweep import in_this_process, small, untimed
 
 ray = pytest.importorskip("ray")
-pytest.importorskip("ray.tune")
-__all__ = ["small"]
+__all__ = ["file", "small", "small_grid"]
 
 
 @pytest.fixture(scope="module")
 def two_workers():
-    """Ray on this machine for all sweeps of this file that do not start their own."""
-    with cluster.session(None, 2) as started:
-        yield started
+    """Ray on this machine for all tests of this file that do not start their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))  # its workers import tests/test_cluster.py
+        with cluster.session(None, 2) as started:
+            yield started
+
+
+@pytest.fixture
+def tune():
+    """Ray Tune, which is not beside every Ray."""
+    return pytest.importorskip("ray.tune")
 
 
 def without_nodes(result):
@@ -36,7 +53,66 @@ def without_nodes(result):
 
 
 @pytest.mark.slow
-def test_ray_changes_nothing_and_a_sweep_goes_on_after_a_kill(two_workers, small, tmp_path, monkeypatch):
+def test_independent_work(two_workers, settings, tmp_path, monkeypatch):
+    """Results, threads, errors, and shards that are bit for bit the same."""
+    config = settings | {"sisa_shards": 3, "epochs": 2, "report": "none", "cache": False}
+    here = run_unlearn("BPR", "tiny", unlearn="sisa", config_dict=config | {"workers": 1})
+    with cluster.session(cpus=2):
+        assert dict(Workers(2).do(square, [(2,), (3,)])) == {0: 4, 1: 9}
+        found = dict(Workers(2).do(threads, [(1,), (2,)]))
+        assert all(number == torch.get_num_threads() and pid != os.getpid() for number, pid in found.values())
+        with pytest.raises(UnlearnError, match=r"^no 1$"):
+            list(Workers(2).do(refuses, [(1,), (1,)]))
+        with pytest.raises(UnlearnError, match="every node"):
+            list(Workers(2).do(square, [(Unreadable(),), (1,)]))
+        there = run_unlearn(
+            "BPR", "tiny", unlearn="sisa",
+            config_dict=config | {"workers": 2, "output_dir": str(tmp_path / "ray")},
+        )  # fmt: skip
+        monkeypatch.setattr(cluster, "RETRIES", 0)
+        with pytest.raises(UnlearnError, match="worker died"):
+            list(Workers(2).do(dies, [(1,), (1,)]))
+    assert ray.is_initialized()  # one that was there before is left running
+    for name, value in here.model.state_dict().items():
+        assert torch.equal(value, there.model.state_dict()[name])
+
+
+@pytest.mark.slow
+def test_a_grid(two_workers, small_grid, tmp_path, monkeypatch):
+    """The same figures as here, no file but those the driver writes, a cell whose process dies."""
+    path, given = small_grid
+    run_grid(path, config_dict=given | {"output_dir": str(tmp_path / "here")})
+    content = yaml.safe_load(path.read_text())
+    write(path, content | {"seeds": [1, 2, 3]})
+
+    def fragile(cell):  # local, so that Ray carries it to its workers by value
+        if cell.seed == 3:
+            os._exit(3)
+        from recbole_unlearn.grid.cells import run_cell
+
+        return run_cell(cell)
+
+    monkeypatch.setattr(grid_run, "run_cell", fragile)
+    monkeypatch.setattr(cluster, "RETRIES", 0)
+    relative = {"data_path": os.path.relpath(given["data_path"]), "cache_dir": "cache-of-workers"}
+    result = run_grid(path, config_dict=given | relative | {"workers": 2})
+    assert list(result.failed) == ["tiny-BPR-0.2-3"]
+    assert "worker died" in result.failed["tiny-BPR-0.2-3"]
+    for name in ("tiny-BPR-0.2-1", "tiny-BPR-0.2-2"):
+        here, there = (
+            json.loads((tmp_path / folder / name / "result.json").read_text()) for folder in ("here", "grid")
+        )
+        for phase in here["phases"]:
+            assert here["phases"][phase]["metrics"] == there["phases"][phase]["metrics"]
+        assert here["settings"] == there["settings"]
+    assert list((tmp_path / "cache-of-workers").glob("*.pt"))
+    assert ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_ray_changes_nothing_and_a_sweep_goes_on_after_a_kill(
+    tune, two_workers, small, tmp_path, monkeypatch
+):
     """A sweep in a process of its own is killed; the rest is done here, and equals a sweep without Ray or kill."""
     values = small | {"trials": 60, "output_dir": str(tmp_path / "killed")}
     flags = [f"--{key}={value}" for key, value in values.items()]
@@ -74,7 +150,7 @@ def test_ray_changes_nothing_and_a_sweep_goes_on_after_a_kill(two_workers, small
 
 
 @pytest.mark.slow
-def test_trials_that_fail_and_trials_that_die(two_workers, small, tmp_path, monkeypatch):
+def test_trials_that_fail_and_trials_that_die(tune, two_workers, small, tmp_path, monkeypatch):
     class Fragile(Obliviate):  # local, so that Ray carries it to its workers by value
         """Leaves the original as it is, or does worse."""
 
@@ -106,7 +182,7 @@ def test_trials_that_fail_and_trials_that_die(two_workers, small, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_searchers_and_asha(two_workers, small):
+def test_searchers_and_asha(tune, two_workers, small):
     """Optuna (where it is installed) suggests and ASHA stops; going on with more trials repeats none of them."""
     searcher = "optuna" if backend._installed("optuna") else "random"
     values = small | {"searcher": searcher, "scheduler": "asha", "trials": 5, "workers": 2}
@@ -121,7 +197,7 @@ def test_searchers_and_asha(two_workers, small):
 
 
 @pytest.mark.slow
-def test_a_listener_that_fails_ends_the_sweep(two_workers, small, tmp_path, monkeypatch):
+def test_a_listener_that_fails_ends_the_sweep(tune, two_workers, small, tmp_path, monkeypatch):
     def full(self, content):
         raise UnlearnError("Cannot write trials.jsonl: No space left on device.")
 
@@ -132,7 +208,7 @@ def test_a_listener_that_fails_ends_the_sweep(two_workers, small, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_a_cluster_of_two_nodes(small, settings, tmp_path, monkeypatch):
+def test_a_cluster_of_two_nodes(tune, small, settings, tmp_path, monkeypatch):
     """Trials of a sweep, cells of a grid and shards of an ensemble are done on both nodes."""
     from ray.cluster_utils import Cluster
 
@@ -162,6 +238,7 @@ def test_a_cluster_of_two_nodes(small, settings, tmp_path, monkeypatch):
         nodes.add_node(num_cpus=1)
         there = {"ray_address": nodes.address}
         found = tune_unlearn("BPR", "tiny", config_dict=small | there | {"trials": 8}).result
+        assert not ray.is_initialized()  # the connection was the sweep's own
         with cluster.session(nodes.address):
             cells = run_grid(grid, config_dict=given | there | {"output_dir": str(tmp_path / "grid")})
             of_cells, places = set(places), []
