@@ -17,7 +17,7 @@ from recbole.data.dataset import Dataset
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.compat import own_environment, own_randomness
-from recbole_unlearn.data import Fields, Splits, read_request
+from recbole_unlearn.data import Fields, SequenceSplits, Splits, read_request
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, compose
@@ -38,7 +38,8 @@ class Recommender:
         train = self.splits.train
         masked = _Mask(mask, Fields.of(self.config), train)
         ids = self._ids([token for token in _tokens(users) if token not in masked.users])
-        step = max(1, int(self.config["eval_batch_size"]) // train.item_num)
+        size = int(self.config["eval_batch_size"])  # of a sequential model in windows, of others in pairs
+        step = size if isinstance(self.splits, SequenceSplits) else max(1, size // train.item_num)
         batches = [self._best(batch, int(k), masked) for batch in torch.split(ids, step) if len(batch)]
         return pd.concat(batches, ignore_index=True) if batches else pd.DataFrame(columns=COLUMNS)
 

@@ -124,6 +124,7 @@ class UnlearnTrainer(PhaseTrainer):
     # "raise finetune_epochs"; nothing where no setting does it.
     forgets_more: ClassVar[Sequence[str]] = ()
     forgets_less: ClassVar[Sequence[str]] = ()
+    of_pairs: ClassVar[Sequence[str]] = ()  # settings that mean nothing to a sequential model
 
     fitted: torch.Tensor | None = None  # (items,), what the next request has to know, see UnlearnData
     _start = _looked = 0.0

@@ -14,6 +14,7 @@ from recbole_unlearn.report.account import is_injected, trainer
 from recbole_unlearn.report.values import duration, listed, plain
 from recbole_unlearn.results.schema import RETRAINED, RunResult
 from recbole_unlearn.settings.declare import names
+from recbole_unlearn.settings.sequential import MODELS as SEQUENTIAL
 from recbole_unlearn.settings.yaml_files import properties_dir
 
 _TITLES = {
@@ -83,6 +84,8 @@ def _turn(result: RunResult, level: str) -> list[str]:
 
 def _settings(method: type[UnlearnTrainer], result: RunResult, level: str) -> list[str]:
     more, ways = ("more", method.forgets_more) if level == "under" else ("less", method.forgets_less)
+    if result.model in SEQUENTIAL:
+        ways = [way for way in ways if not set(method.of_pairs) & set(re.findall(r"\w+", way))]
     if not ways:
         return [f"{method.name} has no setting that makes it forget {more}: try another method."]
     turned = listed([_with_value(way, method, result) for way in ways], "or")

@@ -87,7 +87,9 @@ def _rows(value: Any, _: Mapping[str, Any]) -> str | None:
         for name, n in parts.items()
         if name.endswith(_FOLLOWING)
     ]
-    also = f" Others only followed their neighbours: {listed(rest)}." if rest else ""
+    also = (
+        f" Others were moved by their neighbours alone, and not calibrated: {listed(rest)}." if rest else ""
+    )
     return f"Rows that were changed: {listed(own)}.{also}" if own else None
 
 

@@ -203,7 +203,7 @@ def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) 
     A setting that the user fixes for the run is no longer part of the method's own space; in a file of the user's it
     is a contradiction.
     """
-    path = _path(method, file)
+    path = _path(method, file, config.model_class.type.name.lower())
     fixed = set(config.external_config_dict) & set(settings.names(method.Settings))
     raw = read_strictly(path, "search space", "--space", "key: {choice: [...]}")
     if not raw:
@@ -228,13 +228,14 @@ def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) 
     return Space(domains)
 
 
-def _path(method: type[UnlearnTrainer], file: str | None) -> Path:
+def _path(method: type[UnlearnTrainer], file: str | None, kind: str) -> Path:
     if file is not None:
         return packaged(file, "tune", "--space")
     folder = properties_dir() / "tune"
-    path = folder / f"{method.name}.yaml"
+    special = folder / f"{method.name}-{kind}.yaml"  # for a type of model
+    path = special if special.is_file() else folder / f"{method.name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(found.stem for found in folder.glob("*.yaml")))
+        known = ", ".join(sorted(found.stem for found in folder.glob("*.yaml") if "-" not in found.stem))
         raise UnlearnError(
             f"{method.name} has no search space of its own: give --space=FILE.yaml. These have one: {known}."
         )

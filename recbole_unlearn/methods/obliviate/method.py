@@ -49,6 +49,14 @@ class Obliviate(UnlearnTrainer):
     forgets_more: ClassVar[Sequence[str]] = ("raise lua_limit", "set forget_kind=hard and raise lac_forget")
     forgets_less: ClassVar[Sequence[str]] = ("lower lua_limit", "set forget_kind=genuine")
 
+    of_pairs: ClassVar[Sequence[str]] = (
+        "forget_kind",
+        "lac_forget",
+        "lac_distill",
+        "lac_negatives",
+        "lua_reach",
+    )
+
     @classmethod
     def check(cls, settings: ObliviateSettings, config: UnlearnConfig) -> None:
         """As the base class; what the limits of single settings cannot say."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
@@ -76,6 +76,8 @@ def paired_tables(
 
 class Request:
     """A request to a model of pairs."""
+
+    others: ClassVar[str] = "others follow"  # rows that are moved and not calibrated, in words
 
     def __init__(self, trainer: UnlearnTrainer, task: UnlearnTask) -> None:
         self.trainer, self.task = trainer, task
@@ -246,7 +248,7 @@ class Request:
         logger.info(
             "LUA: a new start of the request's rows from retained neighbours, in %s%s.",
             counted(self.options.lua_rounds, "round"),
-            "" if len(self.adapters.adapters) == len(trained) else "; others follow",
+            "" if len(self.adapters.adapters) == len(trained) else f"; {self.others}",
         )
 
     def _follower(

@@ -32,6 +32,7 @@ class WindowRequest(Request):
     """A request to a model of sequences."""
 
     witness: WindowWitness
+    others = "of items that lost little, in part"
 
     def _witness(self) -> tuple[Region, WindowWitness]:
         """As for pairs: the region of the raw interactions, and windows."""
