@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from recbole_unlearn import run_unlearn
 from recbole_unlearn import settings as groups
 from recbole_unlearn.data import TRAIN, Located, divide, load
 from recbole_unlearn.methods import registry
@@ -16,7 +17,7 @@ from recbole_unlearn.methods.base import Watch
 from recbole_unlearn.methods.obliviate.gradients import WindowGradients, row_gradients
 from recbole_unlearn.methods.obliviate.window_request import WindowRequest
 from recbole_unlearn.pipeline import begin
-from recbole_unlearn.rows import TrainIndex, as_rows, find_region, find_tables, training_loss
+from recbole_unlearn.rows import TrainIndex, as_rows, find_region, find_tables, rarest, training_loss
 from recbole_unlearn.settings.config import UnlearnConfig
 from recbole_unlearn.training.phase import train
 from recbole_unlearn.training.trainings import Trainings
@@ -230,6 +231,25 @@ def test_shared_layers_are_held_fixed_and_given_back(exact, monkeypatch):
         assert parameter.requires_grad
         assert parameter.grad is None
     assert not model.item_embedding._forward_hooks
+
+
+@pytest.mark.parametrize("curvature", ["optimizer", "fisher"])
+def test_cudnn_is_never_asked_for_gradients(trained, monkeypatch, curvature):
+    """Its recurrent layers have none in evaluation mode, which all losses here are taken in."""
+    config, data, original = trained("GRU4Rec")
+    trainer, task = begun(config, data, original, lua_curvature=curvature, lac_steps=2)
+    seen, calculate = [], trainer.model.calculate_loss
+
+    def watched(batch):
+        seen.append((torch.backends.cudnn.enabled, trainer.model.training))
+        return calculate(batch)
+
+    monkeypatch.setattr(trainer.model, "calculate_loss", watched)
+    enabled = torch.backends.cudnn.enabled
+    trainer.run(task)
+    assert len(seen) > 3
+    assert set(seen) == {(False, False)}
+    assert torch.backends.cudnn.enabled == enabled
 
 
 def test_what_a_model_itself_holds_fixed_stays_so(exact):
@@ -470,3 +490,107 @@ def test_doing_nothing_changes_nothing(trained, model):
     assert same(unlearned(*start, **nothing), start[2].state_dict)
     for changes in ({"lac_steps": 2}, {"lua_target": "neighbours"}, {"lua_scale": 0.05}):
         assert not same(unlearned(*start, **nothing | changes), start[2].state_dict), changes
+
+
+# From the request to the figures
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def run(settings, cache):
+    """``run(forget=...)``: Obliviate of SASRec on `tiny`, without a request on noise; originals are trained once."""
+
+    def start(**changes):
+        values = (
+            settings | SMALL["SASRec"] | {"MAX_ITEM_LIST_LENGTH": LENGTH, "epochs": 10, "cache_dir": cache}
+        )
+        values |= {"eval_step": 20, "report": "none", "lac_batch_size": 64}
+        values.pop("embedding_size")
+        asked = {key: changes.pop(key) for key in ("forget", "compare", "checkpoint") if key in changes}
+        named = {} if "checkpoint" in asked else {"model": "SASRec", "dataset": "tiny"}
+        kept = ("output_dir", "replace", "show_progress", "tensorboard", "min_group", "report", "cache_dir")
+        values = values if named else {key: values[key] for key in kept}
+        return run_unlearn(**named, **asked, unlearn="obliviate", config_dict=values | changes)
+
+    return start
+
+
+def test_noise_ends_near_where_retraining_puts_it(run):
+    phases = run(compare="retrain").result["phases"]
+    rate = {name: phase["forgetting"]["demotion_rate"] for name, phase in phases.items()}
+    gap = rate["retrained"] - rate["original"]
+    assert gap > 0.2
+    assert abs(rate["retrained"] - rate["unlearned"]) < 0.6 * gap
+    before, after = (phases[name]["metrics"]["ndcg@20"] for name in ("original", "unlearned"))
+    assert after > 0.9 * before
+
+
+def test_figures_show_that_nothing_was_done(run):
+    phases = run(lac_steps=0, lua_target="none", lua_scale=0.0).result["phases"]
+    original, unlearned = phases["original"], phases["unlearned"]
+    assert unlearned["metrics"] == original["metrics"]
+    for key in ("demotion_rate", "auc"):
+        if key in original["forgetting"]:
+            assert unlearned["forgetting"][key] == original["forgetting"][key]
+
+
+def original_of(result):
+    return train(result.config, result.data.full, "original").state_dict
+
+
+def test_whole_users(run):
+    result = run(forget={"user_id": ["u3", "u8"]})
+    gone = torch.as_tensor(result.data.full.train.token2id("user_id", ["u3", "u8"]))
+    assert not torch.isin(result.data.retain.for_model().train.inter_feat["user_id"], gone).any()
+    assert result.result["certificates"]["margin"] == {}  # they have no history to be asked after
+    check_outside(result.model, original_of(result), result.data)
+
+
+def test_a_whole_item_is_one_of_the_rarest(run):
+    """By LUA itself, and not by the rule for orphans: LAC fits the row from there."""
+    result = run(forget={"item_id": ["i3"]}, lac_steps=0, lua_scale=0.0)
+    row = result.data.full.train.token2id("item_id", "i3")
+    rows = original_of(result)["item_embedding.weight"]
+    expected = rows[rarest(result.data.full.for_model().train)].mean(dim=0)
+    assert torch.allclose(result.model.item_embedding.weight[row], expected, atol=1e-6)
+    calibrated = run(forget={"item_id": ["i3"]}, lac_steps=20)
+    assert not torch.allclose(calibrated.model.item_embedding.weight[row], expected, atol=1e-3)
+
+
+def test_first_interactions_have_no_window_to_undo(run, settings):
+    """They were no target. The items start again, and nothing is downdated."""
+    values = settings | {"MAX_ITEM_LIST_LENGTH": LENGTH}
+    values.pop("embedding_size")
+    splits = load(UnlearnConfig("SASRec", "tiny", config_dict=values)).splits
+    first = splits.sequences.raw.inter_feat[splits.sequences.lengths() == 0][:6]
+    pairs = tuple(splits.train.id2token(name, first[name].numpy()) for name in ("user_id", "item_id"))
+    result = run(forget=tuple(map(list, pairs)))
+    assert len(result.data.forget) == 6
+    assert result.result["certificates"]["margin"] == {}
+    assert result.result["certificates"]["lac"]["steps"] > 0
+    changed = check_outside(result.model, original_of(result), result.data)
+    assert changed["item_embedding.weight"].any()
+
+
+def test_items_remember_what_earlier_requests_took(run, tmp_path):
+    """A request takes less than a tenth of an item, and moves its row; the second one makes it more, and fits it."""
+    splits = load(run(forget={"user_id": ["u1"]}).config).splits
+    feat = splits.train.inter_feat
+    item = int(torch.bincount(feat["item_id"]).argmax())
+    owners = splits.train.id2token("user_id", feat["user_id"][feat["item_id"] == item].numpy())
+    token = splits.train.id2token("item_id", item)
+    assert 12 <= len(owners) < 20
+    moved, fitted = {"item_embedding.weight, following": 1}, {"item_embedding.weight": 1}
+    first = run(forget=([owners[0]], [token]), output_dir=str(tmp_path / "first"))
+    assert first.result["certificates"]["rows"] == moved
+    assert run(forget=([owners[1]], [token])).result["certificates"]["rows"] == moved
+    second = run(
+        checkpoint=first.output_dir / "SASRec-unlearned.pth", forget=([owners[1]], [token]),
+        output_dir=str(tmp_path / "second"),
+    )  # fmt: skip
+    assert second.result["certificates"]["rows"] == fitted
+    assert second.result["certificates"]["curvature"] == "Fisher information of retained interactions"
