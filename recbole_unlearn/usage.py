@@ -19,7 +19,7 @@ from tabulate import tabulate
 
 from recbole_unlearn.console import width, wrapped
 from recbole_unlearn.errors import UnlearnError, nearest
-from recbole_unlearn.settings import GROUPS, catalogue, declared, described
+from recbole_unlearn.settings import GROUPS, catalogue, declared, described, knowledge, sequential
 from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
 
 _RUN = "python run_unlearn.py"
@@ -46,6 +46,7 @@ _KINDS = {
     "general_recommender": "general", "context_aware_recommender": "context",
     "sequential_recommender": "sequential", "knowledge_aware_recommender": "knowledge",
 }  # fmt: skip
+_CHOSEN = {"sequential": sequential, "knowledge": knowledge}  # types of which some models can be unlearned
 
 
 def method_list() -> str:
@@ -123,10 +124,7 @@ def default_values(model: str = "", dataset: str = "") -> dict[str, Any]:
         theirs / "dataset" / "sample.yaml",
         theirs / "dataset" / f"{dataset}.yaml",
     ]
-    if kind == "context":
-        files += [
-            theirs / "quick_start_config" / f"context-aware{which}.yaml" for which in ("", f"_{dataset}")
-        ]
+    files += [theirs / "quick_start_config" / f"{name}.yaml" for name in _quick_start(kind, model, dataset)]
     files += [
         ours / f"{name}.yaml"
         for name in (
@@ -141,7 +139,19 @@ def default_values(model: str = "", dataset: str = "") -> dict[str, Any]:
     for file in files:
         if file.is_file():
             found |= read_yaml(file)
+    if kind == "sequential":
+        found["train_neg_sample_args"] = sequential.negatives(found.get("loss_type"))
     return found
+
+
+def _quick_start(kind: str, model: str, dataset: str) -> list[str]:
+    """RecBole's files for a type of model, and for some models of it on one dataset."""
+    if kind == "context":
+        return ["context-aware", f"context-aware_{dataset}"]
+    if kind == "sequential":
+        of_features = [f"special_sequential_on_{dataset}"] if model in sequential.WITH_FEATURES else []
+        return ["sequential", *of_features]
+    return ["knowledge_base"] if kind == "knowledge" else []
 
 
 def recbole_folder() -> Path:
@@ -165,11 +175,14 @@ def _kind(model: str) -> str:
     for folder, kind in _KINDS.items():
         source = recbole_folder() / "model" / folder / f"{model.lower()}.py"
         if source.is_file() and _model_file(model).is_file():
+            if kind in _CHOSEN and model not in _CHOSEN[kind].MODELS:
+                raise _CHOSEN[kind].refusal(model)
             return kind
     known = sorted(path.stem for path in (recbole_folder() / "properties" / "model").glob("*.yaml"))
     if model in known:
         raise UnlearnError(
-            f"{model} cannot be unlearned yet: general, context-aware and many sequential models can."
+            f"{model} cannot be unlearned yet: general, context-aware, many sequential and some knowledge-aware "
+            "models can."
         )
     raise UnlearnError(f"Unknown model {model!r}.{nearest(model, known)} See RecBole's model list.")
 

@@ -1,24 +1,33 @@
 """`--help` and `--unlearn=?`: quick, and true to what a run does."""
 
 import inspect
+import re
 import subprocess
 import sys
 
 import pytest
+from recbole.utils import ModelType, get_model
 
 from recbole_unlearn import cli, unlearn_model, usage
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import registry
 from recbole_unlearn.methods.obliviate.lac import SCHEDULES
 from recbole_unlearn.methods.obliviate.settings import ObliviateSettings
-from recbole_unlearn.settings import GROUPS, catalogue, declared, described
-from recbole_unlearn.settings.config import UnlearnConfig, own_settings
+from recbole_unlearn.settings import GROUPS, catalogue, declared, described, knowledge, sequential
+from recbole_unlearn.settings.config import UnlearnConfig, model_names, own_settings
 from recbole_unlearn.settings.yaml_files import parse_value
 from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--help", "--model=LightGCN"], ["--unlearn=?"], ["--version"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--help", "--model=LightGCN"],
+        ["--help", "--model=SASRec"],
+        ["--unlearn=?"],
+        ["--version"],
+    ],
 )
 def test_neither_torch_nor_recbole_is_waited_for(arguments):
     """What took three seconds; the help itself needs a few tenths of one."""
@@ -49,17 +58,40 @@ def test_choices_that_are_written_out_are_those_there_are():
 
 @pytest.mark.parametrize(
     ("model", "dataset"),
-    [("LightGCN", "ml-100k"), ("FM", "ml-100k"), ("BPR", "ml-1m"), ("EASE", "x"), ("MultiVAE", "x")],
-)
+    [
+        ("LightGCN", "ml-100k"), ("FM", "ml-100k"), ("BPR", "ml-1m"), ("EASE", "x"), ("MultiVAE", "x"),
+        ("SASRec", "ml-100k"), ("HGN", "x"), ("GRU4RecF", "ml-100k"), ("TransRec", "x"), ("CKE", "ml-100k"),
+    ],
+)  # fmt: skip
 def test_defaults_are_those_of_a_run(model, dataset):
     config, shown = UnlearnConfig(model, dataset), usage.default_values(model, dataset)
     keys = {key for group in GROUPS.values() for key in declared(group)}
     keys |= {key for some in usage.recbole_keys().values() for key in some} | set(usage._model_values(model))
-    # RecBole adds the dataset's name to the first, writes out the mode of the second; bars need a terminal.
+    # RecBole adds the dataset's name to the first, writes out all of the second; bars need a terminal.
     different = {key: (shown.get(key), config[key]) for key in keys if shown.get(key) != config[key]}
+    if config["train_neg_sample_args"]["distribution"] == "none":  # RecBole writes that out as well
+        assert different.pop("train_neg_sample_args")[0] is None
     assert set(different) == {"data_path", "eval_args", "show_progress"}
     assert different["show_progress"] == (True, False)
-    assert shown["eval_args"] | {"mode": config["eval_args"]["mode"]} == config["eval_args"]
+    written_out = {"group_by": "user"} | shown["eval_args"] | {"mode": config["eval_args"]["mode"]}
+    assert written_out == config["eval_args"]
+
+
+@pytest.mark.parametrize("model", ["BPR", "SASRec", "CKE"])
+def test_settings_of_methods_are_those_of_a_run(model):
+    """One block for each method, of a preset with what differs."""
+    shown = usage.help_text({"model": model, "dataset": "ml-100k"})
+    config = UnlearnConfig(model, "ml-100k")
+    for one in described.methods():
+        block = shown[shown.index(f"\nMethod {usage._marked(one)}:") :].split("\n\n", 1)[0]
+        values, above = (config.method_values(name) for name in (one.name, one.base or one.name))
+        typed = {f"{key}={usage.typed(value)}" for key, value in values.items() if value != above[key]}
+        if one.base is None:
+            typed = {
+                key if value in (None, []) else f"{key}={usage.typed(value)}" for key, value in values.items()
+            }
+        assert {line.split(" ")[0] for line in re.findall(r"^  --(\S.*)$", block, re.M)} == typed
+    assert ("--lac_steps=100" in shown) == (model == "SASRec")
 
 
 def test_without_a_model_no_default_is_that_of_one():
@@ -109,10 +141,40 @@ def test_all_ways_to_start_have_the_same_default():
     assert usage._default() == "retrain"
 
 
-@pytest.mark.parametrize("model", ["Ligthgcn", "SASRec"])
-def test_models_that_cannot_be_used_are_refused(model):
-    with pytest.raises(UnlearnError, match=model):
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("Ligthgcn", "Did you mean LightGCN"),
+        ("DIEN", "it makes windows of its own. These can: SASRec"),
+        ("KGAT", "it needs dgl"),
+        ("xgboost", "cannot be unlearned yet"),
+    ],
+)
+def test_models_that_cannot_be_used_are_refused(model, why):
+    with pytest.raises(UnlearnError, match=model) as error:
         usage.help_text({"model": model})
+    assert why in str(error.value)
+
+
+def test_help_refuses_the_models_that_a_run_refuses():
+    """In the same words; those of decision trees cannot be imported everywhere."""
+    for name in set(model_names()) - {"lightgbm", "xgboost"}:
+        words = []
+        for attempt in (usage._kind, refuse):
+            try:
+                attempt(name)
+            except UnlearnError as error:
+                words.append(str(error))
+        assert len(set(words)) == len(words) // 2, (name, words)
+
+
+def refuse(name):
+    """As a run does, by the class."""
+    model = get_model(name)
+    if model.type is ModelType.SEQUENTIAL:
+        sequential.refuse_model(name, model)
+    if model.type is ModelType.KNOWLEDGE:
+        knowledge.refuse_model(name, model)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
-from recbole_unlearn.compat import clear_caches
+from recbole_unlearn.compat import clear_caches, own_randomness
 from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained, write_model
@@ -249,7 +249,7 @@ class UnlearnTrainer(PhaseTrainer):
         assert task.watch is not None
         now = time.perf_counter()
         before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
-        with torch.random.fork_rng([self.device] if torch.device(self.device).type == "cuda" else []):
+        with own_randomness():  # of Python and numpy too: a look may draw BERT4Rec's masks, a step negatives
             self.reset_orphans(task, refitted_items)
             clear_caches(self.model)
             check_finite(self.model, task.label)

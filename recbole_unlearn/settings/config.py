@@ -278,8 +278,8 @@ class UnlearnConfig(Config):
     def _sample_as_the_loss_needs(self) -> None:
         """No negatives for a loss over all items, RecBole's one for others, unless somebody chose."""
         if "train_neg_sample_args" not in {**self.inherited, **self.external_config_dict}:
-            whole = self.final_config_dict.get("loss_type") == "CE"
-            self.final_config_dict["train_neg_sample_args"] = None if whole else dict(sequential.ONE_NEGATIVE)
+            loss = self.final_config_dict.get("loss_type")
+            self.final_config_dict["train_neg_sample_args"] = sequential.negatives(loss)
 
     def _name_transformed_fields(self) -> None:
         """Let RecBole's transform write the names of the fields it adds, which models read when they are built."""

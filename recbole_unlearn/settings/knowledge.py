@@ -20,10 +20,14 @@ _REASONS = {
 
 def refuse_model(name: str, model: type) -> None:
     """Refuse a knowledge-aware model that is none of those above, nor derived from one."""
-    if any(base.__name__ in MODELS and base.__module__.startswith("recbole.") for base in model.__mro__):
-        return
+    if not any(base.__name__ in MODELS and base.__module__.startswith("recbole.") for base in model.__mro__):
+        raise refusal(name)
+
+
+def refusal(name: str) -> UnlearnError:
+    """What is said of a knowledge-aware model that is refused."""
     reason = f": {_REASONS[name]}" if name in _REASONS else ""
-    raise UnlearnError(
+    return UnlearnError(
         f"{name} is a knowledge-aware model that cannot be unlearned{reason}. Use {', '.join(MODELS[:-1])} or "
         f"{MODELS[-1]}, or train {name} again with RecBole on data without the deleted interactions."
     )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from recbole.config import Config
-from recbole.utils import ModelType
+from typing import TYPE_CHECKING, Any
 
 from recbole_unlearn.errors import UnlearnError
 
+if TYPE_CHECKING:
+    from recbole.config import Config  # `--help` reads the names of models, and does not wait for RecBole
+
 _WITH_USERS = ("Caser", "FPMC", "TransRec", "HGN", "SHAN", "HRM", "NPE")  # with a row for every user
+WITH_FEATURES = ("SASRecF", "GRU4RecF", "FDSA")  # they read features of items
 MODELS = (
     "SASRec", "GRU4Rec", "BERT4Rec", "NARM", "STAMP", "NextItNet", "SRGNN", "GCSAN", "LightSANs", "CORE", "FEARec",
-    "SINE", "RepeatNet", "SASRecF", "GRU4RecF", "FDSA", *_WITH_USERS,
+    "SINE", "RepeatNet", *WITH_FEATURES, *_WITH_USERS,
 )  # fmt: skip
 _REASONS = {
     "DIEN": "it makes windows of its own",
@@ -23,24 +24,33 @@ _REASONS = {
     "KSR": "it needs vectors of entities from files that RecBole does not ship",
 }
 _TRANSFORMS = {"BERT4Rec": "mask_itemseq", "SHAN": "inverse_itemseq"}  # what models need done to histories
-ONE_NEGATIVE = {
+_ONE_NEGATIVE = {
     "distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False, "candidate_num": 0,
 }  # fmt: skip
 
 
 def refuse_model(name: str, model: type) -> None:
     """Refuse a sequential model that is none of those above, nor derived from one."""
-    if _is_one_of(model, MODELS):
-        return
+    if not _is_one_of(model, MODELS):
+        raise refusal(name)
+
+
+def refusal(name: str) -> UnlearnError:
+    """What is said of a sequential model that is refused."""
     reason = f": {_REASONS[name]}" if name in _REASONS else ""
-    raise UnlearnError(
+    return UnlearnError(
         f"{name} is a sequential model that cannot be unlearned yet{reason}. These can: {', '.join(MODELS)}."
     )
 
 
+def negatives(loss: str | None) -> dict[str, Any] | None:
+    """How training draws negatives: not at all for a loss over all items, otherwise RecBole's one."""
+    return None if loss == "CE" else dict(_ONE_NEGATIVE)
+
+
 def pushes_all_items(config: Config) -> bool:
     """Whether a sequential model's loss is over all items, so that it reads also those that nobody has."""
-    return config["MODEL_TYPE"] == ModelType.SEQUENTIAL and config["loss_type"] in ("CE", "NLL")
+    return config["MODEL_TYPE"].name == "SEQUENTIAL" and config["loss_type"] in ("CE", "NLL")
 
 
 def has_users(model: type) -> bool:

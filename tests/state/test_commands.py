@@ -13,8 +13,8 @@ import pytest
 from recbole_unlearn import cli
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import commands, open_state
-from tests.conftest import ROOT, tiny_rows
-from tests.state.conftest import some
+from tests.conftest import ROOT, tiny_rows, train_plain
+from tests.state.conftest import PLAIN, some
 
 
 @pytest.fixture
@@ -41,6 +41,21 @@ def requests(tmp_path):
         return path
 
     return write
+
+
+def test_a_sequential_model_is_refused_and_nothing_written(command, tiny_path, tmp_path):
+    path = train_plain(
+        "SASRec", tmp_path / "plain", data_path=str(tiny_path), epochs=1, hidden_size=8, inner_size=8, n_layers=1,
+        n_heads=1, load_col=PLAIN["load_col"], train_neg_sample_args=None, MAX_ITEM_LIST_LENGTH=5,
+    )  # fmt: skip
+    before = sorted(tmp_path.rglob("*"))
+    code, out, error = command(
+        "init", tmp_path / "new" / "S", f"--checkpoint={path}", f"--data_path={tiny_path}"
+    )
+    assert (code, out) == (2, "")
+    assert "SASRec is a sequential model, and a state does not keep histories. Use run_unlearn.py" in error
+    assert len(error.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_request_from_submission_to_publication(

@@ -50,7 +50,8 @@ class WindowRequest(Request):
         chosen = self.adapters.trained
         gradients, losses = row_gradients(self.adapters, chosen, self.witness), self.witness.losses
         self.model.eval()
-        for part in losses.deleted_rows().split(BATCH):
+        rows = losses.deleted_rows()
+        for part in rows.split(BATCH) if len(rows) else ():  # first interactions were no target
             gradients.add(functools.partial(losses.deleted_loss, part), len(part))
         return downdate.over_curvature(chosen, gradients.take(), moments), 1.0
 
@@ -63,6 +64,11 @@ class WindowRequest(Request):
         windows = self.task.data.retain.for_model().train
         moved = window_restart.restart(tables, maps, self.certain, windows, self.options.lua_rounds)
         self._move(self.certain, moved)
+
+    def _moments(self) -> Moments:
+        # cuDNN's recurrent layers have gradients in training mode alone.
+        with torch.backends.cudnn.flags(enabled=False):
+            return super()._moments()
 
     def _retained(self) -> torch.Tensor:
         return torch.arange(len(self.witness.windows))

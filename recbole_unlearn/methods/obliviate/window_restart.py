@@ -131,14 +131,15 @@ class _Side:
         self.degree = degree(side, touched[side].share.float()).to(self.table)[:, None]
         alone = (self.links.number == 0).to(self.table.device)
         # Without a window left an item is like one that is nobody's, and a user has nothing to start from.
-        self.rare = alone if side == "item" else torch.zeros_like(alone)
+        self.rare = alone if side == "item" else None
         self.degree[alone] = 1.0 if side == "item" else 0.0
 
     def turn(self, tables: Tables) -> None:
         """Move the rows to θ₀ + w (b − θ₀)."""
         mean = self.links.mean(tables, self.maps.centre)
         goal = features(mean, self.links.number.to(self.table.device)) @ self.transform
-        goal[self.rare] = self.maps.rare
+        if self.rare is not None:
+            goal[self.rare] = self.maps.rare
         self.table[self.rows] = self.first + self.degree * (goal - self.first)
 
 

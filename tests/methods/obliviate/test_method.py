@@ -254,7 +254,7 @@ def test_closed_form_models_are_fitted_anew(settings, model):
 @pytest.mark.parametrize(
     ("model", "instead"),
     [
-        ("SASRec", "Use finetune, gradient_ascent, retrain"),
+        ("DIEN", "These can: SASRec"),
         ("KGAT", "Use CKE, CFKG, KGCN or KTUP"),
     ],
 )
