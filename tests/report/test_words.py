@@ -292,7 +292,7 @@ SAID = {
     "energy": ({"t": 0.735}, "74% in t"),
     "lua_scale": (0.05, "0.05"),
     "lac": ({"first": 0.67, "last": 0.63, "steps": 1}, "1 step; its objective, which should fall, went from 0.67 to"),
-    "rows": ({"t": 188, "t, following": 7}, "188 of t. Others were moved by their neighbours alone, and not calibrated: 7 of t."),
+    "rows": ({"t": 188, "t, following": 7}, "188 of t. Others were moved by their neighbours alone, and not calib"),
     "rank": ({"t": 32, "u": 32}, "32 directions"),
     "drift": (312.5, "312.5, and is proven not to exceed 400"),
     "drift_bound": (400.0, None),
