@@ -146,6 +146,14 @@ def test_too_much_says_which_setting_to_lower():
     assert "forget less, lower finetune_epochs or lower" in " ".join(advice(result, {}).points)
 
 
+def test_what_sequences_refuse_is_not_recommended_for_them():
+    verdict = {"level": "under", "text": "Under."}
+    for model, said in (("BPR", True), ("SASRec", False)):
+        text = " ".join(advice(changed(method="obliviate", model=model, verdict=verdict), {}).points)
+        assert "raise lua_limit" in text
+        assert ("forget_kind" in text) is said
+
+
 @pytest.mark.parametrize(
     ("method", "words"), [("retrain", "is exact: what differs is chance"), ("sisa", "is an ensemble")]
 )
