@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn.methods.obliviate import window_restart
-from recbole_unlearn.methods.obliviate.window_restart import NEAR, Links, Maps, learn, restart
+from recbole_unlearn.methods.obliviate.window_restart import Links, Maps, learn, restart
 from recbole_unlearn.rows import Members, Region, rarest
 
 USERS, ITEMS, LENGTH = 6, 9, 8  # ids, of which 0 is nobody's, and places of a history
@@ -66,7 +66,7 @@ def mean_by_loop(side, number, windows, tables, centre):
     width = items.shape[1]
     if side == "user":
         return mean_of([items[item] for _, item, _ in own], width) - centre["item"], len(own)
-    before = mean_of([mean_of([items[i] for i in history[-NEAR:]], width) for *_, history in own], width)
+    before = mean_of([mean_of([items[i] for i in history[-5:]], width) for *_, history in own], width)
     found = [before - centre["item"]]
     if "user" in tables:
         users = tables["user"]
@@ -99,7 +99,7 @@ def test_means_are_those_of_a_loop_over_windows(windows, side, data, with_users,
     for row, number in enumerate(ids.tolist()):
         mean, count = mean_by_loop(side, number, windows, tables, centre)
         assert int(links.number[row]) == count
-        assert torch.allclose(found[row], mean, atol=1e-12)
+        assert torch.allclose(found[row], mean, atol=1e-6)  # weights of windows have 32 bits
 
 
 def test_histories_may_have_fewer_places_than_are_looked_at():
@@ -108,7 +108,7 @@ def test_histories_may_have_fewer_places_than_are_looked_at():
     found = Links("item", torch.tensor([1, 2]), dataset(windows, length=2)).mean(tables, centres(tables))
     for row, item in enumerate((1, 2)):
         expected, _ = mean_by_loop("item", item, windows, tables, centres(tables))
-        assert torch.allclose(found[row], expected)
+        assert torch.allclose(found[row], expected, atol=1e-6)
 
 
 # The map
@@ -191,7 +191,9 @@ def test_the_ridge_is_relative_to_the_features(made_by_a_map):
     )
     gram = x.T @ x
     ridge = 0.02 * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
-    assert torch.allclose(maps.transform["item"], torch.linalg.solve(gram + ridge, gram @ transform["item"]))
+    assert torch.allclose(
+        maps.transform["item"], torch.linalg.solve(gram + ridge, gram @ transform["item"]), atol=1e-5
+    )
 
 
 def test_no_map_is_learned_from_few_rows():
