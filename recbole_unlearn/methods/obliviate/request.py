@@ -42,6 +42,8 @@ from recbole_unlearn.words import counted
 
 DECAY, MOST = 0.5, 1000  # of neighbours without a new start: share from hop to hop, and how many join a side
 
+BATCH_SIZE = 8192  # interactions in a step of LAC
+
 logger = logging.getLogger(__name__)
 
 
@@ -147,12 +149,16 @@ class Request:
         schedule = lac.Schedule(
             options.lac_steps,
             lac.rate_of(self.task.config["learning_rate"]) if rate is None else rate,
-            options.lac_batch_size,
+            self._batch_size() if options.lac_batch_size is None else options.lac_batch_size,
             options.lac_schedule,
             options.lac_train_b,
             options.lac_horizon,
         )
         return schedule if interactions is None else schedule.within(interactions)
+
+    def _batch_size(self) -> int:
+        """Interactions in a step of LAC, unless somebody says how many."""
+        return BATCH_SIZE
 
     def _witness(self) -> tuple[Region, Witness]:
         """The region that S itself touches, with the shares it has certainly lost, and the witness set.

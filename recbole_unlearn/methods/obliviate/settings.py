@@ -67,7 +67,11 @@ class ObliviateSettings:
         low=0.0,
     )
     lac_schedule: str = setting("How the learning rate falls over the steps.", choices=("linear", "constant"))
-    lac_batch_size: int = setting("Interactions in a step.", low=1)
+    lac_batch_size: int | None = setting(
+        "Interactions in a step; when empty 8192, and of a sequential model as many windows as make nine tenths of "
+        "all over the steps, at least 512.",
+        low=1,
+    )
     lac_train_b: bool = setting("Train B as well as A, as the paper prints it.")
     lac_buffer: float = setting(
         "Retained interactions to calibrate on, as a share of all; 0 for those that touch the region.",

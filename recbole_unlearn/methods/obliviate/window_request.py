@@ -26,6 +26,11 @@ from recbole_unlearn.methods.window_losses import BATCH
 from recbole_unlearn.rows import Moments, Region, RetainedIndex, find_region
 
 RATE = 4.0  # of LAC at its first step, times the training's
+SEEN, LEAST, MOST = (
+    0.9,
+    512,
+    2,
+)  # windows: over all steps, of those there are; in a step; in batches of training
 
 
 class WindowRequest(Request):
@@ -80,6 +85,11 @@ class WindowRequest(Request):
         if self.options.lac_learning_rate is not None:
             return schedule
         return schedule._replace(learning_rate=RATE * self.task.config["learning_rate"])
+
+    def _batch_size(self) -> int:
+        """So many that the steps cost about as much as half an epoch of training, whatever the data."""
+        seen = round(SEEN * len(self.witness.windows) / max(1, self.options.lac_steps))
+        return max(LEAST, min(seen, MOST * int(self.task.config["train_batch_size"])))
 
     def _objective(self) -> tuple[lac.WitnessObjective, torch.Tensor | None]:
         """The model's own loss on retained windows, of all users unless a share is asked for, and the drift."""
