@@ -42,8 +42,8 @@ class WindowWitness(Witness):
         self._keep = torch.zeros(len(sequences), dtype=torch.bool)
         self._keep[retain.sequences.numbers] = True
         rows = (sequences.role == TRAIN).nonzero().flatten()[task.data.deleted]
-        asked = (sequences.lengths()[rows] > 0) & (sequences.lengths(self._keep)[rows] > 0)
-        self._asked = rows[asked]  # they were a target, and something is left to ask after
+        # Something is left to ask after; then something was before them, and they were a target.
+        self._asked = rows[sequences.lengths(self._keep)[rows] > 0]
 
     def interactions(self) -> torch.Tensor:
         """Retained windows whose targets are in the region, or whose users are."""
