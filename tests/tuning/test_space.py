@@ -101,9 +101,11 @@ def test_a_setting_cannot_be_swept_over_and_fixed(make_config, tmp_path):
     "path", sorted((properties_dir() / "tune").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_the_spaces_that_are_shipped_fit_their_methods(path, make_config):
-    method = registry.get(path.stem)
-    found = space.load(make_config(unlearn=method.name), method, None)
-    assert len(found.random(16, 0)) == 16
+    name, _, kind = path.stem.partition("-")
+    method, model = registry.get(name), {"": "BPR", "sequential": "SASRec"}[kind]
+    config = make_config(model=model, unlearn=name)
+    assert space._path(method, None, config.model_class.type.name.lower()) == path
+    assert len(space.load(config, method, None).random(16, 0)) == 16
 
 
 def test_a_method_without_a_space_says_who_has_one(make_config, tmp_path):
