@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from recbole_unlearn import settings
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import registry
-from recbole_unlearn.settings.config import model_names
+from recbole_unlearn.settings.config import SUPPORTED_TYPES, model_names
 from recbole_unlearn.settings.declare import setting
 from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
 
@@ -67,7 +67,8 @@ def test_no_property_file_is_an_orphan():
     assert set(methods) <= stems
     datasets = {path.stem for path in (properties_dir() / "dataset").glob("*.yaml")}
     places = {*model_names(), *datasets, *(f"{model}-{name}" for model in model_names() for name in datasets)}
-    for stem in stems - set(methods):  # METHOD-MODEL, METHOD-DATASET, METHOD-MODEL-DATASET
+    places |= {kind.name.lower() for kind in SUPPORTED_TYPES}
+    for stem in stems - set(methods):  # METHOD-KIND, METHOD-MODEL, METHOD-DATASET, METHOD-MODEL-DATASET
         method, place = stem.split("-", 1)
         assert place in places
         assert set(read_yaml(folder / f"{stem}.yaml")) <= set(settings.names(methods[method].Settings))
