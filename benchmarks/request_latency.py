@@ -32,7 +32,7 @@ from tabulate import tabulate
 from trainings import settings_of
 
 from recbole_unlearn.data import load
-from recbole_unlearn.methods.obliviate import downdate, lac, method, restart
+from recbole_unlearn.methods.obliviate import downdate, lac, request, restart
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state import State, database, live, work
 from recbole_unlearn.state.changes import Change
@@ -48,8 +48,9 @@ PARTS: list[tuple[str, Any, str]] = [
     ("find", Finder, "refuse_emptying"),
     ("find", Finder, "remove"),
     ("graph", live.LiveModel, "_take_out"),
-    ("new start", method, "spread"),
+    ("new start", request, "spread"),
     ("new start", restart, "restart"),
+    ("downdate", downdate, "directions"),
     ("downdate", downdate, "steps"),
     ("LAC", lac, "calibrate"),
     ("moments", live.LiveModel, "_refresh"),

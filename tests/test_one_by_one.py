@@ -289,7 +289,7 @@ def test_rounding_makes_nobody_follow(start, tmp_path, monkeypatch):
         found.append(touched["item"].share)
         return contamination.spread(touched, *rest)
 
-    monkeypatch.setattr("recbole_unlearn.methods.obliviate.method.spread", spread)
+    monkeypatch.setattr("recbole_unlearn.methods.obliviate.request.spread", spread)
     assert told(start.output_dir)[0] is not None  # rounded up, and nothing was lost yet
     for name in ("told", "not told"):
         if name == "not told":
