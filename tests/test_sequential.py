@@ -366,8 +366,21 @@ def test_bpr_loss_has_negatives_and_cross_entropy_has_none(small):
             {"unlearn": "obliviate_paper"},
             "on sequences yet. Use finetune, gradient_ascent, obliviate, retrain.",
         ),
-        ("SASRec", {"unlearn": "obliviate", "forget_kind": "hard"}, "leave both out"),
-        ("SASRec", {"unlearn": "obliviate", "lac_distill": 0.5}, "leave both out"),
+        (
+            "SASRec",
+            {"unlearn": "obliviate", "forget_kind": "hard"},
+            "forget_kind: a setting of models that score",
+        ),
+        (
+            "SASRec",
+            {"unlearn": "obliviate", "lac_distill": 0.5},
+            "lac_distill: a setting of models that score",
+        ),
+        ("SASRec", {"unlearn": "obliviate", "lac_forget": 0.5}, "lac_forget: a setting of models that score"),
+        ("SASRec", {"unlearn": "obliviate", "lac_hard_negatives": 2}, "lac_hard_negatives: a setting"),
+        ("SASRec", {"unlearn": "obliviate", "lac_negatives": 2.0}, "lac_negatives: a setting of models"),
+        ("SASRec", {"unlearn": "obliviate", "lua_reach": 0.5}, "lua_reach: a setting of models that score"),
+        ("SASRec", {"unlearn": "obliviate", "lua_hops": 1}, "lua_hops: a setting of models that score"),
         ("SASRec", {"transform": "crop_itemseq"}, "transform=crop_itemseq changes histories"),
         ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
         (

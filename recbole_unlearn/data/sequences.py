@@ -22,7 +22,6 @@ import hashlib
 import itertools
 import random
 from collections.abc import Sequence, Sized
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,14 +38,6 @@ TRAIN, VALID, TEST = range(3)
 SCORES = 4_096_000  # of windows and items that are held at a time
 _NUMBER = "unlearn_number"
 _PROPERTIES = ("field2type", "field2source", "field2seqlen", "field2id_token", "field2token_id")
-
-
-class Changed(NamedTuple):
-    """What deleting does to windows; ``old`` and ``new`` have the same targets in the same order."""
-
-    vanished: Interaction  # windows that are no more
-    old: Interaction  # windows that stay with another history, as they were
-    new: Interaction  # and as they are now
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,17 +225,6 @@ class Sequences:
         """Windows without the fields that were loaded for the split alone."""
         dropped = (self.raw.config["unused_col"] or {}).get("inter", ())
         return Interaction({k: v for k, v in windows.interaction.items() if k not in dropped})
-
-    def changed(self, deleted: torch.Tensor) -> Changed:
-        """What deleting the interactions ``deleted`` (n,) does to the windows of all."""
-        before, after = self.lengths(), self.lengths(~deleted)
-        had = self.usable & (before > 0)
-        stays = had & ~deleted & (after > 0)
-        gone = self._before(deleted)
-        lost = gone[self._place] - gone[self._place - before]  # of its history
-        vanished = (had & ~stays).nonzero().flatten()
-        other = (stays & (lost > 0)).nonzero().flatten()
-        return Changed(self.prefix(vanished), self.prefix(other), self.prefix(other, ~deleted))
 
     @functools.cached_property
     def _all(self) -> torch.Tensor:

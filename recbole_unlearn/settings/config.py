@@ -292,9 +292,13 @@ class UnlearnConfig(Config):
         values = {**self.internal_config_dict, **self.external_config_dict}
         return [str(values["unlearn"]), *declare.as_list(values["compare"])]
 
+    def usual_values(self, name: str) -> dict[str, Any]:
+        """Settings of method ``name`` as its property files have them for this model and dataset."""
+        return catalogue.values(name, self.model, self.dataset, self.model_class.type.name.lower())
+
     def method_values(self, name: str) -> dict[str, Any]:
         """Settings of method ``name``: its property files, then what a saved ensemble or the user set."""
-        values = catalogue.values(name, self.model, self.dataset, self.model_class.type.name.lower())
+        values = self.usual_values(name)
         chosen = {**self.inherited, **self.external_config_dict}
         return {key: chosen.get(key, default) for key, default in values.items()}
 

@@ -49,20 +49,16 @@ class Obliviate(UnlearnTrainer):
     forgets_more: ClassVar[Sequence[str]] = ("raise lua_limit", "set forget_kind=hard and raise lac_forget")
     forgets_less: ClassVar[Sequence[str]] = ("lower lua_limit", "set forget_kind=genuine")
 
-    of_pairs: ClassVar[Sequence[str]] = (
-        "forget_kind",
-        "lac_forget",
-        "lac_distill",
-        "lac_negatives",
-        "lua_reach",
-    )
+    of_pairs = (
+        "forget_kind", "lac_forget", "lac_hard_negatives", "lac_distill", "lac_negatives", "lua_reach", "lua_hops",
+    )  # fmt: skip
 
     @classmethod
     def check(cls, settings: ObliviateSettings, config: UnlearnConfig) -> None:
         """As the base class; what the limits of single settings cannot say."""
         settings.check()
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
-            settings.check_for_sequences()
+            settings.refuse_turned(cls.of_pairs, config.usual_values(cls.name))
 
     @classmethod
     def steps(cls, settings: ObliviateSettings) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings import Role, setting
@@ -95,12 +97,13 @@ class ObliviateSettings:
         role=Role.SPEED,
     )
 
-    def check_for_sequences(self) -> None:
-        """Refuse losses that are of pairs."""
-        if self.forget_kind != "auto" or self.lac_distill:
+    def refuse_turned(self, of_pairs: Sequence[str], usual: Mapping[str, Any]) -> None:
+        """Refuse what a sequential model does not read: settings ``of_pairs`` whose value is not the usual one."""
+        turned = [key for key in of_pairs if getattr(self, key) != usual[key]]
+        if turned:
             raise UnlearnError(
-                "A sequential model scores items after a history, and the losses of forget_kind and lac_distill are "
-                "of pairs: leave both out."
+                f"{', '.join(turned)}: a setting of models that score pairs of a user and an item, and a sequential "
+                "model scores items after a history. Leave it out."
             )
 
     def check(self) -> None:
