@@ -15,11 +15,11 @@ import pytest
 
 import recbole_unlearn
 from recbole_unlearn import usage
-from recbole_unlearn.data.splits import load
+from recbole_unlearn.data import load
 from recbole_unlearn.settings import CacheSettings
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.training.trainings import Trainings
-from tests.beside import Beside
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.training import Trainings
+from tests.background_commands import Beside
 from tests.conftest import ROOT
 from tests.golden import runs
 
@@ -51,7 +51,7 @@ SAME_VERSIONS = all(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*runs.RUNS, runs.NEXT])
+@pytest.mark.parametrize("name", runs.ALL)
 def test_results_are_the_same_to_the_last_digit(results, name):
     frozen, now = json.loads((runs.FROZEN / f"{name}.json").read_text()), results[name]
     assert set(now) == set(frozen)

@@ -8,8 +8,10 @@ instructions that all have.
 `python -m tests.golden.runs --freeze` replaces the frozen files. Do so only for a change that is meant.
 """
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,6 +34,7 @@ COMMON = {
     "tensorboard": False, "report": "none", "workers": 1, "inject_users": 0.05, "demotion_negatives": 20,
     "min_group": 1,
 }  # fmt: skip
+KNOWLEDGE = "KNOWLEDGE"  # stands for a folder with ml-100k and a graph of its genres and decades
 # name: (model, settings); all on ml-100k, which RecBole carries.
 RUNS = {
     "bpr-obliviate": (
@@ -53,9 +56,29 @@ RUNS = {
          "mlp_hidden_size": [16], "latent_dimension": 8, "epochs": 1},
     ),
     "ease-users": ("EASE", {"unlearn": "obliviate", "forget": {"user_id": ["196", "186", "22"]}}),
+    "sasrec-obliviate": (
+        "SASRec",
+        {"unlearn": "obliviate", "compare": ["retrain", "finetune", "gradient_ascent"],
+         "user_inter_num_interval": "[60,90]", "MAX_ITEM_LIST_LENGTH": 5, "hidden_size": 8, "inner_size": 8,
+         "n_layers": 1, "n_heads": 1, "finetune_epochs": 1, "gradient_ascent_steps": 2, "lac_steps": 10},
+    ),
+    "cke-obliviate": (
+        "CKE",
+        {"unlearn": "obliviate", "compare": ["retrain", "finetune", "gradient_ascent"], "kg_embedding_size": 8,
+         "data_path": KNOWLEDGE, "finetune_epochs": 1, "gradient_ascent_steps": 2, "lac_steps": 10,
+         "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"],
+                      "kg": ["head_id", "relation_id", "tail_id"], "link": ["item_id", "entity_id"]}},
+    ),
+    "bpr-groups": (
+        "BPR",
+        {"unlearn": "obliviate", "compare": ["retrain"], "min_group": 10, "lac_steps": 6, "on_missing": "skip",
+         "forget": {"user_id": ["196", "186", "22", "244", "166", "298", "115"], "item_id": [None] * 6 + ["265"]}},
+    ),
 }  # fmt: skip
 OF_ONE_RUN = ("environment", "date", "request", "hashes")
 NEXT = "bpr-next"  # starts from the checkpoint that bpr-obliviate left
+STREAM = "bpr-stream"  # requests to a state of that checkpoint: the weights after each of them
+ALL = [*RUNS, NEXT, STREAM]
 
 
 def frozen_part(result: dict) -> dict:
@@ -78,16 +101,76 @@ def _is_time(key: str) -> bool:
     return key == "speedup" or key.endswith("seconds")
 
 
+def write_knowledge(folder: Path) -> None:
+    """ml-100k with a graph: every item but the first is an entity with its genres and its decade."""
+    import recbole
+
+    target = folder / "ml-100k"
+    shutil.copytree(Path(recbole.__file__).parent / "dataset_example" / "ml-100k", target)
+    lines = (target / "ml-100k.item").read_text().splitlines()[1:]
+    links, facts = ["item_id:token\tentity_id:token"], ["head_id:token\trelation_id:token\ttail_id:token"]
+    for item, _, year, genres in (line.split("\t") for line in lines[1:]):
+        links.append(f"{item}\te{item}")
+        facts += [f"e{item}\tgenre\tg{genre}" for genre in genres.split()]
+        facts.append(f"e{item}\tdecade\td{year[:3]}")
+    (target / "ml-100k.link").write_text("\n".join(links) + "\n")
+    (target / "ml-100k.kg").write_text("\n".join(facts) + "\n")
+
+
+def run_stream(checkpoint: Path, folder: Path) -> dict:
+    """Four requests to a state of ``checkpoint``, one undone: counts, weights and recommendations after each."""
+    from recbole_unlearn import init_state
+
+    key = folder.parent / "stream-key"
+    key.write_text("0123456789abcdef" * 4)
+    key.chmod(0o600)
+    found: dict = {}
+
+    def note(name: str, *more: object) -> None:
+        weights = hashlib.sha256()
+        for parameter, value in sorted(state.model.state_dict().items()):
+            weights.update(parameter.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+        found[f"{name} / weights"] = weights.hexdigest()
+        for user in ("200", "305"):
+            found[f"{name} / user {user}"] = state.recommend(user, 5)["item_id"].tolist()
+        about = state.status()
+        found[f"{name} / status"] = [about.requests["status"].tolist(), about.deleted_share, about.drift, *more]
+
+    with init_state(folder, checkpoint, hash_key=key, lac_steps=6) as state:
+        note("init")
+        requests = {
+            "user": {"user_id": ["13", "42"], "item_id": [None, None]},
+            "pairs": {"user_id": ["200", "200", "305"], "item_id": ["222", "50", "50"]},
+            "item": {"user_id": [None], "item_id": ["100"]},
+            "last": {"user_id": ["500"], "item_id": [None]},
+        }
+        for name, request in requests.items():
+            state.submit(request, id=name, on_missing="skip")
+            done = [(one.id, one.status, one.interactions, one.held_out, one.users, one.items) for one in state.run()]
+            note(name, *map(list, done))
+        state.rollback("pairs")
+        note("undone")
+        note("published", state.publish())
+        state.verify()
+    return found
+
+
 def run_all(out: Path) -> None:
     """Do all runs and write ``out``/NAME.json for each."""
     from recbole_unlearn import run_unlearn
 
-    def save(name: str, outcome: object) -> None:
-        lines = [f"{json.dumps(key)}: {json.dumps(v)}" for key, v in frozen_part(outcome.result).items()]
+    def write(name: str, figures: dict) -> None:
+        lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in figures.items()]
         (out / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
+    def save(name: str, outcome: object) -> None:
+        write(name, frozen_part(outcome.result))
+
+    write_knowledge(out / "knowledge")
     for name, (model, values) in RUNS.items():
         values = {**COMMON, **values}
+        if values.get("data_path") == KNOWLEDGE:
+            values["data_path"] = str(out / "knowledge")
         forget = values.pop("forget", None)
         keep = {"output_dir": str(out / f"{name}-out"), "cache_dir": str(out / "cache")}
         save(name, run_unlearn(model, "ml-100k", forget=forget, config_dict={**values, **keep}))
@@ -106,6 +189,7 @@ def run_all(out: Path) -> None:
         checkpoint=checkpoint, config_dict={**values, **keep, "on_missing": "skip", "rank": 4},
     )  # fmt: skip
     save(NEXT, outcome)
+    write(STREAM, run_stream(checkpoint, out / "stream"))
 
 
 def run_apart(out: Path) -> None:
