@@ -22,15 +22,12 @@ import torch
 from tabulate import tabulate
 
 from recbole_unlearn import compat
-from recbole_unlearn.data.requests import Located
-from recbole_unlearn.data.splits import divide, load
-from recbole_unlearn.files.trained import Trained
-from recbole_unlearn.methods import registry
-from recbole_unlearn.methods.base import UnlearnTask
-from recbole_unlearn.rows.index import TrainIndex
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.settings.declare import read
-from recbole_unlearn.training.phase import build_model, compose
+from recbole_unlearn.data import Located, divide, load
+from recbole_unlearn.files import Trained
+from recbole_unlearn.methods import UnlearnTask, registry
+from recbole_unlearn.rows import TrainIndex
+from recbole_unlearn.settings import UnlearnConfig, read
+from recbole_unlearn.training import build_model, compose
 
 
 def write(folder: Path, size: int) -> None:

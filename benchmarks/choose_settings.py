@@ -26,14 +26,14 @@ from tabulate import tabulate
 from trainings import settings_of
 
 from recbole_unlearn import settings
-from recbole_unlearn.data.splits import UnlearnData, loaders
+from recbole_unlearn.data import UnlearnData, loaders
 from recbole_unlearn.log import logging_to
-from recbole_unlearn.measures.evaluation import Measured, Measurement
+from recbole_unlearn.measures import Measured, Measurement
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import Pipeline, begin
-from recbole_unlearn.results.privacy import Discretion
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.tuning.goal import validation_only
+from recbole_unlearn.results.disclosure import Discretion
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.tuning import validation_only
 
 
 def grid(**values: list) -> list[dict[str, Any]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from recbole_unlearn.data.splits import load
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.data import load
+from recbole_unlearn.settings import UnlearnConfig
 
 KINDS = {
     "injected": "noise of 20 % of the users, as the paper simulates it",

@@ -32,10 +32,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.data import Splits, load
-from recbole_unlearn.results.privacy import Discretion, step_from
+from recbole_unlearn.results.disclosure import Discretion, step_from
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.training import PhaseTrainer, compose
-from recbole_unlearn.training.phase import train_here
+from recbole_unlearn.training import PhaseTrainer, compose, train_here
 
 TOPK = (10, 20, 50)
 SHARE = 0.2  # of a user's interactions, in requests of parts

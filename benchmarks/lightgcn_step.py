@@ -19,9 +19,9 @@ from recbole.model.general_recommender.lightgcn import LightGCN as RecBoleLightG
 
 from recbole_unlearn import compat
 from recbole_unlearn.cli import parse
-from recbole_unlearn.data.splits import load, loaders
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.training.phase import build_model
+from recbole_unlearn.data import load, loaders
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.training import build_model
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: object) -> float:

@@ -17,13 +17,11 @@ import torch
 
 from recbole_unlearn import compat
 from recbole_unlearn import settings as groups
-from recbole_unlearn.data.injection import inject
-from recbole_unlearn.data.splits import divide, load, loaders
+from recbole_unlearn.data import divide, inject, load, loaders
+from recbole_unlearn.measures import Measurement, utility
 from recbole_unlearn.measures.difficulty import difficulty
-from recbole_unlearn.measures.evaluation import Measurement, utility
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.settings.declare import read
-from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
+from recbole_unlearn.settings import UnlearnConfig, read
+from recbole_unlearn.training import PhaseTrainer, build_model, compose
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from trainings import settings_of
 
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.measures import evaluation
-from recbole_unlearn.methods.base import UnlearnTrainer
+from recbole_unlearn.methods import UnlearnTrainer
 
 PEAKS: dict[str, float] = {}
 

@@ -34,11 +34,8 @@ from trainings import settings_of
 from recbole_unlearn.data import load
 from recbole_unlearn.methods.obliviate import downdate, lac, request, restart
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.state import State, database, live, work
-from recbole_unlearn.state.changes import Change
-from recbole_unlearn.state.finding import Finder
-from recbole_unlearn.state.store import Store
-from recbole_unlearn.training.phase import train_here
+from recbole_unlearn.state import Change, Finder, State, Store, database, live, worker
+from recbole_unlearn.training import train_here
 
 EPOCHS = {"BPR": 5, "LightGCN": 2}  # how large a request's region is depends on the data alone
 REQUESTS = {1: 20, 10: 10, 100: 5}  # by users in a request
@@ -59,7 +56,7 @@ PARTS: list[tuple[str, Any, str]] = [
     ("file", Store, "write"),
     ("database", database.Database, "rows"),
     ("database", database.Database, "transaction"),
-    ("database", work, "working"),
+    ("database", worker, "working"),
 ]
 CONTEXTS = ("transaction", "working")  # those that are used by `with`
 

@@ -33,12 +33,9 @@ from trainings import settings_of
 
 from recbole_unlearn.data import Located, Source, UnlearnData, divide, load, loaders
 from recbole_unlearn.files import Trained
-from recbole_unlearn.measures.evaluation import Measured, Measurement
-from recbole_unlearn.measures.observe import Pairs, Questions, deleted_pairs
-from recbole_unlearn.measures.placebo import compare
+from recbole_unlearn.measures import Measured, Measurement, Pairs, Questions, compare, deleted_pairs
 from recbole_unlearn.settings import CacheSettings, UnlearnConfig
-from recbole_unlearn.state.base import read_moments, squared_norm
-from recbole_unlearn.state.live import LiveModel
+from recbole_unlearn.state import LiveModel, read_moments, squared_norm
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
 
 SIZE = 0.001  # of a request, as a share of the training interactions

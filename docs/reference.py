@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import recbole_unlearn
-from recbole_unlearn.measures.base import measures
+from recbole_unlearn.measures import measures
 from recbole_unlearn.methods import registry
 from recbole_unlearn.settings import GROUPS, UnlearnConfig, declared
 

@@ -16,8 +16,7 @@ from recbole.data.dataset import Dataset
 from safetensors.numpy import load_file
 from train_plain import train
 
-from recbole_unlearn.state import init_state
-from recbole_unlearn.state.suppression import load_suppression
+from recbole_unlearn.state import init_state, load_suppression
 
 
 class Serving:

@@ -9,14 +9,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what editors and type checkers see; at run time names are imported on first use
     from recbole_unlearn.errors import UnlearnError
-    from recbole_unlearn.files.checkpoint import read_checkpoint
-    from recbole_unlearn.grid.run import run_grid
+    from recbole_unlearn.files import read_checkpoint
+    from recbole_unlearn.grid import run_grid
     from recbole_unlearn.loading import load_unlearned
     from recbole_unlearn.patch import patch_recbole
     from recbole_unlearn.quick_start import run_unlearn, unlearn_model
-    from recbole_unlearn.settings.config import UnlearnConfig
-    from recbole_unlearn.state.state import init_state, open_state
-    from recbole_unlearn.tuning.sweep import tune_unlearn
+    from recbole_unlearn.settings import UnlearnConfig
+    from recbole_unlearn.state import init_state, open_state
+    from recbole_unlearn.tuning import tune_unlearn
 
 __all__ = [
     "UnlearnConfig",

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: list[str]) -> int:
     try:
         if arguments[:1] == ["requests"]:
-            from recbole_unlearn.state.commands import main as requests
+            from recbole_unlearn.state import main as requests
 
             return requests(arguments[1:], parse, _class)
         if "--version" in arguments:
@@ -120,7 +120,7 @@ def _run(values: dict[str, Any]) -> int:
     model, dataset = _model(values.pop("model", None)), values.pop("dataset", None)
     result: Any
     if values.get("tune"):
-        from recbole_unlearn.tuning.sweep import tune_unlearn
+        from recbole_unlearn.tuning import tune_unlearn
 
         result, written = tune_unlearn(model, dataset, config_files=files, config_dict=values), "tune.json"
     else:
@@ -134,7 +134,7 @@ def _run(values: dict[str, Any]) -> int:
 
 def _grid(values: dict[str, Any]) -> int:
     """`--grid=FILE`: the runs of a grid that have no result yet, and the tables of all of them."""
-    from recbole_unlearn.grid.run import run_grid
+    from recbole_unlearn.grid import run_grid
 
     try:
         result = run_grid(values.pop("grid"), config_dict=values)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from recbole_unlearn import compat
-from recbole_unlearn.files.for_recbole import load_for_recbole
+from recbole_unlearn.files import load_for_recbole
 
 _active: contextlib.ExitStack | None = None  # what is to be undone
 

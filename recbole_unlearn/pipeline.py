@@ -32,18 +32,12 @@ from recbole_unlearn.data import (
 )
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, Trained, write_json
+from recbole_unlearn.measures import EXACT, Measured, Measurement, compare, paired_errors
 from recbole_unlearn.measures.difficulty import difficulty
-from recbole_unlearn.measures.evaluation import Measured, Measurement, paired_errors
-from recbole_unlearn.measures.placebo import compare
-from recbole_unlearn.measures.provisional import EXACT, provisional
+from recbole_unlearn.measures.provisional import provisional
 from recbole_unlearn.methods import Finished, UnlearnTask, UnlearnTrainer, registry
 from recbole_unlearn.plan import CLEAN, PLACEBO, Asked, Parts, Plan, original_of
-from recbole_unlearn.results import record
-from recbole_unlearn.results.evidence import Evidence
-from recbole_unlearn.results.frame import frame
-from recbole_unlearn.results.notebook import page
-from recbole_unlearn.results.privacy import Discretion
-from recbole_unlearn.results.schema import (
+from recbole_unlearn.results import (
     ORIGINAL,
     RETRAINED,
     UNLEARNED,
@@ -53,7 +47,12 @@ from recbole_unlearn.results.schema import (
     Placebo,
     Provisional,
     RunResult,
+    record,
 )
+from recbole_unlearn.results.disclosure import Discretion
+from recbole_unlearn.results.frame import frame
+from recbole_unlearn.results.notebook import page
+from recbole_unlearn.results.provenance import Evidence
 from recbole_unlearn.results.table import table
 from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig

@@ -17,9 +17,8 @@ from recbole.utils import ModelType
 from tqdm import tqdm
 
 from recbole_unlearn.methods import UnlearnTrainer
-from recbole_unlearn.results.schema import ORIGINAL
-from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
+from recbole_unlearn.results import ORIGINAL
+from recbole_unlearn.settings import UnlearnConfig, properties_dir, read_yaml
 
 logger = logging.getLogger(__name__)
 

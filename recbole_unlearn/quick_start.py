@@ -36,8 +36,8 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import UnlearnResult, begin, checked_settings
+from recbole_unlearn.session import Arguments, Request, opened, own_threads
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.start import Arguments, Request, opened, own_threads
 from recbole_unlearn.training import Trainings
 
 

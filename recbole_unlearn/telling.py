@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 
 from recbole_unlearn.data import UnlearnData
-from recbole_unlearn.results.schema import Forgotten, PhaseResult, Withheld
+from recbole_unlearn.results import Forgotten, PhaseResult, Withheld
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.words import counted
 

@@ -19,8 +19,16 @@ from tabulate import tabulate
 
 from recbole_unlearn.console import width, wrapped
 from recbole_unlearn.errors import UnlearnError, nearest
-from recbole_unlearn.settings import GROUPS, catalogue, declared, described, knowledge, sequential
-from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
+from recbole_unlearn.settings import (
+    GROUPS,
+    catalogue,
+    declared,
+    described,
+    knowledge,
+    properties_dir,
+    read_yaml,
+    sequential,
+)
 
 _RUN = "python run_unlearn.py"
 EXAMPLES = {

@@ -13,8 +13,8 @@ from recbole.data import create_dataset, data_preparation
 from recbole.utils import get_model, get_trainer, init_seed
 
 from recbole_unlearn import compat
-from recbole_unlearn.settings.config import UnlearnConfig
-from tests import beside
+from recbole_unlearn.settings import UnlearnConfig
+from tests import background_commands
 
 ROOT = Path(__file__).resolve().parent.parent
 USERS, ITEMS = 40, 60
@@ -37,7 +37,7 @@ def own_key(tmp_path_factory):
 @pytest.fixture(autouse=True, scope="session")
 def commands_beside(request, own_key, tmp_path_factory):
     """Commands that tests wait for run from the start, beside the other tests."""
-    with beside.running(request.session.items, tmp_path_factory.mktemp):
+    with background_commands.running(request.session.items, tmp_path_factory.mktemp):
         yield
 
 

@@ -3,14 +3,10 @@
 import numpy as np
 import torch
 
-from recbole_unlearn.data.requests import Located
-from recbole_unlearn.data.splits import divide, load
-from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
-from recbole_unlearn.rows.batches import Witness
-from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.rows.region import find_region
-from recbole_unlearn.rows.tables import as_rows, find_tables
-from recbole_unlearn.training.phase import build_model
+from recbole_unlearn.data import Located, divide, load
+from recbole_unlearn.methods.obliviate import Adapter, AdapterSet
+from recbole_unlearn.rows import RetainedIndex, TrainIndex, Witness, as_rows, find_region, find_tables
+from recbole_unlearn.training import build_model
 
 
 class Rows:

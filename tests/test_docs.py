@@ -15,11 +15,11 @@ import pytest
 import recbole_unlearn
 from recbole_unlearn import UnlearnConfig, cli, run_unlearn
 from recbole_unlearn.data import Fields, load, loaders, locate, read_request
-from recbole_unlearn.measures.base import measures
+from recbole_unlearn.measures import measures
 from recbole_unlearn.methods import UnlearnTrainer, method
 from recbole_unlearn.settings import catalogue
 from recbole_unlearn.training import build_model
-from tests.beside import Beside
+from tests.background_commands import Beside
 from tests.conftest import ROOT, train_plain
 
 README = (ROOT / "README.md").read_text()

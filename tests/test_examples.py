@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.beside import Beside
+from tests.background_commands import Beside
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"

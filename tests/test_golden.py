@@ -16,8 +16,7 @@ import pytest
 import recbole_unlearn
 from recbole_unlearn import usage
 from recbole_unlearn.data import load
-from recbole_unlearn.settings import CacheSettings
-from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.settings import CacheSettings, UnlearnConfig
 from recbole_unlearn.training import Trainings
 from tests.background_commands import Beside
 from tests.conftest import ROOT

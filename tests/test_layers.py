@@ -27,7 +27,7 @@ LAYERS = [
     ["report"],
     ["plan", "telling"],
     ["pipeline"],
-    ["start", "loading"],
+    ["session", "loading"],
     ["tuning", "grid", "state"],
     ["quick_start"],
     ["usage"],

@@ -18,10 +18,9 @@ from recbole_unlearn import cluster, run_grid, run_unlearn, tune_unlearn
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.grid import run as grid_run
-from recbole_unlearn.methods.obliviate.method import Obliviate
-from recbole_unlearn.methods.registry import method
-from recbole_unlearn.settings import catalogue
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.methods import method
+from recbole_unlearn.methods.obliviate import Obliviate
+from recbole_unlearn.settings import UnlearnConfig, catalogue
 from recbole_unlearn.tuning import backend, journal
 from tests.conftest import ROOT
 from tests.grid.test_grid import file, write
@@ -88,7 +87,7 @@ def test_a_grid(two_workers, small_grid, tmp_path, monkeypatch):
     def fragile(cell):  # local, so that Ray carries it to its workers by value
         if cell.seed == 3:
             os._exit(3)
-        from recbole_unlearn.grid.cells import run_cell
+        from recbole_unlearn.grid import run_cell
 
         return run_cell(cell)
 

@@ -11,17 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_unlearn import UnlearnConfig, run_unlearn
-from recbole_unlearn.data.fitted import coarse, fitted_after, lost_at_least, lost_since
-from recbole_unlearn.data.requests import Located
-from recbole_unlearn.data.splits import divide, load
+from recbole_unlearn.data import Located, coarse, divide, fitted_after, load, lost_at_least, lost_since
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.unpickle import load_torch
-from recbole_unlearn.methods import registry
+from recbole_unlearn.files import load_torch
+from recbole_unlearn.methods import RequestLosses, losers, registry
 from recbole_unlearn.methods.obliviate import contamination
-from recbole_unlearn.methods.request_losses import RequestLosses, losers
 from recbole_unlearn.pipeline import begin, checked_settings
-from recbole_unlearn.rows.index import TrainIndex
-from recbole_unlearn.rows.region import find_region
+from recbole_unlearn.rows import TrainIndex, find_region
 from recbole_unlearn.settings import CacheSettings, read
 from recbole_unlearn.training import Trainings, train
 from tests.conftest import tiny_rows

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from recbole_unlearn.settings.yaml_files import properties_dir
+from recbole_unlearn.settings import properties_dir
 from tests.conftest import ROOT
 
 

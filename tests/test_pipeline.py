@@ -14,13 +14,11 @@ import pytest
 import torch
 
 from recbole_unlearn import UnlearnConfig, cli, pipeline, run_unlearn, unlearn_model
-from recbole_unlearn.data.splits import load, loaders
+from recbole_unlearn.data import load, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.results import table
-from recbole_unlearn.results.schema import Forgotten, PhaseResult, RunResult
+from recbole_unlearn.results import Forgotten, PhaseResult, RunResult, table
+from recbole_unlearn.training import build_model, train, trainings
 from recbole_unlearn.training import phase as training_phase
-from recbole_unlearn.training import trainings
-from recbole_unlearn.training.phase import build_model, train
 from tests.conftest import ROOT, tiny_rows
 
 METRICS = {f"{name}@{k}" for name in ("recall", "ndcg") for k in (10, 20, 50)}

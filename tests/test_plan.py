@@ -8,7 +8,7 @@ from recbole_unlearn import cli, plan, run_unlearn
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import _phase_names
 from recbole_unlearn.plan import Asked, Parts, Plan, duration, quicker, steps_of
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig
 from tests.test_pipeline import held_out_request
 
 

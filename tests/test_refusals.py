@@ -89,7 +89,7 @@ def test_places_go_into_no_result(settings):
 
 
 def test_every_setting_of_ours_has_a_type(make_config):
-    from recbole_unlearn.settings.config import own_settings
+    from recbole_unlearn.settings import own_settings
 
     for key, about in own_settings().items():
         assert about.types, key

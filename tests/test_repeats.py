@@ -9,7 +9,7 @@ import pytest
 
 from recbole_unlearn import cli, run_unlearn
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.unpickle import load_torch
+from recbole_unlearn.files import load_torch
 from tests.parts import same
 
 QUICK = {"show_progress": False, "tensorboard": False, "report": "none", "cache": False, "epochs": 2}

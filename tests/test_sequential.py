@@ -14,11 +14,9 @@ import torch
 from recbole_unlearn import load_unlearned, run_unlearn, tune_unlearn, unlearn_model
 from recbole_unlearn.data import Located, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods import UnlearnTask
-from recbole_unlearn.methods.window_losses import WindowLosses
+from recbole_unlearn.methods import UnlearnTask, WindowLosses
 from recbole_unlearn.rows import find_tables, rarest
-from recbole_unlearn.settings import sequential
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig, sequential
 from recbole_unlearn.training import build_model
 from tests.conftest import train_plain, write_tiny
 from tests.files.test_export import PLAIN

@@ -9,10 +9,9 @@ import torch
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.data import load
 from recbole_unlearn.methods import UnlearnTrainer
-from recbole_unlearn.settings import sequential
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig, sequential
 from recbole_unlearn.training import build_model
-from tests.held import content, pairs_in, tables
+from tests.retained_objects import content, pairs_in, tables
 
 METHODS = ("obliviate", "gradient_ascent", "finetune", "retrain")  # of which the first is saved
 SMALL = {

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 import recbole_unlearn
-from recbole_unlearn.measures.base import measures
+from recbole_unlearn.measures import measures
 from recbole_unlearn.methods import registry
 from recbole_unlearn.results import schema
 from recbole_unlearn.settings import GROUPS, declared
-from tests.beside import Beside
+from tests.background_commands import Beside
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow

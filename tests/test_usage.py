@@ -11,11 +11,19 @@ from recbole.utils import ModelType, get_model
 from recbole_unlearn import cli, unlearn_model, usage
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import registry
-from recbole_unlearn.methods.obliviate.lac import SCHEDULES
-from recbole_unlearn.methods.obliviate.settings import ObliviateSettings
-from recbole_unlearn.settings import GROUPS, catalogue, declared, described, knowledge, sequential
-from recbole_unlearn.settings.config import UnlearnConfig, model_names, own_settings
-from recbole_unlearn.settings.yaml_files import parse_value
+from recbole_unlearn.methods.obliviate import SCHEDULES, ObliviateSettings
+from recbole_unlearn.settings import (
+    GROUPS,
+    UnlearnConfig,
+    catalogue,
+    declared,
+    described,
+    knowledge,
+    model_names,
+    own_settings,
+    parse_value,
+    sequential,
+)
 from tests.conftest import ROOT
 
 

@@ -8,10 +8,12 @@ finds the interactions they mean, `repeats.py` carries them out, also those that
 datasets that RecBole knows, and `archive.py` unpacks them.
 """
 
+from recbole_unlearn.data.download import ensure_dataset
 from recbole_unlearn.data.injection import Scorer, inject
+from recbole_unlearn.data.item_counts import coarse, fitted_after, lost_at_least, lost_since
 from recbole_unlearn.data.parts import Splits
 from recbole_unlearn.data.repeats import carry_out
-from recbole_unlearn.data.requests import Fields, ForgetRequest, Located, locate, read_request
+from recbole_unlearn.data.requests import EMPTY, Fields, ForgetRequest, Located, ids_of, locate, read_request
 from recbole_unlearn.data.sequences import SCORES, TRAIN, Sequences, SequenceSplits
 from recbole_unlearn.data.splits import (
     INJECTED,
@@ -24,28 +26,3 @@ from recbole_unlearn.data.splits import (
     load,
     loaders,
 )
-
-__all__ = [
-    "INJECTED",
-    "SCORES",
-    "TRAIN",
-    "Fields",
-    "ForgetRequest",
-    "Loaders",
-    "Located",
-    "Scorer",
-    "SequenceSplits",
-    "Sequences",
-    "Source",
-    "Splits",
-    "UnlearnData",
-    "append",
-    "carry_out",
-    "divide",
-    "fetch",
-    "inject",
-    "load",
-    "loaders",
-    "locate",
-    "read_request",
-]

@@ -1,7 +1,7 @@
 """Carrying a request out on the data, also one that was carried out before: that is done, with nothing to do.
 
 The data that a request leaves has no token of the users who are gone, so the same request would look like one for
-strangers. It is recognised by its keyed hash (:mod:`~recbole_unlearn.files.keyed`), which the retained data keeps.
+strangers. It is recognised by its keyed hash (`files/hash_keys.py`), which the retained data keeps.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from recbole.data.transform import construct_transform
 from recbole_unlearn.compat import own_randomness
 from recbole_unlearn.data.parts import Splits, three
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.settings.sequential import has_users
+from recbole_unlearn.settings import has_users
 
 TRAIN, VALID, TEST = range(3)
 SCORES = 4_096_000  # of windows and items that are held at a time

@@ -33,8 +33,8 @@ from recbole.sampler import KGSampler
 from recbole.utils import ModelType, init_seed
 
 from recbole_unlearn.data.download import ensure_dataset
-from recbole_unlearn.data.fitted import fitted_after, lost_at_least, lost_since
 from recbole_unlearn.data.graph import require_files, with_facts_in_use
+from recbole_unlearn.data.item_counts import fitted_after, lost_at_least, lost_since
 from recbole_unlearn.data.parts import Splits, three
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.data.sequences import SCORES, Sequences, SequenceSplits

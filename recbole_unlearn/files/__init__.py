@@ -15,36 +15,12 @@ from recbole_unlearn.files.atomic import (
     write_torch,
 )
 from recbole_unlearn.files.checkpoint import Checkpoint, find_unlearned, read_checkpoint
+from recbole_unlearn.files.ensemble_head import HEAD, SCHEMA, Stored, read_head
 from recbole_unlearn.files.export import dataset_config, file_digest, refuse_overwriting, write_model
-from recbole_unlearn.files.keyed import Done, keyed_hash, load_key, model_digest, request_digest
-from recbole_unlearn.files.outputs import made
-from recbole_unlearn.files.saved_dataset import Clock, write_dataset
+from recbole_unlearn.files.for_recbole import load_for_recbole
+from recbole_unlearn.files.hash_keys import Done, keyed_hash, load_key, model_digest, request_digest
+from recbole_unlearn.files.outputs import claimed, made, refuse_result, remove_stale, staged
+from recbole_unlearn.files.saved_dataset import Clock, read_dataset, write_dataset
 from recbole_unlearn.files.trained import Trained
-from recbole_unlearn.files.unpickle import load_torch
-from recbole_unlearn.files.vocabulary import used_values
-
-__all__ = [
-    "Checkpoint",
-    "Clock",
-    "Done",
-    "Trained",
-    "dataset_config",
-    "file_digest",
-    "find_unlearned",
-    "keyed_hash",
-    "load_key",
-    "load_torch",
-    "made",
-    "make_directory",
-    "model_digest",
-    "new_directory",
-    "read_checkpoint",
-    "refuse_overwriting",
-    "request_digest",
-    "used_values",
-    "write_bytes",
-    "write_dataset",
-    "write_json",
-    "write_model",
-    "write_torch",
-]
+from recbole_unlearn.files.unpickle import StandIn, load_torch, only
+from recbole_unlearn.files.vocabulary import blank_unused, used_values

@@ -23,9 +23,7 @@ from recbole_unlearn.files import ensemble_head, saved_dataset, unpickle
 from recbole_unlearn.files.export import DATASET_DIGEST, file_digest
 from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.inputs import shown
-from recbole_unlearn.settings import Role, names
-from recbole_unlearn.settings.catalogue import get
-from recbole_unlearn.settings.config import about, is_plain, own_settings, plain_settings
+from recbole_unlearn.settings import Role, about, get, is_plain, names, own_settings, plain_settings
 
 LARGEST_NUMBER = 2**53  # of a setting
 LARGEST_SIZE = 10_000  # of a layer, unless the weights have a larger one

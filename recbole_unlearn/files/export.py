@@ -23,7 +23,7 @@ from recbole.data.dataset import Dataset
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import saved_dataset
 from recbole_unlearn.files.atomic import write_torch
-from recbole_unlearn.files.keyed import Done
+from recbole_unlearn.files.hash_keys import Done
 from recbole_unlearn.files.saved_dataset import Clock
 from recbole_unlearn.files.trained import Trained
 from recbole_unlearn.settings import UnlearnConfig

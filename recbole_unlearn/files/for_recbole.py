@@ -24,7 +24,7 @@ from recbole_unlearn.files.checkpoint import dataset_beside
 from recbole_unlearn.files.export import DATASET_DIGEST
 from recbole_unlearn.files.pickles import Made, Name
 from recbole_unlearn.inputs import shown
-from recbole_unlearn.settings.config import model_names
+from recbole_unlearn.settings import model_names
 
 _ENUMS = {"ModelType": ModelType, "InputType": InputType, "EvaluatorType": EvaluatorType}
 

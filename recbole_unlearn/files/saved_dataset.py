@@ -24,7 +24,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import unpickle
 from recbole_unlearn.files.atomic import atomic
 from recbole_unlearn.files.dataset_state import ATTRIBUTES, GRAPH, LINKS, OPTIONAL, PARTS, fault, graph_fault
-from recbole_unlearn.files.keyed import Done
+from recbole_unlearn.files.hash_keys import Done
 from recbole_unlearn.files.vocabulary import blank_unused
 from recbole_unlearn.inputs import shown
 
@@ -69,7 +69,7 @@ def write_dataset(
     """Write the interactions of ``parts`` (train, valid, test) as one saved dataset of RecBole.
 
     ``fitted`` (items,) is about how many training interactions each item had when its rows were fitted, for the next
-    request (`data/fitted.py`); None where that are the retained ones. ``done`` are keyed hashes of the requests that
+    request (`data/item_counts.py`); None where that are the retained ones. ``done`` are keyed hashes of requests that
     led to this data, by which one that comes again is recognised. ``windows`` are what a sequential model reads of
     ``parts``: RecBole finds them in the file, and the next request finds the interactions behind them.
     """

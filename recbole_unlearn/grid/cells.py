@@ -10,8 +10,8 @@ from typing import Any
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.grid.plan import Cell
-from recbole_unlearn.report.entries import read_json
-from recbole_unlearn.start import Arguments, opened
+from recbole_unlearn.report import read_json
+from recbole_unlearn.session import Arguments, opened
 
 ASKED = "cell.json"  # in the directory of a cell: all that its figures depend on
 

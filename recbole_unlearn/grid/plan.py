@@ -25,9 +25,7 @@ from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import checked_settings
 from recbole_unlearn.results.record import plain_values
-from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, read
-from recbole_unlearn.settings.config import about
-from recbole_unlearn.settings.yaml_files import packaged, read_strictly
+from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, packaged, read, read_strictly
 
 LARGEST = 10_000  # cells that a grid may have
 _LISTS = ("datasets", "models", "methods", "seeds", "ratios")

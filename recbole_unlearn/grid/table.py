@@ -9,10 +9,9 @@ import pandas as pd
 
 from recbole_unlearn.console import drawn, wrapped
 from recbole_unlearn.grid.plan import Cell
-from recbole_unlearn.report import read_result
-from recbole_unlearn.report.values import decimal, duration, percent, times
+from recbole_unlearn.report import decimal, duration, percent, read_result, times
+from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.results.frame import frame as frame_of
-from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.words import speed
 
 

@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from recbole_unlearn.measures.base import View, measure
-from recbole_unlearn.measures.observe import Observation, Standing
+from recbole_unlearn.measures.scores import Observation, Standing
 from recbole_unlearn.results.schema import Figure
 
 MOST = 5_000  # pairs of each kind; the interval is then about .01 wide

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from recbole_unlearn.extensions import discover
-from recbole_unlearn.measures.observe import Observation, Questions
+from recbole_unlearn.measures.scores import Observation, Questions
 from recbole_unlearn.results.schema import Figure
 
 DECIMALS = 6  # of figures in a result

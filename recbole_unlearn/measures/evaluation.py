@@ -25,7 +25,7 @@ from recbole_unlearn.measures.base import DECIMALS, Measure, View, measures, rou
 from recbole_unlearn.measures.distribution import common_edges, histogram
 from recbole_unlearn.measures.groups import by_group
 from recbole_unlearn.measures.histories import HistoryQuestions, observe_histories
-from recbole_unlearn.measures.observe import Observation, Questions, deleted_pairs, observe
+from recbole_unlearn.measures.scores import Observation, Questions, deleted_pairs, observe
 from recbole_unlearn.results.schema import Distribution, Figure, Metrics
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer

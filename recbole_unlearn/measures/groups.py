@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from recbole_unlearn.data import UnlearnData
-from recbole_unlearn.measures.observe import Questions
+from recbole_unlearn.measures.scores import Questions
 
 USERS = ("low", "middle", "high")
 ITEMS = ("tail", "middle", "head")

@@ -26,7 +26,7 @@ from recbole.data.interaction import Interaction, cat_interactions
 from recbole_unlearn.data import Sequences, SequenceSplits, Splits, UnlearnData
 from recbole_unlearn.measures.base import View, measure, rounded
 from recbole_unlearn.measures.demotion import TOPK, clustered
-from recbole_unlearn.measures.observe import DEPTH, Observation, Pairs, never_touched
+from recbole_unlearn.measures.scores import DEPTH, Observation, Pairs, never_touched
 from recbole_unlearn.measures.windows import (
     WindowQuestions,
     Windows,

@@ -1,10 +1,10 @@
 r"""What a run looks like without retraining: deleted pairs beside where a model that never saw them should put them.
 
-A closed-form ranker of D\S answers the same comparisons as all phases (`rows/expected.py`). Its demotion rate, the
+A closed-form ranker of D\S answers the same comparisons as all phases (`rows/closed_form.py`). Its demotion rate, the
 *expected level*, stands in for the retrained model's. How far it may be off is the largest of
 
 * a share of the level, :data:`UNSURE`. A retrained model's was away by up to .07 of it on ml-100k (docs/measuring.md)
-  and by about twice as much for noise on ml-1m (`rows/expected.py`);
+  and by about twice as much for noise on ml-1m (`rows/closed_form.py`);
 * the difference of the ranker and the original on held-out pairs of the same users, which neither has seen: a model
   that ranks those otherwise is of another kind, and the ranker says little about it;
 * twice the standard errors of what is compared, and what the verdict takes for no difference.
@@ -19,7 +19,7 @@ import torch
 from recbole_unlearn.data import UnlearnData
 from recbole_unlearn.measures.base import rounded
 from recbole_unlearn.measures.demotion import clustered
-from recbole_unlearn.measures.observe import Observation, Pairs, Questions
+from recbole_unlearn.measures.scores import Observation, Pairs, Questions
 from recbole_unlearn.measures.verdict import BEYOND, LEAST, SHARE
 from recbole_unlearn.results.schema import Provisional
 from recbole_unlearn.rows import PAIRS, ClosedFormRanker, RetainedIndex, TrainIndex

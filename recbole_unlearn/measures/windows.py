@@ -19,7 +19,7 @@ import torch
 from recbole.data.interaction import Interaction, cat_interactions
 
 from recbole_unlearn.data import SCORES, TRAIN, Sequences, SequenceSplits, Splits, UnlearnData, append
-from recbole_unlearn.measures.observe import (
+from recbole_unlearn.measures.scores import (
     DEPTH,
     OTHERS,
     Observation,

@@ -14,15 +14,6 @@ from recbole_unlearn.methods.base import (
     UnlearnTrainer,
     Watch,
 )
-from recbole_unlearn.methods.registry import method
-
-__all__ = [
-    "Curve",
-    "Finished",
-    "Originated",
-    "Outcome",
-    "UnlearnTask",
-    "UnlearnTrainer",
-    "Watch",
-    "method",
-]
+from recbole_unlearn.methods.registry import method, methods
+from recbole_unlearn.methods.request_losses import RequestLosses, losers, tie, turned, with_rows_left
+from recbole_unlearn.methods.window_losses import BATCH, WindowLosses

@@ -23,8 +23,7 @@ from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained, write_model
 from recbole_unlearn.rows import TrainIndex, reset_to_rarest, tables
-from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.settings.sequential import pushes_all_items
+from recbole_unlearn.settings import UnlearnConfig, pushes_all_items
 from recbole_unlearn.training import Job, PhaseTrainer, check_finite, forget_neighbours, train_all
 
 Curve = list[tuple[int, float]]  # (step, value)

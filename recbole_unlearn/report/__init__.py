@@ -7,18 +7,24 @@ parts of `single.py` are `opening.py` (with `account.py`, `advice.py`), `cards.p
 `writers.py` writes them as HTML, Markdown and LaTeX.
 """
 
+from recbole_unlearn.report.account import noise
+from recbole_unlearn.report.command import PROGRAM
 from recbole_unlearn.report.comparison import write_comparison
-from recbole_unlearn.report.entries import FAILED_FILE, PLAN_FILE, read_json, read_result, results_in
+from recbole_unlearn.report.entries import (
+    FAILED_FILE,
+    NO_PLAN,
+    PLAN_FILE,
+    Entry,
+    affected_ndcg,
+    grouped,
+    ratio_of_sums,
+    read_json,
+    read_plan,
+    read_result,
+    recovered,
+    results_in,
+)
+from recbole_unlearn.report.page import Html, drawing, element, join, pairs, section, table, write
 from recbole_unlearn.report.single import write_report
 from recbole_unlearn.report.sweep import write_sweep
-
-__all__ = [
-    "FAILED_FILE",
-    "PLAN_FILE",
-    "read_json",
-    "read_result",
-    "results_in",
-    "write_comparison",
-    "write_report",
-    "write_sweep",
-]
+from recbole_unlearn.report.values import decimal, difference, duration, flat, percent, plain, times

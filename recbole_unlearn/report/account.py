@@ -7,10 +7,9 @@ not be taken for those of somebody's request.
 from __future__ import annotations
 
 from recbole_unlearn.data import INJECTED
-from recbole_unlearn.methods import UnlearnTrainer
-from recbole_unlearn.methods.registry import methods
+from recbole_unlearn.methods import UnlearnTrainer, methods
 from recbole_unlearn.report.values import count, counted, duration, listed, percent
-from recbole_unlearn.results.schema import (
+from recbole_unlearn.results import (
     ORIGINAL,
     RETRAINED,
     SECOND,

@@ -12,10 +12,9 @@ from typing import NamedTuple
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.report.account import is_injected, trainer
 from recbole_unlearn.report.values import duration, listed, plain
-from recbole_unlearn.results.schema import RETRAINED, RunResult
-from recbole_unlearn.settings.declare import names
-from recbole_unlearn.settings.sequential import MODELS as SEQUENTIAL
-from recbole_unlearn.settings.yaml_files import properties_dir
+from recbole_unlearn.results import RETRAINED, RunResult
+from recbole_unlearn.settings import MODELS as SEQUENTIAL
+from recbole_unlearn.settings import names, properties_dir
 
 _TITLES = {
     "under": "It forgets too little. What to do",

@@ -16,7 +16,7 @@ from recbole_unlearn.report.values import (
     signed,
     times,
 )
-from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, SECOND, UNLEARNED, RunResult
+from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, RunResult
 
 
 def key_figures(result: RunResult) -> list[tuple[str, str, str]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from recbole_unlearn.report.values import count, counted, duration, listed, percent, plain
-from recbole_unlearn.results.schema import number, numbers
+from recbole_unlearn.results import number, numbers
 
 _FOLLOWING = ", following"  # the end of a table's name, of rows that only follow their neighbours
 Sentence = Callable[[Any, Mapping[str, Any]], str | None]  # of a certificate, and of all of them

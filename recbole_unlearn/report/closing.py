@@ -7,7 +7,7 @@ from recbole_unlearn.report.columns import OWN, phase_of
 from recbole_unlearn.report.command import command
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import day, flat, names_a_path, plain, signed
-from recbole_unlearn.results.schema import RETRAINED, RunResult
+from recbole_unlearn.results import RETRAINED, RunResult
 
 _DEMOTION = "demotion"
 _CURVES = {  # titles of what our methods record by step; any other curve goes by its own name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import phase_title
-from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult
 
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
 

@@ -16,11 +16,17 @@ from typing import Any
 from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.report.values import flat, names_a_path
-from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult, in_order
-from recbole_unlearn.settings import Role, UnlearnConfig, catalogue
-from recbole_unlearn.settings.config import about, model_names, own_settings
-from recbole_unlearn.settings.recbole_values import Known
-from recbole_unlearn.settings.yaml_files import parse_value
+from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult, in_order
+from recbole_unlearn.settings import (
+    Known,
+    Role,
+    UnlearnConfig,
+    about,
+    catalogue,
+    model_names,
+    own_settings,
+    parse_value,
+)
 
 PROGRAM = ("python", "-m", "recbole_unlearn")
 _ANY = "BPR"  # whose defaults serve for a model that RecBole does not ship

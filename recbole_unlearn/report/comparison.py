@@ -42,7 +42,7 @@ from recbole_unlearn.report.values import (
     signed,
     times,
 )
-from recbole_unlearn.results.schema import RETRAINED, RunResult
+from recbole_unlearn.results import RETRAINED, RunResult
 
 _HEAD = (
     "Method",

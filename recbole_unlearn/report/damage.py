@@ -6,7 +6,7 @@ from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.columns import phase_of
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import listed, signed
-from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, RunResult
+from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, RunResult
 
 _HARM = 0.02  # recall@20 that a group may lose beside retraining before a small request is looked at
 _SEEN = 0.0005  # a change that is not 0.000 where it is written

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.report.values import MISSING, SHORT, difference
-from recbole_unlearn.results.schema import (
+from recbole_unlearn.results import (
     ORIGINAL,
     RETRAINED,
     SCHEMA,

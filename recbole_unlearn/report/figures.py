@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from recbole_unlearn.report.values import difference, phase_title
-from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, SECOND, UNLEARNED, Curve, PhaseResult
+from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, Curve, PhaseResult
 
 Figure = dict[str, Any]
 Phases = Mapping[str, PhaseResult]

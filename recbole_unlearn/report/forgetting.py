@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from recbole_unlearn.measures.base import measures
+from recbole_unlearn.measures import measures
 from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.account import is_few
 from recbole_unlearn.report.columns import heading, side_by_side
 from recbole_unlearn.report.histories import histories
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import decimal, difference, signed
-from recbole_unlearn.results.schema import RETRAINED, SECOND, PhaseResult, RunResult
+from recbole_unlearn.results import RETRAINED, SECOND, PhaseResult, RunResult
 
 
 class _Line(NamedTuple):

@@ -8,7 +8,7 @@ from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.columns import heading, side_by_side
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import MISSING, decimal
-from recbole_unlearn.results.schema import RETRAINED, PhaseResult
+from recbole_unlearn.results import RETRAINED, PhaseResult
 
 _COLUMNS: dict[str, Callable[[PhaseResult], str]] = {
     "Demotion rate, cleaned": lambda phase: decimal(phase.demotion_rate),

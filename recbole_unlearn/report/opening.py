@@ -11,7 +11,7 @@ from recbole_unlearn.report.columns import OWN
 from recbole_unlearn.report.entries import levels_of
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.values import day
-from recbole_unlearn.results.schema import LeftOut, RunResult, Verdict
+from recbole_unlearn.results import LeftOut, RunResult, Verdict
 
 HEADINGS = {
     "near": "Near the retrained model",

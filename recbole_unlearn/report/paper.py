@@ -25,8 +25,8 @@ from recbole_unlearn.report.entries import (
 )
 from recbole_unlearn.report.figures import metric_title
 from recbole_unlearn.report.values import MISSING, decimal, percent, phase_title, signed, times
-from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
-from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
+from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.settings import properties_dir, read_yaml
 
 CUTS = (10, 20, 50)
 _METRICS = ("recall", "ndcg")

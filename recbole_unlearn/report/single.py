@@ -13,7 +13,7 @@ from recbole_unlearn.report.opening import account_of, advice_of, left_out, note
 from recbole_unlearn.report.page import Html
 from recbole_unlearn.report.tables import methods, results
 from recbole_unlearn.report.values import run_title
-from recbole_unlearn.results.schema import RETRAINED, RunResult, in_order
+from recbole_unlearn.results import RETRAINED, RunResult, in_order
 
 NAME = "report.html"
 _GOAL = "Goal: the retrained model's value. Closer to it is better; smaller or larger by itself is not."

@@ -22,7 +22,7 @@ from recbole_unlearn.report.values import (
     run_title,
     signed,
 )
-from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, number
+from recbole_unlearn.results import ORIGINAL, RETRAINED, number
 
 NAME = "tune.html"
 BINS = 6  # of a heat map's axis, where there are more values than MOST

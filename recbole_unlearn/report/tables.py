@@ -20,15 +20,7 @@ from recbole_unlearn.report.values import (
     signed,
     times,
 )
-from recbole_unlearn.results.schema import (
-    ORIGINAL,
-    RETRAINED,
-    SECOND,
-    UNLEARNED,
-    Metrics,
-    PhaseResult,
-    RunResult,
-)
+from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, Metrics, PhaseResult, RunResult
 
 _ALL = "All users"
 _GROUPS: dict[str, Callable[[PhaseResult], Metrics]] = {

@@ -9,8 +9,8 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from recbole_unlearn import words
-from recbole_unlearn.measures.verdict import SHORT as SHORT  # what a verdict is called in a table
-from recbole_unlearn.results.schema import SECOND
+from recbole_unlearn.measures import SHORT as SHORT  # what a verdict is called in a table
+from recbole_unlearn.results import SECOND
 from recbole_unlearn.words import MISSING
 
 

@@ -1,1 +1,27 @@
 """What comes out of a run: `schema.py` the contract, `record.py` fills it in, `privacy.py` shows less, `table.py`."""
+
+from recbole_unlearn.results.schema import (
+    LEVELS,
+    ORIGINAL,
+    RETRAINED,
+    SCHEMA,
+    SECOND,
+    UNLEARNED,
+    Curve,
+    Distribution,
+    Forgotten,
+    LeftOut,
+    Metrics,
+    PhaseResult,
+    Placebo,
+    Provisional,
+    RunResult,
+    Verdict,
+    Withheld,
+    in_order,
+    mapping,
+    method_phases,
+    number,
+    numbers,
+    seen_from,
+)

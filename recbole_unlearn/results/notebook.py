@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from recbole_unlearn.measures.verdict import SHORT
+from recbole_unlearn.measures import SHORT
 from recbole_unlearn.results.schema import RunResult
 from recbole_unlearn.results.table import Block, blocks, closing_lines
 

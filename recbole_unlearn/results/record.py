@@ -33,8 +33,7 @@ from recbole_unlearn.results.schema import (
     method_phases,
     seen_from,
 )
-from recbole_unlearn.settings import Role, RunSettings, UnlearnConfig, read
-from recbole_unlearn.settings.config import about
+from recbole_unlearn.settings import Role, RunSettings, UnlearnConfig, about, read
 
 
 def speedup(phases: Mapping[str, PhaseResult]) -> float | None:
@@ -133,7 +132,7 @@ def build(
 
     ``errors`` are those of :func:`judged`, ``provisional`` is what the run looks like without retraining,
     ``done_earlier`` the day on which the same request was done, and ``stamp`` what
-    :class:`~recbole_unlearn.results.evidence.Evidence` has.
+    :class:`~recbole_unlearn.results.provenance.Evidence` has.
     """
     run = read(RunSettings, config)
     errors = errors or {}

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from recbole_unlearn.console import drawn, wrapped
-from recbole_unlearn.measures.base import measures
-from recbole_unlearn.measures.verdict import SHORT
+from recbole_unlearn.measures import SHORT, measures
 from recbole_unlearn.results.schema import SECOND, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.words import MISSING, counted, decimal, percent, signed, speed, times
 

@@ -14,7 +14,7 @@ from recbole_unlearn.rows.batches import (
     learns_by_user,
     pairs_batch,
 )
-from recbole_unlearn.rows.expected import PAIRS, ClosedFormRanker, ExpectedStanding
+from recbole_unlearn.rows.closed_form import PAIRS, ClosedFormRanker, ExpectedStanding
 from recbole_unlearn.rows.facts import Facts, facts_of
 from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
 from recbole_unlearn.rows.own_loss import Moments, fisher, lent, looked_up, loss_gradients, training_loss
@@ -22,40 +22,3 @@ from recbole_unlearn.rows.rarest import rarest, reset_to_rarest
 from recbole_unlearn.rows.region import Members, Region, find_region, with_neighbours
 from recbole_unlearn.rows.scoring import pair_scores, predicted
 from recbole_unlearn.rows.tables import OTHER, Side, Table, as_rows, find_features, find_tables, reset_rows
-
-__all__ = [
-    "OTHER",
-    "PAIRS",
-    "ClosedFormRanker",
-    "ExpectedStanding",
-    "Facts",
-    "Members",
-    "Moments",
-    "Region",
-    "RetainedIndex",
-    "Side",
-    "Table",
-    "TrainIndex",
-    "Triples",
-    "Witness",
-    "as_batch",
-    "as_rows",
-    "facts_of",
-    "find_features",
-    "find_region",
-    "find_tables",
-    "first_of_each",
-    "fisher",
-    "learns_by_user",
-    "lent",
-    "looked_up",
-    "loss_gradients",
-    "pair_scores",
-    "pairs_batch",
-    "predicted",
-    "rarest",
-    "reset_rows",
-    "reset_to_rarest",
-    "training_loss",
-    "with_neighbours",
-]

@@ -9,8 +9,16 @@ of it together as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from recbole_unlearn.settings.catalogue import get
+from recbole_unlearn.settings.config import (
+    SUPPORTED_TYPES,
+    UnlearnConfig,
+    about,
+    is_plain,
+    model_names,
+    own_settings,
+    plain_settings,
+)
 from recbole_unlearn.settings.declare import Role, as_list, declared, names, read, setting
 from recbole_unlearn.settings.groups import (
     GROUPS,
@@ -22,40 +30,13 @@ from recbole_unlearn.settings.groups import (
     RunSettings,
     TuneSettings,
 )
+from recbole_unlearn.settings.recbole_values import RECBOLE, Known, refuse_unmeasured
+from recbole_unlearn.settings.sequential import MODELS, has_users, pushes_all_items
 from recbole_unlearn.settings.typed_model import is_typed_class, typed_class
-from recbole_unlearn.settings.yaml_files import parse_value
-
-if TYPE_CHECKING:
-    from recbole_unlearn.settings.config import UnlearnConfig, about, model_names
-
-__all__ = [
-    "GROUPS",
-    "CacheSettings",
-    "EvaluationSettings",
-    "ForgetSettings",
-    "GridSettings",
-    "RecordSettings",
-    "Role",
-    "RunSettings",
-    "TuneSettings",
-    "UnlearnConfig",
-    "about",
-    "as_list",
-    "declared",
-    "is_typed_class",
-    "model_names",
-    "names",
-    "parse_value",
-    "read",
-    "setting",
-    "typed_class",
-]
-
-
-def __getattr__(name: str) -> Any:
-    """Import the config on first use: it needs RecBole and torch, and `--help` does not."""
-    if name not in ("UnlearnConfig", "about", "model_names"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from recbole_unlearn.settings import config
-
-    return getattr(config, name)
+from recbole_unlearn.settings.yaml_files import (
+    packaged,
+    parse_value,
+    properties_dir,
+    read_strictly,
+    read_yaml,
+)

@@ -8,21 +8,15 @@ to it, `finding.py` which interactions a request means, `suppression.py` what is
 `commands.py` is the command line, `status.py` and `page.py` are what `requests status` shows.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from recbole_unlearn.state.core import Receipt as Receipt
-    from recbole_unlearn.state.state import State, init_state, open_state
-
-__all__ = ["Receipt", "State", "init_state", "open_state"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import the names on first use, so that `requests status` does not wait for torch."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from recbole_unlearn.state import state
-
-    return getattr(state, name)
+from recbole_unlearn.state.base import read_moments, squared_norm
+from recbole_unlearn.state.commands import main
+from recbole_unlearn.state.context import Receipt
+from recbole_unlearn.state.deltas import Change
+from recbole_unlearn.state.live import LiveModel
+from recbole_unlearn.state.locate import Finder
+from recbole_unlearn.state.overview import MOST_DRIFT, history
+from recbole_unlearn.state.page import write_status
+from recbole_unlearn.state.state import State, init_state, open_state
+from recbole_unlearn.state.store import Store
+from recbole_unlearn.state.suppression import load_suppression
+from recbole_unlearn.state.vectors import Moved, Vectors, find_vectors

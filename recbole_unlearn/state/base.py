@@ -18,8 +18,8 @@ from recbole_unlearn.files import Checkpoint, Trained, dataset_config, write_dat
 from recbole_unlearn.methods.obliviate import from_retained, read_state
 from recbole_unlearn.rows import Region, RetainedIndex, TrainIndex, Witness
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.state.changes import Tensors, digest, pack
-from recbole_unlearn.state.core import Core
+from recbole_unlearn.state.context import Core
+from recbole_unlearn.state.deltas import Tensors, digest, pack
 from recbole_unlearn.training import build_model
 
 

@@ -209,11 +209,11 @@ def _asks(receipt: Receipt) -> str:
 
 
 def _run(given: Any) -> int:
-    from recbole_unlearn.state import work
+    from recbole_unlearn.state import worker
 
-    window = None if given.window is None else work.span(given.window)
+    window = None if given.window is None else worker.span(given.window)
     seen: list[Receipt] = []
-    with _opened(given) as state, work.alone(state.core):
+    with _opened(given) as state, worker.alone(state.core):
         try:
             for receipts in _batches(state, window, given.watch):
                 seen += receipts
@@ -226,7 +226,7 @@ def _run(given: Any) -> int:
 
 def _batches(state: State, window: Any, watch: bool) -> Iterator[list[Receipt]]:
     """Requests that were done together; each batch is finished and said before a signal stops the command."""
-    from recbole_unlearn.state import work
+    from recbole_unlearn.state import worker
 
     core = state.core
     if watch or core.database.value("SELECT 1 FROM requests WHERE status = 'pending'"):
@@ -235,7 +235,7 @@ def _batches(state: State, window: Any, watch: bool) -> Iterator[list[Receipt]]:
         print("Waiting for requests; Ctrl-C stops.", file=sys.stderr)
     while True:
         with uninterrupted():
-            done = work.step(core, window)
+            done = worker.step(core, window)
             _say(done)
             yield done
         if not done:

@@ -24,7 +24,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Done, file_digest, new_directory, write_json
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.state.base import versions
-from recbole_unlearn.state.core import Core, now
+from recbole_unlearn.state.context import Core, now
 from recbole_unlearn.state.live import LiveModel
 from recbole_unlearn.state.serving import suppression
 from recbole_unlearn.state.suppression import write_suppression

@@ -26,7 +26,7 @@ def canonical(entry: dict[str, Any]) -> str:
 def link(key: bytes, before: str, entry: str) -> str:
     """The keyed hash of an entry and of all before it."""
     # With it comes torch, which those who just read a ledger do not wait for.
-    from recbole_unlearn.files.keyed import keyed_hash
+    from recbole_unlearn.files import keyed_hash
 
     return keyed_hash(key, "ledger", f"{before}\n{entry}".encode())
 

@@ -22,8 +22,16 @@ from recbole.utils import ModelType
 
 from recbole_unlearn import settings
 from recbole_unlearn.compat import clear_caches, own_randomness, seed_again
-from recbole_unlearn.data import Located, Source, Splits, UnlearnData, divide
-from recbole_unlearn.data.fitted import fitted_after, lost_at_least, lost_since
+from recbole_unlearn.data import (
+    Located,
+    Source,
+    Splits,
+    UnlearnData,
+    divide,
+    fitted_after,
+    lost_at_least,
+    lost_since,
+)
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask
 from recbole_unlearn.methods.obliviate import Curvature, Obliviate, ObliviateSettings, refresh
@@ -37,7 +45,7 @@ from recbole_unlearn.rows import (
     find_tables,
 )
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.state.changes import Change, Rows, Tensors
+from recbole_unlearn.state.deltas import Change, Rows, Tensors
 from recbole_unlearn.training import build_model, check_finite, compose, pair_remover
 
 Masks = tuple[np.ndarray, np.ndarray, np.ndarray]  # which interactions of training, validation and test data

@@ -12,19 +12,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from recbole_unlearn.report import figures
-from recbole_unlearn.report.page import (
+from recbole_unlearn.report import (
     Html,
-    cards,
+    decimal,
     drawing,
+    duration,
     element,
+    figures,
+    flat,
     join,
     pairs,
+    plain,
     section,
     table,
     write,
 )
-from recbole_unlearn.report.values import decimal, duration, flat, plain
+from recbole_unlearn.report.page import cards
 from recbole_unlearn.state import ledger
 from recbole_unlearn.state.database import COUNTS, Database
 from recbole_unlearn.state.overview import MOST_DELETED, MOST_DRIFT, WAITING, Overview, history, overview

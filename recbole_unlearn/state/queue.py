@@ -12,11 +12,11 @@ import numpy as np
 
 from recbole_unlearn.data import Fields, ForgetRequest, read_request
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.keyed import request_digest
+from recbole_unlearn.files import request_digest
 from recbole_unlearn.inputs import shown
-from recbole_unlearn.state.core import Core, Receipt, now, span
+from recbole_unlearn.state.context import Core, Receipt, now, span
 from recbole_unlearn.state.database import COUNTS
-from recbole_unlearn.state.finding import Found
+from recbole_unlearn.state.locate import Found
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -6,7 +6,7 @@ import pandas as pd
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.state.core import Core
+from recbole_unlearn.state.context import Core
 from recbole_unlearn.state.suppression import Suppression
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.state import ledger, proof, publication, queue, serving, work
-from recbole_unlearn.state.begin import begin
-from recbole_unlearn.state.core import Core, Receipt
+from recbole_unlearn.state import ledger, publish, queue, serving, verify, worker
+from recbole_unlearn.state.context import Core, Receipt
 from recbole_unlearn.state.export import Exported, export
+from recbole_unlearn.state.init import begin
 from recbole_unlearn.state.overview import Overview, overview
 
 Span = str | datetime.timedelta
@@ -78,15 +78,15 @@ class State:
 
     def run(self, window: Span | None = None) -> list[Receipt]:
         """Carry out what is pending, in order; requests submitted within ``window`` of the first of them as one."""
-        with work.alone(self.core):
-            return list(work.run(self.core, window))
+        with worker.alone(self.core):
+            return list(worker.run(self.core, window))
 
     def watch(self, window: Span | None = None, every: float = 0.2) -> Iterator[Receipt]:
         """As :meth:`run`, without end: yields every request when it is done, and keeps the model in memory."""
-        with work.alone(self.core):
+        with worker.alone(self.core):
             _ = self.core.live
             while True:
-                yield from work.run(self.core, window)
+                yield from worker.run(self.core, window)
                 time.sleep(every)
 
     def status(self, id: str | None = None) -> Overview:
@@ -95,35 +95,35 @@ class State:
 
     def rollback(self, id: str) -> list[Receipt]:
         """Undo a request that is not published: exactly the model before it, and later requests done again on top."""
-        with work.alone(self.core):
-            work.rollback(self.core, id)
-            return list(work.run(self.core, None))
+        with worker.alone(self.core):
+            worker.rollback(self.core, id)
+            return list(worker.run(self.core, None))
 
     def publish(self) -> int:
         """Make all requests that are done final, and destroy what could bring them back; returns how many."""
-        with work.alone(self.core):
-            return publication.publish(self.core)
+        with worker.alone(self.core):
+            return publish.publish(self.core)
 
     def retrain(self) -> float:
         """Train the model again on what is retained and publish that; returns the seconds of the training."""
-        with work.alone(self.core):
-            list(work.run(self.core, None))
-            return publication.retrain(self.core)
+        with worker.alone(self.core):
+            list(worker.run(self.core, None))
+            return publish.retrain(self.core)
 
     def fault(self, head: str | None = None) -> str | None:
         """The first thing in ledger, files, fingerprints and data that does not fit, in words; None when all does.
 
         ``head`` is a link of the ledger that was noted elsewhere: with it, entries that were cut off are missed.
         """
-        return proof.verify(self.core, head)
+        return verify.verify(self.core, head)
 
     def verify(self, head: str | None = None) -> None:
         """As :meth:`fault`; raises UnlearnError where something does not fit."""
-        proof.refuse(self.core, head)
+        verify.refuse(self.core, head)
 
     def check(self, dataset: str | Path) -> dict[str, int]:
         """How many pairs that were deleted are in each file of data about to be trained on."""
-        return proof.check(self.core, dataset)
+        return verify.check(self.core, dataset)
 
     def recommend(self, user: str, k: int = 10) -> pd.DataFrame:
         """The first ``k`` items for a user, without anything that was deleted or is asked to be."""

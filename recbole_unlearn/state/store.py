@@ -11,7 +11,7 @@ from pathlib import Path
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.inputs import read_regular, shown
-from recbole_unlearn.state.changes import digest
+from recbole_unlearn.state.deltas import digest
 
 LARGEST = 2**40  # bytes of a file
 _TEMPORARY = ".new-"

@@ -21,8 +21,8 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import write_bytes
 from recbole_unlearn.inputs import read_regular, shown
 from recbole_unlearn.state import ledger
-from recbole_unlearn.state.changes import pack, unpack
-from recbole_unlearn.state.core import Core
+from recbole_unlearn.state.context import Core
+from recbole_unlearn.state.deltas import pack, unpack
 from recbole_unlearn.state.vectors import SIDES, Moved, Vectors
 
 SCHEMA = 1

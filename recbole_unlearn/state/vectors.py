@@ -19,8 +19,7 @@ import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.compat import clear_caches
-from recbole_unlearn.rows import find_tables
-from recbole_unlearn.rows.tables import as_rows
+from recbole_unlearn.rows import as_rows, find_tables
 from recbole_unlearn.state.live import LiveModel
 
 SIDES = ("users", "items")

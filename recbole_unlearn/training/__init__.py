@@ -5,7 +5,14 @@
 """
 
 from recbole_unlearn.training.models import fast_class, pair_remover
+from recbole_unlearn.training.models.graph import (
+    EdgeRemoval,
+    SymmetricProduct,
+    normalised_adjacency,
+    some_rows,
+)
 from recbole_unlearn.training.models.kgcn import forget_neighbours
+from recbole_unlearn.training.models.lightgcn import LightGCN
 from recbole_unlearn.training.phase import (
     Job,
     PhaseTrainer,
@@ -15,20 +22,6 @@ from recbole_unlearn.training.phase import (
     compose,
     train,
     train_all,
+    train_here,
 )
 from recbole_unlearn.training.trainings import Trainings
-
-__all__ = [
-    "Job",
-    "PhaseTrainer",
-    "Trainings",
-    "Watcher",
-    "build_model",
-    "check_finite",
-    "compose",
-    "fast_class",
-    "forget_neighbours",
-    "pair_remover",
-    "train",
-    "train_all",
-]

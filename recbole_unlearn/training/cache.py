@@ -14,9 +14,15 @@ import os
 from pathlib import Path
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Trained, load_torch, make_directory, write_json, write_torch
-from recbole_unlearn.files.export import file_digest
-from recbole_unlearn.files.outputs import remove_stale
+from recbole_unlearn.files import (
+    Trained,
+    file_digest,
+    load_torch,
+    make_directory,
+    remove_stale,
+    write_json,
+    write_torch,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,7 @@ from recbole_unlearn.data import Loaders, Splits, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress
-from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.settings.recbole_values import refuse_unmeasured
+from recbole_unlearn.settings import UnlearnConfig, refuse_unmeasured
 from recbole_unlearn.training.curves import curves_of
 from recbole_unlearn.training.models import fast_class
 

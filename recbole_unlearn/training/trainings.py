@@ -22,9 +22,7 @@ from recbole_unlearn import __version__
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.files import Trained
-from recbole_unlearn.settings import CacheSettings, UnlearnConfig
-from recbole_unlearn.settings.config import own_settings
-from recbole_unlearn.settings.recbole_values import RECBOLE, Known
+from recbole_unlearn.settings import RECBOLE, CacheSettings, Known, UnlearnConfig, own_settings
 from recbole_unlearn.training.cache import Cache
 from recbole_unlearn.training.models import filed_as
 from recbole_unlearn.training.phase import Job, PhaseTrainer, Watcher, build_model, compose, train, train_here

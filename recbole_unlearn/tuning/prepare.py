@@ -14,7 +14,14 @@ from recbole_unlearn.measures.base import DECIMALS
 from recbole_unlearn.pipeline import Pipeline, begin
 from recbole_unlearn.settings import TuneSettings
 from recbole_unlearn.training import PhaseTrainer, build_model, compose
-from recbole_unlearn.tuning.goal import Bench, Figures, Goal, expected_demotion, read_metric, validation_only
+from recbole_unlearn.tuning.objective import (
+    Bench,
+    Figures,
+    Goal,
+    expected_demotion,
+    read_metric,
+    validation_only,
+)
 from recbole_unlearn.tuning.trial import Shared
 
 logger = logging.getLogger(__name__)

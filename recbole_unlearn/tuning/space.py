@@ -23,8 +23,7 @@ import numpy as np
 from recbole_unlearn import settings
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.methods import UnlearnTrainer
-from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.settings.yaml_files import packaged, properties_dir, read_strictly
+from recbole_unlearn.settings import UnlearnConfig, packaged, properties_dir, read_strictly
 
 DIGITS = 4  # that count, of a number drawn from a range
 MISSES = 200  # consecutive draws that bring nothing new, after which a space is taken to be exhausted

@@ -14,7 +14,7 @@ from typing import Any
 from recbole_unlearn import cluster, settings
 from recbole_unlearn.log import progress
 from recbole_unlearn.pipeline import Pipeline
-from recbole_unlearn.start import Arguments, opened
+from recbole_unlearn.session import Arguments, opened
 from recbole_unlearn.tuning import backend, journal, outputs
 from recbole_unlearn.tuning import space as spaces
 from recbole_unlearn.tuning.journal import Journal, Keeper, Record

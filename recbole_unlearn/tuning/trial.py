@@ -22,7 +22,7 @@ from recbole_unlearn.methods import UnlearnTrainer, Watch
 from recbole_unlearn.pipeline import begin
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import Trainings
-from recbole_unlearn.tuning.goal import Bench, Goal
+from recbole_unlearn.tuning.objective import Bench, Goal
 
 Report = dict[str, Any]
 

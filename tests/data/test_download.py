@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from recbole_unlearn.data import archive, download
-from recbole_unlearn.data.download import ensure_dataset
+from recbole_unlearn.data import archive, download, ensure_dataset
 from recbole_unlearn.errors import UnlearnError
 
 INTER = random.Random(0).randbytes(50_000)

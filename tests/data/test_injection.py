@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from recbole_unlearn.data.injection import inject
-from recbole_unlearn.data.splits import load
+from recbole_unlearn.data import inject, load
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.settings.groups import ForgetSettings
+from recbole_unlearn.settings import ForgetSettings, UnlearnConfig
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.data import request_forms
-from recbole_unlearn.data.requests import Fields, locate, read_request
-from recbole_unlearn.data.splits import load
+from recbole_unlearn.data import Fields, load, locate, read_request, request_forms
 from recbole_unlearn.errors import UnlearnError
 
 FIELDS = Fields("user_id", "item_id", "timestamp")
@@ -263,7 +261,7 @@ def test_what_is_neither_a_value_nor_a_column_is_refused(given, key):
 
 @pytest.fixture(scope="module")
 def source(tiny_path, tmp_path_factory):
-    from recbole_unlearn.settings.config import UnlearnConfig
+    from recbole_unlearn.settings import UnlearnConfig
 
     values = {
         "data_path": str(tiny_path), "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},

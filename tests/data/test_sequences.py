@@ -11,8 +11,8 @@ from recbole.data import create_dataset
 from recbole.utils import init_seed
 
 from recbole_unlearn import compat
+from recbole_unlearn.data import Sequences
 from recbole_unlearn.data.parts import Splits
-from recbole_unlearn.data.sequences import Sequences
 from recbole_unlearn.errors import UnlearnError
 
 SPLITS = {

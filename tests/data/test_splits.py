@@ -10,10 +10,9 @@ from recbole.config import Config
 from recbole.data import create_dataset, data_preparation
 from recbole.utils import init_seed
 
-from recbole_unlearn.data.requests import Located
-from recbole_unlearn.data.splits import divide, load, loaders
+from recbole_unlearn.data import Located, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig
 
 
 def pairs(dataset):
@@ -107,7 +106,7 @@ def test_loaders_do_not_reorder_the_data(source_and_config):
 
 def test_pairs_that_stay_in_another_row_are_not_called_deleted(source_and_config):
     """The same pair twice in the data, one of them deleted by its timestamp: it is still known."""
-    from recbole_unlearn.data.splits import append
+    from recbole_unlearn.data import append
 
     splits = source_and_config[0].splits
     twice = splits._replace(train=append(splits.train, splits.train.inter_feat[[0]]))

@@ -8,7 +8,7 @@ from recbole.utils import ModelType
 
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.checkpoint import read_checkpoint
+from recbole_unlearn.files import read_checkpoint
 
 RUN = {"show_progress": False, "tensorboard": False, "demotion_negatives": 5, "min_group": 1}
 NAMED = {"final_config_dict": {"model": "BPR", "dataset": "t"}}

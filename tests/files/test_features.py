@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.data.splits import load
+from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.saved_dataset import read_dataset
-from recbole_unlearn.files.vocabulary import blank_unused, used_values
-from recbole_unlearn.rows.tables import find_features, find_tables
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.training.phase import build_model, train
+from recbole_unlearn.files import blank_unused, read_dataset, used_values
+from recbole_unlearn.rows import find_features, find_tables
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.training import build_model, train
 from tests.conftest import ITEMS, USERS, tiny_rows
 
 USER, ITEM = 5, 7  # whom nobody shares these values with

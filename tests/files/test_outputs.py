@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from recbole_unlearn import UnlearnError, cli, read_checkpoint, run_unlearn
-from recbole_unlearn.files.outputs import claimed, remove_stale, staged
+from recbole_unlearn.files import claimed, remove_stale, staged
 from recbole_unlearn.training import phase
 
 

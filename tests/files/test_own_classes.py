@@ -14,8 +14,7 @@ from recbole.utils import init_seed
 
 from recbole_unlearn import compat, load_unlearned, run_unlearn
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.checkpoint import read_checkpoint
-from recbole_unlearn.files.unpickle import StandIn, load_torch, only
+from recbole_unlearn.files import StandIn, load_torch, only, read_checkpoint
 
 RUN = {
     "show_progress": False, "tensorboard": False, "demotion_negatives": 5, "report": "none", "cache": False,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fuzz import campaign, kills
+from tests.fuzz import campaign, crash_cases
 
 
 @pytest.mark.slow
@@ -19,7 +19,7 @@ def test_two_thousand_hostile_files(tiny_path, tmp_path):
 @pytest.mark.slow
 def test_runs_that_are_killed(tiny_path, tmp_path):
     """The output directory is as before, or holds the whole new result; the next run succeeds and tidies up."""
-    found = kills.campaign(18, tiny_path, tmp_path / "kills")
+    found = crash_cases.campaign(18, tiny_path, tmp_path / "kills")
     good = ("as before", "the whole new result", "without a result, which the next run says")
     assert sum(found[kind] for kind in good) == 18, found
     assert found["the next run succeeds"] == 18

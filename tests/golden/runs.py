@@ -134,7 +134,12 @@ def run_stream(checkpoint: Path, folder: Path) -> dict:
         for user in ("200", "305"):
             found[f"{name} / user {user}"] = state.recommend(user, 5)["item_id"].tolist()
         about = state.status()
-        found[f"{name} / status"] = [about.requests["status"].tolist(), about.deleted_share, about.drift, *more]
+        found[f"{name} / status"] = [
+            about.requests["status"].tolist(),
+            about.deleted_share,
+            about.drift,
+            *more,
+        ]
 
     with init_state(folder, checkpoint, hash_key=key, lac_steps=6) as state:
         note("init")
@@ -146,7 +151,10 @@ def run_stream(checkpoint: Path, folder: Path) -> dict:
         }
         for name, request in requests.items():
             state.submit(request, id=name, on_missing="skip")
-            done = [(one.id, one.status, one.interactions, one.held_out, one.users, one.items) for one in state.run()]
+            done = [
+                (one.id, one.status, one.interactions, one.held_out, one.users, one.items)
+                for one in state.run()
+            ]
             note(name, *map(list, done))
         state.rollback("pairs")
         note("undone")

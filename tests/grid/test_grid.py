@@ -17,7 +17,7 @@ from recbole_unlearn.grid import cells as grid_cells
 from recbole_unlearn.grid import plan
 from recbole_unlearn.grid import run as grid_run
 from recbole_unlearn.methods import registry
-from recbole_unlearn.settings.yaml_files import properties_dir
+from recbole_unlearn.settings import properties_dir
 from tests.conftest import ROOT
 
 GOOD = {

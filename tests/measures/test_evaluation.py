@@ -5,11 +5,16 @@ import pytest
 import torch
 from recbole.data.interaction import Interaction
 
-from recbole_unlearn.data.requests import Located
-from recbole_unlearn.data.splits import divide, load, loaders
-from recbole_unlearn.measures.evaluation import Measurement, paired_errors, report_config, utility
-from recbole_unlearn.measures.observe import deleted_pairs, never_touched
-from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
+from recbole_unlearn.data import Located, divide, load, loaders
+from recbole_unlearn.measures import (
+    Measurement,
+    deleted_pairs,
+    never_touched,
+    paired_errors,
+    report_config,
+    utility,
+)
+from recbole_unlearn.training import PhaseTrainer, build_model, compose
 
 
 def located(splits, rows):

@@ -7,20 +7,19 @@ import pytest
 import torch
 
 from recbole_unlearn.data import Located, divide, load, loaders
-from recbole_unlearn.measures.base import View
-from recbole_unlearn.measures.evaluation import Measurement
-from recbole_unlearn.measures.histories import (
+from recbole_unlearn.measures import (
+    EMPTIED,
+    NOTHING,
     HistoryQuestions,
+    Measurement,
     Uncleaned,
-    _emptied_gap,
-    _hits,
-    _utility,
+    View,
     observe_histories,
 )
-from recbole_unlearn.measures.verdict import EMPTIED, NOTHING
-from recbole_unlearn.results.privacy import Crowd, Discretion
-from recbole_unlearn.results.schema import Verdict
-from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose, train_here
+from recbole_unlearn.measures.histories import _emptied_gap, _hits, _utility
+from recbole_unlearn.results import Verdict
+from recbole_unlearn.results.disclosure import Crowd, Discretion
+from recbole_unlearn.training import PhaseTrainer, build_model, compose, train_here
 
 SMALL = {"MAX_ITEM_LIST_LENGTH": 6, "hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1}
 

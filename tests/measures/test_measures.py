@@ -9,19 +9,27 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from recbole_unlearn import UnlearnConfig, run_unlearn
-from recbole_unlearn.data.splits import load, loaders
-from recbole_unlearn.measures import attack, groups, overlap
+from recbole_unlearn.data import load, loaders
+from recbole_unlearn.measures import (
+    Measurement,
+    Pairs,
+    Questions,
+    attack,
+    clustered,
+    deleted_pairs,
+    entanglement,
+    groups,
+    overlap,
+)
 from recbole_unlearn.measures import distribution as scores
-from recbole_unlearn.measures import observe as observe_module
+from recbole_unlearn.measures import scores as observe_module
 from recbole_unlearn.measures import verdict as verdicts
-from recbole_unlearn.measures.demotion import clustered
-from recbole_unlearn.measures.difficulty import difficulty, entanglement
-from recbole_unlearn.measures.evaluation import Measurement
-from recbole_unlearn.measures.observe import Pairs, Questions, deleted_pairs, observe
+from recbole_unlearn.measures.difficulty import difficulty
+from recbole_unlearn.measures.scores import observe
 from recbole_unlearn.measures.verdict import verdict
-from recbole_unlearn.results.schema import PhaseResult
+from recbole_unlearn.results import PhaseResult
 from recbole_unlearn.results.table import table
-from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
+from recbole_unlearn.training import PhaseTrainer, build_model, compose
 from tests.conftest import QUICK
 from tests.parts import divided
 

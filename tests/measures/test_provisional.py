@@ -11,14 +11,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.data.requests import Located
-from recbole_unlearn.data.splits import divide, load
+from recbole_unlearn.data import Located, divide, load
+from recbole_unlearn.measures import EXACT, NOTHING_LEFT, UNSURE, Questions, deleted_pairs, looks
 from recbole_unlearn.measures import provisional as module
-from recbole_unlearn.measures.observe import Questions, deleted_pairs, observe
-from recbole_unlearn.measures.provisional import EXACT, NOTHING_LEFT, UNSURE, looks, provisional
+from recbole_unlearn.measures.provisional import provisional
+from recbole_unlearn.measures.scores import observe
 from recbole_unlearn.measures.verdict import verdict
-from recbole_unlearn.results.privacy import Crowd, Discretion
-from recbole_unlearn.results.schema import Forgotten, PhaseResult, Provisional, RunResult, Verdict
+from recbole_unlearn.results import Forgotten, PhaseResult, Provisional, RunResult, Verdict
+from recbole_unlearn.results.disclosure import Crowd, Discretion
 from recbole_unlearn.rows import ClosedFormRanker
 from tests.conftest import QUICK
 from tests.measures.test_measures import NOTHING, FixedScores

@@ -15,24 +15,29 @@ from torch.nn.functional import softplus
 from recbole_unlearn import run_unlearn
 from recbole_unlearn import settings as plugin_settings
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods import registry, rrl
-from recbole_unlearn.methods.base import UnlearnTask
-from recbole_unlearn.methods.influence import ifru, scif, solver
-from recbole_unlearn.methods.influence.hessian import HessianProduct, Selection, gradient_sum
-from recbole_unlearn.methods.request_losses import (
+from recbole_unlearn.methods import (
     RequestLosses,
+    UnlearnTask,
     losers,
+    registry,
+    rrl,
     tie,
     turned,
     with_rows_left,
 )
-from recbole_unlearn.rows.batches import learns_by_user
-from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.rows.own_loss import training_loss
-from recbole_unlearn.rows.region import find_region
-from recbole_unlearn.rows.scoring import pair_scores
-from recbole_unlearn.rows.tables import Table, as_rows, find_tables
-from recbole_unlearn.training.phase import build_model, compose, train
+from recbole_unlearn.methods.influence import HessianProduct, Selection, gradient_sum, ifru, scif, solver
+from recbole_unlearn.rows import (
+    RetainedIndex,
+    Table,
+    TrainIndex,
+    as_rows,
+    find_region,
+    find_tables,
+    learns_by_user,
+    pair_scores,
+    training_loss,
+)
+from recbole_unlearn.training import build_model, compose, train
 from tests.parts import Rows, divided, make_witness
 
 METHODS = ["finetune", "gradient_ascent", "ifru", "rrl", "scif"]

@@ -8,10 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recbole_unlearn.report import comparison, paper, results_in, write_comparison, writers
-from recbole_unlearn.report.entries import FAILED_FILE, NO_PLAN, PLAN_FILE, read_plan
-from recbole_unlearn.results.schema import RunResult
-from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
+from recbole_unlearn.report import (
+    FAILED_FILE,
+    NO_PLAN,
+    PLAN_FILE,
+    comparison,
+    paper,
+    read_plan,
+    results_in,
+    write_comparison,
+    writers,
+)
+from recbole_unlearn.results import RunResult
+from recbole_unlearn.settings import properties_dir, read_yaml
 from tests.report.test_report import HOSTILE, Reader
 
 

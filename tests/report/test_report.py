@@ -14,10 +14,9 @@ import plotly.graph_objects as go
 import pytest
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.measures import base
-from recbole_unlearn.measures.verdict import SHORT
+from recbole_unlearn.measures import SHORT, base
 from recbole_unlearn.report import comparison, figures, opening, values, write_comparison, write_report
-from recbole_unlearn.results.schema import LEVELS, RunResult
+from recbole_unlearn.results import LEVELS, RunResult
 
 CUTS = (10, 20, 50)
 VERDICT = (

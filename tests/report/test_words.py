@@ -8,23 +8,24 @@ import shlex
 import pytest
 
 from recbole_unlearn.cli import parse
-from recbole_unlearn.methods.registry import methods
+from recbole_unlearn.methods import methods
 from recbole_unlearn.report import (
+    PROGRAM,
     certificates,
     damage,
     figures,
+    noise,
     opening,
     page,
     values,
     write_comparison,
     write_report,
 )
-from recbole_unlearn.report.account import account, noise
+from recbole_unlearn.report.account import account
 from recbole_unlearn.report.advice import advice
-from recbole_unlearn.report.command import PROGRAM, command
-from recbole_unlearn.results.schema import PhaseResult, RunResult, Verdict
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.settings.declare import names
+from recbole_unlearn.report.command import command
+from recbole_unlearn.results import PhaseResult, RunResult, Verdict
+from recbole_unlearn.settings import UnlearnConfig, names
 from tests.report.test_report import Reader, light, sample, without_retraining  # noqa: F401
 
 DATE = "2026-11-17T19:24:51+02:00"

@@ -5,10 +5,10 @@ import re
 import pandas as pd
 
 from recbole_unlearn import run_unlearn
+from recbole_unlearn.results import Forgotten, PhaseResult, RunResult, Verdict
 from recbole_unlearn.results.frame import frame
 from recbole_unlearn.results.notebook import page
-from recbole_unlearn.results.schema import Forgotten, PhaseResult, RunResult, Verdict
-from recbole_unlearn.tuning.outputs import TuneResult
+from recbole_unlearn.tuning import TuneResult
 
 
 def test_a_run_as_a_frame_and_in_a_notebook(settings):

@@ -15,10 +15,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from recbole_unlearn import UnlearnError, cli, run_unlearn, tune_unlearn
 from recbole_unlearn.data import Fields, divide, load, loaders, locate, read_request
-from recbole_unlearn.measures.evaluation import Measurement
+from recbole_unlearn.measures import Measurement
 from recbole_unlearn.report import write_comparison
-from recbole_unlearn.results.privacy import Crowd, Discretion, blunt, coarse, step_from, to_step
-from recbole_unlearn.results.schema import (
+from recbole_unlearn.results import (
     Distribution,
     Forgotten,
     LeftOut,
@@ -27,8 +26,9 @@ from recbole_unlearn.results.schema import (
     Verdict,
     Withheld,
 )
+from recbole_unlearn.results.disclosure import Crowd, Discretion, blunt, coarse, step_from, to_step
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.training.phase import train_here
+from recbole_unlearn.training import train_here
 
 REQUESTER = "u5"
 SMALL = {"min_group": 10}

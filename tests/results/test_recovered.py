@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.report import write_comparison
-from recbole_unlearn.report.entries import Entry
-from recbole_unlearn.report.entries import recovered as recovered_by_runs
-from recbole_unlearn.results.privacy import Crowd, Discretion
+from recbole_unlearn.report import Entry, write_comparison
+from recbole_unlearn.report import recovered as recovered_by_runs
+from recbole_unlearn.results import Forgotten, LeftOut, PhaseResult, RunResult
+from recbole_unlearn.results.disclosure import Crowd, Discretion
 from recbole_unlearn.results.recovered import left_out, recovered
-from recbole_unlearn.results.schema import Forgotten, LeftOut, PhaseResult, RunResult
 from recbole_unlearn.results.table import table
 
 

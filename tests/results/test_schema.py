@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.results.schema import LEVELS, PhaseResult, RunResult
+from recbole_unlearn.results import LEVELS, PhaseResult, RunResult
 from recbole_unlearn.results.table import table
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)

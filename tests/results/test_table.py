@@ -8,10 +8,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.measures.verdict import SHORT, verdict
-from recbole_unlearn.results.privacy import Crowd, Discretion
-from recbole_unlearn.results.record import judged, speedup
-from recbole_unlearn.results.schema import (
+from recbole_unlearn.measures import SHORT
+from recbole_unlearn.measures.verdict import verdict
+from recbole_unlearn.results import (
     LEVELS,
     Forgotten,
     PhaseResult,
@@ -20,6 +19,8 @@ from recbole_unlearn.results.schema import (
     method_phases,
     seen_from,
 )
+from recbole_unlearn.results.disclosure import Crowd, Discretion
+from recbole_unlearn.results.record import judged, speedup
 from recbole_unlearn.results.table import table
 from tests.test_words import FACTORS, FIGURES, NONSENSE
 

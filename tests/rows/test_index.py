@@ -6,13 +6,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from recbole_unlearn.data.splits import load
+from recbole_unlearn.data import load
+from recbole_unlearn.rows import Members, RetainedIndex, TrainIndex, as_batch, find_region, with_neighbours
 from recbole_unlearn.rows import index as index_module
 from recbole_unlearn.rows import region as region_module
-from recbole_unlearn.rows.batches import as_batch
-from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.rows.region import Members, find_region, with_neighbours
-from recbole_unlearn.training.phase import build_model
+from recbole_unlearn.training import build_model
 from tests.parts import Rows, divided, make_witness
 
 PAIRS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 8)), min_size=1, max_size=40)

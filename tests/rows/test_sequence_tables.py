@@ -5,8 +5,7 @@ import torch
 
 from recbole_unlearn.data import load
 from recbole_unlearn.rows import find_features, find_tables
-from recbole_unlearn.settings import sequential
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig, sequential
 from recbole_unlearn.training import build_model
 from tests.conftest import USERS
 

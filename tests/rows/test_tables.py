@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from recbole_unlearn.data.splits import load
-from recbole_unlearn.rows.tables import Table, as_rows, find_tables, reset_rows
-from recbole_unlearn.training.phase import build_model
+from recbole_unlearn.data import load
+from recbole_unlearn.rows import Table, as_rows, find_tables, reset_rows
+from recbole_unlearn.training import build_model
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from recbole.utils import ModelType
 
 from recbole_unlearn import compat, run_unlearn, unlearn_model
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.settings.config import UnlearnConfig, plain_settings
-from recbole_unlearn.settings.yaml_files import parse_value, properties_dir, read_yaml
+from recbole_unlearn.settings import UnlearnConfig, parse_value, plain_settings, properties_dir, read_yaml
 
 
 def test_later_sources_win(tmp_path, settings):

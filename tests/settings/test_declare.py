@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from recbole_unlearn import settings
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import registry
-from recbole_unlearn.settings.config import SUPPORTED_TYPES, model_names
-from recbole_unlearn.settings.declare import setting
-from recbole_unlearn.settings.yaml_files import properties_dir, read_yaml
+from recbole_unlearn.settings import SUPPORTED_TYPES, model_names, properties_dir, read_yaml, setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from recbole_unlearn import cli
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.settings.typed_model import typed_class
+from recbole_unlearn.settings import typed_class
 
 SOURCE = """
 from recbole.model.general_recommender import BPR

@@ -277,7 +277,7 @@ def test_other_commands_that_are_stopped_leave_the_state(make_state, key_file, m
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("recbole_unlearn.state.publication.publish", interrupted)
+    monkeypatch.setattr("recbole_unlearn.state.publish.publish", interrupted)
     assert cli.main(["requests", "publish", str(state.core.folder), f"--hash_key={key_file}"]) == 130
     assert capsys.readouterr().err == "Stopped; the state is as its last finished step left it.\n"
 

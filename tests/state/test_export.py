@@ -19,9 +19,7 @@ from safetensors.torch import load_file
 
 from recbole_unlearn import compat, run_unlearn
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.state import open_state
-from recbole_unlearn.state.suppression import load_suppression
-from recbole_unlearn.state.vectors import Moved, Vectors, find_vectors
+from recbole_unlearn.state import Moved, Vectors, find_vectors, load_suppression, open_state
 from tests.conftest import ROOT
 from tests.state.conftest import items_of, some
 

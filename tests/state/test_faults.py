@@ -13,7 +13,7 @@ import torch
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import init_state, open_state, queue, store
 from tests.state.conftest import items_of, some
-from tests.state.kills import Campaign, Place, picture
+from tests.state.crash_cases import Campaign, Place, picture
 
 
 def looked_at(folder, key_file):
@@ -380,7 +380,7 @@ def test_a_status_that_the_ledger_does_not_tell_is_found(busy_state):
 
 @pytest.mark.slow
 def test_commands_that_are_killed(checkpoints, tiny_path, key_file, tmp_path):
-    """A sample; `python -m tests.state.kills --kills 200` is the whole of it."""
+    """A sample; `python -m tests.state.crash_cases --kills 200` is the whole of it."""
     campaign = Campaign(Place(checkpoints("BPR"), tiny_path, key_file), tmp_path)
     campaign.run(24)
     assert campaign.problems == []

@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from recbole_unlearn.state import status
-from recbole_unlearn.state.overview import MOST_DRIFT, history, overview
-from recbole_unlearn.state.page import write_status
+from recbole_unlearn.state import MOST_DRIFT, history, status, write_status
+from recbole_unlearn.state.overview import overview
 from tests.report.test_report import CHROMIUM, PHONE, PROBE, Reader, browse
 from tests.state.conftest import some
 

@@ -15,12 +15,11 @@ from recbole_unlearn.compat import own_randomness, seed_again
 from recbole_unlearn.data import Located, divide
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import read_checkpoint
-from recbole_unlearn.methods.obliviate.method import Obliviate
+from recbole_unlearn.methods.obliviate import Obliviate
 from recbole_unlearn.pipeline import begin, checked_settings
 from recbole_unlearn.rows import find_features
 from recbole_unlearn.settings import CacheSettings
-from recbole_unlearn.state import init_state, open_state, serving
-from recbole_unlearn.state.live import LiveModel
+from recbole_unlearn.state import LiveModel, init_state, open_state, serving
 from recbole_unlearn.training import Trainings
 from tests.conftest import ROOT, train_plain, write_tiny
 from tests.state.conftest import CONTEXT, PLAIN, items_of, some

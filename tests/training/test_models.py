@@ -13,11 +13,17 @@ from recbole.model.general_recommender.bpr import BPR
 from recbole.model.general_recommender.lightgcn import LightGCN as RecBoleLightGCN
 
 from recbole_unlearn import compat
-from recbole_unlearn.data.splits import append, load, loaders
-from recbole_unlearn.training import models
-from recbole_unlearn.training.models.graph import EdgeRemoval, SymmetricProduct, normalised_adjacency
-from recbole_unlearn.training.models.lightgcn import LightGCN
-from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
+from recbole_unlearn.data import append, load, loaders
+from recbole_unlearn.training import (
+    EdgeRemoval,
+    LightGCN,
+    PhaseTrainer,
+    SymmetricProduct,
+    build_model,
+    compose,
+    models,
+    normalised_adjacency,
+)
 
 
 def both(config, splits):

@@ -7,10 +7,10 @@ import torch
 from recbole.utils import get_trainer
 
 from recbole_unlearn import compat
-from recbole_unlearn.data.splits import load, loaders
+from recbole_unlearn.data import load, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.trained import Trained
-from recbole_unlearn.training.phase import PhaseTrainer, build_model, check_finite, compose, train
+from recbole_unlearn.files import Trained
+from recbole_unlearn.training import PhaseTrainer, build_model, check_finite, compose, train
 from tests.conftest import train_plain
 
 

@@ -7,7 +7,7 @@ from recbole.data.interaction import Interaction
 
 from recbole_unlearn.compat import anomaly_mode_kept, clear_caches
 from recbole_unlearn.data import load, loaders
-from recbole_unlearn.settings.config import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model
 
 with anomaly_mode_kept():

@@ -5,13 +5,11 @@ import pytest
 import torch
 
 from recbole_unlearn import UnlearnConfig, run_unlearn
-from recbole_unlearn.data.requests import Located
-from recbole_unlearn.data.splits import divide, load
+from recbole_unlearn.data import Located, divide, load
 from recbole_unlearn.files.atomic import atomic
-from recbole_unlearn.settings.groups import CacheSettings
-from recbole_unlearn.training import build_model
+from recbole_unlearn.settings import CacheSettings
+from recbole_unlearn.training import Trainings, build_model
 from recbole_unlearn.training import trainings as module
-from recbole_unlearn.training.trainings import Trainings
 
 
 @pytest.fixture

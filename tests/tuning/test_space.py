@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import registry
-from recbole_unlearn.settings.yaml_files import properties_dir
-from recbole_unlearn.tuning import backend, space
-from recbole_unlearn.tuning.space import Range, Space, Values, Whole, identity
+from recbole_unlearn.settings import properties_dir
+from recbole_unlearn.tuning import Range, Space, Values, Whole, backend, identity, space
 
 OBLIVIATE = registry.get("obliviate")
 

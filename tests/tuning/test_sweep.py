@@ -17,11 +17,18 @@ from recbole_unlearn import cli, run_unlearn, tune_unlearn
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.report import sweep as sweep_page
 from recbole_unlearn.report import write_sweep
-from recbole_unlearn.training.phase import PhaseTrainer, compose
-from recbole_unlearn.tuning import backend, journal, trial
-from recbole_unlearn.tuning import goal as objective
-from recbole_unlearn.tuning.goal import Bench, Figures, Goal, validation_only
-from recbole_unlearn.tuning.space import identity
+from recbole_unlearn.training import PhaseTrainer, compose
+from recbole_unlearn.tuning import (
+    Bench,
+    Figures,
+    Goal,
+    backend,
+    identity,
+    journal,
+    objective,
+    trial,
+    validation_only,
+)
 
 
 def in_this_process(ray, shared, drawn, listed, known, listener, *options):

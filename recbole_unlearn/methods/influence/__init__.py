@@ -4,3 +4,5 @@
 product of a loss, on some rows of a model's tables. `../request_losses.py` has the interactions of S and of the
 retain set, as batches.
 """
+
+from recbole_unlearn.methods.influence.hessian import HessianProduct, Selection, gradient_sum

@@ -40,10 +40,17 @@ import torch
 from recbole_unlearn.data import loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
+from recbole_unlearn.methods import (
+    Outcome,
+    RequestLosses,
+    UnlearnTask,
+    UnlearnTrainer,
+    losers,
+    method,
+    with_rows_left,
+)
 from recbole_unlearn.methods.influence.hessian import HessianProduct, Selection, gradient_sum
 from recbole_unlearn.methods.influence.solver import Solution, adam, damped
-from recbole_unlearn.methods.request_losses import RequestLosses, losers, with_rows_left
 from recbole_unlearn.rows import (
     Members,
     Region,

@@ -31,10 +31,17 @@ import torch
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
-from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
+from recbole_unlearn.methods import (
+    Outcome,
+    RequestLosses,
+    UnlearnTask,
+    UnlearnTrainer,
+    method,
+    turned,
+    with_rows_left,
+)
 from recbole_unlearn.methods.influence.hessian import HessianProduct, Selection, gradient_sum
 from recbole_unlearn.methods.influence.solver import damped
-from recbole_unlearn.methods.request_losses import RequestLosses, turned, with_rows_left
 from recbole_unlearn.rows import Members, Region, find_tables, training_loss
 from recbole_unlearn.settings import setting
 

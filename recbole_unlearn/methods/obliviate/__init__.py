@@ -16,3 +16,16 @@ from recbole_unlearn.methods.obliviate.row_moments import refresh
 from recbole_unlearn.methods.obliviate.settings import ObliviateSettings
 
 __all__ = ["Curvature", "Obliviate", "ObliviateSettings", "from_retained", "read_state", "refresh"]
+from recbole_unlearn.methods.obliviate.adapters import CONFIG, WEIGHTS, Adapter, AdapterSet, weights_digest
+from recbole_unlearn.methods.obliviate.contamination import spread
+from recbole_unlearn.methods.obliviate.gradients import (
+    BPRGradients,
+    LightGCNGradients,
+    RowGradients,
+    WindowGradients,
+    row_gradients,
+    written_out,
+)
+from recbole_unlearn.methods.obliviate.lac import SCHEDULES, Schedule, WitnessObjective, calibrate, rate_of
+from recbole_unlearn.methods.obliviate.window_request import WindowRequest
+from recbole_unlearn.methods.obliviate.window_restart import Links, Maps, learn

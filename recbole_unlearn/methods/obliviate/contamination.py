@@ -45,7 +45,7 @@ def started_again(touched: Region) -> Region:
     """Those of ``touched`` of which at least half starts again: they are downdated and calibrated as well.
 
     What they lost is settled with that. Losses of all others are counted until a later request brings them here
-    (`data/fitted.py`, whose steps of a tenth are the share from which on an item is among them).
+    (`data/item_counts.py`, whose steps of a tenth are the share from which on an item is among them).
     """
     return Region(
         {side: members.part(degree(side, members.share.float()) >= 0.5) for side, members in touched.items()}

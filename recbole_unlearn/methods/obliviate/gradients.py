@@ -21,8 +21,7 @@ from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.methods.obliviate.window_witness import WindowWitness, window_scores
 from recbole_unlearn.rows import Side, Triples, Witness, as_rows, predicted, training_loss
-from recbole_unlearn.training import fast_class
-from recbole_unlearn.training.models.graph import some_rows
+from recbole_unlearn.training import fast_class, some_rows
 
 
 class RowGradients:

@@ -163,7 +163,7 @@ class Request:
     def _witness(self) -> tuple[Region, Witness]:
         """The region that S itself touches, with the shares it has certainly lost, and the witness set.
 
-        What is calibrated goes by what rows may have lost, where that is not known exactly (`data/fitted.py`).
+        What is calibrated goes by what rows may have lost, where that is not known exactly (`data/item_counts.py`).
         """
         options, data = self.options, self.task.data
         users, items = (data.forget.inter_feat[f] for f in (data.forget.uid_field, data.forget.iid_field))

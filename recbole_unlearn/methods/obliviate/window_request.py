@@ -17,12 +17,12 @@ from collections.abc import Callable
 
 import torch
 
+from recbole_unlearn.methods import BATCH
 from recbole_unlearn.methods.obliviate import certificates, downdate, lac, window_restart
 from recbole_unlearn.methods.obliviate.contamination import started_again
 from recbole_unlearn.methods.obliviate.gradients import row_gradients
 from recbole_unlearn.methods.obliviate.request import Request, side_tables
 from recbole_unlearn.methods.obliviate.window_witness import WindowWitness, scores_after, window_scores
-from recbole_unlearn.methods.window_losses import BATCH
 from recbole_unlearn.rows import Moments, Region, RetainedIndex, find_region
 
 RATE = 4.0  # of LAC at its first step, times the training's

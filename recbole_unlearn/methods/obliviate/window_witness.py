@@ -13,8 +13,7 @@ from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.data import SCORES, TRAIN, SequenceSplits
-from recbole_unlearn.methods import UnlearnTask
-from recbole_unlearn.methods.window_losses import WindowLosses
+from recbole_unlearn.methods import UnlearnTask, WindowLosses
 from recbole_unlearn.rows import Region, RetainedIndex, Triples, Witness
 
 

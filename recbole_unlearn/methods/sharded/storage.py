@@ -23,19 +23,21 @@ from safetensors.torch import load_file, save
 from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import (
+    HEAD,
+    SCHEMA,
+    Stored,
     Trained,
     dataset_config,
     new_directory,
+    read_head,
     write_bytes,
     write_dataset,
     write_json,
 )
-from recbole_unlearn.files.ensemble_head import HEAD, SCHEMA, Stored, read_head
 from recbole_unlearn.methods.sharded.ensemble import Ensemble
 from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.methods.sharded.shards import Shards, Weights
-from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.settings.config import plain_settings
+from recbole_unlearn.settings import UnlearnConfig, plain_settings
 
 _RULE = "rule.safetensors"
 

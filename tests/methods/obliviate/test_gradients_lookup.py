@@ -3,12 +3,7 @@
 import pytest
 from recbole.model.general_recommender import BPR, LightGCN
 
-from recbole_unlearn.methods.obliviate.gradients import (
-    BPRGradients,
-    LightGCNGradients,
-    RowGradients,
-    written_out,
-)
+from recbole_unlearn.methods.obliviate import BPRGradients, LightGCNGradients, RowGradients, written_out
 from recbole_unlearn.training import fast_class, models
 
 

@@ -11,24 +11,25 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.obliviate import certificates
-from recbole_unlearn.methods.obliviate.adapters import CONFIG, WEIGHTS, Adapter, AdapterSet, weights_digest
-from recbole_unlearn.methods.obliviate.gradients import (
+from recbole_unlearn.methods.obliviate import (
+    CONFIG,
+    WEIGHTS,
+    Adapter,
+    AdapterSet,
     BPRGradients,
     LightGCNGradients,
     RowGradients,
-    row_gradients,
-)
-from recbole_unlearn.methods.obliviate.lac import (
     Schedule,
     WitnessObjective,
     calibrate,
+    certificates,
     rate_of,
+    row_gradients,
+    weights_digest,
 )
-from recbole_unlearn.rows import expected as level
-from recbole_unlearn.rows import losses, pair_scores
-from recbole_unlearn.rows.expected import ClosedFormRanker, ExpectedStanding
-from recbole_unlearn.training.phase import build_model
+from recbole_unlearn.rows import ClosedFormRanker, ExpectedStanding, losses, pair_scores
+from recbole_unlearn.rows import closed_form as level
+from recbole_unlearn.training import build_model
 from tests.parts import divided, make_adapters, make_witness
 
 # Losses

@@ -8,13 +8,18 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from recbole_unlearn.data.splits import load
+from recbole_unlearn.data import load
 from recbole_unlearn.methods.obliviate import contamination, curvature, downdate, lua, restart
-from recbole_unlearn.rows.batches import as_batch
-from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.rows.own_loss import loss_gradients
-from recbole_unlearn.rows.region import Members, Region, find_region
-from recbole_unlearn.training.phase import build_model, train
+from recbole_unlearn.rows import (
+    Members,
+    Region,
+    RetainedIndex,
+    TrainIndex,
+    as_batch,
+    find_region,
+    loss_gradients,
+)
+from recbole_unlearn.training import build_model, train
 from tests.parts import Rows, divided, make_adapters, make_witness
 
 

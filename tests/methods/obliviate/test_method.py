@@ -8,14 +8,11 @@ from recbole.model.general_recommender.bpr import BPR
 
 from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.cli import main
-from recbole_unlearn.data.splits import load
+from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.obliviate.adapters import AdapterSet
-from recbole_unlearn.methods.obliviate.contamination import spread
-from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.rows.region import find_region
-from recbole_unlearn.rows.tables import as_rows, find_tables
-from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose, train
+from recbole_unlearn.methods.obliviate import AdapterSet, spread
+from recbole_unlearn.rows import RetainedIndex, TrainIndex, as_rows, find_region, find_tables
+from recbole_unlearn.training import PhaseTrainer, build_model, compose, train
 
 QUICK = {"lac_steps": 6, "lac_batch_size": 64, "save_unlearned": False}
 MODELS = {

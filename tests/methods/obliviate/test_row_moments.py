@@ -3,11 +3,19 @@
 import pytest
 import torch
 
-from recbole_unlearn.data.splits import load
+from recbole_unlearn.data import load
 from recbole_unlearn.methods.obliviate import row_moments
-from recbole_unlearn.rows import Members, Region, RetainedIndex, Table, TrainIndex, Witness, find_tables
-from recbole_unlearn.rows.own_loss import loss_gradients
-from recbole_unlearn.training.phase import build_model
+from recbole_unlearn.rows import (
+    Members,
+    Region,
+    RetainedIndex,
+    Table,
+    TrainIndex,
+    Witness,
+    find_tables,
+    loss_gradients,
+)
+from recbole_unlearn.training import build_model
 
 BATCH = 16
 

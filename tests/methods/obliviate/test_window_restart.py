@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from recbole_unlearn.methods.obliviate import window_restart
-from recbole_unlearn.methods.obliviate.window_restart import Links, Maps, learn, restart
+from recbole_unlearn.methods.obliviate import Links, Maps, learn, window_restart
+from recbole_unlearn.methods.obliviate.window_restart import restart
 from recbole_unlearn.rows import Members, Region, rarest
 
 USERS, ITEMS, LENGTH = 6, 9, 8  # ids, of which 0 is nobody's, and places of a history

@@ -12,15 +12,12 @@ from torch.nn.functional import cross_entropy
 from recbole_unlearn import run_unlearn
 from recbole_unlearn import settings as groups
 from recbole_unlearn.data import TRAIN, Located, divide, load
-from recbole_unlearn.methods import registry
-from recbole_unlearn.methods.base import Watch
-from recbole_unlearn.methods.obliviate.gradients import WindowGradients, row_gradients
-from recbole_unlearn.methods.obliviate.window_request import WindowRequest
+from recbole_unlearn.methods import Watch, registry
+from recbole_unlearn.methods.obliviate import WindowGradients, WindowRequest, row_gradients
 from recbole_unlearn.pipeline import begin
 from recbole_unlearn.rows import TrainIndex, as_rows, find_region, find_tables, rarest, training_loss
-from recbole_unlearn.settings.config import UnlearnConfig
-from recbole_unlearn.training.phase import train
-from recbole_unlearn.training.trainings import Trainings
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.training import Trainings, train
 from tests.conftest import tiny_rows, write_tiny
 
 OBLIVIATE = registry.get("obliviate")

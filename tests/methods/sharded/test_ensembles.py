@@ -5,12 +5,19 @@ import torch
 from recbole.data.interaction import Interaction
 from tqdm import tqdm
 
-from recbole_unlearn.data.splits import load
+from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.sharded.attention import AttentiveEnsemble, Fit, fit_attention, vectors
-from recbole_unlearn.methods.sharded.ensemble import Ensemble, ItemEnsemble, WeightedEnsemble
-from recbole_unlearn.methods.sharded.ultrare import ranking_weights
-from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose
+from recbole_unlearn.methods.sharded import (
+    AttentiveEnsemble,
+    Ensemble,
+    Fit,
+    ItemEnsemble,
+    WeightedEnsemble,
+    fit_attention,
+    ranking_weights,
+    vectors,
+)
+from recbole_unlearn.training import PhaseTrainer, build_model, compose
 from tests.parts import same
 
 

@@ -13,13 +13,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.sharded import partition
-from recbole_unlearn.methods.sharded.partition import (
+from recbole_unlearn.methods.sharded import (
     Partition,
     by_interactions,
     by_transport,
     by_users,
     item_blocks,
+    partition,
     random_users,
 )
 

@@ -12,17 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from recbole_unlearn import run_unlearn, unlearn_model
 from recbole_unlearn import settings as plugin_settings
-from recbole_unlearn.data.requests import Located
-from recbole_unlearn.data.splits import divide, load, loaders
+from recbole_unlearn.data import Located, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods import registry
-from recbole_unlearn.methods.base import UnlearnTask
-from recbole_unlearn.methods.sharded import storage
-from recbole_unlearn.methods.sharded.attention import AttentiveEnsemble
-from recbole_unlearn.methods.sharded.partition import Partition
-from recbole_unlearn.methods.sharded.shards import Shards
+from recbole_unlearn.methods import UnlearnTask, registry
+from recbole_unlearn.methods.sharded import AttentiveEnsemble, Partition, Shards, storage
+from recbole_unlearn.training import PhaseTrainer, build_model, compose, train, train_all
 from recbole_unlearn.training import trainings as cache_module
-from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose, train, train_all
 from tests.parts import divided, same
 
 METHODS = ["sisa", "receraser", "ultrare"]

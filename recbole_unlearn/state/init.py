@@ -12,13 +12,12 @@ from typing import Any
 from recbole.utils import ModelType
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import new_directory, read_checkpoint
-from recbole_unlearn.files.outputs import remove_stale
+from recbole_unlearn.files import new_directory, read_checkpoint, remove_stale
 from recbole_unlearn.inputs import shown
+from recbole_unlearn.session import check_methods, configured
 from recbole_unlearn.settings import GROUPS, Role, about, declared
-from recbole_unlearn.start import check_methods, configured
 from recbole_unlearn.state.base import read_original, squared_norm, versions, write_base
-from recbole_unlearn.state.core import FILES, Core
+from recbole_unlearn.state.context import FILES, Core
 from recbole_unlearn.state.store import sync
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Runs that are killed: at every boundary at which something reaches the disk, and at random moments.
 
-`python -m tests.fuzz.kills 200` prints the counts: how often the output directory was as before, how often it held the
+`python -m tests.fuzz.crash_cases 200` prints the counts: how often the output directory was as before, how often it held the
 whole new result, and how often it held anything else (which has to be 0).
 """
 
@@ -71,7 +71,7 @@ def _killed(
 
 def state(out: Path) -> dict[str, str] | None:
     """What an output directory holds, by the names and content of its files; None when there is no result in it."""
-    from recbole_unlearn.files.export import file_digest
+    from recbole_unlearn.files import file_digest
 
     if not (out / "result.json").exists():
         return None

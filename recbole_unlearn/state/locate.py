@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from recbole.data.dataset import Dataset
 
-from recbole_unlearn.data import ForgetRequest, Source
-from recbole_unlearn.data.requests import EMPTY, ids_of
+from recbole_unlearn.data import EMPTY, ForgetRequest, Source, ids_of
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.rows import TrainIndex
 

@@ -5,7 +5,7 @@ r"""What a sweep looks for: utility against forgetting, on training and validati
     score    = utility / utility of the original − w · distance                      w: tune_weight
 
 The target is the retrained model's demotion rate where there is one, otherwise what a closed-form ranker on D\S
-expects of a model that never saw the deleted interactions (`rows/expected.py`). That ranker knows no histories, so a
+expects of a model that never saw the deleted interactions (`rows/closed_form.py`). It knows no histories, so a
 sequential model needs the retrained one. Its deleted interactions are asked for at their cleaned prefixes.
 
 The *front* is the set of candidates that no other beats in both utility and distance; whatever the weight, the best
@@ -24,10 +24,16 @@ from recbole.evaluator.register import metrics_dict
 
 from recbole_unlearn.data import SequenceSplits, Splits, UnlearnData, loaders
 from recbole_unlearn.errors import UnlearnError, nearest
-from recbole_unlearn.measures.evaluation import DECIMALS, report_config, utility
-from recbole_unlearn.measures.histories import deleted_windows
-from recbole_unlearn.measures.observe import Pairs, deleted_pairs
-from recbole_unlearn.measures.windows import Windows, standing
+from recbole_unlearn.measures import (
+    Pairs,
+    Windows,
+    deleted_pairs,
+    deleted_windows,
+    report_config,
+    standing,
+    utility,
+)
+from recbole_unlearn.measures.evaluation import DECIMALS
 from recbole_unlearn.rows import PAIRS, ExpectedStanding, Region, RetainedIndex, TrainIndex, Witness
 from recbole_unlearn.settings import TuneSettings, UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer

@@ -16,8 +16,15 @@ from recbole.utils import get_local_time
 from recbole_unlearn import settings
 from recbole_unlearn.compat import own_environment, own_randomness
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Checkpoint, read_checkpoint, refuse_overwriting
-from recbole_unlearn.files.outputs import claimed, made, refuse_result, staged
+from recbole_unlearn.files import (
+    Checkpoint,
+    claimed,
+    made,
+    read_checkpoint,
+    refuse_overwriting,
+    refuse_result,
+    staged,
+)
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.methods import registry

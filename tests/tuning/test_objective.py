@@ -12,18 +12,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import settings as groups
-from recbole_unlearn.data.requests import Located
-from recbole_unlearn.data.splits import Splits, divide, loaders
+from recbole_unlearn.data import Located, divide, loaders
+from recbole_unlearn.data.splits import Splits
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.measures.evaluation import Measurement
-from recbole_unlearn.methods import registry
-from recbole_unlearn.methods.base import Watch
+from recbole_unlearn.measures import Measurement
+from recbole_unlearn.methods import Watch, registry
 from recbole_unlearn.pipeline import begin
-from recbole_unlearn.training.phase import PhaseTrainer, build_model, compose, train
-from recbole_unlearn.training.trainings import Trainings
-from recbole_unlearn.tuning import goal as objective
-from recbole_unlearn.tuning import trial
-from recbole_unlearn.tuning.goal import Bench, Figures, Goal, validation_only
+from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose, train
+from recbole_unlearn.tuning import Bench, Figures, Goal, objective, trial, validation_only
 from recbole_unlearn.tuning.prepare import prepare
 from tests.parts import divided
 

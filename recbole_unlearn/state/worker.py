@@ -13,13 +13,13 @@ import numpy as np
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.inputs import shown
-from recbole_unlearn.start import own_threads
+from recbole_unlearn.session import own_threads
 from recbole_unlearn.state.base import versions
-from recbole_unlearn.state.changes import digest
-from recbole_unlearn.state.core import Core, Receipt, now, set_requests, span
+from recbole_unlearn.state.context import Core, Receipt, now, set_requests, span
 from recbole_unlearn.state.database import COUNTS, working
+from recbole_unlearn.state.deltas import digest
 from recbole_unlearn.state.live import Masks
-from recbole_unlearn.state.publication import finish
+from recbole_unlearn.state.publish import finish
 
 Window = str | datetime.timedelta | None
 

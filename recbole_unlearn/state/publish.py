@@ -11,11 +11,11 @@ import torch
 from recbole_unlearn.compat import own_randomness
 from recbole_unlearn.data import Splits
 from recbole_unlearn.state.base import read_moments, squared_norm, versions, write_base
-from recbole_unlearn.state.changes import Tensors
-from recbole_unlearn.state.core import Core, set_requests
+from recbole_unlearn.state.context import Core, set_requests
+from recbole_unlearn.state.deltas import Tensors
 from recbole_unlearn.state.live import Masks
 from recbole_unlearn.state.suppression import pair_hash
-from recbole_unlearn.training.phase import train_here
+from recbole_unlearn.training import train_here
 
 
 def publish(core: Core) -> int:

@@ -18,13 +18,13 @@ import numpy as np
 
 from recbole_unlearn.data import Source, load
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.keyed import load_key
+from recbole_unlearn.files import load_key
 from recbole_unlearn.settings import UnlearnConfig, model_names
 from recbole_unlearn.state import ledger
-from recbole_unlearn.state.changes import Change, unpack
 from recbole_unlearn.state.database import Database
-from recbole_unlearn.state.finding import Finder
+from recbole_unlearn.state.deltas import Change, unpack
 from recbole_unlearn.state.live import LiveModel, Masks
+from recbole_unlearn.state.locate import Finder
 from recbole_unlearn.state.store import Store
 
 FILES = "files"

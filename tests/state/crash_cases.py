@@ -1,7 +1,7 @@
 """Commands on a state that are killed: at every boundary at which something reaches the disk, in the middle of a
 write, and at random moments.
 
-`python -m tests.state.kills --kills 200` prints the counts. After every kill the state is one of those that an
+`python -m tests.state.crash_cases --kills 200` prints the counts. After every kill the state is one of those that an
 uninterrupted command goes through, its ledger is whole, and the same command again ends as if nothing had happened.
 Anything else is printed as it is, and the exit code is 1.
 """
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.state import State, init_state, open_state, publication, work
+from recbole_unlearn.state import State, init_state, open_state, publish, worker
 
 CALLS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 STATEMENTS = ("BEGIN", "COMMIT", "VACUUM", "PRAGMA wal_checkpoint")
@@ -99,14 +99,14 @@ def _submitting(state: State) -> Iterator[Any]:
 
 
 def _running(state: State) -> Iterator[Any]:
-    with work.alone(state.core):
-        yield from work.run(state.core, None)
+    with worker.alone(state.core):
+        yield from worker.run(state.core, None)
 
 
 def _rolling_back(state: State) -> Iterator[Any]:
-    with work.alone(state.core):
-        yield work.rollback(state.core, "b")
-        yield from work.run(state.core, None)
+    with worker.alone(state.core):
+        yield worker.rollback(state.core, "b")
+        yield from worker.run(state.core, None)
 
 
 def _publishing(state: State) -> Iterator[Any]:
@@ -114,9 +114,9 @@ def _publishing(state: State) -> Iterator[Any]:
 
 
 def _retraining(state: State) -> Iterator[Any]:
-    with work.alone(state.core):
-        yield from work.run(state.core, None)
-        yield publication.retrain(state.core)
+    with worker.alone(state.core):
+        yield from worker.run(state.core, None)
+        yield publish.retrain(state.core)
 
 
 STEPS = {

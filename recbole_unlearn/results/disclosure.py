@@ -21,9 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recbole_unlearn.data import INJECTED, SequenceSplits, UnlearnData
-from recbole_unlearn.measures.provisional import EXACT
-from recbole_unlearn.measures.verdict import DONE, EMPTIED, NOTHING, UNCHANGED, sentence
-from recbole_unlearn.measures.windows import deleted_targets
+from recbole_unlearn.measures import DONE, EMPTIED, EXACT, NOTHING, UNCHANGED, deleted_targets, sentence
 from recbole_unlearn.results.schema import (
     Curve,
     Distribution,

@@ -13,8 +13,8 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.state import ledger
 from recbole_unlearn.state.base import fingerprint_of
-from recbole_unlearn.state.changes import digest
-from recbole_unlearn.state.core import Core
+from recbole_unlearn.state.context import Core
+from recbole_unlearn.state.deltas import digest
 from recbole_unlearn.state.serving import suppression
 from recbole_unlearn.state.suppression import Suppression
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import keyed
+from recbole_unlearn.files import hash_keys
 
 KEY = b"k" * 32
 
@@ -25,45 +25,45 @@ def home(tmp_path, monkeypatch):
 
 
 def test_a_key_is_made_once_for_its_owner_alone(home):
-    first = keyed.load_key()
+    first = hash_keys.load_key()
     assert len(first) == 64
     assert stat.S_IMODE(home.stat().st_mode) == 0o600
-    assert keyed.load_key() == keyed.load_key(home) == first
+    assert hash_keys.load_key() == hash_keys.load_key(home) == first
     assert [entry.name for entry in home.parent.iterdir()] == ["key"]
 
 
 def test_of_two_processes_the_first_makes_it(home):
     home.parent.mkdir(parents=True)
     with multiprocessing.get_context("fork").Pool(4) as pool:
-        assert len(set(pool.map(keyed.load_key, [None] * 8, chunksize=1))) == 1
+        assert len(set(pool.map(hash_keys.load_key, [None] * 8, chunksize=1))) == 1
 
 
 def test_a_file_wins_over_the_environment_and_that_over_the_configuration(home, tmp_path, monkeypatch):
-    keyed.load_key()
-    monkeypatch.setenv(keyed.VARIABLE, "v" * 32)
-    assert keyed.load_key() == b"v" * 32
+    hash_keys.load_key()
+    monkeypatch.setenv(hash_keys.VARIABLE, "v" * 32)
+    assert hash_keys.load_key() == b"v" * 32
     (tmp_path / "key").write_text("f" * 32 + "\n")
-    assert keyed.load_key(tmp_path / "key") == b"f" * 32
-    monkeypatch.setenv(keyed.VARIABLE, "mellon")
+    assert hash_keys.load_key(tmp_path / "key") == b"f" * 32
+    monkeypatch.setenv(hash_keys.VARIABLE, "mellon")
     with pytest.raises(UnlearnError, match="RECBOLE_UNLEARN_KEY has 6 characters") as error:
-        keyed.load_key()
+        hash_keys.load_key()
     assert "mellon" not in str(error.value)
 
 
 def test_a_key_for_everybody_is_warned_of(tmp_path, caplog):
     (tmp_path / "key").write_text("f" * 32)
     os.chmod(tmp_path / "key", 0o600)
-    keyed.load_key(tmp_path / "key")
+    hash_keys.load_key(tmp_path / "key")
     assert not caplog.text
     os.chmod(tmp_path / "key", 0o644)
-    keyed.load_key(tmp_path / "key")
+    hash_keys.load_key(tmp_path / "key")
     assert "chmod 600" in caplog.text
 
 
 def test_no_place_for_a_key_means_no_hashes(tmp_path, monkeypatch, caplog):
     (tmp_path / "config").write_text("a file where a directory is needed")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    assert keyed.load_key() is None
+    assert hash_keys.load_key() is None
     assert "--hash_key=FILE" in caplog.text
 
 
@@ -97,15 +97,15 @@ def plain(rows):
 @given(st.lists(ROWS, min_size=1, max_size=6), st.lists(ROWS, min_size=1, max_size=6), st.data())
 def test_requests_have_one_hash_if_they_ask_for_the_same(first, second, data):
     shuffled = data.draw(st.permutations(first + first[:2]))
-    assert keyed.request_digest(KEY, frame(first)) == keyed.request_digest(KEY, frame(shuffled))
-    alike = keyed.request_digest(KEY, frame(first)) == keyed.request_digest(KEY, frame(second))
+    assert hash_keys.request_digest(KEY, frame(first)) == hash_keys.request_digest(KEY, frame(shuffled))
+    alike = hash_keys.request_digest(KEY, frame(first)) == hash_keys.request_digest(KEY, frame(second))
     assert alike == (plain(first) == plain(second))
-    assert keyed.request_digest(KEY, frame(first)) != keyed.request_digest(b"l" * 32, frame(first))
+    assert hash_keys.request_digest(KEY, frame(first)) != hash_keys.request_digest(b"l" * 32, frame(first))
 
 
 def test_a_hash_has_one_purpose():
-    assert keyed.keyed_hash(KEY, "a", b"bc") == keyed.keyed_hash(KEY, "a", [b"b", b"c"])
-    assert keyed.keyed_hash(KEY, "a", b"bc") != keyed.keyed_hash(KEY, "ab", b"c")
+    assert hash_keys.keyed_hash(KEY, "a", b"bc") == hash_keys.keyed_hash(KEY, "a", [b"b", b"c"])
+    assert hash_keys.keyed_hash(KEY, "a", b"bc") != hash_keys.keyed_hash(KEY, "ab", b"c")
 
 
 class Model(torch.nn.Module):
@@ -126,7 +126,7 @@ def test_models_have_one_hash_if_they_are_the_same():
         Model(weight, table=np.arange(3)), Model(weight, table=np.arange(3.0)), Model(weight, table=sp.eye(3)),
         Model(weight, table=2 * sp.eye(3)), Model(weight, number=3), Model(weight, number=None),
     ]  # fmt: skip
-    digests = [keyed.model_digest(KEY, model, {"n_layers": 2}) for model in models]
+    digests = [hash_keys.model_digest(KEY, model, {"n_layers": 2}) for model in models]
     assert len(set(digests)) == len(models)
-    assert digests == [keyed.model_digest(KEY, model, {"n_layers": 2}) for model in models]
-    assert keyed.model_digest(KEY, models[0], {"n_layers": 3}) not in digests
+    assert digests == [hash_keys.model_digest(KEY, model, {"n_layers": 2}) for model in models]
+    assert hash_keys.model_digest(KEY, models[0], {"n_layers": 3}) not in digests

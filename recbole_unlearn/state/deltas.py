@@ -60,7 +60,7 @@ class Change:
 
     weights: dict[str, Rows]
     moments: dict[str, Rows]
-    fitted: torch.Tensor | None  # (items,), see data/fitted.py
+    fitted: torch.Tensor | None  # (items,), see data/item_counts.py
     drift: float  # ‖θ' − θ‖²
     certificates: dict[str, Any] = dataclasses.field(default_factory=dict)
 
