@@ -95,10 +95,5 @@ def test_modules_stay_small_in_what_they_need():
 ALLOWED_MANY = {"recbole_unlearn.pipeline", "recbole_unlearn.methods.obliviate.request"}
 
 
-def test_the_list_of_modules_is_up_to_date():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    for path in MODULES:
-        summary = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
-        assert summary, path
-        line = f"** {summary}" if path.name == "__init__.py" else f"| `{path.name}` | {summary} |"
-        assert line in page, f"{name_of(path)}: run python scripts/module_list.py"
+def test_every_module_says_what_it_is_for():
+    assert [name_of(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))] == []
