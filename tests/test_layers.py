@@ -88,7 +88,8 @@ def test_modules_stay_small_in_what_they_need():
 
     How a number is written does not count.
     """
-    many = {name_of(path): len(imports(path) - {PACKAGE, f"{PACKAGE}.words"}) for path in MODULES}
+    modules = [path for path in MODULES if path.name != "__init__.py"]  # a room imports its own files
+    many = {name_of(path): len(imports(path) - {PACKAGE, f"{PACKAGE}.words"}) for path in modules}
     assert {name for name, number in many.items() if number > 10} <= ALLOWED_MANY
 
 
