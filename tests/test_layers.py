@@ -84,7 +84,7 @@ def test_no_family_of_methods_imports_another(path):
 
 
 def test_modules_stay_small_in_what_they_need():
-    """A module that puts everything together may need many others; that is the pipeline, and nobody else.
+    """Only the modules that put a run, a grid or a sweep together need many others.
 
     How a number is written does not count.
     """
@@ -93,7 +93,10 @@ def test_modules_stay_small_in_what_they_need():
     assert {name for name, number in many.items() if number > 10} <= ALLOWED_MANY
 
 
-ALLOWED_MANY = {"recbole_unlearn.pipeline", "recbole_unlearn.methods.obliviate.request"}
+ALLOWED_MANY = {
+    "recbole_unlearn.pipeline", "recbole_unlearn.methods.obliviate.request", "recbole_unlearn.grid.run",
+    "recbole_unlearn.tuning.sweep",
+}  # fmt: skip
 
 
 def test_every_module_says_what_it_is_for():

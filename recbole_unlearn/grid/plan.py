@@ -7,9 +7,9 @@
     ratios: [0.2]
     settings: {epochs: 50}
 
-Every combination of dataset, model, seed and ratio is a *cell*: one run, with all methods in it, so that times are
-compared inside one run. `grids:` is a list of such blocks, each with its own lists; what is beside it in the file
-holds for all blocks. Nothing is evaluated: the file is data, and all of it is checked before anything is trained.
+Every combination of dataset, model, seed and ratio is a *cell*: one run with all methods, so that times are compared
+inside one run. `grids:` is a list of such blocks, each with its own lists; the keys next to it hold for all blocks.
+Nothing is evaluated as code, and the whole file is checked before anything is trained.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import checked_settings
 from recbole_unlearn.results.record import plain_values
-from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, packaged, read, read_strictly
+from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, read, read_strictly
 
 LARGEST = 10_000  # cells that a grid may have
 _LISTS = ("datasets", "models", "methods", "seeds", "ratios")
 _KEYS = (*_LISTS, "settings")
-_EXPECTED = "models: [BPR, LightGCN]"
-
-# What a cell is made of, and the list that has its values.
+_EXAMPLES = {
+    "datasets": "datasets: [ml-100k]", "models": "models: [BPR, LightGCN]", "seeds": "seeds: [2020, 2021]",
+    "methods": "methods: [obliviate, retrain]", "ratios": "ratios: [0.05, 0.2]",
+}  # fmt: skip
+# The settings that make a cell, and the lists that have their values.
 _OF_CELLS = {
     "model": "models", "dataset": "datasets", "seed": "seeds", "inject_users": "ratios", "unlearn": "methods",
     "compare": "methods",
 }  # fmt: skip
-# A grid is about figures: it keeps no models, and a run in it is quiet and on one worker.
+# A grid is for figures: it keeps no models, and its runs are quiet and use one worker.
 _OF_RUNS = {"save_unlearned": False, "tensorboard": False, "show_progress": False, "workers": 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run of a grid: what it is given, and in ``asked`` all that its figures depend on."""
+    """One run of a grid: its settings, and in ``asked`` all that its figures depend on."""
 
     dataset: str
     model: str
@@ -65,7 +67,7 @@ class Cell:
 
     @property
     def source(self) -> str:
-        """What its result says about the request."""
+        """The source of the request, as its result names it."""
         return f"injected {self.asked['settings']['inject_mode']}"
 
     def config(self) -> UnlearnConfig:
@@ -73,7 +75,7 @@ class Cell:
         return UnlearnConfig(self.model, self.dataset, config_dict=self.settings())
 
     def settings(self) -> dict[str, Any]:
-        """What its run is given."""
+        """The settings of its run."""
         first, *others = self.methods
         return {
             **self.values, "seed": self.seed, "inject_users": self.ratio, "forget": "injected", "unlearn": first,
@@ -81,18 +83,13 @@ class Cell:
         }  # fmt: skip
 
 
-def find(file: str | Path) -> Path:
-    """The grid file that `--grid` names, by its path or by its name in the package."""
-    return packaged(file, "grid", "--grid")
-
-
 def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:
     """The cells of the grid file ``path``; settings in ``given`` win over those of the file."""
     path = Path(path)
-    refuse_cell_settings(given or {})
-    content = read_strictly(path, "grid", "--grid", _EXPECTED)
+    _refuse_cell_settings(given or {})
+    content = read_strictly(path, "grid", "--grid", _EXAMPLES["models"])
     if not content:
-        raise UnlearnError(f"{path} is empty; expected lines such as {_EXPECTED}.")
+        raise UnlearnError(f"{path} is empty; expected lines such as {_EXAMPLES['models']}.")
     try:
         cells = [cell for block in _blocks(content) for cell in _cells(block, given or {})]
         _refuse_twice("the cell", [cell.name for cell in cells])
@@ -101,8 +98,8 @@ def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:
     return cells
 
 
-def refuse_cell_settings(values: Mapping[Any, Any], in_file: bool = False) -> None:
-    """Refuse settings that a grid gives its runs by other means; a file also names no place on somebody's machine."""
+def _refuse_cell_settings(values: Mapping[Any, Any], in_file: bool = False) -> None:
+    """Refuse settings that a grid gives its runs by other means, and in a file also places on one machine."""
     for key in values:
         if not isinstance(key, str):
             raise UnlearnError(f"settings: {key!r} is not the name of a setting.")
@@ -117,7 +114,7 @@ def refuse_cell_settings(values: Mapping[Any, Any], in_file: bool = False) -> No
 
 
 def _blocks(content: dict[Any, Any]) -> Iterator[dict[str, Any]]:
-    """The blocks of the file, each with what it shares with the others."""
+    """The blocks of the file, each with the keys that all blocks share."""
     shared = {key: value for key, value in content.items() if key != "grids"}
     _refuse_unknown(shared, (*_KEYS, "grids"))
     blocks = content.get("grids", [{}])
@@ -126,12 +123,11 @@ def _blocks(content: dict[Any, Any]) -> Iterator[dict[str, Any]]:
             "grids is not a list of grids; expected for example '- {models: [BPR], seeds: [1]}'."
         )
     for number, block in enumerate(blocks, 1):
-        where = f"grid {number}: " if "grids" in content else ""
         try:
             _refuse_unknown(block, _KEYS)
-            values = {**_settings(shared), **_settings(block)}
-            yield {**shared, **block, "settings": values}
+            yield {**shared, **block, "settings": {**_settings(shared), **_settings(block)}}
         except UnlearnError as error:
+            where = f"grid {number}: " if "grids" in content else ""
             raise UnlearnError(f"{where}{error}") from error
 
 
@@ -145,7 +141,7 @@ def _settings(block: dict[Any, Any]) -> dict[str, Any]:
     values = block.get("settings", {})
     if not isinstance(values, dict):
         raise UnlearnError("settings is not a mapping; expected for example settings: {epochs: 50}.")
-    refuse_cell_settings(values, in_file=True)
+    _refuse_cell_settings(values, in_file=True)
     return values
 
 
@@ -175,7 +171,7 @@ def _list(block: dict[str, Any], key: str) -> list[Any]:
     values = block[key] if isinstance(block[key], list) else [block[key]]
     if not values or values == [None]:
         raise UnlearnError(f"{key} is empty; expected for example {_EXAMPLES[key]}.")
-    checked = [_READERS[key](key, value) for value in values]
+    checked = [_value(key, value) for value in values]
     _refuse_twice(key, checked)
     return checked
 
@@ -183,38 +179,29 @@ def _list(block: dict[str, Any], key: str) -> list[Any]:
 def _refuse_twice(what: str, values: list[Any]) -> None:
     for place, value in enumerate(values):
         if value in values[:place]:
-            shown_value = value if str(value).isprintable() else repr(value)
-            raise UnlearnError(f"{what}: {shown_value} is there twice; leave one out.")
+            raise UnlearnError(
+                f"{what}: {value if str(value).isprintable() else repr(value)} is there twice; leave one out."
+            )
 
 
-def _name(key: str, value: Any) -> str:
+def _value(key: str, value: Any) -> Any:
+    """A value of the list ``key``: a seed, a share of users, or a name."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if key == "seeds":
+        if not is_number or isinstance(value, float) or not 0 <= value < 2**31:
+            raise UnlearnError(
+                f"{key}: {value!r} is not a seed; expected a whole number from 0 on, below 2^31."
+            )
+        return value
+    if key == "ratios":
+        if not is_number or not 0 < value <= 1:
+            raise UnlearnError(
+                f"{key}: {value!r} is not a share of users; expected a number above 0 and at most 1."
+            )
+        return float(value)
     if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
         raise UnlearnError(f"{key}: {value!r} is not a name.")
     return str(value)
-
-
-def _seed(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise UnlearnError(f"{key}: {value!r} is not a seed; expected a whole number from 0 on, below 2^31.")
-    return value
-
-
-def _ratio(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        raise UnlearnError(
-            f"{key}: {value!r} is not a share of users; expected a number above 0 and at most 1."
-        )
-    return float(value)
-
-
-_READERS = {"datasets": _name, "models": _name, "methods": _name, "seeds": _seed, "ratios": _ratio}
-_EXAMPLES = {
-    "datasets": "datasets: [ml-100k]",
-    "models": _EXPECTED,
-    "methods": "methods: [obliviate, retrain]",
-    "seeds": "seeds: [2020, 2021]",
-    "ratios": "ratios: [0.05, 0.2]",
-}
 
 
 def _methods(names: list[str]) -> tuple[str, ...]:
@@ -229,7 +216,7 @@ def _methods(names: list[str]) -> tuple[str, ...]:
 
 
 def _checked(cell: Cell) -> dict[str, Any]:
-    """All settings that figures of the cell depend on; refuses those that no run would take."""
+    """All settings that the figures of the cell depend on; settings that no run would accept are refused."""
     config = cell.config()
     for group in GROUPS.values():
         read(group, config)
@@ -240,8 +227,7 @@ def _checked(cell: Cell) -> dict[str, Any]:
         for key, value in plain_values(config).items()
         if key not in _OF_CELLS and about(key).role is not Role.SPEED
     }
-    own = {}
     for name in cell.methods:
-        own[name] = config.method_values(name)
         checked_settings(registry.get(name), config)
+    own = {name: config.method_values(name) for name in cell.methods}
     return {"methods": list(cell.methods), "settings": asked, "methods_settings": own}

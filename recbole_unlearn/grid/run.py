@@ -1,14 +1,16 @@
-"""A grid of runs: what the command line calls for `--grid=FILE.yaml`.
+"""`--grid=FILE.yaml`: do the cells of a grid that have no result yet, and write tables of all of them.
 
-Cells are independent of each other. Each is done in a temporary directory, here or by a worker of Ray, and comes back
-as the content of its files, so no disk is shared; its directory appears when all of it is there. A cell that has a
-result is not done again: the same command continues after a kill, and tries again what failed.
+Cells are independent of each other. Each runs in a temporary directory, in this process or on a Ray worker, and
+returns the content of its files, so no disk is shared; its directory appears when it is complete. A cell that has a
+result is not done again: the same command continues after a kill, and retries the cells that failed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,28 +18,33 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
+from recbole_unlearn import report
 from recbole_unlearn.cluster import Workers
+from recbole_unlearn.console import drawn, wrapped
 from recbole_unlearn.data import fetch
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import made, new_directory, write_json
-from recbole_unlearn.grid.cells import ASKED, is_done, placed, plain, run_cell
-from recbole_unlearn.grid.plan import Cell, find, load
-from recbole_unlearn.grid.table import frame, said, table
+from recbole_unlearn.grid.plan import Cell, load
 from recbole_unlearn.log import logging_to, on_terminal, progress
-from recbole_unlearn.report import FAILED_FILE, PLAN_FILE, read_json, results_in, write_comparison
-from recbole_unlearn.settings import RunSettings, UnlearnConfig, read
-from recbole_unlearn.words import counted
+from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.results.frame import frame as frame_of
+from recbole_unlearn.session import Arguments, opened
+from recbole_unlearn.settings import RunSettings, UnlearnConfig, packaged, read
+from recbole_unlearn.words import counted, speed
 
 SCHEMA = 1
+ASKED = "cell.json"  # in the directory of a cell: all that its figures depend on
+_HEAD = (
+    "cell", "method", "N@20 before", "after", "retrained", "recovered", "demotion", "retrained", "time", "speed-up",
+)  # fmt: skip
+_OF_GRID = ("output_dir", "workers", "ray_address", "show_progress", "resume")
 
 logger = logging.getLogger(__name__)
-
-_OF_GRID = ("output_dir", "workers", "ray_address", "show_progress", "resume")
 
 
 @dataclasses.dataclass(frozen=True)
 class GridResult:
-    """What a grid leaves behind: its cells in the order of the file, those that failed, and the files about all."""
+    """The outputs of a grid: its cells in the order of the file, the reasons of failures, the files about all."""
 
     cells: list[Cell]
     failed: dict[str, str]
@@ -46,26 +53,47 @@ class GridResult:
 
     def to_frame(self) -> pd.DataFrame:
         """The figures of all cells that did not fail, a row each, with the cell, model, dataset, ratio and seed."""
-        return frame([cell for cell in self.cells if cell.name not in self.failed], self.output_dir)
+        parts = []
+        for cell in self.cells:
+            if cell.name in self.failed:
+                continue
+            result = self._result(cell)
+            own = {
+                "cell": cell.name, "model": cell.model, "dataset": cell.dataset, "ratio": cell.ratio,
+                "seed": cell.seed, "method": result.method,
+            }  # fmt: skip
+            figures = frame_of(result)
+            parts.append(pd.DataFrame(own, index=figures.index).join(figures))
+        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
     def __str__(self) -> str:
-        return table(self.cells, self.failed, self.output_dir)
+        """A row for each cell with the figures of its first method; then the reason of each failure."""
+        rows = []
+        for cell in self.cells:
+            figures = ["failed"] if cell.name in self.failed else _figures(self._result(cell))
+            rows.append([cell.name, cell.methods[0], *figures, *[""] * (len(_HEAD) - 2 - len(figures))])
+        lines = ["N@20: NDCG@20 of affected users. All methods, with means over seeds: tables.md."]
+        lines += [f"{name} failed: {why}" for name, why in self.failed.items()]
+        return "\n".join([drawn(_HEAD, rows, left=2), *map(wrapped, lines)])
+
+    def _result(self, cell: Cell) -> RunResult:
+        return report.read_result(self.output_dir / cell.name / "result.json")
 
 
 def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) -> GridResult:
-    """Do the runs of a grid that have no result yet, and make tables of all.
+    """Do the runs of a grid that have no result yet, and write tables of all runs.
 
     Args:
-        file: the grid, see docs/grid.md; smoke, machine and paper are names of those that are in the package.
-        config_dict: output_dir, workers, ray_address and show_progress of the grid; any other setting is for every
-            run, and wins over the file's.
+        file: the grid, see docs/grid.md; smoke, machine and paper are in the package.
+        config_dict: output_dir, workers, ray_address and show_progress of the grid; any other setting goes to every
+            run, and overrides the file's.
 
     """
     if not isinstance(file, (str, Path)) or not str(file):
         raise UnlearnError("A grid needs its file: --grid=smoke or --grid=FILE.yaml, for example.")
     given = dict(config_dict or {})
     own = {key: given.pop(key) for key in _OF_GRID if key in given}
-    path = find(file)
+    path = packaged(file, "grid", "--grid")
     cells = load(path, given)
     config = UnlearnConfig(
         cells[0].model, cells[0].dataset, config_dict={**cells[0].settings(), "workers": None, **own}
@@ -85,25 +113,31 @@ class _Grid:
     def __init__(self, cells: list[Cell], directory: Path, run: RunSettings, show_progress: bool) -> None:
         self.cells, self.directory, self.show_progress = cells, directory, show_progress
         self.run_settings = run
-        self.left = [cell for cell in cells if not is_done(directory, cell)]
+        self.left = [cell for cell in cells if not _is_done(directory, cell)]
         # A cell that failed before stays on record until it has been tried again.
         names = {cell.name for cell in self.left}
-        self.failed = {name: why for name, why in read_json(directory / FAILED_FILE).items() if name in names}
+        self.failed = {
+            name: why
+            for name, why in report.read_json(directory / report.FAILED_FILE).items()
+            if name in names
+        }
 
     def run(self) -> GridResult:
-        """Do what is left, then the tables."""
+        """Do the cells that are left, then write the tables."""
         if self.run_settings.ray_address is None:  # nodes of a cluster have data of their own
             sources = {(cell.dataset, str(cell.values.get("data_path"))): cell for cell in self.left}
             for cell in sources.values():
                 fetch(cell.config().replace(show_progress=self.show_progress))
-        write_json(self.directory / PLAN_FILE, self._plan())
+        keys = ("name", "dataset", "model", "source", "ratio", "seed", "phases")
+        plan = [{key: getattr(cell, key) for key in keys} for cell in self.cells]
+        write_json(self.directory / report.PLAN_FILE, {"schema": SCHEMA, "cells": plan})
         self._write_failed()
         with progress("Grid", len(self.cells), self.show_progress, "cell") as bar:
             bar.update(len(self.cells) - len(self.left))
             try:
                 self._work(bar)
             except KeyboardInterrupt:
-                done = len(self.cells) - sum(not is_done(self.directory, cell) for cell in self.cells)
+                done = sum(_is_done(self.directory, cell) for cell in self.cells)
                 logger.warning("Stopped: a result for %d of %s.", done, counted(len(self.cells), "cell"))
                 raise
         if len(self.failed) == len(self.cells):
@@ -112,21 +146,25 @@ class _Grid:
                 f"All {counted(len(self.cells), 'cell')} of the grid failed; the first one: {reason}"
             )
         page = self.directory / "comparison.html"
-        write_comparison(results_in(self.directory), page, grids=[self.directory])
+        report.write_comparison(report.results_in(self.directory), page, grids=[self.directory])
         files = [page, page.with_name("tables.md"), page.with_name("tables.tex")]
         return GridResult(self.cells, self.failed, self.directory, files)
 
     def _work(self, bar: tqdm) -> None:
         workers = Workers(self.run_settings.workers, self.run_settings.ray_address)
-        for position, outcome in workers.do(run_cell, [(placed(cell),) for cell in self.left], go_on=True):
+        for position, outcome in workers.do(run_cell, [(_placed(cell),) for cell in self.left], go_on=True):
             cell = self.left[position]
             if isinstance(outcome, Exception):
-                self.failed[cell.name] = _one_line(outcome)
+                first = (str(outcome).strip().splitlines() or [""])[0]
+                is_ours = isinstance(outcome, UnlearnError)
+                self.failed[cell.name] = (
+                    first if is_ours else f"{type(outcome).__name__}: {first}".rstrip(": ")
+                )
                 logger.warning("%s failed: %s", cell.name, self.failed[cell.name])
             else:
                 self._keep(cell, outcome)
                 self.failed.pop(cell.name, None)
-                logger.info("%s: %s", cell.name, said(self.directory / cell.name))
+                logger.info("%s: %s", cell.name, _summary(self.directory / cell.name))
             self._write_failed()
             bar.set_postfix_str(f"{len(self.failed)} failed" if self.failed else "")
             bar.update()
@@ -137,19 +175,80 @@ class _Grid:
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
-            write_json(folder / ASKED, plain(cell.asked))
-
-    def _plan(self) -> dict[str, Any]:
-        keys = ("name", "dataset", "model", "source", "ratio", "seed", "phases")
-        return {"schema": SCHEMA, "cells": [{key: getattr(cell, key) for key in keys} for cell in self.cells]}
+            write_json(folder / ASKED, _plain(cell.asked))
 
     def _write_failed(self) -> None:
         if self.failed:
-            write_json(self.directory / FAILED_FILE, self.failed)
+            write_json(self.directory / report.FAILED_FILE, self.failed)
         else:
-            (self.directory / FAILED_FILE).unlink(missing_ok=True)
+            (self.directory / report.FAILED_FILE).unlink(missing_ok=True)
 
 
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return lines[0] if isinstance(error, UnlearnError) else f"{type(error).__name__}: {lines[0]}".rstrip(": ")
+def run_cell(cell: Cell) -> dict[str, bytes]:
+    """Do one run in a temporary directory; returns the content of its files by their names."""
+    with tempfile.TemporaryDirectory(prefix="recbole-unlearn-") as work:
+        folder = Path(work) / cell.name
+        given = Arguments(cell.model, cell.dataset, output_dir=folder, config_dict=cell.settings())
+        with opened(given) as (pipeline, wanted):
+            pipeline.run(wanted)
+        found = sorted(path for path in folder.rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def _placed(cell: Cell) -> Cell:
+    """The cell with absolute paths: a worker may be in another directory."""
+    config = cell.config()
+    data_path = {**config.internal_config_dict, **cell.values}["data_path"]
+    paths = {"cache_dir": config["cache_dir"], "data_path": data_path}
+    absolute = {key: str(Path(path).resolve()) for key, path in paths.items()}
+    return dataclasses.replace(cell, values=cell.values | absolute)
+
+
+def _is_done(directory: Path, cell: Cell) -> bool:
+    """Whether the cell has a result; one that was made with other settings or methods is refused."""
+    folder = directory / cell.name
+    if not (folder / "result.json").exists():
+        return False
+    found, asked = report.read_json(folder / ASKED), _plain(cell.asked)
+    for part, own in asked.items():  # methods, settings, methods_settings
+        before = found.get(part)
+        if before == own:
+            continue
+        what = "methods"
+        if part != "methods":
+            before = before if isinstance(before, dict) else {}
+            key = next(key for key in [*own, *before] if before.get(key) != own.get(key))
+            what = f"settings ({key})" if part == "settings" else f"settings of {key}"
+        raise UnlearnError(
+            f"{folder} has a result with other {what}. Remove it to do it again, or choose another --output_dir."
+        )
+    return True
+
+
+def _plain(content: dict[str, Any]) -> dict[str, Any]:
+    """``content`` as it comes back from a file."""
+    return json.loads(json.dumps(content, default=str))
+
+
+def _figures(result: RunResult) -> list[str]:
+    """The main figures of a cell's first method."""
+    phases = [result.phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, RETRAINED)]
+    _, after, target = phases
+    return [
+        *(report.decimal(phase.affected.get("ndcg@20"), 4) for phase in phases),
+        report.percent((result.recovered or {}).get("ndcg@20")),
+        *(report.decimal(phase.demotion_rate) for phase in (after, target)),
+        report.duration(after.seconds),
+        report.times(result.speedup),
+    ]
+
+
+def _summary(folder: Path) -> str:
+    """One line about a cell that is done."""
+    result = report.read_result(folder / "result.json")
+    before, after, target, _, demotion, goal, seconds, _ = _figures(result)
+    faster = "" if result.speedup is None else f", {speed(result.speedup, '×')}"
+    return (
+        f"{result.method}, NDCG@20 of affected users {before} to {after} (retrained {target}), demotion rate "
+        f"{demotion} (retrained {goal}), {seconds}{faster}."
+    )

@@ -1,4 +1,4 @@
-"""Grids: reading the file, running, going on, failing, and what stands in the directory afterwards."""
+"""Grids: reading the file, running, continuing, failing, and the files of the output directory."""
 
 import json
 import re
@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_unlearn import cli, run_grid, run_unlearn
-from recbole_unlearn.cluster import Workers
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.grid import cells as grid_cells
 from recbole_unlearn.grid import plan
 from recbole_unlearn.grid import run as grid_run
 from recbole_unlearn.methods import registry
@@ -39,45 +37,24 @@ def file(tmp_path):
     return lambda content: write(tmp_path / "grid.yaml", content)
 
 
-class Loaded(Exception):
-    """Carries the path that a grid was to be read from."""
-
-
-@pytest.fixture
-def read_from(monkeypatch):
-    """``read_from("smoke")``: which file `run_grid` reads for it."""
-
+def test_a_grid_is_found_by_its_name_in_the_package_unless_a_file_has_that_name(monkeypatch, capsys):
     def stop(path, given):
-        raise Loaded(path)
+        raise LookupError(path)
 
     monkeypatch.setattr(grid_run, "load", stop)
-
-    def find(name):
-        with pytest.raises(Loaded) as loaded:
+    package = properties_dir() / "grid"
+    Path("paper").mkdir()  # a directory of that name does not count
+    mine = [write(Path(name), GOOD) for name in ("smoke.yaml", "paper/smoke")]
+    for name, expected in [
+        ("smoke", package / "smoke.yaml"), (Path("paper"), package / "paper.yaml"), *((own, own) for own in mine),
+    ]:  # fmt: skip
+        with pytest.raises(LookupError) as loaded:
             run_grid(name)
-        return loaded.value.args[0]
-
-    return find
-
-
-def test_a_grid_of_the_package_is_named_without_its_path(read_from):
-    for name in ("smoke", Path("paper"), "machine"):
-        assert read_from(name) == properties_dir() / "grid" / f"{name}.yaml"
-
-
-def test_a_file_of_that_name_comes_first_and_a_directory_does_not(read_from):
-    Path("paper").mkdir()
-    assert read_from("paper") == properties_dir() / "grid" / "paper.yaml"
-    for mine in ("smoke", "smoke.yaml", "paper/smoke"):
-        assert read_from(write(Path(mine), GOOD)) == Path(mine)
-
-
-def test_a_name_that_is_no_grid_s_is_one_line_with_those_that_are(capsys):
+        assert loaded.value.args[0] == expected
     assert cli.main(["--grid=smok"]) == 2
     error = capsys.readouterr().err.strip()
-    assert error.startswith(
-        "Error: --grid=smok is neither a file here nor one of machine, paper, smoke. Did you mean smoke?"
-    )
+    said = "Error: --grid=smok is neither a file here nor one of machine, paper, smoke. Did you mean smoke?"
+    assert error.startswith(said)
     assert "\n" not in error
 
 
@@ -90,11 +67,7 @@ def test_a_cell_is_a_run_with_all_methods(file):
         for seed in (1, 2)
     ]
     cell = cells[0]
-    assert cell.methods == (
-        "obliviate",
-        "retrain",
-        "finetune",
-    )  # the run is about the first that is not retraining
+    assert cell.methods == ("obliviate", "retrain", "finetune")  # first the method that is not retraining
     assert cell.phases == ["obliviate", "retrained", "finetune"]
     config = cell.config()
     assert (config["seed"], config["inject_users"], config["unlearn"]) == (1, 0.05, "obliviate")
@@ -103,21 +76,16 @@ def test_a_cell_is_a_run_with_all_methods(file):
     assert config.method_values("finetune")["finetune_epochs"] == 2
 
 
-def test_blocks_share_what_stands_beside_them(file):
-    shared = {key: GOOD[key] for key in ("methods", "seeds", "ratios")} | {
-        "settings": {"epochs": 3, "eval_step": 1}
-    }
+def test_blocks_share_the_keys_next_to_them(file):
+    shared = {key: GOOD[key] for key in ("methods", "seeds", "ratios")}
+    shared["settings"] = {"epochs": 3, "eval_step": 1}
     blocks = [
         {"datasets": ["ml-100k"], "models": "BPR"},
         {"datasets": ["ml-1m"], "models": ["BPR"], "seeds": [7], "settings": {"epochs": 9}},
     ]
     cells = plan.load(file(shared | {"grids": blocks}))
-    assert [(cell.dataset, cell.seed) for cell in cells] == [("ml-100k", s) for s in (1, 2, 1, 2)] + [
-        ("ml-1m", 7)
-    ] * 2
-    assert [(cell.values["epochs"], cell.values["eval_step"]) for cell in cells] == [(3, 1)] * 4 + [
-        (9, 1)
-    ] * 2
+    found = [(cell.dataset, cell.seed, cell.values["epochs"], cell.values["eval_step"]) for cell in cells]
+    assert found == [("ml-100k", seed, 3, 1) for seed in (1, 2, 1, 2)] + [("ml-1m", 7, 9, 1)] * 2
 
 
 NAMES = st.lists(st.sampled_from(["BPR", "LightGCN", "NeuMF", "DMF"]), min_size=1, max_size=3, unique=True)
@@ -125,18 +93,26 @@ SEEDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3, unique=True)
 RATIOS = st.lists(st.floats(0, 1, exclude_min=True), min_size=1, max_size=3, unique=True)
 
 
-@given(NAMES, SEEDS, RATIOS)
-def test_any_lists_become_their_product(models, seeds, ratios):
-    content = GOOD | {"models": models, "seeds": seeds, "ratios": ratios}
+def unchecked(content):
+    """The cells of a file whose settings are not checked, or the error that it is refused with."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(plan, "_checked", lambda cell: {"settings": {"inject_mode": "random"}})
         path = write(Path(folder) / "grid.yaml", content)
         try:
-            cells = plan.load(path)
-        except UnlearnError as error:  # two ratios that no directory name tells apart
-            assert "is there twice" in str(error)
-            assert len({f"{ratio:.12g}" for ratio in ratios}) < len(ratios)
-            return
+            return plan.load(path), None
+        except UnlearnError as error:
+            assert "\n" not in str(error)
+            assert str(path) in str(error)
+            return None, str(error)
+
+
+@given(NAMES, SEEDS, RATIOS)
+def test_any_lists_become_their_product(models, seeds, ratios):
+    cells, error = unchecked(GOOD | {"models": models, "seeds": seeds, "ratios": ratios})
+    if error:  # two ratios that no directory name tells apart
+        assert "is there twice" in error
+        assert len({f"{ratio:.12g}" for ratio in ratios}) < len(ratios)
+        return
     found = [(cell.model, cell.ratio, cell.seed) for cell in cells]
     assert found == [(model, ratio, seed) for model in models for ratio in ratios for seed in seeds]
 
@@ -148,16 +124,10 @@ ANY = st.recursive(
 )
 
 
-@given(st.sampled_from([*plan._KEYS, "grids", "models "]), ANY)
-def test_whatever_stands_in_a_file_is_read_or_refused_in_one_line(key, value):
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(plan, "_checked", lambda cell: {"settings": {"inject_mode": "random"}})
-        path = write(Path(folder) / "grid.yaml", GOOD | {key: value})
-        try:
-            assert plan.load(path)
-        except UnlearnError as error:
-            assert "\n" not in str(error)
-            assert str(path) in str(error)
+@given(st.sampled_from([*GOOD, "settings", "grids", "models "]), ANY)
+def test_any_file_is_read_or_refused_in_one_line(key, value):
+    cells, error = unchecked(GOOD | {key: value})
+    assert cells or error
 
 
 @pytest.mark.parametrize(("content", "message"), [
@@ -241,11 +211,7 @@ def small(file, settings, tmp_path):
         {"datasets": ["tiny"], "models": ["BPR"], "methods": ["retrain", "obliviate", "no_lac"], "seeds": [1, 2],
          "ratios": [0.2], "settings": {"inject_mode": "random", "epochs": 2, "report": "none"}}
     )  # fmt: skip
-    given = {
-        key: value
-        for key, value in settings.items()
-        if key not in ("checkpoint_dir", "epochs", "tensorboard")
-    }
+    given = {k: v for k, v in settings.items() if k not in ("checkpoint_dir", "epochs", "tensorboard")}
     return path, given | {"workers": 1, "show_progress": False, "output_dir": str(tmp_path / "grid")}
 
 
@@ -273,7 +239,7 @@ def test_sequential_models_beside_others(file, small, tmp_path):
 def noted(monkeypatch, fail=()):
     """Names of the cells that are run; those of ``fail`` raise."""
     ran = []
-    real = grid_cells.opened
+    real = grid_run.opened
 
     def opened(given):
         name = Path(given.output_dir).name
@@ -283,7 +249,7 @@ def noted(monkeypatch, fail=()):
                 raise error
         return real(given)
 
-    monkeypatch.setattr(grid_cells, "opened", opened)
+    monkeypatch.setattr(grid_run, "opened", opened)
     return ran
 
 
@@ -299,9 +265,7 @@ def test_a_grid_from_the_command_line(small, monkeypatch, tmp_path, capsys):
         assert name in shown.out
         found = {file.name for file in (out / name).iterdir()}
         assert found == {"result.json", "report.html", "run.log", "cell.json"}
-    for name in ("comparison.html", "tables.md", "tables.tex"):
-        assert str(out / name) in shown.out
-        assert (out / name).is_file()
+    assert all(str(out / name) in shown.out for name in ("comparison.html", "tables.md", "tables.tex"))
     assert not (out / "failed.json").exists()
     assert not list(tmp_path.glob("grid/.*"))
     # The same run by hand gives the same figures.
@@ -315,12 +279,10 @@ def test_a_grid_from_the_command_line(small, monkeypatch, tmp_path, capsys):
     for name, phase in alone["phases"].items():
         assert result["phases"][name]["metrics"] == phase["metrics"]
     tables = (out / "tables.md").read_text()
-    mean = sum(
-        json.loads((out / name / "result.json").read_text())["phases"]["unlearned"]["metrics"]["ndcg@20"]
-        for name in ran
-    )
-    assert f"{mean / 2:.4f} ±" in tables
-    # What is done is not done again; page and tables can be made anew.
+    results = [json.loads((out / name / "result.json").read_text()) for name in ran]
+    mean = sum(each["phases"]["unlearned"]["metrics"]["ndcg@20"] for each in results) / 2
+    assert f"{mean:.4f} ±" in tables
+    # Finished cells are not done again; page and tables are written again.
     (out / "tables.md").unlink()
     assert cli.main([f"--grid={path}", *flags]) == 0
     assert len(ran) == 2
@@ -338,12 +300,9 @@ def test_a_grid_from_the_command_line(small, monkeypatch, tmp_path, capsys):
     assert found["cell"].unique().tolist() == ran
     figure = found.query("seed == 1 and phase == 'unlearned' and group == 'all' and metric == 'ndcg@20'")
     assert figure["value"].tolist() == [alone["phases"]["unlearned"]["metrics"]["ndcg@20"]]
-    for changes, message in (
-        ({"epochs": 3}, r"other settings \(epochs\)"),
-        ({"rank": 4}, r"other settings \(rank\)"),
-    ):
-        with pytest.raises(UnlearnError, match=message):
-            run_grid(path, config_dict=given | changes)
+    for key, value in (("epochs", 3), ("rank", 4)):
+        with pytest.raises(UnlearnError, match=rf"other settings \({key}\)"):
+            run_grid(path, config_dict=given | {key: value})
     with pytest.raises(UnlearnError, match="other methods"):
         run_grid(write(path, more | {"methods": ["retrain", "obliviate"]}), config_dict=given)
     assert len(ran) == 3
@@ -439,13 +398,3 @@ def test_what_can_be_refused_is_refused_before_training(small, monkeypatch, tmp_
     with pytest.raises(UnlearnError, match=r"Unknown dataset \[tinny\]"):
         run_grid(path, config_dict=given)
     assert ran == []
-
-
-def test_errors_in_the_place_of_results():
-    def work(x):
-        if x == 1:
-            raise ValueError("one")
-        return x
-
-    found = dict(Workers(1).do(work, [(0,), (1,), (2,)], go_on=True))
-    assert (found[0], str(found[1]), found[2]) == (0, "one", 2)
