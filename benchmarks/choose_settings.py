@@ -13,7 +13,6 @@ What was measured stays in OUT/DATASET-MODEL-REQUEST.jsonl; a second call goes o
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import json
 import tempfile
@@ -145,7 +144,7 @@ class OnValidation(Pipeline):
         options = settings.read(method.Settings, self.config.method_values(name) | changes)
         trainer, task = begin(method, options, self.config, self.data, self.original, self.trainings, name)
         if method.own_original:
-            task = dataclasses.replace(task, own_original=trainer.originate(task))
+            trainer.originate(task)
         finished = trainer.run(task)
         return self.figures(self.measurement.measure(trainer), finished.seconds)
 

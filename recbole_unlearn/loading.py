@@ -122,4 +122,5 @@ def _ensemble(checkpoint: Checkpoint, config: UnlearnConfig, splits: Splits) -> 
         method, checked_settings(method, config), config, divide(splits, nothing, "python"), None,
         Trainings(cache, 1), "unlearned", stored=checkpoint.path,
     )  # fmt: skip
-    return trainer.originate(task).model
+    trainer.originate(task)
+    return trainer.model

@@ -35,7 +35,7 @@ from recbole_unlearn.files import Checkpoint, Trained, write_json
 from recbole_unlearn.measures import EXACT, Measured, Measurement, compare, paired_errors
 from recbole_unlearn.measures.difficulty import difficulty
 from recbole_unlearn.measures.provisional import provisional
-from recbole_unlearn.methods import Finished, UnlearnTask, UnlearnTrainer, registry
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, registry
 from recbole_unlearn.plan import CLEAN, PLACEBO, Asked, Parts, Plan, original_of
 from recbole_unlearn.results import (
     ORIGINAL,
@@ -284,7 +284,7 @@ class Pipeline:
         trainer, trained = self._original
         return trainer, trained.seconds, trained.from_cache
 
-    def _method_phase(self, position: int) -> tuple[str, UnlearnTrainer, Finished]:
+    def _method_phase(self, position: int) -> tuple[str, UnlearnTrainer, Outcome]:
         """Run one method: the first is `unlearned`, an exact one beside it is `retrained`."""
         method, name = self.methods[position], self.names[position]
         earlier = [m.name for m in self.methods[:position]].count(method.name)
@@ -297,7 +297,7 @@ class Pipeline:
             self.trainings, name, earlier,
             self.checkpoint.path if position == 0 and self.checkpoint and method.own_original else None,
         )  # fmt: skip
-        before, task = self._before(position, trainer, task)
+        before = self._before(position, trainer, task)
         # A compared retraining is asked for, whatever the request; all else would change weights for nothing.
         works = len(self.data.forget) > 0 or (method.exact and position > 0)
         self._begin(name)
@@ -328,7 +328,7 @@ class Pipeline:
         questions = self.measurement.questions
         return provisional(questions, self.data, before, after, least, self.config["seed"])
 
-    def _placebo(self, done: list[Finished]) -> Placebo | None:
+    def _placebo(self, done: list[Outcome]) -> Placebo | None:
         """The method on the retrained model, measured: one unlearning, no training."""
         method = self.methods[0]
         trained = next((f.trained for f in done if f.trained is not None), None)
@@ -345,30 +345,26 @@ class Pipeline:
         measured = self.measurement.measure(trainer, retrained)
         return compare(self.phases[UNLEARNED].measured, measured, retrained)
 
-    def _before(self, position: int, trainer: UnlearnTrainer, task: UnlearnTask) -> tuple[str, UnlearnTask]:
-        """The name of what a method starts from, measured: the run's `original`, or another one in ``befores``.
-
-        The task comes back with the method's own original, where it has one.
-        """
+    def _before(self, position: int, trainer: UnlearnTrainer, task: UnlearnTask) -> str:
+        """The name of what a method starts from, measured: the run's `original`, or another one in ``befores``."""
         method, first = self.methods[position], self.methods[0]
         if not method.own_original and not (method.needs_original and first.own_original):
-            return ORIGINAL, task
+            return ORIGINAL
         if method.own_original:
             name = original_of(task.label)
             self._begin(name)
             made = trainer.originate(task)
-            task = dataclasses.replace(task, own_original=made)
-            start = compose(PhaseTrainer, self.config, made.model, ORIGINAL), made.seconds, made.from_cache
+            start = compose(PhaseTrainer, self.config, trainer.model, ORIGINAL), made.seconds, made.from_cache
             if position == 0:
                 self._record_original(*start)
-                return ORIGINAL, task
+                return ORIGINAL
         else:
             name = "plain original"
             if name in self.befores:
-                return name, task
+                return name
             start = self._plain_phase()
         self.befores[name] = self._measured(name, *start)
-        return name, task
+        return name
 
     def _record_original(self, trainer: PhaseTrainer, seconds: float | None, from_cache: bool) -> None:
         self.evidence.add_model("original", trainer.model, self.config)

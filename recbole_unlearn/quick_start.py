@@ -139,4 +139,4 @@ def unlearn_model(
         trainings = Trainings(nothing_kept, run.threads)
         trainer, task = begin(cls, options, ours, divided, original, trainings, "unlearned")
         finished = trainer.run(task) if len(divided.forget) else trainer.keep(task)
-        return Unlearned(trainer.model, divided, loaders(ours, divided.retain), finished.seconds)
+        return Unlearned(trainer.model, divided, loaders(ours, divided.retain), finished.seconds or 0.0)

@@ -5,15 +5,7 @@
 family: `obliviate/`, `influence/` (SCIF, IFRU) and `sharded/` (SISA, RecEraser, UltraRE). No family imports another.
 """
 
-from recbole_unlearn.methods.base import (
-    Curve,
-    Finished,
-    Originated,
-    Outcome,
-    UnlearnTask,
-    UnlearnTrainer,
-    Watch,
-)
+from recbole_unlearn.methods.base import Curve, Outcome, UnlearnTask, UnlearnTrainer, Watch
 from recbole_unlearn.methods.registry import method, methods
 from recbole_unlearn.methods.request_losses import RequestLosses, losers, tie, turned, with_rows_left
 from recbole_unlearn.methods.window_losses import BATCH, WindowLosses

@@ -1,9 +1,8 @@
-"""The base of all methods: RecBole's trainer with an unlearning phase, what it is given and what it leaves.
+"""The base of all methods: :class:`UnlearnTask` goes in, a :class:`UnlearnTrainer` works, :class:`Outcome` comes out.
 
-:class:`UnlearnTask` is what a method gets, :class:`UnlearnTrainer` what it subclasses, :class:`Outcome` what it
-returns. All that is worked out for one request (indices, adapters, batches with deleted interactions) lives in
-objects that are local to :meth:`UnlearnTrainer.unlearn` and are gone when it returns; a trainer keeps the new
-model only, with what the next request has to know of its items.
+Everything derived from one request (indices, adapters, batches with deleted interactions) is local to
+:meth:`UnlearnTrainer.unlearn` and freed when it returns. A trainer keeps only the new model and the item counts that
+the next request needs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
 from recbole_unlearn.compat import clear_caches, own_randomness
@@ -31,7 +29,7 @@ Curve = list[tuple[int, float]]  # (step, value)
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """Somebody who wants to see the model before a method that works in steps has ended."""
+    """A callback that sees the model before a method that works in steps has ended."""
 
     steps: frozenset[int]  # after these steps
     look: Callable[
@@ -40,33 +38,22 @@ class Watch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Originated:
-    """A method's own original: the model, the time its training took, and what the method needs to start from it."""
-
-    model: AbstractRecommender
-    seconds: float | None
-    from_cache: bool
-    state: Any = None
-
-
-@dataclasses.dataclass(frozen=True)
 class UnlearnTask:
-    """All a method needs: the data, the original, and a way to train."""
+    """The input of a method: the data, the original, and a way to train."""
 
     config: UnlearnConfig
     data: UnlearnData
-    original: Trained | None  # None where nothing in the run needs the plain original
-    initial: dict[str, torch.Tensor]  # parameters of a model that has seen nothing yet
+    original: Trained | None  # None where the run does not need the plain original
+    initial: dict[str, torch.Tensor]  # parameters of an untrained model
     settings: Any  # an instance of the method's settings class
-    train: Callable[..., Trained]  # takes a Job's parts
+    train: Callable[..., Trained]  # takes the fields of a Job
     label: str = "unlearned"
     repeat: int = 0  # how often this method ran before in the same run
     train_all: Callable[[Sequence[Job]], list[Trained]] = train_all
-    stored: Path | None = None  # where the method's own original was saved, when the run starts from it
-    own_original: Originated | None = None  # what `originate` made
+    stored: Path | None = None  # directory of the method's own original, when the run starts from it
     watch: Watch | None = None
     prepared_index: TrainIndex | None = None  # of D, for methods with `needs_index`
-    prepared: Any = None  # what the method's `prepare` made
+    prepared: Any = None  # the result of the method's `prepare`
 
     @property
     def index(self) -> TrainIndex:
@@ -77,29 +64,16 @@ class UnlearnTask:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a method says about the model it leaves; all of it may be left out."""
+    """A method's statements about the model it made; every field may be left out."""
 
     certificates: dict[str, Any] = dataclasses.field(default_factory=dict)  # what it can prove
     curves: dict[str, Curve] = dataclasses.field(default_factory=dict)  # for the report
-    seconds: float | None = None  # measured by the method itself, where that is better than a clock around it
+    seconds: float | None = None  # measured by the method itself; by default by a clock around it
     from_cache: bool = False
-    trained: Trained | None = None  # of an exact method: what its training left, optimizer and all
+    trained: Trained | None = None  # of an exact method: the training's result with its optimizer
     refits_orphan_items: bool = False  # it gave orphan items a new start itself, and fitted them
-    refitted_items: torch.Tensor | None = None  # items whose rows it made again from retained interactions
-    certify: Callable[[], dict[str, Any]] | None = (
-        None  # more certificates, once the model is final; not timed
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """A finished phase: plain data, with nothing of the request in it."""
-
-    certificates: dict[str, Any]
-    curves: dict[str, Curve]
-    seconds: float
-    from_cache: bool
-    trained: Trained | None = None  # of an exact method
+    refitted_items: torch.Tensor | None = None  # items whose rows it refitted to retained interactions
+    certify: Callable[[], dict[str, Any]] | None = None  # certificates of the final model; not timed
 
 
 class UnlearnTrainer(PhaseTrainer):
@@ -115,22 +89,22 @@ class UnlearnTrainer(PhaseTrainer):
     exact: ClassVar[bool] = False  # the result is a model retrained on D\S
     needs_original: ClassVar[bool] = True  # starts from the original's weights
     needs_index: ClassVar[bool] = False  # looks interactions up by user, item and pair
-    needs_gradients: ClassVar[bool] = False  # cannot work on a model that is a formula of its data
+    needs_gradients: ClassVar[bool] = False  # cannot work on a closed-form model
     on_sequences: ClassVar[bool] = False  # works on sequential models, whose windows share interactions
     on_knowledge: ClassVar[bool] = False  # works on knowledge-aware models, which learn a graph as well
-    own_original: ClassVar[bool] = False  # trains in a way of its own from the start, see originate
-    # For people whose result shows too little or too much forgetting: what to do about its settings, as
-    # "raise finetune_epochs"; nothing where no setting does it.
+    own_original: ClassVar[bool] = False  # trains an original of its own, see originate
+    # Advice of the report when a result shows too little or too much forgetting, such as "raise finetune_epochs";
+    # empty where no setting changes it.
     forgets_more: ClassVar[Sequence[str]] = ()
     forgets_less: ClassVar[Sequence[str]] = ()
-    of_pairs: ClassVar[Sequence[str]] = ()  # settings that mean nothing to a sequential model
+    of_pairs: ClassVar[Sequence[str]] = ()  # settings without a meaning for a sequential model
 
-    fitted: torch.Tensor | None = None  # (items,), what the next request has to know, see UnlearnData
+    fitted: torch.Tensor | None = None  # (items,), counts for the next request, see UnlearnData
     _start = _looked = 0.0
 
     @classmethod
     def check(cls, settings: Any, config: UnlearnConfig) -> None:
-        """Refuse what the method cannot do, before any data is loaded; limits of single keys are checked already."""
+        """Refuse models and combinations of settings that the method cannot handle, before data is loaded."""
         if cls.needs_gradients and config["MODEL_TYPE"] == ModelType.TRADITIONAL:
             raise UnlearnError(
                 f"{config['model']} is a closed form of its data, and {cls.name} needs gradients. "
@@ -139,30 +113,30 @@ class UnlearnTrainer(PhaseTrainer):
 
     @classmethod
     def training(cls, settings: Any, config: UnlearnConfig, repeat: int) -> UnlearnConfig:
-        """How an exact method trains its model; ``repeat`` as in :class:`UnlearnTask`."""
+        """The config with which an exact method trains; ``repeat`` as in :class:`UnlearnTask`."""
         return config
 
     @classmethod
     def epochs(cls, settings: Any, config: UnlearnConfig) -> int:
-        """How many epochs a training of the method has at most, for methods that train."""
+        """The largest number of epochs of a training, for methods that train."""
         return int(config["epochs"])
 
     @classmethod
     def steps(cls, settings: Any) -> int:
-        """After how many steps the method ends, when it lets others watch them; 0 when it does not."""
+        """The number of steps of a method that calls :meth:`show`; 0 for others."""
         return 0
 
     @classmethod
     def settings_after(cls, settings: Any, step: int) -> dict[str, Any]:
-        """What to change in ``settings`` so that the result is what :meth:`show` shows after ``step`` steps."""
+        """Changes to ``settings`` with which the method ends with the model that :meth:`show` shows at ``step``."""
         raise NotImplementedError(f"{cls.__name__} has no steps to watch.")
 
-    def originate(self, task: UnlearnTask) -> Originated:
-        """The model of D as this method trains it, for methods with an original of their own; called before `run`."""
+    def originate(self, task: UnlearnTask) -> Outcome:
+        """Make ``self.model`` the method's own model of D, for methods with `own_original`; called before `run`."""
         raise NotImplementedError(f"{type(self).__name__} starts from the plain original.")
 
     def prepare(self, task: UnlearnTask) -> Any:
-        """What serves any number of requests to one model, and is not timed with one; later ``task.prepared``."""
+        """Untimed work that serves any number of requests to one model; the result becomes ``task.prepared``."""
         return None
 
     def unlearn(self, task: UnlearnTask) -> Outcome | None:
@@ -172,8 +146,8 @@ class UnlearnTrainer(PhaseTrainer):
     def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> None:
         """Give orphans (users, items and values of features with no training interaction left) initial values.
 
-        Where a sequential model's loss is over all items, training pushes down what nobody has: items get the rows
-        of the rarest ones.
+        Where a sequential model's loss is over all items, training pushes items without interactions down: there,
+        orphan items get the rows of the rarest items.
         """
         if not self.exact:
             users, items = task.data.unread
@@ -185,7 +159,7 @@ class UnlearnTrainer(PhaseTrainer):
             self.reset_features(task)
 
     def reset_features(self, task: UnlearnTask) -> None:
-        """Give values of features that no training interaction has any more their initial rows."""
+        """Give feature values that no training interaction has any more their initial rows."""
         features = tables.find_features(self.model, task.data.retain.train)
         if features:  # finding the values takes a pass over the data
             tables.reset_features(self.model, task.initial, features, task.data.orphan_values)
@@ -193,7 +167,7 @@ class UnlearnTrainer(PhaseTrainer):
     def save(self, directory: Path, data: UnlearnData, home: Path) -> str:
         """Write the unlearned model and the retained data into ``directory``; returns the model's name.
 
-        ``home`` is where both are in the end, and what the checkpoint says.
+        ``home`` is their final directory, which the checkpoint names.
         """
         optimizer = self._build_optimizer().state_dict()  # a new one, which has seen no gradient
         fitted = None if self.fitted is None else self.fitted.numpy()
@@ -210,40 +184,44 @@ class UnlearnTrainer(PhaseTrainer):
             data.retain.for_model() if isinstance(data.retain, SequenceSplits) else None,
         )
 
-    def keep(self, task: UnlearnTask) -> Finished:
+    def keep(self, task: UnlearnTask) -> Outcome:
         """The phase of a request without training interactions: the model is the original, bit for bit."""
         assert task.original is not None
         task.original.load_into(self.model)
         forget_neighbours(self.model, task.data.retain.train)
         self.fitted = task.data.fitted_after(None)
-        return Finished({}, {}, 0.0, False)
+        return Outcome(seconds=0.0)
 
-    def run(self, task: UnlearnTask) -> Finished:
-        """The phase: index the data, unlearn (timed), and leave a model that is clean and finite."""
-        if self.needs_index:  # it serves any number of requests, so it is not timed with one
-            index = TrainIndex(task.data.full.train).complete()
-            task = dataclasses.replace(task, prepared_index=index)
-        task = dataclasses.replace(task, prepared=self.prepare(task))
+    def apply(self, task: UnlearnTask) -> Outcome:
+        """Unlearn (timed), reset orphans, and check that the weights are finite: the step runs and states share."""
         self._start, self._looked = time.perf_counter(), 0.0
         outcome = self.unlearn(task) or Outcome()
         self.reset_orphans(task, outcome.refits_orphan_items)
         seconds = time.perf_counter() - self._start - self._looked
         clear_caches(self.model)
         check_finite(self.model, task.label)
+        self.fitted = task.data.fitted_after(outcome.refitted_items)
+        return dataclasses.replace(outcome, seconds=seconds) if outcome.seconds is None else outcome
+
+    def run(self, task: UnlearnTask) -> Outcome:
+        """The phase of a run: index the data, apply, certify; the result holds nothing of the request."""
+        if self.needs_index:  # it serves any number of requests, so it is not timed with one
+            index = TrainIndex(task.data.full.train).complete()
+            task = dataclasses.replace(task, prepared_index=index)
+        task = dataclasses.replace(task, prepared=self.prepare(task))
+        outcome = self.apply(task)
         certificates = outcome.certificates | (outcome.certify() if outcome.certify else {})
         clear_caches(self.model)
         for name, points in outcome.curves.items():
             for step, value in points:
                 self.tensorboard.add_scalar(f"Unlearn/{name}", value, step)
-        self.fitted = task.data.fitted_after(outcome.refitted_items)
-        seconds = seconds if outcome.seconds is None else outcome.seconds
-        return Finished(certificates, outcome.curves, seconds, outcome.from_cache, outcome.trained)
+        return dataclasses.replace(outcome, certificates=certificates, refitted_items=None, certify=None)
 
     def show(self, task: UnlearnTask, step: int, refitted_items: bool = False) -> None:
         """Let ``task.watch`` see the model as if the method ended after ``step`` steps.
 
-        A method with steps calls this. It takes none of the method's seconds, and leaves weights and random numbers
-        as they were.
+        A method with steps calls this. It does not count as the method's time, and restores weights and random
+        numbers.
         """
         assert task.watch is not None
         now = time.perf_counter()

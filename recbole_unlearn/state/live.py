@@ -46,7 +46,7 @@ from recbole_unlearn.rows import (
 )
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.deltas import Change, Rows, Tensors
-from recbole_unlearn.training import build_model, check_finite, compose, pair_remover
+from recbole_unlearn.training import build_model, compose, pair_remover
 
 Masks = tuple[np.ndarray, np.ndarray, np.ndarray]  # which interactions of training, validation and test data
 
@@ -171,14 +171,10 @@ class LiveModel:
         with own_randomness():
             # Models with dropout draw as they go.
             seed_again(self.config["seed"], self.config["reproducibility"])
-            outcome = self.trainer.unlearn(task)
-            self.trainer.reset_orphans(task, outcome.refits_orphan_items)
-            clear_caches(self.model)
-            check_finite(self.model, "unlearned")
-            fitted = data.fitted_after(outcome.refitted_items)
+            outcome = self.trainer.apply(task)
             self.index.remove(asked)
             self._refresh(touched)
-        self.fitted = fitted
+        self.fitted = fitted = self.trainer.fitted
         weights = _between(before, self.model.state_dict())
         drift = sum(rows.distance(before[name]) for name, rows in weights.items())
         return Change(weights, _between(moments_before, self.moments), fitted, drift, outcome.certificates)
@@ -208,7 +204,6 @@ class LiveModel:
             self._initial,
             self.options,
             _no_training,
-            "live",
             prepared_index=self.index,
         )
         prepared = self.trainer.prepare(task)

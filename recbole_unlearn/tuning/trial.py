@@ -88,4 +88,4 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
         models = Trainings(kept, shared.threads)
         trainer, task = begin(method, options, config, shared.data, shared.original, models, "unlearned")
         finished = trainer.run(dataclasses.replace(task, watch=watch))
-        report(trainer, total, finished.seconds, last=True)
+        report(trainer, total, finished.seconds or 0.0, last=True)

@@ -23,7 +23,7 @@ from recbole.utils import init_seed
 from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.data import Splits, UnlearnData, loaders
 from recbole_unlearn.files import Trained
-from recbole_unlearn.methods import Curve, Finished, Originated, Outcome, UnlearnTask, UnlearnTrainer
+from recbole_unlearn.methods import Curve, Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.methods.sharded import storage
 from recbole_unlearn.methods.sharded.ensemble import Ensemble
 from recbole_unlearn.methods.sharded.partition import Partition
@@ -40,7 +40,7 @@ class ShardedTrainer(UnlearnTrainer):
     own_original = True
     needs_gradients = True
 
-    shards: Shards  # of the result; they hold retained interactions only
+    shards: Shards  # of the original, and after `run` of the result, with retained interactions only
 
     def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
         """How a shard trains, and the number of its slices."""
@@ -66,22 +66,23 @@ class ShardedTrainer(UnlearnTrainer):
         """Fit the rule to training interactions, where it has anything to fit; returns the curves of that."""
         return {}
 
-    def originate(self, task: UnlearnTask) -> Originated:
+    def originate(self, task: UnlearnTask) -> Outcome:
         """Train the ensemble on D, or take it from where it was saved."""
         full = task.data.full
         if task.stored is not None:
-            shards, rule = storage.read(task.stored, self.shard_settings(task)[0], full)
-            return Originated(self._assembled(task, full, shards, rule)[0], None, False, shards)
+            self.shards, rule = storage.read(task.stored, self.shard_settings(task)[0], full)
+            self.model = self._assembled(task, full, self.shards, rule)[0]
+            return Outcome()
         pretrained = self.pretrain(task)
         start = time.perf_counter()
         shards = self.untrained(task, pretrained)
         spent = time.perf_counter() - start
-        shards, new = shards.trained(full, task.train_all, self.name)
+        self.shards, new = shards.trained(full, task.train_all, self.name)
         trained = [one for several in new.values() for one in several]
         trained += [] if pretrained is None else [pretrained]
-        model, _, rule_seconds = self._combined(task, full, shards)
+        self.model, _, rule_seconds = self._combined(task, full, self.shards)
         spent += rule_seconds + sum(one.seconds or 0.0 for one in trained)
-        return Originated(model, spent, any(one.from_cache for one in trained), shards)
+        return Outcome(seconds=spent, from_cache=any(one.from_cache for one in trained))
 
     def untrained(self, task: UnlearnTask, pretrained: Trained | None) -> Shards:
         """The interactions divided, with initial weights for each part."""
@@ -115,9 +116,8 @@ class ShardedTrainer(UnlearnTrainer):
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
         """Restart what saw a deleted interaction, and fit the rule again."""
-        assert task.own_original is not None, "originate() comes first"
         before = time.perf_counter()
-        shards: Shards = task.own_original.state.without(task.data)
+        shards = self.shards.without(task.data)
         number, touched = shards.partition.number, shards.missing()
         logger.info("%s: the shards that hold deleted interactions start again.", self.name)
         finding = time.perf_counter() - before
@@ -136,11 +136,10 @@ class ShardedTrainer(UnlearnTrainer):
             from_cache=any(one.from_cache for steps in new.values() for one in steps),
         )
 
-    def keep(self, task: UnlearnTask) -> Finished:
+    def keep(self, task: UnlearnTask) -> Outcome:
         """As the base class; the original is the ensemble."""
-        assert task.own_original is not None, "originate() comes first"
-        self.shards, self.model = task.own_original.state.without(task.data), task.own_original.model
-        return Finished({}, {}, 0.0, False)
+        self.shards = self.shards.without(task.data)
+        return Outcome(seconds=0.0)
 
     def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> None:
         """Nothing to do: shards that held a deleted interaction started again, and no other ever saw it."""

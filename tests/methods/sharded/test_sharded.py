@@ -1,6 +1,5 @@
 """SISA, RecEraser and UltraRE: what is restarted and what is kept, how models answer together, saving and loading."""
 
-import dataclasses
 import json
 import re
 import shutil
@@ -46,12 +45,6 @@ def make_task(config, data, method, all_jobs=train_all, **changes):
     return compose(cls, config, model, "unlearned"), task
 
 
-def originated(trainer, task):
-    """The method's own original, and the task that goes on from it."""
-    made = trainer.originate(task)
-    return made, dataclasses.replace(task, own_original=made)
-
-
 def without_user(splits, user):
     """A request for every second row of one user."""
     mask = np.zeros(len(splits.train), bool)
@@ -69,9 +62,9 @@ def test_only_touched_shards_change(make_config, method, model):
     config = make_config(model, epochs=2)
     data = without_user(load(config).splits, 3)
     trainer, task = make_task(config, data, method)
-    made, task = originated(trainer, task)
-    old = [{k: v.clone() for k, v in part.state_dict().items()} for part in made.model.models]
-    rows = made.state.partition.interactions
+    trainer.originate(task)
+    old = [{k: v.clone() for k, v in part.state_dict().items()} for part in trainer.model.models]
+    rows = trainer.shards.partition.interactions
     touched = set(rows[data.deleted].tolist())
     assert 0 < len(touched) < 3 or method == "receraser"
     finished = trainer.run(task)
@@ -94,7 +87,7 @@ def test_the_seconds_of_a_rule_are_without_validation(make_config, monkeypatch):
         return 0.1, {}
 
     monkeypatch.setattr(trainer, "_valid_epoch", slow)
-    made, task = originated(trainer, task)
+    made = trainer.originate(task)
     finished = trainer.run(task)
     assert len(looks) >= 4
     assert made.seconds < 0
@@ -112,8 +105,8 @@ def test_a_restarted_shard_is_one_that_never_saw_the_rows(make_config):
         return train_all(jobs)
 
     trainer, task = make_task(config, data, "sisa", watched)
-    made, task = originated(trainer, task)
-    initial = [dict(weights) for weights in made.state.initial]
+    trainer.originate(task)
+    initial = [dict(weights) for weights in trainer.shards.initial]
     trainer.run(task)
     first, second = seen
     (job,) = second
@@ -134,7 +127,8 @@ def test_the_rows_of_a_shard_are_its_own(make_config, method):
     config = make_config(epochs=1)
     data = divided(config)
     trainer, task = make_task(config, data, method)
-    shards, full = trainer.originate(task).state, data.full
+    trainer.originate(task)
+    shards, full = trainer.shards, data.full
     numbers = [len(shards.splits(full, shard).train) for shard in range(3)]
     assert sum(numbers) == len(full.train)
     for shard in range(3):
