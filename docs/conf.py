@@ -24,7 +24,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "refer
 root_doc = "README"
 include_patterns = [
     "README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/**.md", "examples/**.md",
-    "benchmarks/README.md",
+    "benchmarks/*.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "dist", "saved", "dataset", "**/node_modules"]
 
@@ -48,12 +48,12 @@ html_show_sphinx = False
 # The pages in the order of the sidebar. README itself has no such list: GitHub would show it as it is.
 NAVIGATION = {
     "Use it": [
-        "docs/installation", "docs/forget-sets", "docs/runbook", "docs/requests", "docs/serving", "docs/running",
-        "docs/using-the-result", "docs/settings", "docs/tuning", "docs/grid", "docs/ray", "docs/faq",
+        "docs/installation", "docs/deletion-requests", "docs/runbook", "docs/requests", "docs/serving",
+        "docs/many-runs",
         "docs/troubleshooting", "examples/README",
     ],
     "Judge it": [
-        "docs/method", "docs/baselines", "docs/results", "docs/measuring", "docs/result-json", "docs/guarantees",
+        "docs/method", "docs/baselines", "docs/measuring", "docs/results", "docs/result-json", "docs/guarantees",
         "docs/glossary",
     ],
     "Look it up": [
@@ -61,7 +61,7 @@ NAVIGATION = {
     ],
     "Change it": [
         "docs/architecture", "docs/adding-a-method", "examples/own_method/README", "CONTRIBUTING", "SECURITY",
-        "benchmarks/README", "CHANGELOG",
+        "benchmarks/README", "benchmarks/grid-2026-11-16", "CHANGELOG",
     ],
 }  # fmt: skip
 

@@ -236,10 +236,10 @@ def test_an_approximate_method_resets_rows_nobody_trained(settings, tmp_path, mo
 
 
 def test_the_requests_of_the_docs_mean_what_they_say(ml_100k, tmp_path):
-    """docs/forget-sets.md: the file and every Python form are found in ml-100k."""
-    page = (ROOT / "docs" / "forget-sets.md").read_text()
+    """docs/deletion-requests.md: the file and every Python form are found in ml-100k."""
+    page = (ROOT / "docs" / "deletion-requests.md").read_text()
     (file,) = [block for block in blocks(page, "text") if block.startswith("user_id")]
-    (forms,) = blocks(page, "python")
+    (forms,) = [block for block in blocks(page, "python") if block.startswith("forget = ")]
     (tmp_path / "requests.csv").write_text(file)
     columns = {"load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]}}
     source = load(UnlearnConfig("BPR", "ml-100k", config_dict=ml_100k("BPR") | columns))

@@ -111,9 +111,9 @@ def test_what_is_loaded_can_forget_again(made):
 
 
 def test_the_page_on_results_is_true(made, tmp_path, monkeypatch):
-    """docs/using-the-result.md: its snippets run, and plain RecBole finds the data at its new place, or stops."""
-    page = (ROOT / "docs" / "using-the-result.md").read_text()
-    use, mask, relocate = re.findall(r"```python\n(.*?)```", page, re.S)
+    """docs/deletion-requests.md: its snippets run, and plain RecBole finds the data at its new place, or stops."""
+    page = (ROOT / "docs" / "deletion-requests.md").read_text()
+    _, use, mask, relocate = re.findall(r"```python\n(.*?)```", page, re.S)
     result, moved = made("BPR", "retrain")
     shutil.copytree(moved, tmp_path / "out")
     shutil.copytree(moved, tmp_path / "moved")

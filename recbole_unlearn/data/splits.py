@@ -5,7 +5,7 @@ sides: D (``full``) and D\S (``retain``), plus the deleted interactions (``forge
 samplers and loaders for either side; the samplers are never shared, or deleted pairs would stay excluded
 from the negatives and stay masked at test.
 
-Rules, see docs/forget-sets.md:
+Rules, see docs/deletion-requests.md:
 
 * Only training interactions are unlearned. A request that also hits validation or test interactions removes
   them from those splits for every phase alike, so that all figures are about the same interactions.

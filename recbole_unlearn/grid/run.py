@@ -84,7 +84,7 @@ def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) 
     """Do the runs of a grid that have no result yet, and write tables of all runs.
 
     Args:
-        file: the grid, see docs/grid.md; smoke, machine and paper are in the package.
+        file: the grid, see docs/many-runs.md; smoke, machine and paper are in the package.
         config_dict: output_dir, workers, ray_address and show_progress of the grid; any other setting goes to every
             run, and overrides the file's.
 

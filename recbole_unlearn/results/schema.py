@@ -127,7 +127,7 @@ class Placebo:
 
 @dataclasses.dataclass(frozen=True)
 class Forgotten:
-    """How much was to be forgotten, and what the rules of docs/forget-sets.md left out (``counts``)."""
+    """How much was to be forgotten, and what the rules of docs/deletion-requests.md left out (``counts``)."""
 
     source: str | None = None
     interactions: int | None = None

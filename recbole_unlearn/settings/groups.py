@@ -45,7 +45,7 @@ class RunSettings:
         per_run=False,
     )
     ray_address: str | None = setting(
-        "A Ray cluster to work on (for example auto, or ray://HOST:10001); docs/ray.md.",
+        "A Ray cluster to work on (for example auto, or ray://HOST:10001); docs/many-runs.md.",
         role=Role.PLACE,
         per_run=False,
     )
@@ -129,7 +129,7 @@ class EvaluationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class TuneSettings:
-    """How a sweep over a method's settings is done; docs/tuning.md."""
+    """How a sweep over a method's settings is done; docs/many-runs.md."""
 
     tune: bool = setting("Sweep over the method's settings instead of running it once.", per_run=False)
     space: str | None = setting(
@@ -164,7 +164,7 @@ class TuneSettings:
 
 @dataclasses.dataclass(frozen=True)
 class GridSettings:
-    """Many runs instead of one; docs/grid.md."""
+    """Many runs instead of one; docs/many-runs.md."""
 
     grid: str | None = setting(
         "A YAML file of models, datasets, methods, seeds and deletion ratios to run in all combinations; or smoke, "

@@ -115,7 +115,7 @@ def _parser() -> _Parser:
         "same request a second time is recognised.",
     )  # fmt: skip
     one.add_argument(
-        "file", metavar="FILE", help="a CSV, TSV, JSON Lines or parquet file; docs/forget-sets.md"
+        "file", metavar="FILE", help="a CSV, TSV, JSON Lines or parquet file; docs/deletion-requests.md"
     )
     one.add_argument("--id", help="its name in the ledger, such as a ticket's number; never a person's name")
     one.add_argument("--deadline", metavar="SPAN", help="from now, such as 30d or 12h")

@@ -197,7 +197,7 @@ def test_the_files_that_come_along(monkeypatch):
 
 
 def test_the_example_of_the_documentation(file):
-    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "grid.md").read_text(), re.S)
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "many-runs.md").read_text(), re.S)
     cells = plan.load(file(example))
     assert len(cells) == 2 * 3 + 1
     assert cells[-1].values["epochs"] == 30
