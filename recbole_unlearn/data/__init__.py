@@ -13,7 +13,18 @@ from recbole_unlearn.data.injection import Scorer, inject
 from recbole_unlearn.data.item_counts import coarse, fitted_after, lost_at_least, lost_since
 from recbole_unlearn.data.parts import Splits
 from recbole_unlearn.data.repeats import carry_out
-from recbole_unlearn.data.requests import EMPTY, Fields, ForgetRequest, Located, ids_of, locate, read_request
+from recbole_unlearn.data.requests import (
+    EMPTY,
+    Candidates,
+    Fields,
+    ForgetRequest,
+    Located,
+    ids_of,
+    locate,
+    match,
+    read_request,
+    time_precision,
+)
 from recbole_unlearn.data.sequences import SCORES, TRAIN, Sequences, SequenceSplits
 from recbole_unlearn.data.splits import (
     INJECTED,

@@ -13,7 +13,7 @@ import logging
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -251,8 +251,9 @@ def locate(
     unknown = (users == 0) | (items == 0)
     if unknown.any():
         _missing(request, unknown, on_missing, "name a user or an item that is not in the dataset", hint)
-    masks, found = _match(request, users, items, splits, clock)
-    absent = ~found & ~unknown
+    matched = [match(request, users, items, Candidates(split), clock) for split in splits]
+    masks = [mask for mask, _ in matched]
+    absent = ~np.any([found for _, found in matched], axis=0) & ~unknown
     if absent.any():
         _missing(request, absent, on_missing, "are not in the training data", hint)
     train_mask, valid_mask, test_mask = masks
@@ -274,8 +275,8 @@ def is_gone(
     request: ForgetRequest, splits: tuple[Dataset, Dataset, Dataset], clock: Clock | None = None
 ) -> bool:
     """Whether no interaction of ``splits`` is meant by ``request``."""
-    masks, _ = _match(request, *ids_of(request, splits[0]), splits, clock)
-    return not any(mask.any() for mask in masks)
+    users, items = ids_of(request, splits[0])
+    return not any(match(request, users, items, Candidates(split), clock)[0].any() for split in splits)
 
 
 def ids_of(request: ForgetRequest, train: Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -301,52 +302,60 @@ def _missing(request: ForgetRequest, bad: np.ndarray, on_missing: str, what: str
     )
 
 
-def _match(
-    request: ForgetRequest,
-    users: np.ndarray,
-    items: np.ndarray,
-    splits: tuple[Dataset, Dataset, Dataset],
-    clock: Clock | None,
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Masks of the interactions in each split, and which requests were found in any of them."""
+class Candidates(NamedTuple):
+    """Interactions of a split among which a request is looked for: all of them, or those that an index found."""
+
+    split: Dataset
+    numbers: np.ndarray | slice = slice(None)
+    precision: float | None = None  # that timestamps have; None: of the largest timestamp of the split
+
+
+def time_precision(split: Dataset) -> float:
+    """How far a timestamp may be from what a request says: RecBole keeps float32."""
+    times = (
+        split.inter_feat[split.time_field].numpy() if split.time_field in split.inter_feat else np.zeros(0)
+    )
+    return 2 * float(np.spacing(np.float32(np.abs(times).max(initial=1.0))))
+
+
+def match(
+    request: ForgetRequest, users: np.ndarray, items: np.ndarray, near: Candidates, clock: Clock | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which of the interactions ``near`` a request means, and which of its rows have one there (two masks).
+
+    ``users`` and ``items`` are the ids of the request (:func:`ids_of`). The cost is that of ``near``.
+    """
+    split = near.split
     timed = request.frame["time"].notna().to_numpy()
-    item_num = splits[0].item_num
-    wanted = {"user": users, "item": items, "pair": users * item_num + items}
     both = (users > 0) & (items > 0)
-    asked = {  # the requests of each kind whose tokens are known
+    wanted = {"user": users, "item": items, "pair": users * split.item_num + items}
+    asked = {  # the rows of each kind whose tokens are known
         "user": (users > 0) & (items == EMPTY),
         "item": (users == EMPTY) & (items > 0),
         "pair": both & ~timed,
     }
-    found = np.zeros(len(users), dtype=bool)
-    masks = []
-    for split in splits:
-        own = {
-            "user": split.inter_feat[split.uid_field].numpy(),
-            "item": split.inter_feat[split.iid_field].numpy(),
-        }
-        own["pair"] = own["user"] * item_num + own["item"]
-        mask = np.zeros(len(own["user"]), dtype=bool)
-        for kind, rows in asked.items():
-            mask |= np.isin(own[kind], wanted[kind][rows])
-            found[rows] |= np.isin(wanted[kind][rows], own[kind])
-        if timed.any():
-            hits, hit = _match_times(
-                request, np.where(both & timed, wanted["pair"], -1), own["pair"], split, clock
-            )
-            mask, found = mask | hits, found | hit
-        masks.append(mask)
-    return masks, found
+    own = {
+        "user": split.inter_feat[split.uid_field].numpy()[near.numbers],
+        "item": split.inter_feat[split.iid_field].numpy()[near.numbers],
+    }
+    own["pair"] = own["user"] * split.item_num + own["item"]
+    mask, found = np.zeros(len(own["user"]), dtype=bool), np.zeros(len(users), dtype=bool)
+    for kind, rows in asked.items():
+        mask |= np.isin(own[kind], wanted[kind][rows])
+        found[rows] |= np.isin(wanted[kind][rows], own[kind])
+    if timed.any():
+        hits, hit = _match_times(
+            request, np.where(both & timed, wanted["pair"], -1), own["pair"], near, clock
+        )
+        mask, found = mask | hits, found | hit
+    return mask, found
 
 
 def _match_times(
-    request: ForgetRequest,
-    wanted: np.ndarray,
-    keys: np.ndarray,
-    split: Dataset,
-    clock: Clock | None,
+    request: ForgetRequest, wanted: np.ndarray, keys: np.ndarray, near: Candidates, clock: Clock | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As :func:`_match`, with the timestamp too, within the precision RecBole keeps (float32)."""
+    """As :func:`match` for keys of pairs, with the timestamp too."""
+    split = near.split
     if split.time_field not in split.inter_feat:
         raise UnlearnError(
             f"{request.name} gives {split.time_field}, but the dataset was loaded without it. "
@@ -354,12 +363,12 @@ def _match_times(
         )
     asked = request.frame["time"].to_numpy()
     asked = clock(asked) if clock else asked
-    times = split.inter_feat[split.time_field].numpy().astype(np.float64)
-    slack = 2 * float(np.spacing(np.float32(np.abs(times).max(initial=1.0))))
+    times = split.inter_feat[split.time_field].numpy()[near.numbers].astype(np.float64)
+    precision = time_precision(split) if near.precision is None else near.precision
     present = pd.DataFrame({"key": keys, "time": times, "number": np.arange(len(keys))})
     requests = pd.DataFrame({"key": wanted, "asked": asked, "request": np.arange(len(wanted))})
     pairs = present[np.isin(keys, wanted)].merge(requests, on="key")
-    pairs = pairs[(pairs["time"] - pairs["asked"]).abs() <= slack]
+    pairs = pairs[(pairs["time"] - pairs["asked"]).abs() <= precision]
     mask, hit = np.zeros(len(keys), dtype=bool), np.zeros(len(wanted), dtype=bool)
     mask[pairs["number"].to_numpy()] = True
     hit[pairs["request"].to_numpy()] = True

@@ -217,14 +217,20 @@ class UnlearnData:
         return self.orphan_users, self.orphan_items
 
     @functools.cached_property
+    def popularity(self) -> torch.Tensor:
+        """How many interactions of D each item has (items,)."""
+        train = self.full.train
+        return torch.bincount(train.inter_feat[train.iid_field], minlength=train.item_num)
+
+    @functools.cached_property
     def lost(self) -> torch.Tensor | None:
         """How many training interactions earlier requests took from each item (items,), rounded up; None: none."""
-        return None if self.fitted is None else lost_since(self.fitted, _popularity(self.full.train))
+        return None if self.fitted is None else lost_since(self.fitted, self.popularity)
 
     @functools.cached_property
     def lost_at_least(self) -> torch.Tensor | None:
         """As ``lost``, but no more than is certain."""
-        return None if self.fitted is None else lost_at_least(self.fitted, _popularity(self.full.train))
+        return None if self.fitted is None else lost_at_least(self.fitted, self.popularity)
 
     def fitted_after(self, refitted: torch.Tensor | None) -> torch.Tensor | None:
         """What the next request has to know once this one is done; items ``refitted`` have new rows.
@@ -233,8 +239,9 @@ class UnlearnData:
         """
         if self.source.startswith(INJECTED):
             return None
-        before, after = _popularity(self.full.train), _popularity(self.retain.train)
-        return fitted_after(self.fitted, before, after, refitted)
+        before = self.popularity
+        gone = torch.bincount(self.forget.inter_feat[self.forget.iid_field], minlength=len(before))
+        return fitted_after(self.fitted, before, before - gone, refitted)
 
     def summary(self) -> dict[str, Any]:
         """Counts for result.json: how much was asked for, and what the rules above left out."""
@@ -250,11 +257,6 @@ class UnlearnData:
 
 def _pairs(dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
     return dataset.inter_feat[dataset.uid_field], dataset.inter_feat[dataset.iid_field]
-
-
-def _popularity(train: Dataset) -> torch.Tensor:
-    """How many interactions each item has (items,)."""
-    return torch.bincount(train.inter_feat[train.iid_field], minlength=train.item_num)
 
 
 def divide(
