@@ -16,11 +16,11 @@ from recbole.data import create_dataset, data_preparation
 from recbole.utils import KGDataLoaderState, init_seed
 
 from recbole_unlearn import load_unlearned, run_unlearn, unlearn_model
-from recbole_unlearn.data import Located, divide, load, loaders
+from recbole_unlearn.data import Facts, Located, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import read_dataset, write_dataset
 from recbole_unlearn.methods import RequestLosses
-from recbole_unlearn.rows import Facts, TrainIndex, find_features, find_tables, loss_gradients
+from recbole_unlearn.rows import TrainIndex, find_features, find_tables, loss_gradients
 from recbole_unlearn.settings import UnlearnConfig, knowledge
 from recbole_unlearn.state import init_state
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, forget_neighbours

@@ -11,6 +11,7 @@ datasets that RecBole knows, and `archive.py` unpacks them.
 from recbole_unlearn.data.download import ensure_dataset
 from recbole_unlearn.data.injection import Scorer, inject
 from recbole_unlearn.data.item_counts import coarse, fitted_after, lost_at_least, lost_since
+from recbole_unlearn.data.knowledge_graph import Facts, facts_of
 from recbole_unlearn.data.parts import Splits
 from recbole_unlearn.data.repeats import carry_out
 from recbole_unlearn.data.requests import (

@@ -20,7 +20,7 @@ from recbole_unlearn.compat import clear_caches, own_randomness
 from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained, write_model
-from recbole_unlearn.rows import TrainIndex, reset_to_rarest, tables
+from recbole_unlearn.rows import TrainIndex, find_features, reset_features, reset_rows, reset_to_rarest
 from recbole_unlearn.settings import UnlearnConfig, pushes_all_items
 from recbole_unlearn.training import Job, PhaseTrainer, check_finite, forget_neighbours, train_all
 
@@ -153,16 +153,16 @@ class UnlearnTrainer(PhaseTrainer):
             users, items = task.data.unread
             items = items[:0] if refitted_items else items
             train = task.data.retain.train
-            tables.reset_rows(self.model, task.initial, train, users, items)
+            reset_rows(self.model, task.initial, train, users, items)
             if pushes_all_items(task.config):
                 reset_to_rarest(self.model, train, items)
             self.reset_features(task)
 
     def reset_features(self, task: UnlearnTask) -> None:
         """Give feature values that no training interaction has any more their initial rows."""
-        features = tables.find_features(self.model, task.data.retain.train)
+        features = find_features(self.model, task.data.retain.train)
         if features:  # finding the values takes a pass over the data
-            tables.reset_features(self.model, task.initial, features, task.data.orphan_values)
+            reset_features(self.model, task.initial, features, task.data.orphan_values)
 
     def save(self, directory: Path, data: UnlearnData, home: Path) -> str:
         """Write the unlearned model and the retained data into ``directory``; returns the model's name.

@@ -18,6 +18,7 @@ from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import InputType, init_seed
 
+from recbole_unlearn.data import facts_of
 from recbole_unlearn.methods.base import UnlearnTask
 from recbole_unlearn.rows import (
     Members,
@@ -26,7 +27,6 @@ from recbole_unlearn.rows import (
     Triples,
     Witness,
     as_batch,
-    facts_of,
     find_region,
     first_of_each,
     learns_by_user,

@@ -35,7 +35,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.request_losses import RequestLosses
-from recbole_unlearn.rows import Moments, Triples, fisher, losses, predicted
+from recbole_unlearn.rows import Moments, Triples, fisher, predicted, reverse_ranking_loss
 from recbole_unlearn.settings import setting
 
 
@@ -105,7 +105,7 @@ class RRL(UnlearnTrainer):
         items = torch.cat([deleted.items, deleted.negatives])
         clear_caches(self.model)
         own, other = predicted(self.model, train, users, items).chunk(2)
-        return losses.reverse_ranking(own, other)
+        return reverse_ranking_loss(own, other)
 
     def _fisher(self, request: RequestLosses, options: RRLSettings) -> Moments:
         r"""F summed over D\S, by parameter name."""

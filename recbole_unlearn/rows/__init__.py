@@ -1,9 +1,8 @@
-"""Rows of a model's tables, and the interactions of their users and items: what all methods work with.
+"""Rows of a model's tables and the interactions of their users and items, which all methods work with.
 
-`tables.py` says which rows of which parameter belong to whom, `index.py` finds interactions by user, item and
-pair, `region.py` whom a request touches, `batches.py` draws the witness set, `facts.py` what a knowledge graph adds
-to it, `own_loss.py`, `losses.py` and `scoring.py` compute losses and scores, `rarest.py` finds items that are hardly
-anybody's, and `expected.py` estimates where a pair ranks in a model that never saw it.
+`tables.py` finds the rows of users, items and features in a model, `index.py` the interactions of a user, item or
+pair, `region.py` the users and items of a request; `batches.py` draws the witness set, `model_loss.py` computes
+losses and scores, and `closed_form.py` estimates the rank of a pair in a model that never saw it.
 """
 
 from recbole_unlearn.rows.batches import (
@@ -15,10 +14,24 @@ from recbole_unlearn.rows.batches import (
     pairs_batch,
 )
 from recbole_unlearn.rows.closed_form import PAIRS, ClosedFormRanker, ExpectedStanding
-from recbole_unlearn.rows.facts import Facts, facts_of
-from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.rows.own_loss import Moments, fisher, lent, looked_up, loss_gradients, training_loss
-from recbole_unlearn.rows.rarest import rarest, reset_to_rarest
-from recbole_unlearn.rows.region import Members, Region, find_region, with_neighbours
-from recbole_unlearn.rows.scoring import pair_scores, predicted
-from recbole_unlearn.rows.tables import OTHER, Side, Table, as_rows, find_features, find_tables, reset_rows
+from recbole_unlearn.rows.index import OTHER, SIDES, RetainedIndex, Side, TrainIndex
+from recbole_unlearn.rows.model_loss import (
+    Moments,
+    fisher,
+    lent,
+    looked_up,
+    loss_gradients,
+    pair_scores,
+    predicted,
+    reverse_ranking_loss,
+    training_loss,
+)
+from recbole_unlearn.rows.region import (
+    Members,
+    Region,
+    find_region,
+    rarest,
+    reset_to_rarest,
+    with_neighbours,
+)
+from recbole_unlearn.rows.tables import Table, as_rows, find_features, find_tables, reset_features, reset_rows

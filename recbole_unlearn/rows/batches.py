@@ -1,4 +1,4 @@
-r"""The witness set: interactions that show what the region's rows should be, drawn in batches.
+r"""The witness set: the interactions that the region's rows are fitted to, drawn in batches.
 
 Three parts, as in the paper: R, retained interactions; S, the deleted ones; Neg(S), negatives for S. R is drawn in
 epochs, each interaction once with a new uniform negative. Where items are calibrated, some of R has an item of the
@@ -6,7 +6,7 @@ region as the negative: in training every item is a negative far more often than
 alone would not show that.
 
 A model may learn by interaction (a pair, a labelled pair) or by user: an autoencoder reads and scores a whole
-history, so a batch of its loss has every user once, however many of the interactions are theirs.
+history, so a batch of its loss has every user once, however many interactions of that user are in it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from recbole.data.interaction import Interaction, cat_interactions
 from recbole.data.utils import get_dataloader
 from recbole.utils import InputType
 
-from recbole_unlearn.rows.facts import Facts
-from recbole_unlearn.rows.index import RetainedIndex
+from recbole_unlearn.data import Facts
+from recbole_unlearn.rows.index import SIDES, RetainedIndex
 from recbole_unlearn.rows.region import Region
 from recbole_unlearn.settings import UnlearnConfig
 
@@ -47,15 +47,10 @@ class Witness:
     watched: ClassVar[int] = 1024  # deleted pairs that are looked at while rows are calibrated
 
     def __init__(
-        self,
-        config: UnlearnConfig,
-        retained: RetainedIndex,
-        region: Region,
-        generator: torch.Generator,
-        region_negatives: float = 1.0,
-        facts: Facts | None = None,
-    ) -> None:
-        r"""``facts`` of D\S come with batches where the model learns a knowledge graph with its interactions."""
+        self, config: UnlearnConfig, retained: RetainedIndex, region: Region, generator: torch.Generator,
+        region_negatives: float = 1.0, facts: Facts | None = None,
+    ) -> None:  # fmt: skip
+        r"""``facts``: of D\S, for a model that learns a knowledge graph with its interactions."""
         self.config, self.retained, self.region, self.generator = config, retained, region, generator
         self.index = retained.index
         self.region_negatives = region_negatives
@@ -69,8 +64,7 @@ class Witness:
 
     def buffer(self, share: float) -> torch.Tensor:
         """A uniform sample of all retained interactions, the paper's R."""
-        size = max(1, round(share * self.retained.size))
-        return self.uniform(size)
+        return self.uniform(max(1, round(share * self.retained.size)))
 
     def uniform(self, size: int) -> torch.Tensor:
         """``size`` retained interactions, uniform, with replacement."""
@@ -83,10 +77,8 @@ class Witness:
 
     def triples(self, numbers: torch.Tensor) -> Triples:
         """Interactions of D, by their numbers, with uniform negatives."""
-        users = self.index.ids["user"][numbers]
-        return Triples(
-            numbers, users, self.index.ids["item"][numbers], self.retained.negatives(users, self.generator)
-        )
+        users, items = (self.index.ids[side][numbers] for side in SIDES)
+        return Triples(numbers, users, items, self.retained.negatives(users, self.generator))
 
     def against_region(self, size: int) -> Triples:
         """About ``size`` retained interactions of any user, with an item of the region as negative."""
@@ -112,10 +104,8 @@ class Witness:
         while done < steps:
             # No more than what is left to do: an epoch of a large request is never drawn whole.
             part = min(1.0, (steps - done) * size / (len(numbers) + extra))
-            taken = numbers[
-                torch.randperm(len(numbers), generator=self.generator)[: max(1, round(part * len(numbers)))]
-            ]
-            epoch = self.triples(taken)
+            order = torch.randperm(len(numbers), generator=self.generator)
+            epoch = self.triples(numbers[order[: max(1, round(part * len(numbers)))]])
             if extra:
                 more = self.against_region(round(part * extra))
                 epoch = Triples(*(torch.cat(pair) for pair in zip(epoch, more, strict=True)))
@@ -133,9 +123,8 @@ class Witness:
             gone = gone[torch.randint(0, len(gone), (size,), generator=self.generator)]
         item_num = self.index.sizes["item"]
         users, items = gone // item_num, gone % item_num
-        return Triples(
-            torch.full_like(users, -1), users, items, self.retained.negatives(users, self.generator)
-        )
+        negatives = self.retained.negatives(users, self.generator)
+        return Triples(torch.full_like(users, -1), users, items, negatives)
 
     def units(self, users: torch.Tensor) -> torch.Tensor | slice:
         """Which of the interactions of ``users`` (m,) a loss counts: all, or one for each user."""
@@ -160,7 +149,7 @@ class Witness:
 
     @functools.cached_property
     def _near_facts(self) -> tuple[torch.Tensor, float]:
-        """The facts about the region's items, and which share of an epoch's draws they have (`facts.py`)."""
+        """The facts about the region's items, and their share of an epoch's draws (`data/knowledge_graph.py`)."""
         assert self.facts is not None
         if "item" not in self.region or len(self.region["item"]) == 0:
             return torch.zeros(0, dtype=torch.int64), 0.0

@@ -11,13 +11,16 @@ only the entries of their users and items are written.
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import torch
 from recbole.data.dataset import Dataset
 
 TABLE_BYTES = 2**26  # up to this size a table of all pairs is kept, which is quicker to look up
-FIELDS = ("user", "item")
-OTHER = {"user": "item", "item": "user"}
+
+Side = Literal["user", "item"]
+SIDES: tuple[Side, Side] = ("user", "item")
+OTHER: dict[Side, Side] = {"user": "item", "item": "user"}
 
 
 class TrainIndex:
@@ -25,14 +28,14 @@ class TrainIndex:
 
     def __init__(self, train: Dataset) -> None:
         self.train = train
-        self.ids = {
-            "user": train.inter_feat[train.uid_field].cpu(),
-            "item": train.inter_feat[train.iid_field].cpu(),
-        }
-        self.sizes = {"user": train.user_num, "item": train.item_num}
+        feat = train.inter_feat
+        self.ids: dict[Side, torch.Tensor] = {
+            "user": feat[train.uid_field].cpu(), "item": feat[train.iid_field].cpu(),
+        }  # fmt: skip
+        self.sizes: dict[Side, int] = {"user": train.user_num, "item": train.item_num}
         self.total = len(
             self.ids["user"]
-        )  # numbers of interactions go up to here, also after some were removed
+        )  # interactions are numbered up to here, also after some were removed
         self.removed = torch.zeros(self.total, dtype=torch.bool)
         self._live = self.total
         self.table: torch.Tensor | None = None
@@ -46,30 +49,28 @@ class TrainIndex:
         return self.keys(self.ids["user"], self.ids["item"]).sort().values
 
     @functools.cached_property
-    def _count(self) -> dict[str, torch.Tensor]:
+    def _count(self) -> dict[Side, torch.Tensor]:
         """How many interactions each id has."""
-        return {side: torch.bincount(self.ids[side], minlength=self.sizes[side]) for side in FIELDS}
+        return {side: torch.bincount(self.ids[side], minlength=self.sizes[side]) for side in SIDES}
 
     @functools.cached_property
-    def _start(self) -> dict[str, torch.Tensor]:
+    def _start(self) -> dict[Side, torch.Tensor]:
         """Where the interactions of each id begin in ``_order``, and those of each user in ``pairs``."""
-        return {
-            side: torch.cat([torch.zeros(1, dtype=torch.long), n.cumsum(0)])
-            for side, n in self._count.items()
-        }
+        zero = torch.zeros(1, dtype=torch.long)
+        return {side: torch.cat([zero, n.cumsum(0)]) for side, n in self._count.items()}
 
     @functools.cached_property
-    def _order(self) -> dict[str, torch.Tensor]:
+    def _order(self) -> dict[Side, torch.Tensor]:
         """Numbers of interactions, sorted by id."""
-        return {side: torch.argsort(self.ids[side], stable=True) for side in FIELDS}
+        return {side: torch.argsort(self.ids[side], stable=True) for side in SIDES}
 
     @functools.cached_property
-    def _far(self) -> dict[str, torch.Tensor]:
-        """The other ends of the interactions in ``_order``: many are read for each id, and here they are together."""
+    def _far(self) -> dict[Side, torch.Tensor]:
+        """The other ends of the interactions in ``_order``, stored together since they are read together."""
         return {side: self.ids[OTHER[side]][order] for side, order in self._order.items()}
 
     def complete(self) -> TrainIndex:
-        """Make all parts now, not when they are first asked for."""
+        """Build all parts now instead of at their first use."""
         _ = self.pairs, self._start, self._order, self._far
         return self
 
@@ -77,27 +78,26 @@ class TrainIndex:
         return self._live
 
     def remove(self, numbers: torch.Tensor) -> None:
-        """Take the interactions ``numbers`` (m,) out for good, in place; the numbers of all others stay.
+        """Take the interactions ``numbers`` (m,) out for good, in place; all others keep their numbers.
 
-        An id's entries in ``_order`` move to the front of its own place there, before those that are removed. In
-        ``pairs`` a removed entry becomes (user, 0) at the front of its user's place: item 0 is nobody's, and the keys
-        stay sorted.
+        In ``_order`` an id's remaining entries move to the front of its range, before the removed ones. In ``pairs``
+        a removed entry becomes (user, 0), with the padding item, at the front of its user's range: keys stay sorted.
         """
         self.complete()
         self.removed[numbers] = True
         numbers = torch.unique(numbers)
-        for side in FIELDS:
+        for side in SIDES:
             self._move_back(side, numbers)
-        users, items = (self.ids[side][numbers] for side in FIELDS)
+        users, items = (self.ids[side][numbers] for side in SIDES)
         self._remove_pairs(torch.unique(users))
         if self.table is not None:
             gone = self.keys(users, items)
             self.table[gone] = _contains(self.pairs, gone)
 
-    def _move_back(self, side: str, numbers: torch.Tensor) -> None:
-        """Move ``numbers`` (m,), rising, behind what their ids have left; those that are there already stay.
+    def _move_back(self, side: Side, numbers: torch.Tensor) -> None:
+        """Move ``numbers`` (m,), rising, behind the remaining entries of their ids, unless they are there already.
 
-        What is between the j-th of them of an id and the next one goes j places to the front.
+        Entries between the j-th of them of an id and the next one go j places to the front.
         """
         order, far, count = self._order[side], self._far[side], self._count[side]
         ids, by_id = self.ids[side][numbers].sort(stable=True)
@@ -118,7 +118,7 @@ class TrainIndex:
         self._live -= len(ids) if side == "user" else 0
 
     def _remove_pairs(self, users: torch.Tensor) -> None:
-        """Write the places of ``users`` in ``pairs`` again, from what they have left."""
+        """Write the ranges of ``users`` in ``pairs`` again, from their remaining interactions."""
         start, count = self._start["user"][users], self._count["user"][users]
         empty = self._start["user"][users + 1] - start - count
         mine = self.of("user", users)
@@ -130,29 +130,29 @@ class TrainIndex:
         """One number for each pair."""
         return users * self.sizes["item"] + items
 
-    def counts(self, side: str, ids: torch.Tensor) -> torch.Tensor:
+    def counts(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
         """How many interactions each of ``ids`` has."""
         return self._count[side][ids]
 
-    def of(self, side: str, ids: torch.Tensor) -> torch.Tensor:
+    def of(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
         """The numbers of all interactions of ``ids``, one id after the other."""
         return self._order[side][_ranges(self._start[side][ids], self.counts(side, ids))]
 
-    def ends(self, side: str, ids: torch.Tensor) -> torch.Tensor:
+    def ends(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
         """The items of these users, or the users of these items: the other ends of what :meth:`of` gives."""
         return self._far[side][_ranges(self._start[side][ids], self.counts(side, ids))]
 
-    def removed_of(self, side: str, ids: torch.Tensor) -> torch.Tensor:
-        """As :meth:`of`, of interactions that were taken out."""
+    def removed_of(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
+        """As :meth:`of`, for removed interactions."""
         start, count = self._start[side][ids], self.counts(side, ids)
         return self._order[side][_ranges(start + count, self._start[side][ids + 1] - start - count)]
 
     def sample(
-        self, side: str, ids: torch.Tensor, most: int, generator: torch.Generator
+        self, side: Side, ids: torch.Tensor, most: int, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """At most ``most`` interactions of each of ``ids``, spread evenly over those it has from a random start.
+        """At most ``most`` interactions of each of ``ids``, evenly spaced from a random start.
 
-        Returns their numbers, and where the id of each is in ``ids``, rising.
+        Returns their numbers, and the position in ``ids`` of each one's id, rising.
         """
         count = self.counts(side, ids)
         taken = count.clamp(max=most)
@@ -167,13 +167,9 @@ class RetainedIndex:
     r"""D\S by the index of D: which interactions and pairs are left."""
 
     def __init__(
-        self,
-        index: TrainIndex,
-        users: torch.Tensor,
-        items: torch.Tensor,
-        deleted: torch.Tensor,
+        self, index: TrainIndex, users: torch.Tensor, items: torch.Tensor, deleted: torch.Tensor,
         numbers: torch.Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``users`` and ``items`` (m,) are those of the deleted interactions, ``deleted`` (|D|,) their mask in D.
 
         With ``numbers`` (m,), those of the deleted interactions, the index is this request's own: its table of pairs
@@ -204,7 +200,7 @@ class RetainedIndex:
         """Those of the interactions ``numbers`` that are left."""
         return numbers[~self.deleted[numbers]]
 
-    def counts(self, side: str, ids: torch.Tensor) -> torch.Tensor:
+    def counts(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
         """How many interactions each of ``ids`` has left."""
         gone = torch.bincount(self.index.ids[side][self.asked], minlength=self.index.sizes[side])
         return self.index.counts(side, ids) - gone[ids]
@@ -223,7 +219,7 @@ class RetainedIndex:
     def draw(
         self, users: torch.Tensor, generator: torch.Generator, tries: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As :meth:`negatives`, and where a known one remains (places in the flattened result)."""
+        """As :meth:`negatives`, with the places in the flattened result where a known one remains."""
         item_num = self.index.sizes["item"]
         items = torch.randint(1, item_num, users.shape, generator=generator)
         flat_users, flat = users.reshape(-1), items.view(-1)

@@ -1,15 +1,13 @@
-"""The region of a request: the users and items it touches, and how much of each it takes away.
+"""The region of a request: its users and items, and the share of their interactions that it deletes.
 
 The *deleted share* of a user or item x is the part of its training interactions that is in the forget set,
-ρ = |S_x| / |D_x|. It says how far the row of x is from what it would be without S: a first-order downdate is right
-for a small share, and has little left to start from at a large one.
-
-What counts is what a row has lost since it was fitted, or fifteen requests of one interaction would never move an
-item that one request of fifteen moves. With L_x interactions that earlier requests took from it,
+ρ = |S_x| / |D_x|. A first-order downdate of the row of x is right for a small share; at a large one little is left to
+start from. Interactions that earlier requests deleted count too, or fifteen requests of one interaction would never
+move an item that one request of fifteen moves. With L_x interactions deleted since the row was fitted,
 
     ρ = (L_x + |S_x|) / (L_x + |D_x|)
 
-L is counted for items only: the rows of a user change with every interaction that the user deletes.
+L is counted for items only: the rows of a user are fitted again at every request of that user.
 """
 
 from __future__ import annotations
@@ -18,11 +16,14 @@ import dataclasses
 import functools
 
 import torch
+from recbole.data.dataset import Dataset
+from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.rows.index import RetainedIndex, TrainIndex
-from recbole_unlearn.rows.tables import OTHER, Side
+from recbole_unlearn.rows.index import OTHER, RetainedIndex, Side, TrainIndex
+from recbole_unlearn.rows.tables import as_rows, find_tables
 
 PLACES = 2**17  # up to this id, a table of positions is quicker than a search
+LEAST_RARE, RARE_SHARE = 10, 50  # the rarest items: at least ten, otherwise one item of fifty
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,3 +119,26 @@ def with_neighbours(
             grown[side] = Members(ids, torch.cat([grown[side].share, members.share])[order])
         frontier = reached
     return grown
+
+
+def rarest(train: Dataset) -> torch.Tensor:
+    """The items (n,) with the fewest training interactions, of those that have any.
+
+    Their rows show what a loss over all items makes of an item without interactions.
+    """
+    number = torch.bincount(train.inter_feat[train.iid_field], minlength=train.item_num)
+    items = (number > 0).nonzero().flatten()
+    return items[number[items].argsort(stable=True)[: max(LEAST_RARE, len(items) // RARE_SHARE)]]
+
+
+@torch.no_grad()
+def reset_to_rarest(model: AbstractRecommender, train: Dataset, items: torch.Tensor) -> None:
+    """Give the rows of ``items`` (m,) in ``model`` the mean of the rows of the rarest items."""
+    if len(items) == 0:
+        return
+    others = rarest(train)
+    for table in find_tables(model, train):
+        if table.side == "item":
+            rows = as_rows(model.get_parameter(table.parameter), table.axis)
+            mean = rows[(others + table.offset).to(rows.device)].mean(dim=0)
+            rows[(items + table.offset).to(rows.device)] = mean

@@ -1,25 +1,23 @@
-"""Which rows of which parameter belong to which user or item, and which to which value of a feature.
+"""Which rows of which parameter belong to a user, an item, or a value of a feature.
 
-RecBole's models keep a user or an item as a row of an embedding table (`user_embedding.weight`), and
-context-aware models as a block of one table for all fields. :func:`find_tables` names them for any model,
-so that methods can work on rows. A table is recognised by its module and its size; when users and items
-are equally many, by the word in its name. Of sequential models see `sequence_tables.py`.
+RecBole's models keep a user or an item as a row of an embedding table (`user_embedding.weight`), context-aware models
+as a block of one table for all fields. :func:`find_tables` finds them for any model: a table is recognised by its
+module and its size, and by the word in its name where users and items are equally many.
 
-A side that has no table may have weight matrices instead: an autoencoder reads items through the columns of its
-first layer and scores them through the rows (and biases) of its last. Those are tables as well, seen along the
-right axis (:func:`as_rows`).
-
-A knowledge-aware model has a table of entities, of which the first are the items: rows of items as well, beside those
-of the item table, if it has one.
-
-A value of a feature (a city, a word of a title) has rows as a user has: :func:`find_features` names their tables.
+* A side without a table may have weight matrices instead: an autoencoder reads items through the columns of its first
+  layer and scores them through the rows (and biases) of its last. :func:`as_rows` shows them along the right axis.
+* A knowledge-aware model has a table of entities, of which the first are the items, with or without an item table.
+* A sequential model may have tables of positions or layers as long as there are users or items, so a table counts by
+  its word (`item_embedding`) and its size. Tables of RecBole's models without such a word are listed, so for those
+  models the answer is exact; in a derived model an embedding table without a word counts by its size.
+* A value of a feature (a city, a word of a title) has a row too: :func:`find_features` finds their tables.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from recbole.data.dataset import Dataset, KnowledgeBasedDataset
@@ -28,10 +26,16 @@ from recbole.model.layers import FLEmbedding, FMEmbedding
 from recbole.utils import ModelType
 from torch import nn
 
-from recbole_unlearn.rows.sequence_tables import tables_of_sequences
+from recbole_unlearn.rows.index import Side
 
-Side = Literal["user", "item"]
-OTHER: dict[Side, Side] = {"user": "item", "item": "user"}
+# Tables of RecBole's sequential models whose names do not say their side, by class; None: neither users nor items.
+_LISTED: dict[str, dict[str, Side | None]] = {
+    "BERT4Rec": {"output_bias": "item"},
+    "FPMC": {"UI_emb.weight": "user", "IU_emb.weight": "item", "LI_emb.weight": "item", "IL_emb.weight": "item"},
+    "RepeatNet": {"explore_recommendation_decoder.matrix_for_explore.weight": "item"},
+    "SINE": {"C.weight": None},
+    "TransRec": {"bias.weight": "item"},
+}  # fmt: skip
 
 
 class Table(NamedTuple):
@@ -61,25 +65,62 @@ def as_rows(parameter: torch.Tensor, axis: int = 0) -> torch.Tensor:
 
 def find_tables(model: AbstractRecommender, dataset: Dataset) -> list[Table]:
     """All tables of ``model`` with one row per user or per item."""
-    if model.type == ModelType.SEQUENTIAL:
-        return list(_of_sequences(model, dataset))
-    tables = list(_embeddings(model, dataset))
+    if isinstance(dataset, KnowledgeBasedDataset):
+        words = _graph_embeddings(model, dataset)
+        tables = [Table(parameter, "user" if word == "user" else "item") for parameter, word in words]
+    else:
+        fields = _fields(model, dataset)
+        ids: dict[str, Side] = {dataset.uid_field: "user", dataset.iid_field: "item"}
+        tables = [Table(t.parameter, ids[t.field], t.offset) for t in fields if t.field in ids]
+        taken = {table.parameter for table in fields}
+        if model.type == ModelType.SEQUENTIAL:
+            return tables + list(_of_sequences(model, _sizes(dataset), taken))
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding) and f"{name}.weight" not in taken:
+                sides = _sides(name, module.num_embeddings, _sizes(dataset))
+                if len(sides) == 1:
+                    tables.append(Table(f"{name}.weight", sides[0]))
     missing = {"user", "item"} - {table.side for table in tables}
     return tables + list(_matrices(model, dataset, missing))
 
 
 def find_features(model: AbstractRecommender, dataset: Dataset) -> list[FieldTable]:
-    """All tables of ``model`` with one row per value of a field, beside those of users and items."""
+    """All tables of ``model`` with one row per value of a field other than the ids of users and items."""
     ids = (dataset.uid_field, dataset.iid_field)
     return [table for table in _fields(model, dataset) if table.field not in ids]
 
 
-def _of_sequences(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]:
-    fields = list(_fields(model, dataset))
-    yield from _of_ids(fields, dataset)
-    taken = {table.parameter for table in fields}
-    for parameter, side in tables_of_sequences(model, _sizes(dataset), taken):
-        yield Table(parameter, side)
+def _of_sequences(
+    model: AbstractRecommender, sizes: Mapping[Side, int], taken: Collection[str]
+) -> Iterator[Table]:
+    """Tables of a sequential model other than those that are ``taken``."""
+    bases = [base for base in type(model).__mro__ if base.__module__.startswith("recbole.")]
+    listed = {name: side for base in bases for name, side in _LISTED.get(base.__name__, {}).items()}
+    for name, parameter in model.named_parameters():
+        if name in taken or parameter.dim() == 0:
+            continue
+        module = model.get_submodule(name.rpartition(".")[0])
+        side = listed[name] if name in listed else _side_by_word(name, len(parameter), module, sizes)
+        if side is not None:
+            yield Table(name, side)
+
+
+def _side_by_word(name: str, rows: int, module: nn.Module, sizes: Mapping[Side, int]) -> Side | None:
+    """The side whose rows a parameter has, by its own word and its size.
+
+    The word is that of the layer, not of the module it is part of: `item_encoder.dense` is no table of items.
+    """
+    *path, own = name.split(".")
+    is_table = isinstance(module, nn.Embedding)
+    word = path[-1] if path and isinstance(module, (nn.Embedding, nn.Linear)) else own
+    if "position" in word:
+        return None
+    said: list[Side] = [side for side in sizes if side in word]
+    if len(said) == 1:
+        mask = said[0] == "item" and rows == sizes["item"] + 1  # one more row, for the mask token
+        return said[0] if rows == sizes[said[0]] or mask else None
+    fitting: list[Side] = [side for side, size in sizes.items() if size == rows]
+    return fitting[0] if is_table and not said and len(fitting) == 1 else None
 
 
 def _graph_embeddings(model: AbstractRecommender, dataset: Dataset) -> Iterator[tuple[str, str]]:
@@ -91,53 +132,28 @@ def _graph_embeddings(model: AbstractRecommender, dataset: Dataset) -> Iterator[
                 yield f"{name}.weight", word
 
 
-def _embeddings(model: AbstractRecommender, dataset: Dataset) -> Iterator[Table]:
-    if isinstance(dataset, KnowledgeBasedDataset):
-        for parameter, word in _graph_embeddings(model, dataset):
-            yield Table(parameter, "user" if word == "user" else "item")
-        return
-    fields = list(_fields(model, dataset))
-    yield from _of_ids(fields, dataset)
-    taken = {table.parameter for table in fields}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and f"{name}.weight" not in taken:
-            sides = _sides(name, module.num_embeddings, _sizes(dataset))
-            if len(sides) == 1:
-                yield Table(f"{name}.weight", sides[0])
-
-
 def _sizes(dataset: Dataset) -> dict[Side, int]:
     return {"user": dataset.user_num, "item": dataset.item_num}
 
 
-def _of_ids(fields: Sequence[FieldTable], dataset: Dataset) -> Iterator[Table]:
-    """Those tables of fields that are of users or items."""
-    ids: dict[str, Side] = {dataset.uid_field: "user", dataset.iid_field: "item"}
-    for table in fields:
-        if table.field in ids:
-            yield Table(table.parameter, ids[table.field], table.offset)
-
-
-def _fields(model: AbstractRecommender, dataset: Dataset) -> Iterator[FieldTable]:
-    """Tables by field: those of RecBole's layers, and any other that is called after a feature and has its size."""
+def _fields(model: AbstractRecommender, dataset: Dataset) -> list[FieldTable]:
+    """Tables by field: those of RecBole's layers, and any other with the name of a feature and its size."""
     if isinstance(dataset, KnowledgeBasedDataset):
-        for parameter, word in _graph_embeddings(model, dataset):
-            if word == "entity":
-                yield FieldTable(parameter, dataset.entity_field)
-        return
+        words = _graph_embeddings(model, dataset)
+        return [FieldTable(parameter, dataset.entity_field) for parameter, word in words if word == "entity"]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    taken = set()
-    for field, table, offset in _layers(model):
-        taken.add(names[id(table.weight)])
-        yield FieldTable(names[id(table.weight)], field, int(offset))
+    found = [
+        FieldTable(names[id(table.weight)], field, int(offset)) for field, table, offset in _layers(model)
+    ]
+    taken = {table.parameter for table in found}
     vocabularies: Mapping[str, Any] = getattr(dataset, "field2id_token", {})
-    features = {field: len(tokens) for field, tokens in vocabularies.items()}
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and f"{name}.weight" not in taken:
-            for field, size in features.items():
+            for field, tokens in vocabularies.items():
                 called = re.search(rf"(^|[._]){re.escape(field)}([._]|$)", name)
-                if called and size == module.num_embeddings and not re.search("user|item", name):
-                    yield FieldTable(f"{name}.weight", field)
+                if called and len(tokens) == module.num_embeddings and not re.search("user|item", name):
+                    found.append(FieldTable(f"{name}.weight", field))
+    return found
 
 
 def _layers(model: AbstractRecommender) -> Iterator[tuple[str, nn.Embedding, int]]:
@@ -218,15 +234,12 @@ def reset_rows(
 ) -> None:
     """Give the rows of ``users`` and ``items`` in ``model`` their values in ``initial``.
 
-    For orphans: a model that never saw them would still have their rows as they were initialised.
+    For orphans: in a model that never saw them their rows would still be initial.
     """
     ids = {"user": users, "item": items}
     target = dict(model.named_parameters())
     for table in find_tables(model, dataset):
-        own, fresh = (
-            as_rows(target[table.parameter], table.axis),
-            as_rows(initial[table.parameter], table.axis),
-        )
+        own, fresh = (as_rows(values[table.parameter], table.axis) for values in (target, initial))
         rows = (ids[table.side] + table.offset).to(own.device)
         own[rows] = fresh[rows]
 
@@ -240,7 +253,7 @@ def reset_features(
 ) -> None:
     """Give the rows of ``values``, by field, in the tables ``features`` of ``model`` their values in ``initial``.
 
-    For values that no training interaction has any more: what only a deleted user had.
+    For values that no training interaction has any more, such as the city of a deleted user.
     """
     target = dict(model.named_parameters())
     for table in features:

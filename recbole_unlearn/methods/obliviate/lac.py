@@ -21,9 +21,10 @@ import torch
 from tqdm import tqdm
 
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.methods.obliviate import losses
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.methods.obliviate.gradients import RowGradients, row_gradients
-from recbole_unlearn.rows import ExpectedStanding, Triples, Witness, losses
+from recbole_unlearn.rows import ExpectedStanding, Triples, Witness
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda done: 1.0 - done,

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
+from recbole_unlearn.data import facts_of
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer
@@ -32,7 +33,6 @@ from recbole_unlearn.rows import (
     TrainIndex,
     Witness,
     as_rows,
-    facts_of,
     find_region,
     find_tables,
     pair_scores,

@@ -23,11 +23,12 @@ from recbole_unlearn.methods.obliviate import (
     WitnessObjective,
     calibrate,
     certificates,
+    losses,
     rate_of,
     row_gradients,
     weights_digest,
 )
-from recbole_unlearn.rows import ClosedFormRanker, ExpectedStanding, losses, pair_scores
+from recbole_unlearn.rows import ClosedFormRanker, ExpectedStanding, pair_scores
 from recbole_unlearn.rows import closed_form as level
 from recbole_unlearn.training import build_model
 from tests.parts import divided, make_adapters, make_witness

@@ -1,4 +1,4 @@
-"""A model's own training loss on a batch: its value, its gradients, and their squares (Fisher information)."""
+"""A model's own training loss, its gradients and Fisher information; scores of pairs, and losses of scores."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from typing import Any
 import torch
 from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction
-from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.model.abstract_recommender import AbstractRecommender, AutoEncoderMixin
 from recbole.model.general_recommender.recvae import RecVAE
+from torch.nn.functional import softplus
+
+from recbole_unlearn.compat import clear_caches
+from recbole_unlearn.rows.batches import pairs_batch
 
 Moments = dict[str, torch.Tensor]  # by parameter name
 
+CHUNK = 2048  # pairs scored at once: some models score the whole catalogue for each
+
 
 def training_loss(model: AbstractRecommender, batch: Interaction) -> torch.Tensor:
-    """The model's own training loss on one batch; RecBole gives some losses in parts.
+    """The model's own training loss on one batch, as one number where RecBole returns it in parts.
 
     RecVAE trains its encoder and its decoder in turn, with one loss for both and dropout for the encoder alone. Rows
     of both are fitted here, so its loss is the encoder's.
@@ -29,9 +35,9 @@ def training_loss(model: AbstractRecommender, batch: Interaction) -> torch.Tenso
 
 
 def looked_up(model: AbstractRecommender, train: Dataset) -> dict[str, Any]:
-    """What the loss of ``model`` looks up in its training data, if that were ``train``, by attribute.
+    """Attributes of ``model`` that its loss reads from the training data, computed for ``train``.
 
-    FEARec compares a window with others that have the same target.
+    FEARec compares a window with other windows of the same target.
     """
     if not hasattr(model, "same_item_index"):
         return {}
@@ -40,7 +46,7 @@ def looked_up(model: AbstractRecommender, train: Dataset) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def lent(model: AbstractRecommender, values: Mapping[str, Any]) -> Iterator[None]:
-    """Let ``model`` have other values of some attributes for a while."""
+    """Replace some attributes of ``model`` for a while."""
     own = {name: getattr(model, name) for name in values}
     vars(model).update(values)
     try:
@@ -67,3 +73,39 @@ def fisher(model: AbstractRecommender, batches: Iterable[Interaction]) -> Moment
             square = gradient.square()
             totals[name] = totals[name] + square if name in totals else square
     return {name: total / max(1, number) for name, total in totals.items()}
+
+
+def predicted(
+    model: AbstractRecommender, train: Dataset, users: torch.Tensor, items: torch.Tensor
+) -> torch.Tensor:
+    """Scores of pairs (m,) with their autograd graph.
+
+    An autoencoder scores the whole catalogue for a user, and its `predict` does so again for every pair of the user;
+    here it does so once for each user.
+    """
+    device = next(model.parameters()).device
+    if not isinstance(model, AutoEncoderMixin):
+        return model.predict(pairs_batch(train, users, items).to(device)).reshape(-1)
+    names, place = torch.unique(users, return_inverse=True)
+    scores = model.full_sort_predict(Interaction({train.uid_field: names}).to(device)).view(len(names), -1)
+    return scores[place.to(device), items.to(device)]
+
+
+@torch.no_grad()
+def pair_scores(
+    model: AbstractRecommender, train: Dataset, users: torch.Tensor, items: torch.Tensor
+) -> torch.Tensor:
+    """Scores of pairs (m,), on the CPU."""
+    model.eval()
+    clear_caches(model)
+    chunks = zip(users.split(CHUNK), items.split(CHUNK), strict=True)
+    parts = [predicted(model, train, u, i).cpu() for u, i in chunks]
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def reverse_ranking_loss(deleted: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+    """−mean log σ(s(u, i⁻) − s(u, i⁺)) of scores (m,): deleted items below their negatives, the paper's loss on S.
+
+    Right for noise. A genuine interaction belongs where a model that never saw it would put it.
+    """
+    return softplus(deleted - negative).mean()

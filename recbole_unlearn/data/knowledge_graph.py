@@ -1,13 +1,13 @@
-r"""Facts of a knowledge graph, as a model's training loss reads them beside interactions.
+r"""Facts of a knowledge graph, drawn for the training loss of a model that reads them with the interactions.
 
-A fact is (head, relation, tail); the loss wants another tail with it, one that the head does not have. CKE and CFKG
-read as many facts in a batch as interactions, drawn from the whole graph. Here a batch is about a few items, so that
-facts about those come as often as they do in training: an interaction of the region is read once an epoch, and a fact
+A fact is (head, relation, tail); the loss also needs a negative tail, one that the head does not have. CKE and CFKG
+read as many facts in a batch as interactions, drawn from the whole graph. Here a batch is about a few items, and
+facts about those items come as often as in training: in one epoch an interaction of the region is read once, a fact
 
     |D\S| / (number of facts)
 
-times. A deleted interaction brings no fact: it taught nothing of the graph, and nothing of the graph is undone. In
-its place is the fact of entity 0, which is nobody's and which no score reads.
+times. A deleted interaction brings no fact, since the request deletes nothing of the graph: it gets the fact of
+entity 0, the padding entity, which no score reads.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from recbole.data.dataset import Dataset, KnowledgeBasedDataset
 from recbole.data.interaction import Interaction
 
-TRIES = 8  # to find a tail that the head does not have
+TRIES = 8  # draws of a negative tail
 
 
 class Facts:
-    """The facts of a dataset, drawn with other tails."""
+    """The facts of a dataset, drawn with negative tails."""
 
     def __init__(self, dataset: Dataset, prefix: str) -> None:
-        """``prefix`` is that of the field of other tails, as of negatives."""
+        """``prefix`` is RecBole's prefix of negatives, for the field of negative tails."""
         names = dataset.head_entity_field, dataset.relation_field, dataset.tail_entity_field
         self._names = (*names, prefix + dataset.tail_entity_field)
         self._head, self._relation, self._tail = (dataset.kg_feat[name] for name in names)
@@ -40,7 +40,7 @@ class Facts:
         return (inside[self._head] | inside[self._tail]).nonzero().flatten()
 
     def batch(self, numbers: torch.Tensor, generator: torch.Generator) -> Interaction:
-        """Facts by their numbers (m,), -1 for that of entity 0, each with another tail."""
+        """Facts by their numbers (m,), -1 for the fact of entity 0, each with a negative tail."""
         head, relation, tail = (part[numbers] for part in (self._head, self._relation, self._tail))
         others = torch.randint(1, self._entities, head.shape, generator=generator)
         for _ in range(TRIES):
@@ -53,5 +53,5 @@ class Facts:
 
 
 def facts_of(dataset: Dataset, prefix: str) -> Facts | None:
-    """The facts of ``dataset``; None where it has no graph."""
+    """The facts of ``dataset``; None without a graph."""
     return Facts(dataset, prefix) if isinstance(dataset, KnowledgeBasedDataset) else None
