@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
-from recbole_unlearn import compat
+from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import Located, divide, load
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask, registry
@@ -96,7 +96,7 @@ def main() -> None:
     args = parser.parse_args()
     sys.argv[1:] = []
     torch.set_num_threads(1)
-    compat.restore_numpy_names()
+    recbole_compat.restore_numpy_names()
     table = []
     for size in map(int, args.sizes.split(",")):
         seconds, prepared = measure(size, args.rows, args.repeats)

@@ -17,7 +17,7 @@ import time
 import torch
 from recbole.model.general_recommender.lightgcn import LightGCN as RecBoleLightGCN
 
-from recbole_unlearn import compat
+from recbole_unlearn import recbole_compat
 from recbole_unlearn.cli import parse
 from recbole_unlearn.data import load, loaders
 from recbole_unlearn.settings import UnlearnConfig
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
         torch.set_num_threads(config["threads"])
         splits = load(config).splits
         ours = build_model(config, splits)
-        with compat.dok_update():
+        with recbole_compat.dok_update():
             theirs = RecBoleLightGCN(config, splits.train)
         theirs.load_state_dict(ours.state_dict())
         batches = list(itertools.islice(itertools.cycle(loaders(config, splits).train), steps + 3))

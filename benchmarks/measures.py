@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from recbole_unlearn import compat
+from recbole_unlearn import recbole_compat
 from recbole_unlearn import settings as groups
 from recbole_unlearn.data import divide, inject, load, loaders
 from recbole_unlearn.measures import Measurement, utility
@@ -35,7 +35,7 @@ def main() -> None:
     args = parser.parse_args()
     sys.argv[1:] = []
     torch.set_num_threads(1)
-    compat.restore_numpy_names()
+    recbole_compat.restore_numpy_names()
     with tempfile.TemporaryDirectory() as work:
         values = {
             "embedding_size": 64, "epochs": 1, "show_progress": False, "tensorboard": False, "checkpoint_dir": work,

@@ -6,12 +6,12 @@ from recbole.config import Config
 from recbole.data import create_dataset, data_preparation
 from recbole.utils import get_model, get_trainer, init_seed
 
-from recbole_unlearn import compat
+from recbole_unlearn import recbole_compat
 
 
 def train(directory: str, **settings: object) -> tuple:
     """Returns config, model, loaders and trainer; the checkpoint is in ``directory``. ``settings`` are RecBole's."""
-    compat.restore_numpy_names()  # RecBole 1.2 reads names that numpy 2 does not have
+    recbole_compat.restore_numpy_names()  # RecBole 1.2 reads names that numpy 2 does not have
     values = {"checkpoint_dir": directory, "epochs": 3, "embedding_size": 16, "show_progress": False}
     config = Config("BPR", "ml-100k", config_dict=values | settings)
     init_seed(config["seed"], config["reproducibility"])

@@ -11,9 +11,9 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time names are i
     from recbole_unlearn.errors import UnlearnError
     from recbole_unlearn.files import read_checkpoint
     from recbole_unlearn.grid import run_grid
-    from recbole_unlearn.loading import load_unlearned
     from recbole_unlearn.patch import patch_recbole
     from recbole_unlearn.quick_start import run_unlearn, unlearn_model
+    from recbole_unlearn.serving import load_unlearned
     from recbole_unlearn.settings import UnlearnConfig
     from recbole_unlearn.state import init_state, open_state
     from recbole_unlearn.tuning import tune_unlearn
@@ -37,7 +37,7 @@ _HOMES = {
     "UnlearnConfig": "recbole_unlearn.settings.config",
     "UnlearnError": "recbole_unlearn.errors",
     "init_state": "recbole_unlearn.state.state",
-    "load_unlearned": "recbole_unlearn.loading",
+    "load_unlearned": "recbole_unlearn.serving",
     "open_state": "recbole_unlearn.state.state",
     "patch_recbole": "recbole_unlearn.patch",
     "read_checkpoint": "recbole_unlearn.files.checkpoint",

@@ -14,8 +14,8 @@ from typing import Any
 
 from recbole_unlearn import __version__
 from recbole_unlearn.errors import EXIT_CODE, UnlearnError
-from recbole_unlearn.signals import exit_code, saying, stopping
-from recbole_unlearn.words import counted
+from recbole_unlearn.log import exit_code, saying, stopping
+from recbole_unlearn.text import counted
 
 # Names among RecBole's settings and ours that no class declares; taken as they are typed.
 _NAMES = {"model", "dataset", "data_path", "config_files"}

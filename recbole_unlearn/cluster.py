@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.signals import own_handlers
+from recbole_unlearn.log import own_handlers
 
 START_SECONDS = 12.0  # about what starting Ray and its workers costs: they import torch and RecBole
 RETRIES = 1  # of work whose worker died

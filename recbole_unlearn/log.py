@@ -1,8 +1,11 @@
-"""Logging of a run: short lines on the screen, and the same with every epoch in OUTPUT_DIR/run.log.
+"""The log of a run, progress bars, and the signals that stop a command.
 
-RecBole logs through Python's root logger, so handlers are put there for the time of a run and taken away
-afterwards. What RecBole itself says (epochs, losses, validation scores) goes to the file; the screen has its
-warnings. Lines count people; they never name them.
+RecBole logs through Python's root logger, so handlers are added there for the time of a run. RecBole's own lines
+(epochs, losses, validation scores) go to OUTPUT_DIR/run.log; the screen shows ours, and all warnings. Lines contain
+counts of users, never their names.
+
+Ctrl-C and SIGTERM end a command in the same way: by an exception, so that all files of the run are cleaned up.
+:func:`stopping` is for the command line only; the signal handlers of a Python caller are not changed.
 """
 
 from __future__ import annotations
@@ -11,11 +14,15 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from io import TextIOWrapper
 from pathlib import Path
+from types import FrameType
 
 from recbole.utils import set_color
 from tqdm import tqdm
@@ -24,28 +31,24 @@ from recbole_unlearn.errors import UnlearnError
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_REPEATED = 5.0  # seconds in which a second signal is the same one: `timeout` and terminals send it twice
 
 
 class _OneLine(logging.Formatter):
-    """A line a message, without RecBole's colours."""
+    """One line per message, without RecBole's colours."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name is logging's
         """The line, without a traceback."""
         return " ".join(_COLOURS.sub("", super().formatMessage(record)).split("\n"))
 
 
-def _of_screen(record: logging.LogRecord) -> bool:
-    """Whether a line is for the screen: ours are, and warnings of everybody."""
-    return record.name != "root" or record.levelno != logging.INFO
-
-
 class LogFile(logging.FileHandler):
-    """A log that is never written through a link: it would end up in somebody else's file."""
+    """A log file that is never written through a symbolic link."""
 
-    _before: int | None = None  # the size of the file that was there
+    _before: int | None = None  # size of the file before this log
 
     def take_back(self) -> None:
-        """Leave the file as it was before this log, or none where there was none."""
+        """Restore the file to its earlier size, or remove it if there was none."""
         if self.stream is None:  # nothing was written
             return
         self.close()
@@ -68,7 +71,7 @@ class LogFile(logging.FileHandler):
 
 @contextlib.contextmanager
 def without_warnings() -> Iterator[None]:
-    """Without those of RecBole 1.2.x on today's pandas and torch; nothing a user of this plugin can act on."""
+    """Hide warnings that RecBole 1.2.x causes in current pandas and torch; users cannot act on them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"recbole\.")
         warnings.filterwarnings("ignore", category=UserWarning, module=r"recbole\.|torch\.")
@@ -77,10 +80,9 @@ def without_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterator[LogFile]:
-    """Log to ``directory``/run.log, and to the screen unless the caller has set up logging already.
+    """Log to ``directory``/run.log, and to the screen unless the caller has configured logging already.
 
-    The file is there from the first line on. With ``shown``, the screen shows what the logger of that name says and
-    nothing else.
+    The file is created by its first line. With ``shown``, the screen shows the logger of that name only.
     """
     root = logging.getLogger()
     before = root.level
@@ -89,7 +91,7 @@ def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterato
     if not root.handlers:
         screen = logging.StreamHandler()
         screen.addFilter(logging.Filter(shown))
-        screen.addFilter(_of_screen)
+        screen.addFilter(lambda record: record.name != "root" or record.levelno != logging.INFO)
         handlers.append(screen)
     for handler in handlers:
         handler.setFormatter(_OneLine(_FORMAT, "%H:%M:%S"))
@@ -106,10 +108,94 @@ def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterato
 
 
 def on_terminal() -> bool:
-    """Whether somebody sees progress bars move; in a file, each of their frames would be a line."""
+    """Whether progress bars go to a terminal; in a file, each of their frames would be a line."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def progress(label: str, total: int, shown: bool, unit: str = "it") -> tqdm:
-    """A progress bar in RecBole's manner."""
+def progress_bar(label: str, total: int, shown: bool, unit: str = "it") -> tqdm:
+    """A progress bar in RecBole's style."""
     return tqdm(total=total, ncols=100, desc=set_color(label, "pink"), unit=unit, disable=not shown)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM; code that handles Ctrl-C handles it too."""
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """128 plus the signal's number, the convention of shells."""
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()  # handlers can be set nowhere else
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """Make Ctrl-C raise KeyboardInterrupt and SIGTERM raise :class:`Terminated`, once; a forked child just exits.
+
+    A signal that is ignored, or has another handler than Python's default, is left alone.
+    """
+    if not _in_main_thread():
+        yield
+        return
+    owner, last = os.getpid(), -_REPEATED
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        if os.getpid() != owner:
+            os._exit(128 + number)
+        earlier, last = last, time.monotonic()
+        if last - earlier >= _REPEATED:
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    taken = {number: handler for number, handler in defaults.items() if signal.getsignal(number) == handler}
+    try:
+        for number in taken:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delay Ctrl-C, and SIGTERM where it is handled, until the block has ended."""
+    if not _in_main_thread():
+        yield
+        return
+    waiting: list[tuple[int, FrameType | None]] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    held = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in held:
+        signal.signal(number, lambda *arrived: waiting.append(arrived))
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+    for arrived, frame in waiting[:1]:
+        held[signal.Signals(arrived)](arrived, frame)
+
+
+@contextlib.contextmanager
+def own_handlers() -> Iterator[None]:
+    """Restore our handler of SIGTERM after a block that replaces it (Ray does)."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and _in_main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def saying(state_of_result: str) -> Iterator[None]:
+    """Put the state of the result into the message of a Ctrl-C or SIGTERM in this block."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.args = (state_of_result,)
+        raise

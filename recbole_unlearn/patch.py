@@ -1,13 +1,13 @@
-"""`patch_recbole()`: people's own scripts of plain RecBole run with today's torch, numpy and scipy.
+"""`patch_recbole()`: scripts of plain RecBole run with current torch, numpy and scipy.
 
     from recbole_unlearn import patch_recbole
     patch_recbole()
     from recbole.quick_start import run_recbole, load_data_and_model
 
-Changed is what fails, and only for RecBole: its calls of `torch.load` read checkpoints as data (torch >= 2.6 refuses
-them, and older versions run what a file says), `Collector` copes with plain numbers, and the names that numpy 2 and
-scipy 1.13 dropped are there. `torch.load` of everybody else is as before. Nothing here imports `recbole.quick_start`,
-which would pull in Ray.
+Only what fails is changed, and only for RecBole: its calls of `torch.load` read checkpoints as data (torch >= 2.6
+refuses them, and older versions run code from the file), `Collector` accepts plain numbers, and the names that
+numpy 2 and scipy 1.13 removed exist. Other callers of `torch.load` see no change. Nothing here imports
+`recbole.quick_start`, which would import Ray.
 """
 
 from __future__ import annotations
@@ -18,59 +18,47 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
-from recbole_unlearn import compat
 from recbole_unlearn.files import load_for_recbole
+from recbole_unlearn.recbole_compat import dok_update, numpy_names, tolerant_collector
 
-_active: contextlib.ExitStack | None = None  # what is to be undone
+_active: Patch | None = None  # referenced here, since a patch that is garbage-collected would be undone
 
 
-class Patch:
-    """What :func:`patch_recbole` did; ``undo()`` takes it back, and so does the end of a ``with`` block."""
-
-    def __init__(self, done: contextlib.ExitStack) -> None:
-        self._done = done
+class Patch(contextlib.ExitStack):
+    """The changes made by :func:`patch_recbole`; ``undo()`` or the end of a ``with`` block reverts them."""
 
     def undo(self) -> None:
-        """Leave RecBole, torch, numpy and scipy as they were; a second call changes nothing."""
-        self._done.close()
-
-    def __enter__(self) -> Patch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.undo()
+        """Restore RecBole, torch, numpy and scipy; a second call changes nothing."""
+        self.close()
 
 
 def patch_recbole() -> Patch:
-    """Make plain RecBole run in this environment, until the :class:`Patch` that is returned is undone.
+    """Make plain RecBole run in this environment, until the returned :class:`Patch` is undone.
 
-    Calling it again while it is in effect changes nothing, and undoing that second patch neither.
+    A second call while it is in effect changes nothing, and neither does undoing that second patch.
     """
     global _active
-    done = contextlib.ExitStack()
+    patch = Patch()
     if _active is None:
-        _active = done  # it stays in effect when nobody keeps what is returned
-        done.callback(_forget)
-        for repair in (_own_loads, compat.numpy_names, compat.dok_update, compat.tolerant_collector):
-            done.enter_context(repair())
-    return Patch(done)
+        _active = patch
+        patch.callback(_deactivate)
+        for repair in (_load_as_data, numpy_names, dok_update, tolerant_collector):
+            patch.enter_context(repair())
+    return patch
 
 
-def _forget() -> None:
+def _deactivate() -> None:
     global _active
     _active = None
 
 
 @contextlib.contextmanager
-def _own_loads() -> Iterator[None]:
-    """Let RecBole's own calls of `torch.load` read files as data."""
+def _load_as_data() -> Iterator[None]:
+    """Make RecBole's own calls of `torch.load` read files as data."""
     original = torch.load
 
     @functools.wraps(original)

@@ -36,7 +36,16 @@ from recbole_unlearn.measures import EXACT, Measured, Measurement, compare, pair
 from recbole_unlearn.measures.difficulty import difficulty
 from recbole_unlearn.measures.provisional import provisional
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, registry
-from recbole_unlearn.plan import CLEAN, PLACEBO, Asked, Parts, Plan, original_of
+from recbole_unlearn.progress import (
+    CLEAN,
+    PLACEBO,
+    Asked,
+    Parts,
+    Plan,
+    original_of,
+    say_what_is_forgotten,
+    say_what_was_measured,
+)
 from recbole_unlearn.results import (
     ORIGINAL,
     RETRAINED,
@@ -56,7 +65,6 @@ from recbole_unlearn.results.provenance import Evidence
 from recbole_unlearn.results.table import table
 from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.telling import say_what_is_forgotten, say_what_was_measured
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose, forget_neighbours
 
 logger = logging.getLogger(__name__)

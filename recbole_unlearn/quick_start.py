@@ -19,7 +19,6 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
 from recbole_unlearn import settings
-from recbole_unlearn.compat import other_parameters, own_randomness
 from recbole_unlearn.data import (
     Fields,
     Loaders,
@@ -36,6 +35,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import UnlearnResult, begin, checked_settings
+from recbole_unlearn.recbole_compat import other_parameters, own_randomness
 from recbole_unlearn.session import Arguments, Request, opened, own_threads
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import Trainings

@@ -14,7 +14,6 @@ import torch
 from recbole.utils import get_local_time
 
 from recbole_unlearn import settings
-from recbole_unlearn.compat import own_environment, own_randomness
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import (
     Checkpoint,
@@ -29,6 +28,7 @@ from recbole_unlearn.inputs import shown
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import Pipeline, checked_settings
+from recbole_unlearn.recbole_compat import own_environment, own_randomness
 from recbole_unlearn.results.trackers import refuse_missing
 from recbole_unlearn.settings import UnlearnConfig
 

@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from recbole_unlearn.console import width, wrapped
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.settings import (
     GROUPS,
@@ -29,6 +28,7 @@ from recbole_unlearn.settings import (
     read_yaml,
     sequential,
 )
+from recbole_unlearn.text import width, wrapped
 
 _RUN = "python run_unlearn.py"
 EXAMPLES = {

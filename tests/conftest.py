@@ -12,7 +12,7 @@ from recbole.config import Config
 from recbole.data import create_dataset, data_preparation
 from recbole.utils import get_model, get_trainer, init_seed
 
-from recbole_unlearn import compat
+from recbole_unlearn import recbole_compat
 from recbole_unlearn.settings import UnlearnConfig
 from tests import background_commands
 
@@ -152,7 +152,7 @@ def flags(settings):
 
 def train_plain(model: str | type, folder: Path, **settings) -> Path:
     """Train with RecBole's own classes, as `run_recbole` does, and return the checkpoint it saved."""
-    compat.restore_numpy_names()
+    recbole_compat.restore_numpy_names()
     dataset = settings.pop("dataset", "tiny")
     config = Config(
         model, dataset, config_dict={"checkpoint_dir": str(folder), "show_progress": False, **settings}
@@ -161,7 +161,7 @@ def train_plain(model: str | type, folder: Path, **settings) -> Path:
     loaded = create_dataset(config)
     train, valid, _ = data_preparation(config, loaded)
     init_seed(config["seed"], config["reproducibility"])
-    with compat.dok_update():
+    with recbole_compat.dok_update():
         net = (get_model(model) if isinstance(model, str) else model)(config, train._dataset)
     trainer = get_trainer(config["MODEL_TYPE"], config["model"])(config, net)
     trainer.fit(train, valid, verbose=False, show_progress=False)

@@ -15,7 +15,7 @@ from recbole.evaluator import Collector
 from recbole.model.general_recommender import BPR
 from recbole.trainer import Trainer
 
-from recbole_unlearn import compat, patch, patch_recbole, run_unlearn
+from recbole_unlearn import patch, patch_recbole, recbole_compat, run_unlearn
 from recbole_unlearn.errors import UnlearnError
 from tests.conftest import ROOT
 
@@ -27,7 +27,7 @@ class PatchedBPR(BPR):
 @pytest.fixture
 def trainer(tmp_path, tiny_path):
     """A trained model of plain RecBole with its test data, and its checkpoint on disk."""
-    compat.restore_numpy_names()
+    recbole_compat.restore_numpy_names()
     values = {
         "checkpoint_dir": str(tmp_path / "saved"), "data_path": str(tiny_path), "epochs": 1, "embedding_size": 8,
         "metrics": ["NDCG", "ItemCoverage"], "valid_metric": "NDCG@10", "show_progress": False,

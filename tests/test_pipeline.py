@@ -18,7 +18,7 @@ from recbole_unlearn.data import load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.results import Forgotten, PhaseResult, RunResult, table
 from recbole_unlearn.training import build_model, train, trainings
-from recbole_unlearn.training import phase as training_phase
+from recbole_unlearn.training import trainer as training_phase
 from tests.conftest import ROOT, tiny_rows
 
 METRICS = {f"{name}@{k}" for name in ("recall", "ndcg") for k in (10, 20, 50)}

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from recbole_unlearn import cli, plan, run_unlearn
+from recbole_unlearn import cli, progress, run_unlearn
 from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import _phase_names
-from recbole_unlearn.plan import Asked, Parts, Plan, duration, quicker, steps_of
+from recbole_unlearn.progress import Asked, Parts, Plan, duration, quicker, steps_of
 from recbole_unlearn.settings import UnlearnConfig
 from tests.test_pipeline import held_out_request
 
@@ -29,7 +29,7 @@ def paper():
 
 
 def lines(caplog):
-    return [record.message for record in caplog.records if record.name == plan.__name__]
+    return [record.message for record in caplog.records if record.name == progress.__name__]
 
 
 @pytest.mark.parametrize(

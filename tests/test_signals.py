@@ -17,7 +17,7 @@ import torch._dynamo  # these are here so that no child has to import them
 import torch.utils.tensorboard
 from recbole.trainer import Trainer  # noqa: F401
 
-from recbole_unlearn import UnlearnError, cli, run_unlearn, signals
+from recbole_unlearn import UnlearnError, cli, log, run_unlearn
 from recbole_unlearn.files import outputs
 from recbole_unlearn.training import trainings
 from tests.conftest import ROOT
@@ -27,7 +27,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 # Where the signal comes: as a function is called or as it returns.
 MOMENTS = {
     "data": "recbole_unlearn.pipeline.load",
-    "training": "recbole_unlearn.training.phase.PhaseTrainer._train_epoch",
+    "training": "recbole_unlearn.training.trainer.PhaseTrainer._train_epoch",
     "unlearning": "recbole_unlearn.methods.obliviate.method.Obliviate.unlearn",
     "writing": "recbole_unlearn.methods.base.write_model",
     "result": "recbole_unlearn.pipeline.write_json",
@@ -162,13 +162,13 @@ def test_a_folder_that_was_there_stays(tmp_path):
 
 def test_the_command_line_gives_handlers_back(capsys):
     before = [signal.getsignal(number) for number in CODES]
-    with signals.stopping(), pytest.raises(signals.Terminated):
+    with log.stopping(), pytest.raises(log.Terminated):
         os.kill(os.getpid(), signal.SIGTERM)
     assert [signal.getsignal(number) for number in CODES] == before
 
 
 def test_the_second_signal_of_one_stop_is_not_another():
-    with signals.stopping():
+    with log.stopping():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -179,10 +179,10 @@ def test_ray_s_handler_does_not_take_the_place_of_ours():
     def init():
         signal.signal(signal.SIGTERM, lambda *arrived: sys.exit(15))
 
-    with signals.stopping():
-        with signals.own_handlers():
+    with log.stopping():
+        with log.own_handlers():
             init()
-        with pytest.raises(signals.Terminated):
+        with pytest.raises(log.Terminated):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -192,7 +192,7 @@ def test_other_threads_have_no_handlers(capsys):
     thread = threading.Thread(target=lambda: codes.append(cli.main(["--version"])))
     thread.start()
     thread.join()
-    with signals.uninterrupted():
+    with log.uninterrupted():
         pass
     assert codes == [0]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recbole_unlearn import console, words
+from recbole_unlearn import text
 from recbole_unlearn.report import values
 
 # What nobody should read, whatever the figures are.
@@ -40,44 +40,44 @@ FACTORS = st.floats(0, 5000) | st.floats(0, 0.01) | st.sampled_from([0.0, 0.9499
 @given(FIGURES, FACTORS, st.integers(0, 3))
 def test_no_figure_is_written_as_nonsense(value, factor, number):
     shown = [
-        words.decimal(value, 3), words.signed(value), words.percent(value), words.times(factor),
-        words.speed(factor), words.counted(number, "user"), values.decimal(value), values.signed(value),
+        text.decimal(value, 3), text.signed(value), text.percent(value), text.times(factor),
+        text.speed(factor), text.counted(number, "user"), values.decimal(value), values.signed(value),
         values.percent(value), values.times(factor), values.plain(value),
     ]  # fmt: skip
-    for text in shown:
-        assert not NONSENSE.search(text), text
+    for line in shown:
+        assert not NONSENSE.search(line), line
 
 
 def test_factors():
-    assert [words.times(x) for x in (29.14, 1203.6, 1.0, 0.4, 0.0412, 0.0)] == [
+    assert [text.times(x) for x in (29.14, 1203.6, 1.0, 0.4, 0.0412, 0.0)] == [
         "29.1x", "1,204x", "1.0x", "0.4x", "0.041x", "<0.001x",
     ]  # fmt: skip
-    assert words.speed(0.4) == "slower than retraining: 0.4x its speed"
-    assert words.speed(12) == "12.0x as fast as retraining"
-    assert [words.decimal(None), words.percent(None), words.times(None)] == ["–", "–", "–"]
+    assert text.speed(0.4) == "slower than retraining: 0.4x its speed"
+    assert text.speed(12) == "12.0x as fast as retraining"
+    assert [text.decimal(None), text.percent(None), text.times(None)] == ["–", "–", "–"]
 
 
 def test_the_width_is_the_terminals(monkeypatch):
-    assert console.width() == 110
+    assert text.width() == 110
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     for columns, wide in ((80, 80), (300, 120), (20, 60)):
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert console.width() == wide
+        assert text.width() == wide
 
 
 @given(st.lists(st.integers(1, 14), min_size=1, max_size=40), st.integers(60, 120))
 def test_a_wide_table_becomes_several_and_keeps_every_column(sizes, columns):
     head = ["phase", *(f"{n}".rjust(size, "c") for n, size in enumerate(sizes))]
     rows = [["original", *("x" * size for size in sizes)], ["unlearned", *("y" for _ in sizes)]]
-    text = console.drawn(head, rows, columns=columns)
-    assert max(map(len, text.splitlines())) <= columns
-    shown = [word for line in text.splitlines() if line.startswith("phase") for word in line.split()[1:]]
+    table = text.drawn(head, rows, columns=columns)
+    assert max(map(len, table.splitlines())) <= columns
+    shown = [word for line in table.splitlines() if line.startswith("phase") for word in line.split()[1:]]
     assert shown == head[1:]
 
 
 def test_long_sentences_are_wrapped_between_words():
-    text = "a sentence that is long enough, with --eval_args='{mode: full}' in it " * 4
-    lines = console.wrapped(text, 60).splitlines()
+    sentence = "a sentence that is long enough, with --eval_args='{mode: full}' in it " * 4
+    lines = text.wrapped(sentence, 60).splitlines()
     assert len(lines) > 3
     assert max(map(len, lines)) <= 60
-    assert " ".join(lines).split() == text.split()
+    assert " ".join(lines).split() == sentence.split()

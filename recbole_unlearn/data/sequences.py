@@ -29,9 +29,9 @@ from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction, cat_interactions
 from recbole.data.transform import construct_transform
 
-from recbole_unlearn.compat import own_randomness
 from recbole_unlearn.data.parts import Splits, three
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.settings import has_users
 
 TRAIN, VALID, TEST = range(3)

@@ -17,7 +17,7 @@ from recbole.config import Config
 from recbole.utils import EvaluatorType, InputType, ModelType, get_model
 from recbole.utils import argument_list as arguments
 
-from recbole_unlearn import compat
+from recbole_unlearn import recbole_compat
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import unpickle
 from recbole_unlearn.files.checkpoint import dataset_beside
@@ -63,7 +63,7 @@ def _config(path: Path, described: Made, digest: Any) -> Config:
             "Evaluation": arguments.evaluation_arguments, "Dataset": arguments.dataset_arguments,
         },
     )  # fmt: skip
-    compat.restore_numpy_names()
+    recbole_compat.restore_numpy_names()
     config.compatibility_settings()
     return config
 
@@ -72,7 +72,7 @@ def _class_of(model: str) -> type | None:
     """RecBole's class of a model; None for somebody's own, which only their script has."""
     if model not in model_names():
         return None
-    with compat.anomaly_mode_kept():
+    with recbole_compat.anomaly_mode_kept():
         return get_model(model)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files.atomic import current_umask, make_directory
 from recbole_unlearn.inputs import shown
-from recbole_unlearn.signals import uninterrupted
+from recbole_unlearn.log import uninterrupted
 
 RESULT, LOG = "result.json", "run.log"
 _OURS = (

@@ -9,8 +9,8 @@ import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.model.knowledge_aware_recommender.kgcn import KGCN
 
-from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.recbole_compat import clear_caches
 
 NEIGHBOURS = ("adj_entity", "adj_relation")  # of KGCN, by entity: what it has drawn of the knowledge graph
 

@@ -20,17 +20,16 @@ from tqdm import tqdm
 
 from recbole_unlearn import report
 from recbole_unlearn.cluster import Workers
-from recbole_unlearn.console import drawn, wrapped
 from recbole_unlearn.data import fetch
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import made, new_directory, write_json
 from recbole_unlearn.grid.plan import Cell, load
-from recbole_unlearn.log import logging_to, on_terminal, progress
+from recbole_unlearn.log import logging_to, on_terminal, progress_bar
 from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.results.frame import frame as frame_of
 from recbole_unlearn.session import Arguments, opened
 from recbole_unlearn.settings import RunSettings, UnlearnConfig, packaged, read
-from recbole_unlearn.words import counted, speed
+from recbole_unlearn.text import counted, drawn, speed, wrapped
 
 SCHEMA = 1
 ASKED = "cell.json"  # in the directory of a cell: all that its figures depend on
@@ -132,7 +131,7 @@ class _Grid:
         plan = [{key: getattr(cell, key) for key in keys} for cell in self.cells]
         write_json(self.directory / report.PLAN_FILE, {"schema": SCHEMA, "cells": plan})
         self._write_failed()
-        with progress("Grid", len(self.cells), self.show_progress, "cell") as bar:
+        with progress_bar("Grid", len(self.cells), self.show_progress, "cell") as bar:
             bar.update(len(self.cells) - len(self.left))
             try:
                 self._work(bar)

@@ -19,7 +19,7 @@ from recbole.evaluator.base_metric import TopkMetric
 from recbole.evaluator.collector import DataStruct
 from recbole.utils import EvaluatorType
 
-from recbole_unlearn import compat
+from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import Loaders, SequenceSplits, UnlearnData
 from recbole_unlearn.measures.base import DECIMALS, Measure, View, measures, rounded
 from recbole_unlearn.measures.distribution import common_edges, histogram
@@ -77,7 +77,7 @@ def _utility(
     config = report_config(config, data.test._dataset.item_num)
     evaluator = _KeepingEvaluator(config)
     held = trainer.eval_collector, trainer.evaluator
-    trainer.eval_collector, trainer.evaluator = compat.TensorCollector(config), evaluator
+    trainer.eval_collector, trainer.evaluator = recbole_compat.TensorCollector(config), evaluator
     try:
         trainer.eval_collector.data_collect(data.train)
         everyone = trainer.evaluate(

@@ -14,7 +14,7 @@ from recbole_unlearn.results.schema import (
     Provisional,
     Verdict,
 )
-from recbole_unlearn.words import decimal, percent
+from recbole_unlearn.text import decimal, percent
 
 SHARE = 0.1  # of the way from the original to the retrained model that may be left
 BEYOND = 0.05  # of that way, that a model may go too far: what is pushed below its place can be seen

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import torch
 from recbole.utils import ModelType
 
-from recbole_unlearn.compat import clear_caches, own_randomness
 from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained, write_model
+from recbole_unlearn.recbole_compat import clear_caches, own_randomness
 from recbole_unlearn.rows import TrainIndex, find_features, reset_features, reset_rows, reset_to_rarest
 from recbole_unlearn.settings import UnlearnConfig, pushes_all_items
 from recbole_unlearn.training import Job, PhaseTrainer, check_finite, forget_neighbours, train_all

@@ -13,7 +13,7 @@ import dataclasses
 from recbole.utils import init_seed
 
 from recbole_unlearn.data import SequenceSplits, loaders
-from recbole_unlearn.log import progress
+from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.settings import setting
 
@@ -56,7 +56,7 @@ class Finetune(UnlearnTrainer):
         if fits_orphans:
             self.reset_orphans(task)
         points = []
-        with progress(
+        with progress_bar(
             f"Finetune {self.label}", options.finetune_epochs, bool(task.config["show_progress"])
         ) as self._bar:
             for epoch in range(options.finetune_epochs):

@@ -23,7 +23,7 @@ from recbole.data.interaction import Interaction
 
 from recbole_unlearn.data import SequenceSplits
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.log import progress
+from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.request_losses import RequestLosses
 from recbole_unlearn.methods.window_losses import WindowLosses
@@ -84,7 +84,7 @@ class GradientAscent(UnlearnTrainer):
         start = self._watch(watched)
         limit = start + options.gradient_ascent_tolerance * abs(start)
         losses, kept = [], [(0, round(start, 6))]
-        with progress(
+        with progress_bar(
             f"Ascent {self.label}", options.gradient_ascent_steps, bool(task.config["show_progress"])
         ) as bar:
             for step, chosen in enumerate(_batches(request, options)):

@@ -30,11 +30,11 @@ import torch
 from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction
 
-from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.log import progress
+from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.request_losses import RequestLosses
+from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import Moments, Triples, fisher, predicted, reverse_ranking_loss
 from recbole_unlearn.settings import setting
 
@@ -80,7 +80,7 @@ class RRL(UnlearnTrainer):
         anchor = {name: named[name].detach().clone() for name in held}
         optimizer = torch.optim.Adam(named.values(), lr=options.rrl_learning_rate)
         witness, points = request.witness(), []
-        with progress(f"RRL {self.label}", options.rrl_steps, bool(task.config["show_progress"])) as bar:
+        with progress_bar(f"RRL {self.label}", options.rrl_steps, bool(task.config["show_progress"])) as bar:
             for step in range(options.rrl_steps):
                 reverse = self._reverse(request.index.train, witness.deleted(options.rrl_batch_size))
                 loss = reverse + options.rrl_fisher / pairs * fisher_term(named, anchor, held)
@@ -116,7 +116,7 @@ class RRL(UnlearnTrainer):
         shown = bool(request.config["show_progress"])
 
         def batches() -> Iterator[Interaction]:
-            with progress(f"Fisher {self.label}", options.rrl_fisher_batches, shown) as bar:
+            with progress_bar(f"Fisher {self.label}", options.rrl_fisher_batches, shown) as bar:
                 for _ in range(options.rrl_fisher_batches):
                     drawn = torch.randint(0, len(units), (size,), generator=request.generator)
                     yield witness.batch(witness.triples(units[drawn]))

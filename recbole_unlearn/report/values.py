@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from recbole_unlearn import words
+from recbole_unlearn import text
 from recbole_unlearn.measures import SHORT as SHORT  # what a verdict is called in a table
 from recbole_unlearn.results import SECOND
-from recbole_unlearn.words import MISSING
+from recbole_unlearn.text import MISSING
 
 
 def difference(value: float | None, reference: float | None) -> float | None:
@@ -32,22 +32,22 @@ def run_title(method: str | None, model: str | None, dataset: str | None, seed: 
 
 def decimal(value: float | None, digits: int = 3) -> str:
     """0.8110, or a dash."""
-    return words.decimal(value, digits).replace("-", "−")
+    return text.decimal(value, digits).replace("-", "−")
 
 
 def signed(value: float | None, digits: int = 3) -> str:
     """+0.013 or −0.130, or a dash."""
-    return words.signed(value, digits).replace("-", "−")
+    return text.signed(value, digits).replace("-", "−")
 
 
 def percent(value: float | None) -> str:
     """113%, or a dash."""
-    return words.percent(value).replace("-", "−")
+    return text.percent(value).replace("-", "−")
 
 
 def times(value: float | None) -> str:
     """29.1×, 0.45×; no decimals from 100 on."""
-    return words.times(value, "×")
+    return text.times(value, "×")
 
 
 def count(value: float | None) -> str:

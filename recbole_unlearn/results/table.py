@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from recbole_unlearn.console import drawn, wrapped
 from recbole_unlearn.measures import SHORT, measures
 from recbole_unlearn.results.schema import SECOND, UNLEARNED, PhaseResult, RunResult
-from recbole_unlearn.words import MISSING, counted, decimal, percent, signed, speed, times
+from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, signed, speed, times, wrapped
 
 # RecBole's ranking metrics: the head of a column, and what the line below the table calls it.
 _HEADS = {

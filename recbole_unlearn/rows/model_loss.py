@@ -15,7 +15,7 @@ from recbole.model.abstract_recommender import AbstractRecommender, AutoEncoderM
 from recbole.model.general_recommender.recvae import RecVAE
 from torch.nn.functional import softplus
 
-from recbole_unlearn.compat import clear_caches
+from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows.batches import pairs_batch
 
 Moments = dict[str, torch.Tensor]  # by parameter name

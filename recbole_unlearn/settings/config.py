@@ -26,7 +26,7 @@ import yaml
 from recbole.config import Config
 from recbole.utils import EvaluatorType, ModelType, dataset_arguments
 
-from recbole_unlearn import compat
+from recbole_unlearn import recbole_compat
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.log import on_terminal
 from recbole_unlearn.settings import catalogue, declare, knowledge, sequential
@@ -136,7 +136,7 @@ class UnlearnConfig(Config):
 
     def compatibility_settings(self) -> None:
         """Restore the numpy names RecBole reads, then let it set its own."""
-        compat.restore_numpy_names()
+        recbole_compat.restore_numpy_names()
         super().compatibility_settings()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ class UnlearnConfig(Config):
             )
         if not re.fullmatch(r"\w[\w.+-]{0,199}", str(dataset)):
             raise UnlearnError(f"dataset={dataset!r} is not a name; give the folder with --data_path.")
-        with compat.anomaly_mode_kept():
+        with recbole_compat.anomaly_mode_kept():
             return super()._get_model_and_dataset(model, str(dataset))
 
     def _load_internal_config_dict(self, model: str, model_class: Any, dataset: str) -> None:
@@ -348,7 +348,7 @@ class UnlearnConfig(Config):
         The device stays too, and the environment is left as it is: RecBole's own config chose both already.
         """
         inherited = _Trusted(plain_settings(config.final_config_dict) | _chosen_for_this_machine(config))
-        with compat.own_environment():
+        with recbole_compat.own_environment():
             ours = cls(config.model_class, config["dataset"], config_dict=overrides, inherited=inherited)
         if "gpu_id" not in overrides:
             ours.final_config_dict["device"] = config["device"]

@@ -12,10 +12,10 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
 from recbole_unlearn import __version__
-from recbole_unlearn.compat import own_randomness
 from recbole_unlearn.data import Source, Splits, load
 from recbole_unlearn.files import Checkpoint, Trained, dataset_config, write_dataset
 from recbole_unlearn.methods.obliviate import from_retained, read_state
+from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.rows import Region, RetainedIndex, TrainIndex, Witness
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.context import Core

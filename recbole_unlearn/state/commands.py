@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from recbole_unlearn.console import width, wrapped
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.inputs import shown
-from recbole_unlearn.signals import exit_code, saying, stopping, uninterrupted
+from recbole_unlearn.log import exit_code, saying, stopping, uninterrupted
 from recbole_unlearn.state.database import Database
-from recbole_unlearn.words import counted
+from recbole_unlearn.text import counted, width, wrapped
 
 if TYPE_CHECKING:
     from recbole_unlearn.state import Receipt, State

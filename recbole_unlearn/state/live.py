@@ -21,7 +21,6 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
 from recbole_unlearn import settings
-from recbole_unlearn.compat import clear_caches, own_randomness, seed_again
 from recbole_unlearn.data import (
     Located,
     Source,
@@ -35,6 +34,7 @@ from recbole_unlearn.data import (
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask
 from recbole_unlearn.methods.obliviate import Curvature, Obliviate, ObliviateSettings, refresh
+from recbole_unlearn.recbole_compat import clear_caches, own_randomness, seed_again
 from recbole_unlearn.rows import (
     Region,
     RetainedIndex,

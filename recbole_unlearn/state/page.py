@@ -32,7 +32,7 @@ from recbole_unlearn.state import ledger
 from recbole_unlearn.state.database import COUNTS, Database
 from recbole_unlearn.state.overview import MOST_DELETED, MOST_DRIFT, WAITING, Overview, history, overview
 from recbole_unlearn.state.status import due, minute
-from recbole_unlearn.words import MISSING, counted, percent
+from recbole_unlearn.text import MISSING, counted, percent
 
 Row = dict[str, Any]
 _GROUPS = ("failed", "running", "pending", "done", "published", "rolled back")

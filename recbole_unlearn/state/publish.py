@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from recbole_unlearn.compat import own_randomness
 from recbole_unlearn.data import Splits
+from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.state.base import read_moments, squared_norm, versions, write_base
 from recbole_unlearn.state.context import Core, set_requests
 from recbole_unlearn.state.deltas import Tensors

@@ -6,11 +6,10 @@ import datetime
 from collections.abc import Iterator
 from typing import Any
 
-from recbole_unlearn.console import drawn, wrapped
 from recbole_unlearn.state import ledger
 from recbole_unlearn.state.database import Database
 from recbole_unlearn.state.overview import MOST_DELETED, MOST_DRIFT, WAITING, Overview, overview
-from recbole_unlearn.words import MISSING, counted, decimal, percent
+from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrapped
 
 _HEAD = ("id", "status", "submitted", "due", "training", "held out", "users", "items")
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.compat import clear_caches
+from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import as_rows, find_tables
 from recbole_unlearn.state.live import LiveModel
 

@@ -1,19 +1,20 @@
 """Training by RecBole's trainers.
 
-`phase.py` trains and evaluates one model, `trainings.py` does all trainings of a run and keeps them in a cache,
-`curves.py` sends epochs to W&B, and `models/` has faster versions of RecBole's models.
+`trainer.py` trains and evaluates one model, `trainings.py` does all trainings of a run and keeps them in a cache,
+`fast_models.py` has faster versions of RecBole's models.
 """
 
-from recbole_unlearn.training.models import fast_class, pair_remover
-from recbole_unlearn.training.models.graph import (
+from recbole_unlearn.training.fast_models import (
     EdgeRemoval,
+    LightGCN,
     SymmetricProduct,
+    fast_class,
+    forget_neighbours,
     normalised_adjacency,
+    pair_remover,
     some_rows,
 )
-from recbole_unlearn.training.models.kgcn import forget_neighbours
-from recbole_unlearn.training.models.lightgcn import LightGCN
-from recbole_unlearn.training.phase import (
+from recbole_unlearn.training.trainer import (
     Job,
     PhaseTrainer,
     Watcher,

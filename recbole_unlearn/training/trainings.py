@@ -1,17 +1,20 @@
-"""All trainings of a run: one after the other or several at a time, each from the cache where it is there.
+"""All trainings of a run: one after the other or several at a time, each from the cache if it was done before.
 
-An entry's key is a digest of everything that determines the weights: versions, every setting that training reads, the
-seed, the number of threads and the interactions themselves. After a real request nothing that has seen a deleted
-interaction is kept (:meth:`Trainings.protect`); docs/guarantees.md says what that covers.
+The key of a cache entry is a digest of everything that determines the weights: versions, every setting that training
+reads, the seed, the number of threads and the interactions themselves. After a real request no model that has seen a
+deleted interaction stays in the cache (:meth:`Trainings.protect`); docs/guarantees.md says what that covers.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy
 import recbole
@@ -21,53 +24,137 @@ from recbole.data.dataset import Dataset
 from recbole_unlearn import __version__
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.data import Splits, UnlearnData
-from recbole_unlearn.files import Trained
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import (
+    Trained,
+    file_digest,
+    load_torch,
+    make_directory,
+    remove_stale,
+    write_json,
+    write_torch,
+)
 from recbole_unlearn.settings import RECBOLE, CacheSettings, Known, UnlearnConfig, own_settings
-from recbole_unlearn.training.cache import Cache
-from recbole_unlearn.training.models import filed_as
-from recbole_unlearn.training.phase import Job, PhaseTrainer, Watcher, build_model, compose, train, train_here
-from recbole_unlearn.words import counted
+from recbole_unlearn.text import counted
+from recbole_unlearn.training.fast_models import fast_class
+from recbole_unlearn.training.trainer import (
+    Job,
+    PhaseTrainer,
+    Watcher,
+    build_model,
+    compose,
+    train,
+    train_here,
+)
 
 logger = logging.getLogger(__name__)
+
+
+class Cache:
+    """Trained models on disk, in one directory.
+
+    An entry is a file of torch named by its key, and a JSON file with its checksum and a digest of its training data.
+    It is written whole or not at all, and read as data. When the cache exceeds its size, the least recently used
+    entries are removed first. A cache that cannot be written causes a warning, never the end of a run.
+    """
+
+    def __init__(self, folder: str, gibibytes: float) -> None:
+        self.folder = make_directory(folder)
+        self.limit = gibibytes * 2**30
+        remove_stale(self.folder, ".*.tmp")
+
+    def path(self, key: str) -> Path:
+        """The file of an entry, whether it exists or not."""
+        return self.folder / f"{key}.pt"
+
+    def find(self, key: str) -> Trained | None:
+        """The model under ``key``, or None if there is none or it is damaged."""
+        path = self.path(key)
+        if not path.is_file():
+            return None
+        try:
+            if self._note(path).get("sha256") not in (None, file_digest(path)):
+                raise UnlearnError(f"{path} is damaged: its checksum is another.")
+            trained = Trained(**{**load_torch(path), "from_cache": True})
+        except (UnlearnError, TypeError, OSError) as error:
+            logger.warning("Cached model not used, training again: %s", error)
+            return None
+        os.utime(path)  # recently used
+        return trained
+
+    def keep(self, key: str, trained: Trained, data: str) -> None:
+        """Write an entry; ``data`` is the digest of its training data."""
+        path = self.path(key)
+        try:
+            self.folder.mkdir(
+                parents=True, exist_ok=True
+            )  # another run may have removed it while it was empty
+            write_torch(path, {f.name: getattr(trained, f.name) for f in dataclasses.fields(Trained)})
+            write_json(path.with_suffix(".json"), {"sha256": file_digest(path), "data": data})
+            total = 0
+            entries = sorted(self.folder.glob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
+            for position, entry in enumerate(entries):  # the newest always stays
+                total += entry.stat().st_size
+                if total > self.limit and position > 0:
+                    self._remove(entry)
+        except (UnlearnError, OSError) as error:
+            self._remove(path)
+            logger.warning("The trained model is not kept for later runs: %s", error)
+
+    def remove(self, keys: set[str], data: str) -> int:
+        """Remove the entries under ``keys`` and those trained on ``data``; returns how many there were."""
+        found = [
+            path
+            for path in self.folder.glob("*.pt")
+            if path.stem in keys or self._note(path).get("data") == data
+        ]
+        for path in found:
+            self._remove(path)
+        return len(found)
+
+    @staticmethod
+    def _note(path: Path) -> dict[str, str]:
+        try:
+            found = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @staticmethod
+    def _remove(path: Path) -> None:
+        for file in (path, path.with_suffix(".json")):
+            file.unlink(missing_ok=True)
 
 
 def _train_anywhere(
     config: UnlearnConfig, splits: Splits, label: str, start: dict[str, torch.Tensor] | None
 ) -> Trained:
-    """A training that needs and leaves no file, so that it can be done on another machine."""
+    """A training that needs and leaves no file, so that it can run on another machine."""
     with tempfile.TemporaryDirectory() as work:
         apart = config.replace(checkpoint_dir=work, output_dir=None).without_curves()
         return train(apart, splits, label, start)
 
 
-def _digest(weights: dict[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(weights.items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 class Trainings:
-    """Trains models, or takes them from the cache when they were trained before."""
+    """Trains models, or takes them from the cache."""
 
     def __init__(self, options: CacheSettings, threads: int, workers: Workers | None = None) -> None:
         self.cache = Cache(options.cache_dir, options.cache_size) if options.cache else None
         self.threads = threads
         self.workers = workers or Workers()
-        self.watcher: Watcher | None = None  # of trainings that are done here
-        self.asked = False  # whether a model was asked for so far
-        self._deleted: torch.Tensor | None = None  # pairs that no kept model may have seen
+        self.watcher: Watcher | None = None  # of trainings in this process
+        self.asked = False  # whether a model was requested so far
+        self._deleted: torch.Tensor | None = None  # pairs that no cached model may have seen
         self._found_deleted: set[str] = set()
 
     def protect(self, data: UnlearnData) -> None:
-        """From now on keep no model that has seen what this request deletes."""
+        """From now on cache no model that has seen what this request deletes."""
         kept = torch.cat([_pairs(part) for part in data.retain])
         asked = torch.cat([_pairs(part) for part in data.full])
         self._deleted = torch.unique(asked[~torch.isin(asked, kept)])
 
     def forget(self, data: UnlearnData) -> None:
-        """Remove the models that saw what the request deleted, as far as the cache knows of them."""
+        """Remove the models that saw the deleted interactions, as far as the cache knows them."""
         if self.cache is None or self._deleted is None:
             return
         removed = self.cache.remove(self._found_deleted, data.full.digest())
@@ -85,37 +172,32 @@ class Trainings:
     ) -> Trained:
         """A model of ``splits`` trained with ``config``, from the cache if it is there."""
         job = Job(config, splits, label, start)
-        return self._find(job) or self._keep(job, train(*job, *self._watchers))
+        return self._find(job) or self._keep(job, train(*job, self.watcher))
 
     def trainer(self, config: UnlearnConfig, splits: Splits, label: str) -> tuple[PhaseTrainer, Trained]:
         """As :meth:`train`, with the trainer that holds the model."""
         job = Job(config, splits, label)
         found = self._find(job)
         if found is None:
-            trainer, trained = train_here(*job, *self._watchers)
+            trainer, trained = train_here(*job, self.watcher)
             return trainer, self._keep(job, trained)
         model = build_model(config, splits)
         found.load_into(model)
         return compose(PhaseTrainer, config, model, label), found
 
     def train_all(self, jobs: Sequence[Job]) -> list[Trained]:
-        """As :meth:`train` for independent trainings, several at a time where that is asked for or saves time."""
-        looked_up = [self._find(job) for job in jobs]
-        found = {place: trained for place, trained in enumerate(looked_up) if trained is not None}
-        missing = [place for place in range(len(jobs)) if place not in found]
-        for done, trained in self.workers.do(_train_anywhere, [jobs[place] for place in missing]):
-            place = missing[done]
-            found[place] = self._keep(jobs[place], trained)
-            logger.info("Trained the %s model: %.1f s.", jobs[place].label, trained.seconds)
-        return [found[place] for place in range(len(jobs))]
-
-    @property
-    def _watchers(self) -> list[Watcher]:
-        return [] if self.watcher is None else [self.watcher]
+        """As :meth:`train` for independent trainings, several at a time if asked for or if it saves time."""
+        done = [self._find(job) for job in jobs]
+        missing = [place for place, trained in enumerate(done) if trained is None]
+        for number, trained in self.workers.do(_train_anywhere, [jobs[place] for place in missing]):
+            job = jobs[missing[number]]
+            done[missing[number]] = self._keep(job, trained)
+            logger.info("Trained the %s model: %.1f s.", job.label, trained.seconds)
+        return [trained for trained in done if trained is not None]
 
     def has(self, config: UnlearnConfig, splits: Splits) -> bool:
-        """Whether the cache has such a model; whether it is whole is found out when it is read."""
-        return self.cache is not None and self.cache.has(self.key(config, splits))
+        """Whether the cache has such a model; damage is found when it is read."""
+        return self.cache is not None and self.cache.path(self.key(config, splits)).is_file()
 
     def _find(self, job: Job) -> Trained | None:
         self.asked = True
@@ -135,12 +217,11 @@ class Trainings:
         return trained
 
     def _has_deleted(self, splits: Splits) -> bool:
-        """Whether what a model of ``splits`` sees has a deleted interaction in it."""
-        if self._deleted is None or len(self._deleted) == 0:
+        """Whether a model of ``splits`` sees a deleted interaction."""
+        deleted = self._deleted
+        if deleted is None or len(deleted) == 0:
             return False
-        return any(
-            bool(torch.isin(_pairs(part), self._deleted).any()) for part in (splits.train, splits.valid)
-        )
+        return any(bool(torch.isin(_pairs(part), deleted).any()) for part in (splits.train, splits.valid))
 
     def key(
         self,
@@ -149,8 +230,8 @@ class Trainings:
         label: str = "",
         start: dict[str, torch.Tensor] | None = None,
     ) -> str:
-        """The digest an entry is filed under; the label is for people and has no part in it."""
-        ours = own_settings()
+        """The digest that names an entry; the label is for people and has no part in it."""
+        ours, model = own_settings(), fast_class(config.model_class)
         relevant = {
             name: repr(value)
             for name, value in config.final_config_dict.items()
@@ -159,10 +240,16 @@ class Trainings:
         parts = {
             "versions": [__version__, recbole.__version__, torch.__version__, numpy.__version__],
             "threads": self.threads,
-            "model": filed_as(config.model_class),
+            "model": f"{model.__module__}.{model.__qualname__}",
             "settings": relevant,
             "data": splits.digest(),
-        } | ({} if start is None else {"start": _digest(start)})
+        }
+        if start is not None:
+            weights = hashlib.sha256()
+            for name, value in sorted(start.items()):
+                weights.update(name.encode())
+                weights.update(value.detach().cpu().contiguous().numpy().tobytes())
+            parts["start"] = weights.hexdigest()
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -15,12 +15,12 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes, write_json
 from recbole_unlearn.results.record import environment, plain_values
 from recbole_unlearn.settings import TuneSettings, names
+from recbole_unlearn.text import counted, decimal
 from recbole_unlearn.tuning.journal import FAILED, Record
 from recbole_unlearn.tuning.objective import Candidate, best, front
 from recbole_unlearn.tuning.prepare import Prepared
 from recbole_unlearn.tuning.space import Domain, Space, Values, Whole
 from recbole_unlearn.tuning.table import table
-from recbole_unlearn.words import counted, decimal
 
 SCHEMA = 1
 

@@ -12,15 +12,15 @@ import time
 from typing import Any
 
 from recbole_unlearn import cluster, settings
-from recbole_unlearn.log import progress
+from recbole_unlearn.log import progress_bar
 from recbole_unlearn.pipeline import Pipeline
 from recbole_unlearn.session import Arguments, opened
+from recbole_unlearn.text import counted
 from recbole_unlearn.tuning import backend, journal, outputs
 from recbole_unlearn.tuning import space as spaces
 from recbole_unlearn.tuning.journal import Journal, Keeper, Record
 from recbole_unlearn.tuning.prepare import Prepared, prepare, refuse_unprepared
 from recbole_unlearn.tuning.space import Settings, identity
-from recbole_unlearn.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class _Sweep:
     def _trials(self, ray: Any, prepared: Prepared, known: dict[str, Record]) -> None:
         total = self.options.trials if self.listed is None else len(self.listed)
         shown = bool(self.config["show_progress"])
-        with progress(f"Tune {self.method.name}", total, shown, "trial") as bar:
+        with progress_bar(f"Tune {self.method.name}", total, shown, "trial") as bar:
             try:
                 backend.sweep(
                     ray, prepared.shared, self.space, self.listed, known, Keeper(self.journal, known, bar),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from recbole_unlearn.console import drawn, wrapped
+from recbole_unlearn.text import MISSING, counted, decimal, drawn, wrapped
 from recbole_unlearn.tuning.journal import FAILED, STOPPED
 from recbole_unlearn.tuning.objective import Candidate, best
-from recbole_unlearn.words import MISSING, counted, decimal
 
 ROWS = 15  # trials that are shown
 

@@ -10,7 +10,7 @@ from recbole.config import Config
 from recbole.data import create_dataset
 from recbole.utils import init_seed
 
-from recbole_unlearn import compat
+from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import Sequences
 from recbole_unlearn.data.parts import Splits
 from recbole_unlearn.errors import UnlearnError
@@ -26,12 +26,12 @@ HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\ttags:toke
 
 def raw_dataset(dataset="tiny", split="leave one out", length=5, **changes):
     """A dataset of SASRec as RecBole's `create_dataset` returns it."""
-    compat.restore_numpy_names()
+    recbole_compat.restore_numpy_names()
     values = {
         "load_col": None, "train_neg_sample_args": None, "MAX_ITEM_LIST_LENGTH": length, "show_progress": False,
         "eval_args": {"order": "TO", "mode": "full", "group_by": "user"} | SPLITS[split],
     }  # fmt: skip
-    with compat.anomaly_mode_kept():
+    with recbole_compat.anomaly_mode_kept():
         config = Config("SASRec", dataset, config_dict=values | changes)
     init_seed(config["seed"], config["reproducibility"])
     return create_dataset(config)

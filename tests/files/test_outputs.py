@@ -7,7 +7,7 @@ import pytest
 
 from recbole_unlearn import UnlearnError, cli, read_checkpoint, run_unlearn
 from recbole_unlearn.files import claimed, remove_stale, staged
-from recbole_unlearn.training import phase
+from recbole_unlearn.training import trainer
 
 
 def names(folder):
@@ -131,9 +131,9 @@ def test_what_nobody_holds_is_removed(tmp_path):
 def test_recbole_s_own_files_are_not_left(settings, tmp_path, monkeypatch):
     """RecBole's trainers make a folder for checkpoints; it is outside the output directory, and goes."""
     seen = []
-    original = phase.PhaseTrainer.__init__
+    original = trainer.PhaseTrainer.__init__
     monkeypatch.setattr(
-        phase.PhaseTrainer, "__init__",
+        trainer.PhaseTrainer, "__init__",
         lambda self, config, model: (seen.append(config["checkpoint_dir"]), original(self, config, model))[1],
     )  # fmt: skip
     run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings | {"report": "none"})

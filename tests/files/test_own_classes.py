@@ -12,7 +12,7 @@ from recbole.model.general_recommender import BPR
 from recbole.trainer import Trainer
 from recbole.utils import init_seed
 
-from recbole_unlearn import compat, load_unlearned, run_unlearn
+from recbole_unlearn import load_unlearned, recbole_compat, run_unlearn
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import StandIn, load_torch, only, read_checkpoint
 
@@ -38,7 +38,7 @@ def own_class(monkeypatch, module):
 
 def train_own(cls, folder, data_path):
     """Train with RecBole's own trainer and return the checkpoint it saved."""
-    compat.restore_numpy_names()
+    recbole_compat.restore_numpy_names()
     values = {
         "checkpoint_dir": str(folder), "data_path": str(data_path), "epochs": 2, "embedding_size": 8,
         "own_strength": 3, "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},

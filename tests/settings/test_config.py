@@ -11,7 +11,7 @@ import torch
 from recbole.config import Config
 from recbole.utils import ModelType
 
-from recbole_unlearn import compat, run_unlearn, unlearn_model
+from recbole_unlearn import recbole_compat, run_unlearn, unlearn_model
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings import UnlearnConfig, parse_value, plain_settings, properties_dir, read_yaml
 
@@ -154,7 +154,7 @@ def test_an_existing_config_keeps_its_settings(settings):
 
 def test_what_somebody_set_is_never_replaced(settings, monkeypatch, tmp_path):
     """Neither from a config they hold, nor from their files or dict."""
-    compat.restore_numpy_names()
+    recbole_compat.restore_numpy_names()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that it is given back: RecBole writes to it
     chosen = {"gpu_id": 3, "eval_batch_size": 123, "show_progress": False, "state": "ERROR"}
     values = {k: settings[k] for k in ("data_path", "load_col")}
@@ -182,7 +182,7 @@ def environment():
 
 @pytest.mark.parametrize("visible", [None, "7", ""])
 def test_the_environment_is_left_as_it_was(settings, monkeypatch, visible):
-    compat.restore_numpy_names()
+    recbole_compat.restore_numpy_names()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recbole_unlearn import compat, run_unlearn
+from recbole_unlearn import recbole_compat, run_unlearn
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import Moved, Vectors, find_vectors, load_suppression, open_state
 from tests.conftest import ROOT
@@ -402,7 +402,7 @@ def test_the_snippets_of_the_page_run(make_state, key_file, tmp_path):
             block = block.replace(old, new)
         if "elsewhere" in block:
             (tmp_path / "tuesday").rename(tmp_path / "elsewhere")
-            with compat.dok_update():
+            with recbole_compat.dok_update():
                 exec(block, values)
             (tmp_path / "elsewhere").rename(tmp_path / "tuesday")
         else:

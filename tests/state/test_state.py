@@ -11,12 +11,12 @@ from recbole.model.general_recommender.bpr import BPR
 from recbole.utils import init_seed
 
 from recbole_unlearn.cli import main
-from recbole_unlearn.compat import own_randomness, seed_again
 from recbole_unlearn.data import Located, divide
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import read_checkpoint
 from recbole_unlearn.methods.obliviate import Obliviate
 from recbole_unlearn.pipeline import begin, checked_settings
+from recbole_unlearn.recbole_compat import own_randomness, seed_again
 from recbole_unlearn.rows import find_features
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.state import LiveModel, init_state, open_state, serving

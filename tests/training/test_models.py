@@ -12,7 +12,7 @@ from recbole.model.general_recommender import ngcf
 from recbole.model.general_recommender.bpr import BPR
 from recbole.model.general_recommender.lightgcn import LightGCN as RecBoleLightGCN
 
-from recbole_unlearn import compat
+from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import append, load, loaders
 from recbole_unlearn.training import (
     EdgeRemoval,
@@ -21,14 +21,15 @@ from recbole_unlearn.training import (
     SymmetricProduct,
     build_model,
     compose,
-    models,
+    fast_class,
     normalised_adjacency,
+    pair_remover,
 )
 
 
 def both(config, splits):
     """RecBole's model and ours, with the same weights."""
-    with compat.dok_update():
+    with recbole_compat.dok_update():
         theirs = config.model_class(config, splits.train)
     ours = build_model(config, splits)
     ours.load_state_dict(theirs.state_dict())
@@ -38,11 +39,11 @@ def both(config, splits):
 def test_ours_is_used_and_theirs_is_saved(make_config):
     config = make_config("LightGCN")
     assert config.model_class is RecBoleLightGCN
-    assert models.fast_class(config.model_class) is LightGCN
+    assert fast_class(config.model_class) is LightGCN
     assert type(build_model(config, load(config).splits)) is LightGCN
     assert config["model"] == "LightGCN"
     assert config.to_recbole().model_class is RecBoleLightGCN
-    assert models.fast_class(BPR) is BPR
+    assert fast_class(BPR) is BPR
 
 
 @hypothesis_settings(max_examples=40, deadline=None)
@@ -93,7 +94,7 @@ def test_a_model_without_pairs_is_one_built_without_them(make_config, model):
     ours, expected = build_model(config, splits), build_model(config, rest)
     users, items = (train.inter_feat[field][~keep] for field in ("user_id", "item_id"))
     keys = torch.unique(users * train.item_num + items)
-    models.pair_remover(ours)(keys // train.item_num, keys % train.item_num)
+    pair_remover(ours)(keys // train.item_num, keys % train.item_num)
     expected.load_state_dict(ours.state_dict())
     ours.eval(), expected.eval()
     batch = train.join(Interaction({"user_id": torch.arange(1, 20), "item_id": torch.arange(1, 20)}))
@@ -106,9 +107,9 @@ def test_what_is_not_known_is_built_again(make_config):
 
     config = make_config("LightGCN")
     splits = load(config).splits
-    assert models.pair_remover(Own(make_config("BPR"), splits.train)) is None
-    assert models.pair_remover(build_model(make_config("SGL"), splits)) is None
-    assert models.pair_remover(build_model(make_config("NGCF", node_dropout=0.1), splits)) is None
+    assert pair_remover(Own(make_config("BPR"), splits.train)) is None
+    assert pair_remover(build_model(make_config("SGL"), splits)) is None
+    assert pair_remover(build_model(make_config("NGCF", node_dropout=0.1), splits)) is None
 
 
 def test_the_gradient_of_the_product():

@@ -6,7 +6,7 @@ import scipy.sparse as sp
 import torch
 from recbole.utils import get_trainer
 
-from recbole_unlearn import compat
+from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
@@ -53,7 +53,7 @@ def test_validation_is_not_part_of_the_time(make_config, monkeypatch):
     splits = load(config).splits
     trainer = trainer_for(config, splits)
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr("recbole_unlearn.training.phase.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("recbole_unlearn.training.trainer.time.perf_counter", lambda: float(next(clock)))
     trained = trainer.train(loaders(config, splits))
     assert trainer.validation_seconds == 20.0  # two validations of ten ticks each
     assert trained.seconds == 50.0 - 20.0
@@ -151,6 +151,6 @@ def test_graphs_are_built_on_every_scipy(make_config):
 def test_the_scipy_repair_sets_entries():
     """On a scipy that has `_update` its own is used; the result is the same either way."""
     matrix = sp.dok_matrix((3, 3))
-    with compat.dok_update():
+    with recbole_compat.dok_update():
         matrix._update({(0, 1): 2.0, (2, 2): 5.0})
     assert np.array_equal(matrix.toarray(), [[0, 2, 0], [0, 0, 0], [0, 0, 5]])

@@ -5,8 +5,8 @@ import pytest
 import torch
 from recbole.data.interaction import Interaction
 
-from recbole_unlearn.compat import anomaly_mode_kept, clear_caches
 from recbole_unlearn.data import load, loaders
+from recbole_unlearn.recbole_compat import anomaly_mode_kept, clear_caches
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model
 

@@ -18,7 +18,7 @@ def counted(monkeypatch):
     calls = []
     original = module.train
 
-    def train(config, splits, label, start):
+    def train(config, splits, label, start, watcher=None):
         calls.append(label)
         return original(config, splits, label, start)
 

@@ -39,7 +39,7 @@ import torch
 
 from recbole_unlearn.data import loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.log import progress
+from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import (
     Outcome,
     RequestLosses,
@@ -121,7 +121,9 @@ class IFRU(UnlearnTrainer):
         spilt = gradient_sum(self._spillover(request, options), selection)
         batch, number = request.fixed_batch(region, options.ifru_batch_size)
         product = HessianProduct(training_loss(self.model, batch), selection, number)
-        with progress(f"IFRU {self.label}", options.ifru_steps, bool(task.config["show_progress"])) as bar:
+        with progress_bar(
+            f"IFRU {self.label}", options.ifru_steps, bool(task.config["show_progress"])
+        ) as bar:
             solution = _solve(product, b + spilt, selection.weights(), options, best, bar.update)
         if not torch.isfinite(solution.x).all():
             raise UnlearnError("ifru failed: its step is not finite. Raise ifru_damping.")

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.log import progress
+from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import (
     Outcome,
     RequestLosses,
@@ -90,7 +90,9 @@ class SCIF(UnlearnTrainer):
         batch, number = request.fixed_batch(region, options.scif_batch_size)
         product = HessianProduct(training_loss(self.model, batch), selection, number)
         b = gradient_sum(self._changes(request, options), selection)
-        with progress(f"SCIF {self.label}", options.scif_steps, bool(task.config["show_progress"])) as bar:
+        with progress_bar(
+            f"SCIF {self.label}", options.scif_steps, bool(task.config["show_progress"])
+        ) as bar:
             solution = damped(
                 product, b, selection.weights(), options.scif_damping, options.scif_steps,
                 options.scif_tolerance, bar.update,

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.methods.obliviate import losses
 from recbole_unlearn.methods.obliviate.adapters import AdapterSet
+from recbole_unlearn.recbole_compat import clear_caches
 
 PAIRS = 8192  # retained pairs that are looked at
 

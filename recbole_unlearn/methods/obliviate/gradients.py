@@ -17,9 +17,9 @@ from recbole.model.general_recommender.bpr import BPR
 from recbole.model.general_recommender.lightgcn import LightGCN
 from torch import nn
 
-from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.methods.obliviate.window_witness import WindowWitness, window_scores
+from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import Side, Triples, Witness, as_rows, predicted, training_loss
 from recbole_unlearn.training import fast_class, some_rows
 

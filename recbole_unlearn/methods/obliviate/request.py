@@ -15,7 +15,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.data import facts_of
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.log import progress
+from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.methods.obliviate import certificates, curvature, downdate, lac, lua, restart
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
@@ -38,7 +38,7 @@ from recbole_unlearn.rows import (
     pair_scores,
     with_neighbours,
 )
-from recbole_unlearn.words import counted
+from recbole_unlearn.text import counted
 
 DECAY, MOST = 0.5, 1000  # of neighbours without a new start: share from hop to hop, and how many join a side
 
@@ -106,7 +106,7 @@ class Request:
         chosen = self.witness.interactions() if interactions is None else interactions
         schedule = self._schedule(len(chosen) if interactions is None else None)
         shown = bool(self.task.config["show_progress"])
-        with progress(f"LAC {self.task.label}", schedule.steps, shown) as bar:
+        with progress_bar(f"LAC {self.task.label}", schedule.steps, shown) as bar:
             report = self._step_report()
             pace.steps_begin()
             after = report or (lambda step: pace.after(step, schedule.steps))

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from recbole.utils import init_seed
 
-from recbole_unlearn.compat import clear_caches
 from recbole_unlearn.data import Splits, UnlearnData, loaders
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import Curve, Outcome, UnlearnTask, UnlearnTrainer
@@ -28,6 +27,7 @@ from recbole_unlearn.methods.sharded import storage
 from recbole_unlearn.methods.sharded.ensemble import Ensemble
 from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.methods.sharded.shards import Shards, Weights
+from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.settings import UnlearnConfig
 
 logger = logging.getLogger(__name__)

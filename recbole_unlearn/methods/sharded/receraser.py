@@ -28,7 +28,7 @@ import torch
 
 from recbole_unlearn.data import Splits
 from recbole_unlearn.files import Trained
-from recbole_unlearn.log import progress
+from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Curve, UnlearnTask, method
 from recbole_unlearn.methods.sharded import partition as parts
 from recbole_unlearn.methods.sharded.attention import AttentiveEnsemble, Fit, fit_attention, row_vectors
@@ -130,5 +130,5 @@ class RecEraser(ShardedTrainer):
         )  # fmt: skip
         score = self.validation(task, ensemble, splits)
         generator = torch.Generator().manual_seed(task.config["seed"])
-        with progress(f"Attention {self.label}", fit.epochs, bool(task.config["show_progress"])) as bar:
+        with progress_bar(f"Attention {self.label}", fit.epochs, bool(task.config["show_progress"])) as bar:
             return {"loss": fit_attention(ensemble, fit, generator, score, bar)}

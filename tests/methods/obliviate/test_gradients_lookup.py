@@ -4,7 +4,7 @@ import pytest
 from recbole.model.general_recommender import BPR, LightGCN
 
 from recbole_unlearn.methods.obliviate import BPRGradients, LightGCNGradients, RowGradients, written_out
-from recbole_unlearn.training import fast_class, models
+from recbole_unlearn.training import fast_class, fast_models
 
 
 class OwnLoss(BPR):
@@ -31,10 +31,9 @@ def test_gradients_by_model(model, expected):
 
 def test_a_faster_version_keeps_the_written_out_gradients(monkeypatch):
     """A faster BPR with a forward pass of its own gives the same numbers, so its gradients stay written out."""
-    monkeypatch.setattr(models, "_FAST", dict(models._FAST))
-    monkeypatch.setattr(models, "_FILED", dict(models._FILED))
+    monkeypatch.setattr(fast_models, "_FAST", dict(fast_models._FAST))
 
-    @models.faster(BPR)
+    @fast_models.faster(BPR)
     class FasterBPR(BPR):
         def forward(self, user, item):
             return super().forward(user, item)
@@ -42,4 +41,4 @@ def test_a_faster_version_keeps_the_written_out_gradients(monkeypatch):
     assert fast_class(BPR) is FasterBPR
     assert written_out(FasterBPR) is BPRGradients
     with pytest.raises(ValueError, match="already"):
-        models.faster(BPR)(type("Another", (BPR,), {}))
+        fast_models.faster(BPR)(type("Another", (BPR,), {}))

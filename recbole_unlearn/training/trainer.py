@@ -1,9 +1,9 @@
 """RecBole's trainers with safe evaluation, and the training of one model.
 
-:class:`PhaseTrainer` is mixed into whatever trainer RecBole picks for a model (:func:`compose`), so that models
-with a trainer of their own keep it. It keeps the best epoch in memory instead of in a file (nothing that was
-trained on deleted interactions is left on disk), shows one progress bar for a whole training, logs each epoch, and
-stops at a loss that is not a number.
+:class:`PhaseTrainer` is mixed into the trainer that RecBole picks for a model (:func:`compose`), so models with their
+own trainer keep it. It keeps the best epoch in memory instead of in a file (nothing that was trained on deleted
+interactions is left on disk), shows one progress bar for a whole training, logs each epoch, and stops at a loss that
+is not a number.
 """
 
 from __future__ import annotations
@@ -21,55 +21,87 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import get_trainer, init_seed
 from tqdm import tqdm
 
-from recbole_unlearn import compat
+from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import Loaders, Splits, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
-from recbole_unlearn.log import progress
+from recbole_unlearn.log import progress_bar
 from recbole_unlearn.settings import UnlearnConfig, refuse_unmeasured
-from recbole_unlearn.training.curves import curves_of
-from recbole_unlearn.training.models import fast_class
+from recbole_unlearn.training.fast_models import fast_class
+
+# Exceptions of RecBole's constructors for a setting of the wrong type or value.
+_BAD_SETTING = (
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError,
+)  # fmt: skip
 
 
 def build_model(config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
     """A new model on the training interactions of ``splits``, initialised from the config's seed as RecBole does."""
     init_seed(config["seed"], config["reproducibility"])
     try:
-        with compat.dok_update(), compat.arrays_without_objects():
+        with recbole_compat.dok_update(), recbole_compat.arrays_without_objects():
             return fast_class(config.model_class)(config, splits.for_model().train).to(config["device"])
     except ImportError as error:
         raise _missing_package(config, error) from error
-    except _OF_SETTINGS as error:
-        raise UnlearnError(_not_built(config["model"], error)) from error
+    except _BAD_SETTING as error:
+        raise _not_built(config["model"], error) from error
 
 
-# What RecBole's constructors raise when a setting is not what they expect.
-_OF_SETTINGS = (
-    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError,
-)  # fmt: skip
-
-
-def _not_built(what: str, error: Exception) -> str:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"RecBole cannot build {what} with these settings: {reason.rstrip('.')}. Check the model's own settings."
+def _not_built(what: str, error: Exception) -> UnlearnError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return UnlearnError(
+        f"RecBole cannot build {what} with these settings: {reason}. Check the model's own settings."
+    )
 
 
 def _missing_package(config: UnlearnConfig, error: ImportError) -> UnlearnError:
-    """Some of RecBole's models import what RecBole does not install, when built or while they train."""
+    """Some of RecBole's models import packages that RecBole does not install, when built or during training."""
     return UnlearnError(f"{config['model']} needs a package that is not installed: {error.name or error}.")
 
 
 class Watcher(Protocol):
-    """Somebody who wants to know how far a training is."""
+    """Follows the epochs of a training."""
 
     def training(self, label: str, interactions: int, epochs: int) -> None:
         """A training begins."""
 
     def epoch(self, done: int) -> None:
-        """So many of its epochs are done."""
+        """``done`` of its epochs are finished."""
 
 
-if TYPE_CHECKING:  # mixed into whatever trainer RecBole picks, see compose()
+class EpochCurves:
+    """Losses and validation scores of each epoch for the open W&B run, as `original/train/train_loss`.
+
+    It replaces RecBole's `WandbLogger`, which gives all trainings of a run the same names, and sends the test figures
+    of every evaluation (a small request could be recognised in them) and the whole config with its paths. Without
+    W&B it sends nothing.
+    """
+
+    def __init__(self, config: UnlearnConfig, label: str) -> None:
+        self.run: Any = None
+        self.label = label
+        if config["log_wandb"]:
+            import wandb
+
+            self.run = wandb.run
+        for head in ("train", "valid") if self.run is not None else ():
+            self.run.define_metric(f"{label}/{head}_step")
+            self.run.define_metric(f"{label}/{head}/*", step_metric=f"{label}/{head}_step")
+
+    def log_metrics(self, metrics: dict[str, Any], head: str = "train", commit: bool = True) -> None:
+        """Send the figures of an epoch."""
+        if self.run is not None:
+            named = {
+                f"{self.label}/{key}" if key.endswith("_step") else f"{self.label}/{head}/{key}": value
+                for key, value in metrics.items()
+            }
+            self.run.log(named, commit=commit)
+
+    def log_eval_metrics(self, metrics: dict[str, Any], head: str = "eval") -> None:
+        """Drop the figures of an evaluation: result.json has those that may be shown."""
+
+
+if TYPE_CHECKING:  # mixed into the trainer that RecBole picks, see compose()
     from recbole.trainer import Trainer as _Trainer
 else:
     _Trainer = object
@@ -88,14 +120,14 @@ class PhaseTrainer(_Trainer):
         if config["tensorboard"] and config["output_dir"]:
             folder = Path(config["output_dir"]) / "tensorboard" / self.label
         try:
-            with compat.tensorboard_in(folder):
+            with recbole_compat.tensorboard_in(folder):
                 super().__init__(config.replace(log_wandb=False) if config["log_wandb"] else config, model)
-        except _OF_SETTINGS as error:
-            raise UnlearnError(_not_built("a trainer", error)) from error
-        self.wandblogger = curves_of(config, self.label)
+        except _BAD_SETTING as error:
+            raise _not_built("a trainer", error) from error
+        self.wandblogger = EpochCurves(config, self.label)
         # RecBole's trainer of closed-form models sets one epoch after this was read, and would never evaluate.
         self.eval_step = min(self.eval_step, self.epochs)
-        self.eval_collector = compat.TensorCollector(config)
+        self.eval_collector = recbole_compat.TensorCollector(config)
         self.best: Trained | None = None
         self.validation_seconds = 0.0
         self._bar: tqdm | None = None
@@ -107,12 +139,12 @@ class PhaseTrainer(_Trainer):
         self._watcher = watcher
         if watcher is not None:
             watcher.training(self.label, len(data.train._dataset), self.epochs)
-        said = self.config.leaves_curves
         start = time.perf_counter()
         shown = bool(self.config["show_progress"])
-        with progress(f"Train {self.label}", self.epochs, shown, "epoch") as self._bar:
+        with progress_bar(f"Train {self.label}", self.epochs, shown, "epoch") as self._bar:
             try:
-                self.fit(data.train, data.valid, verbose=said, saved=True, show_progress=False)
+                verbose = self.config.leaves_curves
+                self.fit(data.train, data.valid, verbose=verbose, saved=True, show_progress=False)
             except ImportError as error:
                 raise _missing_package(self.config, error) from error
         self._bar = self._watcher = None
@@ -147,10 +179,10 @@ class PhaseTrainer(_Trainer):
         self.best = self.snapshot(epoch)
 
     def snapshot(self, epoch: int = -1) -> Trained:
-        """The model and its optimizer as they are now, copied."""
+        """A copy of the model and its optimizer as they are now."""
         state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         optimizer = copy.deepcopy(self.optimizer.state_dict())
-        return Trained(state, optimizer, compat.other_parameters(self.model), epoch)
+        return Trained(state, optimizer, recbole_compat.other_parameters(self.model), epoch)
 
     def evaluate(
         self,
@@ -165,9 +197,9 @@ class PhaseTrainer(_Trainer):
         return super().evaluate(eval_data, load_best_model=False, show_progress=show_progress)
 
     def validation_score(self, model: AbstractRecommender, valid_data: Any) -> float:
-        """RecBole's validation score of ``model``, turned so that higher is better; this trainer's model stays."""
+        """RecBole's validation score of ``model``, with the sign such that higher is better; self.model stays."""
         own, self.model = self.model, model
-        compat.clear_caches(model)
+        recbole_compat.clear_caches(model)
         try:
             score = float(self._valid_epoch(valid_data)[0])
         finally:
@@ -188,10 +220,17 @@ class PhaseTrainer(_Trainer):
         return self._full_sort_batch_eval((batch, None, None, None))[1].cpu()
 
 
+def compose(cls: type[PhaseTrainer], config: UnlearnConfig, model: AbstractRecommender, label: str) -> Any:
+    """An instance of ``cls`` mixed into the trainer RecBole uses for this model."""
+    base = get_trainer(config["MODEL_TYPE"], config["model"])
+    combined = type(f"{cls.__name__}{base.__name__}", (cls, base), {"label": label})
+    return combined(config, model)
+
+
 def check_finite(model: AbstractRecommender, label: str) -> None:
     """Refuse a model with NaN or infinite weights: it is neither evaluated nor saved."""
     for name, value in model.named_parameters():
-        # Whatever is not finite shows in the sum, which is quicker; the sum alone may be too large.
+        # A value that is not finite shows in the sum, which is quicker; a sum alone may overflow.
         if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
             raise UnlearnError(
                 f"The {label} model has weights that are not finite ({name}); nothing was saved. "
@@ -237,10 +276,3 @@ def train(
 def train_all(jobs: Sequence[Job]) -> list[Trained]:
     """Independent trainings, one after the other."""
     return [train(*job) for job in jobs]
-
-
-def compose(cls: type[PhaseTrainer], config: UnlearnConfig, model: AbstractRecommender, label: str) -> Any:
-    """An instance of ``cls`` mixed into the trainer RecBole uses for this model."""
-    base = get_trainer(config["MODEL_TYPE"], config["model"])
-    combined = type(f"{cls.__name__}{base.__name__}", (cls, base), {"label": label})
-    return combined(config, model)

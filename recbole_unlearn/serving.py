@@ -1,0 +1,226 @@
+"""`load_unlearned()`: the result of a run, ready to use, and recommendations from it in tokens.
+
+The checkpoint and the data next to it belong together and may be moved together: no path inside a file is followed.
+Both are read without running code from them, and the checkpoint says which data it was written with.
+
+A model that forgot an interaction may still rank its item high, as a retrained model would: neither knows that the
+user had it. A service that must not show it again masks it. The mask is the caller's and is not stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import numbers
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from recbole.config import Config
+from recbole.data.dataloader import AbstractDataLoader
+from recbole.data.dataset import Dataset
+from recbole.data.interaction import cat_interactions
+from recbole.model.abstract_recommender import AbstractRecommender
+
+from recbole_unlearn import settings
+from recbole_unlearn.data import Fields, Located, SequenceSplits, Splits, divide, load, loaders, read_request
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import Checkpoint, dataset_config, find_unlearned, read_checkpoint
+from recbole_unlearn.inputs import shown
+from recbole_unlearn.methods import registry
+from recbole_unlearn.pipeline import begin, checked_settings
+from recbole_unlearn.recbole_compat import own_environment, own_randomness
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
+
+COLUMNS = ["user", "rank", "item", "score"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """An unlearned model with its retained data; unpacks in the order of RecBole's `load_data_and_model`."""
+
+    config: Config
+    model: AbstractRecommender
+    dataset: Dataset
+    train_data: AbstractDataLoader
+    valid_data: AbstractDataLoader
+    test_data: AbstractDataLoader
+    _recommender: Recommender = dataclasses.field(repr=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.config, self.model, self.dataset, self.train_data, self.valid_data, self.test_data))
+
+    def recommend(self, users: Any, k: int = 10, mask: Any = None) -> pd.DataFrame:
+        """The ``k`` best items of each user, as a table with the columns user, rank, item and score.
+
+        Left out are the user's retained training and validation interactions, as in RecBole's test, and items
+        without a retained interaction. A user gets fewer than ``k`` where fewer are left.
+
+        Args:
+            users: tokens as in the dataset, each answered once; one token is a list of one.
+            k: number of items.
+            mask: items that are never shown, as a request: a file, a DataFrame or a dict of columns. A row with a
+                user and an item hides the item from that user, an item alone is hidden from all users, and a user
+                alone gets no recommendations. Unknown tokens have no effect. The mask is not stored.
+
+        """
+        return self._recommender.recommend(users, k, mask)
+
+
+def load_unlearned(directory: str | os.PathLike, model: type | None = None) -> Loaded:
+    """Load the unlearned model of a run, with the data it was evaluated on.
+
+    Args:
+        directory: the run's output directory, the checkpoint in it, or the directory of an ensemble.
+        model: your own model class, if the run used one.
+
+    """
+    checkpoint = read_checkpoint(find_unlearned(Path(os.path.abspath(directory))), model)
+    path, saved = checkpoint.path, checkpoint.dataset_file
+    if saved is None:
+        raise UnlearnError(
+            f"{shown(path)} is a checkpoint of RecBole, not an unlearned model of this plugin. Load it with "
+            "RecBole's load_data_and_model, or give the directory that run_unlearn wrote."
+        )
+    if model is not None and model.__name__ != checkpoint.model:
+        raise UnlearnError(f"{shown(path)} is of the model {checkpoint.model}, not {model.__name__}.")
+    with own_environment(), own_randomness():
+        values = {"tensorboard": False, "checkpoint_dir": str(saved.parent)}  # no path from inside a file
+        values |= {"unlearn": checkpoint.method} if checkpoint.method else {}
+        config = UnlearnConfig(
+            model or checkpoint.model, checkpoint.dataset, config_dict=values, inherited=checkpoint.settings
+        )
+        splits = load(config, saved).splits
+        if checkpoint.method is not None:
+            made = _ensemble(checkpoint, config, splits)
+        else:
+            assert checkpoint.trained is not None, "only an ensemble has none"
+            made = build_model(config, splits)
+            checkpoint.trained.load_into(made)
+        made.eval()
+        whole = splits.train.copy(cat_interactions([part.inter_feat for part in splits]))
+        plain = dataset_config(config, saved.parent, saved)
+        return Loaded(plain, made, whole, *loaders(config, splits), Recommender(config, made, splits))
+
+
+def _ensemble(checkpoint: Checkpoint, config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
+    """An ensemble, read by the method that wrote it, as the start of the next request."""
+    method = registry.get(str(checkpoint.method))
+    nothing = Located(*(np.zeros(len(part), dtype=bool) for part in splits))
+    cache = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
+    trainer, task = begin(
+        method, checked_settings(method, config), config, divide(splits, nothing, "python"), None,
+        Trainings(cache, 1), "unlearned", stored=checkpoint.path,
+    )  # fmt: skip
+    trainer.originate(task)
+    return trainer.model
+
+
+class Recommender:
+    """Recommendations of a model in tokens, with the data that it was trained on."""
+
+    def __init__(self, config: UnlearnConfig, model: AbstractRecommender, splits: Splits) -> None:
+        self.config, self.model, self.splits = config, model, splits
+
+    def recommend(self, users: Any, k: int = 10, mask: Any = None) -> pd.DataFrame:
+        """The ``k`` best items of each of ``users``, see :meth:`Loaded.recommend`."""
+        if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
+            raise UnlearnError(f"k={k!r:.100} is not valid: expected a whole number, 1 or more.")
+        train = self.splits.train
+        masked = _Mask(mask, Fields.of(self.config), train)
+        ids = _known([token for token in _tokens(users) if token not in masked.users], train, train.uid_field)
+        unknown = ~self._present(train.uid_field)[ids]
+        if unknown.any():
+            raise UnlearnError(
+                f"{int(unknown.sum())} of {len(ids)} users have no interaction in the retained data, the first of "
+                f"them at position {int(unknown.nonzero()[0])}. Leave them out, or serve them as new users."
+            )
+        size = int(self.config["eval_batch_size"])  # in windows for a sequential model, in pairs for others
+        step = size if isinstance(self.splits, SequenceSplits) else max(1, size // train.item_num)
+        batches = [self._best(batch, int(k), masked) for batch in torch.split(ids, step) if len(batch)]
+        return pd.concat(batches, ignore_index=True) if batches else pd.DataFrame(columns=COLUMNS)
+
+    def _present(self, field: str) -> torch.Tensor:
+        """Which ids of users or items have an interaction (ids,)."""
+        present = torch.zeros(self.splits.train.num(field), dtype=torch.bool)
+        for part in self.splits:
+            present[part.inter_feat[field]] = True
+        return present
+
+    def _best(self, users: torch.Tensor, k: int, masked: _Mask) -> pd.DataFrame:
+        """The best items of some users (n,), best first."""
+        train = self.splits.train
+        scores = self._trainer.batch_scores(self.splits.batch(users), train)  # (n, items)
+        scores[:, ~self._present(train.iid_field)] = -torch.inf
+        scores[:, masked.items] = -torch.inf
+        place = torch.full((train.user_num,), -1)  # row of each user in this batch
+        place[users] = torch.arange(len(users))
+        for owners, items in (self._history, masked.pairs):
+            rows = place[owners]
+            scores[rows[rows >= 0], items[rows >= 0]] = -torch.inf
+        best = torch.topk(scores, min(k, train.item_num), dim=1)
+        shown = torch.isfinite(best.values)  # fewer than k where fewer are left
+        rows, ranks = shown.nonzero(as_tuple=True)
+        columns = (
+            train.id2token(train.uid_field, users[rows].numpy()),
+            ranks.numpy() + 1,
+            train.id2token(train.iid_field, best.indices[shown].numpy()),
+            best.values[shown].numpy(),
+        )
+        return pd.DataFrame(dict(zip(COLUMNS, columns, strict=True)))
+
+    @functools.cached_property
+    def _history(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Users and items of the interactions before the test, which are not shown again, as in RecBole's test."""
+        parts = [] if self.config["repeatable"] else [self.splits.train, self.splits.valid]
+        users, items = (
+            torch.cat([torch.zeros(0, dtype=torch.int64), *(part.inter_feat[field] for part in parts)])
+            for field in (self.splits.train.uid_field, self.splits.train.iid_field)
+        )
+        return users, items
+
+    @functools.cached_property
+    def _trainer(self) -> PhaseTrainer:
+        with own_environment(), own_randomness():
+            return compose(PhaseTrainer, self.config, self.model, "unlearned")
+
+
+class _Mask:
+    """Users who get nothing, items hidden from all users, and pairs (users, items) that are not shown."""
+
+    def __init__(self, request: Any, fields: Fields, train: Dataset) -> None:
+        nothing = request is None or (isinstance(request, pd.DataFrame) and request.empty)
+        frame = pd.DataFrame() if nothing else read_request(request, fields).frame
+        empty = pd.Series(None, index=frame.index, dtype=object)
+        users, items = (frame.get(column, empty) for column in ("user", "item"))
+        both = users.notna() & items.notna()
+        self.users = set(users[items.isna()])
+        self.items = _known(items[users.isna()], train, train.iid_field)
+        self.pairs = (
+            _known(users[both], train, train.uid_field), _known(items[both], train, train.iid_field),
+        )  # fmt: skip
+
+
+def _known(tokens: Any, train: Dataset, field: str) -> torch.Tensor:
+    """The ids of tokens (n,); 0, the padding, for unknown ones."""
+    ids = train.field2token_id[field]
+    return torch.tensor([int(ids.get(token, 0)) for token in tokens], dtype=torch.int64)
+
+
+def _tokens(users: Any) -> list[str]:
+    """Tokens as strings without repetition, in their order; one token is a list of one."""
+    single = isinstance(users, (str, numbers.Real)) or np.ndim(users) == 0
+    found = []
+    for user in [users] if single else users:
+        if not isinstance(user, (str, numbers.Real)) or isinstance(user, bool):
+            raise UnlearnError(
+                f"A user is a token, not a {type(user).__name__}: give tokens as the dataset has them."
+            )
+        whole = isinstance(user, float | np.floating) and float(user).is_integer()
+        found.append(str(int(user)) if whole else str(user))  # 196.0 comes from a table with gaps
+    return list(dict.fromkeys(found))

@@ -1,0 +1,270 @@
+r"""Faster versions of RecBole's models, and changes to what a model stores of its training data.
+
+A class with ``@faster(Original)`` replaces RecBole's class in every training: the same numbers, the same state_dict,
+less time. A checkpoint of one loads into the other.
+
+Graph models: RecBole builds the normalised adjacency Â = D^-½ A D^-½ entry by entry and multiplies it in COO form,
+whose backward pass transposes it at every step. Â is symmetric, so the gradient of Âx is Âg: one CSR product forward
+and one backward.
+
+A model may store training interactions next to its weights, for example a graph. A state that serves one request
+after another removes them in place (:func:`pair_remover`); models without that are built again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from recbole.data.dataset import Dataset
+from recbole.data.interaction import Interaction
+from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.model.general_recommender import bpr, lightgcn, neumf, ngcf
+from recbole.model.knowledge_aware_recommender.kgcn import KGCN
+from torch import nn
+from torch.nn import functional
+
+from recbole_unlearn.recbole_compat import anomaly_mode_kept
+
+with anomaly_mode_kept():
+    from recbole.model.sequential_recommender import bert4rec, fearec
+
+PairRemover = Callable[[torch.Tensor, torch.Tensor], None]  # takes users and items (m,)
+
+EPSILON = 1e-7  # RecBole adds it to degrees
+_FAST: dict[type, type] = {}
+_STORE_NOTHING = (bpr.BPR, neumf.NeuMF)  # models without a copy of their training interactions
+
+
+def faster(original: type) -> Callable[[type], type]:
+    """Class decorator: use this subclass in place of RecBole's ``original``."""
+
+    def add(cls: type) -> type:
+        if _FAST.setdefault(original, cls) is not cls:
+            raise ValueError(f"There is a faster {original.__name__} already.")
+        return cls
+
+    return add
+
+
+def fast_class(model_class: type) -> type:
+    """The faster version of ``model_class``, or itself if there is none."""
+    return _FAST.get(model_class, model_class)
+
+
+class SymmetricProduct(torch.autograd.Function):
+    """``matrix @ x`` for a constant symmetric sparse matrix; d(Âx)ᵀg/dx = Âᵀg = Âg."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """(n, n) sparse times (n, d) dense."""
+        ctx.matrix = matrix
+        return matrix @ x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+        """The same product, with the gradient."""
+        return None, ctx.matrix @ gradient
+
+
+def _csr(starts: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, size: Any) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(starts, columns, values, size=size, check_invariants=False)
+
+
+def normalised_adjacency(interactions: sp.coo_matrix, epsilon: float = EPSILON) -> torch.Tensor:
+    """Â = D^-½ A D^-½ over users and items as a CSR tensor (users + items, users + items).
+
+    A pair counts once however often it occurs, and degrees get RecBole's ``epsilon``, in its precision.
+    """
+    users, items = interactions.shape
+    block = sp.csr_matrix((np.ones(interactions.nnz), (interactions.row, interactions.col)), (users, items))
+    block.sum_duplicates()
+    block.data[:] = 1.0
+    adjacency = sp.bmat([[None, block], [block.T, None]], format="csr")
+    adjacency.sort_indices()
+    scale = np.power(np.diff(adjacency.indptr) + epsilon, -0.5)
+    rows = np.repeat(np.arange(users + items), np.diff(adjacency.indptr))
+    values = scale[rows] * scale[adjacency.indices]
+    starts, columns = (
+        torch.from_numpy(part.astype(np.int64)) for part in (adjacency.indptr, adjacency.indices)
+    )
+    return _csr(starts, columns, torch.from_numpy(values.astype(np.float32)), adjacency.shape)
+
+
+def _places(starts: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the entries of ``rows`` (m,) of a CSR matrix are stored, and how many each row has (m,)."""
+    count = starts[rows + 1] - starts[rows]
+    places = torch.repeat_interleave(starts[rows] - (count.cumsum(0) - count), count)
+    return places + torch.arange(len(places), device=places.device), count
+
+
+def some_rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``rows`` (m,) of a CSR tensor (n, n), copied, as a tensor (m, n); a product with it has the same bits."""
+    places, count = _places(matrix.crow_indices(), rows)
+    ends = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    size = (len(rows), matrix.shape[1])
+    return _csr(ends, matrix.col_indices()[places], matrix.values()[places], size)
+
+
+class EdgeRemoval:
+    """Removes edges from a normalised adjacency Â in place; writes only entries of the nodes that they join.
+
+    A removed edge becomes a stored zero, which adds nothing to a product: Âx is bit for bit that of a graph that was
+    built without the edge.
+    """
+
+    def __init__(self, matrix: torch.Tensor, users: int) -> None:
+        """``matrix`` (n, n) has users first, then items."""
+        self._values = matrix.values()  # shares its memory with the matrix; all else is kept on the CPU
+        self._columns, self._start = matrix.col_indices().cpu(), matrix.crow_indices().cpu()
+        self._users, self._size = users, matrix.shape[0]
+        count = self._start[1:] - self._start[:-1]
+        rows = torch.repeat_interleave(torch.arange(self._size), count)
+        self._keys = rows * self._size + self._columns  # sorted, since columns are sorted within a row
+        self._present = torch.ones(len(self._keys), dtype=torch.bool)
+        self._degree = count.clone()
+
+    def remove(self, users: torch.Tensor, items: torch.Tensor) -> None:
+        """Remove the edges between ``users`` and ``items`` (m,); each has to exist, and is named once."""
+        first, second = users, items + self._users
+        for one, other in ((first, second), (second, first)):
+            place = torch.searchsorted(self._keys, one * self._size + other)
+            self._present[place] = False
+            self._write(place, torch.zeros(len(place)))
+        both = torch.cat([first, second])
+        self._degree.index_add_(0, both, torch.full_like(both, -1))
+        self._scale(torch.unique(both))
+
+    def _scale(self, nodes: torch.Tensor) -> None:
+        """Compute the entries in the rows and columns of ``nodes`` again: 1 / √((d_a + ε)(d_b + ε))."""
+        places, count = _places(self._start, nodes)
+        rows = torch.repeat_interleave(nodes, count)
+        left = self._present[places]
+        places, rows = places[left], rows[left]
+        columns = self._columns[places]
+        # numpy's power, as in normalised_adjacency: torch's differs in the last bit
+        scale = [
+            torch.from_numpy(np.power(self._degree[ids].numpy() + EPSILON, -0.5)) for ids in (rows, columns)
+        ]
+        values = scale[0] * scale[1]
+        self._write(places, values)
+        self._write(torch.searchsorted(self._keys, columns * self._size + rows), values)
+
+    def _write(self, places: torch.Tensor, values: torch.Tensor) -> None:
+        self._values[places.to(self._values.device)] = values.to(self._values)
+
+
+@faster(lightgcn.LightGCN)
+class LightGCN(lightgcn.LightGCN):
+    """RecBole's LightGCN with the same weights, in less time (see benchmarks/lightgcn_step.py)."""
+
+    def get_norm_adj_mat(self) -> torch.Tensor:
+        """The normalised adjacency, built at once."""
+        return normalised_adjacency(self.interaction_matrix)
+
+    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """User and item embeddings: the mean over the layers x, Âx, Â²x, ..."""
+        layer = total = self.get_ego_embeddings()
+        for _ in range(self.n_layers):
+            layer = SymmetricProduct.apply(self.norm_adj_matrix, layer)
+            total = total + layer
+        users, items = torch.split(total / (self.n_layers + 1), [self.n_users, self.n_items])
+        return users, items
+
+    def pair_remover(self) -> PairRemover:
+        """Removes pairs from the graph."""
+        self.interaction_matrix = None  # read only to build the graph
+        return EdgeRemoval(self.norm_adj_matrix, self.n_users).remove
+
+
+@faster(ngcf.NGCF)
+class NGCF(ngcf.NGCF):
+    """RecBole's NGCF with the same weights, in less time; with node_dropout each step has a new matrix, as there."""
+
+    def get_norm_adj_mat(self) -> torch.Tensor:
+        """The normalised adjacency, built at once; in COO form where edges are to be dropped from it."""
+        matrix = normalised_adjacency(self.interaction_matrix)
+        return matrix.to_sparse_coo().coalesce() if self.node_dropout else matrix
+
+    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """User and item embeddings: all layers x_k side by side, x_k+1 from (x_k + Âx_k)W₁ + (Âx_k ⊙ x_k)W₂."""
+        if self.node_dropout:
+            return super().forward()
+        layer = self.get_ego_embeddings()
+        layers = [layer]
+        # RecBole 1.2.0 makes a new module at every step, which drops in evaluation too: its numbers, so ours.
+        dropout = getattr(self, "emb_dropout", None) or nn.Dropout(self.message_dropout)
+        for step in self.GNNlayers:
+            near = SymmetricProduct.apply(self.norm_adj_matrix, layer)
+            layer = step.linear(layer + near) + step.interActTransform(near * layer)
+            layer = dropout(functional.leaky_relu(layer, negative_slope=0.2))
+            layer = functional.normalize(layer, p=2, dim=1)
+            layers.append(layer)
+        users, items = torch.split(torch.cat(layers, dim=1), [self.n_users, self.n_items])
+        return users, items
+
+    def pair_remover(self) -> PairRemover | None:
+        """Removes pairs from the graph; None where edges are dropped from it at every step."""
+        if self.node_dropout:
+            return None
+        self.interaction_matrix = None  # read only to build the graph
+        return EdgeRemoval(self.norm_adj_matrix, self.n_users).remove
+
+
+@faster(bert4rec.BERT4Rec)
+class BERT4Rec(bert4rec.BERT4Rec):
+    """RecBole's BERT4Rec; the loss of a batch in which no item happens to be masked is 0, not RecBole's 0 / 0."""
+
+    def calculate_loss(self, interaction: Interaction) -> torch.Tensor:
+        """The mean over masked items; the first position of a history does not count, as in RecBole."""
+        if not (interaction[self.MASK_INDEX] > 0).any():
+            return 0.0 * self.output_bias.sum()
+        return super().calculate_loss(interaction)
+
+
+@faster(fearec.FEARec)
+class FEARec(fearec.FEARec):
+    """RecBole's FEARec; its index of windows by target takes one sort, where RecBole compares all pairs."""
+
+    def get_same_item_index(self, dataset: Dataset) -> dict[int, np.ndarray]:
+        """For each item, the numbers of the windows whose target it is, ascending."""
+        targets = dataset.inter_feat[self.ITEM_ID].numpy()
+        order = np.argsort(targets, kind="stable")
+        items, first = np.unique(targets[order], return_index=True)
+        return dict(zip(items.tolist(), np.split(order, first[1:]), strict=True))
+
+
+def pair_remover(model: AbstractRecommender) -> PairRemover | None:
+    """A function that removes pairs from all that ``model`` stores of its training data; None: build it again."""
+    if type(model) in _STORE_NOTHING:
+        return lambda users, items: None
+    make: Callable[[], PairRemover | None] | None = getattr(model, "pair_remover", None)
+    # A user's subclass may store more than the class it extends.
+    return make() if make is not None and type(model) in _FAST.values() else None
+
+
+def forget_neighbours(model: AbstractRecommender, dataset: Dataset) -> None:
+    """Remove neighbours from a KGCN that no fact of ``dataset`` links; all other models stay as they are.
+
+    KGCN reads an item with a few neighbours in the knowledge graph, drawn once per entity and saved in its
+    checkpoint. An unlearned model keeps those of the original, which its weights were fitted to. When a request
+    deletes the last interaction of an item, the facts about it leave the graph and these tables: the first remaining
+    neighbour of the entity takes the place. An entity with none left is its own neighbour, as in RecBole.
+    """
+    if not isinstance(model, KGCN):
+        return
+    entity, relation = model.adj_entity, model.adj_relation  # (entities, drawn)
+    own = torch.arange(len(entity), device=entity.device)
+    ends = dataset.kg_feat[dataset.head_entity_field], dataset.kg_feat[dataset.tail_entity_field]
+    head, tail = (end.to(entity.device) for end in ends)
+    linked = torch.unique(torch.cat([head * len(entity) + tail, tail * len(entity) + head]))
+    left = torch.isin(own[:, None] * len(entity) + entity, linked)
+    first, alone = left.int().argmax(dim=1), ~left.any(dim=1)
+    model.adj_entity = torch.where(left, entity, torch.where(alone, own, entity[own, first])[:, None])
+    model.adj_relation = torch.where(left, relation, torch.where(alone, 0, relation[own, first])[:, None])
