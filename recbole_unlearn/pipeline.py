@@ -59,10 +59,8 @@ from recbole_unlearn.results import (
     record,
 )
 from recbole_unlearn.results.disclosure import Discretion
-from recbole_unlearn.results.frame import frame
-from recbole_unlearn.results.notebook import page
-from recbole_unlearn.results.provenance import Evidence
-from recbole_unlearn.results.table import table
+from recbole_unlearn.results.record import Evidence
+from recbole_unlearn.results.table import frame, notebook_html, table
 from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose, forget_neighbours
@@ -86,7 +84,7 @@ class UnlearnResult:
         return self.record.to_json()
 
     def to_frame(self) -> pd.DataFrame:
-        """All figures, a row each: phase, group, metric and value (:func:`~recbole_unlearn.results.frame.frame`)."""
+        """All figures, a row each: phase, group, metric and value (:func:`~recbole_unlearn.results.table.frame`)."""
         return frame(self.record)
 
     def __str__(self) -> str:
@@ -94,7 +92,7 @@ class UnlearnResult:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return page(self.record)
+        return notebook_html(self.record)
 
 
 class _Phase(NamedTuple):

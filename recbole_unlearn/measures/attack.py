@@ -105,6 +105,7 @@ def membership(view: View, before: Observation | None = None) -> dict[str, Any] 
     meaning="an attacker with this model alone tells deleted pairs from held-out ones; guessing gives 0.5 and 0.01",
     good="the retrained model's, within the intervals",
     parts={"auc": ": AUC", "tpr@1%fpr": ": TPR at 1% FPR"},
+    discloses="matched",
     place=3,
 )
 def _attack(view: View) -> dict[str, Figure]:
@@ -118,6 +119,7 @@ def _attack(view: View) -> dict[str, Figure]:
     meaning="the same with the models before and after; guessing gives 0.5 and 0.01",
     good="the retrained model's, within the intervals",
     parts={"auc": ": AUC", "tpr@1%fpr": ": TPR at 1% FPR"},
+    discloses="matched",
     place=4,
 )
 def _attack_before_after(view: View) -> dict[str, Figure]:

@@ -16,6 +16,7 @@ from recbole_unlearn.measures.scores import Observation, Questions
 from recbole_unlearn.results.schema import Figure
 
 DECIMALS = 6  # of figures in a result
+GROUPS = ("compared", "matched", "emptied", "measured")  # of users, counted by results.disclosure.Crowd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,9 @@ class Measure:
     parts: Mapping[str, str]  # the figures of an entry that has several, with their titles
     is_distance: bool  # to the retrained model: 0 or 1 is equal, and there is none without retraining
     of_sequences: bool  # of sequential models alone
+    discloses: Mapping[
+        str, str
+    ]  # the group of users behind each part, "*" for all others: results/disclosure.py
     place: int  # in tables, lowest first
     of: Callable[[View], dict[str, Figure]]
 
@@ -67,18 +71,23 @@ def measure(
     parts: Mapping[str, str] | None = None,
     is_distance: bool = False,
     of_sequences: bool = False,
+    discloses: str | Mapping[str, str] = "compared",
     place: int = 100,
 ) -> Callable[[Callable[[View], dict[str, Figure]]], Callable[[View], dict[str, Figure]]]:
     """Decorator: make a function of a :class:`View` a measure.
 
-    The function returns the measure's entries; none when it cannot be taken.
+    The function returns the measure's entries; none when it cannot be taken. ``discloses`` names the users behind the
+    figures, which decides when these are withheld: one of ``GROUPS``, or a mapping from parts to them.
     """
 
     def add(function: Callable[[View], dict[str, Figure]]) -> Callable[[View], dict[str, Figure]]:
         if key in _MEASURES and _MEASURES[key].of.__qualname__ != function.__qualname__:
             raise ValueError(f"A measure named {key!r} is registered already.")
+        groups = {"*": discloses} if isinstance(discloses, str) else {"*": "compared", **discloses}
+        if not set(groups.values()) <= set(GROUPS):
+            raise ValueError(f"A measure discloses figures of one of {', '.join(GROUPS)}.")
         _MEASURES[key] = Measure(
-            key, title, meaning, good, parts or {}, is_distance, of_sequences, place, function
+            key, title, meaning, good, parts or {}, is_distance, of_sequences, groups, place, function
         )
         return function
 

@@ -200,6 +200,7 @@ def _demotion_at_test(view: View) -> dict[str, Figure]:
     good="the retrained model's",
     parts={"demotion_rate": ": demotion rate", "ndcg@20": ": NDCG@20 of affected users"},
     of_sequences=True,
+    discloses={"demotion_rate": "compared", "*": "measured"},
     place=2,
 )
 def _uncleaned(view: View) -> dict[str, Figure]:
@@ -217,6 +218,7 @@ def _uncleaned(view: View) -> dict[str, Figure]:
     good="the retrained model's",
     parts={"demotion_rate": ": demotion rate", "held_out": ": held-out items of others"},
     of_sequences=True,
+    discloses="emptied",
     place=2,
 )
 def _emptied(view: View) -> dict[str, Figure]:
@@ -235,6 +237,7 @@ def _emptied(view: View) -> dict[str, Figure]:
     parts={"mean": "", "error": ": standard error"},
     is_distance=True,
     of_sequences=True,
+    discloses="emptied",
     place=5,
 )
 def _emptied_gap(view: View) -> dict[str, Figure]:

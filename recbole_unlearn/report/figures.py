@@ -80,7 +80,7 @@ def distribution(phases: Phases) -> Figure | None:
         spread = phases[name].distribution
         if spread is None or sum(spread.counts) <= 0:
             continue
-        edges, counts = spread
+        edges, counts = spread.edges, spread.counts
         shares = [value / sum(counts) for value in counts]
         trace = _line(name, look, [edges[0], *edges], [0, *shares, 0]) | {"mode": "lines"}
         trace["line"] = {**trace["line"], "shape": "hv"}

@@ -25,7 +25,8 @@ _PROVISIONAL = "Provisional: no retrained model"
 
 def verdict(result: RunResult, run: str) -> Html:
     """The level, the verdict's first sentence as the headline, and its others below."""
-    level, text, provisional = result.verdict or Verdict("unknown", request_sentence(result))
+    said = result.verdict or Verdict("unknown", request_sentence(result))
+    level, text, provisional = said.level, said.text, said.provisional
     first, *rest = sentences(text)
     known = level in HEADINGS
     heading = HEADINGS.get(level, "") if provisional is None else _PROVISIONAL

@@ -1,29 +1,40 @@
-"""What a result may show of the users in a request: no figure by which one of them could be recognised.
+"""The disclosure rule: a result shows no figure by which a user of the request could be recognised.
 
-Whoever has the data and the original can work out the figures of every single user, and compare them with those of a
-result. So there are three cases (`benchmarks/infer_members.py` tries what is left, docs/results.md has the outcome):
+An attacker who has the data and the original can compute the figures of every single user and compare them with those
+of a result. So there are three cases (`benchmarks/infer_members.py` attacks what is left, docs/results.md has the
+outcome):
 
-* **Few users**, fewer than ``min_group``: figures of them are left out. The means over all users have one decimal,
-  because they tell who is missing; the demotion rate is 0, 0.5 or 1, and the size of the request is a rough one.
+* **Few users**, fewer than ``min_group``: their figures are left out. Means over all users keep one decimal, because
+  they tell who is missing; the demotion rate is 0, 0.5 or 1, and the size of the request is rough.
 * **Enough users**: figures are rounded. A mean over k users has steps of 1/k or more, so that no user moves it by
   more than a step. With all decimals and a histogram, an integer program found all ten users of a request.
-* **Nobody**: noise that was injected is not anybody's request. It is shown as it is, and so is everything with
-  ``min_group`` = 1.
+* **Injected noise** is not a request of users. It is shown unrounded, and so is everything with ``min_group`` = 1.
+
+Which users are behind a measure's figures is declared by the measure (``discloses`` of
+:func:`~recbole_unlearn.measures.base.measure`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from recbole_unlearn.data import INJECTED, SequenceSplits, UnlearnData
-from recbole_unlearn.measures import DONE, EMPTIED, EXACT, NOTHING, UNCHANGED, deleted_targets, sentence
+from recbole_unlearn.measures import (
+    DONE,
+    EMPTIED,
+    EXACT,
+    NOTHING,
+    UNCHANGED,
+    deleted_targets,
+    measures,
+    sentence,
+)
 from recbole_unlearn.results.schema import (
-    Curve,
     Distribution,
     Figure,
     Forgotten,
@@ -38,19 +49,20 @@ from recbole_unlearn.results.schema import (
 )
 
 _UTILITY_STEP = 0.1  # for few users: how a training ends depends on each interaction, and so do more decimals
-_RATE_STEP = 0.5  # for few users, of the demotion rate: some have a first decimal that few others have
-_MANY = 10  # times min_group: users enough that one of them is lost in a decimal
-_HISTOGRAM = 100  # times min_group: users enough for sixty figures; each tells a little of who they are
-_SETTINGS = ("exact", "rank", "shards", "steps")  # certificates that repeat what was asked for
-_FOR_ALL = ("exact", "shards")  # those of them that are the same for every request
-_DIGITS = 2  # significant ones, of numbers that are not means over users
+_RATE_STEP = 0.5  # for few users, of the demotion rate: a first decimal is rare for some of them
+_MANY = 10  # times min_group: so many users hide one of them in a decimal
+_HISTOGRAM = 100  # times min_group: users needed for sixty figures; each tells a little of who they are
+_SETTINGS = ("exact", "rank", "shards", "steps")  # certificates that repeat a setting
+_FOR_ALL = ("exact", "shards")  # of these, the ones that are the same for every request
 
 
 class Crowd(NamedTuple):
     """How many users are behind the figures of a run."""
 
     users: int  # with a deleted interaction
-    compared: int  # of them, with a deleted pair that no retained interaction has, and a history to ask at
+    compared: (
+        int  # of them, with a deleted pair that no retained interaction has, and a history to score it at
+    )
     matched: int  # of those, with held-out interactions: the attacks are about them
     measured: int  # with a deleted interaction and with test interactions
     tested: int  # with test interactions
@@ -60,11 +72,14 @@ class Crowd(NamedTuple):
     @classmethod
     def of(cls, data: UnlearnData, min_group: int) -> Crowd:
         """Count them."""
-        affected = data.affected_users
-        compared, emptied = _compared(data)
+        affected, train = data.affected_users, data.full.train
         valid, test = (part.inter_feat[part.uid_field] for part in (data.retain.valid, data.retain.test))
-        everybody = data.full.train.inter_feat[data.full.train.uid_field]
-        histories = torch.bincount(everybody).sort(descending=True).values
+        histories = torch.bincount(train.inter_feat[train.uid_field]).sort(descending=True).values
+        compared, emptied = torch.unique(data.forget_pairs[0]), torch.empty(0)
+        if isinstance(data.full, SequenceSplits):
+            raw = data.full.sequences.raw
+            users = raw.inter_feat[raw.uid_field]
+            compared, emptied = (torch.unique(users[rows]) for rows in deleted_targets(data))
         return cls(
             users=len(affected),
             compared=len(compared),
@@ -74,15 +89,6 @@ class Crowd(NamedTuple):
             usual=int(histories[min_group - 1]) if len(histories) >= min_group else 0,
             emptied=len(emptied),
         )
-
-
-def _compared(data: UnlearnData) -> tuple[torch.Tensor, torch.Tensor]:
-    """The users of deleted pairs that are asked for, and of those of a sequence with no cleaned history."""
-    if not isinstance(data.full, SequenceSplits):
-        return torch.unique(data.forget_pairs[0]), torch.empty(0)
-    raw = data.full.sequences.raw
-    asked, emptied = (torch.unique(raw.inter_feat[raw.uid_field][rows]) for rows in deleted_targets(data))
-    return asked, emptied
 
 
 def step_from(least: float) -> float:
@@ -103,14 +109,35 @@ def to_step(value: float, step: float) -> float:
 
 def blunt(value: float) -> float:
     """``value`` with two significant digits."""
-    return type(value)(f"{value:.{_DIGITS - 1}e}") if isinstance(value, float) else _whole(value)
+    return type(value)(float(f"{value:.1e}"))
 
 
-def _whole(value: int) -> int:
-    return int(float(f"{value:.{_DIGITS - 1}e}"))
+def _mean(value: float, users: int) -> float:
+    """A mean over ``users``, in steps of which no user is worth more than one."""
+    return to_step(value, step_from(1 / max(1, users)))
 
 
-@dataclasses.dataclass(frozen=True)
+def _means(values: Mapping[str, float], users: int) -> Metrics:
+    return {key: _mean(value, users) for key, value in values.items()}
+
+
+def _count(count: float, users: int) -> int:
+    """``count`` in steps of what an average one of ``users`` adds to it."""
+    return round(to_step(count, step_from(max(1.0, count / max(1, users)))))
+
+
+def _blunt_tree(value: Any) -> Any:
+    """All numbers of a tree with two significant digits; times are not about users."""
+    if isinstance(value, Mapping):
+        return {
+            key: inner if str(key).endswith("seconds") else _blunt_tree(inner) for key, inner in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_blunt_tree(inner) for inner in value]
+    return blunt(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+@dataclass(frozen=True)
 class Discretion:
     """How much a run may show."""
 
@@ -125,23 +152,41 @@ class Discretion:
 
     @property
     def shows_all(self) -> bool:
-        """Whether figures are shown as they are."""
+        """Whether figures are shown unrounded."""
         return self.injected or self.min_group <= 1
 
     @property
     def few(self) -> bool:
-        """Whether the request has so few users that figures of them are left out."""
-        return not self.shows_all and (
-            self.crowd.users < self.min_group or self._too_few(self.crowd.compared or self.crowd.emptied)
-        )
+        """Whether the request has so few users that their figures are left out."""
+        crowd = self.crowd
+        too_few = crowd.users < self.min_group or self._too_few(crowd.compared or crowd.emptied)
+        return too_few and not self.shows_all
 
     def _too_few(self, users: int) -> bool:
-        """Whether a group is too small to be shown; one without anybody has no figures."""
+        """Whether a group is too small to be shown; one without users has no figures."""
         return 0 < users < self.min_group
 
     @property
+    def _hides_utility(self) -> bool:
+        """Whether users with or without a deleted interaction are too few where utility is measured."""
+        measured = self.crowd.measured
+        return self.few or self._too_few(measured) or self._too_few(self.crowd.tested - measured)
+
+    def _behind(self, group: str) -> int | None:
+        """The number of users in a group that a measure names; None where its figures are left out."""
+        crowd = self.crowd
+        if group == "measured":
+            return None if self._hides_utility else crowd.measured
+        users = {
+            "compared": crowd.compared,
+            "matched": crowd.matched,
+            "emptied": min(crowd.emptied, crowd.tested - crowd.measured),  # with users of no deleted one
+        }[group]
+        return None if self._too_few(users) else users
+
+    @property
     def withheld(self) -> Withheld | None:
-        """What is to be said of it; None where all is shown."""
+        """The notice about what is not shown; None where all is."""
         if self.shows_all:
             return None
         if self.few:
@@ -154,7 +199,7 @@ class Discretion:
         return Withheld(self.min_group, f"{why} (min_group={self.min_group}; --min_group=1 shows all).")
 
     def forgotten(self, forget: Forgotten) -> Forgotten:
-        """The size of the request. What held-out and orphan counts add would often fit one user only."""
+        """The size of the request; with few users without held-out and orphan counts, which often fit one user."""
         if self.shows_all:
             return forget
         users = self.crowd.users
@@ -166,32 +211,36 @@ class Discretion:
             return coarse(min(count, most)) if self.few else _count(count, users)
 
         counts = {} if self.few else {key: _count(count, users) for key, count in forget.counts.items()}
-        return dataclasses.replace(
+        return replace(
             forget, interactions=size(forget.interactions), items=size(forget.items), counts=counts
         )
 
     def phase(self, phase: PhaseResult) -> PhaseResult:
-        """The figures of one model by itself; what is said of it beside the retrained one is added by `shown`."""
+        """The figures of one model by itself; its comparison with the retrained model is added by :meth:`shown`.
+
+        Utility of affected and unaffected users, and of all with deleted items masked, is shown together or not at
+        all: with the mean over all users, each of them tells another one.
+        """
         if self.shows_all:
             return phase
         before = None if phase.before is None else self.phase(phase.before)
-        tested = max(1, self.crowd.tested)
+        crowd, rate = self.crowd, phase.demotion_rate
         if self.few:
-            rate = phase.demotion_rate
+            enough = max(1, crowd.tested) >= _MANY * self.min_group
             return PhaseResult(
                 phase.seconds,
                 phase.seconds_from_cache,
-                metrics=_means(phase.metrics, _UTILITY_STEP) if tested >= _MANY * self.min_group else {},
+                metrics={k: to_step(v, _UTILITY_STEP) for k, v in phase.metrics.items()} if enough else {},
                 forgetting={"demotion_rate": None if rate is None else to_step(rate, _RATE_STEP)},
                 before=before,
             )
-        affected, unaffected, masked = self._utility(phase)
-        return dataclasses.replace(
+        hides = self._hides_utility
+        return replace(
             phase,
-            metrics=_means(phase.metrics, step_from(1 / tested)),
-            affected=affected,
-            unaffected=unaffected,
-            masked=masked,
+            metrics=_means(phase.metrics, crowd.tested),
+            affected={} if hides else _means(phase.affected, crowd.measured),
+            unaffected={} if hides else _means(phase.unaffected, crowd.tested - crowd.measured),
+            masked={} if hides else _means(phase.masked, crowd.tested),
             forgetting=self._forgetting(phase.forgetting),
             groups=self._groups(phase.groups),
             before=before,
@@ -201,70 +250,42 @@ class Discretion:
             speedup=None,
         )
 
-    def _utility(self, phase: PhaseResult) -> tuple[Metrics, Metrics, Metrics]:
-        """Of affected and unaffected users, and of all with deleted items masked; all three or none.
-
-        With the mean over all users, each of them tells another one.
-        """
-        if self._hides_utility:
-            return {}, {}, {}
-        measured, tested = self.crowd.measured, self.crowd.tested
-        groups = (phase.affected, measured), (phase.unaffected, tested - measured), (phase.masked, tested)
-        affected, unaffected, masked = (
-            _means(figures, step_from(1 / max(1, users))) for figures, users in groups
-        )
-        return affected, unaffected, masked
-
-    @property
-    def _hides_utility(self) -> bool:
-        """Whether users with or without a deleted interaction are too few where utility is measured."""
-        measured = self.crowd.measured
-        return self.few or self._too_few(measured) or self._too_few(self.crowd.tested - measured)
-
     def _forgetting(self, figures: Mapping[str, Figure]) -> dict[str, Figure]:
-        """The measures: all are about deleted pairs or affected users; the attacks about those with a match."""
+        """The measures: means over the users that each declares, and counts of what these have."""
+        declared = {one.key: one.discloses for one in measures()}
         shown: dict[str, Figure] = {}
         for key, figure in figures.items():
-            users = self._behind(key)
-            if key == "uncleaned" and isinstance(figure, Mapping):
-                figure = self._uncleaned(figure)
-            elif self._too_few(users):
-                continue
-            else:
-                figure = _figure(figure, max(1, users))
-            if figure != {}:
-                shown[key] = figure
-        return shown
-
-    def _behind(self, key: str) -> int:
-        """How many users are behind a measure."""
-        if key.startswith("attack"):
-            return self.crowd.matched
-        if key.startswith("emptied"):  # and beside them users without a deleted interaction
-            return min(self.crowd.emptied, self.crowd.tested - self.crowd.measured)
-        return self.crowd.compared
-
-    def _uncleaned(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """A demotion rate of deleted pairs, and utility of affected users: each shown as at cleaned histories."""
-        crowd = self.crowd
-        shown = {}
-        for key, value in figures.items():
-            is_rate = key == "demotion_rate"
-            users = crowd.compared if is_rate else crowd.measured
-            if not self._too_few(users) if is_rate else not self._hides_utility:
-                shown[key] = to_step(value, step_from(1 / max(1, users)))
+            groups = declared.get(key.partition("@")[0], {"*": "compared"})
+            parts: dict[str, Any] = {}
+            for part, value in (figure if isinstance(figure, Mapping) else {"": figure}).items():
+                users = self._behind(groups.get(part, groups["*"]))
+                if users is not None:
+                    rounded = _count if isinstance(value, int) else _mean
+                    parts[part] = None if value is None else rounded(value, users)
+            if parts:
+                shown[key] = parts if isinstance(figure, Mapping) else parts[""]
         return shown
 
     def _groups(self, groups: Mapping[str, dict[str, Metrics]]) -> dict[str, dict[str, Metrics]]:
         """Utility by activity and popularity, each without its parts if one of them is too small.
 
-        With the mean over all users, one part that is missing could be worked out from the others.
+        With the mean over all users, one missing part could be worked out from the others.
         """
-        third = max(1, self.crowd.tested // 3)
+        third, sizes = max(1, self.crowd.tested // 3), ("users", "rows")
+
+        def is_large(part: Metrics) -> bool:
+            return min((part[key] for key in sizes if key in part), default=0) >= self.min_group
+
         return {
-            name: {part: _part(values, third) for part, values in parts.items()}
+            name: {
+                part: {
+                    key: _count(int(value), third) if key in sizes else _mean(value, third)
+                    for key, value in own.items()
+                }
+                for part, own in parts.items()
+            }
             for name, parts in groups.items()
-            if not any(_size(values) < self.min_group for values in parts.values())
+            if all(map(is_large, parts.values()))
         }
 
     def _distribution(self, found: Distribution | None) -> Distribution | None:
@@ -282,39 +303,44 @@ class Discretion:
         if self.shows_all:
             return result
         phases = {name: self.phase(phase) for name, phase in result.phases.items()}
-        shares = self._shares(result.recovered)
-        return dataclasses.replace(
+        judged = {}
+        for name, found in result.phases.items():
+            shares = self._shares(found.recovered)
+            verdict = self._verdict(found.verdict, seen_from(phases, name), shares or {})
+            judged[name] = replace(phases[name], verdict=verdict, recovered=shares, speedup=found.speedup)
+        shares, compared = self._shares(result.recovered), self.crowd.compared
+        return replace(
             result,
             forget=self.forgotten(result.forget),
-            phases={name: self._judged(found, name, phases) for name, found in result.phases.items()},
-            difficulty={} if self.few else self._difficulty(result.difficulty),
+            phases=judged,
+            difficulty={} if self.few else {
+                key: _mean(value, self.crowd.users) if key.startswith("deleted_share") else _blunt_tree(value)
+                for key, value in result.difficulty.items()
+            },
             certificates=self._certificates(result.certificates),
-            curves={} if self.few else self._curves(result.curves),
+            curves={} if self.few else {
+                name: {
+                    kind: [(at, _mean(y, compared) if kind == "demotion" else blunt(y)) for at, y in curve]
+                    for kind, curve in own.items()
+                }
+                for name, own in result.curves.items()
+            },
             recovered=shares,
             left_out=None if shares is None else result.left_out,
             placebo=self._placebo(result.placebo),
             verdict=self._verdict(result.verdict, phases, shares or {}),
             withheld=self.withheld,
-        )
-
-    def _judged(self, found: PhaseResult, name: str, phases: Mapping[str, PhaseResult]) -> PhaseResult:
-        """A phase as it is shown, with what is said of it beside the retrained model."""
-        shares = self._shares(found.recovered)
-        return dataclasses.replace(
-            phases[name],
-            verdict=self._verdict(found.verdict, seen_from(phases, name), shares or {}),
-            recovered=shares,
-            speedup=found.speedup,
-        )
+        )  # fmt: skip
 
     def _shares(self, found: Metrics | None) -> Metrics | None:
         """Shares that were recovered, in steps of a tenth."""
-        return None if found is None or self._hides_utility else _means(found, 0.1)
+        hidden = found is None or self._hides_utility
+        return None if hidden else {key: to_step(value, 0.1) for key, value in (found or {}).items()}
 
     def _verdict(
         self, found: Verdict | None, phases: Mapping[str, PhaseResult], shares: Metrics
     ) -> Verdict | None:
-        """The level is that of the figures themselves; its sentence has what is shown of them."""
+        """The level is that of the exact figures; its sentence has the figures that are shown."""
         if found is None or found.text in (UNCHANGED, DONE, NOTHING):
             return found
         provisional = self._provisional(found.provisional)
@@ -324,7 +350,7 @@ class Discretion:
         return Verdict(found.level, text, provisional)
 
     def _provisional(self, found: Provisional | None) -> Provisional | None:
-        """What rests on figures of few users is left out; what rests on a certificate has none."""
+        """Left out where it rests on figures of few users; one that rests on a certificate has none."""
         if found is None or found == EXACT:
             return found
         if self.few:
@@ -332,85 +358,17 @@ class Discretion:
         if found.expected is None:
             return found
         users = found.users or 0
-        if users < self.min_group:
-            return None
-        return found._replace(expected=to_step(found.expected, step_from(1 / users)))
+        return None if users < self.min_group else replace(found, expected=_mean(found.expected, users))
 
     def _placebo(self, found: Placebo | None) -> Placebo | None:
-        """Figures of deleted pairs, as those of the phases."""
+        """Figures of deleted pairs, rounded like those of the phases."""
         if found is None or self.few:
             return None
-        step = step_from(1 / max(1, self.crowd.compared))
-        rate = found.demotion_rate
-        return Placebo(
-            None if rate is None else to_step(rate, step),
-            _means(found.mark, step),
-            _means(found.memory, step),
-        )
-
-    def _difficulty(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        step = step_from(1 / max(1, self.crowd.users))
-        return {
-            key: to_step(value, step) if key.startswith("deleted_share") else _blunt_tree(value)
-            for key, value in found.items()
-        }
+        users, rate = self.crowd.compared, found.demotion_rate
+        rate = None if rate is None else _mean(rate, users)
+        return Placebo(rate, _means(found.mark, users), _means(found.memory, users))
 
     def _certificates(self, found: Mapping[str, Any]) -> dict[str, Any]:
         if self.few:
             return {key: value for key, value in found.items() if key in _FOR_ALL}
         return {key: found[key] if key in _SETTINGS else value for key, value in _blunt_tree(found).items()}
-
-    def _curves(self, curves: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
-        step = step_from(1 / max(1, self.crowd.compared))
-
-        def points(kind: str, curve: Curve) -> Curve:
-            return [(at, to_step(y, step) if kind == "demotion" else blunt(y)) for at, y in curve]
-
-        return {
-            name: {kind: points(kind, curve) for kind, curve in own.items()} for name, own in curves.items()
-        }
-
-
-def _count(count: int, users: int) -> int:
-    """``count`` in steps of what an average one of ``users`` adds to it."""
-    step = step_from(max(1.0, count / max(1, users)))
-    return round(to_step(count, step))
-
-
-def _means(values: Mapping[str, float], step: float) -> Metrics:
-    return {key: to_step(value, step) for key, value in values.items()}
-
-
-def _figure(figure: Figure, users: int) -> Figure:
-    """Means over ``users`` and counts of what they have."""
-    if isinstance(figure, Mapping):
-        return {key: _number(value, users) for key, value in figure.items()}
-    return None if figure is None else _number(figure, users)
-
-
-def _number(value: float, users: int) -> float:
-    return _count(value, users) if isinstance(value, int) else to_step(value, step_from(1 / users))
-
-
-def _size(values: Mapping[str, float]) -> float:
-    """How many users or test interactions a part has."""
-    return min((values[key] for key in ("users", "rows") if key in values), default=0)
-
-
-def _part(values: Mapping[str, float], users: int) -> Metrics:
-    step = step_from(1 / users)
-    return {
-        key: _count(int(value), users) if key in ("users", "rows") else to_step(value, step)
-        for key, value in values.items()
-    }
-
-
-def _blunt_tree(value: Any) -> Any:
-    """All numbers of a tree with two significant digits; times are nobody's."""
-    if isinstance(value, Mapping):
-        return {
-            key: inner if str(key).endswith("seconds") else _blunt_tree(inner) for key, inner in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return [_blunt_tree(inner) for inner in value]
-    return blunt(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value

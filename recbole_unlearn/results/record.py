@@ -1,30 +1,51 @@
-"""Filling in a result: what follows from the phases, the settings for the record, and the machine.
+"""Filling in a result: recovered shares, verdicts, settings, machine, and the date, id and keyed hashes of the run.
 
 Between two runs with the same seed on the same machine, only times (all of them have `seconds` or `speedup` in their
 name), `date`, `request` and, with another key, `hashes` differ.
+
+The recovered share is the part of retraining's effect on affected users that unlearning has as well:
+
+    share = (unlearned − original) / (retrained − original)
+
+Two models with other seeds differ as well, and a share of such a difference says nothing: it was once −1414 %. So a
+metric is left out where retraining moves it no further than two retrained models differ,
+
+    |retrained − original| ≤ max(|retrained − retrained_2|, 2 · error)
+
+where the error is the standard error of the paired differences retrained − original over affected users. It is used
+together with the second retraining because two seeds may agree by luck. With one retraining there is the error alone.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import platform
+import re
+import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
+import pandas as pd
 import recbole
 import torch
+from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn import __version__
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import Done, load_key, model_digest, request_digest
 from recbole_unlearn.measures.verdict import verdict
-from recbole_unlearn.results.recovered import left_out, recovered
 from recbole_unlearn.results.schema import (
+    ORIGINAL,
     RETRAINED,
+    SECOND,
     UNLEARNED,
     Curve,
     Forgotten,
+    LeftOut,
     Metrics,
     PhaseResult,
     Placebo,
@@ -33,11 +54,47 @@ from recbole_unlearn.results.schema import (
     method_phases,
     seen_from,
 )
-from recbole_unlearn.settings import Role, RunSettings, UnlearnConfig, about, read
+from recbole_unlearn.settings import RecordSettings, Role, RunSettings, UnlearnConfig, about, read
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_WHY = (
+    "Retraining moves affected users by no more in these metrics than two retrained models differ, so a share of it "
+    "would be noise"
+)
+_ESTIMATED = "estimated from the users of this run; --compare=retrain,retrain also measures it"
+_MEASURED = "measured with a second retrained model, and estimated from the users of this run"
+
+
+def recovered(phases: Mapping[str, PhaseResult], errors: Mapping[str, float]) -> Metrics:
+    """The shares of those metrics that retraining moves by more than noise; see the formulas of this file.
+
+    ``errors`` are standard errors of retrained − original. A metric without one is no mean over users, and needs a
+    second retraining.
+    """
+    before, after, target, again = (
+        phases.get(name, PhaseResult()).affected for name in (ORIGINAL, UNLEARNED, RETRAINED, SECOND)
+    )
+    shares = {}
+    for metric in target:
+        if metric not in before or metric not in after:
+            continue
+        noise = [abs(target[metric] - again[metric])] if metric in again else []
+        noise += [2 * errors[metric]] if metric in errors else []
+        moved = target[metric] - before[metric]
+        if noise and abs(moved) > max(noise):
+            shares[metric] = round((after[metric] - before[metric]) / moved, 4)
+    return shares
+
+
+def left_out(phases: Mapping[str, PhaseResult], shares: Mapping[str, float]) -> LeftOut | None:
+    """The metrics without a share and why; None where all have one."""
+    metrics = [metric for metric in phases.get(RETRAINED, PhaseResult()).affected if metric not in shares]
+    why = f"{_WHY} ({_MEASURED if SECOND in phases else _ESTIMATED})."
+    return LeftOut(metrics, why) if metrics else None
 
 
 def speedup(phases: Mapping[str, PhaseResult]) -> float | None:
-    """Retraining's seconds over unlearning's, when both ran: two decimals, and two digits that count below 0.1."""
+    """Retraining's seconds over unlearning's, when both ran: two decimals, two significant digits below 0.1."""
     fast, slow = (phases.get(name, PhaseResult()).seconds for name in (UNLEARNED, RETRAINED))
     if not slow or not fast:
         return None
@@ -47,10 +104,10 @@ def speedup(phases: Mapping[str, PhaseResult]) -> float | None:
 def judged(
     phases: Mapping[str, PhaseResult], errors: Mapping[str, Metrics], deleted: int | None
 ) -> dict[str, PhaseResult]:
-    """The phases, those of methods with how near they come to the retrained model; as they are without one.
+    """The phases; those of methods with verdict, recovered share and speed-up, if there is a retrained model.
 
-    A phase that is the retrained model itself has nothing to come near to.
-    ``errors``, by phase, are those of how far retraining moves affected users from what the method started from.
+    A phase that is the retrained model itself is not compared with it. ``errors`` are by phase those of
+    :func:`recovered`.
     """
     found = dict(phases)
     for name in method_phases(phases):
@@ -58,19 +115,15 @@ def judged(
             continue
         seen = seen_from(phases, name)
         shares = recovered(seen, errors.get(name, {}))
-        found[name] = dataclasses.replace(
-            phases[name],
-            verdict=verdict(seen, shares, deleted),
-            recovered=shares,
-            speedup=speedup(seen),
+        found[name] = replace(
+            phases[name], verdict=verdict(seen, shares, deleted), recovered=shares, speedup=speedup(seen)
         )
     return found
 
 
 def environment(threads: int, device: Any) -> dict[str, Any]:
     """The machine and the versions a result was made with."""
-    packages = ("numpy", "scipy", "pandas", "ray")
-    versions = {name: _version(name) for name in packages}
+    versions = {name: _version(name) for name in ("numpy", "scipy", "pandas", "ray")}
     return {
         "recbole_unlearn": __version__,
         "python": platform.python_version(),
@@ -96,22 +149,65 @@ def _version(package: str) -> str | None:
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as stream:
-            for line in stream:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
+            names = (line.split(":", 1)[1].strip() for line in stream if line.startswith("model name"))
+            return next(names, platform.processor())
     except OSError:
         return platform.processor()
-    return platform.processor()
 
 
 def plain_values(config: UnlearnConfig) -> dict[str, Any]:
-    """The run's settings for the record; what a run is about and where things are is left out."""
+    """The run's settings for the record, without paths and without the request."""
     values = {**config.final_config_dict, **config.method_values(config["unlearn"])}
     return {
         key: value if isinstance(value, (bool, int, float, list, dict, type(None))) else str(value)
         for key, value in sorted(values.items())
         if about(key).role not in (Role.PLACE, Role.SUBJECT)
     }
+
+
+@dataclass
+class Evidence:
+    """Id and keyed hashes of a run, gathered while it goes on; without a key there are no hashes."""
+
+    request: str
+    key_file: str | None = None
+    key: bytes | None = None
+    hashes: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: RecordSettings) -> Evidence:
+        """For one run; refuses an id that is not valid."""
+        given = options.request_id
+        if given is not None and not _ID.fullmatch(given):
+            raise UnlearnError(
+                "request_id is not valid: expected up to 64 letters, digits, dots, hyphens and underscores."
+            )
+        # Random: an id that follows from the content would tell of it.
+        return cls(given or str(uuid.uuid4()), options.hash_key)
+
+    def open(self) -> None:
+        """Read the key, or make one."""
+        self.key = load_key(self.key_file)
+
+    def add_request(self, frame: pd.DataFrame) -> None:
+        """``frame`` as a :class:`~recbole_unlearn.data.ForgetRequest` has it."""
+        if self.key is not None:
+            self.hashes["request"] = request_digest(self.key, frame)
+
+    def add_model(self, name: str, model: AbstractRecommender, config: UnlearnConfig) -> None:
+        """``name`` is original or result; the result of one request is the original of the next, with one hash."""
+        if self.key is not None:
+            self.hashes[name] = model_digest(self.key, model, config.model_values())
+
+    def stamp(self) -> dict[str, Any]:
+        """Date, id and hashes, for :class:`~recbole_unlearn.results.schema.RunResult`."""
+        date = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        return {"date": date, "request": self.request, "hashes": dict(self.hashes)}
+
+    def done(self, date: str | None) -> tuple[Done, ...]:
+        """The request, for the list in the saved dataset."""
+        digest = self.hashes.get("request")
+        return () if digest is None or date is None else (Done(digest, date[:10]),)
 
 
 def build(
@@ -130,9 +226,8 @@ def build(
 ) -> RunResult:
     """The result of a finished run.
 
-    ``errors`` are those of :func:`judged`, ``provisional`` is what the run looks like without retraining,
-    ``done_earlier`` the day on which the same request was done, and ``stamp`` what
-    :class:`~recbole_unlearn.results.provenance.Evidence` has.
+    ``errors`` are those of :func:`judged`, ``provisional`` is the verdict without retraining, ``done_earlier`` the
+    day on which the same request was done, and ``stamp`` comes from :class:`Evidence`.
     """
     run = read(RunSettings, config)
     errors = errors or {}

@@ -1,16 +1,19 @@
-"""The contract of `result.json`, schema 1: one class a level, to JSON and back.
+"""The contract of `result.json`, schema 1: one dataclass a level, to JSON and back.
 
-Everything that reads or writes a result does so through :class:`RunResult`. Files of older versions, and files that
-somebody edited, are read by :meth:`RunResult.from_json` and nowhere else: what is missing, or is not a finite number
-where one belongs, is None or absent afterwards, never zero. docs/result-json.md explains the keys.
+Everything that reads or writes a result does so through :class:`RunResult`. Files of older versions and edited files
+are read by :meth:`RunResult.from_json` and nowhere else: a value that is missing or not of its field's type (for
+numbers: finite) becomes the field's default, never zero. docs/result-json.md explains the keys.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import re
+import types
+import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, Self
 
 SCHEMA = 1
 ORIGINAL, UNLEARNED, RETRAINED, SECOND = "original", "unlearned", "retrained", "retrained_2"
@@ -18,156 +21,191 @@ LEVELS = ("near", "under", "over", "cannot_tell", "unknown")
 _FIRST = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)
 _IS_RETRAINED = re.compile(rf"{RETRAINED}(_\d+)?")
 _TOO_LARGE = 1e300  # JSON knows integers that no float holds
+_OMIT = {"omit": True}  # of a field that is left out of the file where it has its default
 
 Metrics = dict[str, float]
 Figure = float | dict[str, float] | None  # of a measure: one number, or several by name
 Curve = list[tuple[int, float]]  # (step, value)
 
 
-class Distribution(NamedTuple):
+class _Record:
+    """A level of the file: its fields are the keys, under the name ``key`` of their metadata if there is one.
+
+    A subclass refuses values that do not fit together by a ValueError; such a level is not read.
+    """
+
+    def to_json(self) -> dict[str, Any]:
+        """The mapping in the file."""
+        tree = {}
+        for one in fields(self):  # type: ignore[arg-type]
+            value, default = getattr(self, one.name), {} if one.default is MISSING else one.default
+            if not one.metadata.get("omit") or value != default:
+                tree[one.metadata.get("key", one.name)] = _written(value)
+        return tree
+
+    @classmethod
+    def from_json(cls, tree: Any) -> Self | None:
+        """From a file; None where a field without default is missing, or values do not fit together."""
+        tree, hints = mapping(tree), _hints(cls)  # type: ignore[arg-type]
+        found = {
+            one.name: _read(hints[one.name], tree.get(one.metadata.get("key", one.name)))
+            for one in fields(cls)  # type: ignore[arg-type]
+        }
+        try:
+            return cls(**{key: value for key, value in found.items() if value is not None})
+        except (TypeError, ValueError):
+            return None
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, _Record):
+        return value.to_json()
+    return {key: _written(one) for key, one in value.items()} if isinstance(value, Mapping) else value
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """``value`` as the type ``kind`` of a field; None where it is not one. A list is read whole or not at all."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return next((found for one in inner if (found := _read(one, value)) is not None), None)
+    if origin is dict and isinstance(value, Mapping):
+        read = {str(key): _read(inner[1], one) for key, one in value.items()}
+        may_be_none = inner[1] is Any or type(None) in typing.get_args(inner[1])
+        return {key: one for key, one in read.items() if may_be_none or one is not None}
+    if origin in (list, tuple) and isinstance(value, (list, tuple)):
+        kinds = inner if origin is tuple else inner * len(value)
+        found = [_read(one, part) for one, part in zip(kinds, value, strict=False)]
+        return origin(found) if len(kinds) == len(value) and None not in found else None
+    if kind is Any:
+        return value
+    if kind in (int, float):
+        return number(value)
+    if kind is bool:
+        return value if isinstance(value, bool) else None
+    if kind is str:
+        return None if value is None or isinstance(value, (dict, list)) else str(value)
+    is_record = isinstance(kind, type) and issubclass(kind, _Record)
+    return kind.from_json(value) if is_record and mapping(value) else None
+
+
+@dataclass(frozen=True)
+class Distribution(_Record):
     """A histogram: ``counts[k]`` values lie between ``edges[k]`` and ``edges[k + 1]``."""
 
     edges: list[float]
     counts: list[float]
 
+    def __post_init__(self) -> None:
+        if len(self.edges) != len(self.counts) + 1:
+            raise ValueError("a histogram has one edge more than counts")
 
-class Provisional(NamedTuple):
-    """What a result without retraining looks like, and what that rests on."""
+
+@dataclass(frozen=True)
+class Provisional(_Record):
+    """How a result without retraining looks, and what that rests on."""
 
     looks: str  # near, under, over or cannot_tell
     rests_on: str
-    expected: float | None = None  # the demotion rate to expect of a model that never saw the deleted pairs
-    users: int | None = None  # whose deleted pairs that is about
+    expected: float | None = field(default=None, metadata=_OMIT)  # demotion rate of a model without the pairs
+    users: int | None = field(default=None, metadata=_OMIT)  # whose deleted pairs that is about
 
-    def to_json(self) -> dict[str, Any]:
-        """As it is in the file."""
-        return {key: value for key, value in self._asdict().items() if value is not None}
-
-    @classmethod
-    def from_json(cls, tree: Any) -> Provisional | None:
-        """From a file; None where there is none."""
-        tree = mapping(tree)
-        looks, rests_on = (_word(tree.get(key)) for key in ("looks", "rests_on"))
-        if looks not in LEVELS or not rests_on:
-            return None
-        return cls(looks, rests_on, number(tree.get("expected")), number(tree.get("users")))
+    def __post_init__(self) -> None:
+        if self.looks not in LEVELS or not self.rests_on:
+            raise ValueError("not a level, or without a reason")
 
 
-class Verdict(NamedTuple):
+@dataclass(frozen=True)
+class Verdict(_Record):
     """One word and one sentence on a result."""
 
-    level: str
-    text: str
-    provisional: Provisional | None = None  # where the level is unknown
+    level: str = "unknown"
+    text: str = ""
+    provisional: Provisional | None = field(default=None, metadata=_OMIT)  # where the level is unknown
 
-    def to_json(self) -> dict[str, Any]:
-        """As it is in the file."""
-        tree: dict[str, Any] = {"level": self.level, "text": self.text}
-        return tree if self.provisional is None else tree | {"provisional": self.provisional.to_json()}
-
-    @classmethod
-    def from_json(cls, tree: Any) -> Verdict | None:
-        """From a file; None where there is none."""
-        tree = mapping(tree)
-        text = _word(tree.get("text"))
-        if not text:
-            return None
-        return cls(
-            _word(tree.get("level")) or "unknown", text, Provisional.from_json(tree.get("provisional"))
-        )
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise ValueError("a verdict has a sentence")
 
 
-class LeftOut(NamedTuple):
+@dataclass(frozen=True)
+class LeftOut(_Record):
     """Metrics that have no share under `recovered`, and why."""
 
     metrics: list[str]
     why: str
 
-    @classmethod
-    def from_json(cls, tree: Any) -> LeftOut | None:
-        """From a file; None where there is none."""
-        tree = mapping(tree)
-        metrics, why = tree.get("metrics"), _word(tree.get("why"))
-        if not isinstance(metrics, list) or not metrics or not why:
-            return None
-        return cls([str(metric) for metric in metrics], why)
+    def __post_init__(self) -> None:
+        if not self.metrics or not self.why:
+            raise ValueError("no metric, or no reason")
 
 
-class Withheld(NamedTuple):
+@dataclass(frozen=True)
+class Withheld(_Record):
     """That figures were left out or rounded, because too few users are behind them."""
 
     min_group: int
     why: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Placebo:
+@dataclass(frozen=True)
+class Placebo(_Record):
     """The method on a model that never saw the forget set: the retrained one, with the same request.
 
-    What is between it and the retrained model is the method's own ``mark``; what is between it and the unlearned
-    model is ``memory``, which is what unlearning is about.
+    The difference to the retrained model is the method's own ``mark``; the difference to the unlearned model is
+    ``memory``, which unlearning should remove.
     """
 
     demotion_rate: float | None = None
-    mark: Metrics = dataclasses.field(default_factory=dict)  # demotion, attack, ks
-    memory: Metrics = dataclasses.field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """As it is in the file."""
-        return {"demotion_rate": self.demotion_rate, "mark": self.mark, "memory": self.memory}
-
-    @classmethod
-    def from_json(cls, tree: Any) -> Placebo | None:
-        """From a file; None where there is none."""
-        tree = mapping(tree)
-        if not tree:
-            return None
-        return cls(number(tree.get("demotion_rate")), numbers(tree.get("mark")), numbers(tree.get("memory")))
+    mark: Metrics = field(default_factory=dict)  # demotion, attack, ks
+    memory: Metrics = field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class Forgotten:
-    """How much was to be forgotten, and what the rules of docs/deletion-requests.md left out (``counts``)."""
+@dataclass(frozen=True)
+class Forgotten(_Record):
+    """The size of the request, and what the rules of docs/deletion-requests.md left out (``counts``, inlined)."""
 
     source: str | None = None
     interactions: int | None = None
     users: int | None = None
     items: int | None = None
-    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As it is in the file."""
-        own = {key: getattr(self, key) for key in ("source", "interactions", "users", "items")}
-        return own | self.counts
+        """The mapping in the file."""
+        tree = super().to_json()
+        return tree | tree.pop("counts")
 
     @classmethod
-    def from_json(cls, tree: Any) -> Forgotten:
+    def from_json(cls, tree: Any) -> Self:
         """From a file."""
-        values = mapping(tree)
-        source = values.pop("source", None)
-        own = {key: number(values.pop(key, None)) for key in ("interactions", "users", "items")}
-        return cls(None if source is None else str(source), **own, counts=numbers(values))
+        own = {one.name for one in fields(cls)}
+        counts = {key: value for key, value in mapping(tree).items() if key not in own}
+        return super().from_json(mapping(tree) | {"counts": counts}) or cls()
 
 
-@dataclasses.dataclass(frozen=True)
-class PhaseResult:
+@dataclass(frozen=True)
+class PhaseResult(_Record):
     """The figures of one model."""
 
     seconds: float | None = None  # None for a model that was loaded
     seconds_from_cache: bool = False
-    metrics: Metrics = dataclasses.field(default_factory=dict)  # over all users
-    affected: Metrics = dataclasses.field(default_factory=dict)
-    unaffected: Metrics = dataclasses.field(default_factory=dict)
-    masked: Metrics = dataclasses.field(default_factory=dict)
-    forgetting: dict[str, Figure] = dataclasses.field(default_factory=dict)
-    groups: dict[str, dict[str, Metrics]] = dataclasses.field(default_factory=dict)
-    before: PhaseResult | None = None  # what it started from, where that is not the run's original
-    distribution: Distribution | None = None
-    verdict: Verdict | None = (
-        None  # this and the next two: of a method's phase, where there is a retrained model
-    )
-    recovered: Metrics | None = None
-    speedup: float | None = None
+    metrics: Metrics = field(default_factory=dict)  # over all users
+    affected: Metrics = field(default_factory=dict)
+    unaffected: Metrics = field(default_factory=dict)
+    masked: Metrics = field(default_factory=dict, metadata=_OMIT)
+    forgetting: dict[str, Figure] = field(default_factory=dict)
+    groups: dict[str, dict[str, Metrics]] = field(default_factory=dict, metadata=_OMIT)
+    before: PhaseResult | None = field(default=None, metadata=_OMIT)  # its own original, if it has one
+    distribution: Distribution | None = field(default=None, metadata=_OMIT)
+    # Of a method's phase, where there is a retrained model:
+    verdict: Verdict | None = field(default=None, metadata=_OMIT)
+    recovered: Metrics | None = field(default=None, metadata=_OMIT)
+    speedup: float | None = field(default=None, metadata=_OMIT)
 
     def figure(self, *path: str) -> float | None:
         """A number under `forgetting`, for example ``figure("attack", "auc")``."""
@@ -181,70 +219,32 @@ class PhaseResult:
         """The share of comparisons in which a deleted item scores lower than a never-touched one."""
         return self.figure("demotion_rate")
 
-    def to_json(self) -> dict[str, Any]:
-        """As it is in the file."""
-        tree = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        for key in ("masked", "groups"):
-            if not tree[key]:
-                del tree[key]
-        for key in ("before", "distribution", "verdict", "recovered", "speedup"):
-            if tree[key] is None:
-                del tree[key]
-        if self.before is not None:
-            tree["before"] = self.before.to_json()
-        if self.distribution is not None:
-            tree["distribution"] = self.distribution._asdict()
-        if self.verdict is not None:
-            tree["verdict"] = self.verdict.to_json()
-        return tree
 
-    @classmethod
-    def from_json(cls, tree: Any) -> PhaseResult:
-        """From a file."""
-        tree = mapping(tree)
-        before = mapping(tree.get("before"))
-        return cls(
-            number(tree.get("seconds")),
-            bool(tree.get("seconds_from_cache")),
-            **{key: numbers(tree.get(key)) for key in ("metrics", "affected", "unaffected", "masked")},
-            forgetting={key: _figure(value) for key, value in mapping(tree.get("forgetting")).items()},
-            groups={
-                name: {part: numbers(values) for part, values in mapping(parts).items()}
-                for name, parts in mapping(tree.get("groups")).items()
-            },
-            before=cls.from_json(before) if before else None,
-            distribution=_distribution(tree.get("distribution")),
-            verdict=Verdict.from_json(tree.get("verdict")),
-            recovered=_shares(tree.get("recovered")),
-            speedup=number(tree.get("speedup")),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class RunResult:
+@dataclass(frozen=True)
+class RunResult(_Record):
     """All of `result.json`."""
 
-    model: str | None
-    dataset: str | None
-    method: str | None
-    seed: int | str | None
-    settings: dict[str, Any]
-    forget: Forgotten
-    phases: dict[str, PhaseResult]  # original, unlearned, retrained and each compared method
-    difficulty: dict[str, Any] = dataclasses.field(default_factory=dict)
-    certificates: dict[str, Any] = dataclasses.field(default_factory=dict)
-    curves: dict[str, dict[str, Curve]] = dataclasses.field(default_factory=dict)  # by phase
-    environment: dict[str, Any] = dataclasses.field(default_factory=dict)
-    recovered: Metrics | None = None
-    left_out: LeftOut | None = None  # `recovered_left_out` in the file
-    speedup: float | None = None
-    placebo: Placebo | None = None
-    verdict: Verdict | None = None
-    withheld: Withheld | None = None  # None: all figures are there, as they are
-    date: str | None = None  # when it was written, ISO 8601, UTC
-    request: str | None = None  # the run's id, which says nothing about its content
-    hashes: dict[str, str] = dataclasses.field(default_factory=dict)  # keyed: request, original, result
-    done_earlier: str | None = None  # the day on which this request was done before
+    model: str | None = None
+    dataset: str | None = None
+    method: str | None = None
+    seed: int | str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    date: str | None = field(default=None, kw_only=True, metadata=_OMIT)  # when written, ISO 8601, UTC
+    request: str | None = field(default=None, kw_only=True, metadata=_OMIT)  # the run's id; not its content
+    hashes: dict[str, str] = field(default_factory=dict, kw_only=True, metadata=_OMIT)  # keyed
+    done_earlier: str | None = field(default=None, kw_only=True, metadata=_OMIT)  # day of the same request
+    forget: Forgotten = field(default_factory=Forgotten)
+    phases: dict[str, PhaseResult] = field(default_factory=dict)  # original, unlearned, retrained, compared
+    difficulty: dict[str, Any] = field(default_factory=dict)
+    certificates: dict[str, Any] = field(default_factory=dict)
+    curves: dict[str, dict[str, Curve]] = field(default_factory=dict)  # by phase
+    environment: dict[str, Any] = field(default_factory=dict)
+    recovered: Metrics | None = field(default=None, metadata=_OMIT)
+    left_out: LeftOut | None = field(default=None, metadata=_OMIT | {"key": "recovered_left_out"})
+    speedup: float | None = field(default=None, metadata=_OMIT)
+    placebo: Placebo | None = field(default=None, metadata=_OMIT)
+    verdict: Verdict | None = field(default=None, metadata=_OMIT)
+    withheld: Withheld | None = field(default=None, metadata=_OMIT)  # None: all figures are there, unrounded
 
     @property
     def unlearned(self) -> PhaseResult:
@@ -257,64 +257,18 @@ class RunResult:
         return self.phases.get(RETRAINED)
 
     def to_json(self) -> dict[str, Any]:
-        """As it is in the file."""
-        tree: dict[str, Any] = {"schema": SCHEMA}
-        tree |= {key: getattr(self, key) for key in ("model", "dataset", "method", "seed", "settings")}
-        for key in ("date", "request", "hashes", "done_earlier"):
-            if getattr(self, key):
-                tree[key] = getattr(self, key)
-        tree["forget"] = self.forget.to_json()
-        tree["phases"] = {name: phase.to_json() for name, phase in self.phases.items()}
-        tree |= {key: getattr(self, key) for key in ("difficulty", "certificates", "curves", "environment")}
-        if self.recovered is not None:
-            tree["recovered"] = self.recovered
-        if self.left_out is not None:
-            tree["recovered_left_out"] = self.left_out._asdict()
-        if self.speedup is not None:
-            tree["speedup"] = self.speedup
-        if self.placebo is not None:
-            tree["placebo"] = self.placebo.to_json()
-        if self.verdict is not None:
-            tree["verdict"] = self.verdict.to_json()
-        if self.withheld is not None:
-            tree["withheld"] = self.withheld._asdict()
-        return tree
+        """The mapping in the file."""
+        return {"schema": SCHEMA} | super().to_json()
 
     @classmethod
-    def from_json(cls, tree: Mapping[str, Any]) -> RunResult:
+    def from_json(cls, tree: Any) -> Self:
         """From a file of any version of schema 1; the phases every run may have come first."""
-        seed = tree.get("seed")
-        found = {
-            name: PhaseResult.from_json(p) for name, p in mapping(tree.get("phases")).items() if mapping(p)
-        }
-        return cls(
-            model=_word(tree.get("model")),
-            dataset=_word(tree.get("dataset")),
-            method=_word(tree.get("method")),
-            seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else _word(seed),
-            settings=mapping(tree.get("settings")),
-            forget=Forgotten.from_json(tree.get("forget")),
-            phases=in_order(found),
-            difficulty=mapping(tree.get("difficulty")),
-            certificates=mapping(tree.get("certificates")),
-            environment=mapping(tree.get("environment")),
-            curves={
-                name: {key: _curve(points) for key, points in mapping(curves).items()}
-                for name, curves in mapping(tree.get("curves")).items()
-            },
-            recovered=_shares(tree.get("recovered")),
-            left_out=LeftOut.from_json(tree.get("recovered_left_out")),
-            speedup=number(tree.get("speedup")),
-            placebo=Placebo.from_json(tree.get("placebo")),
-            verdict=Verdict.from_json(tree.get("verdict")),
-            withheld=_withheld(tree.get("withheld")),
-            **{key: _word(tree.get(key)) for key in ("date", "request", "done_earlier")},
-            hashes={k: v for k, v in mapping(tree.get("hashes")).items() if isinstance(v, str)},
-        )
+        found = super().from_json(tree) or cls()
+        return replace(found, phases=in_order(found.phases))
 
 
 def in_order(phases: Mapping[str, PhaseResult]) -> dict[str, PhaseResult]:
-    """Those every run may have, in the order they are made, then the compared methods."""
+    """Original, unlearned and retrained, then the compared methods."""
     return {name: phases[name] for name in dict.fromkeys([*_FIRST, *phases]) if name in phases}
 
 
@@ -324,58 +278,23 @@ def method_phases(phases: Iterable[str]) -> list[str]:
 
 
 def seen_from(phases: Mapping[str, PhaseResult], name: str) -> dict[str, PhaseResult]:
-    """The phases of a run that would be about phase ``name``: what it started from, it, and the retrained models."""
+    """The phases of a run about phase ``name``: its original, itself, and the retrained models."""
     others = {key: phases[key] for key in (ORIGINAL, RETRAINED, SECOND) if key in phases}
     mine = phases[name]
     return others | ({} if mine.before is None else {ORIGINAL: mine.before}) | {UNLEARNED: mine}
 
 
 def mapping(tree: Any) -> dict[str, Any]:
-    """A mapping with text for keys; empty when it is none."""
+    """A mapping with text for keys; empty when ``tree`` is none."""
     return {str(key): value for key, value in tree.items()} if isinstance(tree, Mapping) else {}
 
 
 def number(value: Any) -> Any:
     """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return value if abs(value) < _TOO_LARGE else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and abs(value) < _TOO_LARGE else None
 
 
 def numbers(tree: Any) -> dict[str, Any]:
     """The finite numbers of a mapping."""
     return {key: value for key, value in mapping(tree).items() if number(value) is not None}
-
-
-def _shares(tree: Any) -> Metrics | None:
-    """Shares by metric; None where there are none, which is not the same as no metric with one."""
-    return numbers(tree) if isinstance(tree, Mapping) else None
-
-
-def _withheld(tree: Any) -> Withheld | None:
-    group, why = number(mapping(tree).get("min_group")), _word(mapping(tree).get("why"))
-    return Withheld(group, why) if isinstance(group, int) and why else None
-
-
-def _word(value: Any) -> str | None:
-    return None if value is None or isinstance(value, (dict, list)) else str(value)
-
-
-def _figure(value: Any) -> Figure:
-    return numbers(value) if isinstance(value, Mapping) else number(value)
-
-
-def _distribution(tree: Any) -> Distribution | None:
-    edges, counts = (mapping(tree).get(key) for key in ("edges", "counts"))
-    if not isinstance(edges, list) or not isinstance(counts, list) or len(edges) != len(counts) + 1:
-        return None
-    if any(number(value) is None for value in [*edges, *counts]):
-        return None
-    return Distribution(edges, counts)
-
-
-def _curve(points: Any) -> Curve:
-    if not isinstance(points, list):
-        return []
-    pairs = [point for point in points if isinstance(point, (list, tuple)) and len(point) == 2]
-    return [(pair[0], pair[1]) for pair in pairs if None not in (number(pair[0]), number(pair[1]))]

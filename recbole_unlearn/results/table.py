@@ -1,29 +1,25 @@
-"""A result as tables for people: utility by phase and group of users, forgetting, and methods against retraining."""
+"""A result for people: text tables (utility, forgetting, methods against retraining), notebook HTML, data frame."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from html import escape
 from typing import NamedTuple
+
+import pandas as pd
 
 from recbole_unlearn.measures import SHORT, measures
 from recbole_unlearn.results.schema import SECOND, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, signed, speed, times, wrapped
 
-# RecBole's ranking metrics: the head of a column, and what the line below the table calls it.
+# RecBole's ranking metrics: the head of a column, and its name in the line below the table.
 _HEADS = {
-    "recall": ("R", "Recall"),
-    "ndcg": ("N", "NDCG"),
-    "hit": ("H", "Hit"),
-    "precision": ("P", "Precision"),
-    "mrr": ("MRR", "MRR"),
-    "map": ("MAP", "MAP"),
-    "gauc": ("GAUC", "GAUC"),
-    "itemcoverage": ("Cov", "ItemCoverage"),
-    "averagepopularity": ("Pop", "AveragePopularity"),
-    "shannonentropy": ("Ent", "ShannonEntropy"),
-    "giniindex": ("Gini", "GiniIndex"),
-    "tailpercentage": ("Tail", "TailPercentage"),
-}
+    "recall": ("R", "Recall"), "ndcg": ("N", "NDCG"), "hit": ("H", "Hit"), "precision": ("P", "Precision"),
+    "mrr": ("MRR", "MRR"), "map": ("MAP", "MAP"), "gauc": ("GAUC", "GAUC"), "itemcoverage": ("Cov", "ItemCoverage"),
+    "averagepopularity": ("Pop", "AveragePopularity"), "shannonentropy": ("Ent", "ShannonEntropy"),
+    "giniindex": ("Gini", "GiniIndex"), "tailpercentage": ("Tail", "TailPercentage"),
+}  # fmt: skip
+_DIFFERENCES = {"demotion": "demotion rate", "attack": "attack AUC", "ks": "KS"}
 
 
 class Block(NamedTuple):
@@ -40,28 +36,78 @@ def table(result: RunResult) -> str:
     return "\n".join([tables, *map(wrapped, closing_lines(result))])
 
 
+def notebook_html(result: RunResult) -> str:
+    """The verdict in short, the tables of a run, and the lines below them, as HTML that fetches nothing."""
+    names = " · ".join(str(name) for name in (result.method, result.model, result.dataset) if name)
+    head = f"<strong>{escape(names)}</strong>"
+    if (said := result.verdict) is not None:
+        looks = said.provisional.looks if said.provisional else said.level
+        head += f": {escape(SHORT.get(looks, looks))}" + (" (provisional)" if said.provisional else "")
+    tables = [
+        pd.DataFrame(one.rows, columns=one.head).to_html(index=False, border=0) for one in blocks(result)
+    ]
+    lines = [f"<p>{escape(line)}</p>" for line in closing_lines(result)]
+    return "\n".join(["<div>", f"<p>{head}</p>", *tables, *lines, "</div>"])
+
+
+def frame(result: RunResult) -> pd.DataFrame:
+    """All figures of all phases, with the columns phase, group, metric and value.
+
+    Groups are *all*, *affected* and *unaffected* users, *masked* (all users, deleted items masked), parts of users
+    and test interactions (*user_activity: low*), *forgetting* (the measures, such as `attack.auc`), *recovered* (the
+    share of retraining's effect) and *time* (seconds, speedup). The original of a phase that has its own is the phase
+    *NAME before*.
+    """
+    rows = [
+        (name, *figure)
+        for label, phase in result.phases.items()
+        for name, own in ((f"{label} before", phase.before), (label, phase))
+        if own is not None
+        for figure in _figures(own)
+    ]
+    return pd.DataFrame(rows, columns=["phase", "group", "metric", "value"]).astype({"value": float})
+
+
+def _figures(phase: PhaseResult) -> Iterator[tuple[str, str, float]]:
+    """Group, metric and value of each figure that is known."""
+    measured: dict[str, float | None] = {}
+    for key, figure in phase.forgetting.items():
+        parts = (
+            {f"{key}.{part}": value for part, value in figure.items()} if isinstance(figure, dict) else None
+        )
+        measured |= {key: figure} if parts is None else parts  # type: ignore[dict-item]
+    groups: dict[str, Mapping[str, float | None]] = {
+        "all": phase.metrics,
+        "affected": phase.affected,
+        "unaffected": phase.unaffected,
+        "masked": phase.masked,
+        **{f"{name}: {part}": own for name, parts in phase.groups.items() for part, own in parts.items()},
+        "recovered": phase.recovered or {},
+        "forgetting": measured,
+        "time": {"seconds": phase.seconds, "speedup": phase.speedup},
+    }
+    for group, figures in groups.items():
+        yield from ((group, metric, value) for metric, value in figures.items() if value is not None)
+
+
 def blocks(result: RunResult) -> list[Block]:
     """Utility, forgetting and, where there are several methods, these against retraining."""
-    found = [_utility(result), _forgetting(result.phases), _methods(result)]
-    return [block for block in found if block is not None]
+    return [block for block in (_utility(result), _forgetting(result.phases), _methods(result)) if block]
 
 
 def asked_metrics(result: RunResult) -> list[str]:
-    """Those of the measured metrics that the run's settings ask for; all where they do not say."""
+    """The measured metrics that the run's settings ask for; all where the settings do not say."""
+
+    def chosen(key: str) -> set[str]:
+        value = result.settings.get(key)
+        return {str(one).lower() for one in (value if isinstance(value, (list, tuple)) else [value])}
+
     measured = list(dict.fromkeys(key for phase in result.phases.values() for key in phase.metrics))
-    names, cuts = (_as_set(result.settings.get(key)) for key in ("metrics", "topk"))
-    found = [key for key in measured if _is_asked(key, names, cuts)]
-    return found or measured
-
-
-def _as_set(value: object) -> set[str]:
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return {str(one).lower() for one in values}
-
-
-def _is_asked(key: str, names: set[str], cuts: set[str]) -> bool:
-    name, at, k = key.partition("@")
-    return name in names and (not at or k in cuts)
+    names, cuts = chosen("metrics"), chosen("topk")
+    parts = {key: key.partition("@") for key in measured}
+    return [
+        key for key, (name, at, k) in parts.items() if name in names and (not at or k in cuts)
+    ] or measured
 
 
 def _head(metric: str) -> str:
@@ -70,12 +116,18 @@ def _head(metric: str) -> str:
 
 
 def _utility(result: RunResult) -> Block:
-    """A row per phase and group of users."""
+    """A row per phase and group of users; an original of a method's own comes before it."""
     metrics = asked_metrics(result)
+    shown: dict[str, PhaseResult] = {}
+    for name, phase in result.phases.items():
+        if phase.before is not None and phase.before not in shown.values():
+            shown[f"{name} before"] = phase.before
+        shown[name] = phase
     rows = []
-    for name, phase in _with_befores(result.phases):
+    for name, phase in shown.items():
+        time = "loaded" if phase.seconds is None else f"{phase.seconds:.1f}{'*' * phase.seconds_from_cache}"
         figures = [decimal(phase.metrics.get(metric)) for metric in metrics]
-        rows.append([name, "all", *figures, decimal(phase.demotion_rate, 3), _seconds(phase)])
+        rows.append([name, "all", *figures, decimal(phase.demotion_rate, 3), time])
         rows.append(["", "affected", *(decimal(phase.affected.get(metric)) for metric in metrics), "", ""])
     return Block(["phase", "users", *map(_head, metrics), "demotion", "seconds"], rows, 2)
 
@@ -83,8 +135,8 @@ def _utility(result: RunResult) -> Block:
 def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
     """A row per measure, a column per phase."""
     rows = []
+    entries = {key: None for phase in phases.values() for key in phase.forgetting}
     for one in measures():
-        entries = {key: None for phase in phases.values() for key in phase.forgetting}
         for path, title in one.figures(entries):
             values = [phase.figure(*path) for phase in phases.values()]
             if any(value is not None for value in values):
@@ -95,62 +147,34 @@ def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
 
 def _methods(result: RunResult) -> Block | None:
     """A row per method with its gaps to retraining and its verdict, where there are several methods."""
-    judged = {name: phase for name, phase in result.phases.items() if phase.verdict is not None}
+    judged = [
+        (name, phase, phase.verdict) for name, phase in result.phases.items() if phase.verdict is not None
+    ]
     if len(judged) < 2:
         return None
     target = result.retrained or PhaseResult()
     goal = target.demotion_rate, target.figure("attack", "auc"), target.affected.get("ndcg@20")
     rows = []
-    for name, phase in judged.items():
+    for name, phase, verdict in judged:
         mine = phase.demotion_rate, phase.figure("attack", "auc"), phase.affected.get("ndcg@20")
-        gaps = [
-            None if one is None or other is None else one - other
-            for one, other in zip(mine, goal, strict=True)
-        ]
-        assert phase.verdict is not None
-        rows.append(
-            [
-                f"{name} ({result.method})" if name == UNLEARNED and result.method else name,
-                SHORT.get(phase.verdict.level, phase.verdict.level),
-                *map(signed, gaps),
-                percent((phase.recovered or {}).get("ndcg@20")),
-                times(phase.speedup),
-            ]
-        )
+        both = zip(mine, goal, strict=True)
+        gaps = [None if one is None or other is None else one - other for one, other in both]
+        title = f"{name} ({result.method})" if name == UNLEARNED and result.method else name
+        share, faster = percent((phase.recovered or {}).get("ndcg@20")), times(phase.speedup)
+        rows.append([title, SHORT.get(verdict.level, verdict.level), *map(signed, gaps), share, faster])
     head = ["against retraining", "verdict", "demotion", "attack AUC", "N@20", "recovered", "speed-up"]
     return Block(head, rows, 2)
 
 
-def _with_befores(phases: Mapping[str, PhaseResult]) -> Iterator[tuple[str, PhaseResult]]:
-    """All phases; one that has an original of its own comes after it."""
-    shown: list[PhaseResult] = []
-    for name, phase in phases.items():
-        if phase.before is not None and phase.before not in shown:
-            shown.append(phase.before)
-            yield f"{name} before", phase.before
-        yield name, phase
-
-
-def _seconds(phase: PhaseResult) -> str:
-    if phase.seconds is None:
-        return "loaded"
-    return f"{phase.seconds:.1f}" + ("*" if phase.seconds_from_cache else "")
-
-
-def _listed(figures: Mapping[str, float]) -> str:
-    words = {"demotion": "demotion rate", "attack": "attack AUC", "ks": "KS"}
-    return ", ".join(f"{words.get(key, key)} {signed(value)}" for key, value in figures.items())
-
-
 def _legend(metrics: Iterable[str]) -> str:
-    """What the heads of the columns mean."""
+    """The meaning of the column heads."""
     known = [_HEADS[name] for name in dict.fromkeys(m.split("@")[0] for m in metrics) if name in _HEADS]
     words = [f"{short} {title}" for short, title in known if short != title]
     return f"{', '.join(words)}. " if words else ""
 
 
 def closing_lines(result: RunResult) -> Iterator[str]:
-    """What is said below the tables."""
+    """The lines below the tables."""
     if result.verdict is not None:
         yield result.verdict.text
     yield from _about_columns(result)
@@ -161,7 +185,10 @@ def closing_lines(result: RunResult) -> Iterator[str]:
         names = ", ".join(result.left_out.metrics)
         yield f"Share of retraining recovered, left out for {names}: {result.left_out.why}"
     if result.placebo is not None and result.placebo.memory:
-        memory, mark = (_listed(part) for part in (result.placebo.memory, result.placebo.mark))
+        memory, mark = (
+            ", ".join(f"{_DIFFERENCES.get(key, key)} {signed(value)}" for key, value in part.items())
+            for part in (result.placebo.memory, result.placebo.mark)
+        )
         yield f"Memory, by the placebo: {memory}. The method's own mark: {mark}."
     if result.speedup is not None:
         yield f"Speed: {speed(result.speedup)}."
@@ -172,7 +199,7 @@ def closing_lines(result: RunResult) -> Iterator[str]:
 
 
 def _about_columns(result: RunResult) -> Iterator[str]:
-    """What was forgotten, what heads of columns mean, and where the metrics are that have none."""
+    """The request, the meaning of the heads, and where metrics without a column are."""
     forget, shown = result.forget, asked_metrics(result)
     measured = dict.fromkeys(key for phase in result.phases.values() for key in phase.metrics)
     if result.done_earlier is not None:

@@ -1,8 +1,8 @@
 """Experiment trackers: the final figures of a run for Weights & Biases (`log_wandb`) and MLflow (`log_mlflow`).
 
-They get what `result.json` shows and nothing else: the settings without paths, and the figures of each phase as
-`unlearned/ndcg@20`, after what could identify a user is left out. A run that is open is used and left open; otherwise
-one is opened for the run and closed at its end. A tracker that fails at the end is a warning, never the end of a run.
+They get the content of `result.json` and nothing else: settings without paths, and the figures of each phase as
+`unlearned/ndcg@20`, after disclosure. An open run of the user is used and left open; otherwise one is opened for the
+run and closed at its end. A tracker that fails at the end gives a warning and never fails the run.
 """
 
 from __future__ import annotations
@@ -16,25 +16,33 @@ from typing import Any
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.results.record import plain_values
-from recbole_unlearn.results.schema import PhaseResult, RunResult
+from recbole_unlearn.results.schema import RunResult
 from recbole_unlearn.settings import UnlearnConfig
 
 logger = logging.getLogger(__name__)
 
 _BATCH, _LONGEST = 90, 500  # MLflow takes 100 parameters at a time, and as many characters of one
-
-
 _NOT_IN_NAMES = re.compile(r"[^\w\-. /]")  # of MLflow
 
 
-class _Wandb:
-    title, key, package, wanted = "Weights & Biases", "log_wandb", "wandb", "init"
-    way_out = "Use wandb login or WANDB_MODE=offline"
+class _Tracker:
+    title, package, wanted, way_out = "", "", "", ""
 
     def __init__(self, config: UnlearnConfig) -> None:
-        self.module = _imported(self.package, self.wanted, self.key)
-        self.project = config["wandb_project"]
-        self.opened = False
+        self.project, self.opened = config["wandb_project"], False
+        try:
+            self.module: Any = importlib.import_module(self.package)
+            getattr(self.module, self.wanted)  # a folder of the package's name, as W&B leaves one, has none
+        except (ImportError, AttributeError) as error:
+            raise UnlearnError(
+                f"--log_{self.package} needs the package {self.package}, which is not installed: use pip install "
+                f"{self.package}, or leave --log_{self.package} out."
+            ) from error
+
+
+class _Wandb(_Tracker):
+    title, package, wanted = "Weights & Biases", "wandb", "init"
+    way_out = "Use wandb login or WANDB_MODE=offline"
 
     def start(self, title: str, params: dict[str, Any]) -> None:
         if self.module.run is None:
@@ -45,17 +53,12 @@ class _Wandb:
         self.module.run.summary.update(figures | ({} if verdict is None else {"verdict": verdict}))
 
     def close(self, failed: bool) -> None:
-        if self.opened:
-            self.module.finish(exit_code=int(failed))
+        self.module.finish(exit_code=int(failed))
 
 
-class _MLflow:
-    title, key, package, wanted = "MLflow", "log_mlflow", "mlflow", "start_run"
+class _MLflow(_Tracker):
+    title, package, wanted = "MLflow", "mlflow", "start_run"
     way_out = "Check MLFLOW_TRACKING_URI"
-
-    def __init__(self, config: UnlearnConfig) -> None:
-        self.module = _imported(self.package, self.wanted, self.key)
-        self.opened = False
 
     def start(self, title: str, params: dict[str, Any]) -> None:
         if self.module.active_run() is None:
@@ -66,52 +69,35 @@ class _MLflow:
             self.module.log_params(dict(known[first : first + _BATCH]))
 
     def send(self, figures: dict[str, float], verdict: str | None) -> None:
-        self.module.log_metrics(
-            {_NOT_IN_NAMES.sub("_", key.replace("@", "_at_")): figures[key] for key in figures}
-        )
+        named = {_NOT_IN_NAMES.sub("_", key.replace("@", "_at_")): figures[key] for key in figures}
+        self.module.log_metrics(named)
         if verdict is not None:
             self.module.set_tag("verdict", verdict)
 
     def close(self, failed: bool) -> None:
-        if self.opened:
-            self.module.end_run("FAILED" if failed else "FINISHED")
+        self.module.end_run("FAILED" if failed else "FINISHED")
 
 
-_TRACKERS = (_Wandb, _MLflow)
+def _asked(config: UnlearnConfig) -> list[_Wandb | _MLflow]:
+    return [tracker(config) for tracker in (_Wandb, _MLflow) if config[f"log_{tracker.package}"]]
 
 
 def refuse_missing(config: UnlearnConfig) -> None:
-    """Refuse a tracker whose package is not there, before anything is loaded."""
-    for tracker in _TRACKERS:
-        if config[tracker.key]:
-            tracker(config)
-
-
-def _imported(package: str, wanted: str, key: str) -> Any:
-    """A package; a folder of the same name, as W&B leaves one, is none."""
-    try:
-        module = importlib.import_module(package)
-        getattr(module, wanted)
-    except (ImportError, AttributeError) as error:
-        raise UnlearnError(
-            f"--{key} needs the package {package}, which is not installed: use pip install {package}, or leave "
-            f"--{key} out."
-        ) from error
-    return module
+    """Refuse a tracker whose package is not installed, before anything is loaded."""
+    _asked(config)
 
 
 @contextlib.contextmanager
 def tracked(config: UnlearnConfig) -> Iterator[Callable[[RunResult], None]]:
-    """Trackers that are asked for, open for the block; gives what is to be called with the result."""
-    used = [tracker(config) for tracker in _TRACKERS if config[tracker.key]]
+    """Open the trackers that are asked for during the block; yields a function to call with the result."""
+    used = _asked(config)
     title = f"{config['unlearn']} {config['model']} {config['dataset']}"
     params = {key: config[key] for key in ("model", "dataset", "unlearn", "seed")} | plain_values(config)
 
     def send(result: RunResult) -> None:
-        verdict = None if result.verdict is None else result.verdict.level
         for tracker in used:
             with _warned(f"The figures are not in {tracker.title}"):
-                tracker.send(figures(result), verdict)
+                tracker.send(figures(result), None if result.verdict is None else result.verdict.level)
 
     failed = True
     try:
@@ -119,14 +105,15 @@ def tracked(config: UnlearnConfig) -> Iterator[Callable[[RunResult], None]]:
             try:
                 tracker.start(title, params)
             except Exception as error:
-                way_out = f"{tracker.way_out}, or leave --{tracker.key} out."
+                way_out = f"{tracker.way_out}, or leave --log_{tracker.package} out."
                 raise UnlearnError(f"{tracker.title} cannot be used: {_reason(error)}. {way_out}") from error
         yield send
         failed = False
     finally:
         for tracker in used:
             with _warned(f"The run in {tracker.title} may still be open"):
-                tracker.close(failed)
+                if tracker.opened:
+                    tracker.close(failed)
 
 
 @contextlib.contextmanager
@@ -145,15 +132,12 @@ def _reason(error: Exception) -> str:
 
 def figures(result: RunResult) -> dict[str, float]:
     """All figures of a result by name: `unlearned/ndcg@20`, `unlearned/affected/ndcg@20`, `recovered/ndcg@20`."""
-    tree: dict[str, Any] = {name: _of_phase(phase) for name, phase in result.phases.items()}
-    tree |= {"recovered": result.recovered, "speedup": result.speedup}
-    tree["placebo"] = None if result.placebo is None else result.placebo.to_json()
-    return dict(_flat(tree))
-
-
-def _of_phase(phase: PhaseResult) -> dict[str, Any]:
-    groups = {key: getattr(phase, key) for key in ("affected", "unaffected", "masked")}
-    return {**phase.metrics, **groups, **phase.forgetting, "seconds": phase.seconds}
+    tree: dict[str, Any] = {}
+    for name, phase in result.phases.items():
+        groups = {key: getattr(phase, key) for key in ("affected", "unaffected", "masked")}
+        tree[name] = {**phase.metrics, **groups, **phase.forgetting, "seconds": phase.seconds}
+    placebo = None if result.placebo is None else result.placebo.to_json()
+    return dict(_flat(tree | {"recovered": result.recovered, "speedup": result.speedup, "placebo": placebo}))
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:

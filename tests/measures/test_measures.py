@@ -144,7 +144,7 @@ def test_distances_of_distributions(a, b):
 
 
 def test_a_histogram_counts_everything():
-    found = scores.histogram(torch.tensor([-9.0, 0.1, 0.2, 9.0]), np.linspace(-1, 1, 5))._asdict()
+    found = scores.histogram(torch.tensor([-9.0, 0.1, 0.2, 9.0]), np.linspace(-1, 1, 5)).to_json()
     assert found == {"edges": [-1.0, -0.5, 0.0, 0.5, 1.0], "counts": [1, 0, 2, 1]}
 
 

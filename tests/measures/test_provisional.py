@@ -168,9 +168,9 @@ def shown(found, crowd):
 
 def test_it_is_rounded_as_other_figures_are():
     found = shown(FOUND, CROWD)
-    assert (found.level, found.provisional) == ("unknown", FOUND._replace(expected=0.85))
+    assert (found.level, found.provisional) == ("unknown", dataclasses.replace(FOUND, expected=0.85))
     assert "unlearned 0.200, original 0.200, expected 0.850" in found.text
-    assert shown(FOUND._replace(users=9), CROWD).provisional is None
+    assert shown(dataclasses.replace(FOUND, users=9), CROWD).provisional is None
     assert shown(NOTHING_LEFT, CROWD).provisional == NOTHING_LEFT
 
 

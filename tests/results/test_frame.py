@@ -6,8 +6,7 @@ import pandas as pd
 
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.results import Forgotten, PhaseResult, RunResult, Verdict
-from recbole_unlearn.results.frame import frame
-from recbole_unlearn.results.notebook import page
+from recbole_unlearn.results.table import frame, notebook_html
 from recbole_unlearn.tuning import TuneResult
 
 
@@ -44,7 +43,7 @@ def test_an_original_of_a_methods_own_has_rows():
 def test_names_are_escaped_and_nothing_is_fetched():
     evil = "<script>alert(1)</script>"
     phases = {evil: PhaseResult(metrics={"ndcg@20": 0.1}, forgetting={"demotion_rate": 0.5})}
-    shown = page(
+    shown = notebook_html(
         RunResult(evil, evil, evil, 1, {}, Forgotten(evil, 1, 1, 1), phases, verdict=Verdict(evil, evil))
     )
     assert "<script" not in shown

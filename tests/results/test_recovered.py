@@ -12,7 +12,7 @@ from recbole_unlearn.report import Entry, write_comparison
 from recbole_unlearn.report import recovered as recovered_by_runs
 from recbole_unlearn.results import Forgotten, LeftOut, PhaseResult, RunResult
 from recbole_unlearn.results.disclosure import Crowd, Discretion
-from recbole_unlearn.results.recovered import left_out, recovered
+from recbole_unlearn.results.record import left_out, recovered
 from recbole_unlearn.results.table import table
 
 

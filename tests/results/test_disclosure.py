@@ -444,6 +444,6 @@ def test_what_was_held_back_comes_back_from_a_file():
     result = RunResult(
         "BPR", None, None, 1, {}, Forgotten(), {"original": PhaseResult()}, withheld=Withheld(10, "few")
     )
-    assert RunResult.from_json(json.loads(json.dumps(result.to_json()))).withheld == (10, "few")
+    assert RunResult.from_json(json.loads(json.dumps(result.to_json()))).withheld == Withheld(10, "few")
     for broken in (None, 3, {"min_group": "10", "why": "x"}, {"min_group": 10}, []):
         assert RunResult.from_json({"withheld": broken}).withheld is None
