@@ -92,7 +92,7 @@ def _opened(given: Arguments, as_one: bool) -> Iterator[tuple[Pipeline, Any]]:
     with contextlib.ExitStack() as stack:
         if as_one:
             refuse_result(directory, run.replace)
-            place, home = stack.enter_context(staged(directory, run.replace))
+            place, home = stack.enter_context(staged(directory))
         else:
             place = home = stack.enter_context(made(directory))
             stack.enter_context(claimed(home))

@@ -556,7 +556,7 @@ def test_neighbours_from_a_file_are_checked(small, tmp_path, name, spoil):
     saved = torch.load(path, weights_only=False)
     saved["other_parameter"][name] = spoil(saved["other_parameter"][name])
     torch.save(saved, path)
-    with pytest.raises(UnlearnError, match=f"neighbours in the graph .{name}. do not fit"):
+    with pytest.raises(UnlearnError, match=f"neighbors in the graph .{name}. do not fit"):
         run_unlearn(
             checkpoint=path, forget={"user_id": ["u1"]}, config_dict={key: values[key] for key in KEPT}
         )

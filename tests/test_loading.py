@@ -100,7 +100,7 @@ def test_what_cannot_be_loaded_is_said_in_one_line(made, tmp_path, plain_checkpo
     dataset.write_bytes(dataset.read_bytes() + b"x")
     refused(copy, "is not the dataset that BPR-unlearned.pth was written with")
     dataset.unlink()
-    refused(copy, "which is not beside it")
+    refused(copy, "which is not in its directory")
 
 
 def test_what_is_loaded_can_forget_again(made):

@@ -18,7 +18,7 @@ import torch.utils.tensorboard
 from recbole.trainer import Trainer  # noqa: F401
 
 from recbole_unlearn import UnlearnError, cli, log, run_unlearn
-from recbole_unlearn.files import outputs
+from recbole_unlearn.files import atomic as outputs
 from recbole_unlearn.training import trainings
 from tests.conftest import ROOT
 
@@ -31,7 +31,7 @@ MOMENTS = {
     "unlearning": "recbole_unlearn.methods.obliviate.method.Obliviate.unlearn",
     "writing": "recbole_unlearn.methods.base.write_model",
     "result": "recbole_unlearn.pipeline.write_json",
-    "end": "recbole_unlearn.files.outputs._publish",
+    "end": "recbole_unlearn.files.atomic._publish",
 }
 
 

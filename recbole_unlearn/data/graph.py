@@ -2,7 +2,7 @@ r"""The knowledge graph beside the interactions: its files, and what of it D\S h
 
 A line of the graph is a *fact*: a head, a relation and a tail. RecBole numbers heads and tails together with the
 items: the first entities are the items, by the same numbers. A fact about an item is as much a feature of it as its
-title. An item that no interaction has any more leaves the data with its features (`files/vocabulary.py`), so it
+title. An item that no interaction has any more leaves the data with its features (`files/retained_data.py`), so it
 leaves with its facts as well: whoever has the public graph could tell from them which item it was. All other facts
 stay, they say nothing about anybody.
 """

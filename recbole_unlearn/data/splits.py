@@ -39,8 +39,7 @@ from recbole_unlearn.data.parts import Splits, three
 from recbole_unlearn.data.requests import Located
 from recbole_unlearn.data.sequences import SCORES, Sequences, SequenceSplits
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Clock, Done, used_values
-from recbole_unlearn.files import saved_dataset as retained
+from recbole_unlearn.files import Clock, Done, read_dataset, used_values
 from recbole_unlearn.settings import UnlearnConfig
 
 INJECTED = "injected"  # the source of a request that the synthetic protocol made
@@ -89,7 +88,7 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
     fitted: np.ndarray | None = None
     done: tuple[Done, ...] = ()
     if saved is not None:
-        dataset, clock, fitted, done = retained.read_dataset(saved, config)
+        dataset, clock, fitted, done = read_dataset(saved, config)
     else:
         fetch(config)
         if config["MODEL_TYPE"] == ModelType.KNOWLEDGE:

@@ -1,8 +1,11 @@
-"""Writing files so that a final name never holds half a file.
+"""Writing files and output directories so that a final name never holds half of them.
 
-Everything the plugin saves goes through :func:`atomic`: the content is written to a temporary name in
-the same directory, flushed to disk, and renamed. A killed process leaves a `.tmp` file at most, a full
-disk leaves nothing, and what stood under the name before is kept until the very last step.
+A file (:func:`atomic`) or a directory (:func:`new_directory`) is written under a temporary name next to its place,
+flushed to disk and renamed. A killed process leaves temporary names at most, which :func:`remove_stale` finds: they
+are locked while they are written. The outputs of a run (:func:`staged`) are filled in a temporary directory that
+takes the name of the output directory in one step, or, where other files are in it, are moved in under a lock,
+`result.json` last. A killed run leaves the output directory as it was, a failed one leaves its log at most, and no
+new directory is left empty.
 """
 
 from __future__ import annotations
@@ -20,11 +23,18 @@ from typing import Any, BinaryIO
 import torch
 
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.inputs import shown
+from recbole_unlearn.log import uninterrupted
+
+RESULT, LOG = "result.json", "run.log"
+_FINISHED = (RESULT, "*-unlearned.pth", "*-unlearned")  # each shows that a run has finished here
+_OURS = (*_FINISHED, "report.html", "*-Dataset.pth", "tensorboard", "adapters", LOG)
+_TRIES = 5  # to remove a directory that a thread may still be writing to
 
 
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside ``path`` for writing; it takes the name when the block succeeds."""
+    """Open a temporary file next to ``path`` for writing; it takes the name when the block succeeds."""
     path = Path(path)
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -32,13 +42,11 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         raise _cannot_write(path, error) from error
     try:
         with os.fdopen(descriptor, "wb") as stream:
-            fcntl.flock(
-                stream, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # held while it is written, see outputs.remove_stale
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~current_umask())
+        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
@@ -48,8 +56,8 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def current_umask() -> int:
-    """The process's umask, which only setting it tells."""
+def _umask() -> int:
+    """The umask of the process, which only setting it tells."""
     current = os.umask(0)
     os.umask(current)
     return current
@@ -63,9 +71,7 @@ def _cannot_write(path: Path, error: OSError) -> UnlearnError:
 
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` as readable JSON; NaN is refused, since other tools cannot read it."""
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    with atomic(path) as stream:
-        stream.write(text.encode())
+    write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -86,18 +92,16 @@ def write_torch(path: Path, content: Any) -> None:
 
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """A temporary directory beside ``path`` to fill; it takes the name when the block succeeds."""
+    """A temporary directory next to ``path`` to fill; it takes the name when the block succeeds."""
     path = Path(path)
     temporary, descriptor = None, None
     try:
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
         descriptor = os.open(temporary, os.O_RDONLY)
-        fcntl.flock(
-            descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB
-        )  # held while it is filled, see outputs.remove_stale
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield temporary
-        os.chmod(temporary, 0o777 & ~current_umask())
-        if path.exists():  # a directory cannot be renamed over another: the old one steps aside
+        os.chmod(temporary, 0o777 & ~_umask())
+        if path.exists():  # a directory cannot be renamed over another: the old one is moved aside
             aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
             os.replace(path, aside / path.name)
             os.replace(temporary, path)
@@ -125,3 +129,125 @@ def make_directory(path: str | os.PathLike) -> Path:
             f"Cannot write to the directory {directory}: {error.strerror or error}. "
             "Choose another with --output_dir (or --cache_dir)."
         ) from error
+
+
+def remove_stale(directory: Path, pattern: str) -> int:
+    """Remove temporary files and directories that no process has locked; returns how many."""
+    removed = 0
+    for entry in directory.glob(pattern):
+        try:
+            descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # a process is writing to it
+        else:
+            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+            removed += 1
+        finally:
+            os.close(descriptor)
+    return removed
+
+
+# The output directory of a run
+
+
+def refuse_result(directory: Path, replace: bool) -> None:
+    """Refuse a directory that holds the result of an earlier run, unless it is to be replaced."""
+    if not replace and directory.is_dir() and any(next(directory.glob(name), None) for name in _FINISHED):
+        raise UnlearnError(
+            f"{shown(directory)} holds the result of an earlier run. Choose another --output_dir, or add --replace: "
+            "the earlier result and unlearned model are then removed, and with them the deletions they made."
+        )
+
+
+@contextlib.contextmanager
+def made(path: str | os.PathLike) -> Iterator[Path]:
+    """A directory that exists and can be written to; it is removed, with its new parents, if it stays empty."""
+    directory = Path(path).resolve()
+    new = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    try:
+        yield make_directory(directory)
+    finally:
+        for folder in new:
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def claimed(directory: Path) -> Iterator[None]:
+    """Lock a directory for this process; refused while another process holds it."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UnlearnError(
+                f"Another run is writing to {shown(directory)}. Wait for it, or choose another --output_dir."
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def staged(path: str | os.PathLike) -> Iterator[tuple[Path, Path]]:
+    """A temporary directory to fill, and the directory its files are in once the block has succeeded.
+
+    When the block fails, only the log is kept.
+    """
+    with made(path) as directory, claimed(directory):
+        parent = directory.parent
+        # A directory next to it can take its place if it is empty, on the same disk and we may write there.
+        whole = not any(directory.iterdir()) and os.access(parent, os.W_OK | os.X_OK)
+        whole = whole and parent.stat().st_dev == directory.stat().st_dev
+        home, prefix = (parent, f".{directory.name}.") if whole else (directory, ".run-")
+        remove_stale(home, f"{prefix}*.run")
+        remove_stale(directory, ".replaced-*")  # of a run that was killed while it replaced an earlier result
+        staging, published = Path(tempfile.mkdtemp(dir=home, prefix=prefix, suffix=".run")), False
+        try:
+            with claimed(staging):
+                yield staging, directory
+            os.chmod(staging, 0o777 & ~_umask())
+            with uninterrupted():
+                _publish(staging, directory, whole)
+                published = True
+        except BaseException as error:
+            if published:  # the signal arrived while the directory was being renamed
+                error.args = (f"the result was written before, to {shown(directory)}.",)
+            with contextlib.suppress(OSError):
+                os.replace(staging / LOG, directory / LOG)
+            raise
+        finally:
+            with uninterrupted():
+                for _ in range(_TRIES):  # TensorBoard's thread may still write into it
+                    shutil.rmtree(staging, ignore_errors=True)
+                    if not staging.exists():
+                        break
+
+
+def _publish(staging: Path, directory: Path, whole: bool) -> None:
+    """Rename ``staging`` to ``directory``, or move its files in and those of earlier runs out; never other files."""
+    if whole:
+        os.rename(staging, directory)  # over an empty directory, in one step
+        return _sync(directory.parent)
+    old = Path(tempfile.mkdtemp(dir=directory, prefix=".replaced-"))
+    try:
+        found = {entry for name in _OURS for entry in directory.glob(name)}
+        for entry in sorted(found, key=lambda entry: entry.name != RESULT):  # the result first
+            os.replace(entry, old / entry.name)
+        for entry in sorted(staging.iterdir(), key=lambda entry: entry.name == RESULT):  # the result last
+            os.replace(entry, directory / entry.name)
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+    return _sync(directory)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,36 +1,115 @@
-"""Reading RecBole's checkpoints: which model, of which data, with which settings and weights.
+"""Checkpoints of RecBole: read from any source without running code from them, and written for plain RecBole.
 
-A checkpoint may come from anybody, so all of it is checked here, once. It may say how a model was trained; it may not
-set anything of this plugin, name a path, or bring code. What it says and nobody knows is left out when the config is
-made.
+A checkpoint is checked once, here. It may say how a model was trained; it may not set anything of this plugin, name
+a path or bring code, and settings that are not known are left out when the config is made. An unlearned model is
+two files: the checkpoint, and the retained data it needs for its ids (`retained_data.py`). `load_data_and_model` of
+plain RecBole takes both and gets the split they were evaluated with. The optimizer's moments and cached embeddings
+are not written.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
+import yaml
+from recbole.config import Config
+from recbole.data.dataset import Dataset
+from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.model.knowledge_aware_recommender.kgcn import KGCN
+from recbole.utils import EvaluatorType, InputType, ModelType, get_model
+from recbole.utils import argument_list as arguments
 
+from recbole_unlearn import recbole_compat, settings
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import ensemble_head, saved_dataset, unpickle
-from recbole_unlearn.files.export import DATASET_DIGEST, file_digest
-from recbole_unlearn.files.trained import Trained
-from recbole_unlearn.inputs import shown
-from recbole_unlearn.settings import Role, about, get, is_plain, names, own_settings, plain_settings
+from recbole_unlearn.files.atomic import write_torch
+from recbole_unlearn.files.hash_keys import Done
+from recbole_unlearn.files.retained_data import PARTS, Clock, write_dataset
+from recbole_unlearn.files.safe_load import load_torch, only
+from recbole_unlearn.files.safe_pickle import Global, StandIn
+from recbole_unlearn.inputs import read_regular, shown
+from recbole_unlearn.settings import UnlearnConfig, is_plain, plain_settings
 
 LARGEST_NUMBER = 2**53  # of a setting
 LARGEST_SIZE = 10_000  # of a layer, unless the weights have a larger one
 LONGEST_TEXT = 10_000
+LARGEST_HEAD = 1 << 24
+DATASET_DIGEST = "unlearn_dataset_sha256"  # in a checkpoint: the dataset file it belongs to
+SCHEMA, HEAD = 1, "ensemble.json"
 _SIZE = re.compile(r"size|dim|hidden|layers|factor|num")
+_NEIGHBORS = ("adj_entity", "adj_relation")  # of KGCN, by entity: its sample of the knowledge graph
+_ENUMS = {"ModelType": ModelType, "InputType": InputType, "EvaluatorType": EvaluatorType}
+_FIT = "Give the dataset, data_path and settings that the checkpoint was trained with."
 
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Trained:
+    """A trained model as data: what a checkpoint holds of it, apart from its settings."""
+
+    state_dict: dict[str, torch.Tensor]
+    optimizer: dict[str, Any] | None
+    other_parameter: dict[str, Any]
+    epoch: int
+    seconds: float | None = None
+    from_cache: bool = False
+
+    def load_weights(self, model: AbstractRecommender) -> None:
+        """Put these weights into ``model``, and nothing else: its interactions stay.
+
+        KGCN samples some neighbors of every entity when it is made, and its weights are fitted to just those.
+        """
+        try:
+            model.load_state_dict(self.state_dict)
+        except RuntimeError as error:
+            raise UnlearnError(_misfit(self.state_dict, model.state_dict())) from error
+        if isinstance(model, KGCN):
+            model.load_other_parameter(_neighbors(self.other_parameter, model))
+        recbole_compat.clear_caches(model)
+
+    def load_into(self, model: AbstractRecommender) -> None:
+        """Make ``model``, built on the same interactions, this trained model."""
+        self.load_weights(model)
+        done = _NEIGHBORS if isinstance(model, KGCN) else ()
+        model.load_other_parameter({k: v for k, v in self.other_parameter.items() if k not in done})
+        recbole_compat.clear_caches(model)
+
+
+def _neighbors(other: dict[str, Any], model: KGCN) -> dict[str, torch.Tensor]:
+    """The neighbors that a trained KGCN has sampled, refused unless they are those of a graph like the model's."""
+    found = {}
+    for name, number in zip(_NEIGHBORS, (model.n_entities, model.n_relations + 1), strict=True):
+        value: Any = other.get(name)
+        own = getattr(model, name)
+        fits = isinstance(value, torch.Tensor) and value.shape == own.shape and value.dtype == own.dtype
+        if not fits or not 0 <= int(value.min()) <= int(value.max()) < number:
+            raise UnlearnError(
+                f"The neighbors in the graph ({name}) do not fit the model and dataset. {_FIT}"
+            )
+        found[name] = value.to(own.device)
+    return found
+
+
+def _misfit(state: dict[str, torch.Tensor], own: dict[str, torch.Tensor]) -> str:
+    """Why weights do not fit a model, by the first parameter that differs."""
+    text = "The weights do not fit the model and dataset"
+    for name in sorted(state.keys() | own.keys()):
+        if name not in state or name not in own:
+            return f"{text}: {name} is only in {'the model' if name in own else 'the checkpoint'}. {_FIT}"
+        there, here = list(state[name].shape), list(own[name].shape)
+        if there != here:
+            return f"{text}: {name} is {there} there and {here} here. {_FIT}"
+    return f"{text}. {_FIT}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,28 +121,29 @@ class Checkpoint:
     dataset: str
     settings: dict[str, Any]
     trained: Trained | None  # None for an ensemble, which its method reads itself
-    dataset_file: Path | None  # the retained data this plugin wrote beside it
+    dataset_file: Path | None  # the retained data this plugin wrote next to it
     method: str | None = None  # of an ensemble: the method that trained it
     recorded_data_path: str | None = None  # where its data was, by its own account; never followed
 
 
+# Reading
+
+
 def find_unlearned(place: Path) -> Path:
     """The one unlearned model in a directory; a file, and the directory of an ensemble, are that already."""
-    if place.is_file() or (place / ensemble_head.HEAD).is_file():
+    if place.is_file() or (place / HEAD).is_file():
         return place
     if not place.is_dir():
         raise UnlearnError(f"There is no file or directory {shown(place)}. Check the path.")
-    found = [
-        *place.glob("*-unlearned.pth"),
-        *(head.parent for head in place.glob(f"*-unlearned/{ensemble_head.HEAD}")),
-    ]
-    if len(found) != 1:
-        many = (
-            f"{len(found)} unlearned models; give the path of one of them"
-            if found
-            else ("no unlearned model (MODEL-unlearned.pth); give the output directory of a run")
+    found = [*place.glob("*-unlearned.pth"), *(head.parent for head in place.glob(f"*-unlearned/{HEAD}"))]
+    if not found:
+        raise UnlearnError(
+            f"{shown(place)} holds no unlearned model (MODEL-unlearned.pth); give the output directory of a run."
         )
-        raise UnlearnError(f"{shown(place)} holds {many}.")
+    if len(found) > 1:
+        raise UnlearnError(
+            f"{shown(place)} holds {len(found)} unlearned models; give the path of one of them."
+        )
     return found[0]
 
 
@@ -78,56 +158,49 @@ def read_checkpoint(path: str | Path, model: type | None = None) -> Checkpoint:
     """
     path = Path(path)
     if path.is_dir():
-        stored = ensemble_head.read_head(path)
-        settings = safe_settings(stored.settings, path, names(get(stored.method).settings))
-        return Checkpoint(
-            path, stored.model, stored.dataset, settings, None, stored.dataset_file, stored.method
-        )
-    content = unpickle.load_torch(path, unpickle.only(model))
+        stored = read_head(path)
+        own = settings.names(settings.get(stored.method).settings)
+        kept = _safe_settings(stored.settings, path, own)
+        return Checkpoint(path, stored.model, stored.dataset, kept, None, stored.dataset_file, stored.method)
+    content = load_torch(path, only(model))
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise UnlearnError(f"{shown(path)} is not a checkpoint of RecBole: it has no state_dict.")
-    values = _config_of(path, content.get("config"))
+    values = {k: v for k, v in _config_values(path, content).items() if isinstance(k, str) and is_plain(v)}
     trained = _trained(path, content)
-    settings = safe_settings(values, path)
-    _check_sizes(path, settings, trained)
+    kept = _safe_settings(values, path)
+    _check_sizes(path, kept, trained)
     recorded = values.get("data_path")
-    dataset_file = dataset_beside(path, values, content.get(DATASET_DIGEST))
     return Checkpoint(
-        path,
-        values["model"],
-        values["dataset"],
-        settings,
-        trained,
-        dataset_file,
+        path, values["model"], values["dataset"], kept, trained,
+        _dataset_of(path, values, content.get(DATASET_DIGEST)),
         recorded_data_path=recorded if isinstance(recorded, str) else None,
-    )
+    )  # fmt: skip
 
 
-def _config_of(path: Path, config: Any) -> dict[str, Any]:
-    """The settings of the config that the checkpoint holds."""
-    state = config.state if isinstance(config, unpickle.StandIn) else config
+def _config_values(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the config that a checkpoint holds, as they are in it."""
+    config = content.get("config")
+    state = config.state if isinstance(config, StandIn) else config
     values = state.get("final_config_dict") if isinstance(state, dict) else None
-    if not isinstance(values, dict) or not all(
-        isinstance(values.get(key), str) for key in ("model", "dataset")
-    ):
+    if not isinstance(values, dict) or not all(isinstance(values.get(k), str) for k in ("model", "dataset")):
         raise UnlearnError(
             f"{shown(path)} does not say which model and dataset it is of; a checkpoint written by RecBole's "
             "trainer does. Save it again with its config."
         )
-    return {key: value for key, value in values.items() if isinstance(key, str) and is_plain(value)}
+    return values
 
 
-def safe_settings(values: Mapping[str, Any], path: Path, own: list[str] | None = None) -> dict[str, Any]:
-    """Of the settings in a file, those that say how a model was trained.
+def _safe_settings(values: Mapping[str, Any], path: Path, own: Sequence[str] = ()) -> dict[str, Any]:
+    """The settings in a file that say how a model was trained.
 
-    Left out is what belongs to this plugin (but for ``own``, the settings of the method that wrote the file), and
-    every path and address.
+    Left out are the settings of this plugin (but for ``own``, those of the method that wrote the file), and every
+    path and address.
     """
-    ours = own_settings().keys() - set(own or [])
+    ours = settings.own_settings().keys() - set(own)
     kept = {
         key: value
         for key, value in plain_settings(values).items()
-        if key not in ours and about(key).role is not Role.PLACE
+        if key not in ours and settings.about(key).role is not settings.Role.PLACE
     }
     for key, value in kept.items():
         if len(key) > 100 or not _is_sensible(value):
@@ -146,10 +219,11 @@ def _is_sensible(value: Any, depth: int = 0) -> bool:
     return not isinstance(value, str) or len(value) <= LONGEST_TEXT
 
 
-def _check_sizes(path: Path, settings: Mapping[str, Any], trained: Trained) -> None:
+def _check_sizes(path: Path, values: Mapping[str, Any], trained: Trained) -> None:
     """Refuse a layer that is larger than any of the weights: building it could take all memory."""
-    largest = max([LARGEST_SIZE, *(size for w in trained.state_dict.values() for size in w.shape)])
-    for key, value in settings.items():
+    shapes = [weights.shape for weights in trained.state_dict.values() if weights.numel()]
+    largest = max([LARGEST_SIZE, *(size for shape in shapes for size in shape)])
+    for key, value in values.items():
         sizes = value if isinstance(value, (list, tuple)) else [value]
         numbers = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool)]
         if _SIZE.search(key) and "batch" not in key and any(abs(size) > largest for size in numbers):
@@ -157,14 +231,14 @@ def _check_sizes(path: Path, settings: Mapping[str, Any], trained: Trained) -> N
 
 
 def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
-    """The weights, and what else training left: each checked, and left aside where it is odd but not needed."""
+    """The weights and the rest of a training: each checked, and left out where it is odd but not needed."""
     weights = {}
     for name, value in content["state_dict"].items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise UnlearnError(f"{shown(path)}: {str(name)[:100]!r} in its state_dict is not a tensor.")
         if value.is_floating_point() and not torch.isfinite(value).all():
             raise UnlearnError(
-                f"{shown(path)}: the weights {name} are not finite; this model cannot be used."
+                f"{shown(path)}: the weights {shown(name)} are not finite; this model cannot be used."
             )
         weights[name] = value
     epoch = content.get("epoch", -1)
@@ -174,11 +248,12 @@ def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
 
 
 def _optimizer(path: Path, state: Any) -> dict[str, Any] | None:
-    """The optimizer's state, or None where it is none: methods that read it then say so."""
+    """The optimizer's state, or None where it is damaged: methods that read it then say so."""
     if state is None:
         return None
-    groups = state.get("param_groups") if isinstance(state, dict) else None
-    moments = state.get("state") if isinstance(state, dict) else None
+    groups, moments = (
+        (state.get("param_groups"), state.get("state")) if isinstance(state, dict) else (None, None)
+    )
     whole = (
         isinstance(groups, list)
         and isinstance(moments, dict)
@@ -188,24 +263,22 @@ def _optimizer(path: Path, state: Any) -> dict[str, Any] | None:
     )
     if not whole:
         logger.warning("The optimizer's state in %s is damaged and is not used.", shown(path))
-        return None
-    return state
-
-
-def _is_layer(value: Any) -> bool:
-    return isinstance(value, unpickle.StandIn) and value.maker.module == "recbole.model.layers"
+    return state if whole else None
 
 
 def _other(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model keeps beside its weights: arrays, tensors, sparse matrices and numbers.
+    """The arrays, tensors, sparse matrices and numbers that a model keeps with its weights.
 
-    Some keep a layer (SASRecF). Its weights are in the state_dict as well, and what it has of the data is not read.
+    Some models keep a layer (SASRecF). Its weights are in the state_dict as well, and its data is not read.
     """
     other = content.get("other_parameter")
     if other is None:
         return {}
     if isinstance(other, dict):
-        other = {name: value for name, value in other.items() if not _is_layer(value)}
+        layers = {
+            k for k, v in other.items() if isinstance(v, StandIn) and v.maker.module == "recbole.model.layers"
+        }
+        other = {name: value for name, value in other.items() if name not in layers}
     kinds = (torch.Tensor, np.ndarray, np.generic, sp.spmatrix, bool, int, float, str, type(None))
     fits = isinstance(other, dict) and all(
         isinstance(name, str) and isinstance(value, kinds) for name, value in other.items()
@@ -215,17 +288,22 @@ def _other(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     return other
 
 
-def dataset_beside(path: Path, values: Mapping[str, Any], digest: Any) -> Path | None:
+def _dataset_of(path: Path, values: Mapping[str, Any], digest: Any) -> Path | None:
     """The saved dataset that an unlearned checkpoint with the settings ``values`` belongs to; None for any other.
 
-    Refused is a checkpoint beside the dataset of another run; checkpoints of older versions have no ``digest``.
+    It is next to the checkpoint, whatever path the checkpoint names. The dataset of another run is refused;
+    checkpoints of older versions have no ``digest``.
     """
-    dataset_file = _dataset_file(path, values)
-    if dataset_file is None:
+    recorded = values.get("dataset_save_path")
+    if values.get("benchmark_filename") != PARTS or not isinstance(recorded, str):
         return None
+    name = recorded.replace("\\", "/").rsplit("/", 1)[-1]
+    if not name or name.startswith(".") or len(name) > 255:
+        raise UnlearnError(f"{shown(path)} does not say which dataset file in its directory it belongs to.")
+    dataset_file = path.parent / name
     if not dataset_file.is_file():
         raise UnlearnError(
-            f"{shown(path)} belongs to the dataset {dataset_file.name}, which is not beside it. Copy both together."
+            f"{shown(path)} belongs to the dataset {shown(name)}, which is not in its directory. Copy both together."
         )
     if digest is not None and digest != file_digest(dataset_file):
         raise UnlearnError(
@@ -235,12 +313,200 @@ def dataset_beside(path: Path, values: Mapping[str, Any], digest: Any) -> Path |
     return dataset_file
 
 
-def _dataset_file(path: Path, values: Mapping[str, Any]) -> Path | None:
-    """The saved dataset an unlearned checkpoint belongs to: beside it, whatever path the checkpoint names."""
-    recorded = values.get("dataset_save_path")
-    if values.get("benchmark_filename") != saved_dataset.PARTS or not isinstance(recorded, str):
-        return None
-    name = recorded.replace("\\", "/").rsplit("/", 1)[-1]
-    if not name or name.startswith(".") or len(name) > 255:
-        raise UnlearnError(f"{shown(path)} does not say which dataset file beside it is its own.")
-    return path.parent / name
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """The content of `ensemble.json`; `methods/sharded/` writes and reads the rest of the directory."""
+
+    path: Path
+    method: str
+    model: str
+    dataset: str
+    settings: dict[str, Any]
+    shards: int
+    slices: int
+    rows: str
+
+    @property
+    def dataset_file(self) -> Path:
+        """The retained interactions in the directory."""
+        return self.path / f"{self.dataset}-Dataset.pth"
+
+
+def read_head(path: Path) -> Stored:
+    """Which ensemble ``path`` holds."""
+    file = path / HEAD
+    try:
+        content = json.loads(read_regular(file, LARGEST_HEAD))
+    except (OSError, UnlearnError) as error:
+        raise UnlearnError(
+            f"{shown(path)} is not the directory of an ensemble: {HEAD} cannot be read. Check the path."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UnlearnError(f"{shown(file)} is damaged: it is not JSON. Use another copy.") from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise UnlearnError(f"{shown(file)} is not of schema {SCHEMA}; it was written by another version.")
+    kinds = {
+        "method": str, "model": str, "dataset": str, "settings": dict, "shards": int, "slices": int, "rows": str,
+    }  # fmt: skip
+    for key, kind in kinds.items():
+        if not isinstance(content.get(key), kind):
+            raise UnlearnError(f"{shown(file)} is damaged: {key} is missing or odd.")
+    return Stored(path, **{key: content[key] for key in kinds})
+
+
+# For RecBole's own code, which expects a live config in a checkpoint
+
+
+def load_for_recbole(path: Path, map_location: Any = None) -> Any:
+    """The content that `torch.load` would give RecBole for ``path``, read without running code from it.
+
+    The config is a new one, with the settings of the file, on the device that this machine has. The class of the
+    model is RecBole's, by its name; a class of your own comes from your script.
+    """
+    content = load_torch(path, lambda name: True)  # any class may be named; none is imported
+    if isinstance(content, dict) and isinstance(content.get("config"), StandIn):
+        values = ((key, _value(value)) for key, value in _config_values(path, content).items())
+        content["config"] = _live_config(
+            path, {k: v for k, v in values if v is not _NO_DATA}, content.get(DATASET_DIGEST)
+        )
+        map_location = content["config"]["device"] if map_location is None else map_location
+    return _moved(path, content, torch.device(map_location or "cpu"))
+
+
+def _live_config(path: Path, values: dict[str, Any], digest: Any) -> Config:
+    dataset_file = _dataset_of(path, values, digest)
+    if (
+        dataset_file is not None
+    ):  # an unlearned model: its data is in the same directory, wherever that is now
+        values["dataset_save_path"], values["checkpoint_dir"] = str(dataset_file), str(dataset_file.parent)
+    model_class = None  # a class of the user's own, which only their script has
+    if values["model"] in settings.model_names():
+        with recbole_compat.anomaly_mode_kept():
+            model_class = get_model(values["model"])
+    config = Config.__new__(Config)
+    config.__dict__.update(
+        final_config_dict=values, internal_config_dict={}, external_config_dict={}, model=values["model"],
+        model_class=model_class, dataset=values["dataset"], yaml_loader=yaml.FullLoader,
+        parameters={
+            "General": arguments.general_arguments, "Training": arguments.training_arguments,
+            "Evaluation": arguments.evaluation_arguments, "Dataset": arguments.dataset_arguments,
+        },
+    )  # fmt: skip
+    recbole_compat.restore_numpy_names()
+    config.compatibility_settings()
+    return config
+
+
+_NO_DATA = object()
+
+
+def _value(value: Any) -> Any:
+    """A setting: plain data, one of RecBole's enums, or a device; `_NO_DATA` where only code could make it."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, StandIn):
+        name, args = value.maker.name, value.args
+        if value.maker.module == "recbole.utils.enum_type" and name in _ENUMS and len(args) == 1:
+            return _ENUMS[name](args[0])
+        if value.maker == ("torch", "device") and args and isinstance(args[0], str):
+            return torch.device("cuda" if args[0] == "cuda" and torch.cuda.is_available() else "cpu")
+        return _NO_DATA
+    if isinstance(value, dict):
+        pairs = {key: _value(one) for key, one in value.items()}
+        return _NO_DATA if _NO_DATA in pairs.values() else pairs
+    if isinstance(value, (list, tuple)):
+        several = [_value(one) for one in value]
+        return _NO_DATA if any(one is _NO_DATA for one in several) else type(value)(several)
+    return value if value is None or type(value) in (bool, int, float, str) else _NO_DATA
+
+
+def _moved(path: Path, content: Any, device: torch.device) -> Any:
+    """The same content with its tensors on ``device``; a description has no place in it."""
+    if isinstance(content, (StandIn, Global)):
+        what = content.maker if isinstance(content, StandIn) else content
+        raise UnlearnError(
+            f"{shown(path)} holds a {what!s:.200}, which cannot be read without running code from the file. "
+            "Keep arrays, tensors and plain data in a model's other_parameter."
+        )
+    if isinstance(content, torch.Tensor):
+        return content.to(device)
+    if isinstance(content, dict):
+        return {key: _moved(path, value, device) for key, value in content.items()}
+    if type(content) in (list, tuple):
+        return type(content)(_moved(path, value, device) for value in content)
+    return content
+
+
+# Writing
+
+
+def _checkpoint_path(directory: Path, config: UnlearnConfig) -> Path:
+    return directory / f"{config['model']}-unlearned.pth"
+
+
+def refuse_overwriting(directory: Path, config: UnlearnConfig, original: Path | None) -> None:
+    """Stop before any work if the result would replace the checkpoint it starts from."""
+    target = _checkpoint_path(directory, config)
+    if original is not None and original.is_dir():
+        target = target.with_suffix("")  # an ensemble
+    if original is not None and target.exists() and target.samefile(original):
+        raise UnlearnError(
+            f"The result would overwrite the checkpoint you passed, {target}. Choose another --output_dir."
+        )
+
+
+def write_model(
+    directory: Path,
+    home: Path,
+    config: UnlearnConfig,
+    trained: Trained,
+    optimizer: dict[str, Any],
+    parts: Sequence[Dataset],
+    clock: Clock | None,
+    fitted: np.ndarray | None = None,
+    done: Sequence[Done] = (),
+    windows: Sequence[Dataset] | None = None,
+) -> str:
+    """Write a checkpoint and the dataset it belongs to (train, valid, test); returns the checkpoint's name.
+
+    ``home`` is the directory both are in at the end. ``optimizer`` is the state of one without memory: that of
+    ``trained`` is not written. ``fitted``, ``done`` and ``windows`` are as in
+    :func:`~recbole_unlearn.files.retained_data.write_dataset`.
+    """
+    name = f"{config['dataset']}-{type(parts[0]).__name__}.pth"
+    plain = dataset_config(config, home, home / name)
+    write_dataset(directory / name, plain, parts, clock, fitted, done, windows)
+    path = _checkpoint_path(directory, config)
+    content = {
+        "config": plain,
+        "epoch": 0,
+        "cur_step": 0,
+        "best_valid_score": -np.inf if plain["valid_metric_bigger"] else np.inf,
+        "state_dict": trained.state_dict,
+        "other_parameter": trained.other_parameter,
+        "optimizer": optimizer,
+        DATASET_DIGEST: file_digest(directory / name),
+    }
+    write_torch(path, content)
+    return path.name
+
+
+def dataset_config(config: UnlearnConfig, directory: Path, dataset_file: Path) -> Config:
+    """The settings with which plain RecBole finds ``dataset_file``, and nothing else."""
+    return config.to_recbole(
+        checkpoint_dir=str(directory),
+        dataset_save_path=str(dataset_file),
+        # Should the saved dataset be missing, RecBole must fail rather than read or download the source again, which
+        # may still hold the deleted interactions: this folder always exists, and has no atomic file of these names.
+        data_path=".",
+        save_dataset=False,
+        save_dataloaders=False,
+        dataloaders_save_path=None,
+        benchmark_filename=PARTS,
+    )

@@ -13,8 +13,8 @@ import scipy.sparse as sp
 import torch
 
 from recbole_unlearn import UnlearnConfig, UnlearnError, cli, read_checkpoint, run_unlearn
+from recbole_unlearn import files as unpickle
 from recbole_unlearn.data import load
-from recbole_unlearn.files import unpickle
 from recbole_unlearn.training import build_model
 
 RUN = {

@@ -93,7 +93,7 @@ def test_a_model_beside_another_runs_dataset_is_refused(settings, tmp_path):
     with pytest.raises(UnlearnError, match=r"is not the dataset that BPR-unlearned\.pth was written with"):
         read_checkpoint(tmp_path / "a" / "BPR-unlearned.pth")
     (tmp_path / "a" / "tiny-Dataset.pth").unlink()
-    with pytest.raises(UnlearnError, match="which is not beside it"):
+    with pytest.raises(UnlearnError, match="which is not in its directory"):
         read_checkpoint(tmp_path / "a" / "BPR-unlearned.pth")
 
 

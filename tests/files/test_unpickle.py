@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from recbole_unlearn import files as unpickle
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import unpickle
 
 RAN = []
 

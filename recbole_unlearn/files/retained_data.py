@@ -1,0 +1,423 @@
+"""The retained data as a file: RecBole's saved dataset, without the deleted interactions and what only they used.
+
+RecBole numbers users and items by their first appearance, so a source file without the deleted interactions would
+give other numbers, and an unlearned model would not fit it. This file keeps the numbering and the split: RecBole's
+`create_dataset` loads it as it is, and :func:`read_dataset` is where the next request starts.
+
+Written (:func:`write_dataset`) are the values that a retained interaction uses, itself or through its user or item.
+A zip code or a word of a title can tell as much as a name, and a value that no retained interaction uses may have
+been that of a deleted user alone: its token becomes a placeholder, which keeps the numbering, and the features of
+users and items without an interaction become zeros (:func:`blank_unused`). Read (:func:`read_dataset`) is any file:
+RecBole trusts its datasets, and an id outside the vocabulary, a missing column or a part of negative length would
+end in the middle of a training.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from recbole.config import Config
+from recbole.data.dataset import Dataset, KnowledgeBasedDataset, SequentialDataset
+from recbole.data.interaction import Interaction, cat_interactions
+from recbole.utils import FeatureSource, FeatureType, ModelType
+
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files.atomic import atomic
+from recbole_unlearn.files.hash_keys import Done
+from recbole_unlearn.files.safe_load import load_pickle, only
+from recbole_unlearn.files.safe_pickle import StandIn
+from recbole_unlearn.inputs import shown
+
+PARTS = ["train", "valid", "test"]
+MOST_BUCKETS = 10_000_000
+MOST_INTERACTIONS = 2**40  # of an item; no dataset has more
+RAW, RAW_SIZES = (
+    "unlearn_raw",
+    "unlearn_raw_sizes",
+)  # the interactions behind windows, and how many in each part
+_KINDS = {ModelType.SEQUENTIAL: SequentialDataset, ModelType.KNOWLEDGE: KnowledgeBasedDataset}
+_TOKENS = (FeatureType.TOKEN, FeatureType.TOKEN_SEQ)
+_SEQUENCES = (FeatureType.TOKEN_SEQ, FeatureType.FLOAT_SEQ)
+_DEPTH = {FeatureType.FLOAT: 1, FeatureType.FLOAT_SEQ: 2}  # of numbers with their buckets
+# The attributes of a dataset of RecBole, apart from its config, its logger and its path.
+_ATTRIBUTES: dict[str, type] = {
+    "dataset_name": str, "field2type": dict, "field2source": dict, "field2id_token": dict, "field2token_id": dict,
+    "field2bucketnum": dict, "field2seqlen": dict, "alias": dict, "_preloaded_weight": dict, "uid_field": str,
+    "iid_field": str, "feat_name_list": list, "file_size_list": list, "inter_feat": pd.DataFrame,
+}  # fmt: skip
+_OPTIONAL = ("user_feat", "item_feat", "label_field", "time_field", "_rest_fields")
+# Those of a knowledge-aware model: fields that the config names, and dicts between tokens.
+_GRAPH = {
+    "head_entity_field": "HEAD_ENTITY_ID_FIELD", "tail_entity_field": "TAIL_ENTITY_ID_FIELD",
+    "relation_field": "RELATION_ID_FIELD", "entity_field": "ENTITY_ID_FIELD", "kg_reverse_r": "kg_reverse_r",
+    "entity_kg_num_interval": "entity_kg_num_interval", "relation_kg_num_interval": "relation_kg_num_interval",
+}  # fmt: skip
+_LINKS = ("item2entity", "entity2item")
+
+
+class Clock(NamedTuple):
+    """The affine map from the timestamps of the source file to those RecBole loaded."""
+
+    low: float
+    slope: float
+    start: float
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        """Timestamps of the file as the dataset has them."""
+        return self.start + (times - self.low) * self.slope
+
+
+class Saved(NamedTuple):
+    """A saved dataset, and the entries of its file that RecBole does not have."""
+
+    dataset: Dataset
+    clock: Clock | None
+    fitted: np.ndarray | None  # (items,), about how many interactions the rows of each item were fitted to
+    done: tuple[Done, ...]  # the requests that led here
+
+
+# Writing
+
+
+def write_dataset(
+    path: Path,
+    config: Config,
+    parts: Sequence[Dataset],
+    clock: Clock | None,
+    fitted: np.ndarray | None = None,
+    done: Sequence[Done] = (),
+    windows: Sequence[Dataset] | None = None,
+) -> None:
+    """Write the interactions of ``parts`` (train, valid, test) as one saved dataset of RecBole.
+
+    ``fitted`` (items,) is about how many training interactions each item had when its rows were fitted, for the next
+    request (`data/item_counts.py`); None where these are the retained ones. ``done`` are keyed hashes of the requests
+    that led to this data, by which a repeated one is recognized. ``windows`` are the windows of ``parts`` that a
+    sequential model reads: RecBole finds them in the file, and the next request finds the interactions behind them.
+    """
+    dataset = parts[0].copy(cat_interactions([part.inter_feat for part in parts]))
+    dataset.config, dataset.logger = config, logging.getLogger()
+    dataset.benchmark_filename_list = PARTS  # RecBole's `build()` divides it into the parts again
+    dataset.file_size_list = [len(part) for part in parts]
+    dataset.field2seqlen = dict(
+        dataset.field2seqlen
+    )  # a kind of dict that is refused here, where splits are files
+    blank_unused(dataset)
+    for feat in dataset.feat_name_list:
+        setattr(dataset, feat, _frame(getattr(dataset, feat)))
+    if windows is not None:
+        dataset = _windowed(dataset, windows)
+    dataset.unlearn_clock = None if clock is None else tuple(clock)
+    dataset.unlearn_fitted = None if fitted is None else fitted.astype(np.int64)
+    dataset.unlearn_done = [tuple(one) for one in done]
+    with atomic(path) as stream:
+        pickle.dump(dataset, stream, protocol=4)
+
+
+def _windowed(dataset: Dataset, windows: Sequence[Dataset]) -> Dataset:
+    """``dataset`` with ``windows`` in place of its interactions, which it keeps under another name."""
+    feat = cat_interactions([part.inter_feat for part in windows])
+    lists = [field for field in feat.columns if field not in dataset.inter_feat.columns]
+    found = windows[0].copy(_frame(feat, lists))
+    own = ("inter_feat", "file_size_list", "field2type", "field2source", "field2seqlen", "max_item_list_len")
+    found.__dict__.update({name: value for name, value in dataset.__dict__.items() if name not in own})
+    found.file_size_list = [len(part) for part in windows]
+    # RecBole cuts a list at this length, and knows no list of lists.
+    found.field2seqlen = {
+        field: length[0] if isinstance(length, tuple) else length
+        for field, length in found.field2seqlen.items()
+    }
+    found.__dict__.update({RAW: dataset.inter_feat, RAW_SIZES: dataset.file_size_list})
+    return found
+
+
+def _frame(feat: Interaction, lists: Sequence[str] = ()) -> pd.DataFrame:
+    """Features in the form RecBole's datasets have before `build()`; ``lists`` are fields of histories."""
+    columns: dict[str, Any] = {}
+    for name in sorted(feat.columns):
+        value = feat[name].numpy()
+        if value.ndim == 3 and name not in lists:
+            value = value.transpose(
+                0, 2, 1
+            )  # numbers with their buckets (n, length, 2), apart before `build()`
+        columns[name] = list(value) if value.ndim > 1 else value
+    return pd.DataFrame(columns)
+
+
+# The values in use
+
+
+def used_values(dataset: Dataset) -> dict[str, torch.Tensor]:
+    """By field, the values that an interaction of ``dataset`` has, itself or through its user or item (n,), sorted.
+
+    A value is a number of the field's vocabulary, or the bucket of a number (``numerical_features``). 0 is no value.
+    """
+    found: dict[str, list[torch.Tensor]] = {}
+    for name in dataset.feat_name_list:
+        feat, lines = getattr(dataset, name), _lines_in_use(dataset, name)
+        for field in feat.columns:
+            column = feat[field][lines]
+            if dataset.field2type[field] in _TOKENS:
+                found.setdefault(field, []).append(column.flatten().long())
+            elif field in (dataset.config["numerical_features"] or ()):  # pairs of a number and its bucket
+                found.setdefault(field, []).append(column[..., 1].flatten().long())
+    if "kg_feat" in dataset.feat_name_list:
+        # Heads, tails and items are one vocabulary of entities; RecBole's relation of users and items is in no fact.
+        ends = dataset.head_entity_field, dataset.tail_entity_field
+        entities = [found[field][0] for field in ends] + [dataset.inter_feat[dataset.iid_field]]
+        found |= dict.fromkeys((*ends, dataset.entity_field), entities)
+        found[dataset.relation_field].append(torch.tensor([dataset.relation_num - 1]))
+    unique = {field: torch.unique(torch.cat(parts)) for field, parts in found.items()}
+    return {field: values[values > 0] for field, values in unique.items()}
+
+
+def _lines_in_use(dataset: Dataset, name: str) -> torch.Tensor | slice:
+    """The lines of a table that belong to interactions: all of theirs, and those of their users and items.
+
+    A line of an additional table is in use unless it names a user or an item without an interaction.
+    """
+    if name in ("inter_feat", "kg_feat"):  # facts about items that are gone are removed before (`data/`)
+        return slice(None)
+    present = {
+        field: torch.unique(dataset.inter_feat[field]) for field in (dataset.uid_field, dataset.iid_field)
+    }
+    if name in ("user_feat", "item_feat"):  # a line for each id, in their order
+        return present[dataset.uid_field if name == "user_feat" else dataset.iid_field]
+    feat = getattr(dataset, name)
+    inside = torch.ones(len(feat), dtype=torch.bool)
+    for owner, ids in present.items():
+        known = torch.cat([torch.zeros(1, dtype=ids.dtype), ids])
+        for field in _same_vocabulary(dataset, owner):
+            if field in feat.columns:
+                inside &= torch.isin(feat[field], known).reshape(len(feat), -1).all(dim=1)
+    return inside
+
+
+def _same_vocabulary(dataset: Dataset, field: str) -> list[str]:
+    """``field`` and the fields that RecBole numbers together with it (``alias_of_user_id``)."""
+    groups = [[str(name) for name in names] for names in dataset.alias.values()]
+    return next((names for names in groups if field in names), [field])
+
+
+def blank_unused(dataset: Dataset) -> None:
+    """Blank all values that no interaction of ``dataset`` uses; its tables are replaced, never written to."""
+    used = used_values(dataset)
+    for owner in (dataset.uid_field, dataset.iid_field):
+        # A user without an interaction has no name here, also where a column of another user mentions them.
+        used |= dict.fromkeys(_same_vocabulary(dataset, owner), used[owner])
+    rows = {field: values.numpy() for field, values in used.items()}
+    dataset.field2id_token, dataset.field2token_id = {**dataset.field2id_token}, {**dataset.field2token_id}
+    none = np.zeros(0, dtype=np.int64)
+    for field in dataset.field2id_token:  # placeholders keep the numbering and tell nothing
+        tokens = np.array(dataset.field2id_token[field], dtype=object)
+        unused = np.setdiff1d(np.arange(1, len(tokens)), rows.get(field, none))
+        tokens[unused] = [f"[removed-{number}]" for number in unused]
+        dataset.field2id_token[field] = tokens.astype(str)
+        dataset.field2token_id[field] = {token: number for number, token in enumerate(tokens)}
+    lines = {name: _lines_in_use(dataset, name) for name in dataset.feat_name_list if name != "inter_feat"}
+    for name, kept in lines.items():
+        feat = getattr(dataset, name)
+        key = {"user_feat": dataset.uid_field, "item_feat": dataset.iid_field}.get(name)
+        setattr(dataset, name, feat[kept] if key is None else _only(feat, key, kept))
+    if hasattr(dataset, "item2entity"):
+        known = dataset.field2token_id[dataset.iid_field]
+        dataset.item2entity = {item: entity for item, entity in dataset.item2entity.items() if item in known}
+        dataset.entity2item = {entity: item for item, entity in dataset.item2entity.items()}
+    weights = {}
+    for field, matrix in dataset._preloaded_weight.items():  # a row for each value of a field
+        weights[field] = np.zeros_like(matrix)
+        weights[field][rows.get(field, none)] = matrix[rows.get(field, none)]
+    dataset._preloaded_weight = weights
+
+
+def _only(feat: Interaction, key: str, kept: torch.Tensor | slice) -> Interaction:
+    """Features with zeros in all lines but ``kept``; ``key`` has the ids.
+
+    Line 0, which belongs to no user, is zeroed too: RecBole fills it with the mean over all users, from which the
+    value of the one who is missing could be worked out.
+    """
+    columns = {}
+    for name, value in feat.interaction.items():
+        blank = torch.zeros_like(value)
+        blank[kept] = value[kept]
+        columns[name] = value if name == key else blank
+    return Interaction(columns)
+
+
+# Reading
+
+
+class _FaultError(Exception):
+    """The state of a saved dataset is not that of one; the message says why."""
+
+
+def _require(fits: Any, fault: str) -> None:
+    if not fits:
+        raise _FaultError(fault)
+
+
+def read_dataset(path: Path, config: Config) -> Saved:
+    """A dataset that :func:`write_dataset` wrote, with the entries for the next request."""
+    content = load_pickle(path, only(config.model_class))  # its config names the class
+    state = content.state if isinstance(content, StandIn) else None
+    kind = _KINDS.get(config["MODEL_TYPE"], Dataset)
+    if not isinstance(state, dict) or content.maker.name != kind.__name__:
+        raise UnlearnError(f"{shown(path)} is not a saved dataset of RecBole for {config['model']}.")
+    if kind is SequentialDataset:
+        state = state | {"inter_feat": state.get(RAW), "file_size_list": state.get(RAW_SIZES)}
+    fields = {name: config[key] for name, key in _GRAPH.items()} if kind is KnowledgeBasedDataset else {}
+    try:
+        _check_state(state, config["dataset"])
+        if fields:
+            _check_graph(state, fields)
+        clock = _clock(state.get("unlearn_clock"))
+        fitted = _fitted(
+            state.get("unlearn_fitted"), len(state["field2id_token"].get(state["iid_field"], ()))
+        )
+        done = Done.of(state.get("unlearn_done"))
+        _require(done is not None, "its list of earlier requests is odd")
+    except _FaultError as fault:
+        text = f"{shown(path)} is damaged, or not a dataset this plugin wrote: {shown(str(fault))}."
+        raise UnlearnError(text) from fault
+    dataset = kind.__new__(kind)
+    if kind is SequentialDataset:
+        dataset.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
+        dataset.item_list_length_field = config["ITEM_LIST_LENGTH_FIELD"]
+    if fields:
+        dataset.__dict__.update(fields | {name: state[name] for name in _LINKS})
+    dataset.__dict__.update({name: state[name] for name in (*_ATTRIBUTES, *state["feat_name_list"])})
+    dataset.__dict__.update({name: state.get(name) for name in _OPTIONAL})
+    dataset.dataset_path = config["data_path"]  # a path is not taken from a file
+    dataset.config, dataset.logger = config, logging.getLogger()
+    dataset.benchmark_filename_list = PARTS
+    return Saved(dataset, clock, fitted, done or ())
+
+
+def _clock(parts: Any) -> Clock | None:
+    if parts is None:
+        return None
+    fits = isinstance(parts, tuple) and len(parts) == 3 and all(isinstance(p, (int, float)) for p in parts)
+    _require(fits and np.isfinite(parts).all(), "its clock is odd")
+    return Clock(*(float(part) for part in parts))
+
+
+def _fitted(counts: Any, items: int) -> np.ndarray | None:
+    """Counts by item from a file; None when it has none, as those of earlier versions."""
+    if counts is None:
+        return None
+    fits = isinstance(counts, np.ndarray) and counts.shape == (items,) and counts.dtype.kind in "iu"
+    _require(fits and ((counts >= 0) & (counts <= MOST_INTERACTIONS)).all(), "its counts of items are odd")
+    return counts.astype(np.int64)
+
+
+def _check_state(state: Mapping[str, Any], name: str) -> None:
+    """Fields, vocabularies, tables and parts of a saved dataset that should be called ``name`` agree."""
+    for key, kind in _ATTRIBUTES.items():
+        _require(isinstance(state.get(key), kind), f"{key} is missing or odd")
+    _require(state["dataset_name"] == name, f"it is of another dataset than {name}")
+    sizes = state["file_size_list"]
+    whole = len(sizes) == len(PARTS) and all(type(size) is int and size >= 0 for size in sizes)
+    _require(whole, "its parts are not three numbers")
+    _require(sum(sizes) == len(state["inter_feat"]), "its parts do not add up to its interactions")
+    _check_fields(state)
+    for field, kind in state["field2type"].items():
+        if kind in _TOKENS:
+            _check_vocabulary(state, field)
+    _require("inter_feat" in state["feat_name_list"], "its interactions are not among its tables")
+    for table in state["feat_name_list"]:
+        fits = isinstance(table, str) and re.fullmatch(r"\w{1,50}_feat", table)
+        _require(fits and isinstance(state.get(table), pd.DataFrame), "a table is missing or has an odd name")
+        for column in state[table]:
+            _check_column(state, str(column), state[table][column])
+    for table in ("user_feat", "item_feat"):
+        listed = state.get(table) is None or table in state["feat_name_list"]
+        _require(listed, f"{table} is not among its tables")
+
+
+def _check_graph(state: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """The graph has its columns and vocabularies; ``fields`` are the values of :data:`_GRAPH`."""
+    columns = [fields[f"{name}_field"] for name in ("head_entity", "tail_entity", "relation")]
+    there = "kg_feat" in state["feat_name_list"] and all(name in state["kg_feat"] for name in columns)
+    _require(there, "its graph is missing")
+    _require(len(state["kg_feat"]), "its graph is empty")
+    sizes = [len(state["field2id_token"].get(name, ())) for name in (*columns[:2], fields["entity_field"])]
+    items = len(state["field2id_token"].get(state["iid_field"], ()))
+    one = len(set(sizes)) == 1 and sizes[0] >= items
+    _require(one, "its entities are not one vocabulary that begins with the items")
+    for name in _LINKS:
+        links = state.get(name)
+        fits = isinstance(links, dict) and all(type(token) is str for pair in links.items() for token in pair)
+        _require(fits, f"{name} is odd")
+
+
+def _check_fields(state: Mapping[str, Any]) -> None:
+    types = state["field2type"]
+    fits = all(isinstance(field, str) and isinstance(kind, FeatureType) for field, kind in types.items())
+    _require(fits, "a field has no name or no type")
+    sources = state["field2source"].values()
+    _require(all(isinstance(one, (FeatureSource, str)) for one in sources), "a field has no source")
+    for key in ("field2bucketnum", "field2seqlen"):
+        numbers = state[key].values()
+        fits = all(type(number) is int and 0 <= number <= MOST_BUCKETS for number in numbers)
+        _require(fits, f"{key} has other than numbers")
+    for matrix in state["_preloaded_weight"].values():
+        fits = isinstance(matrix, np.ndarray) and matrix.dtype.kind in "iuf" and np.isfinite(matrix).all()
+        _require(fits, "its preloaded weights are odd")
+    _require(all(isinstance(names, (list, np.ndarray)) for names in state["alias"].values()), "alias is odd")
+    for key in ("label_field", "time_field"):
+        _require(state.get(key) is None or isinstance(state[key], str), f"{key} is odd")
+    for key in ("uid_field", "iid_field"):
+        fits = types.get(state[key]) is FeatureType.TOKEN and state[key] in state["inter_feat"]
+        _require(fits, f"{state[key]} is not a column of tokens")
+
+
+def _check_vocabulary(state: Mapping[str, Any], field: str) -> None:
+    tokens, ids = (state[key].get(field) for key in ("field2id_token", "field2token_id"))
+    if tokens is None and ids is None:
+        return  # a field that was not loaded
+    there = isinstance(tokens, (list, np.ndarray)) and np.ndim(tokens) == 1 and isinstance(ids, dict)
+    _require(there, f"{field} has no vocabulary")
+    whole = len(ids) == len(tokens) and all(isinstance(number, (int, np.integer)) for number in ids.values())
+    same = whole and all(ids.get(str(token)) == place for place, token in enumerate(tokens))
+    _require(same, f"the vocabulary of {field} is damaged")
+
+
+def _check_column(state: Mapping[str, Any], field: str, values: pd.Series) -> None:
+    kind = state["field2type"].get(field)
+    _require(kind is not None, f"{field} has no type")
+    if kind in _DEPTH and values.dtype == object and any(np.ndim(value) == _DEPTH[kind] for value in values):
+        return _check_buckets(state, field, values)
+    _require((kind in _SEQUENCES) == (values.dtype == object), f"{field} is not what its type says")
+    flat = values.to_numpy()
+    if kind in _SEQUENCES:
+        try:
+            flat = np.concatenate([np.zeros(0, np.int64), *(np.asarray(value).ravel() for value in values)])
+        except (TypeError, ValueError) as error:
+            raise _FaultError(f"{field} is damaged") from error
+    if kind in _TOKENS:
+        number = len(state["field2id_token"].get(field, ()))
+        inside = flat.dtype.kind in "iu" and (not len(flat) or 0 <= flat.min() <= flat.max() < number)
+        return _require(inside, f"{field} has ids that are not in its vocabulary")
+    return _require(flat.dtype.kind in "iuf" and np.isfinite(flat).all(), f"{field} has other than numbers")
+
+
+def _check_buckets(state: Mapping[str, Any], field: str, values: pd.Series) -> None:
+    """A column of numbers with their buckets (`numerical_features`): pairs, or two sequences of one length."""
+    most = state["field2bucketnum"].get(field, 0)
+    for value in values:
+        try:
+            pair = np.asarray(value, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise _FaultError(f"{field} is damaged") from error
+        fits = pair.ndim == _DEPTH[state["field2type"][field]] and len(pair) == 2 and np.isfinite(pair).all()
+        _require(fits, f"{field} is damaged")
+        inside = not pair[1].size or 0 <= pair[1].min() <= pair[1].max() < most
+        _require(inside, f"{field} has buckets that it does not have")

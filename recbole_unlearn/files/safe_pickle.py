@@ -1,0 +1,234 @@
+"""A pickle as plain description: it is parsed, and nothing that it names is imported, called or built.
+
+Python's unpickler imports and calls the globals of a file, and its C code crashes or fills the memory on some
+pickles before a subclass is asked (a deeply nested key is hashed, a memo of 2^31 entries is allocated).
+:func:`parse` does neither: a global is a :class:`Global`, a call or an object is a :class:`StandIn` that holds its
+arguments, and the storage of a tensor is a :class:`Reference`. `safe_load.py` builds arrays and tensors from this
+description.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickletools
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+MOST_OPERATIONS = 50_000_000  # in one pickle
+FREE_CONTAINERS, BYTES_PER_CONTAINER = (
+    100_000,
+    4,
+)  # one byte of a pickle can ask for a list, which takes 64 of memory
+_SCALARS = (str, int, float, bool, bytes, type(None))
+_PUSHED = {
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
+    "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
+    "BINBYTES8", "BYTEARRAY8",
+}  # fmt: skip
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+
+
+class RefusedError(Exception):
+    """The file asks for something that no file of RecBole needs; the message completes "it asks for ..."."""
+
+
+class UnknownGlobalError(RefusedError):
+    """The file names a global that no file of RecBole needs."""
+
+    def __init__(self, name: Global) -> None:
+        super().__init__(str(name))
+        self.name = name
+
+
+class Global(NamedTuple):
+    """A function or class that the file names."""
+
+    module: str
+    name: str
+
+    @property
+    def root(self) -> str:
+        """The package, by its name of today."""
+        root = self.module.partition(".")[0]
+        return {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(root, root)
+
+    def __str__(self) -> str:
+        text = f"{self.module:.150}.{self.name:.150}"
+        return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class StandIn:
+    """An object as the file describes it: its class or function, its arguments, state and content."""
+
+    maker: Global
+    args: tuple[Any, ...]
+    state: Any = None
+    entries: Sequence[tuple[Any, Any]] = ()  # of a mapping
+    values: Sequence[Any] = ()  # of a list or set
+
+
+class Reference(NamedTuple):
+    """A persistent id: where torch keeps the storage of a tensor."""
+
+    about: Any
+
+
+def parse(stream: BinaryIO, size: int, allowed: Callable[[Global], bool]) -> Any:
+    """The content of the pickle at the position of ``stream``, which is behind the pickle afterwards.
+
+    ``size`` is the number of bytes of the file; ``allowed`` says which globals the file may name.
+    """
+    machine = _Machine(allowed, FREE_CONTAINERS + size // BYTES_PER_CONTAINER)
+    for count, (operation, argument, _) in enumerate(pickletools.genops(stream)):
+        if operation.name == "STOP":
+            return machine.stack.pop()
+        if count > MOST_OPERATIONS:
+            raise RefusedError("more operations than a model or a dataset takes")
+        machine.do(operation.name, argument)
+    raise EOFError("the pickle has no end")
+
+
+class _Machine:
+    """Runs the operations of one pickle on a stack of plain data."""
+
+    def __init__(self, allowed: Callable[[Global], bool], containers: int) -> None:
+        self.allowed, self.containers = allowed, containers
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def do(self, name: str, argument: Any) -> None:
+        """Run one operation; all that are not here (extensions, buffers outside the file) are refused."""
+        stack = self.stack
+        match name:
+            case _ if name in _PUSHED:
+                stack.append(argument)
+            case "MEMOIZE":
+                self.memo[len(self.memo)] = stack[-1]
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                self.memo[argument] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(self.memo[argument])
+            case "MARK":
+                self.marks.append(len(stack))
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                stack.append(_CONSTANTS[name])
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                last = [stack.pop() for _ in range(int(name[-1]))]
+                self._push(tuple(last[::-1]))
+            case "TUPLE":
+                self._push(tuple(self._popped()))
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "EMPTY_LIST":
+                self._push([])
+            case "EMPTY_DICT":
+                self._push({})
+            case "EMPTY_SET":
+                self._push(StandIn(Global("builtins", "set"), ()))
+            case "FROZENSET":
+                self._push(StandIn(Global("builtins", "frozenset"), (), values=self._popped()))
+            case "LIST":
+                self._push(self._popped())
+            case "DICT":
+                found = self._popped()
+                self._push({})
+                self._add_entries(found)
+            case "APPEND":
+                value = stack.pop()
+                self._add_values([value])
+            case "APPENDS" | "ADDITEMS":
+                self._add_values(self._popped())
+            case "SETITEM":
+                value, key = stack.pop(), stack.pop()
+                self._add_entries([key, value])
+            case "SETITEMS":
+                self._add_entries(self._popped())
+            case "GLOBAL":
+                stack.append(self._global(*argument.split(" ", 1)))
+            case "STACK_GLOBAL":
+                text, module = stack.pop(), stack.pop()
+                stack.append(self._global(module, text))
+            case "REDUCE" | "NEWOBJ":
+                args, maker = stack.pop(), stack.pop()
+                self._make(maker, args)
+            case "NEWOBJ_EX":
+                keywords, args, maker = stack.pop(), stack.pop(), stack.pop()
+                self._make(maker, args, {"keywords": keywords})
+            case "OBJ":
+                maker, *rest = self._popped()
+                self._make(maker, tuple(rest))
+            case "INST":
+                self._make(self._global(*argument.split(" ", 1)), tuple(self._popped()))
+            case "BUILD":
+                state = stack.pop()
+                if not isinstance(stack[-1], StandIn):
+                    raise RefusedError("a state for something that is no object")
+                stack[-1].state = state
+            case "BINPERSID":
+                self._push(Reference(stack.pop()))
+            case "POP" if not self.marks or self.marks[-1] != len(stack):
+                stack.pop()
+            case "POP" | "POP_MARK":
+                self._popped()
+            case "DUP":
+                stack.append(stack[-1])
+            case "PROTO" | "FRAME":
+                pass
+            case _:
+                raise RefusedError(f"the pickle operation {name}")
+
+    def _push(self, container: Any) -> None:
+        self.containers -= 1
+        if self.containers < 0:
+            raise RefusedError("more objects than a file of its size has")
+        self.stack.append(container)
+
+    def _popped(self) -> list[Any]:
+        """The values above the last mark, taken from the stack."""
+        start = self.marks.pop()
+        found = self.stack[start:]
+        del self.stack[start:]
+        return found
+
+    def _add_values(self, values: list[Any]) -> None:
+        target = self.stack[-1]
+        if isinstance(target, list):
+            target.extend(values)
+        elif isinstance(target, StandIn):
+            target.values = target.values or []
+            target.values += values
+        else:
+            raise RefusedError("values added to something that is no list")
+
+    def _add_entries(self, flat: list[Any]) -> None:
+        target, pairs = self.stack[-1], zip(flat[::2], flat[1::2], strict=True)
+        if isinstance(target, dict):
+            for key, value in pairs:
+                # Hashing nested tuples could overflow the stack of the interpreter.
+                if not isinstance(key, (*_SCALARS, StandIn)):
+                    raise RefusedError(f"a key that is a {type(key).__name__}")
+                target[key] = value
+        elif isinstance(target, StandIn):
+            target.entries = target.entries or []
+            target.entries += pairs
+        else:
+            raise RefusedError("entries added to something that is no mapping")
+
+    def _global(self, module: Any, name: Any) -> Global:
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise RefusedError("a global whose name is no text")
+        found = Global(module, name)
+        if not self.allowed(found):
+            raise UnknownGlobalError(found)
+        return found
+
+    def _make(self, maker: Any, args: Any, state: Any = None) -> None:
+        if not isinstance(maker, Global) or not isinstance(args, tuple):
+            raise RefusedError("a call of something that is no global")
+        if (maker.root, maker.name) == ("copyreg", "_reconstructor"):  # an object of its first argument
+            maker, args = args[0], ()
+            if not isinstance(maker, Global):
+                raise RefusedError("an object of something that is no class")
+        self._push(StandIn(maker, args, state))
