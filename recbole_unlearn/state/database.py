@@ -1,34 +1,42 @@
-"""The SQLite file of a state: the queue, the ledger, and which files are current.
+"""The SQLite file of a state: queue, ledger, and the names of the current files.
 
-One transaction makes each step whole: what is not committed has not happened. Files are on the disk before the
-transaction that names them; files that no transaction names are leftovers, and go with the next command that writes.
-WAL, `synchronous=FULL`, and `secure_delete`: what is deleted is overwritten.
+Each step is one transaction; without a commit it has not happened. Files are on the disk before the transaction that
+names them; files that no transaction names are leftovers, which the next worker destroys. The settings are WAL,
+`synchronous=FULL`, and `secure_delete`, which overwrites deleted rows.
 
-One process at a time works on a state (`run`, `rollback`, `publish`, `retrain`); others may submit and look. The
-worker's lock is that of a second, empty SQLite file, which the operating system gives back when the process ends.
+All rows are written by :class:`Transaction`. The ledger is a table of what was done, when, and to how much, as
+canonical JSON with counts, keyed hashes and fingerprints, but no names. The link of an entry is HMAC(key, link of the
+entry before, entry), so that entries cannot be changed, dropped or added unnoticed without the key.
+
+One process at a time works on a state (`run`, `rollback`, `publish`, `retrain`); others may submit and read. The
+worker's lock is a lock on a second, empty SQLite file, which the operating system releases when the process ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import keyed_hash
 from recbole_unlearn.inputs import shown
 
 NAME, LOCK = "state.sqlite", "worker.sqlite"
-VERSION = 1
 COUNTS = ("interactions", "held_out", "users", "items")  # of a request
 WAIT = 30.0  # seconds for another process's transaction, which takes milliseconds
+START = "0" * 64  # the link before the first entry
 
-_FIRST = """
+# MIGRATIONS[k] takes a database from version k to k + 1.
+MIGRATIONS = [
+    """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
--- What the model is made of: the base, and in order of their numbers the changes that were made to it since.
+-- The model is the base and, in order of their numbers, the changes made to it since.
 CREATE TABLE base (
     only_one INTEGER PRIMARY KEY CHECK (only_one = 1),
     weights TEXT NOT NULL, moments TEXT NOT NULL, dataset TEXT NOT NULL,
@@ -53,14 +61,14 @@ CREATE TABLE requests (
 );
 CREATE INDEX requests_by_digest ON requests (digest);
 
--- What a request asks for, by numbers in the base's training (0), validation (1) and test (2) interactions; gone when
--- it is published.
+-- The interactions of a request, by numbers in the base's training (0), validation (1) and test (2) data; deleted
+-- when it is published.
 CREATE TABLE asked (
     request INTEGER NOT NULL REFERENCES requests (number), part INTEGER NOT NULL, number INTEGER NOT NULL,
     PRIMARY KEY (request, part, number)
 ) WITHOUT ROWID;
 
--- Never to be recommended: ids of the base (0 for everybody, or for everything); once published, keyed hashes.
+-- Pairs that are never recommended: ids of the base (0 for all users, or for all items); once published, keyed hashes.
 CREATE TABLE suppressed (
     request INTEGER NOT NULL REFERENCES requests (number), user INTEGER NOT NULL, item INTEGER NOT NULL,
     PRIMARY KEY (request, user, item)
@@ -71,31 +79,77 @@ CREATE TABLE ledger (number INTEGER PRIMARY KEY, entry TEXT NOT NULL, link TEXT 
 CREATE TRIGGER ledger_is_kept BEFORE UPDATE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER ledger_is_whole BEFORE DELETE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 """
+]
+VERSION = len(MIGRATIONS)
 
-# MIGRATIONS[k] takes a database from version k to k + 1, inside one transaction.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [lambda connection: _script(connection, _FIRST)]
+
+def now() -> str:
+    """The time, as it is stored."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def _script(connection: sqlite3.Connection, text: str) -> None:
-    """Statements one by one: `executescript` would commit in between."""
-    statement = ""
-    for line in text.splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            connection.execute(statement)
-            statement = ""
+def canonical(entry: Mapping[str, Any]) -> str:
+    """One line of JSON, the same for the same content."""
+    return json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+class Transaction:
+    """The writes of one transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, key: bytes | None) -> None:
+        self._execute, self._key = connection.execute, key
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> int | None:
+        """Add rows; returns the number of the last one."""
+        marks, number = ", ".join("?" * len(columns)), None
+        for row in rows:
+            query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
+            number = self._execute(query, row).lastrowid
+        return number
+
+    def update(self, table: str, values: Mapping[str, Any], where: str = "true", *given: Any) -> None:
+        """Set columns of the rows that fit ``where``."""
+        columns = ", ".join(f"{name} = ?" for name in values)
+        self._execute(f"UPDATE {table} SET {columns} WHERE {where}", (*values.values(), *given))
+
+    def delete(self, table: str, where: str = "true", *given: Any) -> None:
+        """Delete the rows that fit ``where``."""
+        self._execute(f"DELETE FROM {table} WHERE {where}", given)
+
+    def set_requests(self, numbers: Iterable[int], **values: Any) -> None:
+        """Set columns of requests."""
+        for number in numbers:
+            self.update("requests", values, "number = ?", number)
+
+    def drop_asked(self, number: int) -> None:
+        """Delete the interactions and pairs of a request."""
+        for table in ("asked", "suppressed"):
+            self.delete(table, "request = ?", number)
+
+    def enter(self, what: str, **more: Any) -> None:
+        """Append an entry to the ledger."""
+        assert self._key is not None
+        last = self._execute("SELECT number, link FROM ledger ORDER BY number DESC LIMIT 1").fetchone()
+        number, before = last or (0, START)
+        text = canonical({"number": number + 1, "what": what, "time": now(), **more})
+        self.insert("ledger", ("number", "entry", "link"), [(number + 1, text, _link(self._key, before, text))])
+
+
+def _link(key: bytes, before: str, entry: str) -> str:
+    """The keyed hash of an entry and, through ``before``, of all entries before it."""
+    return keyed_hash(key, "ledger", f"{before}\n{entry}".encode())
 
 
 class Database:
     """The connection of one process."""
 
     def __init__(self, folder: Path, new: bool = False) -> None:
-        self.path = folder / NAME
+        self.path, self._key = folder / NAME, None
         if not new and not self.path.is_file():
             raise UnlearnError(
                 f"{shown(folder)} is not a state: it has no {NAME}. Make one with `requests init`, or check the path."
             )
-        with self._said():
+        with self._one_line_errors():
             self.connection = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
             self.connection.row_factory = sqlite3.Row
             try:
@@ -105,7 +159,7 @@ class Database:
                 raise
 
     def _prepare(self, folder: Path) -> None:
-        version = self.connection.execute("PRAGMA user_version").fetchone()[0]
+        version = self.value("PRAGMA user_version")
         if version > VERSION:
             raise UnlearnError(
                 f"{shown(folder)} is a state of a newer version of recbole-unlearn (format {version}, this one reads "
@@ -115,31 +169,45 @@ class Database:
             self.connection.execute(f"PRAGMA {pragma}")
         if version < VERSION:
             with self.transaction():
-                # Another process may have been here first.
-                version = self.connection.execute("PRAGMA user_version").fetchone()[0]
-                for migrate in MIGRATIONS[version:]:
-                    migrate(self.connection)
+                version = self.value("PRAGMA user_version")  # another process may have been first
+                for script in MIGRATIONS[version:]:
+                    statement = ""
+                    for line in script.splitlines():  # `executescript` would commit in between
+                        statement += line + "\n"
+                        if sqlite3.complete_statement(statement):
+                            self.connection.execute(statement)
+                            statement = ""
                 self.connection.execute(f"PRAGMA user_version={VERSION}")
 
+    def use_key(self, key: bytes) -> None:
+        """Link entries with ``key``; refused if it is not the one of the first entry."""
+        first = self.rows("SELECT entry, link FROM ledger WHERE number = 1")
+        if first and _link(key, START, first[0]["entry"]) != first[0]["link"]:
+            raise UnlearnError(
+                f"This is not the key that {shown(self.path.parent)} was made with, or the first entry of its ledger "
+                "was changed. Give the state's own key with --hash_key=FILE."
+            )
+        self._key = key
+
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[Transaction]:
         """All or nothing; other processes that write wait."""
-        with self._said():
+        with self._one_line_errors():
             self.connection.execute("BEGIN IMMEDIATE")
             try:
-                yield self.connection
+                yield Transaction(self.connection, self._key)
                 self.connection.execute("COMMIT")
             except BaseException:
-                if self.connection.in_transaction:  # SQLite itself undoes what a full disk interrupts
+                if self.connection.in_transaction:  # SQLite itself rolls back after a full disk
                     self.connection.execute("ROLLBACK")
                 raise
 
     def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
         """All rows of a query."""
-        with self._said():
+        with self._one_line_errors():
             return self.connection.execute(query, values).fetchall()
 
-    def value(self, query: str, *values: object) -> object:
+    def value(self, query: str, *values: object) -> Any:
         """The first column of the first row, or None."""
         found = self.rows(query, *values)
         return found[0][0] if found else None
@@ -151,27 +219,52 @@ class Database:
             raise UnlearnError(
                 f"{shown(self.path.parent)} is a state that was not finished. Remove it, and make it again."
             )
-        return json.loads(str(found))
+        return json.loads(found)
+
+    def head(self) -> tuple[int, str]:
+        """The number of entries of the ledger, and the link of the last."""
+        rows = self.rows("SELECT number, link FROM ledger ORDER BY number DESC LIMIT 1")
+        return (rows[0][0], rows[0][1]) if rows else (0, START)
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """The entries of the ledger, in order."""
+        return (json.loads(row[0]) for row in self.rows("SELECT entry FROM ledger ORDER BY number"))
+
+    def ledger_lines(self) -> Iterator[str]:
+        """The ledger as JSON Lines, each entry with its link."""
+        for entry, link in self.rows("SELECT entry, link FROM ledger ORDER BY number"):
+            yield canonical({**json.loads(entry), "link": link}) + "\n"
+
+    def ledger_fault(self) -> str | None:
+        """The first entry of the ledger that does not fit the one before; None when all fit."""
+        assert self._key is not None
+        before = START
+        for expected, (number, text, link) in enumerate(self.rows("SELECT * FROM ledger ORDER BY number"), 1):
+            if number != expected:
+                return f"entry {expected} of the ledger is missing"
+            if _link(self._key, before, text) != link:
+                return f"entry {number} of the ledger does not fit the one before: it was changed, or the key is another"
+            before = link
+        return None
 
     def wipe(self) -> None:
-        """Write the whole file again without its free pages, and empty the log: nothing deleted is left in them."""
-        with self._said():
+        """Rewrite the file without its free pages and empty the log, so that no deleted row is left in them."""
+        with self._one_line_errors():
             self._empty_log()
             self.connection.execute("VACUUM")
             self._empty_log()
 
     def _empty_log(self) -> None:
         busy = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-        if busy:  # after WAIT seconds; SQLite says so in a row, not as an error
+        if busy:  # after WAIT seconds; SQLite says so in a row, not by an error
             raise sqlite3.OperationalError("database is locked")
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self.connection.close()
 
     @contextlib.contextmanager
-    def _said(self) -> Iterator[None]:
-        """SQLite's errors as one line."""
+    def _one_line_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
@@ -183,12 +276,12 @@ class Database:
 
 
 @contextlib.contextmanager
-def working(folder: Path, wait: float = 0.0) -> Iterator[None]:
-    """Be the one process that works on a state; refused (after ``wait`` seconds) while another one does."""
-    with contextlib.ExitStack() as open_until_the_end:
+def working(folder: Path) -> Iterator[None]:
+    """Hold the lock of the worker; refused while another process has it."""
+    with contextlib.ExitStack() as stack:
         try:
-            connection = sqlite3.connect(folder / LOCK, timeout=wait, isolation_level=None)
-            open_until_the_end.callback(connection.close)
+            connection = sqlite3.connect(folder / LOCK, timeout=0.0, isolation_level=None)
+            stack.callback(connection.close)
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.Error as error:
             if "locked" not in str(error):

@@ -1,24 +1,182 @@
-"""What a request did to a model, and the files that hold it: named by their content, written whole.
+"""The files of a state: the base, and what each request changed in it.
 
-A file is safetensors: `weights.NAME.rows` and `weights.NAME.values` for every parameter with rows that moved, the
-same for second moments, and `fitted`. New values are kept, not differences, so that following them gives the same
-bits.
+A base is three files: weights, second moments and the dataset. A change is one safetensors file with
+`weights.NAME.rows` and `weights.NAME.values` for every parameter with rows that moved, the same for second moments,
+and `fitted`. It holds new values, not differences, so that applying it gives the same bits.
+
+All files are written by :class:`Store`: whole, named by the SHA-256 of their content, checked when they are read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import safetensors
 import torch
 from safetensors.torch import load, save
 
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import dataset_config, write_dataset
+from recbole_unlearn.inputs import read_regular, shown
+from recbole_unlearn.settings import UnlearnConfig
 
+LARGEST = 2**40  # bytes of a file
+_TEMPORARY = ".new-"
 Tensors = dict[str, torch.Tensor]
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 in hex: the name of a file."""
+    return hashlib.sha256(content).hexdigest()
+
+
+class Store:
+    """The folder of a state that holds its files; the only place that writes or removes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, name: str) -> Path:
+        """The path of a file."""
+        return self.folder / name
+
+    def write(self, content: bytes, suffix: str = ".safetensors") -> str:
+        """Write ``content`` and flush it to the disk, unless it is there already; returns the file's name."""
+        name = digest(content) + suffix
+        target = self.path(name)
+        if target.is_file():
+            return name
+        try:
+            descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=_TEMPORARY)
+            try:
+                with os.fdopen(descriptor, "wb") as stream:
+                    stream.write(content)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                os.replace(temporary, target)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
+                raise
+            sync(self.folder)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        return name
+
+    @contextlib.contextmanager
+    def workplace(self) -> Iterator[Path]:
+        """A temporary directory; after a kill it is a leftover, which the next worker destroys."""
+        try:
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix=_TEMPORARY) as folder:
+                yield Path(folder)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: OSError) -> UnlearnError:
+        return UnlearnError(
+            f"Cannot write to {shown(self.folder)}: {error.strerror or error}. The state is unchanged; free disk "
+            "space or fix the permissions, and run the same command again."
+        )
+
+    def read(self, name: str) -> bytes:
+        """The content of a file; refused if its name is not its digest."""
+        try:
+            content = read_regular(self.path(name), LARGEST)
+        except OSError as error:
+            raise UnlearnError(f"Cannot read {shown(self.path(name))}: {error.strerror or error}.") from error
+        if digest(content) != name.split(".")[0]:
+            raise UnlearnError(
+                f"{shown(self.path(name))} is not the file that was written: its content was changed or damaged. "
+                "Restore the state from a backup."
+            )
+        return content
+
+    def names(self) -> set[str]:
+        """The files that are there."""
+        return {entry.name for entry in self.folder.iterdir()}
+
+    def destroy_others(self, kept: Iterable[str]) -> None:
+        """Overwrite and remove every file but ``kept``, and every directory."""
+        others = self.names() - set(kept)
+        try:
+            for name in sorted(others):
+                _destroy(self.path(name))
+            if others:
+                sync(self.folder)
+        except OSError as error:
+            raise UnlearnError(
+                f"Cannot remove files from {shown(self.folder)}: {error.strerror or error}. The state is complete, "
+                "but has files that belong to nothing; fix the permissions, and run `requests publish`."
+            ) from error
+
+
+def _destroy(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        for entry in path.iterdir():
+            _destroy(entry)
+        path.rmdir()
+        return
+    with contextlib.suppress(OSError):  # a link, or a full disk: then it can only be removed
+        _overwrite(path)
+    path.unlink(missing_ok=True)
+
+
+def _overwrite(path: Path) -> None:
+    """Replace a file's content by zeros, where the file system writes in place."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        about = os.fstat(descriptor)
+        if stat.S_ISREG(about.st_mode):
+            left = about.st_size
+            zeros = bytes(min(left, 2**20))
+            while left > 0:
+                left -= os.write(descriptor, zeros[: min(left, len(zeros))])
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync(folder: Path) -> None:
+    """Flush the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Base(NamedTuple):
+    """The names of the files of a base."""
+
+    weights: str
+    moments: str
+    dataset: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the model."""
+        return digest(self.weights.encode())
+
+
+def write_base(
+    store: Store, config: UnlearnConfig, weights: Tensors, moments: Tensors, parts: Sequence[Any],
+    clock: Any, fitted: torch.Tensor | None,
+) -> Base:  # fmt: skip
+    """Write a base; it becomes current when the database names it."""
+    files = store.write(pack(weights)), store.write(pack(moments))
+    with store.workplace() as work:
+        path, home = work / "dataset", store.folder.parent
+        plain = dataset_config(config, home, home / "dataset")
+        write_dataset(path, plain, parts, clock, None if fitted is None else fitted.numpy())
+        return Base(*files, store.write(path.read_bytes(), ".pth"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,37 +190,33 @@ class Rows:
     def between(cls, before: torch.Tensor, after: torch.Tensor) -> Rows | None:
         """The rows in which two versions of a parameter differ; None when there are none."""
         before, after = _as_rows(before), _as_rows(after)
-        differs = (
-            before.cpu().numpy() != after.cpu().numpy()
-        )  # numpy's `any` is several times as fast as torch's
+        differs = before.cpu().numpy() != after.cpu().numpy()  # several times as fast as with torch
         ids = torch.from_numpy(differs.reshape(len(before), -1).any(axis=1).nonzero()[0])
         return cls(ids, after[ids].clone()) if len(ids) else None
 
     def distance(self, before: torch.Tensor) -> float:
-        """‖after − before‖²; 0 for what only counts."""
+        """‖after − before‖²; 0 for integers, which are counters."""
         if not before.is_floating_point():
             return 0.0
         return float((self.values - _as_rows(before)[self.ids]).square().sum())
 
     def write(self, target: torch.Tensor) -> None:
-        """Put the values in their place."""
+        """Set the rows of ``target``."""
         _as_rows(target)[self.ids.to(target.device)] = self.values.to(target)
 
 
 def _as_rows(value: torch.Tensor) -> torch.Tensor:
-    """A single number as one row; all others as they are."""
     return value.reshape(1) if value.dim() == 0 else value
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What a request did to a model: new rows of its weights and of its second moments, and what its items lost."""
+    """The effect of a request on a model: new rows of its weights and second moments, and new item counts."""
 
     weights: dict[str, Rows]
     moments: dict[str, Rows]
     fitted: torch.Tensor | None  # (items,), see data/item_counts.py
     drift: float  # ‖θ' − θ‖²
-    certificates: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def pack(self) -> bytes:
         """As safetensors."""
@@ -77,7 +231,7 @@ class Change:
 
     @classmethod
     def unpack(cls, content: bytes, drift: float) -> Change:
-        """Read it back; ``drift`` is kept elsewhere."""
+        """Read it; ``drift`` is in the database."""
         tensors = unpack(content)
         parts: dict[str, dict[str, Rows]] = {"weights": {}, "moments": {}}
         for name, ids in tensors.items():
@@ -102,8 +256,3 @@ def unpack(content: bytes) -> Tensors:
     except safetensors.SafetensorError as error:
         raise UnlearnError(f"A file of tensors cannot be read: {error}. Run `requests verify`.") from error
     return found
-
-
-def digest(content: bytes) -> str:
-    """SHA-256 in hex: the name of a file."""
-    return hashlib.sha256(content).hexdigest()

@@ -1,191 +1,355 @@
-"""Export for serving: the model as it is now, for those who do not have this plugin.
+"""Export for serving: the model as it is now, as files that can be read without this plugin.
 
-A directory, written whole or not at all:
+A directory, written as a whole or not at all:
 
-    MODEL-unlearned.pth, DATASET-….pth    a checkpoint and a dataset of plain RecBole, without what was deleted
+    MODEL-unlearned.pth, DATASET-….pth    a checkpoint and a dataset of plain RecBole, without deleted interactions
     embeddings.safetensors, .npz          `users` (n, d) and `items` (m, d), whose dot product is the score
-    users.parquet, items.parquet          row, token: whose the vectors are
+    users.parquet, items.parquet          row, token: the names of the rows
     delta.safetensors                     the rows that moved since an earlier export
-    suppression.json                      keyed hashes of all that is never to be recommended
+    suppression.json                      keyed hashes of all pairs that are never to be recommended
     export.json                           fingerprints, counts, files with their hashes, versions; no names
 
-Requests that are done are in it before they are published. Those that are pending are in the suppression list only.
+Requests that are done are in it before they are published. Pending requests are in the suppression list only. That
+list has a keyed hash of the whole: with another key or a missing entry, pairs would be recommended unnoticed.
+
+Vectors are looked for where models keep them (BPR in its tables, LightGCN and NGCF in the result of their
+propagation), not by a list of models, and taken if
+
+    |U[u] · V[i] − score(u, i)| ≤ 1e-4 · max |score|    for some users u, and all items i.
+
+NeuMF, MultiVAE and EASE have none.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import inspect
+import io
+import itertools
+import json
 import logging
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Done, file_digest, new_directory, write_json
-from recbole_unlearn.inputs import shown
-from recbole_unlearn.state.base import versions
-from recbole_unlearn.state.context import Core, now
-from recbole_unlearn.state.live import LiveModel
-from recbole_unlearn.state.serving import suppression
-from recbole_unlearn.state.suppression import write_suppression
-from recbole_unlearn.state.vector_files import (
-    ABOUT,
-    DELTA,
-    SCHEMA,
-    VECTORS,
-    Earlier,
-    read_earlier,
-    write_delta,
-    write_vectors,
-)
-from recbole_unlearn.state.vectors import SIDES, Moved, Vectors, find_vectors
+import numpy as np
+import pandas as pd
+import torch
+from recbole.data.dataset import Dataset
 
-Both = tuple[Vectors, Vectors]  # of users and items
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import (
+    Done,
+    file_digest,
+    keyed_hash,
+    load_key,
+    new_directory,
+    write_bytes,
+    write_json,
+)
+from recbole_unlearn.inputs import read_regular, shown
+from recbole_unlearn.recbole_compat import clear_caches
+from recbole_unlearn.rows import as_rows, find_tables
+from recbole_unlearn.state.context import Core, Suppression, versions
+from recbole_unlearn.state.database import now
+from recbole_unlearn.state.deltas import LARGEST, pack, unpack
+from recbole_unlearn.state.live import LiveModel
+
+SCHEMA = 1  # of export.json and of suppression.json
+ABOUT, VECTORS, DELTA = "export.json", "embeddings.safetensors", "delta.safetensors"
+SIDES = {"users": "user", "items": "item"}
+COMPARED = 64  # users whose scores are compared
+CLOSE = 1e-4
+Pair = tuple[torch.Tensor, torch.Tensor]  # of users and items
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
+class Vectors:
+    """Vectors of users or of items; rows that are not in use are zeros."""
+
+    values: torch.Tensor  # (n, d)
+    rows: np.ndarray  # in use, ascending: those with a training interaction
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """The changes that lead an index of vectors from one export to the next."""
+
+    rows: np.ndarray  # that are new or have another vector
+    values: torch.Tensor  # (len(rows), d)
+    removed: np.ndarray  # rows that are not in use any more
+
+    @classmethod
+    def between(cls, before: Vectors, after: Vectors) -> Moved:
+        """Exact: all other rows have the same vector to the bit."""
+        differs = (before.values != after.values).any(dim=1).numpy()
+        rows = after.rows[differs[after.rows] | ~np.isin(after.rows, before.rows)]
+        return cls(rows, after.values[torch.from_numpy(rows)], np.setdiff1d(before.rows, after.rows))
+
+
 class Exported(NamedTuple):
-    """What was exported."""
+    """The result of an export."""
 
     folder: Path
     fingerprint: str  # of the model
     vectors: bool  # whether the model has any
-    pending: int  # requests that the model does not know of yet
+    pending: int  # requests that are in the suppression list only
     delta_bytes: int | None
     whole_bytes: int | None  # of all vectors
 
 
 class Taken(NamedTuple):
-    """What belongs together of a state at one moment."""
+    """The model, and what the database says of that same model."""
 
     live: LiveModel
     fingerprint: str
-    pending: int
-    failed: int
+    counts: dict[str, int]  # of requests by status
     hashes: set[str]
     done: tuple[Done, ...]
 
 
 def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None = None) -> Exported:
     """Write the model as it is now into the new directory ``out``; see :meth:`State.export`."""
-    target = _free(core, out)
-    earlier = None if since is None else read_earlier(core, Path(since))
-    taken = _take(core)
+    target = Path(out).resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UnlearnError(f"{shown(target)} exists already. Choose another directory for the export.")
+    if target.is_relative_to(core.folder):
+        raise UnlearnError(f"{shown(target)} is inside the state. Choose a directory outside of it.")
+    before, earlier = (None, None) if since is None else _read_earlier(core, Path(since))
+    taken, model = _take(core), core.about("model")
     vectors = find_vectors(taken.live)
-    if vectors is None and earlier is not None:
-        raise UnlearnError(
-            f"{core.about('model')} has no vectors, so there is no delta. Export it without `since`."
-        )
+    if vectors is None:
+        if earlier is not None:
+            raise UnlearnError(f"{model} has no vectors, so there is no delta. Export it without `since`.")
+        logger.warning("%s has no vectors whose dot product is its score: only its checkpoint is exported.", model)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnlearnError(
             f"Cannot make {shown(target)}: {error.strerror or error}. Choose another."
         ) from error
+    data = dataclasses.replace(taken.live.retained(), done=taken.done)
+    delta = None
     with new_directory(target) as place:
-        about = _write(core, place, target, taken, vectors, earlier)
-        write_json(place / ABOUT, about)
-    _say(taken, vectors is not None, core.about("model"))
-    delta = about["delta"] or {}
-    whole = about["files"][VECTORS]["bytes"] if vectors else None
-    return Exported(target, taken.fingerprint, vectors is not None, taken.pending, delta.get("bytes"), whole)
-
-
-def _free(core: Core, out: str | os.PathLike) -> Path:
-    """Where to write: a path that is not there yet, or an empty directory, outside the state."""
-    target = Path(out).resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UnlearnError(f"{shown(target)} exists already. Choose another directory for the export.")
-    if target.is_relative_to(core.folder):
-        raise UnlearnError(
-            f"{shown(target)} is inside the state. Choose a directory elsewhere for the export."
+        taken.live.trainer.save(place, data, target)
+        hashes = sorted(taken.hashes)
+        check = _list_hash(core.key, hashes)
+        write_json(place / "suppression.json", {"schema": SCHEMA, "check": check, "hashes": hashes})
+        if vectors is not None:
+            write_vectors(place, taken.live.base.splits.train, vectors)
+            if earlier is not None:
+                delta = {"before": before, "after": taken.fingerprint, **_write_delta(place, earlier, vectors)}
+        files = {
+            path.name: {"sha256": file_digest(path), "bytes": path.stat().st_size}
+            for path in sorted(place.iterdir())
+        }
+        whole = files[VECTORS]["bytes"] if vectors else None
+        if delta is not None:
+            delta |= {"bytes": files[DELTA]["bytes"], "whole_bytes": whole}
+        write_json(
+            place / ABOUT,
+            {
+                "schema": SCHEMA, "date": now(), "model": model, "dataset": core.about("dataset"),
+                "fingerprint": taken.fingerprint,
+                "counts": {
+                    "interactions": len(data.retain.train),
+                    "held_out": len(data.retain.valid) + len(data.retain.test),
+                    "suppressed": len(hashes), **taken.counts,
+                },
+                "vectors": None if vectors is None else {
+                    "dimension": vectors[0].values.shape[1],
+                    **{
+                        side: {"rows": len(one.values), "in_use": len(one.rows)}
+                        for side, one in zip(SIDES, vectors, strict=True)
+                    },
+                },
+                "delta": delta, "files": files, "versions": versions(),
+            },
+        )  # fmt: skip
+    if any(taken.counts.values()):
+        logger.warning(
+            "Requests that are in the suppression list but not yet in the exported model: %d pending, %d failed.",
+            taken.counts["pending"],
+            taken.counts["failed"],
         )
-    return target
+    bytes = None if delta is None else delta["bytes"]
+    return Exported(target, taken.fingerprint, vectors is not None, taken.counts["pending"], bytes, whole)
 
 
 def _take(core: Core) -> Taken:
-    """The model in memory, and what the database says of that same model, whatever other processes do."""
     while True:
         version, live = core.refreshed(), core.live
         with core.database.transaction():
             if core.version() != version:
+                continue  # another process has changed the state
+            rows = core.database.rows("SELECT digest, finished, status FROM requests ORDER BY number")
+            statuses = [row["status"] for row in rows]
+            counts = {
+                "pending": statuses.count("pending") + statuses.count("running"),
+                "failed": statuses.count("failed"),
+            }
+            done = (Done(row[0], row[1][:10]) for row in rows if row["status"] in ("done", "published"))
+            return Taken(live, core.fingerprint(), counts, core.suppression().hashes(), tuple(done))
+
+
+@torch.no_grad()
+def find_vectors(live: LiveModel) -> tuple[Vectors, Vectors] | None:
+    """The vectors of users and items; None for a model that has none."""
+    users, items = (
+        live.index.counts(side, torch.arange(live.index.sizes[side])).nonzero().flatten()
+        for side in SIDES.values()
+    )
+    some = users[:: max(1, len(users) // COMPARED)][:COMPARED]
+    scores = live.trainer.scores(some, live.base.splits.train)[:, items]
+    sizes = [live.index.sizes[side] for side in SIDES.values()]
+    try:
+        for found in _places(live):
+            u, v = (part.detach().cpu().float() for part in found)
+            if u.dim() != 2 or v.dim() != 2 or [len(u), len(v)] != sizes or u.shape[1] != v.shape[1]:
                 continue
-            done = core.database.rows(
-                "SELECT digest, finished FROM requests WHERE status IN ('done', 'published') ORDER BY number"
-            )
-            return Taken(
-                live, core.fingerprint(), _number(core, "pending", "running"), _number(core, "failed"),
-                suppression(core).hashes(), tuple(Done(row["digest"], row["finished"][:10]) for row in done),
-            )  # fmt: skip
+            if (u[some] @ v[items].T - scores).abs().max() <= CLOSE * scores.abs().max():
+                return _in_use(u, users), _in_use(v, items)
+    finally:
+        clear_caches(live.model)
+    return None
 
 
-def _number(core: Core, *statuses: str) -> int:
-    marks = ", ".join("?" * len(statuses))
-    found = core.database.value(f"SELECT count(*) FROM requests WHERE status IN ({marks})", *statuses)
-    return int(str(found))
+def _in_use(values: torch.Tensor, rows: torch.Tensor) -> Vectors:
+    kept = torch.zeros_like(values)
+    kept[rows] = values[rows]
+    return Vectors(kept, rows.numpy())
 
 
-def _write(
-    core: Core, place: Path, home: Path, taken: Taken, vectors: Both | None, earlier: Earlier | None
-) -> dict[str, Any]:
-    """Write all files but the last; returns what that one says."""
-    live = taken.live
-    data = dataclasses.replace(live.retained(), done=taken.done)
-    live.trainer.fitted = live.fitted
-    live.trainer.save(place, data, home)
-    write_suppression(place / "suppression.json", core.key, taken.hashes)
-    moved = None
-    if vectors is not None:
-        write_vectors(place, live.base.splits.train, vectors)
-        if earlier is not None:
-            moved = [Moved.between(*pair) for pair in zip(earlier.vectors, vectors, strict=True)]
-            write_delta(place, moved)
-    files = {
-        path.name: {"sha256": file_digest(path), "bytes": path.stat().st_size}
-        for path in sorted(place.iterdir())
-    }
-    return {
-        "schema": SCHEMA,
-        "date": now(),
-        "model": core.about("model"),
-        "dataset": core.about("dataset"),
-        "fingerprint": taken.fingerprint,
-        "counts": {
-            "interactions": len(data.retain.train),
-            "held_out": len(data.retain.valid) + len(data.retain.test),
-            "suppressed": len(taken.hashes),
-            "pending": taken.pending,
-            "failed": taken.failed,
-        },
-        "vectors": _about_vectors(vectors) if vectors else None,
-        "delta": _about_delta(moved, earlier, taken, files) if moved and earlier else None,
-        "files": files,
-        "versions": versions(),
-    }
+def _places(live: LiveModel) -> Iterator[Pair]:
+    """Matrices of a model that has just scored: those it caches, those `forward()` returns, and its tables."""
+    model = live.model
+    cached = getattr(model, "restore_user_e", None), getattr(model, "restore_item_e", None)
+    if isinstance(cached[0], torch.Tensor) and isinstance(cached[1], torch.Tensor):
+        yield cached[0], cached[1]
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    given = inspect.signature(model.forward).parameters.values()
+    if all(one.default is not inspect.Parameter.empty or one.kind in kinds for one in given):
+        made = model.forward()
+        if isinstance(made, tuple) and all(isinstance(part, torch.Tensor) for part in made[:2]) and len(made) > 1:
+            yield made[0], made[1]
+    named = dict(model.named_parameters())
+    tables: dict[str, list[torch.Tensor]] = {"user": [], "item": []}
+    for table in find_tables(model, live.base.splits.train):
+        rows = as_rows(named[table.parameter], table.axis)
+        tables[table.side].append(rows[table.offset : table.offset + live.index.sizes[table.side]])
+    yield from itertools.product(tables["user"], tables["item"])
 
 
-def _about_vectors(vectors: Both) -> dict[str, Any]:
-    sides = zip(SIDES, vectors, strict=True)
-    counts = {side: {"rows": len(one.values), "in_use": len(one.rows)} for side, one in sides}
-    return {"dimension": vectors[0].values.shape[1], **counts}
+def write_vectors(place: Path, train: Dataset, vectors: tuple[Vectors, Vectors]) -> None:
+    """Write the vectors of all rows, and the tokens of those in use."""
+    tables = {side: one.values for side, one in zip(SIDES, vectors, strict=True)}
+    write_bytes(place / VECTORS, pack(tables))
+    arrays = io.BytesIO()
+    np.savez(arrays, **{side: table.numpy() for side, table in tables.items()})
+    write_bytes(place / "embeddings.npz", arrays.getvalue())
+    for side, one, field in zip(SIDES, vectors, (train.uid_field, train.iid_field), strict=True):
+        tokens = train.field2id_token[field][one.rows].astype(str)
+        lines = io.BytesIO()
+        pd.DataFrame({"row": one.rows, "token": tokens}).to_parquet(lines, index=False)
+        write_bytes(place / f"{side}.parquet", lines.getvalue())
 
 
-def _about_delta(moved: list[Moved], earlier: Earlier, taken: Taken, files: dict[str, Any]) -> dict[str, Any]:
-    sides = zip(SIDES, moved, strict=True)
-    counts = {side: {"moved": len(one.rows), "removed": len(one.removed)} for side, one in sides}
-    sizes = {"bytes": files[DELTA]["bytes"], "whole_bytes": files[VECTORS]["bytes"]}
-    return {"before": earlier.fingerprint, "after": taken.fingerprint, **counts, **sizes}
+def _write_delta(place: Path, before: Iterable[Vectors], after: Iterable[Vectors]) -> dict[str, Any]:
+    """Write `users.rows`, `users.vectors`, `users.removed`, and the same for items; returns their numbers."""
+    tensors, counts = {}, {}
+    for side, *pair in zip(SIDES, before, after, strict=True):
+        moved = Moved.between(*pair)
+        tensors[f"{side}.rows"] = torch.from_numpy(moved.rows)
+        tensors[f"{side}.vectors"] = moved.values
+        tensors[f"{side}.removed"] = torch.from_numpy(moved.removed)
+        counts[side] = {"moved": len(moved.rows), "removed": len(moved.removed)}
+    write_bytes(place / DELTA, pack(tensors))
+    return counts
 
 
-def _say(taken: Taken, has_vectors: bool, model: str) -> None:
-    if not has_vectors:
-        logger.warning(
-            "%s has no vectors whose dot product is its score: only its checkpoint is exported.", model
+def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
+    """The fingerprint and the vectors of an earlier export; refused unless the ledger knows the fingerprint."""
+    try:
+        about = json.loads(_read(folder, ABOUT))
+    except ValueError as error:
+        raise _damaged(folder, ABOUT) from error
+    if not isinstance(about, dict) or not isinstance(about.get("schema"), int):
+        raise _damaged(folder, ABOUT)
+    if about["schema"] > SCHEMA:
+        raise UnlearnError(
+            f"{shown(folder)} is of a newer version of recbole-unlearn. Update recbole-unlearn."
         )
-    if taken.pending or taken.failed:
-        logger.warning(
-            "Requests that the exported model does not know of yet, but its suppression list does: %d pending, "
-            "%d failed.",
-            taken.pending,
-            taken.failed,
+    if (about.get("model"), about.get("dataset")) != (core.about("model"), core.about("dataset")):
+        raise UnlearnError(f"{shown(folder)} is an export of another model. Give one of this state.")
+    if about.get("fingerprint") not in [one["after"] for one in core.database.entries() if "after" in one]:
+        raise UnlearnError(
+            f"{shown(folder)} is an export of another state: the ledger of this one does not know its fingerprint. "
+            "Give an export of this state, or none for a full export."
         )
+    if about.get("vectors") is None:
+        raise UnlearnError(f"{shown(folder)} has no vectors, so there is no delta. Give another, or none.")
+    tables, found = unpack(_read(folder, VECTORS, about)), []
+    for side in SIDES:
+        lines = io.BytesIO(_read(folder, f"{side}.parquet", about))
+        try:
+            rows = pd.read_parquet(lines, columns=["row"])["row"].to_numpy(dtype=np.int64)
+            found.append(Vectors(tables[side], rows))
+        except (ValueError, KeyError) as error:
+            raise _damaged(folder, VECTORS) from error
+    return about["fingerprint"], found
+
+
+def _read(folder: Path, name: str, about: dict[str, Any] | None = None) -> bytes:
+    """A file of an export; with ``about``, refused if it is not the one that was written."""
+    try:
+        content = read_regular(folder / name, LARGEST)
+    except OSError as error:
+        raise UnlearnError(f"Cannot read {shown(folder / name)}: {error.strerror or error}.") from error
+    if about is not None:
+        files = about.get("files")
+        said = files.get(name) if isinstance(files, dict) else None
+        if not isinstance(said, dict) or said.get("sha256") != hashlib.sha256(content).hexdigest():
+            raise _damaged(folder, name)
+    return content
+
+
+def _damaged(folder: Path, name: str) -> UnlearnError:
+    return UnlearnError(
+        f"{shown(folder / name)} is not what an export wrote: it was changed or damaged. Give another export, or "
+        "none for a full export."
+    )
+
+
+def load_suppression(path: str | os.PathLike, key: str | os.PathLike | bytes | None = None) -> Suppression:
+    """The suppressed pairs of an export; test pairs with ``(user token, item token) in hidden``.
+
+    Args:
+        path: the `suppression.json` of an export.
+        key: the file with the key of the state, or the key itself as bytes; the user's own when None.
+
+    """
+    known = key if isinstance(key, bytes) else load_key(key)
+    try:
+        content = json.loads(read_regular(path, 2**32))
+    except OSError as error:
+        raise UnlearnError(f"Cannot read {shown(path)}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise UnlearnError(f"{shown(path)} is damaged: it is not JSON. Export the state again.") from error
+    hashes = content.get("hashes") if isinstance(content, dict) else None
+    if not isinstance(hashes, list) or not all(isinstance(one, str) for one in hashes):
+        raise UnlearnError(f"{shown(path)} has no suppressed pairs. Give the suppression.json of an export.")
+    if content.get("schema") != SCHEMA:
+        raise UnlearnError(f"{shown(path)} is of a newer version of recbole-unlearn. Update recbole-unlearn.")
+    if known is None or content.get("check") != _list_hash(known, hashes):
+        raise UnlearnError(
+            f"{shown(path)} does not fit the key: it was made with another one, or it was changed. Give the state's "
+            "own key, or export the state again."
+        )
+    return Suppression(known, set(), set(hashes))
+
+
+def _list_hash(key: bytes, hashes: list[str]) -> str:
+    return keyed_hash(key, "suppression", "\n".join(hashes).encode())

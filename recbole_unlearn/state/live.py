@@ -1,11 +1,11 @@
 """A model in memory that requests change in place, one after the other.
 
-What serves all requests to one model is made once, when it is loaded: the index of its interactions, the map that new
-starts are read from, its second moments. A request then costs what it touches. What it did comes back as a
-:class:`Change`: new values of the rows that moved, enough to bring a model that is loaded again to the same bits.
+Everything that serves all requests is made once, when the model is loaded: the index of its interactions, the map
+from which new starts are read, its second moments. A request then costs what it touches. Its effect is returned as a
+:class:`Change`: new values of the rows that moved, enough to bring a newly loaded model to the same bits.
 
-The maps are always those of the base (the model as it was trained, or last published), so that a request gives the
-same result whether the process was started for it or has served others before.
+The maps are always those of the base (the model as it was trained, or last published), so a request gives the same
+result in a process that was started for it and in one that has served others before.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
 from recbole_unlearn import settings
-from recbole_unlearn.data import (
-    Located,
-    Source,
-    Splits,
-    UnlearnData,
-    divide,
-    fitted_after,
-    lost_at_least,
-    lost_since,
-)
+from recbole_unlearn.recbole_compat import clear_caches, own_randomness, seed_again
+from recbole_unlearn.data import Located, Source, Splits, UnlearnData, divide, time_precision
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask
-from recbole_unlearn.methods.obliviate import Curvature, Obliviate, ObliviateSettings, refresh
-from recbole_unlearn.recbole_compat import clear_caches, own_randomness, seed_again
+from recbole_unlearn.methods.obliviate import (
+    Curvature,
+    Obliviate,
+    ObliviateSettings,
+    from_retained,
+    read_state,
+    refresh,
+)
 from recbole_unlearn.rows import (
     Region,
     RetainedIndex,
@@ -48,40 +46,24 @@ from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.deltas import Change, Rows, Tensors
 from recbole_unlearn.training import build_model, compose, pair_remover
 
-Masks = tuple[np.ndarray, np.ndarray, np.ndarray]  # which interactions of training, validation and test data
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # masks or numbers in training, validation and test data
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamData(UnlearnData):
-    """The data of one request among many: counts come from the index, and nothing of the size of D is made."""
+    """The data of one request of many: counts come from the index, and nothing of the size of D is made."""
 
     index: TrainIndex | None = None  # with S still in it
 
-    @property
-    def _popularity(self) -> torch.Tensor:
+    @functools.cached_property
+    def popularity(self) -> torch.Tensor:
+        """As in the base class, by the index."""
         assert self.index is not None
         return self.index.counts("item", torch.arange(self.index.sizes["item"]))
 
-    @functools.cached_property
-    def lost(self) -> torch.Tensor | None:
-        """As in the base class, by the index."""
-        return None if self.fitted is None else lost_since(self.fitted, self._popularity)
-
-    @functools.cached_property
-    def lost_at_least(self) -> torch.Tensor | None:
-        """As in the base class, by the index."""
-        return None if self.fitted is None else lost_at_least(self.fitted, self._popularity)
-
-    def fitted_after(self, refitted: torch.Tensor | None) -> torch.Tensor | None:
-        """As in the base class, by the index."""
-        before = self._popularity
-        items = self.forget.inter_feat[self.forget.iid_field]
-        after = before - torch.bincount(items, minlength=len(before))
-        return fitted_after(self.fitted, before, after, refitted)
-
 
 class LiveModel:
-    """A model with all that requests to it need: a base, and the changes that requests made to it since."""
+    """A base, the changes that requests made to it since, and an index of what is left of its data."""
 
     def __init__(
         self,
@@ -89,28 +71,30 @@ class LiveModel:
         source: Source,
         weights: Mapping[str, torch.Tensor],
         moments: Mapping[str, torch.Tensor],
-        removed: Masks,
+        removed: Arrays,
         changes: Sequence[Change] = (),
     ) -> None:
-        """``source``, ``weights`` and ``moments`` are the base; ``removed`` is what requests took out of it since."""
+        """``source``, ``weights`` and ``moments`` are the base; ``removed`` are the interactions deleted since."""
         self.config = config.replace(show_progress=False, tensorboard=False, output_dir=None)
         self.options: ObliviateSettings = settings.read(
             Obliviate.Settings, self.config.method_values(Obliviate.name)
         )
-        self.base, self.fitted = source, source.fitted
-        self.removed: Masks = (removed[0].copy(), removed[1].copy(), removed[2].copy())
+        self.base = source
         self.closed_form = self.config["MODEL_TYPE"] == ModelType.TRADITIONAL
-        self.index = TrainIndex(source.splits.train).complete()
+        self.parts = [TrainIndex(part) for part in source.splits]  # of training, validation and test data
+        self.index = self.parts[0].complete()
         self.moments: Tensors = {name: value.clone() for name, value in moments.items()}
         with own_randomness():
-            # Of the base, whatever was taken out of it since: some models draw while they read their data.
+            # On the whole base, whatever was deleted since: some models draw while they read their data.
             net = build_model(self.config, source.splits)
             self._initial = {name: value.detach().clone() for name, value in net.named_parameters()}
-            self.trainer: Obliviate = compose(Obliviate, self.config, self._built(weights), "live")
+            model = self._built(weights, removed)
+            self.trainer: Obliviate = compose(Obliviate, self.config, model, "unlearned")
+            self.trainer.fitted = source.fitted
             self._task = self._prepared()
-        gone = torch.from_numpy(np.flatnonzero(removed[0]))
-        if len(gone):
-            self.index.remove(gone)
+        for index, mask in zip(self.parts, removed, strict=True):
+            if mask.any():
+                index.remove(torch.from_numpy(np.flatnonzero(mask)))
         for change in changes:
             self._follow(change)
         self._remove_pairs = pair_remover(self.model)
@@ -120,24 +104,38 @@ class LiveModel:
         """The model as it is now."""
         return self.trainer.model
 
+    @property
+    def fitted(self) -> torch.Tensor | None:
+        """Counts of the items' interactions for the next request (items,), see data/item_counts.py."""
+        return self.trainer.fitted
+
+    @property
+    def removed(self) -> Arrays:
+        """The interactions of the base that were deleted."""
+        train, valid, test = (index.removed.numpy() for index in self.parts)
+        return train, valid, test
+
+    @functools.cached_property
+    def precisions(self) -> list[float]:
+        """The precision of timestamps in training, validation and test data."""
+        return [time_precision(part) for part in self.base.splits]
+
     def retained(self) -> UnlearnData:
-        """All that is left of the base, divided as after one request for all that was taken out."""
+        """The base, divided as by one request for everything that was deleted."""
         return divide(self.base.splits, Located(*self.removed), "requests", self.base.clock, self.fitted)
 
-    def kept(self) -> tuple[UnlearnData, Masks]:
-        """As :meth:`retained`, and which interactions of the base those are.
+    def kept(self) -> tuple[UnlearnData, Arrays]:
+        """As :meth:`retained`, with masks of the retained interactions in the base.
 
-        Held-out interactions of users and items that have no training interaction left are not among them.
+        Held-out interactions of users and items without a training interaction are not retained.
         """
         data = self.retained()
         masks = [~mask for mask in self.removed]
         train = self.base.splits.train
+        orphans = {train.uid_field: data.orphan_users, train.iid_field: data.orphan_items}
         for part, mask in zip(self.base.splits[1:], masks[1:], strict=True):
-            for field, orphans in (
-                (train.uid_field, data.orphan_users),
-                (train.iid_field, data.orphan_items),
-            ):
-                mask &= ~torch.isin(part.inter_feat[field], orphans).numpy()
+            for field, ids in orphans.items():
+                mask &= ~torch.isin(part.inter_feat[field], ids).numpy()
         return data, (masks[0], masks[1], masks[2])
 
     def state(self) -> Tensors:
@@ -147,19 +145,19 @@ class LiveModel:
     def forget(self, numbers: Sequence[np.ndarray]) -> Change:
         """Make the model forget interactions, by their numbers in training, validation and test data of the base.
 
-        What fails in the middle leaves a model that is neither: it has to be loaded again.
+        After an exception the model is neither the old nor the new one, and has to be loaded again.
         """
-        for mask, part in zip(self.removed, numbers, strict=True):
-            mask[part] = True
-        asked = torch.from_numpy(np.sort(numbers[0]))
-        if len(asked) == 0:  # nothing that a model was trained on
-            return Change({}, {}, self.fitted, 0.0)
-        if self.closed_form:
-            with own_randomness():
-                self.trainer.model = self._built({})
+        asked, *held_out = (torch.from_numpy(np.sort(part)) for part in numbers)
+        for index, part in zip(self.parts[1:], held_out, strict=True):
+            if len(part):
+                index.remove(part)
+        if len(asked) and not self.closed_form:
+            return self._forget(asked)
+        if len(asked):
             self.index.remove(asked)
-            return Change({}, {}, self.fitted, 0.0)
-        return self._forget(asked)
+            with own_randomness():
+                self.trainer.model = self._built({}, self.removed)
+        return Change({}, {}, self.fitted, 0.0)
 
     def _forget(self, asked: torch.Tensor) -> Change:
         before = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
@@ -167,27 +165,29 @@ class LiveModel:
         data = self._data(asked)
         self._take_out(data)
         touched = find_region(self.index, *_pairs(data), data.lost)
-        task = dataclasses.replace(self._task, data=data)
         with own_randomness():
-            # Models with dropout draw as they go.
-            seed_again(self.config["seed"], self.config["reproducibility"])
-            outcome = self.trainer.apply(task)
+            seed_again(self.config["seed"], self.config["reproducibility"])  # models with dropout draw
+            self.trainer.apply(dataclasses.replace(self._task, data=data))
             self.index.remove(asked)
-            self._refresh(touched)
-        self.fitted = fitted = self.trainer.fitted
+            if self.moments:  # those of touched rows, without the deleted interactions
+                witness = _witness(self.config, self.index, touched)
+                tables = find_tables(self.model, self.base.splits.train)
+                refresh(
+                    self.moments, self.model, tables, touched, witness, self.config["train_batch_size"]
+                )
+                clear_caches(self.model)
         weights = _between(before, self.model.state_dict())
         drift = sum(rows.distance(before[name]) for name, rows in weights.items())
-        return Change(weights, _between(moments_before, self.moments), fitted, drift, outcome.certificates)
+        return Change(weights, _between(moments_before, self.moments), self.fitted, drift)
 
-    def _built(self, weights: Mapping[str, torch.Tensor]) -> AbstractRecommender:
-        """A new model on what is left, with ``weights``."""
-        model = build_model(self.config, self._left(self.removed))
+    def _built(self, weights: Mapping[str, torch.Tensor], removed: Arrays) -> AbstractRecommender:
+        """A new model on the data without ``removed``, with ``weights``."""
+        model = build_model(self.config, self._without(removed))
         if not self.closed_form:
             Trained(dict(weights), None, {}, -1).load_weights(model)
         return model
 
-    def _left(self, removed: Masks) -> Splits:
-        """What is left of the base without ``removed``."""
+    def _without(self, removed: Arrays) -> Splits:
         parts = [
             part if not mask.any() else part.copy(part.inter_feat[torch.from_numpy(~mask)])
             for part, mask in zip(self.base.splits, removed, strict=True)
@@ -195,23 +195,17 @@ class LiveModel:
         return Splits(*parts)
 
     def _prepared(self) -> UnlearnTask:
-        """What all requests share, made of the base."""
+        """The parts of a task that all requests share, made from the base."""
         data = self._data(torch.empty(0, dtype=torch.long))
         task = UnlearnTask(
-            self.config,
-            data,
-            None,
-            self._initial,
-            self.options,
-            _no_training,
-            prepared_index=self.index,
+            self.config, data, None, self._initial, self.options, _no_training, prepared_index=self.index
         )
         prepared = self.trainer.prepare(task)
         moments = Curvature(self.moments, "the state's second moments") if self.moments else None
         return dataclasses.replace(task, prepared=prepared._replace(curvature=moments))
 
     def _data(self, asked: torch.Tensor) -> StreamData:
-        """The data of a request for the training interactions ``asked``; they are marked in the index."""
+        """The data of a request for the training interactions ``asked``, which are marked in the index."""
         train = self.base.splits.train
         self.index.removed[asked] = True
         forget = train.copy(train.inter_feat[asked])
@@ -219,57 +213,66 @@ class LiveModel:
         for side, field in (("user", train.uid_field), ("item", train.iid_field)):
             ids, gone = torch.unique(forget.inter_feat[field], return_counts=True)
             orphans.append(ids[gone == self.index.counts(side, ids)])
-        before, after = self._sides(asked)
+        before = after = self.base.splits  # of which only the sizes are read
+        if len(asked) and find_features(self.model, train):  # which values are in use takes a pass over the data
+            earlier = self.removed[0].copy()
+            earlier[asked.numpy()] = False
+            before, after = self._without((earlier, *self.removed[1:])), self._without(self.removed)
         return StreamData(
             before, after, forget, self.index.removed, "requests", self.base.clock, {},
             orphans[0], orphans[1], self.fitted, numbers=asked, index=self.index,
         )  # fmt: skip
 
-    def _sides(self, asked: torch.Tensor) -> tuple[Splits, Splits]:
-        """D and D without S, for models with rows of features: which values are in use takes a look at all of it.
-
-        For all others the base itself, of which only the sizes are read.
-        """
-        if len(asked) == 0 or not find_features(self.model, self.base.splits.train):
-            return self.base.splits, self.base.splits
-        before = self.removed[0].copy()
-        before[asked.numpy()] = False
-        return self._left((before, *self.removed[1:])), self._left(self.removed)
-
     def _take_out(self, data: StreamData) -> None:
-        """Take the deleted pairs out of what the model keeps of its data."""
+        """Take the deleted pairs out of the data that the model itself keeps, such as a graph."""
         if self._remove_pairs is None:
             with own_randomness():
-                self.trainer.model = self._built(self.state())
+                self.trainer.model = self._built(self.state(), self.removed)
             return
-        assert data.numbers is not None
         retained = RetainedIndex(self.index, *_pairs(data), data.deleted, data.numbers)
         if len(retained.gone):
             items = self.index.sizes["item"]
             self._remove_pairs(retained.gone // items, retained.gone % items)
 
-    def _refresh(self, touched: Region) -> None:
-        """Second moments of touched rows, without what was deleted."""
-        if not self.moments:
-            return
-        nobody = torch.empty(0, dtype=torch.long)
-        retained = RetainedIndex(self.index, nobody, nobody, self.index.removed, nobody)
-        generator = torch.Generator().manual_seed(self.config["seed"])
-        witness = Witness(self.config, retained, touched, generator)
-        tables = find_tables(self.model, self.base.splits.train)
-        refresh(self.moments, self.model, tables, touched, witness, self.config["train_batch_size"])
-        clear_caches(self.model)
-
     @torch.no_grad()
     def _follow(self, change: Change) -> None:
-        """Do again what a request did, to the same bits."""
+        """Apply the change of an earlier request, to the same bits."""
         named = self.model.state_dict()
         for name, rows in change.weights.items():
             rows.write(named[name])
         for name, rows in change.moments.items():
             rows.write(self.moments[name])
-        self.fitted = change.fitted
+        self.trainer.fitted = change.fitted
         clear_caches(self.model)
+
+
+def read_moments(
+    config: UnlearnConfig, model: AbstractRecommender, trained: Trained, splits: Splits
+) -> Tensors:
+    """Second moments of a model: those of its optimizer, or Fisher information where the checkpoint has none."""
+    if config["MODEL_TYPE"] == ModelType.TRADITIONAL:
+        return {}
+    found = read_state(model, trained.optimizer, trained.epoch)
+    if found is None:
+        index = TrainIndex(splits.train)
+        witness = _witness(config, index, Region())
+        parts = torch.arange(len(index)).split(config["train_batch_size"])
+        found = from_retained(model, [witness.batch(witness.triples(part)) for part in parts])
+    return dict(found.moments)
+
+
+def squared_norm(weights: Mapping[str, torch.Tensor]) -> float:
+    """‖θ‖² of all weights."""
+    return float(
+        sum(value.double().square().sum() for value in weights.values() if value.is_floating_point())
+    )
+
+
+def _witness(config: UnlearnConfig, index: TrainIndex, region: Region) -> Witness:
+    """The witness set of an index from which every deleted interaction is removed."""
+    none = torch.empty(0, dtype=torch.long)
+    retained = RetainedIndex(index, none, none, index.removed, none)
+    return Witness(config, retained, region, torch.Generator().manual_seed(config["seed"]))
 
 
 def _pairs(data: UnlearnData) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,10 +28,17 @@ from recbole_unlearn.report import (
     write,
 )
 from recbole_unlearn.report.page import cards
-from recbole_unlearn.state import ledger
 from recbole_unlearn.state.database import COUNTS, Database
-from recbole_unlearn.state.overview import MOST_DELETED, MOST_DRIFT, WAITING, Overview, history, overview
-from recbole_unlearn.state.status import due, minute
+from recbole_unlearn.state.status import (
+    MOST_DELETED,
+    MOST_DRIFT,
+    WAITING,
+    Overview,
+    due,
+    history,
+    minute,
+    overview,
+)
 from recbole_unlearn.text import MISSING, counted, percent
 
 Row = dict[str, Any]
@@ -44,7 +51,7 @@ _ENTRIES = 12  # of the ledger
 def write_status(database: Database, target: Path) -> Path:
     """Write the page of a state, and return its path."""
     seen = overview(database)
-    entries = list(ledger.entries(database.connection))
+    entries = list(database.entries())
     rows: list[Row] = seen.requests.to_dict("records")
     now = datetime.datetime.now(datetime.UTC)
     title = f"Deletion requests: {seen.model} on {seen.dataset}"

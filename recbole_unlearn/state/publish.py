@@ -1,55 +1,56 @@
-"""Publication: what is done becomes final, and nothing that could bring it back is left."""
+"""Publication: requests that are done become final, and nothing is left from which they could be undone."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from recbole_unlearn.data import Splits
 from recbole_unlearn.recbole_compat import own_randomness
-from recbole_unlearn.state.base import read_moments, squared_norm, versions, write_base
-from recbole_unlearn.state.context import Core, set_requests
-from recbole_unlearn.state.deltas import Tensors
-from recbole_unlearn.state.live import Masks
-from recbole_unlearn.state.suppression import pair_hash
+from recbole_unlearn.data import Splits
+from recbole_unlearn.state.context import Core, Tokens, pair_hash, versions
+from recbole_unlearn.state.database import Transaction
+from recbole_unlearn.state.deltas import Tensors, write_base
+from recbole_unlearn.state.live import Arrays, read_moments, squared_norm
 from recbole_unlearn.training import train_here
 
 
 def publish(core: Core) -> int:
-    """Make all that is done final; returns how many requests. Nothing that could bring them back is left."""
-    done = core.database.rows("SELECT number FROM requests WHERE status = 'done' ORDER BY number")
+    """Make all requests that are done final; returns how many."""
+    done = _done(core)
     if done:
         live = core.live
-        _replace_base(core, [row[0] for row in done], live.state(), live.moments, live.fitted, "published")
+        _replace_base(core, done, live.state(), live.moments, live.fitted, "published")
     finish(core)
     return len(done)
 
 
 def retrain(core: Core) -> float:
-    """Train the model again without what was deleted, and make that the base; returns the seconds it took."""
-    done = core.database.rows("SELECT number FROM requests WHERE status = 'done' ORDER BY number")
-    live = core.live
-    data = live.retained()
+    """Train the model again on the retained data, and make it the base; returns the seconds it took."""
+    data = core.live.retained()
     with own_randomness(), core.store.workplace() as work:
         config = core.config.replace(checkpoint_dir=str(work), output_dir=None, tensorboard=False)
         trainer, trained = train_here(config, data.retain, "retrained")
     moments = read_moments(config, trainer.model, trained, data.retain)
-    _replace_base(core, [row[0] for row in done], trained.state_dict, moments, None, "retrained")
+    _replace_base(core, _done(core), trained.state_dict, moments, None, "retrained")
     finish(core)
     assert trained.seconds is not None
     return trained.seconds
 
 
 def finish(core: Core) -> None:
-    """Overwrite all that a publication left: free pages of the database, its log, and files that nothing names.
+    """Overwrite the free pages of the database, its log, and files that the database does not name.
 
-    In this order: as long as the files are there, the next worker knows that neither was done.
+    In this order: while the files are there, the next worker knows that neither was done.
     """
     core.database.wipe()
     core.store.destroy_others(core.named_files())
+
+
+def _done(core: Core) -> list[int]:
+    rows = core.database.rows("SELECT number FROM requests WHERE status = 'done' ORDER BY number")
+    return [row[0] for row in rows]
 
 
 def _replace_base(
@@ -60,33 +61,32 @@ def _replace_base(
     fitted: torch.Tensor | None,
     what: str,
 ) -> None:
-    """Make ``weights`` and what is retained the base, and the requests ``numbers`` final."""
+    """Make ``weights`` and the retained data the base, and the requests ``numbers`` final."""
     before = core.fingerprint()
     data, left = core.live.kept()
-    base = write_base(core, weights, moments, data.retain, data.clock, fitted)
+    base = write_base(core.store, core.config, weights, moments, data.retain, data.clock, fitted)
     hashes = {pair_hash(core.key, *pair) for pair in _final_pairs(core, numbers, data.retain)}
-    after = base.fingerprint
-    with core.database.transaction() as connection:
-        drift = "drift + (SELECT total(drift) FROM changes)"
-        connection.execute(
-            f"UPDATE base SET weights = ?, moments = ?, dataset = ?, fingerprint = ?, drift = {drift}",
-            (*base, after),
-        )
+    row = {**base._asdict(), "fingerprint": base.fingerprint}
+    with core.database.transaction() as write:
         if what == "retrained":
-            trained = (len(data.retain.train), squared_norm(weights))
-            connection.execute("UPDATE base SET trained_on = ?, norm = ?, drift = 0", trained)
-        set_requests(connection, numbers, status="published", change=None)
-        connection.execute("DELETE FROM changes")
+            row |= {"trained_on": len(data.retain.train), "norm": squared_norm(weights), "drift": 0.0}
+        else:
+            row["drift"] = core.database.value("SELECT drift + (SELECT total(drift) FROM changes) FROM base")
+        write.update("base", row)
+        write.set_requests(numbers, status="published", change=None)
+        write.delete("changes")
         for number in numbers:
-            for table in ("asked", "suppressed"):
-                connection.execute(f"DELETE FROM {table} WHERE request = ?", (number,))
-        connection.executemany("INSERT OR IGNORE INTO deleted VALUES (?)", ((one,) for one in sorted(hashes)))
-        _renumber(connection, left)
-        core.enter(connection, what, requests=len(numbers), before=before, after=after, versions=versions())
+            write.drop_asked(number)
+        hashes -= {known[0] for known in core.database.rows("SELECT hash FROM deleted")}
+        write.insert("deleted", ["hash"], ((one,) for one in sorted(hashes)))
+        _renumber(core, write, left)
+        write.enter(
+            what, requests=len(numbers), before=before, after=base.fingerprint, versions=versions()
+        )
 
 
-def _final_pairs(core: Core, numbers: Sequence[int], retain: Splits) -> set[tuple[str | None, str | None]]:
-    """The pairs of the requests ``numbers``, and those pending ones whose user or item has no name from now on."""
+def _final_pairs(core: Core, numbers: Sequence[int], retain: Splits) -> set[Tokens]:
+    """The pairs of the requests ``numbers``, and pairs of others whose user or item loses its token now."""
     pairs = core.tokens(numbers)
     others = [row[0] for row in core.database.rows("SELECT DISTINCT request FROM suppressed")]
     others = [request for request in others if request not in set(numbers)]
@@ -99,12 +99,13 @@ def _final_pairs(core: Core, numbers: Sequence[int], retain: Splits) -> set[tupl
     return pairs
 
 
-def _renumber(connection: sqlite3.Connection, left: Masks) -> None:
-    """Numbers of interactions in pending requests, once those that are not ``left`` are gone from the base."""
+def _renumber(core: Core, write: Transaction, left: Arrays) -> None:
+    """Give the interactions of pending requests their numbers in the new base, of which ``left`` are the masks."""
     places = [np.cumsum(mask) - 1 for mask in left]
-    rows = connection.execute("SELECT request, part, number FROM asked").fetchall()
-    connection.execute("DELETE FROM asked")
-    connection.executemany(
-        "INSERT INTO asked VALUES (?, ?, ?)",
-        ((request, part, int(places[part][number])) for request, part, number in rows if left[part][number]),
+    rows = core.database.rows("SELECT request, part, number FROM asked")
+    write.delete("asked")
+    write.insert(
+        "asked",
+        ("request", "part", "number"),
+        [(request, part, int(places[part][n])) for request, part, n in rows if left[part][n]],
     )

@@ -1,23 +1,40 @@
-"""A state: a directory with a model under care. What people call; the work is done in the modules beside this one."""
+"""The Python interface of a state: a directory with a model to which deletion requests are submitted."""
 
 from __future__ import annotations
 
 import datetime
+import glob
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.utils import ModelType
 
-from recbole_unlearn.state import ledger, publish, queue, serving, verify, worker
-from recbole_unlearn.state.context import Core, Receipt
+from recbole_unlearn.recbole_compat import own_randomness
+from recbole_unlearn.data import load
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import Checkpoint, new_directory, read_checkpoint, remove_stale
+from recbole_unlearn.inputs import shown
+from recbole_unlearn.session import check_methods, configured
+from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, declared
+from recbole_unlearn.state import publish, verify, worker
+from recbole_unlearn.state.context import FILES, Core, Receipt, versions
+from recbole_unlearn.state.deltas import sync, write_base
 from recbole_unlearn.state.export import Exported, export
-from recbole_unlearn.state.init import begin
-from recbole_unlearn.state.overview import Overview, overview
+from recbole_unlearn.state.live import read_moments, squared_norm
+from recbole_unlearn.state.status import Overview, overview
+from recbole_unlearn.training import build_model
 
 Span = str | datetime.timedelta
+_NOT_KEPT = {
+    ModelType.KNOWLEDGE: "knowledge-aware model, and a state does not keep a graph",
+    ModelType.SEQUENTIAL: "sequential model, and a state does not keep histories",
+}
 
 
 def init_state(
@@ -28,27 +45,95 @@ def init_state(
     hash_key: str | Path | None = None,
     **settings: Any,
 ) -> State:
-    """Take a trained model and its data under care.
+    """Make a state of a trained model and its data.
 
     Args:
         path: a directory that does not exist yet.
         checkpoint: of RecBole, or the unlearned model of an earlier run.
-        model: the class, where it is your own.
+        model: the class, if it is your own.
         hash_key: a file with the key of the hashes; the user's own when None. Keep it apart from the state.
         **settings: `data_path`, and settings of `obliviate`.
 
     """
-    begin(Path(path), checkpoint, settings, hash_key, model)
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UnlearnError(f"{shown(folder)} exists already. Choose another directory for the state.")
+    for key in settings:
+        if any(key in declared(group) for group in GROUPS.values()):
+            raise UnlearnError(
+                f"{key} is a setting of run_unlearn.py and has no meaning for a state. Leave it out; settings of "
+                "obliviate and of RecBole are taken."
+            )
+    original = read_checkpoint(checkpoint, model)
+    if original.trained is None:
+        raise UnlearnError(
+            f"{shown(checkpoint)} is an ensemble of {original.method}, which starts shards again for every request. "
+            "A state takes one model; use run_unlearn.py."
+        )
+    config = configured(model, None, [], {**settings, "unlearn": "obliviate"}, original)
+    check_methods(config)
+    if config["MODEL_TYPE"] in _NOT_KEPT:
+        raise UnlearnError(
+            f"{original.model} is a {_NOT_KEPT[config['MODEL_TYPE']]}. Use run_unlearn.py with --checkpoint, one "
+            "request after the other."
+        )
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or error
+        raise UnlearnError(f"Cannot make {shown(folder.parent)}: {why}. Choose another directory.") from error
+    remove_stale(folder.parent, f".{glob.escape(folder.name)}.*.tmp")  # of an `init` that was killed
+    with new_directory(folder) as place:
+        (place / FILES).mkdir()
+        core = Core(place, hash_key, model, new=True)
+        try:
+            _fill(core, config, original, settings)
+        finally:
+            core.database.close()
+        sync(place)
+    sync(folder.parent)
     return State(path, hash_key, model)
 
 
+def _fill(core: Core, config: UnlearnConfig, original: Checkpoint, settings: Mapping[str, Any]) -> None:
+    """Write the first base; refused if the weights do not fit the data."""
+    trained = original.trained
+    assert trained is not None
+    with own_randomness():
+        source = load(config, original.dataset_file)
+        net = build_model(config, source.splits)
+        trained.load_into(net)
+        moments = read_moments(config, net, trained, source.splits)
+    # No path is kept, except for the GPU that the state is worked on with.
+    own = {key: v for key, v in settings.items() if key == "gpu_id" or about(key).role is not Role.PLACE}
+    values = {
+        "model": original.model, "dataset": original.dataset, "settings": original.settings, "own": own,
+    }  # fmt: skip
+    with core.database.transaction() as write:
+        write.insert("about", ("key", "value"), ((key, json.dumps(value)) for key, value in values.items()))
+    base = write_base(
+        core.store, core.config, trained.state_dict, moments, source.splits, source.clock, source.fitted
+    )
+    row = {
+        "only_one": 1, **base._asdict(), "fingerprint": base.fingerprint, "trained_on": len(source.splits.train),
+        "norm": squared_norm(trained.state_dict), "drift": 0.0,
+    }  # fmt: skip
+    with core.database.transaction() as write:
+        write.insert("base", list(row), [list(row.values())])
+        write.enter(
+            "taken under care", model=original.model, dataset=original.dataset,
+            interactions=sum(len(part) for part in source.splits), after=base.fingerprint, versions=versions(),
+        )  # fmt: skip
+    core.database.wipe()
+
+
 def open_state(path: str | Path, hash_key: str | Path | None = None, *, model: type | None = None) -> State:
-    """A state that :func:`init_state` made; ``model`` is the class, where it is your own."""
+    """Open a state that :func:`init_state` made; ``model`` is the class, if it is your own."""
     return State(path, hash_key, model)
 
 
 class State:
-    """A model under care; see docs/requests.md. Usable as a context manager."""
+    """A model with its data, a queue of requests and a ledger; see docs/requests.md. Usable in `with`."""
 
     def __init__(
         self, path: str | Path, hash_key: str | Path | None = None, model: type | None = None
@@ -57,7 +142,7 @@ class State:
 
     @property
     def model(self) -> AbstractRecommender:
-        """The model as it is now, in memory; it is not yours to change."""
+        """The model as it is now, in memory; do not change it."""
         return self.core.live.model
 
     def submit(
@@ -65,19 +150,19 @@ class State:
     ) -> Receipt:
         """Check a request and put it into the queue; from now on its pairs are not recommended any more.
 
-        The same request a second time is recognised, and answered by the first one's receipt.
+        The same request a second time is recognized, and answered with the receipt of the first.
 
         Args:
             forget: a file, a DataFrame, a dict of columns, or a pair (users, items).
             id: its name in the ledger, for example a ticket's number; never a person's name.
             deadline: from now, for example "30d" or "12h".
-            on_missing: "error" refuses a request with something that is not there, "skip" leaves it out.
+            on_missing: "error" refuses a request with a row that names nothing in the data, "skip" leaves it out.
 
         """
-        return queue.submit(self.core, forget, id, deadline, on_missing)
+        return worker.submit(self.core, forget, id, deadline, on_missing)
 
     def run(self, window: Span | None = None) -> list[Receipt]:
-        """Carry out what is pending, in order; requests submitted within ``window`` of the first of them as one."""
+        """Carry out pending requests, in order; requests submitted within ``window`` of the first of them as one."""
         with worker.alone(self.core):
             return list(worker.run(self.core, window))
 
@@ -90,44 +175,63 @@ class State:
                 time.sleep(every)
 
     def status(self, id: str | None = None) -> Overview:
-        """All requests, what is due, how far the model has drifted, and whether retraining is due."""
+        """All requests, deadlines, the drift of the model, and whether retraining is due."""
         return overview(self.core.database, id)
 
     def rollback(self, id: str) -> list[Receipt]:
-        """Undo a request that is not published: exactly the model before it, and later requests done again on top."""
+        """Undo a request that is not published: restore the model before it, and carry out later requests again."""
         with worker.alone(self.core):
             worker.rollback(self.core, id)
             return list(worker.run(self.core, None))
 
     def publish(self) -> int:
-        """Make all requests that are done final, and destroy what could bring them back; returns how many."""
+        """Make all requests that are done final, and destroy the data to undo them; returns how many."""
         with worker.alone(self.core):
             return publish.publish(self.core)
 
     def retrain(self) -> float:
-        """Train the model again on what is retained and publish that; returns the seconds of the training."""
+        """Carry out pending requests, train on the retained data and publish; returns the seconds of training."""
         with worker.alone(self.core):
             list(worker.run(self.core, None))
             return publish.retrain(self.core)
 
     def fault(self, head: str | None = None) -> str | None:
-        """The first thing in ledger, files, fingerprints and data that does not fit, in words; None when all does.
+        """The first fault in ledger, files, fingerprints and data, in words; None when there is none.
 
-        ``head`` is a link of the ledger that was noted elsewhere: with it, entries that were cut off are missed.
+        ``head`` is a link of the ledger that was noted elsewhere: with it, a ledger whose end was cut off is found.
         """
         return verify.verify(self.core, head)
 
     def verify(self, head: str | None = None) -> None:
-        """As :meth:`fault`; raises UnlearnError where something does not fit."""
-        verify.refuse(self.core, head)
+        """As :meth:`fault`; raises UnlearnError where there is one."""
+        problem = self.fault(head)
+        if problem:
+            raise UnlearnError(f"The state does not fit its ledger: {problem}.")
 
     def check(self, dataset: str | Path) -> dict[str, int]:
-        """How many pairs that were deleted are in each file of data about to be trained on."""
+        """How many deleted pairs are in each file of a dataset."""
         return verify.check(self.core, dataset)
 
     def recommend(self, user: str, k: int = 10) -> pd.DataFrame:
-        """The first ``k`` items for a user, without anything that was deleted or is asked to be."""
-        return serving.recommend(self.core, user, k)
+        """The ``k`` best items of a user (item, score), without items they have and without suppressed pairs."""
+        if k < 1:
+            raise UnlearnError(f"k={k} is not a number of items; give at least 1.")
+        live = self.core.live
+        train = live.base.splits.train
+        id = torch.tensor([train.field2token_id[train.uid_field].get(str(user), 0)])
+        if id == 0 or live.index.counts("user", id) == 0:
+            raise UnlearnError("The model does not know this user: there is no training interaction of theirs.")
+        scores = live.trainer.scores(id, train)[0]
+        for index in live.parts[:2]:  # as in RecBole's evaluation: training and validation
+            scores[index.ends("user", id)] = -torch.inf
+        hidden, names = self.core.suppression(), train.field2id_token[train.iid_field]
+        found: list[tuple[str, float]] = []
+        for item in scores.argsort(descending=True, stable=True).tolist():
+            if len(found) == k or scores[item] == -torch.inf:
+                break
+            if (str(user), str(names[item])) not in hidden:
+                found.append((str(names[item]), float(scores[item])))
+        return pd.DataFrame(found, columns=[train.iid_field, "score"])
 
     def export(self, out: str | Path, since: str | Path | None = None) -> Exported:
         """Write the model as it is now for serving; see docs/serving.md.
@@ -141,10 +245,10 @@ class State:
 
     def ledger(self) -> str:
         """The ledger as JSON Lines, each entry with its link."""
-        return "".join(ledger.lines(self.core.database.connection))
+        return "".join(self.core.database.ledger_lines())
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         self.core.database.close()
 
     def __enter__(self) -> State:

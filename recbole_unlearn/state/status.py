@@ -1,61 +1,148 @@
-"""What `requests status` and `requests ledger` print: requests, the budget and the ledger's head; all its entries."""
+"""The status of a state: its requests, their deadlines, the budget, and the ledger's head, as a text or as a page.
+
+Reads the database alone: neither the model nor the key.
+"""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from recbole_unlearn.state import ledger
-from recbole_unlearn.state.database import Database
-from recbole_unlearn.state.overview import MOST_DELETED, MOST_DRIFT, WAITING, Overview, overview
+import pandas as pd
+
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.inputs import shown
+from recbole_unlearn.state.database import COUNTS, Database, now
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrapped
 
-_HEAD = ("id", "status", "submitted", "due", "training", "held out", "users", "items")
+# The budget: from here on a model should be trained again; docs/requests.md says where the limits come from.
+MOST_DELETED, MOST_DRIFT = 0.05, 0.1
+WAITING = ("pending", "running", "failed")  # a deadline matters to these
+Row = dict[str, Any]
+_SHOWN = ("id", "status", "submitted", "due", "finished", *COUNTS, "why")
 
 
-def status_of(database: Database, state: str, id: str | None = None) -> str:
-    """What a state looks like now; with ``id``, one request of it."""
-    return status_text(overview(database, id), state)
+class Account:
+    """The ledger, read entry by entry: the status of each request, and the budget spent since the last training."""
+
+    def __init__(self) -> None:
+        self.statuses: dict[str, str] = {}  # by id, the last entry about a request
+        self.deleted, self.drift = 0, 0.0
+        # Requests that can be undone: id, fingerprint after it, and what was spent before it.
+        self._done: list[tuple[str, str, int, float]] = []
+
+    def read(self, entry: Row) -> None:
+        """Read the next entry."""
+        what = entry["what"]
+        if what in ("published", "retrained"):
+            self.statuses |= {id: "published" for id, *_ in self._done}
+            self._done = []
+        if what in ("taken under care", "retrained"):
+            self.deleted, self.drift = 0, 0.0
+        elif what == "done":
+            as_one = bool(self._done) and self._done[-1][1] == entry["after"]  # one change for several requests
+            self._done.append((entry["id"], entry["after"], self.deleted, self.drift))
+            self.deleted += entry["interactions"]
+            self.drift += 0.0 if as_one else entry["measures"]["drift"]
+        elif what == "rolled back":
+            # Its change is undone with all changes after it, and the other requests of these are pending again.
+            change = next((after for id, after, *_ in self._done if id == entry["id"]), None)
+            place = next((k for k, one in enumerate(self._done) if one[1] == change), None)
+            if place is not None:
+                self.statuses |= {id: "submitted" for id, *_ in self._done[place:]}
+                self.deleted, self.drift = self._done[place][2:]
+                del self._done[place:]
+        if "id" in entry:
+            self.statuses[entry["id"]] = what
 
 
-def ledger_lines(database: Database) -> Iterator[str]:
-    """The ledger as JSON Lines, each entry with its link."""
-    return ledger.lines(database.connection)
+class Spent(NamedTuple):
+    """The budget that was spent up to some time."""
+
+    time: str
+    deleted: float  # share of the training interactions of the last training
+    drift: float  # Σ ‖θ' − θ‖² of all requests since, relative to ‖θ‖² then
 
 
-def status_text(seen: Overview, state: str) -> str:
-    """All of it; ``state`` is the directory as people typed it."""
-    return "\n".join(_lines(seen, state))
+def history(database: Database) -> list[Spent]:
+    """The budget since the last training, by the ledger; the first is zero."""
+    base = database.rows("SELECT trained_on, norm FROM base")[0]
+    account, points = Account(), []
+    for entry in database.entries():
+        account.read(entry)
+        if entry["what"] in ("taken under care", "retrained"):
+            points = []
+        if entry["what"] in ("taken under care", "retrained", "done", "rolled back", "published"):
+            share = account.deleted / max(1, base["trained_on"])
+            points.append(Spent(entry["time"], share, account.drift / max(base["norm"], 1e-30)))
+    return points
 
 
-def _lines(seen: Overview, state: str) -> Iterator[str]:
+class Overview(NamedTuple):
+    """The result of `status`."""
+
+    model: str
+    dataset: str
+    requests: pd.DataFrame  # id, status, submitted, due, finished, counts, why
+    overdue: int
+    deleted_share: float  # as in Spent
+    drift: float
+    entries: int
+    head: str  # of the ledger
+
+    @property
+    def retraining_is_due(self) -> bool:
+        """Whether the budget is spent."""
+        return self.deleted_share >= MOST_DELETED or self.drift >= MOST_DRIFT
+
+
+def overview(database: Database, id: str | None = None) -> Overview:
+    """The status of a state; with ``id``, of one request."""
+    rows = database.rows(f"SELECT {', '.join(_SHOWN)} FROM requests ORDER BY number")
+    if id is not None:
+        rows = [row for row in rows if row["id"] == id]
+        if not rows:
+            raise UnlearnError(f"There is no request {shown(id)}; `requests status` lists them.")
+    frame = pd.DataFrame([tuple(row) for row in rows], columns=list(_SHOWN))
+    overdue = int((frame["status"].isin(WAITING) & frame["due"].notna() & (frame["due"] < now())).sum())
+    model, dataset = database.about("model"), database.about("dataset")
+    spent = history(database)[-1]
+    return Overview(model, dataset, frame, overdue, spent.deleted, spent.drift, *database.head())
+
+
+def status_text(database: Database, state: str, id: str | None = None) -> str:
+    """The status as text; ``state`` is the directory as it was typed."""
+    seen = overview(database, id)
     number = counted(len(seen.requests), "request")
-    yield f"{seen.model} on {seen.dataset}: {number}, {seen.overdue} overdue. Times are UTC."
-    rows = seen.requests.to_dict("records")
+    lines = [f"{seen.model} on {seen.dataset}: {number}, {seen.overdue} overdue. Times are UTC.", ""]
+    rows: list[Row] = seen.requests.to_dict("records")
     if rows:
-        yield ""
-        yield drawn(_HEAD, [_row(row) for row in rows], left=4)
-    reasons = [f"{row['id']} failed: {row['why']}" for row in rows if row["status"] == "failed"]
-    yield from ["", *map(wrapped, reasons)] if reasons else []
-    yield ""
-    yield budget(seen)
-    yield wrapped(advice(seen, state))
-    yield f"Ledger: {'1 entry' if seen.entries == 1 else f'{seen.entries} entries'}, head {seen.head}"
-
-
-def _row(row: dict[str, Any]) -> list[str]:
-    counts = [str(row[name]) for name in ("interactions", "held_out", "users", "items")]
-    return [row["id"], row["status"], row["submitted"][:10], due(row), *counts]
+        head = ("id", "status", "submitted", "due", "training", "held out", "users", "items")
+        cells = [
+            [row["id"], row["status"], row["submitted"][:10], due(row), *(str(row[name]) for name in COUNTS)]
+            for row in rows
+        ]
+        lines += [drawn(head, cells, left=4), ""]
+    failed = [wrapped(f"{row['id']} failed: {row['why']}") for row in rows if row["status"] == "failed"]
+    lines += [*failed, ""] if failed else []
+    lines.append(
+        f"Deleted since the model was trained: {percent(seen.deleted_share, 2)} of its interactions "
+        f"(budget {percent(MOST_DELETED)}); drift {decimal(seen.drift, 3)} (budget {MOST_DRIFT:g})."
+    )
+    advice = "Retraining is not due."
+    if seen.retraining_is_due:
+        advice = f"Retraining is due: `recbole-unlearn requests retrain {state}`, or train a new model and `init` that."
+    entries = "1 entry" if seen.entries == 1 else f"{seen.entries} entries"
+    return "\n".join([*lines, wrapped(advice), f"Ledger: {entries}, head {seen.head}"])
 
 
 def minute(time: str) -> str:
-    """2026-11-17 18:02 of a time in the database."""
+    """2026-11-17 18:02, of a stored time."""
     return datetime.datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M")
 
 
-def due(row: dict[str, Any]) -> str:
-    """When a request is due, and how long that is; just the day once it is done."""
+def due(row: Row) -> str:
+    """The day on which a request is due and the time left, or the day alone once it is done."""
     if not isinstance(row["due"], str):
         return MISSING
     day = row["due"][:10]
@@ -66,18 +153,3 @@ def due(row: dict[str, Any]) -> str:
         return f"{day}, overdue"
     hours = left / datetime.timedelta(hours=1)
     return f"{day}, in {counted(round(hours / 24), 'day') if hours > 36 else counted(round(hours), 'hour')}"
-
-
-def budget(seen: Overview) -> str:
-    """What is spent of the budget."""
-    return (
-        f"Deleted since the model was trained: {percent(seen.deleted_share, 2)} of its interactions "
-        f"(budget {percent(MOST_DELETED)}); drift {decimal(seen.drift, 3)} (budget {MOST_DRIFT:g})."
-    )
-
-
-def advice(seen: Overview, state: str) -> str:
-    """What to do next."""
-    if seen.retraining_is_due:
-        return f"Retraining is due: `recbole-unlearn requests retrain {state}`, or train a new model and `init` that."
-    return "Retraining is not due."

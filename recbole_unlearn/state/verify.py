@@ -1,42 +1,31 @@
-"""Proof: that a state is what its ledger says, and that what was deleted is in no file and in no new data."""
+"""Verification: the state is what its ledger says, and no deleted pair is in its data or in data to be trained on."""
 
 from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.inputs import shown
-from recbole_unlearn.state import ledger
-from recbole_unlearn.state.base import fingerprint_of
-from recbole_unlearn.state.context import Core
+from recbole_unlearn.state.context import Core, Suppression
 from recbole_unlearn.state.deltas import digest
-from recbole_unlearn.state.serving import suppression
-from recbole_unlearn.state.suppression import Suppression
+from recbole_unlearn.state.status import Account
 
 
 def verify(core: Core, head: str | None = None) -> str | None:
-    """The first thing that does not fit, in words; None when all of it does.
+    """The first fault, in words; None when there is none.
 
-    ``head`` is a link of the ledger that was noted elsewhere: with it, entries that were cut off are missed.
+    ``head`` is a link of the ledger that was noted elsewhere: with it, a ledger whose end was cut off is found.
     """
     checks = (_ledger(core, head), _files(core), _requests(core), _fingerprints(core), _data(core))
     return next((problem for check in checks for problem in check), None)
 
 
-def refuse(core: Core, head: str | None = None) -> None:
-    """As :func:`verify`; raises an error with what does not fit."""
-    problem = verify(core, head)
-    if problem:
-        raise UnlearnError(f"The state does not fit its ledger: {problem}.")
-
-
 def _ledger(core: Core, head: str | None) -> Iterator[str]:
-    problem = ledger.fault(core.database.connection, core.key)
+    problem = core.database.ledger_fault()
     if problem:
         yield problem
     if head is not None and not core.database.value("SELECT 1 FROM ledger WHERE link = ?", head):
@@ -59,9 +48,11 @@ def _files(core: Core) -> Iterator[str]:
 
 
 def _requests(core: Core) -> Iterator[str]:
-    """What the ledger says of every request, against the queue."""
-    last = _last(ledger.entries(core.database.connection))
-    meant = {"submitted": {"pending", "running"}}
+    """The status of every request in the ledger, against the queue."""
+    account = Account()
+    for entry in core.database.entries():
+        account.read(entry)
+    last, meant = account.statuses, {"submitted": {"pending", "running"}}
     rows = {row["id"]: row["status"] for row in core.database.rows("SELECT id, status FROM requests")}
     for id in sorted(last.keys() | rows.keys()):
         if id not in rows or id not in last:
@@ -72,92 +63,69 @@ def _requests(core: Core) -> Iterator[str]:
     kept = "SELECT count(*) FROM {0} JOIN requests ON requests.number = request WHERE status = 'published'"
     for table in ("asked", "suppressed"):
         if core.database.value(kept.format(table)):
-            yield f"the table {table} still has what a published request asked for"
-
-
-def _last(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """By id, what the ledger says last of every request."""
-    last: dict[str, str] = {}
-    done: list[tuple[str, str]] = []  # since the last publication: id, and the fingerprint after
-    for entry in entries:
-        if entry["what"] in ("published", "retrained"):
-            last |= {id: "published" for id, _ in done}
-            done = []
-        elif entry["what"] == "done":
-            done.append((entry["id"], entry["after"]))
-        elif entry["what"] == "rolled back":
-            # Its change is undone and all that followed; what was done with it or after it waits again.
-            change = dict(done).get(entry["id"])
-            first = next((k for k, (_, after) in enumerate(done) if after == change), len(done))
-            last |= {id: "submitted" for id, _ in done[first:]}
-            done = done[:first]
-        if "id" in entry:
-            last[entry["id"]] = entry["what"]
-    return last
+            yield f"the table {table} still has rows of a published request"
 
 
 def _fingerprints(core: Core) -> Iterator[str]:
-    rows = core.database.rows("SELECT weights, fingerprint FROM base")
-    now = rows[0]["fingerprint"]
-    if fingerprint_of(rows[0]["weights"]) != now:
+    now = core.database.value("SELECT fingerprint FROM base")
+    if core.version().base.fingerprint != now:
         yield "the base's fingerprint is not that of its weights"
     for row in core.database.rows("SELECT * FROM changes ORDER BY number"):
         if digest(f"{now} {row['file']}".encode()) != row["fingerprint"]:
             yield f"the fingerprint of change {row['number']} does not follow from the one before"
         now = row["fingerprint"]
-    said = [entry["after"] for entry in ledger.entries(core.database.connection) if "after" in entry]
+    said = [entry["after"] for entry in core.database.entries() if "after" in entry]
     if not said or said[-1] != now:
         yield "the model is not the one that the ledger's last entry left"
 
 
 def _data(core: Core) -> Iterator[str]:
-    """Whether a published deletion is in the data of the state."""
-    finder = core.finder
-    dataset = finder.dataset
-    names = [dataset.field2id_token[field] for field in (dataset.uid_field, dataset.iid_field)]
+    """Published pairs in the data of the state."""
     hashes = {row[0] for row in core.database.rows("SELECT hash FROM deleted")}
     if not hashes:
         return
-    known = Suppression(core.key, set(), hashes)
-    for index, part in zip(finder.parts, ("training", "validation", "test"), strict=True):
-        users, items = (names[k][index.ids[side]] for k, side in enumerate(("user", "item")))
-        pairs = {(str(user), str(item)) for user, item in zip(users, items, strict=True)}
-        found = sum(pair in known for pair in pairs)
+    known, train = Suppression(core.key, set(), hashes), core.live.base.splits.train
+    names = [train.field2id_token[field] for field in (train.uid_field, train.iid_field)]
+    for index, part in zip(core.live.parts, ("training", "validation", "test"), strict=True):
+        found = _count(known, names[0][index.ids["user"]], names[1][index.ids["item"]])
         if found:
             yield f"{found} deleted pairs are in the {part} data of the state"
 
 
+def _count(known: Suppression, users: Iterable[object], items: Iterable[object]) -> int:
+    """How many distinct pairs are suppressed."""
+    pairs = {(str(user), str(item)) for user, item in zip(users, items, strict=True)}
+    return sum(pair in known for pair in pairs)
+
+
 def check(core: Core, path: str | Path) -> dict[str, int]:
     """How many deleted pairs each file of a dataset holds: a folder, a RecBole file, CSV, TSV or parquet."""
-    path = Path(path)
-    files = sorted(entry for entry in path.iterdir() if _is_data(entry)) if path.is_dir() else [path]
+    path, kinds = Path(path), (".inter", ".csv", ".tsv", ".parquet")
+    files = [path]
+    if path.is_dir():
+        files = [one for one in sorted(path.iterdir()) if one.name.removesuffix(".gz").endswith(kinds)]
     if not files:
-        raise UnlearnError(f"{shown(path)} has no file of interactions (.inter, .csv, .tsv, .parquet).")
-    known = suppression(core)
-    return {file.name: _held(core, file, known) for file in files}
-
-
-def _is_data(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith((".inter", ".csv", ".tsv", ".parquet"))
-
-
-def _held(core: Core, path: Path, known: Suppression) -> int:
+        raise UnlearnError(f"{shown(path)} has no file of interactions ({', '.join(kinds)}).")
+    known = core.suppression()
     fields = [core.config["USER_ID_FIELD"], core.config["ITEM_ID_FIELD"]]
-    try:
-        frame = _frame(path)
-    except (OSError, ValueError, gzip.BadGzipFile) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UnlearnError(f"{shown(path)} cannot be read: {reason}.") from error
-    frame = frame.rename(columns=lambda column: str(column).split(":")[0].strip())
-    if not set(fields) <= set(frame.columns):
-        raise UnlearnError(f"{shown(path)} has no columns {fields[0]} and {fields[1]}.")
-    pairs = {(str(user), str(item)) for user, item in zip(frame[fields[0]], frame[fields[1]], strict=True)}
-    return sum(pair in known for pair in pairs)
+    found = {}
+    for file in files:
+        frame = _frame(file)
+        if not set(fields) <= set(frame.columns):
+            raise UnlearnError(f"{shown(file)} has no columns {fields[0]} and {fields[1]}.")
+        found[file.name] = _count(known, *(frame[field] for field in fields))
+    return found
 
 
 def _frame(path: Path) -> pd.DataFrame:
     name = path.name.removesuffix(".gz")
-    if name.endswith(".parquet"):
-        return pd.read_parquet(path)
-    separator = "," if name.endswith(".csv") else "\t"
-    return pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    try:
+        if name.endswith(".parquet"):
+            frame = pd.read_parquet(path)
+        else:
+            separator = "," if name.endswith(".csv") else "\t"
+            frame = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    except (OSError, ValueError, gzip.BadGzipFile) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UnlearnError(f"{shown(path)} cannot be read: {reason}.") from error
+    return frame.rename(columns=lambda column: str(column).split(":")[0].strip())

@@ -1,57 +1,210 @@
-"""The worker: carries requests out, and undoes them. One process at a time."""
+"""The queue and its worker: requests are checked when they are submitted, then carried out or undone.
+
+Any process may submit; one process at a time is the worker. From the submission on, the pairs of a request are not
+recommended any more.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import datetime
+import re
+import secrets
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from recbole_unlearn.data import EMPTY, Candidates, Fields, ForgetRequest, ids_of, match, read_request
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import request_digest
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.session import own_threads
-from recbole_unlearn.state.base import versions
-from recbole_unlearn.state.context import Core, Receipt, now, set_requests, span
-from recbole_unlearn.state.database import COUNTS, working
+from recbole_unlearn.state.context import Core, Receipt, span, versions
+from recbole_unlearn.state.database import COUNTS, Transaction, now, working
 from recbole_unlearn.state.deltas import digest
-from recbole_unlearn.state.live import Masks
+from recbole_unlearn.state.live import LiveModel, Arrays
 from recbole_unlearn.state.publish import finish
 
 Window = str | datetime.timedelta | None
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Found(NamedTuple):
+    """The interactions that a request means in training, validation and test data."""
+
+    numbers: Arrays  # of those that are left, ascending
+    gone: Arrays  # of those that earlier requests deleted and that can still come back
+    suppressed: list[tuple[int, int]]  # (user, item), sorted; 0 for all users, or for all items
+    users: int
+    items: int
+    missing: np.ndarray  # (rows of the request,), the rows that name nothing that is left
+
+
+def find(live: LiveModel, request: ForgetRequest) -> Found:
+    """Find a request by the indices of a model: the cost is that of its users and items.
+
+    An earlier request can be undone until it is published. Interactions that this request asks for as well must
+    stay deleted then.
+    """
+    train = live.base.splits.train
+    users, items = ids_of(request, train)
+    own = torch.from_numpy(np.unique(users[users > 0]))
+    whole = torch.from_numpy(np.unique(items[(items > 0) & (users == EMPTY)]))
+    there = np.zeros(len(users), dtype=bool)
+    found: list[list[np.ndarray]] = [[], []]  # left and gone
+    pairs: list[set[tuple[int, int]]] = [set(), set()]
+    for index, precision in zip(live.parts, live.precisions, strict=True):
+        for which, of in enumerate((index.of, index.removed_of)):
+            near = torch.unique(torch.cat([of("user", own), of("item", whole)])).numpy()
+            mask, hit = match(request, users, items, Candidates(index.train, near, precision), live.base.clock)
+            found[which].append(near[mask])
+            chosen = torch.from_numpy(near[mask])
+            pairs[which].update(zip(*(index.ids[side][chosen].tolist() for side in ("user", "item")), strict=True))
+            if which == 0:
+                there |= hit
+    suppressed = pairs[0] | pairs[1] | {(0, int(item)) for item in items[there & (users == EMPTY)]}
+    counts = (len({pair[side] for pair in pairs[0]}) for side in (0, 1))
+    left, gone = ((one[0], one[1], one[2]) for one in found)
+    return Found(left, gone, sorted(suppressed), *counts, ~there)
+
+
+def refuse_emptying(live: LiveModel, name: str, numbers: Sequence[np.ndarray]) -> None:
+    """Refuse to delete the last interactions of a part of the data; ``name`` is the request's."""
+    for index, part, data in zip(live.parts, numbers, ("training", "validation", "test"), strict=True):
+        if len(index) and int((~index.removed[torch.from_numpy(part)]).sum()) == len(index):
+            raise UnlearnError(
+                f"{name}: no {data} interaction would be left, and there is no model without. Ask for less, or "
+                "delete the model."
+            )
+
+
+def submit(
+    core: Core, forget: Any, id: str | None, deadline: str | datetime.timedelta | None, on_missing: str
+) -> Receipt:
+    """Check a request and put it into the queue; see :meth:`State.submit`."""
+    if id is not None and not _ID.fullmatch(id):
+        raise UnlearnError(f"id={shown(id)}: an id has letters, digits, dots, dashes and _, 64 at most.")
+    due = None
+    if deadline is not None:
+        due = (datetime.datetime.now(datetime.UTC) + span(deadline)).isoformat(timespec="seconds")
+    request = read_request(forget, Fields.of(core.config))
+    known = request_digest(core.key, request.frame)
+    while True:
+        base = core.refreshed().base
+        again = _submitted_before(core, known, id)
+        if again is not None:
+            return again
+        found = _checked(core, request, on_missing)
+        with core.database.transaction() as write:
+            if core.version().base == base:  # else published meanwhile, and the numbers are others
+                return _submitted_before(core, known, id) or _queue(write, known, found, id, due)
+
+
+def _submitted_before(core: Core, known: str, id: str | None) -> Receipt | None:
+    """The same request, submitted earlier; one that failed or was undone may be submitted again."""
+    rows = core.database.rows(
+        "SELECT * FROM requests WHERE digest = ? AND status NOT IN ('failed', 'rolled back')", known
+    )
+    if rows:
+        return Receipt.of(rows[0])
+    if id is not None and core.database.value("SELECT 1 FROM requests WHERE id = ?", id):
+        raise UnlearnError(f"There is another request with the id {id}. Choose another.")
+    return None
+
+
+def _checked(core: Core, request: ForgetRequest, on_missing: str) -> Found:
+    """The interactions of a request; refused if there are none, or if nothing would be left."""
+    found = find(core.live, request)
+    if found.missing.any() and on_missing == "error":
+        raise UnlearnError(
+            f"{request.name}: {int(found.missing.sum())} of {len(found.missing)} rows name nothing that is in the "
+            f"model's data, or what was deleted before ({request.where(found.missing)}). Correct them, or leave them "
+            "out with --on_missing=skip."
+        )
+    if not any(len(part) for part in found.numbers):
+        raise UnlearnError(f"{request.name}: nothing to forget; none of its rows is in the model's data.")
+    refuse_emptying(core.live, request.name, _with_pending(core, found))
+    return found
+
+
+def _with_pending(core: Core, found: Found) -> Sequence[np.ndarray]:
+    """The numbers of the interactions of a request and of those before it in the queue together."""
+    pending = "FROM requests WHERE status IN ('pending', 'running')"
+    most = core.database.value(f"SELECT total(interactions + held_out) {pending}")
+    if all(len(index) > len(part) + most for index, part in zip(core.live.parts, found.numbers, strict=True)):
+        return found.numbers  # pending requests need not be read
+    rows = core.database.rows(f"SELECT part, number FROM asked WHERE request IN (SELECT number {pending})")
+    asked = _by_part(rows)
+    return [np.union1d(part, more) for part, more in zip(found.numbers, asked, strict=True)]
+
+
+def _by_part(rows: Sequence[sqlite3.Row]) -> Arrays:
+    parts: list[set[int]] = [set(), set(), set()]
+    for part, number in rows:
+        parts[part].add(number)
+    train, valid, test = (np.array(sorted(part), dtype=np.int64) for part in parts)
+    return train, valid, test
+
+
+def _queue(write: Transaction, known: str, found: Found, id: str | None, due: str | None) -> Receipt:
+    id = id or f"r-{secrets.token_hex(6)}"
+    held_out = len(found.numbers[1]) + len(found.numbers[2])
+    counts = (len(found.numbers[0]), held_out, found.users, found.items)
+    columns = ("id", "digest", "status", "submitted", "due", *COUNTS)
+    number = write.insert("requests", columns, [(id, known, "pending", now(), due, *counts)])
+    asked = (np.concatenate(both) for both in zip(found.numbers, found.gone, strict=True))
+    rows = ((number, part, n) for part, numbers in enumerate(asked) for n in numbers.tolist())
+    write.insert("asked", ("request", "part", "number"), rows)
+    write.insert("suppressed", ("request", "user", "item"), ((number, *pair) for pair in found.suppressed))
+    write.enter("submitted", id=id, request=known, due=due, **dict(zip(COUNTS, counts, strict=True)))
+    return Receipt(id, "pending", *counts)
 
 
 @contextlib.contextmanager
 def alone(core: Core) -> Iterator[None]:
-    """Be the worker. What an earlier one left half done is as if it had not begun."""
+    """Be the worker; first undo or finish the steps that a killed worker left half done."""
     with working(core.folder), own_threads(core.config["threads"]):
-        core.version()  # says so where the state is not finished
-        with core.database.transaction() as connection:
-            connection.execute("UPDATE requests SET status = 'pending' WHERE status = 'running'")
+        core.version()  # refuses a state that was not finished
+        with core.database.transaction() as write:
+            write.update("requests", {"status": "pending"}, "status = 'running'")
         if core.store.names() - core.named_files():
             finish(core)
         yield
 
 
 def run(core: Core, window: Window) -> Iterator[Receipt]:
-    """Carry out what is pending, in order; yields each request when it is done."""
+    """Carry out all pending requests, in order; yields each request when it is done."""
     while done := step(core, window):
         yield from done
 
 
 def step(core: Core, window: Window) -> list[Receipt]:
-    """Carry out what is next: one request, or those within the window as one; nothing when nothing is pending."""
+    """Carry out the next request, or the requests within the window as one; nothing when none is pending."""
     batch, start = _next(core, window), time.perf_counter()
-    done = _carry_out(core, batch) if batch else []
+    if not batch:
+        return []
+    numbers = [row["number"] for row in batch]
+    with core.database.transaction() as write:
+        write.set_requests(numbers, status="running")
+    try:
+        _carry_out(core, batch, numbers)
+    except BaseException:
+        core.drop()  # the model in memory may have changed, and the one on the disk has not
+        with contextlib.suppress(UnlearnError), core.database.transaction() as write:
+            write.set_requests(numbers, status="pending")  # else the next worker does so
+        raise
     seconds = time.perf_counter() - start
-    return [receipt._replace(seconds=seconds) for receipt in done]
+    rows = [core.database.rows("SELECT * FROM requests WHERE number = ?", number)[0] for number in numbers]
+    return [Receipt.of(row)._replace(seconds=seconds) for row in rows]
 
 
 def _next(core: Core, window: Window) -> list[sqlite3.Row]:
-    """The requests to do next: the first that is pending, with those that were submitted soon after it."""
+    """The first pending request, with those that were submitted within ``window`` after it."""
     rows = core.database.rows("SELECT * FROM requests WHERE status = 'pending' ORDER BY number")
     if not rows or window is None:
         return rows[:1]
@@ -59,44 +212,32 @@ def _next(core: Core, window: Window) -> list[sqlite3.Row]:
     return [row for row in rows if datetime.datetime.fromisoformat(row["submitted"]) <= last]
 
 
-def _carry_out(core: Core, batch: Sequence[sqlite3.Row]) -> list[Receipt]:
-    numbers = [row["number"] for row in batch]
-    with core.database.transaction() as connection:
-        set_requests(connection, numbers, status="running")
-    try:
-        _change(core, batch, numbers)
-    except BaseException:
-        core.drop()  # the model in memory may have changed, and what is on the disk has not
-        with contextlib.suppress(UnlearnError), core.database.transaction() as connection:
-            set_requests(connection, numbers, status="pending")  # else the next worker does so
-        raise
-    return core.receipts(numbers)
-
-
-def _change(core: Core, batch: Sequence[sqlite3.Row], numbers: Sequence[int]) -> None:
+def _carry_out(core: Core, batch: Sequence[sqlite3.Row], numbers: Sequence[int]) -> None:
     """Change the model in memory, then on the disk."""
     before, start = core.fingerprint(), time.perf_counter()
     live = core.live
-    asked = _asked(core, numbers, live.removed)
+    query = "SELECT part, number FROM asked WHERE request = ?"
+    rows = [row for number in numbers for row in core.database.rows(query, number)]
+    asked = [part[~gone[part]] for part, gone in zip(_by_part(rows), live.removed, strict=True)]
     try:
-        core.finder.refuse_emptying("The request", asked)
+        refuse_emptying(live, "The request", asked)
         change = live.forget(asked)
     except UnlearnError as error:
         core.drop()
-        _failed(core, batch, str(error))
+        with core.database.transaction() as write:
+            write.set_requests(numbers, status="failed", finished=now(), why=str(error))
+            for row in batch:
+                write.enter("failed", id=row["id"], request=row["digest"], why=str(error))
         return
-    core.finder.remove(asked)
     file = core.store.write(change.pack())
     after = digest(f"{before} {file}".encode())
     seconds = time.perf_counter() - start
-    with core.database.transaction() as connection:
-        number = connection.execute(
-            "INSERT INTO changes (file, fingerprint, drift) VALUES (?, ?, ?)", (file, after, change.drift)
-        ).lastrowid
-        set_requests(connection, numbers, status="done", finished=now(), change=number)
+    with core.database.transaction() as write:
+        number = write.insert("changes", ("file", "fingerprint", "drift"), [(file, after, change.drift)])
+        write.set_requests(numbers, status="done", finished=now(), change=number)
         for row in batch:
-            core.enter(
-                connection, "done", id=row["id"], request=row["digest"], together=len(batch),
+            write.enter(
+                "done", id=row["id"], request=row["digest"], together=len(batch),
                 **{name: row[name] for name in COUNTS}, before=before, after=after, method="obliviate",
                 settings=dataclasses.asdict(live.options),
                 measures={"seconds": round(seconds, 4), "drift": change.drift}, versions=versions(),
@@ -104,49 +245,26 @@ def _change(core: Core, batch: Sequence[sqlite3.Row], numbers: Sequence[int]) ->
     core.keep()
 
 
-def _failed(core: Core, batch: Sequence[sqlite3.Row], why: str) -> None:
-    numbers = [row["number"] for row in batch]
-    with core.database.transaction() as connection:
-        set_requests(connection, numbers, status="failed", finished=now(), why=why)
-        for row in batch:
-            core.enter(connection, "failed", id=row["id"], request=row["digest"], why=why)
-
-
-def _asked(core: Core, requests: Sequence[int], removed: Masks) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What requests ask for and is still there, by part."""
-    parts: list[set[int]] = [set(), set(), set()]
-    for request in requests:
-        for part, number in core.database.rows("SELECT part, number FROM asked WHERE request = ?", request):
-            parts[part].add(number)
-    found = [np.array(sorted(part), dtype=np.int64) for part in parts]
-    train, valid, test = (part[~gone[part]] for part, gone in zip(found, removed, strict=True))
-    return train, valid, test
-
-
 def rollback(core: Core, id: str) -> None:
-    """Undo a request that is not published: the model before it, exactly. Later requests are pending again."""
+    """Restore the model before a request that is not published, exactly; later requests are pending again."""
     rows = core.database.rows("SELECT * FROM requests WHERE id = ?", id)
     if not rows:
         raise UnlearnError(f"There is no request {shown(id)}; `requests status` lists them.")
     row = rows[0]
     if row["status"] == "published":
-        raise UnlearnError(f"The request {id} is published: what it deleted is gone and cannot come back.")
+        raise UnlearnError(f"The request {id} is published: its data is destroyed and cannot be restored.")
     if row["status"] == "rolled back":
-        return  # by a command that was killed: what comes after is still to be done
+        return  # by a command that was killed: later requests may still be pending
     if row["status"] not in ("pending", "done"):
         raise UnlearnError(f"The request {id} is {row['status']}; there is nothing to undo.")
     before = core.fingerprint()
-    with core.database.transaction() as connection:
+    with core.database.transaction() as write:
         change = row["change"]
         if change is not None:
-            connection.execute(
-                "UPDATE requests SET status = 'pending', finished = NULL, change = NULL WHERE change >= ?",
-                (change,),
-            )
-            connection.execute("DELETE FROM changes WHERE number >= ?", (change,))
-        for table in ("asked", "suppressed"):
-            connection.execute(f"DELETE FROM {table} WHERE request = ?", (row["number"],))
-        set_requests(connection, [row["number"]], status="rolled back", finished=now(), change=None)
-        after = core.fingerprint()
-        core.enter(connection, "rolled back", id=id, request=row["digest"], before=before, after=after)
+            waiting = {"status": "pending", "finished": None, "change": None}
+            write.update("requests", waiting, "change >= ?", change)
+            write.delete("changes", "number >= ?", change)
+        write.drop_asked(row["number"])
+        write.set_requests([row["number"]], status="rolled back", finished=now(), change=None)
+        write.enter("rolled back", id=id, request=row["digest"], before=before, after=core.fingerprint())
     core.store.destroy_others(core.named_files())
