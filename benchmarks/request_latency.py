@@ -34,23 +34,22 @@ from trainings import settings_of
 from recbole_unlearn.data import load
 from recbole_unlearn.methods.obliviate import downdate, lac, request, restart
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.state import Change, Finder, State, Store, database, live, worker
+from recbole_unlearn.state import Change, State, Store, database, live, worker
 from recbole_unlearn.training import train_here
 
 EPOCHS = {"BPR": 5, "LightGCN": 2}  # how large a request's region is depends on the data alone
 REQUESTS = {1: 20, 10: 10, 100: 5}  # by users in a request
 # What is timed: the part of the table, where the function is, and its name there.
 PARTS: list[tuple[str, Any, str]] = [
-    ("find", Finder, "find"),
-    ("find", Finder, "refuse_emptying"),
-    ("find", Finder, "remove"),
+    ("find", worker, "find"),
+    ("find", worker, "refuse_emptying"),
     ("graph", live.LiveModel, "_take_out"),
     ("new start", request, "spread"),
     ("new start", restart, "restart"),
     ("downdate", downdate, "directions"),
     ("downdate", downdate, "steps"),
     ("LAC", lac, "calibrate"),
-    ("moments", live.LiveModel, "_refresh"),
+    ("moments", live, "refresh"),
     ("index, rest of the model", live.LiveModel, "forget"),
     ("file", Change, "pack"),
     ("file", Store, "write"),

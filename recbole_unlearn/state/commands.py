@@ -21,8 +21,8 @@ from recbole_unlearn.log import exit_code, saying, stopping, uninterrupted, with
 from recbole_unlearn.state import worker
 from recbole_unlearn.state.context import Receipt, span
 from recbole_unlearn.state.database import Database
-from recbole_unlearn.state.state import State, init_state, open_state
 from recbole_unlearn.state.page import write_status
+from recbole_unlearn.state.state import State, init_state, open_state
 from recbole_unlearn.state.status import status_text
 from recbole_unlearn.text import counted, width, wrapped
 
@@ -71,7 +71,7 @@ COMMANDS: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         "carry out pending requests, in order",
         "",
         {
-            "--watch": {"action": "store_true", "help": "keep running with the model in memory, and wait for requests"},
+            "--watch": {"action": "store_true", "help": "keep the model in memory, and wait for requests"},
             "--window": {
                 "metavar": "SPAN", "help": "carry out requests submitted within this span, such as 1h, as one",
             },
@@ -94,7 +94,7 @@ COMMANDS: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     "verify": (
         "check ledger, files, fingerprints and data",
         "",
-        {"--head": {"metavar": "LINK", "help": "a link of the ledger that you noted; finds a ledger cut off at its end"}},
+        {"--head": {"metavar": "LINK", "help": "a link of the ledger that you noted; finds a cut-off ledger"}},
     ),
     "check": (
         "count deleted pairs in data that a model is about to be trained on",
@@ -316,7 +316,9 @@ def _export(state: State, given: Any) -> int:
 
 
 def _retrain(state: State, given: Any) -> int:
-    print(f"Trained on the retained data in {state.retrain():.1f} s; all requests that were done are published.")
+    print(
+        f"Trained on the retained data in {state.retrain():.1f} s; all requests that were done are published."
+    )
     return 0
 
 

@@ -68,7 +68,7 @@ CREATE TABLE asked (
     PRIMARY KEY (request, part, number)
 ) WITHOUT ROWID;
 
--- Pairs that are never recommended: ids of the base (0 for all users, or for all items); once published, keyed hashes.
+-- Pairs that are never recommended: ids of the base (0 for all users or items); once published, keyed hashes.
 CREATE TABLE suppressed (
     request INTEGER NOT NULL REFERENCES requests (number), user INTEGER NOT NULL, item INTEGER NOT NULL,
     PRIMARY KEY (request, user, item)
@@ -132,7 +132,9 @@ class Transaction:
         last = self._execute("SELECT number, link FROM ledger ORDER BY number DESC LIMIT 1").fetchone()
         number, before = last or (0, START)
         text = canonical({"number": number + 1, "what": what, "time": now(), **more})
-        self.insert("ledger", ("number", "entry", "link"), [(number + 1, text, _link(self._key, before, text))])
+        self.insert(
+            "ledger", ("number", "entry", "link"), [(number + 1, text, _link(self._key, before, text))]
+        )
 
 
 def _link(key: bytes, before: str, entry: str) -> str:
@@ -243,7 +245,7 @@ class Database:
             if number != expected:
                 return f"entry {expected} of the ledger is missing"
             if _link(self._key, before, text) != link:
-                return f"entry {number} of the ledger does not fit the one before: it was changed, or the key is another"
+                return f"entry {number} of the ledger does not fit the one before: changed, or linked by another key"
             before = link
         return None
 

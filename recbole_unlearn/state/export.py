@@ -124,7 +124,9 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
     if vectors is None:
         if earlier is not None:
             raise UnlearnError(f"{model} has no vectors, so there is no delta. Export it without `since`.")
-        logger.warning("%s has no vectors whose dot product is its score: only its checkpoint is exported.", model)
+        logger.warning(
+            "%s has no vectors whose dot product is its score: only its checkpoint is exported.", model
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -141,7 +143,11 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
         if vectors is not None:
             write_vectors(place, taken.live.base.splits.train, vectors)
             if earlier is not None:
-                delta = {"before": before, "after": taken.fingerprint, **_write_delta(place, earlier, vectors)}
+                delta = {
+                    "before": before,
+                    "after": taken.fingerprint,
+                    **_write_delta(place, earlier, vectors),
+                }
         files = {
             path.name: {"sha256": file_digest(path), "bytes": path.stat().st_size}
             for path in sorted(place.iterdir())
@@ -233,7 +239,11 @@ def _places(live: LiveModel) -> Iterator[Pair]:
     given = inspect.signature(model.forward).parameters.values()
     if all(one.default is not inspect.Parameter.empty or one.kind in kinds for one in given):
         made = model.forward()
-        if isinstance(made, tuple) and all(isinstance(part, torch.Tensor) for part in made[:2]) and len(made) > 1:
+        if (
+            isinstance(made, tuple)
+            and all(isinstance(part, torch.Tensor) for part in made[:2])
+            and len(made) > 1
+        ):
             yield made[0], made[1]
     named = dict(model.named_parameters())
     tables: dict[str, list[torch.Tensor]] = {"user": [], "item": []}

@@ -21,7 +21,6 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
 from recbole_unlearn import settings
-from recbole_unlearn.recbole_compat import clear_caches, own_randomness, seed_again
 from recbole_unlearn.data import Located, Source, Splits, UnlearnData, divide, time_precision
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask
@@ -33,6 +32,7 @@ from recbole_unlearn.methods.obliviate import (
     read_state,
     refresh,
 )
+from recbole_unlearn.recbole_compat import clear_caches, own_randomness, seed_again
 from recbole_unlearn.rows import (
     Region,
     RetainedIndex,
@@ -172,9 +172,7 @@ class LiveModel:
             if self.moments:  # those of touched rows, without the deleted interactions
                 witness = _witness(self.config, self.index, touched)
                 tables = find_tables(self.model, self.base.splits.train)
-                refresh(
-                    self.moments, self.model, tables, touched, witness, self.config["train_batch_size"]
-                )
+                refresh(self.moments, self.model, tables, touched, witness, self.config["train_batch_size"])
                 clear_caches(self.model)
         weights = _between(before, self.model.state_dict())
         drift = sum(rows.distance(before[name]) for name, rows in weights.items())
@@ -214,7 +212,9 @@ class LiveModel:
             ids, gone = torch.unique(forget.inter_feat[field], return_counts=True)
             orphans.append(ids[gone == self.index.counts(side, ids)])
         before = after = self.base.splits  # of which only the sizes are read
-        if len(asked) and find_features(self.model, train):  # which values are in use takes a pass over the data
+        if len(asked) and find_features(
+            self.model, train
+        ):  # which values are in use takes a pass over the data
             earlier = self.removed[0].copy()
             earlier[asked.numpy()] = False
             before, after = self._without((earlier, *self.removed[1:])), self._without(self.removed)

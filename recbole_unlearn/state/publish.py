@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.data import Splits
+from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.state.context import Core, Tokens, pair_hash, versions
 from recbole_unlearn.state.database import Transaction
 from recbole_unlearn.state.deltas import Tensors, write_base
@@ -80,9 +80,7 @@ def _replace_base(
         hashes -= {known[0] for known in core.database.rows("SELECT hash FROM deleted")}
         write.insert("deleted", ["hash"], ((one,) for one in sorted(hashes)))
         _renumber(core, write, left)
-        write.enter(
-            what, requests=len(numbers), before=before, after=base.fingerprint, versions=versions()
-        )
+        write.enter(what, requests=len(numbers), before=before, after=base.fingerprint, versions=versions())
 
 
 def _final_pairs(core: Core, numbers: Sequence[int], retain: Splits) -> set[Tokens]:

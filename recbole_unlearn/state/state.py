@@ -15,11 +15,11 @@ import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
-from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, new_directory, read_checkpoint, remove_stale
 from recbole_unlearn.inputs import shown
+from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.session import check_methods, configured
 from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, declared
 from recbole_unlearn.state import publish, verify, worker
@@ -220,7 +220,9 @@ class State:
         train = live.base.splits.train
         id = torch.tensor([train.field2token_id[train.uid_field].get(str(user), 0)])
         if id == 0 or live.index.counts("user", id) == 0:
-            raise UnlearnError("The model does not know this user: there is no training interaction of theirs.")
+            raise UnlearnError(
+                "The model does not know this user: there is no training interaction of theirs."
+            )
         scores = live.trainer.scores(id, train)[0]
         for index in live.parts[:2]:  # as in RecBole's evaluation: training and validation
             scores[index.ends("user", id)] = -torch.inf

@@ -40,7 +40,9 @@ class Account:
         if what in ("taken under care", "retrained"):
             self.deleted, self.drift = 0, 0.0
         elif what == "done":
-            as_one = bool(self._done) and self._done[-1][1] == entry["after"]  # one change for several requests
+            as_one = (
+                bool(self._done) and self._done[-1][1] == entry["after"]
+            )  # one change for several requests
             self._done.append((entry["id"], entry["after"], self.deleted, self.drift))
             self.deleted += entry["interactions"]
             self.drift += 0.0 if as_one else entry["measures"]["drift"]
@@ -131,7 +133,8 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
     )
     advice = "Retraining is not due."
     if seen.retraining_is_due:
-        advice = f"Retraining is due: `recbole-unlearn requests retrain {state}`, or train a new model and `init` that."
+        command = f"`recbole-unlearn requests retrain {state}`"
+        advice = f"Retraining is due: {command}, or train a new model and `init` that."
     entries = "1 entry" if seen.entries == 1 else f"{seen.entries} entries"
     return "\n".join([*lines, wrapped(advice), f"Ledger: {entries}, head {seen.head}"])
 

@@ -27,7 +27,7 @@ from recbole_unlearn.session import own_threads
 from recbole_unlearn.state.context import Core, Receipt, span, versions
 from recbole_unlearn.state.database import COUNTS, Transaction, now, working
 from recbole_unlearn.state.deltas import digest
-from recbole_unlearn.state.live import LiveModel, Arrays
+from recbole_unlearn.state.live import Arrays, LiveModel
 from recbole_unlearn.state.publish import finish
 
 Window = str | datetime.timedelta | None
@@ -61,10 +61,14 @@ def find(live: LiveModel, request: ForgetRequest) -> Found:
     for index, precision in zip(live.parts, live.precisions, strict=True):
         for which, of in enumerate((index.of, index.removed_of)):
             near = torch.unique(torch.cat([of("user", own), of("item", whole)])).numpy()
-            mask, hit = match(request, users, items, Candidates(index.train, near, precision), live.base.clock)
+            mask, hit = match(
+                request, users, items, Candidates(index.train, near, precision), live.base.clock
+            )
             found[which].append(near[mask])
             chosen = torch.from_numpy(near[mask])
-            pairs[which].update(zip(*(index.ids[side][chosen].tolist() for side in ("user", "item")), strict=True))
+            pairs[which].update(
+                zip(*(index.ids[side][chosen].tolist() for side in ("user", "item")), strict=True)
+            )
             if which == 0:
                 there |= hit
     suppressed = pairs[0] | pairs[1] | {(0, int(item)) for item in items[there & (users == EMPTY)]}

@@ -208,7 +208,7 @@ def picture(state: State) -> Picture:
         "fingerprint": state.core.fingerprint(),
         "interactions": [
             sorted(zip(*(index.ids[side][~index.removed].tolist() for side in ("user", "item")), strict=True))
-            for index in state.core.finder.parts
+            for index in state.core.live.parts
         ],
         "tokens": [list(train.field2id_token[field]) for field in (train.uid_field, train.iid_field)],
         # A request that a worker who was killed had begun is pending for the next.

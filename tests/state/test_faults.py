@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.state import init_state, open_state, queue, store
+from recbole_unlearn.state import deltas, init_state, open_state, worker
 from tests.state.conftest import items_of, some
 from tests.state.crash_cases import Campaign, Place, picture
 
@@ -144,7 +144,7 @@ def test_a_disk_that_cannot_be_written_to(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     with monkeypatch.context() as patch:
-        for module, name in ((os, "unlink"), (os, "replace"), (os, "mkdir"), (store.tempfile, "mkstemp")):
+        for module, name in ((os, "unlink"), (os, "replace"), (os, "mkdir"), (deltas.tempfile, "mkstemp")):
             patch.setattr(module, name, read_only)
         refused(busy_state.run, "Read-only file system")
         assert picture(busy_state) == before
@@ -268,7 +268,7 @@ def test_what_is_in_memory_is_loaded_again_when_another_process_changed_it(busy_
 
 def test_files_that_are_published_while_they_are_read(busy_state, key_file, monkeypatch):
     """Another process destroys the files of a base while this one loads it: it loads the new ones."""
-    folder, read = busy_state.core.folder, store.Store.read
+    folder, read = busy_state.core.folder, deltas.Store.read
     with open_state(folder, key_file) as reader:
 
         def slow(self, name):
@@ -276,7 +276,7 @@ def test_files_that_are_published_while_they_are_read(busy_state, key_file, monk
                 return read(self, name)
             return read(self, name)
 
-        monkeypatch.setattr(store.Store, "read", slow)
+        monkeypatch.setattr(deltas.Store, "read", slow)
         assert picture(reader)["requests"] == [("a", "published"), ("b", "pending")]
         monkeypatch.undo()
         assert picture(reader) == looked_at(folder, key_file)
@@ -308,7 +308,7 @@ def test_requests_that_would_empty_the_data_together(make_state, monkeypatch):
     assert [receipt.status for receipt in state.run()] == ["done", "done"]
     state.verify()
     state = make_state(name="at-once")
-    monkeypatch.setattr(queue, "_with_pending", lambda core, found: found.numbers)
+    monkeypatch.setattr(worker, "_with_pending", lambda core, found: found.numbers)
     for users in (range(20), range(20, 40)):
         state.submit({"user_id": [f"u{n}" for n in users]})
     assert [receipt.status for receipt in state.run()] == ["done", "failed"]
@@ -319,12 +319,11 @@ def test_requests_that_would_empty_the_data_together(make_state, monkeypatch):
 def test_what_a_publication_drops_with_its_user_stays_deleted(make_state, tmp_path):
     """A pending request for a user whose last training interaction another request deletes."""
     state = make_state()
-    finder = state.core.finder
-    names = finder.dataset
-    held = finder.parts[2]
+    live = state.core.live
+    names, held = live.base.splits.train, live.parts[2]
     user = int(held.ids["user"][0])
     token, item = names.id2token("user_id", user), names.id2token("item_id", int(held.ids["item"][0]))
-    trained = finder.parts[0].ids["item"][finder.parts[0].of("user", torch.tensor([user]))]
+    trained = live.index.ends("user", torch.tensor([user]))
     state.submit(
         {"user_id": [token] * len(trained), "item_id": list(names.id2token("item_id", trained))}, id="a"
     )

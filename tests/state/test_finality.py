@@ -124,11 +124,10 @@ def cells_left(folder, cells):
 
 def pairs_of(state, parts=slice(None)):
     """All pairs of tokens that the data of a state has, by its own index; ``parts`` may be some of it."""
-    finder = state.core.finder
-    names = finder.dataset
+    names = state.core.live.base.splits.train
     return {
         (str(user), str(item))
-        for index in finder.parts[parts]
+        for index in state.core.live.parts[parts]
         for user, item in zip(
             *(names.id2token(f"{side}_id", index.ids[side][~index.removed]) for side in ("user", "item")),
             strict=True,
@@ -159,7 +158,7 @@ def test_nothing_of_what_was_deleted_is_left(make_odd, key_file, caplog, tmp_pat
     caplog.set_level(logging.DEBUG)
     state = make_odd(model)
     here = set(tmp_path.iterdir())
-    folder, names = state.core.folder, state.core.finder.dataset
+    folder, names = state.core.folder, state.core.live.base.splits.train
     live, trained = state.core.live, pairs_of(state, slice(1))
     before = {"weights": live.state(), "moments": {key: value.clone() for key, value in live.moments.items()}}
     for request in REQUESTS:
@@ -229,13 +228,13 @@ def _no_moment_is_as_it_was(state, before, gone, names):
 
 def test_the_dataset_has_a_blank_for_who_is_gone(make_odd):
     state = make_odd()
-    names = state.core.finder.dataset
+    names = state.core.live.base.splits.train
     ids = {word: names.token2id(f"{word.split('-')[0]}_id", word) for word in (name("u8"), name("i7"))}
     for request in REQUESTS:
         state.submit(request)
     state.run()
     state.publish()
-    after = state.core.finder.dataset
+    after = state.core.live.base.splits.train
     for word, id in ids.items():
         field = f"{word.split('-')[0]}_id"
         assert after.id2token(field, id) == f"[removed-{id}]"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from recbole_unlearn.state import MOST_DRIFT, history, status, write_status
-from recbole_unlearn.state.overview import overview
+from recbole_unlearn.state.status import overview
 from tests.report.test_report import CHROMIUM, PHONE, PROBE, Reader, browse
 from tests.state.conftest import some
 
@@ -67,7 +67,7 @@ def test_due_in_words():
 
 
 def test_the_table_has_every_request_and_fits(busy):
-    text = status.status_text(busy.status(), "S")
+    text = status.status_text(busy.core.database, "S")
     assert max(map(len, text.splitlines())) <= 110
     assert text.startswith("BPR on tiny: 8 requests, 1 overdue.")
     for id in busy.status().requests["id"]:
@@ -80,7 +80,9 @@ def test_retraining_is_due_when_the_budget_is_spent(busy):
     busy.core.database.connection.execute("UPDATE base SET norm = norm / 1e9")
     seen = busy.status()
     assert (seen.retraining_is_due, seen.drift > MOST_DRIFT) == (True, True)
-    assert "Retraining is due: `recbole-unlearn requests retrain S`" in status.status_text(seen, "S")
+    assert "Retraining is due: `recbole-unlearn requests retrain S`" in status.status_text(
+        busy.core.database, "S"
+    )
 
 
 def test_what_the_page_says(busy, tmp_path, monkeypatch):
@@ -116,8 +118,8 @@ def test_a_page_of_a_new_state(make_state, tmp_path, monkeypatch):
 def test_measures_against_a_retrained_model_are_shown(make_state, tmp_path, monkeypatch):
     monkeypatch.setattr("recbole_unlearn.report.page.get_plotlyjs", lambda: "")
     core = make_state().core
-    with core.database.transaction() as connection:
-        core.enter(connection, "measured", measures={"seconds": 1.0, "overlap@20": {"all": 0.8125}})
+    with core.database.transaction() as write:
+        write.enter("measured", measures={"seconds": 1.0, "overlap@20": {"all": 0.8125}})
     reader = Reader(write_status(core.database, tmp_path / "page.html"))
     assert "Distance to retraining" in reader.text
     assert "overlap@20, all" in reader.text

@@ -19,7 +19,7 @@ from recbole_unlearn.pipeline import begin, checked_settings
 from recbole_unlearn.recbole_compat import own_randomness, seed_again
 from recbole_unlearn.rows import find_features
 from recbole_unlearn.settings import CacheSettings
-from recbole_unlearn.state import LiveModel, init_state, open_state, serving
+from recbole_unlearn.state import LiveModel, init_state, open_state
 from recbole_unlearn.training import Trainings
 from tests.conftest import ROOT, train_plain, write_tiny
 from tests.state.conftest import CONTEXT, PLAIN, items_of, some
@@ -152,7 +152,7 @@ def test_what_a_later_request_asked_for_too_stays_gone_when_an_earlier_one_is_un
     assert all(
         np.array_equal(*masks) for masks in zip(state.core.live.removed, other.core.live.removed, strict=True)
     )
-    assert serving.suppression(state.core).hashes() == serving.suppression(other.core).hashes()
+    assert state.core.suppression().hashes() == other.core.suppression().hashes()
     state.publish()
     state.verify()
 
@@ -173,7 +173,7 @@ def test_publishing_is_final_and_changes_no_weight(make_state, key_file):
     # What was pending means the same interactions as before.
     assert [receipt.status for receipt in state.run()] == ["done"]
     gone = set(items_of("u9")[:2])
-    index, names = state.core.live.index, state.core.finder.dataset
+    index, names = state.core.live.index, state.core.live.base.splits.train
     mine = index.of("user", torch.tensor([names.token2id("user_id", "u9")]))
     assert not gone & set(names.id2token("item_id", index.ids["item"][mine]))
     state.verify()
@@ -196,9 +196,10 @@ def test_several_requests_are_done_as_one_and_recorded_by_themselves(make_state)
 
 def test_held_out_interactions_alone_change_no_weight(make_state):
     state = make_state()
-    finder = state.core.finder
+    live = state.core.live
     user, item = (
-        finder.dataset.id2token(f"{side}_id", int(finder.parts[2].ids[side][0])) for side in ("user", "item")
+        live.base.splits.train.id2token(f"{side}_id", int(live.parts[2].ids[side][0]))
+        for side in ("user", "item")
     )
     before = weights(state)
     receipt = state.submit({"user_id": user, "item_id": item})
