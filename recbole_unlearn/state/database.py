@@ -146,7 +146,8 @@ class Database:
     """The connection of one process."""
 
     def __init__(self, folder: Path, new: bool = False) -> None:
-        self.path, self._key = folder / NAME, None
+        self.path = folder / NAME
+        self._key: bytes | None = None
         if not new and not self.path.is_file():
             raise UnlearnError(
                 f"{shown(folder)} is not a state: it has no {NAME}. Make one with `requests init`, or check the path."

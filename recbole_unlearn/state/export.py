@@ -51,7 +51,7 @@ from recbole_unlearn.files import (
 )
 from recbole_unlearn.inputs import read_regular, shown
 from recbole_unlearn.recbole_compat import clear_caches
-from recbole_unlearn.rows import as_rows, find_tables
+from recbole_unlearn.rows import SIDES, as_rows, find_tables
 from recbole_unlearn.state.context import Core, Suppression, versions
 from recbole_unlearn.state.database import now
 from recbole_unlearn.state.deltas import LARGEST, pack, unpack
@@ -59,7 +59,7 @@ from recbole_unlearn.state.live import LiveModel
 
 SCHEMA = 1  # of export.json and of suppression.json
 ABOUT, VECTORS, DELTA = "export.json", "embeddings.safetensors", "delta.safetensors"
-SIDES = {"users": "user", "items": "item"}
+TABLES = ("users", "items")
 COMPARED = 64  # users whose scores are compared
 CLOSE = 1e-4
 Pair = tuple[torch.Tensor, torch.Tensor]  # of users and items
@@ -148,7 +148,7 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
                     "after": taken.fingerprint,
                     **_write_delta(place, earlier, vectors),
                 }
-        files = {
+        files: dict[str, Any] = {
             path.name: {"sha256": file_digest(path), "bytes": path.stat().st_size}
             for path in sorted(place.iterdir())
         }
@@ -169,7 +169,7 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
                     "dimension": vectors[0].values.shape[1],
                     **{
                         side: {"rows": len(one.values), "in_use": len(one.rows)}
-                        for side, one in zip(SIDES, vectors, strict=True)
+                        for side, one in zip(TABLES, vectors, strict=True)
                     },
                 },
                 "delta": delta, "files": files, "versions": versions(),
@@ -205,12 +205,11 @@ def _take(core: Core) -> Taken:
 def find_vectors(live: LiveModel) -> tuple[Vectors, Vectors] | None:
     """The vectors of users and items; None for a model that has none."""
     users, items = (
-        live.index.counts(side, torch.arange(live.index.sizes[side])).nonzero().flatten()
-        for side in SIDES.values()
+        live.index.counts(side, torch.arange(live.index.sizes[side])).nonzero().flatten() for side in SIDES
     )
     some = users[:: max(1, len(users) // COMPARED)][:COMPARED]
     scores = live.trainer.scores(some, live.base.splits.train)[:, items]
-    sizes = [live.index.sizes[side] for side in SIDES.values()]
+    sizes = [live.index.sizes[side] for side in SIDES]
     try:
         for found in _places(live):
             u, v = (part.detach().cpu().float() for part in found)
@@ -255,12 +254,12 @@ def _places(live: LiveModel) -> Iterator[Pair]:
 
 def write_vectors(place: Path, train: Dataset, vectors: tuple[Vectors, Vectors]) -> None:
     """Write the vectors of all rows, and the tokens of those in use."""
-    tables = {side: one.values for side, one in zip(SIDES, vectors, strict=True)}
+    tables = {side: one.values for side, one in zip(TABLES, vectors, strict=True)}
     write_bytes(place / VECTORS, pack(tables))
     arrays = io.BytesIO()
     np.savez(arrays, **{side: table.numpy() for side, table in tables.items()})
     write_bytes(place / "embeddings.npz", arrays.getvalue())
-    for side, one, field in zip(SIDES, vectors, (train.uid_field, train.iid_field), strict=True):
+    for side, one, field in zip(TABLES, vectors, (train.uid_field, train.iid_field), strict=True):
         tokens = train.field2id_token[field][one.rows].astype(str)
         lines = io.BytesIO()
         pd.DataFrame({"row": one.rows, "token": tokens}).to_parquet(lines, index=False)
@@ -270,7 +269,7 @@ def write_vectors(place: Path, train: Dataset, vectors: tuple[Vectors, Vectors])
 def _write_delta(place: Path, before: Iterable[Vectors], after: Iterable[Vectors]) -> dict[str, Any]:
     """Write `users.rows`, `users.vectors`, `users.removed`, and the same for items; returns their numbers."""
     tensors, counts = {}, {}
-    for side, *pair in zip(SIDES, before, after, strict=True):
+    for side, *pair in zip(TABLES, before, after, strict=True):
         moved = Moved.between(*pair)
         tensors[f"{side}.rows"] = torch.from_numpy(moved.rows)
         tensors[f"{side}.vectors"] = moved.values
@@ -302,7 +301,7 @@ def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
     if about.get("vectors") is None:
         raise UnlearnError(f"{shown(folder)} has no vectors, so there is no delta. Give another, or none.")
     tables, found = unpack(_read(folder, VECTORS, about)), []
-    for side in SIDES:
+    for side in TABLES:
         lines = io.BytesIO(_read(folder, f"{side}.parquet", about))
         try:
             rows = pd.read_parquet(lines, columns=["row"])["row"].to_numpy(dtype=np.int64)

@@ -34,6 +34,7 @@ from recbole_unlearn.methods.obliviate import (
 )
 from recbole_unlearn.recbole_compat import clear_caches, own_randomness, seed_again
 from recbole_unlearn.rows import (
+    SIDES,
     Region,
     RetainedIndex,
     TrainIndex,
@@ -208,13 +209,11 @@ class LiveModel:
         self.index.removed[asked] = True
         forget = train.copy(train.inter_feat[asked])
         orphans = []
-        for side, field in (("user", train.uid_field), ("item", train.iid_field)):
+        for side, field in zip(SIDES, (train.uid_field, train.iid_field), strict=True):
             ids, gone = torch.unique(forget.inter_feat[field], return_counts=True)
             orphans.append(ids[gone == self.index.counts(side, ids)])
         before = after = self.base.splits  # of which only the sizes are read
-        if len(asked) and find_features(
-            self.model, train
-        ):  # which values are in use takes a pass over the data
+        if len(asked) and find_features(self.model, train):  # a pass over the data finds the values in use
             earlier = self.removed[0].copy()
             earlier[asked.numpy()] = False
             before, after = self._without((earlier, *self.removed[1:])), self._without(self.removed)

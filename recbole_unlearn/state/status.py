@@ -69,7 +69,7 @@ class Spent(NamedTuple):
 def history(database: Database) -> list[Spent]:
     """The budget since the last training, by the ledger; the first is zero."""
     base = database.rows("SELECT trained_on, norm FROM base")[0]
-    account, points = Account(), []
+    account, points = Account(), list[Spent]()
     for entry in database.entries():
         account.read(entry)
         if entry["what"] in ("taken under care", "retrained"):

@@ -72,9 +72,9 @@ def find(live: LiveModel, request: ForgetRequest) -> Found:
             if which == 0:
                 there |= hit
     suppressed = pairs[0] | pairs[1] | {(0, int(item)) for item in items[there & (users == EMPTY)]}
-    counts = (len({pair[side] for pair in pairs[0]}) for side in (0, 1))
+    user_count, item_count = (len({pair[side] for pair in pairs[0]}) for side in (0, 1))
     left, gone = ((one[0], one[1], one[2]) for one in found)
-    return Found(left, gone, sorted(suppressed), *counts, ~there)
+    return Found(left, gone, sorted(suppressed), user_count, item_count, ~there)
 
 
 def refuse_emptying(live: LiveModel, name: str, numbers: Sequence[np.ndarray]) -> None:
