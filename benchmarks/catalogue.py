@@ -24,7 +24,8 @@ from tabulate import tabulate
 from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import Located, divide, load
 from recbole_unlearn.files import Trained
-from recbole_unlearn.methods import UnlearnTask, registry
+from recbole_unlearn.methods import UnlearnTask
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.rows import TrainIndex
 from recbole_unlearn.settings import UnlearnConfig, read
 from recbole_unlearn.training import build_model, compose
@@ -54,7 +55,7 @@ def measure(size: int, rows: int, repeats: int) -> tuple[float, float]:
             },
         )  # fmt: skip
         splits = load(config).splits
-        method = registry.get("obliviate")
+        method = METHODS.get("obliviate")
         options = read(method.Settings, config.method_values("obliviate"))
         taken, prepared = [], []
         for repeat in range(repeats + 1):

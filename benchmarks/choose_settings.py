@@ -28,8 +28,8 @@ from recbole_unlearn import settings
 from recbole_unlearn.data import UnlearnData, loaders
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.measures import Measured, Measurement
-from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import Pipeline, begin
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.results.disclosure import Discretion
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.tuning import validation_only
@@ -140,7 +140,7 @@ class OnValidation(Pipeline):
 
     def candidate(self, name: str, changes: dict[str, Any]) -> dict[str, float]:
         """The figures of one candidate."""
-        method = registry.get(name)
+        method = METHODS.get(name)
         options = settings.read(method.Settings, self.config.method_values(name) | changes)
         trainer, task = begin(method, options, self.config, self.data, self.original, self.trainings, name)
         if method.own_original:

@@ -16,8 +16,8 @@ from sphinx.util.docutils import SphinxDirective
 
 import recbole_unlearn
 from recbole_unlearn.measures import measures
-from recbole_unlearn.methods import registry
-from recbole_unlearn.settings import GROUPS, UnlearnConfig, declared
+from recbole_unlearn.registry import METHODS
+from recbole_unlearn.settings import GROUPS, UnlearnConfig, declared, preset_of
 
 
 class Written(SphinxDirective):
@@ -96,16 +96,15 @@ class Methods(Written):
     def text(self) -> str:
         """For each method what it does, where its formulas are from, and its settings."""
         config = UnlearnConfig("BPR", "ml-100k")
-        shown: dict[type, dict[str, Any]] = {}
         blocks = []
-        for method in sorted(registry.methods(), key=lambda method: len(method.mro())):
-            values = shown[method] = config.method_values(method.name)
-            base = next((cls for cls in method.mro()[1:] if cls in shown), None)
+        for method in sorted(METHODS.all(), key=lambda method: len(method.mro())):
+            values, base = config.method_values(method.name), preset_of(method.name)
             if base is None:
                 told = f"{_about(inspect.getmodule(method))}\n\n{_settings(method.Settings, values)}"
             else:
-                other = {key: value for key, value in values.items() if value != shown[base][key]}
-                told = f"As `{base.name}`, with other values:\n\n" + _table(
+                usual = config.method_values(base)
+                other = {key: value for key, value in values.items() if value != usual.get(key)}
+                told = f"As `{base}`, with other values:\n\n" + _table(
                     ("setting", "value"), ((f"`{key}`", f"`{value}`") for key, value in other.items())
                 )
             blocks.append(f"## {method.name}\n\n{method.help}\n\n{told}")

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "UnlearnConfig": "recbole_unlearn.settings.config",
+    "UnlearnConfig": "recbole_unlearn.settings",
     "UnlearnError": "recbole_unlearn.errors",
     "init_state": "recbole_unlearn.state.state",
     "load_unlearned": "recbole_unlearn.serving",

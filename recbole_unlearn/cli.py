@@ -1,33 +1,71 @@
 """The command line, in RecBole's manner: `--key=value` for any setting of RecBole or of the plugin.
 
-Values are read as YAML. `--flag` and `--no_flag` set a yes-or-no setting. `--help` lists all settings with
-their defaults, `--unlearn=?` the methods.
+Values are read as YAML. `--flag` and `--no_flag` set a yes-or-no setting. `--help` prints examples and all settings
+with their defaults, taken from the config that a run would have; `--unlearn=?` lists the methods.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import recbole
+import yaml
+from tabulate import tabulate
 
 from recbole_unlearn import __version__
 from recbole_unlearn.errors import EXIT_CODE, UnlearnError
 from recbole_unlearn.log import exit_code, saying, stopping
-from recbole_unlearn.text import counted
+from recbole_unlearn.registry import METHODS
+from recbole_unlearn.settings import (
+    GROUPS,
+    UnlearnConfig,
+    as_list,
+    declared,
+    default_config,
+    own_settings,
+    parse_value,
+    preset_of,
+    properties_dir,
+    read_yaml,
+    typed_class,
+)
+from recbole_unlearn.text import counted, width, wrapped
 
-# Names among RecBole's settings and ours that no class declares; taken as they are typed.
+# Names among RecBole's settings; taken as typed, like ours of type str.
 _NAMES = {"model", "dataset", "data_path", "config_files"}
+_RUN = "python run_unlearn.py"
+_RECBOLE = Path(recbole.__file__).parent / "properties"
+EXAMPLES = {
+    "A checkpoint of RecBole and a CSV of deletion requests, with user and item names as in your data": [
+        "--checkpoint=saved/BPR-Nov-16-2026_02-03-04.pth --forget=requests.csv"
+    ],
+    "The paper's experiment: train with noise, forget it, and compare with a model that never saw it": [
+        "--model=LightGCN --dataset=ml-100k --unlearn=obliviate --compare=retrain"
+    ],
+    "Several methods on the same request": [
+        "--model=BPR --dataset=ml-100k --forget=requests.csv --unlearn=obliviate --compare=finetune,scif,retrain"
+    ],
+    "Find good settings of a method for your data": [
+        "--model=BPR --dataset=ml-100k --unlearn=obliviate --tune --trials=16"
+    ],
+    "Many models, methods and seeds, and one page about all results": [
+        "--grid=smoke --output_dir=saved/smoke",
+        "--report=saved/smoke --output_dir=saved/page",
+    ],
+}
+_COLUMN = 34  # where help texts begin
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
-    """`--key=value` arguments as a dict; `--key value` is accepted too, because people type it."""
-    from recbole_unlearn.settings import GROUPS, declared, described, parse_value
-
-    ours = {key for group in GROUPS.values() for key, about in declared(group).items() if about.is_name}
-    of_methods = {key.name for method in described.methods() for key in method.keys if key.is_name}
-    names = _NAMES | ours | of_methods
+    """`--key=value` arguments as a dict; `--key value` is accepted too."""
+    names = _NAMES | {key for key, about in own_settings().items() if about.is_name}
     values: dict[str, Any] = {}
     rest = list(arguments)
     while rest:
@@ -55,66 +93,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0; 1 when a part of a grid failed; 2 when the input has to be corrected; 130 after Ctrl-C, 143 after SIGTERM.
     """
     with stopping():
-        return _main(list(sys.argv[1:] if arguments is None else arguments))
+        try:
+            return _main(list(sys.argv[1:] if arguments is None else arguments))
+        except UnlearnError as error:
+            print(f"Error: {error}", file=sys.stderr)
+            return EXIT_CODE
+        except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
+        except KeyboardInterrupt as stop:
+            print(f"Stopped; {stop.args[0] if stop.args else 'no result was written.'}", file=sys.stderr)
+            return exit_code(stop)
 
 
 def _main(arguments: list[str]) -> int:
-    try:
-        if arguments[:1] == ["requests"]:
-            from recbole_unlearn.state import main as requests
+    if arguments[:1] == ["requests"]:
+        from recbole_unlearn.state import main as requests
 
-            return requests(arguments[1:], parse, _class)
-        if "--version" in arguments:
-            print(f"recbole-unlearn {__version__}")
-            return 0
-        if "--help" in arguments or "-h" in arguments or not arguments:
-            from recbole_unlearn.usage import help_text
-
-            values = parse([a for a in arguments if a not in ("--help", "-h")])
-            if ":" in str(values.get("model")):
-                values.pop("model")  # a class of somebody's own has no settings that are listed here
-            print(help_text(values), flush=True)
-            return 0
-        values = parse(arguments)
-        if values.get("unlearn") == "?":
-            from recbole_unlearn.usage import method_list
-
-            print(method_list(), flush=True)
-            return 0
-        if values.get("report") not in (None, "html", "none"):
-            return _compare(values)
-        if values.get("grid") is not None:
-            return _grid(values)
-        return _run(values)
-    except UnlearnError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return EXIT_CODE
-    except BrokenPipeError:  # whoever read what is printed has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except KeyboardInterrupt as stop:
-        print(f"Stopped; {stop.args[0] if stop.args else 'no result was written.'}", file=sys.stderr)
-        return exit_code(stop)
+        return requests(arguments[1:], parse, _model)
+    if "--version" in arguments:
+        print(f"recbole-unlearn {__version__}")
+        return 0
+    if not arguments or {"--help", "-h"} & set(arguments):
+        values = parse([a for a in arguments if a not in ("--help", "-h")])
+        print(help_text(str(values.get("model") or ""), str(values.get("dataset") or "")), flush=True)
+        return 0
+    values = parse(arguments)
+    if values.get("unlearn") == "?":
+        print(method_list(), flush=True)
+        return 0
+    if values.get("report") not in (None, "html", "none"):
+        return _compare(values)
+    return _grid(values) if values.get("grid") is not None else _run(values)
 
 
-def _class(typed: str) -> type:
-    """The class that package.module:Class names."""
-    from recbole_unlearn.settings import typed_class
-
-    return typed_class(typed)
-
-
-def _model(typed: str | None) -> str | type | None:
-    """A model by its name, or the class that package.module:Class names."""
-    from recbole_unlearn.settings import is_typed_class
-
-    return _class(str(typed)) if is_typed_class(typed) else typed
+def _model(typed: str | None) -> Any:
+    """A model's name, or the class that package.module:Class names."""
+    return typed_class(typed) if isinstance(typed, str) and ":" in typed else typed
 
 
 def _run(values: dict[str, Any]) -> int:
     """One run, or with `--tune` a sweep of them."""
-    from recbole_unlearn.settings import as_list
-
     files = values.pop("config_files", None)
     files = files.split() if isinstance(files, str) and "," not in files else as_list(files)
     model, dataset = _model(values.pop("model", None)), values.pop("dataset", None)
@@ -145,16 +164,12 @@ def _grid(values: dict[str, Any]) -> int:
     if result.failed:
         failed = f"{len(result.failed)} of {counted(len(result.cells), 'cell')}"
         print(f"{failed} failed; the same command tries them again.", file=sys.stderr)
-        return 1
-    return 0
+    return 1 if result.failed else 0
 
 
 def _compare(values: dict[str, Any]) -> int:
     """`--report=DIR1,DIR2,...`: one page over the results in those directories, or in directories below them."""
-    from pathlib import Path
-
     from recbole_unlearn.report import results_in, write_comparison
-    from recbole_unlearn.settings import as_list
 
     others = sorted(set(values) - {"report", "output_dir"})
     if others:
@@ -166,3 +181,114 @@ def _compare(values: dict[str, Any]) -> int:
     target = Path(values.get("output_dir") or ".") / "comparison.html"
     print(write_comparison([found for name in names for found in results_in(name)], target, grids=names))
     return 0
+
+
+def method_list() -> str:
+    """The unlearning methods: result, models, one sentence on each, and which to choose."""
+    default = _default()
+    ordered = sorted(METHODS.all(), key=lambda one: (one.name != default, not one.recommended))
+    rows = [[_marked(one), one.result, one.models, one.help] for one in ordered]
+    room = width() - max(len(row[0]) for row in rows) - 15 - 6
+    text = tabulate(
+        rows,
+        headers=["method", "result", "models", "what it does"],
+        maxcolwidths=[None, 15, room // 2, room - room // 2],
+    )
+    return f"{text}\n\n{wrapped(_choice())}"
+
+
+def _default() -> str:
+
+    return str(read_yaml(properties_dir() / "overall.yaml")["unlearn"])
+
+
+def _marked(method: Any) -> str:
+    if method.name == _default():
+        return f"{method.name} (default)"
+    return f"{method.name} (recommended)" if method.recommended else method.name
+
+
+def _choice() -> str:
+    """Which method to choose, in a sentence."""
+    default = METHODS.get(_default())
+    others = [f"{one.name} is recommended {one.recommended}" for one in METHODS.all() if one.recommended]
+    first = f"{default.name} is the default, because its result is {default.result}"
+    return "; ".join([first, *others]) + ". --compare=retrain measures how near any method comes."
+
+
+def help_text(model: str = "", dataset: str = "") -> str:
+    """Examples, and all settings in groups with the defaults of a run of this model and dataset."""
+    # The settings of a user's own class are not listed.
+    config = default_config("" if ":" in model else model, dataset)
+    defaults = config.internal_config_dict
+    lines = ["Make a trained RecBole model forget interactions, and measure how well it did.", ""]
+    lines += [f"usage: {_RUN} [--key=value ...]", "", "Examples:"]
+    for what, commands in EXAMPLES.items():
+        lines += [f"  {what}:", *(f"    {_RUN} {command}" for command in commands)]
+    requests = "Many requests one after the other, on a serving model: `recbole-unlearn requests --help`."
+    about = (
+        "Below are all settings with the defaults of a run; add --model=NAME and --dataset=NAME to --help for the "
+        "defaults of that model and dataset. A setting without a value has none."
+    )
+    lines += ["", wrapped(requests), wrapped(_choice()), wrapped(about), ""]
+    lines += ["Required, unless a checkpoint gives them:", "  --model", "  --dataset"]
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:", *_lines(declared(group), defaults)]
+    lines += _method_lines(config)
+    comments, groups = _recbole_comments(), {title.lower(): keys for title, keys in config.parameters.items()}
+    if (own := _RECBOLE / "model" / f"{model}.yaml").is_file():
+        groups[model] = sorted(set(read_yaml(own)).difference(*groups.values()))
+    for title, keys in groups.items():
+        lines += ["", f"RecBole, {title}:"] if keys else []
+        lines += [_line(key, defaults.get(key), comments.get(key, "")) for key in keys]
+    return "\n".join(
+        [*lines, "", "--config_files=a.yaml,b.yaml reads settings from files; the command line wins."]
+    )
+
+
+def _method_lines(config: UnlearnConfig) -> Iterator[str]:
+    """The settings of each method; of a preset those that differ from the method that it starts from."""
+    for one in sorted(METHODS.all(), key=lambda one: (preset_of(one.name) is not None, one.name)):
+        yield from ("", wrapped(f"Method {_marked(one)}: {one.help}", indent="  "))
+        base, values = preset_of(one.name), config.usual_values(one.name)
+        if base is None:
+            yield from _lines(declared(one.Settings), values)
+        else:
+            other = config.usual_values(base)
+            yield f"  As {base}, except for"
+            yield from (f"  --{key}={typed(v)}" for key, v in values.items() if v != other.get(key))
+
+
+def _lines(keys: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    return [_line(key, values.get(key), about.help, about.choices) for key, about in keys.items()]
+
+
+def _line(key: str, default: Any, help: str, choices: Sequence[str] | None = None) -> str:
+    shown = "" if default is None or default == [] else f"={typed(default)}"
+    options = f" One of {', '.join(choices)}." if choices else ""
+    start = f"  --{key}{shown}".ljust(_COLUMN)
+    text = f"{help}{options}".strip()
+    if len(start) > _COLUMN and text:
+        return f"{start}\n" + wrapped(" " * (_COLUMN + 1) + text, indent=" " * (_COLUMN + 1))
+    return wrapped(f"{start} {text}", indent=" " * (_COLUMN + 1)).rstrip()
+
+
+def typed(value: Any) -> str:
+    """A value as it can be typed in a shell; nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, (dict, list)):
+        text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).strip()
+    else:
+        text = str(value).encode("unicode_escape").decode()
+    return f'"{text}"' if "'" in text and not re.search(r'["$`\\]', text) else shlex.quote(text)
+
+
+def _recbole_comments() -> dict[str, str]:
+    """RecBole documents its settings in comments of its property files: `key: value  # (type) text`."""
+    found = {}
+    for name in ("overall.yaml", "dataset/sample.yaml"):
+        text = (_RECBOLE / name).read_text(encoding="utf-8")
+        for key, comment in re.findall(r"^(\w+):.*?#\s*\(\w[^)]*\)\s*(.+)$", text, re.M):
+            found[key] = comment.strip()
+    return found

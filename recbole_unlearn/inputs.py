@@ -1,19 +1,28 @@
-"""Reading a file that somebody names: a regular file, of a sensible size, or one line that says why not."""
+"""Reading files that a user names: regular files of a limited size, and YAML as plain data; errors are one line."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
+import re
 import stat
+from collections.abc import Hashable
 from pathlib import Path
+from typing import Any
 
-from recbole_unlearn.errors import UnlearnError
+import yaml
+
+from recbole_unlearn.errors import UnlearnError, nearest
+
+LARGEST_YAML = 16 << 20  # bytes
 
 
 def read_regular(path: str | os.PathLike, largest: int) -> bytes:
-    """The bytes of a regular file of at most ``largest`` bytes; a pipe or a device would keep us waiting forever.
+    """The bytes of a regular file of at most ``largest`` bytes; reading a pipe or a device might never end.
 
     Raises:
-        UnlearnError: there is no such file, it is no regular one, or it is too large.
+        UnlearnError: there is no such file, it is not a regular one, or it is too large.
         OSError: it cannot be read.
 
     """
@@ -39,7 +48,117 @@ def read_regular(path: str | os.PathLike, largest: int) -> bytes:
 
 
 def shown(path: str | os.PathLike) -> str:
-    """A path as messages have it: one line, whatever characters are in it, and not too long."""
+    """A path for messages: one line of printable characters, shortened in the middle."""
     text = str(Path(path)).encode("utf-8", "backslashreplace").decode()
     text = "".join(sign if sign.isprintable() else "?" for sign in text)
     return text if len(text) <= 300 else f"{text[:140]}…{text[-140:]}"
+
+
+def properties_dir() -> Path:
+    """`properties/`: inside the package when installed from a wheel, at the top of a checkout otherwise."""
+    package = Path(__file__).resolve().parent
+    installed = package / "properties"
+    return installed if installed.is_dir() else package.parent / "properties"
+
+
+def packaged(name: str | Path, folder: str, option: str) -> Path:
+    """The file that ``option`` names: a path, or (`smoke`) the name of a file in ``folder`` of `properties/`.
+
+    A name has no directory and no suffix. A file of exactly that name in the working directory comes first.
+    """
+    path = Path(name)
+    if path.name != str(name) or path.suffix or path.is_file():
+        return path
+    known = {file.stem: file for file in sorted((properties_dir() / folder).glob("*.yaml"))}
+    if path.name not in known:
+        raise UnlearnError(
+            f"{option}={shown(path)} is neither a file here nor one of {', '.join(known)}."
+            f"{nearest(path.name, known)} Give a file of your own with its suffix, FILE.yaml."
+        )
+    return known[path.name]
+
+
+class YamlLoader(yaml.SafeLoader):
+    """YAML without Python objects, and with `1e-4` read as a number, as RecBole's own files expect."""
+
+
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:(?:\d[\d_]*\.[\d_]*|\.\d[\d_]*)(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+"
+        r"|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+
+
+class _StrictLoader(YamlLoader):
+    """YAML that refuses a duplicate key; plain YAML silently takes the second."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """As the base class."""
+        seen = set()
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)
+            if isinstance(name, Hashable) and name in seen:
+                raise UnlearnError(f"{name} is there twice (line {key.start_mark.line + 1}); leave one out.")
+            seen.add(name if isinstance(name, Hashable) else str(name))
+        return super().construct_mapping(node, deep)
+
+
+def parse_value(text: str) -> Any:
+    """Read a command-line value as YAML (`0.1`, `[10,20]`, `{'RS':[8,1,1]}`), Python's None included."""
+    if text == "None":
+        return None
+    try:
+        value = yaml.load(text, Loader=YamlLoader)
+    except yaml.YAMLError:
+        return text
+    # Only text in brackets is a collection: "?" and "a: b" are YAML mappings, but not meant so.
+    return text if isinstance(value, (dict, list)) and text.lstrip()[0] not in "[{" else value
+
+
+@functools.lru_cache(maxsize=128)
+def _parsed(text: str, loader: type) -> Any:
+    """YAML as data, parsed once: every config reads the same dozen files of RecBole and of this package."""
+    return yaml.load(text, Loader=loader)
+
+
+def read_yaml(
+    path: Path,
+    what: str = "config file",
+    option: str = "the path",
+    expected: str = "key: value",
+    strict: bool = False,
+) -> dict[str, Any]:
+    """A YAML file that holds a mapping; an empty one is an empty mapping.
+
+    ``what``, ``option`` and ``expected`` describe it in messages: its kind, the setting that names it, and its lines.
+    A ``strict`` file must not have a key twice.
+    """
+    loader = _StrictLoader if strict else YamlLoader
+    try:
+        text = read_regular(path, LARGEST_YAML).decode("utf-8-sig")
+    except (OSError, UnlearnError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        if isinstance(error, UnicodeDecodeError):
+            reason = "it is not UTF-8 text"
+        raise UnlearnError(f"Cannot read the {what} {shown(path)}: {reason}. Check {option}.") from error
+    try:  # only small files are kept; a copy, because callers change what they get
+        content = (
+            copy.deepcopy(_parsed(text, loader)) if len(text) < 65536 else yaml.load(text, Loader=loader)
+        )
+    except UnlearnError as error:
+        raise UnlearnError(f"{shown(path)}: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+        place = getattr(error, "problem_mark", None)
+        line = f", line {place.line + 1}," if place else ""
+        raise UnlearnError(
+            f"{shown(path)}{line} is not valid YAML; expected lines of '{expected}'."
+        ) from error
+    if not isinstance(content, dict | None):
+        raise UnlearnError(f"{shown(path)} is not a mapping; expected lines of '{expected}'.")
+    odd = next((key for key in content or () if not isinstance(key, str)), None)
+    if odd is not None:
+        raise UnlearnError(f"{shown(path)}: the key {odd!r} is not a name; expected lines of '{expected}'.")
+    return content or {}

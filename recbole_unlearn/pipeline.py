@@ -35,7 +35,7 @@ from recbole_unlearn.files import Checkpoint, Trained, write_json
 from recbole_unlearn.measures import EXACT, Measured, Measurement, compare, paired_errors
 from recbole_unlearn.measures.difficulty import difficulty
 from recbole_unlearn.measures.provisional import provisional
-from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, registry
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.progress import (
     CLEAN,
     PLACEBO,
@@ -46,6 +46,7 @@ from recbole_unlearn.progress import (
     say_what_is_forgotten,
     say_what_was_measured,
 )
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.results import (
     ORIGINAL,
     RETRAINED,
@@ -130,7 +131,7 @@ class Pipeline:
         self.forget_settings = settings.read(settings.ForgetSettings, config)
         self.evaluation = settings.read(settings.EvaluationSettings, config)
         cache_settings = settings.read(settings.CacheSettings, config)
-        self.methods = [registry.get(name) for name in config.method_names()]
+        self.methods = [METHODS.get(name) for name in config.method_names()]
         self.method_settings = [checked_settings(method, config) for method in self.methods]
         workers = Workers(self.run_settings.workers, self.run_settings.ray_address)
         self.trainings = Trainings(cache_settings, self.run_settings.threads, workers)
@@ -457,12 +458,12 @@ def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any
     """The settings of a method in this run; refuses those that it could not run with."""
     options: Any = settings.read(method.Settings, config.method_values(method.name))
     if config["MODEL_TYPE"] == ModelType.SEQUENTIAL and not method.on_sequences:
-        able = ", ".join(one.name for one in registry.methods() if one.on_sequences)
+        able = ", ".join(one.name for one in METHODS.all() if one.on_sequences)
         raise UnlearnError(
             f"{config['model']} is a sequential model, and {method.name} does not work on sequences yet. Use {able}."
         )
     if config["MODEL_TYPE"] == ModelType.KNOWLEDGE and not method.on_knowledge:
-        able = ", ".join(one.name for one in registry.methods() if one.on_knowledge)
+        able = ", ".join(one.name for one in METHODS.all() if one.on_knowledge)
         raise UnlearnError(
             f"{config['model']} is a knowledge-aware model, and {method.name} does not work on a knowledge graph. "
             f"Use {able}."

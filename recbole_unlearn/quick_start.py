@@ -33,9 +33,9 @@ from recbole_unlearn.data import (
 )
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
-from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import UnlearnResult, begin, checked_settings
 from recbole_unlearn.recbole_compat import other_parameters, own_randomness
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.session import Arguments, Request, opened, own_threads
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import Trainings
@@ -116,7 +116,7 @@ def unlearn_model(
 
     """
     ours = UnlearnConfig.from_recbole(config, unlearn=method, tensorboard=False, **overrides)
-    cls = registry.get(method)
+    cls = METHODS.get(method)
     if cls.own_original:
         raise UnlearnError(
             f"{method} trains several models from the start and cannot begin with one that you hold. "

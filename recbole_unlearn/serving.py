@@ -31,9 +31,9 @@ from recbole_unlearn.data import Fields, Located, SequenceSplits, Splits, divide
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, dataset_config, find_unlearned, read_checkpoint
 from recbole_unlearn.inputs import shown
-from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import begin, checked_settings
 from recbole_unlearn.recbole_compat import own_environment, own_randomness
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
 
@@ -110,7 +110,7 @@ def load_unlearned(directory: str | os.PathLike, model: type | None = None) -> L
 
 def _ensemble(checkpoint: Checkpoint, config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
     """An ensemble, read by the method that wrote it, as the start of the next request."""
-    method = registry.get(str(checkpoint.method))
+    method = METHODS.get(str(checkpoint.method))
     nothing = Located(*(np.zeros(len(part), dtype=bool) for part in splits))
     cache = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
     trainer, task = begin(

@@ -26,9 +26,9 @@ from recbole_unlearn.files import (
 )
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.log import logging_to
-from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import Pipeline, checked_settings
 from recbole_unlearn.recbole_compat import own_environment, own_randomness
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.results.trackers import refuse_missing
 from recbole_unlearn.settings import UnlearnConfig
 
@@ -124,7 +124,7 @@ def check_methods(config: UnlearnConfig) -> None:
     for group in settings.GROUPS.values():
         settings.read(group, config)
     for name in config.method_names():
-        checked_settings(registry.get(name), config)
+        checked_settings(METHODS.get(name), config)
 
 
 def configured(
@@ -157,7 +157,7 @@ def configured(
             f"{checkpoint.path} is an ensemble of {checkpoint.method}, and --unlearn={method} cannot start from it. "
             f"Use --unlearn={checkpoint.method}."
         )
-    if checkpoint.method is None and registry.get(method).own_original:
+    if checkpoint.method is None and METHODS.get(method).own_original:
         raise UnlearnError(
             f"{method} starts from an ensemble of its own, and {checkpoint.path} is one model. Leave --checkpoint "
             f"out, or give the directory that an earlier --unlearn={method} wrote."

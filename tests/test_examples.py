@@ -184,4 +184,4 @@ def test_defaults_of_declarations_and_a_broken_package(tmp_path, flags):
         failed = beside.communicate()[1]
     assert json.loads((tmp_path / "out" / "result.json").read_text())["settings"]["idle_level"] == 3
     assert beside.returncode == 2
-    assert "The method broken of another package cannot be used: ModuleNotFoundError" in failed
+    assert "The unlearning method broken of another package cannot be used: ModuleNotFoundError" in failed

@@ -14,7 +14,7 @@ from importlib import metadata
 import pytest
 
 import recbole_unlearn
-from recbole_unlearn import usage
+from recbole_unlearn import cli
 from recbole_unlearn.data import load
 from recbole_unlearn.settings import CacheSettings, UnlearnConfig
 from recbole_unlearn.training import Trainings
@@ -59,7 +59,7 @@ def test_results_are_the_same_to_the_last_digit(results, name):
 
 
 def test_options_of_the_command_line():
-    shown = set(re.findall(r"^  --(\w+)", usage.help_text({}), re.M))
+    shown = set(re.findall(r"^  --(\w+)", cli.help_text(), re.M))
     missing = set(NAMES["options"]) - shown
     assert not missing
     assert not {key for key in shown - set(NAMES["options"]) if key not in NAMES["recbole_options"]}

@@ -21,7 +21,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import read_dataset, write_dataset
 from recbole_unlearn.methods import RequestLosses
 from recbole_unlearn.rows import TrainIndex, find_features, find_tables, loss_gradients
-from recbole_unlearn.settings import UnlearnConfig, knowledge
+from recbole_unlearn.settings import KNOWLEDGE, UnlearnConfig
 from recbole_unlearn.state import init_state
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, forget_neighbours
 from tests.conftest import ITEMS, train_plain
@@ -123,7 +123,7 @@ def words_in(file):
     return words
 
 
-@pytest.mark.parametrize("model", knowledge.MODELS)
+@pytest.mark.parametrize("model", KNOWLEDGE)
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_leave_nothing_of_the_request(small, model, method):
     values = small(model)
@@ -161,7 +161,7 @@ def test_methods_leave_nothing_of_the_request(small, model, method):
         assert not checkpoint["other_parameter"]
 
 
-@pytest.mark.parametrize("model", knowledge.MODELS)
+@pytest.mark.parametrize("model", KNOWLEDGE)
 def test_the_result_loads_again(small, model):
     values = small(model)
     request = request_of(values, model)
@@ -182,7 +182,7 @@ def test_plain_recbole_gets_the_same_figures(small, tmp_path):
     """All four models in one process without the plugin."""
     head, tail = PLAIN.split("config, model, dataset", 1)
     script, results = head, []
-    for model in knowledge.MODELS:
+    for model in KNOWLEDGE:
         values = small(model, output_dir=str(tmp_path / model))
         request = request_of(values, model)
         results.append(
@@ -208,7 +208,7 @@ def test_plain_recbole_gets_the_same_figures(small, tmp_path):
     assert [float(figure) for figure in figures] == pytest.approx(found, abs=1e-4)
 
 
-@pytest.mark.parametrize("model", knowledge.MODELS)
+@pytest.mark.parametrize("model", KNOWLEDGE)
 def test_a_checkpoint_of_plain_recbole_is_a_start(small, tmp_path, model):
     """Also of KGCN, which drew its neighbours before: they come with the checkpoint."""
     values = small(model)
@@ -297,7 +297,7 @@ def test_a_model_somebody_holds(small):
     assert not torch.isin(done.loaders.train._dataset.inter_feat["user_id"], gone).any()
 
 
-@pytest.mark.parametrize("model", knowledge.MODELS)
+@pytest.mark.parametrize("model", KNOWLEDGE)
 def test_rows_of_items_are_found_in_the_table_of_entities(small, model):
     config = UnlearnConfig(model, "tiny", config_dict=small(model))
     splits = load(config).splits
@@ -571,7 +571,7 @@ def test_a_state_is_refused_before_anything_is_written(small, tmp_path):
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize("model", knowledge.MODELS)
+@pytest.mark.parametrize("model", KNOWLEDGE)
 def test_a_run_on_ml_100k(model, tmp_path):
     """As the command line does it, with one epoch, on active users: one of them and a whole item are deleted."""
     values = {

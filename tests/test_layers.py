@@ -10,7 +10,7 @@ PACKAGE = "recbole_unlearn"
 # From the ground up; the longest name that fits a module is its layer. Those on one line may import each other.
 LAYERS = [
     ["errors"],
-    ["inputs", "log", "text", "cluster", "recbole_compat", "extensions"],
+    ["inputs", "log", "text", "cluster", "recbole_compat", "registry"],
     ["settings"],
     ["files"],
     ["patch"],
@@ -18,7 +18,7 @@ LAYERS = [
     ["rows"],
     ["training"],
     ["methods.base"],
-    ["methods.registry", "methods.request_losses", "methods.window_losses"],
+    ["methods.request_losses", "methods.window_losses"],
     ["methods"],
     ["results.schema"],
     ["measures"],
@@ -29,7 +29,6 @@ LAYERS = [
     ["session", "serving"],
     ["tuning", "grid", "state"],
     ["quick_start"],
-    ["usage"],
     ["cli"],
 ]
 RANK = {f"{PACKAGE}.{name}": rank for rank, names in enumerate(LAYERS) for name in names}

@@ -20,7 +20,8 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.grid import run as grid_run
 from recbole_unlearn.methods import method
 from recbole_unlearn.methods.obliviate import Obliviate
-from recbole_unlearn.settings import UnlearnConfig, catalogue
+from recbole_unlearn.registry import METHODS
+from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.tuning import backend, journal
 from tests.conftest import ROOT
 from tests.grid.test_grid import file, write
@@ -163,7 +164,7 @@ def test_trials_that_fail_and_trials_that_die(tune, two_workers, small, tmp_path
         def steps(cls, settings):
             return 0
 
-    monkeypatch.setattr(catalogue, "_METHODS", {known.name: known for known in catalogue.methods()})
+    monkeypatch.setattr(METHODS, "entries", {known.name: known for known in METHODS.all()})
     method("fragile", "Fail.", Obliviate.Settings)(Fragile)
     values = UnlearnConfig("BPR", "tiny").method_values("obliviate")
     monkeypatch.setattr(UnlearnConfig, "method_values", lambda self, name: values)

@@ -14,9 +14,10 @@ from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.data import Located, coarse, divide, fitted_after, load, lost_at_least, lost_since
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import load_torch
-from recbole_unlearn.methods import RequestLosses, losers, registry
+from recbole_unlearn.methods import RequestLosses, losers
 from recbole_unlearn.methods.obliviate import contamination
 from recbole_unlearn.pipeline import begin, checked_settings
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.rows import TrainIndex, find_region
 from recbole_unlearn.settings import CacheSettings, read
 from recbole_unlearn.training import Trainings, train
@@ -318,7 +319,7 @@ def test_influence_weighs_what_was_lost_before(make_config):
     item = int(splits.train.inter_feat["item_id"][0])
     fitted = torch.zeros(splits.train.item_num, dtype=torch.long)
     fitted[item] = 60
-    method, original = registry.get("ifru"), train(config, splits, "x")
+    method, original = METHODS.get("ifru"), train(config, splits, "x")
     options, models = checked_settings(method, config), Trainings(read(CacheSettings, config), 1)
     found = []
     for before in (None, fitted):

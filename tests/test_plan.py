@@ -5,15 +5,15 @@ import logging
 import pytest
 
 from recbole_unlearn import cli, progress, run_unlearn
-from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import _phase_names
 from recbole_unlearn.progress import Asked, Parts, Plan, duration, quicker, steps_of
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import UnlearnConfig
 from tests.test_pipeline import held_out_request
 
 
 def asked(config, *methods, informed=False, loaded=False):
-    classes = [registry.get(name) for name in methods]
+    classes = [METHODS.get(name) for name in methods]
     options = [cls.Settings(**config.method_values(cls.name)) for cls in classes]
     return Asked(config, classes, options, _phase_names(classes), informed, loaded, placebo=True)
 

@@ -9,7 +9,7 @@ import torch
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.data import load
 from recbole_unlearn.methods import UnlearnTrainer
-from recbole_unlearn.settings import UnlearnConfig, sequential
+from recbole_unlearn.settings import SEQUENTIAL, UnlearnConfig
 from recbole_unlearn.training import build_model
 from tests.retained_objects import content, pairs_in, tables
 
@@ -126,14 +126,14 @@ def run(values, model, dataset="ml-100k", **changes):
     return result, pairs
 
 
-@pytest.mark.parametrize("model", sequential.MODELS)
+@pytest.mark.parametrize("model", SEQUENTIAL)
 def test_nothing_of_the_request_is_left(values, left, model):
     result, pairs = run(values, model)
     assert set(left) == set(METHODS)
     check_nothing_is_left(result, left, pairs)
 
 
-@pytest.mark.parametrize("model", [name for name in sequential.MODELS if name not in ONE_LOSS])
+@pytest.mark.parametrize("model", [name for name in SEQUENTIAL if name not in ONE_LOSS])
 def test_losses_with_negatives(values, left, tiny_path, model):
     """The same with BPR, on `tiny`."""
     features = {"load_col": None, "selected_features": ["kind"]} if model in FEATURES else {}

@@ -8,7 +8,7 @@ import pytest
 
 import recbole_unlearn
 from recbole_unlearn.measures import measures
-from recbole_unlearn.methods import registry
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.results import schema
 from recbole_unlearn.settings import GROUPS, declared
 from tests.background_commands import Beside
@@ -61,7 +61,7 @@ def test_the_reference_has_all_names(site):
         assert name.startswith("__") or f"recbole_unlearn.{name}" in text["python"]
     for group in GROUPS.values():
         assert all(key in text["settings"] for key in declared(group))
-    for method in registry.methods():
+    for method in METHODS.all():
         assert f'<section id="{method.name.replace("_", "-")}"' in text["methods"]
         assert all(key in text["methods"] for key in declared(method.Settings))
     assert all(one.key in text["measures"] for one in measures())

@@ -37,6 +37,7 @@ from recbole_unlearn.files.retained_data import PARTS, Clock, write_dataset
 from recbole_unlearn.files.safe_load import load_torch, only
 from recbole_unlearn.files.safe_pickle import Global, StandIn
 from recbole_unlearn.inputs import read_regular, shown
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import UnlearnConfig, is_plain, plain_settings
 
 LARGEST_NUMBER = 2**53  # of a setting
@@ -159,7 +160,7 @@ def read_checkpoint(path: str | Path, model: type | None = None) -> Checkpoint:
     path = Path(path)
     if path.is_dir():
         stored = read_head(path)
-        own = settings.names(settings.get(stored.method).settings)
+        own = settings.names(METHODS.get(stored.method).Settings)
         kept = _safe_settings(stored.settings, path, own)
         return Checkpoint(path, stored.model, stored.dataset, kept, None, stored.dataset_file, stored.method)
     content = load_torch(path, only(model))

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from recbole_unlearn.errors import UnlearnError, nearest
-from recbole_unlearn.methods import registry
 from recbole_unlearn.pipeline import checked_settings
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.results.record import plain_values
-from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, read, read_strictly
+from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, read, read_yaml
 
 LARGEST = 10_000  # cells that a grid may have
 _LISTS = ("datasets", "models", "methods", "seeds", "ratios")
@@ -63,7 +63,7 @@ class Cell:
     @property
     def phases(self) -> list[str]:
         """The methods by the names they have in tables."""
-        return ["retrained" if registry.get(name).exact else name for name in self.methods]
+        return ["retrained" if METHODS.get(name).exact else name for name in self.methods]
 
     @property
     def source(self) -> str:
@@ -87,7 +87,7 @@ def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:
     """The cells of the grid file ``path``; settings in ``given`` win over those of the file."""
     path = Path(path)
     _refuse_cell_settings(given or {})
-    content = read_strictly(path, "grid", "--grid", _EXAMPLES["models"])
+    content = read_yaml(path, "grid", "--grid", _EXAMPLES["models"], strict=True)
     if not content:
         raise UnlearnError(f"{path} is empty; expected lines such as {_EXAMPLES['models']}.")
     try:
@@ -206,7 +206,7 @@ def _value(key: str, value: Any) -> Any:
 
 def _methods(names: list[str]) -> tuple[str, ...]:
     """The methods of a run, beginning with the one it is about: the first that is not retraining."""
-    exact = [name for name in names if registry.get(name).exact]
+    exact = [name for name in names if METHODS.get(name).exact]
     if not exact:
         raise UnlearnError(
             "methods: retrain is missing; every figure is compared with the retrained model's."
@@ -228,6 +228,6 @@ def _checked(cell: Cell) -> dict[str, Any]:
         if key not in _OF_CELLS and about(key).role is not Role.SPEED
     }
     for name in cell.methods:
-        checked_settings(registry.get(name), config)
+        checked_settings(METHODS.get(name), config)
     own = {name: config.method_values(name) for name in cell.methods}
     return {"methods": list(cell.methods), "settings": asked, "methods_settings": own}

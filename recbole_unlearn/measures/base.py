@@ -8,11 +8,10 @@ checks that). Measures of another package come through the entry-point group `re
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping
 
-from recbole_unlearn.extensions import discover
 from recbole_unlearn.measures.scores import Observation, Questions
+from recbole_unlearn.registry import Registry
 from recbole_unlearn.results.schema import Figure
 
 DECIMALS = 6  # of figures in a result
@@ -59,7 +58,7 @@ class Measure:
                 yield (key, part), f"{title}{words}"
 
 
-_MEASURES: dict[str, Measure] = {}
+MEASURES: Registry[Measure] = Registry("measure", "recbole_unlearn.measures", "recbole_unlearn.measures")
 
 
 def measure(
@@ -81,28 +80,22 @@ def measure(
     """
 
     def add(function: Callable[[View], dict[str, Figure]]) -> Callable[[View], dict[str, Figure]]:
-        if key in _MEASURES and _MEASURES[key].of.__qualname__ != function.__qualname__:
-            raise ValueError(f"A measure named {key!r} is registered already.")
         groups = {"*": discloses} if isinstance(discloses, str) else {"*": "compared", **discloses}
         if not set(groups.values()) <= set(GROUPS):
             raise ValueError(f"A measure discloses figures of one of {', '.join(GROUPS)}.")
-        _MEASURES[key] = Measure(
+        one = Measure(
             key, title, meaning, good, parts or {}, is_distance, of_sequences, groups, place, function
         )
+        MEASURES.add(key, one, function)
         return function
 
     return add
 
 
-@functools.cache
-def _discover() -> None:
-    discover("recbole_unlearn.measures", "recbole_unlearn.measures")
-
-
 def measures() -> list[Measure]:
     """All measures: those of a model by itself first, then the distances to the retrained one."""
-    _discover()
-    return sorted(_MEASURES.values(), key=lambda one: (one.is_distance, one.place))
+    MEASURES.discover()
+    return sorted(MEASURES.entries.values(), key=lambda one: (one.is_distance, one.place))
 
 
 def rounded(value: object) -> float:

@@ -7,7 +7,8 @@ not be taken for those of somebody's request.
 from __future__ import annotations
 
 from recbole_unlearn.data import INJECTED
-from recbole_unlearn.methods import UnlearnTrainer, methods
+from recbole_unlearn.methods import UnlearnTrainer
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.report.values import count, counted, duration, listed, percent
 from recbole_unlearn.results import (
     ORIGINAL,
@@ -29,7 +30,7 @@ _DRAWN = {
 
 def trainer(method: str | None) -> type[UnlearnTrainer] | None:
     """The method of that name; None where no such method is installed."""
-    return next((one for one in methods() if one.name == method), None)
+    return next((one for one in METHODS.all() if one.name == method), None)
 
 
 def is_injected(result: RunResult) -> bool:

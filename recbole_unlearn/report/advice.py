@@ -13,8 +13,7 @@ from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.report.account import is_injected, trainer
 from recbole_unlearn.report.values import duration, listed, plain
 from recbole_unlearn.results import RETRAINED, RunResult
-from recbole_unlearn.settings import MODELS as SEQUENTIAL
-from recbole_unlearn.settings import names, properties_dir
+from recbole_unlearn.settings import SEQUENTIAL, names, properties_dir
 
 _TITLES = {
     "under": "It forgets too little. What to do",

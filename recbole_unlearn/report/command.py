@@ -22,7 +22,6 @@ from recbole_unlearn.settings import (
     Role,
     UnlearnConfig,
     about,
-    catalogue,
     model_names,
     own_settings,
     parse_value,
@@ -104,10 +103,7 @@ def _usual(model: str, dataset: str, method: str) -> dict[str, Any]:
     known = model if model in model_names() else _ANY
     try:
         config = _Defaults(known, dataset)
-        values = {
-            **config.final_config_dict,
-            **catalogue.values(method, known, dataset, config.model_class.type.name.lower()),
-        }
+        values = {**config.final_config_dict, **config.usual_values(method)}
     except UnlearnError:  # a dataset or a method that is not known here
         return {}
     # As they are in a result, which is JSON.

@@ -6,66 +6,50 @@ A method's settings (`properties/method/NAME.yaml`) are kept apart, because one 
 methods that share a key; see :meth:`UnlearnConfig.method_values`.
 
 Three habits of RecBole's `Config` are left out on purpose: it reads `sys.argv` (also pytest's and
-Ray's), it calls `eval` on strings, and it silently keeps a key that nobody knows.
+Ray's), it calls `eval` on strings, and it silently keeps an unknown key. RecBole also checks few of its settings: a
+word instead of a number fails in the middle of a training, a batch size of 0 never ends, and a validation metric that
+is not measured is missed after the first epoch. All of these are refused here, before anything is loaded or trained.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import functools
 import inspect
+import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import recbole
 import yaml
 from recbole.config import Config
-from recbole.utils import EvaluatorType, ModelType, dataset_arguments
+from recbole.model.abstract_recommender import GeneralRecommender
+from recbole.utils import EvaluatorType, InputType, ModelType, dataset_arguments
 
 from recbole_unlearn import recbole_compat
 from recbole_unlearn.errors import UnlearnError, nearest
+from recbole_unlearn.inputs import YamlLoader, properties_dir, read_yaml
 from recbole_unlearn.log import on_terminal
-from recbole_unlearn.settings import catalogue, declare, knowledge, sequential
-from recbole_unlearn.settings.groups import GROUPS
-from recbole_unlearn.settings.recbole_values import (
-    RECBOLE,
-    UNLISTED,
-    Known,
-    refuse_code,
-    refuse_impossible,
-    refuse_paths,
-    refuse_unmeasured,
-)
-from recbole_unlearn.settings.yaml_files import YamlLoader, properties_dir, read_yaml
+from recbole_unlearn.registry import METHODS
+from recbole_unlearn.settings import declare
+from recbole_unlearn.settings import supported_models as supported
+from recbole_unlearn.settings.groups import GROUPS, RECBOLE, Known
 
-# How a run goes, not what comes out of it: taken over from a config that somebody holds, never from a file.
+# How a run is carried out, without effect on its result: taken over from a config object, never from a file.
 _OF_THIS_MACHINE = ("eval_batch_size", "show_progress", "state")
-SUPPORTED_TYPES = (
-    ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL, ModelType.SEQUENTIAL, ModelType.KNOWLEDGE,
-)  # fmt: skip
-
-
-def model_names() -> list[str]:
-    """The models this RecBole ships, from its property files."""
-    folder = Path(recbole.__file__).parent / "properties" / "model"
-    return sorted(path.stem for path in folder.glob("*.yaml"))
-
-
-def is_recommender(found: Any) -> bool:
-    """Whether something is a model class of RecBole, or derived from one."""
-    # Here, because it brings all layers of RecBole's models along, which most commands do not need.
-    from recbole.model.abstract_recommender import AbstractRecommender
-
-    return isinstance(found, type) and issubclass(found, AbstractRecommender)
+_UNLISTED = {"model", "dataset", "encoding", "config_files", "eval_type"}  # read, but in no property file
+_TEACHERS = ("CrossNet", "CIN", "CINComp", "DAGFM")  # of KD_DAGFM, which calls `eval` on the name
 
 
 def own_settings() -> Mapping[str, declare.Declared]:
     """The declarations of this plugin and of all methods, by key; RecBole reads none of them."""
-    return _declarations((*GROUPS.values(), *(method.settings for method in catalogue.methods())))
+    return _declarations((*GROUPS.values(), *(method.Settings for method in METHODS.all())))
 
 
 @functools.lru_cache(maxsize=4)
@@ -74,12 +58,12 @@ def _declarations(groups: tuple[type, ...]) -> Mapping[str, declare.Declared]:
 
 
 def about(key: str) -> declare.Declared | Known:
-    """What is known of a key, ours or RecBole's."""
+    """The declaration of a key, ours or RecBole's."""
     return own_settings().get(key) or RECBOLE.get(key, Known())
 
 
 class _Trusted(dict[str, Any]):
-    """Settings of a config that the user holds: taken as they are, also what only the user's own classes read."""
+    """Settings of a config object: taken as they are, also keys that only the user's own classes read."""
 
 
 class UnlearnConfig(Config):
@@ -90,7 +74,7 @@ class UnlearnConfig(Config):
         dataset: name of the dataset.
         config_file_list: YAML files in RecBole's manner.
         config_dict: settings that win over the files.
-        inherited: settings of an existing checkpoint. They win over all property files, and what the user sets wins
+        inherited: settings of an existing checkpoint. They win over all property files, and the user's settings win
             over them; keys that neither RecBole nor the model knows are left out.
 
     """
@@ -109,13 +93,8 @@ class UnlearnConfig(Config):
         try:
             super().__init__(model, dataset, config_file_list, config_dict)
         except (
-            ValueError,
-            TypeError,
-            LookupError,
-            NotImplementedError,
-            RuntimeError,
-            AttributeError,
-        ) as error:
+            ValueError, TypeError, LookupError, NotImplementedError, RuntimeError, AttributeError,
+        ) as error:  # fmt: skip
             reason = str(error.args[0] if error.args else error).split("\n")[0]
             raise UnlearnError(f"RecBole does not accept these settings: {reason}") from error
         if self["eval_type"] != EvaluatorType.RANKING:
@@ -123,15 +102,13 @@ class UnlearnConfig(Config):
                 f"metrics={self['metrics']} are not ranking metrics; unlearning is measured by ranking. "
                 "Use for example --metrics='[Recall,NDCG]' --valid_metric=NDCG@20 --eval_args='{mode: full}'."
             )
+        supported.refuse_settings(self)
         if self.model_class.type is ModelType.SEQUENTIAL:
-            sequential.refuse_split(self["eval_args"])
-            sequential.refuse_transform(self)
-            self._name_transformed_fields()
-        if self.model_class.type is ModelType.KNOWLEDGE:
-            knowledge.refuse_columns(self.model, self["load_col"])
-        refuse_code(self)
-        refuse_paths(self)
-        if not self.inherited:  # with a model that exists, there may be nothing to train
+            from recbole.data.transform import construct_transform  # imports all of RecBole's data
+
+            construct_transform(self)  # writes the names of the fields it adds, which models read when built
+        _refuse_code_and_paths(self)
+        if not self.inherited:  # with an existing model there may be no training
             refuse_unmeasured(self)
 
     def compatibility_settings(self) -> None:
@@ -140,7 +117,7 @@ class UnlearnConfig(Config):
         super().compatibility_settings()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A config that comes to another process brings the names along that RecBole needs there."""
+        """A config that is sent to another process restores the names that RecBole needs there."""
         self.__dict__.update(state)
         self.compatibility_settings()
 
@@ -148,13 +125,9 @@ class UnlearnConfig(Config):
         return YamlLoader
 
     def _load_config_files(self, file_list: list[str] | None) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        for file in file_list or []:
-            merged.update(read_yaml(Path(file)))
-        return merged
+        return {key: value for file in file_list or [] for key, value in read_yaml(Path(file)).items()}
 
     def _update_internal_config_dict(self, file: str) -> dict[str, Any]:
-        """As RecBole, for one of its property files."""
         found = read_yaml(Path(file))
         self.internal_config_dict.update(found)
         return found
@@ -172,80 +145,60 @@ class UnlearnConfig(Config):
             raise UnlearnError("No model given: add --model=LightGCN, or --checkpoint=FILE to read it from.")
         if not dataset:
             raise UnlearnError("No dataset given: add --dataset=ml-100k, or --checkpoint=FILE.")
-        if isinstance(model, str) and model not in model_names():
+        known = supported.model_names()
+        if isinstance(model, str) and model not in known:
             raise UnlearnError(
-                f"Unknown model {model!r}.{nearest(model, model_names())} "
-                f"RecBole {recbole.__version__} has {len(model_names())} models; a model of your own is given as "
-                "--model=package.module:Class, or as the class in Python."
+                f"Unknown model {model!r}.{nearest(model, known)} RecBole {recbole.__version__} has {len(known)} "
+                "models; a model of your own is given as --model=package.module:Class, or as the class in Python."
             )
-        if not isinstance(model, str) and not is_recommender(model):
+        if not isinstance(model, str) and not supported.is_recommender(model):
             raise UnlearnError(
                 f"{model!r:.200} is not a model class of RecBole; derive it from one of its recommenders."
             )
         if not re.fullmatch(r"\w[\w.+-]{0,199}", str(dataset)):
             raise UnlearnError(f"dataset={dataset!r} is not a name; give the folder with --data_path.")
-        with recbole_compat.anomaly_mode_kept():
-            return super()._get_model_and_dataset(model, str(dataset))
+        try:
+            with recbole_compat.anomaly_mode_kept():
+                return super()._get_model_and_dataset(model, str(dataset))
+        except ImportError as error:  # of a library that only this model needs
+            raise UnlearnError(f"RecBole cannot import {model}: {error}.") from error
 
     def _load_internal_config_dict(self, model: str, model_class: Any, dataset: str) -> None:
         super()._load_internal_config_dict(model, model_class, dataset)
-        if model_class.type not in SUPPORTED_TYPES:
-            raise UnlearnError(
-                f"{model} is a {model_class.type.name.lower()} model, which cannot be unlearned yet. General, "
-                "context-aware, many sequential and some knowledge-aware models can."
-            )
-        if model_class.type is ModelType.SEQUENTIAL:
-            sequential.refuse_model(model, model_class)
-        if model_class.type is ModelType.KNOWLEDGE:
-            knowledge.refuse_model(model, model_class)
-        kind = model_class.type.name.lower()
-        for name in (
-            "overall",
-            f"model_type/{kind}",
-            f"model/{model}",
-            f"dataset/{dataset}",
-            f"model_dataset/{model}-{dataset}",
-        ):
+        supported.refuse_model(model, model_class)
+        special = (f"model/{model}", f"dataset/{dataset}", f"model_dataset/{model}-{dataset}")
+        for name in ("overall", f"model_type/{model_class.type.name.lower()}", *special):
             file = properties_dir() / f"{name}.yaml"
             if file.is_file():
                 self.internal_config_dict.update(read_yaml(file))
-        self._inherit(model_class)
-        self._refuse_unknown_keys(model_class)
-        refuse_impossible(self.external_config_dict, self.internal_config_dict, own_settings())
-        self._refuse_other_data()
+        self._take_inherited_and_refuse(model_class)
+        if model_class.type is ModelType.SEQUENTIAL and "train_neg_sample_args" not in self.inherited:
+            loss = {**self.internal_config_dict, **self.external_config_dict}.get("loss_type")
+            self.internal_config_dict["train_neg_sample_args"] = supported.sampled_negatives(loss)
 
-    def _known_keys(self, model_class: type) -> set[str]:
-        """What RecBole's files, ours, and the model's own source name."""
+    def _take_inherited_and_refuse(self, model_class: type) -> None:
+        """Add the settings of an existing checkpoint or config; refuse unknown keys and values that cannot work."""
         listed = {key for group in self.parameters.values() for key in group}
-        return set(self.internal_config_dict) | UNLISTED | _keys_read_by(model_class) | listed
-
-    def _inherit(self, model_class: type) -> None:
-        """Take over the settings of an existing checkpoint or config."""
+        read = set(self.internal_config_dict) | _UNLISTED | _keys_read_by(model_class) | listed
+        ours = own_settings()
         if not isinstance(self.inherited, _Trusted):
-            methods = {
-                key for name in self.method_names() for key in declare.names(catalogue.get(name).settings)
-            }
-            known = self._known_keys(model_class) | methods
+            known = read | _keys_of(self.method_names())
             self.inherited = {key: value for key, value in self.inherited.items() if key in known}
-            refuse_impossible(self.inherited, self.internal_config_dict, own_settings())
+            _refuse_impossible(self.inherited, self.internal_config_dict, ours)
         self.internal_config_dict.update(self.inherited)
-
-    def _refuse_unknown_keys(self, model_class: type) -> None:
-        known = self._known_keys(model_class)
         chosen = self.method_names()
-        for name in chosen:
-            known |= set(declare.names(catalogue.get(name).settings))
+        known = read | set(self.inherited) | _keys_of(chosen)
         for key in self.external_config_dict:
-            if key in known:
-                continue
-            if owners := catalogue.owners(key):
+            if key not in known and (owners := _owners(key)):
                 raise UnlearnError(
                     f"{key} is a setting of {', '.join(owners)}, but this run uses {', '.join(chosen)}."
                 )
-            raise UnlearnError(f"Unknown setting {key!r}.{nearest(key, known)} --help lists all settings.")
-
-    def _refuse_other_data(self) -> None:
-        """A model that exists was trained on one split of one dataset; no setting may draw another."""
+            if key not in known:
+                raise UnlearnError(
+                    f"Unknown setting {key!r}.{nearest(key, known)} --help lists all settings."
+                )
+        _refuse_impossible(self.external_config_dict, self.internal_config_dict, ours)
+        # A model that exists was trained on one split of one dataset; no setting may draw another.
         for key in [*dataset_arguments, "seed", "eval_args", "repeatable"]:
             if key in self.inherited and key in self.external_config_dict:
                 old, new = self.inherited[key], self.external_config_dict[key]
@@ -255,16 +208,18 @@ class UnlearnConfig(Config):
                         f"in another way than the model was trained on. Leave {key} out."
                     )
 
+    def _is_chosen(self, key: str) -> bool:
+        """Whether a checkpoint or the user set ``key``."""
+        return key in self.inherited or key in self.external_config_dict
+
     def _init_device(self) -> None:
         """As RecBole, which writes ``gpu_id`` to CUDA_VISIBLE_DEVICES; where only the latter is set, it stays."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible is not None and "gpu_id" not in {**self.inherited, **self.external_config_dict}:
+        if visible is not None and not self._is_chosen("gpu_id"):
             self.final_config_dict["gpu_id"] = visible
         super()._init_device()
 
     def _set_default_parameters(self) -> None:
-        if self.model_class.type is ModelType.SEQUENTIAL:
-            self._sample_as_the_loss_needs()
         data_path = self.external_config_dict.get("data_path", self.inherited.get("data_path"))
         super()._set_default_parameters()
         if self.dataset == "ml-100k" and data_path:
@@ -272,38 +227,53 @@ class UnlearnConfig(Config):
             folder = Path(data_path) / self.dataset
             if folder.is_dir():
                 self.final_config_dict["data_path"] = str(folder)
-        if "show_progress" not in {**self.inherited, **self.external_config_dict} and not on_terminal():
+        if not self._is_chosen("show_progress") and not on_terminal():
             self.final_config_dict["show_progress"] = False
 
-    def _sample_as_the_loss_needs(self) -> None:
-        """No negatives for a loss over all items, RecBole's one for others, unless somebody chose."""
-        if "train_neg_sample_args" not in {**self.inherited, **self.external_config_dict}:
-            loss = self.final_config_dict.get("loss_type")
-            self.final_config_dict["train_neg_sample_args"] = sequential.negatives(loss)
-
-    def _name_transformed_fields(self) -> None:
-        """Let RecBole's transform write the names of the fields it adds, which models read when they are built."""
-        from recbole.data.transform import construct_transform  # brings all of RecBole's data along
-
-        construct_transform(self)
-
     def method_names(self) -> list[str]:
-        """The methods of this run: the one asked for and those it is compared with."""
+        """The methods of this run: the main one and those it is compared with."""
         values = {**self.internal_config_dict, **self.external_config_dict}
         return [str(values["unlearn"]), *declare.as_list(values["compare"])]
 
     def usual_values(self, name: str) -> dict[str, Any]:
-        """Settings of method ``name`` as its property files have them for this model and dataset."""
-        return catalogue.values(name, self.model, self.dataset, self.model_class.type.name.lower())
+        """Settings of method ``name`` as its property files have them for this model and dataset.
+
+        NAME.yaml comes first, then NAME-TYPE (of the model, in lower case), NAME-MODEL, NAME-DATASET and
+        NAME-MODEL-DATASET; later wins. `preset_of: OTHER` in NAME.yaml starts from the values of that method.
+        """
+        declared = declare.names(METHODS.get(name).Settings)
+        found = {
+            field.name: field.default
+            for field in dataclasses.fields(METHODS.get(name).Settings)
+            if field.default is not dataclasses.MISSING
+        }
+        if base := preset_of(name):
+            found |= {key: value for key, value in self.usual_values(base).items() if key in declared}
+        kind = self.model_class.type.name.lower()
+        for special in (
+            "",
+            f"-{kind}",
+            f"-{self.model}",
+            f"-{self.dataset}",
+            f"-{self.model}-{self.dataset}",
+        ):
+            if (file := _method_folder(name) / f"{name}{special}.yaml").is_file():
+                found |= read_yaml(file)
+        found.pop("preset_of", None)
+        if missing := [key for key in declared if key not in found]:
+            raise UnlearnError(
+                f"The method {name} has no value for {', '.join(missing)}: add it to "
+                f"{_method_folder(name) / f'{name}.yaml'}, or give the declaration a default."
+            )
+        return found
 
     def method_values(self, name: str) -> dict[str, Any]:
-        """Settings of method ``name``: its property files, then what a saved ensemble or the user set."""
-        values = self.usual_values(name)
+        """Settings of method ``name``: its property files, then the settings of a saved ensemble or of the user."""
         chosen = {**self.inherited, **self.external_config_dict}
-        return {key: chosen.get(key, default) for key, default in values.items()}
+        return {key: chosen.get(key, default) for key, default in self.usual_values(name).items()}
 
     def model_values(self) -> dict[str, Any]:
-        """What kind of model it is: its name, its dataset's, and the settings that its own source reads."""
+        """The model's name, its dataset's, and the settings that its own source reads."""
         values = {"model": self["model"], "dataset": self["dataset"]}
         for key in _keys_read_by(self.model_class) & set(self.final_config_dict):
             known = RECBOLE.get(key, Known())
@@ -313,18 +283,13 @@ class UnlearnConfig(Config):
 
     def replace(self, **changes: Any) -> UnlearnConfig:
         """A copy with some keys changed, for RecBole and for the methods of this run; this one is left as it is."""
-        chosen = self.method_names()  # a worker is sent the method itself, and need not know one of its name
-        known = [method for method in catalogue.methods() if method.name in chosen]
-        of_methods = {key for method in known for key in declare.names(method.settings)}
-        unknown = [key for key in changes if key not in self.final_config_dict and key not in of_methods]
-        for key in unknown:
-            owners = catalogue.owners(key)
-            why = (
-                f"it is a setting of {', '.join(owners)}, which this run does not use"
-                if owners
-                else "unknown"
-            )
-            raise UnlearnError(f"{key} cannot be changed: {why}.")
+        chosen = self.method_names()  # a worker is sent the method itself, and may not know one of its name
+        of_methods = _keys_of(method.name for method in METHODS.all() if method.name in chosen)
+        for key in changes:
+            if key not in self.final_config_dict and key not in of_methods:
+                owners = ", ".join(_owners(key))
+                why = f"it is a setting of {owners}, which this run does not use" if owners else "unknown"
+                raise UnlearnError(f"{key} cannot be changed: {why}.")
         other = copy.copy(self)
         other.final_config_dict = {**self.final_config_dict, **changes}
         own = {key: value for key, value in changes.items() if key in of_methods}
@@ -347,7 +312,13 @@ class UnlearnConfig(Config):
 
         The device stays too, and the environment is left as it is: RecBole's own config chose both already.
         """
-        inherited = _Trusted(plain_settings(config.final_config_dict) | _chosen_for_this_machine(config))
+        final, defaults = config.final_config_dict, config.internal_config_dict
+        chosen = {  # for this machine; a default of RecBole is not a choice
+            key: final[key]
+            for key in _OF_THIS_MACHINE
+            if key in final and (key in config.external_config_dict or final[key] != defaults.get(key))
+        }
+        inherited = _Trusted(plain_settings(final) | chosen | {"gpu_id": final.get("gpu_id")})
         with recbole_compat.own_environment():
             ours = cls(config.model_class, config["dataset"], config_dict=overrides, inherited=inherited)
         if "gpu_id" not in overrides:
@@ -356,31 +327,50 @@ class UnlearnConfig(Config):
 
     def to_recbole(self, **changes: Any) -> Config:
         """The same settings as a plain RecBole `Config` that pickles without this plugin."""
-        plain = Config.__new__(Config)
         ours = own_settings()
-        state = copy.copy(self.__dict__)
-        state["final_config_dict"] = {
-            key: value for key, value in self.final_config_dict.items() if key not in ours
-        } | changes
-        state["internal_config_dict"] = {}
-        del state["inherited"]
-        state.pop("leaves_curves", None)
-        state["external_config_dict"] = {}
-        state["file_config_dict"] = state["variable_config_dict"] = state["cmd_config_dict"] = {}
-        state["yaml_loader"] = yaml.FullLoader
-        plain.__dict__.update(state)
+        final = {key: value for key, value in self.final_config_dict.items() if key not in ours} | changes
+        plain = Config.__new__(Config)
+        plain.__dict__.update(self.__dict__, final_config_dict=final, yaml_loader=yaml.FullLoader)
+        for source in ("internal", "external", "file", "variable", "cmd"):
+            setattr(plain, f"{source}_config_dict", {})
+        del plain.inherited
+        plain.__dict__.pop("leaves_curves", None)
         return plain
 
 
-def _chosen_for_this_machine(config: Config) -> dict[str, Any]:
-    """What somebody set in a config about how it runs here, and its GPU; other defaults of RecBole are no choice."""
-    final, defaults = config.final_config_dict, config.internal_config_dict
-    chosen = {
-        key: final[key]
-        for key in _OF_THIS_MACHINE
-        if key in final and (key in config.external_config_dict or final[key] != defaults.get(key))
-    }
-    return chosen | {"gpu_id": final.get("gpu_id")}
+class _AnyModel(GeneralRecommender):
+    """A model without settings of its own."""
+
+    input_type = InputType.PAIRWISE
+
+
+def default_config(model: str = "", dataset: str = "") -> UnlearnConfig:
+    """The config of a run without settings, for `--help`; "" is any model or dataset."""
+    with recbole_compat.own_environment():
+        return UnlearnConfig(model or _AnyModel, dataset or "any")
+
+
+def _keys_of(methods: Iterable[str]) -> set[str]:
+    return {key for name in methods for key in declare.names(METHODS.get(name).Settings)}
+
+
+def _owners(key: str) -> list[str]:
+    """The methods that declare ``key``."""
+    return [method.name for method in METHODS.all() if key in declare.names(method.Settings)]
+
+
+def _method_folder(name: str) -> Path:
+    """The folder of a method's YAML files: `properties/method`, or that of its module in another package."""
+    method = METHODS.get(name)
+    if method.__module__.startswith(f"{METHODS.package}."):
+        return properties_dir() / "method"
+    return Path(inspect.getfile(method)).parent
+
+
+def preset_of(name: str) -> str | None:
+    """The method whose settings ``name`` starts from, as its YAML file says."""
+    file = _method_folder(name) / f"{name}.yaml"
+    return read_yaml(file).get("preset_of") if file.is_file() else None
 
 
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -422,10 +412,10 @@ def _literal(value: Any) -> Any:
 
 
 def _keys_read_by(model_class: type) -> set[str]:
-    """Keys the model's own source reads, since not all of them stand in its property file.
+    """Keys the model's own source reads, since not all of them are in its property file.
 
-    Of a class that is not RecBole's any word in its code may be one: a notebook has no source to look at, and people
-    write config.key as well.
+    Of a class that is not RecBole's any word in its code may be a key: a notebook has no source to search, and
+    config.key is possible as well.
     """
     keys: set[str] = set()
     for base in inspect.getmro(model_class):
@@ -455,3 +445,65 @@ def _words_in(cls: type) -> set[str]:
             elif isinstance(constant, str) and re.fullmatch(r"\w{1,100}", constant):
                 found.add(constant)
     return found
+
+
+def _refuse_impossible(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], ours: Mapping[str, Any]
+) -> None:
+    """Refuse a value of a RecBole key of another type than its default, or below its least."""
+    for key, value in given.items():
+        if key not in ours and (expected := _expected(key, value, defaults.get(key))):
+            raise UnlearnError(f"{key}={value!r} is not valid: expected {expected}.")
+
+
+def _expected(key: str, value: Any, default: Any) -> str | None:
+    """What would be accepted instead of ``value``; None when it is accepted."""
+    known = RECBOLE.get(key, Known())
+    if isinstance(default, bool):
+        fits = value is None or value in (True, False)  # also 1 and 0, as in RecBole
+        return None if fits else "True or False"
+    if isinstance(default, str) and key != "gpu_id":  # RecBole takes 0 for it as well
+        return None if value is None or isinstance(value, str) else "a word"
+    if isinstance(default, dict):
+        return None if value is None or isinstance(value, dict) else "a mapping"
+    if isinstance(default, list):
+        fits = isinstance(value, (list, tuple, str, type(None), Integral)) and not isinstance(value, bool)
+        return None if fits else "a list"
+    if known.whole:
+        fits = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= (known.low or 0)
+        return None if fits else f"a whole number, {known.low:g} or more"
+    if not isinstance(default, Real):
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        return "a number"
+    return f"a number, {known.low:g} or more" if known.low is not None and value < known.low else None
+
+
+def _refuse_code_and_paths(config: Config) -> None:
+    """Refuse values that RecBole would evaluate as code, or put into the names of files that it opens."""
+    if config["model"] == "KD_DAGFM" and config["teacher"] not in _TEACHERS:
+        raise UnlearnError(f"teacher={config['teacher']!r} is not valid: choose from {', '.join(_TEACHERS)}.")
+    for key in ("benchmark_filename", "additional_feat_suffix"):
+        names = config[key] or []
+        names = [names] if isinstance(names, str) else names
+        if not isinstance(names, (list, tuple)) or not all(
+            isinstance(name, str) and re.fullmatch(r"\w[\w.+-]{0,99}", name) for name in names
+        ):
+            raise UnlearnError(
+                f"{key}={config[key]!r} is not valid: expected a list of names, without paths."
+            )
+
+
+def refuse_unmeasured(config: Config) -> None:
+    """Refuse a validation metric that is not among those that are measured."""
+    metrics, topk = config["metrics"], config["topk"]
+    if not metrics or not topk:
+        raise UnlearnError(
+            "metrics and topk are empty, so nothing is measured. Use for example --metrics=NDCG."
+        )
+    name, at, cut = str(config["valid_metric"]).lower().partition("@")
+    if name not in [metric.lower() for metric in metrics] or (at and cut not in map(str, topk)):
+        raise UnlearnError(
+            f"valid_metric={config['valid_metric']} is not measured, with metrics={metrics} and topk={topk}. "
+            f"Use for example --valid_metric={metrics[0]}@{topk[-1]}, or add to --metrics and --topk."
+        )

@@ -1,8 +1,9 @@
-"""The settings of a run, of a sweep and of a grid; those of a method are declared in its own file."""
+"""All keys but those of methods: the settings of a run, a sweep and a grid, and RecBole's own."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from recbole_unlearn.settings.declare import Role, setting
 
@@ -17,8 +18,7 @@ class RunSettings:
         role=Role.SUBJECT,
     )
     compare: list[str] = setting(
-        "Methods to run beside it, for example retrain (the reference for all figures).",
-        role=Role.SUBJECT,
+        "Methods to compare with, for example retrain (the reference for all figures).", role=Role.SUBJECT
     )
     checkpoint: str | None = setting(
         "A checkpoint of RecBole to start from; model, dataset and settings are read from it.",
@@ -31,13 +31,12 @@ class RunSettings:
         per_run=False,
     )
     replace: bool = setting(
-        "Replace the result of an earlier run in OUTPUT_DIR; its unlearned model is removed.",
-        role=Role.SPEED,
+        "Replace the result of an earlier run in OUTPUT_DIR; its unlearned model is removed.", role=Role.SPEED
     )
     save_unlearned: bool = setting(
         "Write the unlearned checkpoint and the retained data in RecBole's format.", role=Role.SPEED
     )
-    threads: int = setting("CPU threads of torch; part of what makes a run repeatable.", low=1, high=1024)
+    threads: int = setting("CPU threads of torch; a run with another number may differ.", low=1, high=1024)
     workers: int | None = setting(
         "Models trained at a time; 1 never starts Ray, empty starts it on this machine when that saves time.",
         low=1,
@@ -74,12 +73,11 @@ class ForgetSettings:
         per_run=False,
     )
     on_missing: str = setting(
-        "A request for something that is not in the training data: stop, or skip it.",
+        "A request for an interaction that is not in the training data: stop, or skip it.",
         choices=("error", "skip"),
     )
     inject_mode: str = setting(
-        "injected: items the clean model scores low, or any unseen items.",
-        choices=("informed", "random"),
+        "injected: items the clean model scores low, or any unseen items.", choices=("informed", "random")
     )
     inject_users: float = setting("injected: share of users.", low=0.0, high=1.0)
     inject_amount: float = setting(
@@ -95,7 +93,7 @@ class ForgetSettings:
 
 @dataclasses.dataclass(frozen=True)
 class RecordSettings:
-    """What a result says about itself, for those who have to show later what was done."""
+    """How a result is identified, for a later proof of what was done."""
 
     request_id: str | None = setting(
         "A name for this run in result.json (letters, digits, -_.); a random one when empty.",
@@ -118,8 +116,8 @@ class EvaluationSettings:
         "Demotion rate: never-touched items each deleted item is compared with.", low=1
     )
     placebo: bool = setting(
-        "With a retrained model to compare with: also run the method on that model, which never saw what is deleted. "
-        "What both results have in common is the method's own mark; what differs is memory."
+        "With a retrained model to compare with: also run the method on that model, which never saw the deleted "
+        "interactions. What both results share is an effect of the method; what differs is memory."
     )
     min_group: int = setting(
         "Users a group needs before its figures are shown; fewer could be recognised. 1 shows all, for research.",
@@ -133,7 +131,7 @@ class TuneSettings:
 
     tune: bool = setting("Sweep over the method's settings instead of running it once.", per_run=False)
     space: str | None = setting(
-        "A YAML file that says what to sweep over, or a method whose own is meant; this method's own when empty.",
+        "A YAML file with the search space, or the name of a method whose space to use; the method's own when empty.",
         role=Role.PLACE,
         per_run=False,
     )
@@ -156,7 +154,7 @@ class TuneSettings:
         "Also write the settings of every candidate on the front, to OUTPUT_DIR/front."
     )
     resume: bool = setting(
-        "Continue the sweep in OUTPUT_DIR; what it has finished is not done again.",
+        "Continue the sweep in OUTPUT_DIR; finished trials are not done again.",
         role=Role.SPEED,
         per_run=False,
     )
@@ -193,3 +191,69 @@ GROUPS: dict[str, type] = {
     "Grid": GridSettings,
     "Cache": CacheSettings,
 }
+
+
+class Known(NamedTuple):
+    """A key of RecBole; one that is not listed decides figures, and has the type of its default."""
+
+    low: float | None = None  # the least value
+    whole: bool = False  # a whole number
+    role: Role = Role.RESULT
+    trains: bool = True  # False when it changes nothing in a trained model
+    derived: bool = (
+        False  # RecBole derives it for one process on one machine; never carried to another config
+    )
+    per_run: bool = True  # as in `Declared`
+
+
+_DERIVED_PLACE = Known(role=Role.PLACE, derived=True)
+_DERIVED_PLACE_UNTRAINED = Known(role=Role.PLACE, trains=False, derived=True)
+RECBOLE: dict[str, Known] = {
+    "epochs": Known(1, whole=True),
+    "train_batch_size": Known(1, whole=True),
+    "eval_batch_size": Known(1, whole=True, trains=False, derived=True),
+    "embedding_size": Known(1, whole=True),
+    "stopping_step": Known(0, whole=True),
+    "seed": Known(0, whole=True, role=Role.SUBJECT),
+    "n_layers": Known(0, whole=True),
+    "train_rec_step": Known(1, whole=True),
+    "train_kg_step": Known(0, whole=True),
+    **dict.fromkeys(("weight_decay", "learning_rate", "dropout_prob", "reg_weight"), Known(0.0)),
+    "model": Known(role=Role.SUBJECT, derived=True),
+    "dataset": Known(role=Role.SUBJECT, derived=True),
+    "data_path": Known(role=Role.PLACE, trains=False),
+    "config_files": Known(role=Role.PLACE, trains=False, derived=True, per_run=False),
+    **dict.fromkeys(("config_file", "device", "single_spec", "local_rank"), _DERIVED_PLACE),
+    **dict.fromkeys(("checkpoint_dir", "gpu_id"), _DERIVED_PLACE_UNTRAINED),
+    # Fields that transforms of histories add.
+    **dict.fromkeys(
+        ("MASK_INDEX", "MASK_ITEM_SEQ", "POS_ITEMS", "NEG_ITEMS", "INVERSE_ITEM_SEQ"), _DERIVED_PLACE_UNTRAINED
+    ),
+    # Files that models open. Their weights depend on them, so they are part of a cache's key.
+    **dict.fromkeys(
+        (
+            "pre_model_path", "pretrain_path", "mf_pretrain_path", "mlp_pretrain_path", "warm_up", "xgb_model",
+            "lgb_model",
+        ),
+        Known(role=Role.PLACE),
+    ),
+    "show_progress": Known(role=Role.SPEED, trains=False, derived=True, per_run=False),
+    "state": Known(role=Role.SPEED, trains=False, derived=True),
+    "use_gpu": Known(role=Role.SPEED, trains=False),
+    **dict.fromkeys(("wandb_project", "loss_decimal_place", "worker"), Known(trains=False)),
+    # The two paths are always empty in a run.
+    **dict.fromkeys(
+        (
+            "save_dataset", "save_dataloaders", "dataset_save_path", "dataloaders_save_path", "log_wandb",
+            "test_neg_sample_args",
+        ),
+        Known(trains=False, derived=True),
+    ),
+    **dict.fromkeys(
+        (
+            "MODEL_TYPE", "MODEL_INPUT_TYPE", "eval_type", "valid_metric_bigger", "valid_neg_sample_args", "nproc",
+            "world_size", "offset", "ip", "port",
+        ),
+        Known(derived=True),
+    ),
+}  # fmt: skip

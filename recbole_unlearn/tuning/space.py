@@ -23,7 +23,7 @@ import numpy as np
 from recbole_unlearn import settings
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.methods import UnlearnTrainer
-from recbole_unlearn.settings import UnlearnConfig, packaged, properties_dir, read_strictly
+from recbole_unlearn.settings import UnlearnConfig, packaged, properties_dir, read_yaml
 
 DIGITS = 4  # that count, of a number drawn from a range
 MISSES = 200  # consecutive draws that bring nothing new, after which a space is taken to be exhausted
@@ -204,7 +204,7 @@ def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) 
     """
     path = _path(method, file, config.model_class.type.name.lower())
     fixed = set(config.external_config_dict) & set(settings.names(method.Settings))
-    raw = read_strictly(path, "search space", "--space", "key: {choice: [...]}")
+    raw = read_yaml(path, "search space", "--space", "key: {choice: [...]}", strict=True)
     if not raw:
         raise UnlearnError(f"{path} is empty; expected lines such as lac_steps: {{int: [20, 80]}}.")
     if file is None:

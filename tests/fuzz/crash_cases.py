@@ -94,7 +94,7 @@ def campaign(number: int, data_path: Path, folder: Path, seed: int = 0) -> colle
     """Kill ``number`` runs; what was left each time."""
     import torch
 
-    from recbole_unlearn import quick_start, report, usage  # noqa: F401  # children of a fork need not import them
+    from recbole_unlearn import cli, quick_start, report  # noqa: F401  # children of a fork need not import them
 
     torch.set_num_threads(1)
     r = random.Random(seed)

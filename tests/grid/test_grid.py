@@ -14,7 +14,7 @@ from recbole_unlearn import cli, run_grid, run_unlearn
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.grid import plan
 from recbole_unlearn.grid import run as grid_run
-from recbole_unlearn.methods import registry
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import properties_dir
 from tests.conftest import ROOT
 
@@ -178,7 +178,7 @@ def test_bad_files_are_refused_in_one_line(file, content, message):
 def test_the_files_that_come_along(monkeypatch):
     folder = properties_dir() / "grid"
     assert {path.stem for path in folder.glob("*.yaml")} == {"smoke", "machine", "paper"}
-    every = {method.name for method in registry.methods()}
+    every = {method.name for method in METHODS.all()}
     paper = plan.load(folder / "paper.yaml")
     assert len(paper) == 3 * 2 * 3 * 5
     assert {cell.ratio for cell in paper} == {0.01, 0.05, 0.1, 0.2, 0.5}

@@ -12,14 +12,13 @@ from recbole.model.general_recommender.bpr import BPR
 from recbole.utils import InputType
 from torch.nn.functional import softplus
 
-from recbole_unlearn import run_unlearn
+from recbole_unlearn import registry, run_unlearn
 from recbole_unlearn import settings as plugin_settings
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import (
     RequestLosses,
     UnlearnTask,
     losers,
-    registry,
     rrl,
     tie,
     turned,
@@ -58,7 +57,7 @@ def run(settings, method, model="BPR", **changes):
 
 def make_task(config, data, method, original=None, **changes):
     """A method's trainer on a model of the retained rows with the original's weights, and its task."""
-    cls = registry.get(method)
+    cls = registry.METHODS.get(method)
     original = original or train(config, data.full, "original")
     model = build_model(config, data.retain)
     initial = {name: value.detach().clone() for name, value in model.named_parameters()}

@@ -238,7 +238,7 @@ def test_every_recorded_curve_is_drawn(tmp_path, light):
 def registry(monkeypatch):
     """The registry of measures, as it was again afterwards."""
     base.measures()  # all of them are found, and not into a copy
-    monkeypatch.setattr(base, "_MEASURES", dict(base._MEASURES))
+    monkeypatch.setattr(base.MEASURES, "entries", dict(base.MEASURES.entries))
 
 
 def test_a_registered_measure_is_in_the_report(tmp_path, light, registry):

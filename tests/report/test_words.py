@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from recbole_unlearn.cli import parse
-from recbole_unlearn.methods import methods
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.report import (
     PROGRAM,
     certificates,
@@ -125,7 +125,7 @@ def test_the_date_is_at_the_top_and_need_not_be_there(tmp_path, light):  # noqa:
 # ---- advice
 
 
-@pytest.mark.parametrize("trainer", methods(), ids=lambda trainer: trainer.name)
+@pytest.mark.parametrize("trainer", METHODS.all(), ids=lambda trainer: trainer.name)
 def test_a_method_names_settings_of_its_own(trainer):
     for way in [*trainer.forgets_more, *trainer.forgets_less]:
         assert re.match(r"(raise|lower|set) ", way)

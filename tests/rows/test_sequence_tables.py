@@ -5,7 +5,7 @@ import torch
 
 from recbole_unlearn.data import load
 from recbole_unlearn.rows import find_features, find_tables
-from recbole_unlearn.settings import UnlearnConfig, sequential
+from recbole_unlearn.settings import SEQUENTIAL, UnlearnConfig
 from recbole_unlearn.training import build_model
 from tests.conftest import USERS
 
@@ -53,7 +53,7 @@ def sides(model, data):
     return {table.parameter: table.side for table in find_tables(model, data)}
 
 
-@pytest.mark.parametrize("model", sequential.MODELS)
+@pytest.mark.parametrize("model", SEQUENTIAL)
 def test_all_rows_are_found_and_no_others(built, model):
     assert sides(*built(model)) == EXPECTED.get(model, ITEMS)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from recbole_unlearn import settings
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods import registry
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import SUPPORTED_TYPES, model_names, properties_dir, read_yaml, setting
 
 
@@ -51,7 +51,7 @@ def test_every_setting_has_one_default_in_overall_yaml():
     assert set(declared) <= set(read_yaml(properties_dir() / "overall.yaml"))
 
 
-@pytest.mark.parametrize("method", registry.methods(), ids=lambda method: method.name)
+@pytest.mark.parametrize("method", METHODS.all(), ids=lambda method: method.name)
 def test_a_method_and_its_property_file_name_the_same_keys(method, make_config):
     values = make_config().method_values(method.name)  # presets together with what they are presets of
     assert set(values) == set(settings.names(method.Settings))
@@ -59,7 +59,7 @@ def test_a_method_and_its_property_file_name_the_same_keys(method, make_config):
 
 
 def test_no_property_file_is_an_orphan():
-    methods = {method.name: method for method in registry.methods()}
+    methods = {method.name: method for method in METHODS.all()}
     folder = properties_dir() / "method"
     stems = {path.stem for path in folder.glob("*.yaml")}
     assert set(methods) <= stems

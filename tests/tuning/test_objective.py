@@ -16,14 +16,15 @@ from recbole_unlearn.data import Located, divide, loaders
 from recbole_unlearn.data.splits import Splits
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.measures import Measurement
-from recbole_unlearn.methods import Watch, registry
+from recbole_unlearn.methods import Watch
 from recbole_unlearn.pipeline import begin
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose, train
 from recbole_unlearn.tuning import Bench, Figures, Goal, objective, trial, validation_only
 from recbole_unlearn.tuning.prepare import prepare
 from tests.parts import divided
 
-OBLIVIATE = registry.get("obliviate")
+OBLIVIATE = METHODS.get("obliviate")
 
 # The objective
 

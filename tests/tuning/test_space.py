@@ -10,11 +10,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods import registry
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import properties_dir
 from recbole_unlearn.tuning import Range, Space, Values, Whole, backend, identity, space
 
-OBLIVIATE = registry.get("obliviate")
+OBLIVIATE = METHODS.get("obliviate")
 
 
 def load(make_config, tmp_path, text, **changes):
@@ -101,7 +101,7 @@ def test_a_setting_cannot_be_swept_over_and_fixed(make_config, tmp_path):
 )
 def test_the_spaces_that_are_shipped_fit_their_methods(path, make_config):
     name, _, kind = path.stem.partition("-")
-    method, model = registry.get(name), {"": "BPR", "sequential": "SASRec"}[kind]
+    method, model = METHODS.get(name), {"": "BPR", "sequential": "SASRec"}[kind]
     config = make_config(model=model, unlearn=name)
     assert space._path(method, None, config.model_class.type.name.lower()) == path
     assert len(space.load(config, method, None).random(16, 0)) == 16
@@ -109,7 +109,7 @@ def test_the_spaces_that_are_shipped_fit_their_methods(path, make_config):
 
 def test_a_method_without_a_space_says_who_has_one(make_config, tmp_path):
     with pytest.raises(UnlearnError, match=r"retrain has no search space.*obliviate"):
-        space.load(make_config(unlearn="retrain"), registry.get("retrain"), None)
+        space.load(make_config(unlearn="retrain"), METHODS.get("retrain"), None)
     with pytest.raises(UnlearnError, match="Cannot read the search space"):
         space.load(make_config(unlearn="obliviate"), OBLIVIATE, str(tmp_path / "none.yaml"))
 

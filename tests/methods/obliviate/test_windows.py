@@ -12,15 +12,16 @@ from torch.nn.functional import cross_entropy
 from recbole_unlearn import run_unlearn
 from recbole_unlearn import settings as groups
 from recbole_unlearn.data import TRAIN, Located, divide, load
-from recbole_unlearn.methods import Watch, registry
+from recbole_unlearn.methods import Watch
 from recbole_unlearn.methods.obliviate import WindowGradients, WindowRequest, row_gradients
 from recbole_unlearn.pipeline import begin
+from recbole_unlearn.registry import METHODS
 from recbole_unlearn.rows import TrainIndex, as_rows, find_region, find_tables, rarest, training_loss
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import Trainings, train
 from tests.conftest import tiny_rows, write_tiny
 
-OBLIVIATE = registry.get("obliviate")
+OBLIVIATE = METHODS.get("obliviate")
 LENGTH = 6
 SMALL = {
     "SASRec": {"hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1},

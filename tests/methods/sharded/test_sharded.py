@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recbole_unlearn import run_unlearn, unlearn_model
+from recbole_unlearn import registry, run_unlearn, unlearn_model
 from recbole_unlearn import settings as plugin_settings
 from recbole_unlearn.data import Located, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods import UnlearnTask, registry
+from recbole_unlearn.methods import UnlearnTask
 from recbole_unlearn.methods.sharded import AttentiveEnsemble, Partition, Shards, storage
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train, train_all
 from recbole_unlearn.training import trainings as cache_module
@@ -36,7 +36,7 @@ def run(settings, method, model="BPR", **changes):
 
 
 def make_task(config, data, method, all_jobs=train_all, **changes):
-    cls = registry.get(method)
+    cls = registry.METHODS.get(method)
     model = build_model(config, data.retain)
     initial = {name: value.detach().clone() for name, value in model.named_parameters()}
     values = config.method_values(method) | QUICK[method] | changes

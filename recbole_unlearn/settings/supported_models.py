@@ -1,0 +1,171 @@
+"""Which models can be unlearned, and with which of RecBole's settings; others are refused before data is loaded."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import recbole
+from recbole.config import Config
+from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.utils import ModelType
+
+from recbole_unlearn.errors import UnlearnError, nearest
+
+SUPPORTED_TYPES = (
+    ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL, ModelType.SEQUENTIAL, ModelType.KNOWLEDGE,
+)  # fmt: skip
+_WITH_USERS = ("Caser", "FPMC", "TransRec", "HGN", "SHAN", "HRM", "NPE")  # with a row for every user
+_WITH_FEATURES = ("SASRecF", "GRU4RecF", "FDSA")  # of items
+SEQUENTIAL = (
+    "SASRec", "GRU4Rec", "BERT4Rec", "NARM", "STAMP", "NextItNet", "SRGNN", "GCSAN", "LightSANs", "CORE", "FEARec",
+    "SINE", "RepeatNet", *_WITH_FEATURES, *_WITH_USERS,
+)  # fmt: skip
+KNOWLEDGE = ("CKE", "CFKG", "KGCN", "KTUP")
+_REASONS = {
+    "DIEN": "it makes windows of its own",
+    "DIN": "it is trained and measured on labelled interactions",
+    "S3Rec": "it is trained in two stages, of which the first leaves a file",
+    "GRU4RecKG": "it needs vectors of entities from files that RecBole does not ship",
+    "KSR": "it needs vectors of entities from files that RecBole does not ship",
+    "KGAT": "it needs dgl, and keeps attention over all interactions outside its weights",
+    "KGIN": "it needs torch_scatter, and mixes the interactions of all users into its graph",
+    "MCCLK": "it needs torch_scatter, and mixes the interactions of all users into its graph",
+    "KGNNLS": "its loss reads a table of all interactions, which it keeps outside its weights",
+    "MKR": "it has two losses of which neither is calculate_loss, and methods work on that one",
+    "RippleNet": "it keeps users' histories outside its weights, and saves them in its checkpoint",
+}
+_TRANSFORMS = {"BERT4Rec": "mask_itemseq", "SHAN": "inverse_itemseq"}  # that models need for histories
+
+
+def model_names() -> list[str]:
+    """The models of the installed RecBole, from its property files."""
+    return sorted(
+        path.stem for path in (Path(recbole.__file__).parent / "properties" / "model").glob("*.yaml")
+    )
+
+
+def is_recommender(found: Any) -> bool:
+    """Whether ``found`` is a model class of RecBole, or derived from one."""
+    return isinstance(found, type) and issubclass(found, AbstractRecommender)
+
+
+def _derives(model: type, names: tuple[str, ...]) -> bool:
+    """Whether a model is one of these of RecBole, or derived from one."""
+    return any(base.__name__ in names and base.__module__.startswith("recbole.") for base in model.__mro__)
+
+
+def refuse_model(name: str, model: Any) -> None:
+    """Refuse a model of a type, or a sequential or knowledge-aware model, that cannot be unlearned."""
+    reason = f": {_REASONS[name]}" if name in _REASONS else ""
+    if model.type not in SUPPORTED_TYPES:
+        raise UnlearnError(
+            f"{name} is a {model.type.name.lower()} model, which cannot be unlearned yet. General, context-aware, "
+            "many sequential and some knowledge-aware models can."
+        )
+    if model.type is ModelType.SEQUENTIAL and not _derives(model, SEQUENTIAL):
+        raise UnlearnError(
+            f"{name} is a sequential model that cannot be unlearned yet{reason}. These can: {', '.join(SEQUENTIAL)}."
+        )
+    if model.type is ModelType.KNOWLEDGE and not _derives(model, KNOWLEDGE):
+        raise UnlearnError(
+            f"{name} is a knowledge-aware model that cannot be unlearned{reason}. Use {', '.join(KNOWLEDGE[:-1])} or "
+            f"{KNOWLEDGE[-1]}, or train {name} again with RecBole on data without the deleted interactions."
+        )
+
+
+def refuse_settings(config: Config) -> None:
+    """Refuse RecBole's settings with which a sequential or knowledge-aware model cannot be unlearned."""
+    if config.model_class.type is ModelType.SEQUENTIAL:
+        _refuse_sequential(config)
+    columns = config["load_col"] if config.model_class.type is ModelType.KNOWLEDGE else None
+    if missing := [suffix for suffix in ("kg", "link") if columns is not None and not columns.get(suffix)]:
+        raise UnlearnError(
+            f"load_col leaves out {' and '.join(missing)}, and {config['model']} reads a knowledge graph. Add for "
+            "example kg: [head_id, relation_id, tail_id] and link: [item_id, entity_id]."
+        )
+
+
+def _refuse_sequential(config: Config) -> None:
+    """Refuse other splits than one window a user for validation and one for test, and transforms of other models."""
+    if (
+        config["eval_args"].get("split") != {"LS": "valid_and_test"}
+        or config["eval_args"].get("order") != "TO"
+    ):
+        raise UnlearnError(
+            "Sequential models are unlearned with each user's last interaction as test and the one before as "
+            "validation. Use --eval_args='{split: {LS: valid_and_test}, order: TO, mode: full}'."
+        )
+    given = config["transform"]
+    needed = next((name for base, name in _TRANSFORMS.items() if _derives(config.model_class, (base,))), None)
+    if given != needed:
+        raise UnlearnError(
+            f"transform={given} changes histories as they are loaded, and {config['model']} is not made for that: "
+            f"{f'use transform={needed}' if needed else 'leave it out'}."
+        )
+    if needed == "mask_itemseq" and int(config["mask_ratio"] * config["MAX_ITEM_LIST_LENGTH"]) < 1:
+        raise UnlearnError(
+            f"mask_ratio={config['mask_ratio']} of MAX_ITEM_LIST_LENGTH={config['MAX_ITEM_LIST_LENGTH']} is not one "
+            "item, and there would be nothing to learn: raise one of them."
+        )
+
+
+def sampled_negatives(loss: str | None) -> dict[str, Any] | None:
+    """How a sequential model's training draws negatives: none for a loss over all items, otherwise RecBole's one."""
+    if loss == "CE":
+        return None
+    return {"distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False, "candidate_num": 0}
+
+
+def pushes_all_items(config: Config) -> bool:
+    """Whether a sequential model's loss is over all items, including items without interactions."""
+    return config["MODEL_TYPE"] == ModelType.SEQUENTIAL and config["loss_type"] in ("CE", "NLL")
+
+
+def has_users(model: type) -> bool:
+    """Whether a sequential model has a row for every user."""
+    return _derives(model, _WITH_USERS)
+
+
+def typed_class(text: str) -> type:
+    """The model class of `--model=package.module:Class`; the working directory is searched first.
+
+    Only the command line comes here. A checkpoint or a config file cannot name a class to import.
+    """
+    module, _, name = text.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), name]):
+        raise UnlearnError(
+            f"--model={text:.200} is not package.module:Class; for example --model=my_models:MyBPR."
+        )
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+    imported = _imported(module)
+    found = getattr(imported, name, None)
+    if found is None:
+        classes = [key for key, value in vars(imported).items() if is_recommender(value)]
+        raise UnlearnError(f"The module {module} has no class {name}.{nearest(name, classes)} Check --model.")
+    if not is_recommender(found):
+        raise UnlearnError(
+            f"{text} is not a model of RecBole; derive the class from one of its recommenders."
+        )
+    return found
+
+
+def _imported(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            raise UnlearnError(
+                f"There is no module {module} in {os.getcwd()} or where Python looks for modules; check --model."
+            ) from error
+        raise UnlearnError(f"The module {module} needs {error.name}, which is not installed.") from error
+    except Exception as error:  # the user's own code may fail in any way
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise UnlearnError(
+            f"The module {module} cannot be imported: {type(error).__name__}: {reason}"
+        ) from error
