@@ -257,8 +257,7 @@ class Pipeline:
             kind = "file" if isinstance(forget, (str, Path)) else "python"
             on_missing, digest = self.forget_settings.on_missing, self.evidence.hashes.get("request")
             return carry_out(request, source, kind, on_missing, digest)
-        seed = self.forget_settings.inject_seed
-        seed = self.config["seed"] if seed is None else seed
+        seed = self.config["seed"]
         self._say_the_plan({CLEAN: source.splits})
         full, located = inject(source.splits, self.forget_settings, seed, self._scorer(source.splits))
         kind = f"{INJECTED} {self.forget_settings.inject_mode}"

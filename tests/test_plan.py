@@ -149,7 +149,7 @@ def test_cached_trainings_are_known_before(settings, caplog):
         return line
 
     assert "cached" not in said()
-    assert "1 train clean (cached), 2 train original (4 epochs)" in said(inject_seed=3)
+    assert "1 train clean (cached), 2 train original (4 epochs)" in said(inject_amount=0.3)
     request = {"user_id": ["u1"]}
     assert "retrain (4 epochs)" in said(request)
     assert "1 train original (4 epochs), 2 unlearn with finetune, 3 retrain (cached)" in said(request)

@@ -1,9 +1,9 @@
-"""The paper's synthetic protocol: noise is injected into the training data, and is then to be forgotten.
+"""The paper's synthetic protocol: noise is injected into the training data, and then has to be forgotten.
 
 A share of the users is drawn. Each gets new training interactions (their number is a share of those the user has)
-with items that the user never touched in any split. *Informed* injection draws these from the items that a clean
-model, trained on the data as it is, scores lowest for that user; *random* injection draws them from all such items.
-The original is then trained on D' = D and S, and the right answer to the request is a model of D.
+with items that the user has in no split. *Informed* injection draws these items from those that a clean model,
+trained on D, scores lowest for that user; *random* injection draws them from all unseen items. The original is then
+trained on D' = D ∪ S, and the right answer to the request is a model of D.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import torch
 from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction
 
-from recbole_unlearn.data.requests import Located
-from recbole_unlearn.data.splits import Splits, append
+from recbole_unlearn.data.splits import Located, Splits, append
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings import ForgetSettings
 
@@ -41,7 +40,10 @@ def inject(
     rng = np.random.default_rng(seed)
     users, amounts = _choose_users(clean.train, settings, rng)
     touched = _touched(clean, users)
-    rows_of = _rows_by_user(clean.train)
+    owners = clean.train.inter_feat[clean.train.uid_field].numpy()
+    order = np.argsort(owners, kind="stable")
+    names, starts = np.unique(owners[order], return_index=True)
+    rows_of = dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
     picked_users, picked_items, templates = [], [], []
     for position, (user, amount) in enumerate(zip(users, amounts, strict=True)):
         scores = scorer(torch.tensor([user]))[0] if scorer else None
@@ -49,10 +51,11 @@ def inject(
         picked_users.append(np.full(len(items), user))
         picked_items.append(items)
         templates.append(rng.choice(rows_of[user], len(items)))
-    noise = _rows_like(
-        clean.train, *(np.concatenate(part) for part in (picked_users, picked_items, templates))
-    )
-    train = append(clean.train, noise)
+    # User and item as drawn, all else (time, rating) from an interaction of the same user.
+    columns = dict(clean.train.inter_feat[torch.from_numpy(np.concatenate(templates))].interaction)
+    for field, ids in ((clean.train.uid_field, picked_users), (clean.train.iid_field, picked_items)):
+        columns[field] = torch.from_numpy(np.concatenate(ids)).to(columns[field].dtype)
+    train = append(clean.train, Interaction(columns))
     mask = np.zeros(len(train), dtype=bool)
     mask[len(clean.train) :] = True
     if not mask.any():
@@ -78,7 +81,7 @@ def _choose_users(
 
 
 def _touched(clean: Splits, users: np.ndarray) -> np.ndarray:
-    """For each of ``users``, which items they met in any split (n, items); the padding item counts."""
+    """For each of ``users``, which items they have in any split (n, items); the padding item counts."""
     touched = np.zeros((len(users), clean.train.item_num), dtype=bool)
     touched[:, 0] = True
     for part in clean:
@@ -90,19 +93,8 @@ def _touched(clean: Splits, users: np.ndarray) -> np.ndarray:
     return touched
 
 
-def _rows_by_user(train: Dataset) -> dict[int, np.ndarray]:
-    users = train.inter_feat[train.uid_field].numpy()
-    order = np.argsort(users, kind="stable")
-    names, starts = np.unique(users[order], return_index=True)
-    return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
-
-
 def _choose_items(
-    touched: np.ndarray,
-    amount: int,
-    scores: torch.Tensor | None,
-    pool: float,
-    rng: np.random.Generator,
+    touched: np.ndarray, amount: int, scores: torch.Tensor | None, pool: float, rng: np.random.Generator
 ) -> np.ndarray:
     """``amount`` unseen items, from the lowest ``pool`` share of them when there are scores.
 
@@ -115,11 +107,3 @@ def _choose_items(
         order = np.argsort(scores.numpy()[unseen], kind="stable")
         unseen = unseen[order[:size]]
     return np.sort(rng.choice(unseen, amount, replace=False))
-
-
-def _rows_like(train: Dataset, users: np.ndarray, items: np.ndarray, templates: np.ndarray) -> Interaction:
-    """New interactions: user and item as given, all else (time, rating) from an interaction of the same user."""
-    columns = dict(train.inter_feat[torch.from_numpy(templates)].interaction)
-    columns[train.uid_field] = torch.from_numpy(users).to(columns[train.uid_field].dtype)
-    columns[train.iid_field] = torch.from_numpy(items).to(columns[train.iid_field].dtype)
-    return Interaction(columns)

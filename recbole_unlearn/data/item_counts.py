@@ -1,22 +1,22 @@
-"""How popular items were when their rows were fitted: kept from request to request, and rounded to show little.
+"""How many interactions items had when their rows were fitted: kept from request to request, rounded for privacy.
 
-Whether an item has lost so much that its row needs a new start (`rows/region.py`) is counted from when the row was
-fitted, so what one request leaves has to tell the next how many training interactions that was. The number itself
-would tell too much: less the retained interactions it is the number of deleted ones, and after a request of one user
-95 % of that user's items could be read from it (ml-100k). So it is rounded up, in steps of three or of a tenth. An
-item then shows a deletion only where its retained interactions came below a step and its row got no new start: after
-that request these are 9 % of the user's items, and none after the requests that follow it. All others have the number
-that anybody can work out of the retained interactions.
+An item that has lost too much since its row was fitted needs a new start (`rows/region.py`), so each request has to
+pass on how many training interactions there were at that time. The exact number would disclose too much: minus the
+retained interactions it is the number of deleted ones, and after a request of one user 95 % of that user's items
+could be read from it (ml-100k). So it is rounded up, in steps of three or of a tenth. An item then shows a deletion
+only where its retained interactions fell below a step and its row got no new start: after that request these are 9 %
+of the user's items, and none after the requests that follow it. All other numbers follow from the retained
+interactions.
 
 With n interactions when it was fitted and r that are left,
 
     fitted = coarse(n),    lost = fitted − r ≥ n − r
 
-so an item is never taken to have lost less than it has, and at most a step more, when it is decided whether its row
-is fitted again. `fitted` stays the same until then: requests one after the other find what one request for all of
-them finds. How far a row starts again, and who follows it, goes by what it has lost for certain
-(:func:`lost_at_least`): half a step too much for every item of a small request adds up over many requests, until the
-model is lost (twenty requests of 0.1 % on ml-100k took NDCG@20 from .23 to .03).
+so the decision whether a row is fitted again never counts less than the item has lost, and at most a step more.
+`fitted` stays the same until then: requests one after the other decide as one request for all of them. How far a row
+starts again, and which users follow, depends on the certain loss (:func:`lost_at_least`): half a step too much for
+every item of a small request adds up over many requests, until the model is useless (twenty requests of 0.1 % on
+ml-100k took NDCG@20 from .23 to .03).
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ def lost_at_least(fitted: torch.Tensor, retained: torch.Tensor) -> torch.Tensor:
 def fitted_after(
     fitted: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor, refitted: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """What to keep when a request is done (items,).
+    """``fitted`` after a request (items,).
 
     Args:
-        fitted: what was kept before; None for a model that was trained on D.
+        fitted: its value before; None for a model that was trained on D.
         before: training interactions of each item in D.
         after: the same without S.
-        refitted: items whose rows were made again from what is retained. If it is all of them, the model is as one
-            that was trained on it, and nothing is kept.
+        refitted: items whose rows were fitted again to the retained interactions. If it is all of them, the model is
+            as one trained on these, and nothing is kept.
 
     """
     if refitted is not None and len(refitted) == len(after):
         return None
     kept = (coarse(before) if fitted is None else fitted).clone()
-    anew = after == 0  # orphans have their initial rows
+    renewed = after == 0  # orphans have their initial rows
     if refitted is not None:
-        anew[refitted] = True
-    kept[anew] = coarse(after)[anew]
+        renewed[refitted] = True
+    kept[renewed] = coarse(after)[renewed]
     return kept

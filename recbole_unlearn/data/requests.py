@@ -1,38 +1,52 @@
-"""Deletion requests: what their columns and cells mean, and finding the interactions they mean.
+"""Deletion requests: reading them, and finding the interactions they mean.
 
 A request names interactions, whole users and whole items by the dataset's own tokens: a row with a user and an item
-is an interaction, a row with one of them is all that this one has. :func:`read_request` takes a file or Python data,
-:func:`locate` finds the interactions in the training, validation and test split. Messages give the request's row
-numbers and counts, never tokens: a log must not say who asked to be forgotten.
+is an interaction, a row with one of them means all interactions of it. :func:`read_request` takes a file or Python
+data, :func:`locate` finds the interactions in the training, validation and test split, :func:`carry_out` divides the
+data by them. Messages give row numbers and counts, never content: a log must not say who asked to be forgotten.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import gzip
+import io
+import json
 import logging
 import math
 import re
-from collections.abc import Sequence
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from recbole.data.dataset import Dataset
 
-from recbole_unlearn.data.request_forms import Table, as_column, is_value, table_of
+from recbole_unlearn.data.source import Source
+from recbole_unlearn.data.splits import Located, UnlearnData, divide
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Clock
+from recbole_unlearn.inputs import read_regular, shown
 
 logger = logging.getLogger(__name__)
 
+LARGEST = 1 << 30  # bytes of a file of requests, unpacked
 SHOWN_ROWS = 5  # how many row numbers an error message gives
 EMPTY = -1  # in the place of an id, where a request has none
-# What people write beside a request. With only one of the two id columns, any other column could be a misspelt one.
+# Columns of remarks. With only one of the two id columns, any other column could be a misspelt one.
 _REMARKS = {
     "reason", "ticket", "case", "note", "notes", "comment", "comments", "remark", "remarks", "request", "requested",
     "status", "email",
 }  # fmt: skip
-_EXACT = 2**53  # whole numbers up to here are what they were before a reader made them floats
+_EXACT = 2**53  # whole numbers up to here survive a reader that makes them floats
+# By their byte order marks, the longer first: one of them begins with another.
+_ENCODINGS = (
+    (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"),
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +62,21 @@ class Fields:
         """Read them from a RecBole config."""
         return cls(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"], config["TIME_FIELD"])
 
+    def __str__(self) -> str:
+        """The columns that a request may have."""
+        time = f", optionally {self.time}" if self.time else ""
+        return f"columns {self.user},{self.item}{time}, or only {self.user}, or only {self.item}"
+
 
 @dataclasses.dataclass(frozen=True)
 class ForgetRequest:
-    """What is asked for, in tokens, each once.
+    """A request in tokens, each row once.
 
     ``frame`` has the columns user, item (None: all users, or all items) and time (NaN: at any time).
     """
 
     frame: pd.DataFrame
-    name: str  # how messages call the request
+    name: str  # the request in messages
     rows: np.ndarray  # the row number of each request, as its author counts rows
     unit: str  # "line" in a text file, "row" elsewhere
 
@@ -66,20 +85,26 @@ class ForgetRequest:
         return _where(self.unit, self.rows[bad])
 
 
+class _Table(NamedTuple):
+    """A request as given: cells that are not interpreted yet."""
+
+    name: str  # the request in messages
+    unit: str  # "line" in a text file, "row" elsewhere
+    columns: list[tuple[str, Any]]  # header and values; a header may be there twice
+    rows: Sequence[int]  # the number of each row as its author counts; there may be more than rows
+
+    def refuse(self, bad: Sequence[Any] | np.ndarray, problem: str, advice: str = "") -> None:
+        """Refuse a request because of the rows that are marked in ``bad``."""
+        marked = np.array(bad, dtype=bool)
+        if marked.any():
+            where = _where(self.unit, np.array(self.rows[: len(marked)])[marked])
+            raise UnlearnError(f"{self.name}: {problem} in {where}{advice}.")
+
+
 def _where(unit: str, numbers: np.ndarray) -> str:
     text = ", ".join(str(n) for n in numbers[:SHOWN_ROWS])
     more = f" and {len(numbers) - SHOWN_ROWS} more" if len(numbers) > SHOWN_ROWS else ""
     return f"{unit}{'s' if len(numbers) > 1 else ''} {text}{more}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Located:
-    """Which interactions of each split a request means (boolean masks), and how many requests were skipped."""
-
-    train: np.ndarray
-    valid: np.ndarray
-    test: np.ndarray
-    skipped: int = 0
 
 
 def read_request(forget: Any, fields: Fields) -> ForgetRequest:
@@ -87,7 +112,7 @@ def read_request(forget: Any, fields: Fields) -> ForgetRequest:
 
     A column is a list or an array; one value is a column of one.
     """
-    table = table_of(forget, fields.user, fields.item, _expected(fields))
+    table = _table_of(forget, fields)
     cells = {key: _cells(table, header, given) for key, (header, given) in _known(table, fields).items()}
     lengths = {len(values) for values in cells.values()}
     if len(lengths) > 1:
@@ -97,84 +122,89 @@ def read_request(forget: Any, fields: Fields) -> ForgetRequest:
     number = lengths.pop()
     if number == 0:
         raise UnlearnError(f"{table.name} asks for nothing: it has a header but no rows.")
-    rows = np.array(table.rows[:number])
     user, item, time = (cells.get(key, [None] * number) for key in ("user", "item", "time"))
-    _check_rows(table, fields, rows, *(_filled(values) for values in (user, item, time)))
-    if {"user", "item"} <= set(cells) and not all(_filled(user) & _filled(item)):
+    has_user, has_item, has_time = (
+        np.array([cell is not None for cell in part]) for part in (user, item, time)
+    )
+    table.refuse(~has_user & ~has_item, "neither a user nor an item is given", "; fill one in")
+    table.refuse(
+        has_time & ~(has_user & has_item), f"{fields.time} is given with a whole user or item",
+        f". It goes with both {fields.user} and {fields.item}; leave it empty there",
+    )  # fmt: skip
+    if {"user", "item"} <= set(cells) and not all(has_user & has_item):
         # Without numbers: there may be a line for each interaction of one user.
         logger.warning(
             "%s: rows with an empty cell mean all interactions of a user or of an item.", table.name
         )
+    times = pd.to_numeric(pd.Series(time, dtype=object), errors="coerce").to_numpy(dtype=np.float64)
+    table.refuse(has_time & ~np.isfinite(times), f"{fields.time} is not a number")
     columns = {
-        "user": pd.Series(_tokens(table, fields.user, user, rows), dtype=object),
-        "item": pd.Series(_tokens(table, fields.item, item, rows), dtype=object),
-        "time": _times(table, fields, time, rows),
+        "user": pd.Series(_tokens(table, fields.user, user), dtype=object),
+        "item": pd.Series(_tokens(table, fields.item, item), dtype=object),
+        "time": times,
     }
     unique = pd.DataFrame(columns).drop_duplicates()
-    return ForgetRequest(unique.reset_index(drop=True), table.name, rows[unique.index], table.unit)
+    rows = np.array(table.rows[:number])[unique.index]
+    return ForgetRequest(unique.reset_index(drop=True), table.name, rows, table.unit)
 
 
-def _known(table: Table, fields: Fields) -> dict[str, tuple[str, Any]]:
-    """The columns that say what to forget, by what they are; the others are counted in the log, or refused."""
+def _known(table: _Table, fields: Fields) -> dict[str, tuple[str, Any]]:
+    """Header and values of the columns user, item and time; the others are counted in the log, or refused."""
     wanted = {fields.user: "user", fields.item: "item"} | ({fields.time: "time"} if fields.time else {})
-    # RecBole's own files write the type into the header (user_id:token); both spellings are taken.
+    # RecBole's own files write the type into the header (user_id:token); both spellings are accepted.
     headers = [header.split(":")[0].strip() for header, _ in table.columns]
     known = [header for header in headers if header in wanted]
     others = [header for header in headers if header not in wanted]
     found = {wanted[header] for header in known}
+    remarks = [_REMARKS & set(re.split(r"[\W_]+", header.lower())) for header in others]  # Ticket number, …
     problem = ""
     if len(known) > len(found):
         problem = "has a column twice"
     elif not found & {"user", "item"}:
-        # The first line of a file without a header is a request: what it says is not printed.
+        # The first line of a file without a header is a request: its content is not printed.
         problem = f"has {known[0]} alone" if known else "has no known column"
-    elif not {"user", "item"} <= found and not all(_is_remark(header) for header in others):
+    elif not {"user", "item"} <= found and not all(remarks):
         missing = fields.item if "user" in found else fields.user
         problem = (
             f"has {known[0]} and {len(others)} other column{'s' if len(others) > 1 else ''}, of which one could be a "
             f"misspelt {missing} (if not, add an empty column {missing})"
         )
     if problem:
-        raise UnlearnError(f"{table.name}: the header {problem}; expected {_expected(fields)}.")
+        raise UnlearnError(f"{table.name}: the header {problem}; expected {fields}.")
     if others:
-        _say_ignored(table, others)
-    places = {wanted[header]: place for place, header in enumerate(headers) if header in wanted}
-    return {key: (headers[place], table.columns[place][1]) for key, place in places.items()}
+        are_names = all(re.fullmatch(r"[A-Za-z_][\w .-]{0,40}", header) for header in others)
+        amount = f"{len(others)} other columns are" if len(others) > 1 else "1 other column is"
+        logger.info("%s: %s not used%s.", table.name, amount, f" ({', '.join(others)})" if are_names else "")
+    return {
+        wanted[header]: (header, given)
+        for header, (_, given) in zip(headers, table.columns, strict=True)
+        if header in wanted
+    }
 
 
-def _is_remark(header: str) -> bool:
-    """Whether a header is one of a remark: `reason`, `Ticket number`, `request_date`."""
-    return bool(_REMARKS & set(re.split(r"[\W_]+", header.lower())))
-
-
-def _say_ignored(table: Table, others: Sequence[str]) -> None:
-    plain = [header for header in others if re.fullmatch(r"[A-Za-z_][\w .-]{0,40}", header)]
-    names = f" ({', '.join(plain)})" if len(plain) == len(others) else ""
-    logger.info(
-        "%s: %d column%s beside those of the request %s not used%s.",
-        table.name, len(others), "s" if len(others) > 1 else "", "are" if len(others) > 1 else "is", names,
-    )  # fmt: skip
-
-
-def _expected(fields: Fields) -> str:
-    time = f", optionally {fields.time}" if fields.time else ""
-    return f"columns {fields.user},{fields.item}{time}, or only {fields.user}, or only {fields.item}"
-
-
-def _cells(table: Table, header: str, given: Any) -> list[Any]:
-    """The cells of a column: text, numbers, and None where one is empty."""
-    values = as_column(given)
-    if values is None:
+def _cells(table: _Table, header: str, given: Any) -> list[Any]:
+    """The cells of a column: text, numbers, and None where one is empty; one value is a column of one."""
+    if _is_value(given):
+        values = [given]
+    elif (isinstance(given, np.ndarray) and given.ndim == 1) or (
+        isinstance(given, (pd.Series, pd.Index, pd.api.extensions.ExtensionArray, Sequence))
+        and not isinstance(given, (str, bytes, bytearray, memoryview))
+    ):
+        values = list(given)
+    else:
         raise UnlearnError(
             f"{table.name}: {header} cannot be a {type(given).__name__}; give one value, or a list or an array of "
             "values."
         )
     cells = [None if _is_empty(value) else value for value in values]
-    bad = np.array([cell is not None and not is_value(cell) for cell in cells], dtype=bool)
-    if bad.any():
-        where = _where(table.unit, np.array(table.rows[: len(cells)])[bad])
-        raise UnlearnError(f"{table.name}: {header} is neither text nor a number in {where}.")
+    bad = [cell is not None and not _is_value(cell) for cell in cells]
+    table.refuse(bad, f"{header} is neither text nor a number")
     return cells
+
+
+def _is_value(given: Any) -> bool:
+    """Whether something is one value: text or a number, of Python or of numpy."""
+    return isinstance(given, (str, int, float, np.integer, np.floating)) and not isinstance(given, bool)
 
 
 def _is_empty(value: Any) -> bool:
@@ -187,47 +217,201 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, (float, np.floating))
 
 
-def _filled(cells: Sequence[Any]) -> np.ndarray:
-    return np.array([cell is not None for cell in cells], dtype=bool)
-
-
-def _tokens(table: Table, header: str, cells: Sequence[Any], rows: np.ndarray) -> list[str | None]:
+def _tokens(table: _Table, header: str, cells: Sequence[Any]) -> list[str | None]:
     """Cells as tokens; whole numbers that a reader made floats (196.0) become 196 again."""
-    bad = np.array([_is_float(cell) and not abs(cell) <= _EXACT for cell in cells], dtype=bool)
-    if bad.any():
-        where = _where(table.unit, rows[bad])
-        raise UnlearnError(
-            f"{table.name}: {header} is too large to be exact as a float in {where}; give it as text."
-        )
+    inexact = [_is_float(cell) and not abs(cell) <= _EXACT for cell in cells]
+    table.refuse(inexact, f"{header} is too large to be exact as a float", "; give it as text")
     whole = all(float(cell).is_integer() for cell in cells if _is_float(cell))
     exact = [int(cell) if whole and _is_float(cell) else cell for cell in cells]
     return [None if cell is None else str(cell).strip() for cell in exact]
 
 
-def _check_rows(
-    table: Table, fields: Fields, rows: np.ndarray, user: np.ndarray, item: np.ndarray, time: np.ndarray
-) -> None:
-    """Refuse rows that name nobody, and times of all that somebody has; the arrays say where a cell is filled."""
-    nobody = ~user & ~item
-    if nobody.any():
-        raise UnlearnError(
-            f"{table.name}: neither a user nor an item is given in {_where(table.unit, rows[nobody])}; fill one in."
-        )
-    whole = time & ~(user & item)
-    if whole.any():
-        raise UnlearnError(
-            f"{table.name}: {fields.time} is given with a whole user or item in {_where(table.unit, rows[whole])}. "
-            f"It goes with both {fields.user} and {fields.item}; leave it empty there."
-        )
+# ---- files and Python data as tables ----
 
 
-def _times(table: Table, fields: Fields, cells: Sequence[Any], rows: np.ndarray) -> np.ndarray:
-    """Timestamps (n,); NaN where none is given."""
-    times = pd.to_numeric(pd.Series(cells, dtype=object), errors="coerce").to_numpy(dtype=np.float64)
-    bad = _filled(cells) & ~np.isfinite(times)
-    if bad.any():
-        raise UnlearnError(f"{table.name}: {fields.time} is not a number in {_where(table.unit, rows[bad])}.")
-    return times
+def _table_of(forget: Any, fields: Fields) -> _Table:
+    if isinstance(forget, (str, Path)):
+        return _of_file(Path(forget), fields)
+    if isinstance(forget, pd.DataFrame):
+        columns = _frame_columns(forget)
+    elif isinstance(forget, dict):
+        columns = [(str(name), values) for name, values in forget.items()]
+    elif isinstance(forget, (tuple, list)) and len(forget) == 2:
+        if isinstance(forget, list) and any(_is_value(part) for part in forget):
+            raise UnlearnError(
+                "A list of two values can mean two users, or a user and an item. Give {'user_id': [...]} with your "
+                "column's name for users, or a tuple (user, item) for an interaction."
+            )
+        columns = [(fields.user, forget[0]), (fields.item, forget[1])]
+    else:
+        raise UnlearnError(
+            f"A forget request cannot be a {type(forget).__name__}: give a file, a DataFrame, a dict of "
+            "columns, or a pair of arrays (users, items)."
+        )
+    return _Table("the forget request", "row", columns, range(sys.maxsize))
+
+
+def _frame_columns(frame: pd.DataFrame) -> list[tuple[str, Any]]:
+    return [(str(header), frame.iloc[:, place]) for place, header in enumerate(frame.columns)]
+
+
+class _UnreadableError(Exception):
+    """Why a file is not of its kind, without its content."""
+
+
+def _of_file(path: Path, fields: Fields) -> _Table:
+    name, kind = shown(path), path.suffix.lower()
+    is_packed = kind == ".gz"
+    if is_packed:
+        kind = Path(path.stem).suffix.lower()
+    if kind not in _READERS or (is_packed and kind == ".parquet"):
+        raise UnlearnError(
+            f"Forget request {name}: unknown kind of file; use {', '.join(_READERS)} (text also with .gz), or "
+            "'injected'."
+        )
+    if not path.is_file():
+        raise UnlearnError(f"Forget request {name}: no such file. Check the path given to --forget.")
+    try:
+        content = read_regular(path, LARGEST)
+        return _READERS[kind](name, _unpacked(content) if is_packed else content)
+    except _UnreadableError as error:
+        raise UnlearnError(
+            f"Forget request {name} cannot be read as {kind[1:]}: {error}. Expected {fields}."
+        ) from error
+    except OSError as error:
+        raise UnlearnError(f"Forget request {name} cannot be read: {error.strerror or error}.") from error
+
+
+def _unpacked(content: bytes) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+            unpacked = stream.read(LARGEST + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _UnreadableError("the gzip file is damaged; pack it again") from error
+    if len(unpacked) > LARGEST:
+        raise _UnreadableError(f"it has more than {LARGEST} bytes when unpacked; divide it")
+    return unpacked
+
+
+def _text(content: bytes) -> str:
+    encoding = next((name for mark, name in _ENCODINGS if content.startswith(mark)), "utf-8-sig")
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        kind = encoding.removesuffix("-sig").upper()
+        raise _UnreadableError(
+            f"it is not {kind} text from byte {error.start} on; save it as UTF-8"
+        ) from error
+
+
+def _separated(name: str, content: bytes, separator: str = ",") -> _Table:
+    lines = _lines(_text(content), separator)
+    header, _ = next(lines, ([], 0))
+    if not any(cell.strip() for cell in header):
+        raise _UnreadableError("it is empty")
+    cells: list[list[str]] = [[] for _ in header]
+    rows = []
+    for line, number in lines:
+        if not any(cell.strip() for cell in line):
+            continue  # a blank line, or what a spreadsheet leaves of one
+        if any(cell.strip() for cell in line[len(header) :]):
+            raise _UnreadableError(f"line {number} has more values than the header")
+        rows.append(number)
+        for place, column in enumerate(cells):
+            column.append(line[place] if place < len(line) else "")
+    named = [(head, own) for head, own in zip(header, cells, strict=True) if head.strip() or any(own)]
+    return _Table(name, "line", named, rows)
+
+
+def _lines(text: str, separator: str) -> Iterator[tuple[list[str], int]]:
+    """The cells of each line with its number; a quoted cell may have line breaks in it."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    number = 1
+    try:
+        for line in reader:
+            yield line, number
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise _UnreadableError(f"line {number} has quotes that do not match, or a very long cell") from error
+
+
+def _json_lines(name: str, content: bytes) -> _Table:
+    found: list[dict[str, Any]] = []
+    rows = []
+    for number, line in enumerate(_text(content).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line, object_pairs_hook=_without_repeats)
+        except (ValueError, RecursionError) as error:
+            raise _UnreadableError(f"line {number} is not JSON, or has a name twice") from error
+        if not isinstance(entry, dict):
+            raise _UnreadableError(f"line {number} is not an object with names and values")
+        found.append(entry)
+        rows.append(number)
+    if not found:
+        raise _UnreadableError("it is empty")
+    names = dict.fromkeys(key for entry in found for key in entry)
+    return _Table(name, "line", [(key, [entry.get(key) for entry in found]) for key in names], rows)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entry = dict(pairs)
+    if len(entry) != len(pairs):
+        raise ValueError("a name twice")
+    return entry
+
+
+def _parquet(name: str, content: bytes) -> _Table:
+    try:
+        frame = pd.read_parquet(io.BytesIO(content))
+    except (ValueError, OSError, NotImplementedError, LookupError, TypeError) as error:  # as pyarrow's are
+        raise _UnreadableError("it is damaged, or another kind of file") from error
+    return _Table(name, "row", _frame_columns(frame), range(1, sys.maxsize))
+
+
+_READERS: dict[str, Callable[[str, bytes], _Table]] = {
+    ".csv": _separated,
+    ".tsv": lambda name, content: _separated(name, content, "\t"),
+    ".jsonl": _json_lines,
+    ".parquet": _parquet,
+}
+
+
+# ---- the interactions that a request means ----
+
+
+def carry_out(
+    request: ForgetRequest, source: Source, kind: str, on_missing: str, digest: str | None
+) -> UnlearnData:
+    """The data divided by ``request``; ``digest`` is its keyed hash, None without a key.
+
+    The data that a request leaves has no tokens of the users who are gone, so the same request would look like one
+    for unknown users when it comes again. It is recognised by its keyed hash (`files/hash_keys.py`), which the
+    retained data keeps, and is done with nothing to do.
+    """
+    splits, done = source.splits, source.done
+    earlier = next((one for one in done if one.digest == digest), None)
+    if earlier is not None:
+        # However certain the hash is: interactions that are still there are deleted.
+        ids = ids_of(request, splits[0])
+        if any(match(request, *ids, Candidates(split), source.clock)[0].any() for split in splits):
+            earlier = None
+    if earlier is not None:
+        located = Located(*(np.zeros(len(part), dtype=bool) for part in splits))
+    else:
+        hint = ""
+        if done:
+            number = (
+                f"{len(done)} request{'s were' if len(done) > 1 else ' was'} carried out on this model before"
+            )
+            hint = (
+                f" ({number}; one that comes again is recognised if it is given as a whole and with the same key, "
+                "--hash_key.)"
+            )
+        located = locate(request, splits, on_missing, source.clock, hint)
+    data = divide(splits, located, kind, source.clock, source.fitted)
+    return dataclasses.replace(data, done=done, done_earlier=earlier.date if earlier else None)
 
 
 def locate(
@@ -244,58 +428,47 @@ def locate(
         splits: RecBole datasets that share their ids.
         on_missing: "error" stops at a token or a pair that is nowhere in the data, "skip" leaves it out.
         clock: maps the request's timestamps to the dataset's, which RecBole may have normalised.
-        hint: what else the error of something missing may say.
+        hint: added to the error about something missing.
 
     """
     users, items = ids_of(request, splits[0])
     unknown = (users == 0) | (items == 0)
-    if unknown.any():
-        _missing(request, unknown, on_missing, "name a user or an item that is not in the dataset", hint)
+    _report_missing(request, unknown, on_missing, "name a user or an item that is not in the dataset", hint)
     matched = [match(request, users, items, Candidates(split), clock) for split in splits]
-    masks = [mask for mask, _ in matched]
+    train, valid, test = (mask for mask, _ in matched)
     absent = ~np.any([found for _, found in matched], axis=0) & ~unknown
-    if absent.any():
-        _missing(request, absent, on_missing, "are not in the training data", hint)
-    train_mask, valid_mask, test_mask = masks
-    located = Located(train_mask, valid_mask, test_mask, int((unknown | absent).sum()))
-    if not any(mask.any() for mask in masks):
+    _report_missing(request, absent, on_missing, "are not in the training data", hint)
+    if not (train.any() or valid.any() or test.any()):
         raise UnlearnError(
             f"{request.name}: nothing to forget. None of its rows is in the data; check the file, or the dataset and "
             f"its filters.{hint}"
         )
-    if located.train.all():
+    if train.all():
         raise UnlearnError(
-            f"{request.name} asks to forget all {len(located.train)} training interactions: there is no "
+            f"{request.name} asks to forget all {len(train)} training interactions: there is no "
             "model without data. Delete the model instead, or ask for less."
         )
-    return located
-
-
-def is_gone(
-    request: ForgetRequest, splits: tuple[Dataset, Dataset, Dataset], clock: Clock | None = None
-) -> bool:
-    """Whether no interaction of ``splits`` is meant by ``request``."""
-    users, items = ids_of(request, splits[0])
-    return not any(match(request, users, items, Candidates(split), clock)[0].any() for split in splits)
+    return Located(train, valid, test, int((unknown | absent).sum()))
 
 
 def ids_of(request: ForgetRequest, train: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of users and of items in a request."""
-    return (
-        _ids(request.frame["user"], train.field2token_id[train.uid_field]),
-        _ids(request.frame["item"], train.field2token_id[train.iid_field]),
-    )
+    """The ids (n,) of users and of items in a request: 0 for an unknown token, ``EMPTY`` for none."""
+    found = []
+    for column, field in (("user", train.uid_field), ("item", train.iid_field)):
+        known = train.field2token_id[field]
+        tokens = request.frame[column]
+        found.append(np.array([EMPTY if t is None else known.get(t, 0) for t in tokens], dtype=np.int64))
+    return found[0], found[1]
 
 
-def _ids(tokens: pd.Series, known: dict[str, int]) -> np.ndarray:
-    """Ids (n,) of tokens: 0 for an unknown one, ``EMPTY`` for none."""
-    return np.array([EMPTY if token is None else known.get(token, 0) for token in tokens], dtype=np.int64)
-
-
-def _missing(request: ForgetRequest, bad: np.ndarray, on_missing: str, what: str, hint: str) -> None:
-    text = f"{request.name}: {int(bad.sum())} of {len(bad)} requests {what} ({request.where(bad)})"
+def _report_missing(request: ForgetRequest, bad: np.ndarray, on_missing: str, what: str, hint: str) -> None:
+    if not bad.any():
+        return
     if on_missing == "error":
-        raise UnlearnError(f"{text}. Correct them, or leave them out with --on_missing=skip.{hint}")
+        raise UnlearnError(
+            f"{request.name}: {int(bad.sum())} of {len(bad)} requests {what} "
+            f"({request.where(bad)}). Correct them, or leave them out with --on_missing=skip.{hint}"
+        )
     # Without their number: there may be a line for each interaction of one user.
     logger.warning(
         "%s: requests that %s were skipped; --on_missing=error gives their numbers.", request.name, what
@@ -311,10 +484,9 @@ class Candidates(NamedTuple):
 
 
 def time_precision(split: Dataset) -> float:
-    """How far a timestamp may be from what a request says: RecBole keeps float32."""
-    times = (
-        split.inter_feat[split.time_field].numpy() if split.time_field in split.inter_feat else np.zeros(0)
-    )
+    """How far a timestamp may be from the request's: RecBole keeps float32."""
+    has_time = split.time_field in split.inter_feat
+    times = split.inter_feat[split.time_field].numpy() if has_time else np.zeros(0)
     return 2 * float(np.spacing(np.float32(np.abs(times).max(initial=1.0))))
 
 
@@ -344,9 +516,8 @@ def match(
         mask |= np.isin(own[kind], wanted[kind][rows])
         found[rows] |= np.isin(wanted[kind][rows], own[kind])
     if timed.any():
-        hits, hit = _match_times(
-            request, np.where(both & timed, wanted["pair"], -1), own["pair"], near, clock
-        )
+        pairs = np.where(both & timed, wanted["pair"], -1)
+        hits, hit = _match_times(request, pairs, own["pair"], near, clock)
         mask, found = mask | hits, found | hit
     return mask, found
 

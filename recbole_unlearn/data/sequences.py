@@ -1,16 +1,16 @@
-"""The interactions behind the windows of sequential models, and the windows that are left when some are deleted.
+"""The interactions behind the windows of sequential models, and the windows after a deletion.
 
 RecBole makes a *window* of every interaction but a user's first: the interaction is its target, and the L before it
-are its history. It splits the windows afterwards. So a deleted interaction is in other windows as well, and deleting
-starts from the interactions:
+are its history. It splits the windows afterwards. A deleted interaction is therefore in other windows as well, and
+deleting starts from the interactions:
 
-* The *role* of an interaction is the split of its window; a user's first has none and is training. Roles are worked
-  out once, by RecBole's own split of the full data, and stay whatever is deleted.
-* Deleting an interaction takes its window away, and takes it out of the histories of later windows, into which an
-  older one moves where they had been cut off. If it was the first, the next one is first and loses its window.
+* The *role* of an interaction is the split of its window; a user's first has none and is training. Roles are
+  determined once, by RecBole's own split of the full data, and stay the same after deletions.
+* Deleting an interaction removes its window, and removes it from the histories of later windows; where these were cut
+  off at L, an older interaction moves in. If it was the first, the next one is first and loses its window.
 
 Interactions of one user are in the order of (role, time, place in the data). RecBole's order is (time, place), which
-is the same: no split of it puts a later interaction into an earlier part. Noise with the time of a held-out
+is the same: none of its splits puts a later interaction into an earlier part. Noise with the time of a held-out
 interaction stays before it.
 """
 
@@ -29,7 +29,7 @@ from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction, cat_interactions
 from recbole.data.transform import construct_transform
 
-from recbole_unlearn.data.parts import Splits, three
+from recbole_unlearn.data.splits import Splits, three_parts
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.settings import has_users
@@ -81,7 +81,7 @@ class Sequences:
 
     @classmethod
     def saved(cls, dataset: SequentialDataset) -> Sequences:
-        """The interactions of a dataset that this plugin wrote, which says how many are in each part."""
+        """The interactions of a dataset that this plugin wrote, which has the size of each part."""
         Dataset._change_feat_format(dataset)
         ends = np.cumsum(dataset.file_size_list).tolist()
         parts = [dataset.inter_feat[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -89,10 +89,7 @@ class Sequences:
 
     @classmethod
     def recovered(cls, windows: Splits) -> Sequences:
-        """The interactions behind the windows that RecBole's `build()` made: all targets, and each user's first.
-
-        The first is what the history of the user's first window has.
-        """
+        """The interactions behind windows of RecBole's `build()`: all targets, and each user's first history."""
         dataset = windows.train
         suffix, size = dataset.config["LIST_SUFFIX"], dataset.item_list_length_field
         both = cat_interactions([part.inter_feat for part in windows])
@@ -102,7 +99,11 @@ class Sequences:
                 "The interactions behind these windows cannot be recovered: they have no times. Leave "
                 f"{dataset.time_field} out of unused_col."
             )
-        opening = both[_first_windows(windows)]
+        order = _ordered(dataset.copy(both), _roles(windows))
+        users = both[dataset.uid_field][order]
+        is_first = torch.zeros(len(order), dtype=torch.bool)
+        is_first[order[torch.cat([torch.ones(1, dtype=torch.bool), users[1:] != users[:-1]])]] = True
+        opening = both[is_first]
         length = both[f"{dataset.iid_field}{suffix}"].shape[1]
         inside = torch.arange(length) < opening[size][:, None]
         first = {field: opening[f"{field}{suffix}"][inside] for field in lists}
@@ -136,8 +137,7 @@ class Sequences:
 
         Where one interaction is left out for test, these are the histories of the test windows.
         """
-        keep = self.role != TEST
-        kept = self._order[keep[self._order]]
+        kept = self._order[(self.role != TEST)[self._order]]
         owners = self.raw.inter_feat[self.raw.uid_field][kept]
         start, end = torch.searchsorted(owners, users), torch.searchsorted(owners, users, right=True)
         nothing = {
@@ -182,7 +182,7 @@ class Sequences:
         return (before[self._place] - before[self._start]).clamp(max=self.length)
 
     def prefix(self, rows: torch.Tensor, keep: torch.Tensor | None = None) -> Interaction:
-        """The windows (m) with the targets ``rows`` (m,), kept or not, and what is before them among ``keep`` (n,).
+        """The windows (m) with the targets ``rows`` (m,), kept or not, and the histories among ``keep`` (n,).
 
         As in RecBole, every field of a history is FIELD_list, filled from the left: (m, L), or (m, L, k) for a field
         with k values.
@@ -201,30 +201,28 @@ class Sequences:
         history = kept[((end - length)[:, None] + place).clamp(max=len(kept) - 1)] if len(kept) else None
         found = dict(targets.interaction)
         found[self.raw.item_list_length_field] = length
-        for field in self.raw.inter_feat.columns:
-            if field != self.raw.uid_field:
-                found[f"{field}{self.raw.config['LIST_SUFFIX']}"] = self._listed(field, history, inside)
+        for field, values in self.raw.inter_feat.interaction.items():
+            if field == self.raw.uid_field:
+                continue
+            if history is None:
+                listed = values.new_zeros(*inside.shape, *values.shape[1:])
+            else:
+                outside = ~inside.reshape(*inside.shape, *[1] * (values.ndim - 1))
+                listed = values[history].masked_fill(outside, 0)
+            found[f"{field}{self.raw.config['LIST_SUFFIX']}"] = listed
         return Interaction(found)
-
-    def _listed(self, field: str, history: torch.Tensor | None, inside: torch.Tensor) -> torch.Tensor:
-        """The values of a field at ``history`` (m, L), 0 where it is not ``inside`` (m, L)."""
-        values = self.raw.inter_feat[field]
-        if history is None:
-            return values.new_zeros(*inside.shape, *values.shape[1:])
-        outside = ~inside.reshape(*inside.shape, *[1] * (values.ndim - 1))
-        return values[history].masked_fill(outside, 0)
 
     def windows(self, keep: torch.Tensor | None = None) -> Splits:
         """All windows of the interactions ``keep`` (n,), each in the split of its target, as datasets of RecBole."""
         keep = self._all if keep is None else keep
         targets = keep & self.usable & (self.lengths(keep) > 0)
-        rows = [(targets & (self.role == role)).nonzero().flatten() for role in (TRAIN, VALID, TEST)]
-        return Splits(*(self._windowed.copy(self._read(self.prefix(part, keep))) for part in rows))
-
-    def _read(self, windows: Interaction) -> Interaction:
-        """Windows without the fields that were loaded for the split alone."""
-        dropped = (self.raw.config["unused_col"] or {}).get("inter", ())
-        return Interaction({k: v for k, v in windows.interaction.items() if k not in dropped})
+        dropped = (self.raw.config["unused_col"] or {}).get("inter", ())  # loaded for the split alone
+        parts = []
+        for role in (TRAIN, VALID, TEST):
+            windows = self.prefix((targets & (self.role == role)).nonzero().flatten(), keep)
+            kept = {field: values for field, values in windows.interaction.items() if field not in dropped}
+            parts.append(self._windowed.copy(Interaction(kept)))
+        return Splits(*parts)
 
     @functools.cached_property
     def _all(self) -> torch.Tensor:
@@ -232,7 +230,7 @@ class Sequences:
 
     @functools.cached_property
     def _windowed(self) -> SequentialDataset:
-        """A dataset that knows the fields of histories, beside the raw one, which does not."""
+        """A copy of the raw dataset that also knows the fields of histories."""
         dataset = self.raw.copy(self.raw.inter_feat)
         dataset.max_item_list_len = self.length
         dataset.__dict__.update(_own_properties(dataset))
@@ -244,13 +242,13 @@ class Sequences:
 
 
 class SequenceSplits(Splits):
-    """The splits of a sequential model: interactions one by one, and the windows that its models read."""
+    """The splits of a sequential model: interactions, and the windows made of them that its models read."""
 
     sequences: Sequences
 
     @classmethod
     def of(cls, sequences: Sequences) -> SequenceSplits:
-        """The interactions by their roles; held-out ones that are in histories alone are left out."""
+        """The interactions by their roles, without held-out ones that are only in histories."""
         made = cls(*(sequences.part(role) for role in (TRAIN, VALID, TEST)))
         made.sequences = sequences
         return made
@@ -265,7 +263,7 @@ class SequenceSplits(Splits):
         return self.windows
 
     def digest(self) -> str:
-        """As of all splits, with what is in histories alone and how long these are."""
+        """As of all splits, with the interactions that are only in histories, and L."""
         sequences = self.sequences
         seen = sequences.role != TEST
         items = sequences.raw.inter_feat[sequences.raw.iid_field][seen]
@@ -275,12 +273,12 @@ class SequenceSplits(Splits):
         return digest.hexdigest()
 
     def with_train(self, train: Dataset) -> SequenceSplits:
-        """The same with other training interactions; each is after those of its user with the same time."""
+        """The same with other training interactions, in the order of time and then of ``train``."""
         parts = [train.inter_feat, self.valid.inter_feat, self.test.inter_feat]
         return self.of(Sequences.joined(self.sequences.raw, parts, self.sequences.length))
 
     def only(self, keep: Sequence[torch.Tensor]) -> SequenceSplits:
-        """The interactions ``keep``, a mask for each part: all histories are without the others."""
+        """The interactions ``keep``, a mask for each part; the others leave all histories."""
         sequences = self.sequences
         stays = torch.ones(len(sequences), dtype=torch.bool)
         for role, mask in enumerate(keep):
@@ -289,10 +287,10 @@ class SequenceSplits(Splits):
         return self.of(sequences.only(stays))
 
     def measurable(self, users: torch.Tensor, items: torch.Tensor) -> SequenceSplits:
-        """Without held-out windows that have no history, or an item without a training interaction as target.
+        """Without held-out windows that have no history or whose target has no training interaction.
 
-        And, where the model has rows of users, without those of users who have no training window. The interactions
-        stay in the histories of others.
+        Where the model has rows of users, also without those of users who have no training window. The interactions
+        stay in the histories of other windows.
         """
         sequences, is_train = self.sequences, self.sequences.role == TRAIN
         feat, has_window = sequences.raw.inter_feat, sequences.lengths() > 0
@@ -300,20 +298,19 @@ class SequenceSplits(Splits):
         if has_users(sequences.raw.config.model_class):
             owners = feat[self.train.uid_field]
             fit &= torch.isin(owners, owners[is_train & has_window])
-        usable = is_train | fit
-        return self.of(dataclasses.replace(sequences, usable=usable))
+        return self.of(dataclasses.replace(sequences, usable=is_train | fit))
 
     def validated(self) -> SequenceSplits:
-        """Validation windows in the place of test ones too; no history has a test interaction."""
+        """The same with the validation windows also as test windows; no history has a test interaction."""
         return _Validated.of(self.sequences.validated())
 
     def everything(self) -> Sequence[Dataset]:
-        """The three parts, with what is in histories alone."""
+        """The three parts, with the interactions that are only in histories."""
         raw, role = self.sequences.raw, self.sequences.role
         return [raw.copy(raw.inter_feat[role == part]) for part in (TRAIN, VALID, TEST)]
 
     def in_windows(self) -> Dataset:
-        """The training interactions that are in a training window: a user with a single one has none."""
+        """The training interactions that are in a training window; a user with a single one has none."""
         sequences, train = self.sequences, self.train
         with_window = (sequences.role == TRAIN) & (sequences.lengths() > 0)
         users = sequences.raw.inter_feat[train.uid_field][with_window]
@@ -324,9 +321,9 @@ class SequenceSplits(Splits):
         return self.read(self.sequences.latest(users))
 
     def read(self, windows: Interaction) -> Interaction:
-        """Windows (n) as the model reads them: with features, and with what RecBole's loaders add to histories.
+        """Windows (n) as the model reads them: with features, and with the fields that RecBole's loaders add.
 
-        BERT4Rec's masks are drawn; here they are the same every time, and nobody else's numbers change.
+        BERT4Rec's masks are drawn; here they are the same every time, and other draws do not change.
         """
         dataset = self.windows.train
         with own_randomness():
@@ -335,11 +332,11 @@ class SequenceSplits(Splits):
 
 
 class _Validated(SequenceSplits):
-    """Splits whose validation interactions have the role of test ones, and are the validation part as well."""
+    """Splits whose validation interactions have the role of test ones, and are both parts."""
 
     @classmethod
     def of(cls, sequences: Sequences) -> _Validated:
-        """As of all splits; the validation part is the test part."""
+        """The training part, and the held-out part twice."""
         train, held_out = sequences.part(TRAIN), sequences.part(TEST)
         made = cls(train, held_out, held_out)
         made.sequences = sequences
@@ -347,7 +344,7 @@ class _Validated(SequenceSplits):
 
     @functools.cached_property
     def windows(self) -> Splits:
-        """Training windows, and those of validation interactions twice."""
+        """The training windows, and the held-out windows twice."""
         train, _, held_out = self.sequences.windows()
         return Splits(train, held_out, held_out)
 
@@ -366,26 +363,16 @@ def _ordered(dataset: Dataset, role: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _first_windows(windows: Splits) -> torch.Tensor:
-    """Which windows of three parts are the first of their user (n,)."""
-    joined = windows.train.copy(cat_interactions([part.inter_feat for part in windows]))
-    order = _ordered(joined, _roles(windows))
-    users = joined.inter_feat[joined.uid_field][order]
-    first = torch.zeros(len(order), dtype=torch.bool)
-    first[order[torch.cat([torch.ones(1, dtype=torch.bool), users[1:] != users[:-1]])]] = True
-    return first
-
-
 def _own_properties(dataset: Dataset) -> dict[str, dict]:
-    """What a dataset knows of its fields, copied: RecBole changes it in place, for all copies of a dataset."""
+    """The properties of a dataset's fields, copied: RecBole changes them in place, for all copies of a dataset."""
     return {name: dict(getattr(dataset, name)) for name in _PROPERTIES}
 
 
 class _Targets(Dataset):
-    """Interactions that RecBole splits as it splits the windows they are targets of."""
+    """Interactions that RecBole splits as it splits the windows whose targets they are."""
 
     def _change_feat_format(self) -> None:
-        """They have the format already."""
+        """Nothing to change: the format is there already."""
 
 
 def _split(dataset: Dataset, rows: torch.Tensor) -> list[torch.Tensor]:
@@ -393,4 +380,4 @@ def _split(dataset: Dataset, rows: torch.Tensor) -> list[torch.Tensor]:
     targets = _Targets.__new__(_Targets)
     targets.__dict__.update(dataset.__dict__ | _own_properties(dataset))
     targets.inter_feat = Interaction({**dataset.inter_feat[rows].interaction, _NUMBER: rows})
-    return [part.inter_feat[_NUMBER] for part in three(targets.build())]
+    return [part.inter_feat[_NUMBER] for part in three_parts(targets.build())]

@@ -88,7 +88,6 @@ class ForgetSettings:
         low=0.0,
         high=1.0,
     )
-    inject_seed: int | None = setting("injected: seed of the draw; the run's seed when empty.")
 
 
 @dataclasses.dataclass(frozen=True)

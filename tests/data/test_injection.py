@@ -24,7 +24,7 @@ def clean(tiny_path, tmp_path_factory):
 def options(**changes):
     base = {
         "forget": "injected", "on_missing": "error", "inject_mode": "informed", "inject_users": 0.25,
-        "inject_amount": 0.5, "inject_pool": 0.2, "inject_seed": None,
+        "inject_amount": 0.5, "inject_pool": 0.2,
     }  # fmt: skip
     return ForgetSettings(**base | changes)
 

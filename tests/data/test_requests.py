@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.data import Fields, load, locate, read_request, request_forms
+from recbole_unlearn.data import Fields, load, locate, read_request, requests
 from recbole_unlearn.errors import UnlearnError
 
 FIELDS = Fields("user_id", "item_id", "timestamp")
@@ -93,7 +93,7 @@ def test_one_file_mixes_interactions_users_and_items(tmp_path, caplog):
         request = read_request(tmp_path / "r.csv", FIELDS)
     assert asked(tmp_path / "r.csv") == MIXED
     assert request.rows.tolist() == [2, 3, 5, 6]  # the blank line has a number and no request
-    assert "1 column beside those of the request is not used (reason)" in caplog.text
+    assert "1 other column is not used (reason)" in caplog.text
     assert "moved" not in caplog.text
 
 
@@ -112,7 +112,7 @@ def test_names_of_further_columns_are_printed_only_if_they_look_like_names(tmp_p
     write(tmp_path / "r.csv", ("user_id", "item_id", "note", "4711"), [("u1", "i2", "x", "y")])
     with caplog.at_level(logging.INFO):
         read_request(tmp_path / "r.csv", FIELDS)
-    assert "2 columns beside those of the request are not used." in caplog.text
+    assert "2 other columns are not used." in caplog.text
     assert "4711" not in caplog.text
 
 
@@ -129,7 +129,7 @@ def test_packed_files(tmp_path, suffix):
 
 
 def test_a_packed_file_cannot_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(request_forms, "LARGEST", 1000)
+    monkeypatch.setattr(requests, "LARGEST", 1000)
     (tmp_path / "r.csv.gz").write_bytes(gzip.compress(b"user_id\n" + b"1\n" * 5000))
     with pytest.raises(UnlearnError, match="more than 1000 bytes when unpacked"):
         read_request(tmp_path / "r.csv.gz", FIELDS)

@@ -11,8 +11,7 @@ from recbole.data import create_dataset
 from recbole.utils import init_seed
 
 from recbole_unlearn import recbole_compat
-from recbole_unlearn.data import Sequences
-from recbole_unlearn.data.parts import Splits
+from recbole_unlearn.data import Sequences, Splits
 from recbole_unlearn.errors import UnlearnError
 
 SPLITS = {

@@ -12,8 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import settings as groups
-from recbole_unlearn.data import Located, divide, loaders
-from recbole_unlearn.data.splits import Splits
+from recbole_unlearn.data import Located, Splits, divide, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.measures import Measurement
 from recbole_unlearn.methods import Watch

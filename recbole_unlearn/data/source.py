@@ -1,0 +1,178 @@
+r"""Datasets loaded and split as RecBole does it, and new samplers and loaders over splits.
+
+Samplers are never shared between D and D\S: deleted pairs would stay excluded from the negatives and masked at test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from recbole.data import create_dataset
+from recbole.data.dataloader import AbstractDataLoader
+from recbole.data.dataset import Dataset, SequentialDataset
+from recbole.data.interaction import Interaction, cat_interactions
+from recbole.data.utils import create_samplers, get_dataloader
+from recbole.sampler import KGSampler
+from recbole.utils import ModelType, init_seed
+
+from recbole_unlearn.data.download import ensure_dataset
+from recbole_unlearn.data.knowledge_graph import require_files
+from recbole_unlearn.data.sequences import SCORES, Sequences, SequenceSplits
+from recbole_unlearn.data.splits import Splits, three_parts
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import Clock, Done, read_dataset
+from recbole_unlearn.settings import UnlearnConfig
+
+# What RecBole raises when a setting is not what it expects; it checks few of them.
+_OF_SETTINGS = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, NotImplementedError, AssertionError,
+)  # fmt: skip
+
+
+class Loaders(NamedTuple):
+    """RecBole's loaders over :class:`Splits`."""
+
+    train: AbstractDataLoader
+    valid: AbstractDataLoader
+    test: AbstractDataLoader
+
+
+class Source(NamedTuple):
+    """A loaded dataset: its splits, the map of its timestamps, and the record of earlier requests."""
+
+    splits: Splits
+    clock: Clock | None
+    fitted: torch.Tensor | None = None  # (items,), see UnlearnData
+    done: tuple[Done, ...] = ()  # earlier requests
+
+
+def fetch(config: UnlearnConfig) -> None:
+    """Make sure that the files of the dataset are there; those that RecBole knows are downloaded."""
+    name, suffixes = config["dataset"], config["benchmark_filename"]
+    files = [f"{name}.{suffix}.inter" for suffix in suffixes] if suffixes else [f"{name}.inter"]
+    ensure_dataset(name, config["data_path"], files, config["download_url"], bool(config["show_progress"]))
+
+
+def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
+    """Load and split the dataset exactly as a RecBole run with this config does.
+
+    Args:
+        config: names the dataset, its filters and its split.
+        saved: the retained data of an earlier request, to continue from instead of the source files.
+
+    """
+    name = config["dataset"]
+    init_seed(config["seed"], config["reproducibility"])
+    fitted: np.ndarray | None = None
+    done: tuple[Done, ...] = ()
+    if saved is not None:
+        dataset, clock, fitted, done = read_dataset(saved, config)
+    else:
+        fetch(config)
+        if config["MODEL_TYPE"] == ModelType.KNOWLEDGE:
+            require_files(config)
+        try:
+            with _recorded_times() as raw:
+                dataset = create_dataset(config)
+            clock = _clock(raw, dataset)
+        except _OF_SETTINGS as error:
+            raise UnlearnError(
+                f"RecBole cannot load the dataset {name} from {config['data_path']}: {error}. "
+                "Check load_col, the column names and the filters."
+            ) from error
+    try:
+        splits = _split(dataset, saved is not None)
+    except _OF_SETTINGS as error:
+        raise UnlearnError(f"RecBole cannot split the dataset {name}: {error}. Check eval_args.") from error
+    if len(splits.train) == 0:
+        raise UnlearnError(
+            f"The dataset {name} has no training interactions after filtering; check val_interval."
+        )
+    return Source(splits, clock, None if fitted is None else torch.from_numpy(fitted), done)
+
+
+def _split(dataset: Dataset, is_saved: bool) -> Splits:
+    """A dataset as RecBole divides it; for a sequential model, the interactions behind its windows."""
+    if not isinstance(dataset, SequentialDataset):
+        return Splits(*three_parts(dataset.build()))
+    if dataset.config["benchmark_filename"] and not is_saved:
+        raise UnlearnError(
+            "benchmark_filename gives files of finished windows, in which an interaction cannot be deleted. Use the "
+            "interactions themselves, NAME.inter, and leave benchmark_filename out."
+        )
+    return SequenceSplits.of(Sequences.saved(dataset) if is_saved else Sequences.of(dataset))
+
+
+@contextlib.contextmanager
+def _recorded_times() -> Iterator[dict[str, np.ndarray]]:
+    """Record the timestamps of the file: RecBole may scale them to [0, 1] while it loads."""
+    recorded: dict[str, np.ndarray] = {}
+    original = Dataset._normalize
+
+    @functools.wraps(original)
+    def normalize(self: Dataset) -> None:
+        if self.time_field in self.inter_feat:
+            recorded["time"] = self.inter_feat[self.time_field].to_numpy(dtype=np.float64, copy=True)
+        original(self)
+
+    Dataset._normalize = normalize
+    try:
+        yield recorded
+    finally:
+        Dataset._normalize = original
+
+
+def _clock(recorded: dict[str, np.ndarray], dataset: Dataset) -> Clock | None:
+    """The map from the file's timestamps to the dataset's, when they differ."""
+    if "time" not in recorded or dataset.time_field not in dataset.inter_feat:
+        return None
+    raw = recorded["time"]
+    now = dataset.inter_feat[dataset.time_field].to_numpy(dtype=np.float64)
+    if len(raw) == 0 or np.array_equal(raw, now):
+        return None
+    low, high = raw.min(), raw.max()
+    start, end = now[raw.argmin()], now[raw.argmax()]
+    slope = (end - start) / (high - low) if high > low else 0.0
+    return Clock(float(low), float(slope), float(start))
+
+
+def loaders(config: UnlearnConfig, splits: Splits) -> Loaders:
+    """New samplers and loaders over ``splits``; the datasets handed in are not reordered."""
+    if isinstance(splits, SequenceSplits):  # a batch of evaluation is a number of windows
+        most = max(1, SCORES // splits.train.item_num)
+        config = config.replace(eval_batch_size=min(int(config["eval_batch_size"]), most))
+    parts = [part.copy(Interaction(dict(part.inter_feat.interaction))) for part in splits.for_model()]
+    whole = parts[0].copy(cat_interactions([part.inter_feat for part in parts]))
+    is_graph = config["MODEL_TYPE"] == ModelType.KNOWLEDGE
+    try:
+        samplers = [(sampler,) for sampler in create_samplers(config, whole, parts)]
+    except ValueError as error:
+        raise UnlearnError(f"RecBole cannot draw negatives from this data: {error}") from error
+    shuffles = (
+        bool(config["shuffle"]) or is_graph,
+        False,
+        False,
+    )  # a graph is always shuffled, as in RecBole
+    try:
+        if is_graph:  # training also draws facts of the graph
+            drawn = config["train_neg_sample_args"]
+            samplers[0] += (KGSampler(whole, drawn["distribution"], drawn["alpha"]),)
+        return Loaders(
+            *(
+                get_dataloader(config, phase)(config, part, *sampler, shuffle=shuffle)
+                for phase, part, sampler, shuffle in zip(
+                    Loaders._fields, parts, samplers, shuffles, strict=True
+                )
+            )
+        )
+    except _OF_SETTINGS as error:
+        raise UnlearnError(
+            f"RecBole cannot make batches with these settings: {error}. Check train_batch_size, eval_args and "
+            "train_neg_sample_args."
+        ) from error
