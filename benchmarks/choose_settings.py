@@ -135,8 +135,9 @@ class OnValidation(Pipeline):
         self.discretion = Discretion.of(self.data, self.evaluation.min_group)
         test = loaders(self.config, self.data.retain)
         self.measurement = Measurement(self.config, self.data, test, self.evaluation.demotion_negatives)
-        self._record_original(*self._plain_phase())
-        self._method_phase(1)
+        trainer, trained = self._original
+        self._measure_original(trainer, trained.seconds, trained.from_cache)
+        self._run_method(self.methods[1])
 
     def candidate(self, name: str, changes: dict[str, Any]) -> dict[str, float]:
         """The figures of one candidate."""

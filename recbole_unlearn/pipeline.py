@@ -1,4 +1,7 @@
-"""The phases of one run, in the order in which they are done: data, request, original, methods, result."""
+r"""One run from top to bottom: data, request, original, methods, measures, result.
+
+:meth:`Pipeline.run` names the phases in their order. D is the data, S the forget set, D\S the retain set.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from recbole.model.abstract_recommender import AbstractRecommender
@@ -36,16 +39,7 @@ from recbole_unlearn.measures import EXACT, Measured, Measurement, compare, pair
 from recbole_unlearn.measures.difficulty import difficulty
 from recbole_unlearn.measures.provisional import provisional
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer
-from recbole_unlearn.progress import (
-    CLEAN,
-    PLACEBO,
-    Asked,
-    Parts,
-    Plan,
-    original_of,
-    say_what_is_forgotten,
-    say_what_was_measured,
-)
+from recbole_unlearn.progress import CLEAN, PLACEBO, MethodPhase, Plan, log_figures, log_request
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.results import (
     ORIGINAL,
@@ -71,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class UnlearnResult:
-    """What a run leaves behind: its record, and the live objects it is about."""
+    """The outputs of a run: its record, the unlearned model, the data and the directory of its files."""
 
     record: RunResult
     model: AbstractRecommender
@@ -92,53 +86,52 @@ class UnlearnResult:
         return table(self.record)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The output in a notebook."""
         return notebook_html(self.record)
 
 
-class _Phase(NamedTuple):
-    """A model that was measured, and how long it took to make."""
+@dataclasses.dataclass(frozen=True)
+class _Phase:
+    """A measured model, the time to make it, and the measured model that it started from."""
 
     measured: Measured
     seconds: float | None
     from_cache: bool
-    before: str  # the name of the phase it started from
+    start: _Phase | None = None  # None for an original
 
-    def result(self, **more: Any) -> PhaseResult:
-        """Its figures, with those that need other phases in ``more``."""
+    def result(self, distances: Mapping[str, Any] | None = None, **more: Any) -> PhaseResult:
+        """Its figures; ``distances`` and ``more`` are figures that need other phases."""
         own = self.measured
-        distances = more.pop("distances", {})
         return PhaseResult(
             seconds=None if self.seconds is None else round(self.seconds, 4),
             seconds_from_cache=self.from_cache,
             metrics=own.utility["metrics"],
             affected=own.utility["affected"],
             unaffected=own.utility["unaffected"],
+            forgetting={**own.forgetting, **(distances or {})},
             **more,
-            forgetting={**own.forgetting, **distances},
         )
 
 
 class Pipeline:
-    """The phases of one run, in order. Everything that can be refused without data is refused when it is made."""
+    """The phases of one run. Everything that can be refused without data is refused by the constructor.
+
+    Files are written to ``directory``; at the end of the run they are in ``home``.
+    """
 
     def __init__(
         self, config: UnlearnConfig, directory: Path, home: Path, checkpoint: Checkpoint | None
     ) -> None:
-        """Files are written to ``directory``, and are in ``home`` in the end."""
         self.config, self.directory, self.home, self.checkpoint = config, directory, home, checkpoint
         self.run_settings = settings.read(settings.RunSettings, config)
         self.forget_settings = settings.read(settings.ForgetSettings, config)
         self.evaluation = settings.read(settings.EvaluationSettings, config)
-        cache_settings = settings.read(settings.CacheSettings, config)
-        self.methods = [METHODS.get(name) for name in config.method_names()]
-        self.method_settings = [checked_settings(method, config) for method in self.methods]
+        self.methods = planned_methods(config)
         workers = Workers(self.run_settings.workers, self.run_settings.ray_address)
-        self.trainings = Trainings(cache_settings, self.run_settings.threads, workers)
-        self.names = _phase_names(self.methods)
+        cache = settings.read(settings.CacheSettings, config)
+        self.trainings = Trainings(cache, self.run_settings.threads, workers)
         self.plan: Plan | None = None  # of a run; a sweep has other phases
         self.phases: dict[str, _Phase] = {}
-        self.befores: dict[str, _Phase] = {}  # originals beside the run's, by name
         self.difficulty: dict[str, Any] = {}
         self.evidence = Evidence.of(settings.read(settings.RecordSettings, config))
 
@@ -149,129 +142,93 @@ class Pipeline:
 
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
+        injected = is_injected(forget)
         with tracked(self.config) as send:
-            done = self._run(forget)
-            send(done.record)
-        return done
+            if not injected:  # noise is not a request: it needs no hashes
+                self.evidence.open()
+            self.plan = self.trainings.watcher = Plan(
+                self.config, self.methods, "injected noise" if injected else "a request",
+                informed=injected and self.forget_settings.inject_mode == "informed",
+                loaded=self.checkpoint is not None, placebo=self.evaluation.placebo,
+            )  # fmt: skip
+            self.prepare(forget)
+            test = loaders(self.config, self.data.retain)
+            self.measurement = Measurement(self.config, self.data, test, self.evaluation.demotion_negatives)
+            if not self.methods[0].method.own_original:
+                trainer, trained = self._original
+                self._measure_original(trainer, trained.seconds, trained.from_cache)
+            done = [self._run_method(phase) for phase in self.methods]
+            result = self._result(done)
+            self._write(result, done[0][0])
+            send(result)
+        return UnlearnResult(result, done[0][0].model, self.config, self.data, self.home)
 
-    def _run(self, forget: Any) -> UnlearnResult:
-        if not _is_injected(forget):  # noise is nobody's request
-            self.evidence.open()
-        self.trainings.watcher = self.plan = self._new_plan(forget)
-        self.prepare(forget)
-        test = loaders(self.config, self.data.retain)
-        self.measurement = Measurement(self.config, self.data, test, self.evaluation.demotion_negatives)
-        if not self.methods[0].own_original:
-            self._record_original(*self._plain_phase())
-        done = [self._method_phase(position) for position in range(len(self.methods))]
-        first, unlearned = done[0][1:]
-        curves = {name: finished.curves for name, _, finished in done if finished.curves}
-        phases = self._results()
-        self.evidence.add_model("result", first.model, self.config)
-        result = record.build(
-            self.config,
-            _forgotten(self.data),
-            phases,
-            difficulty=self.difficulty,
-            certificates=unlearned.certificates,
-            curves=curves,
-            errors=self._errors(),
-            placebo=self._placebo([finished for _, _, finished in done]),
-            provisional=self._provisional(unlearned.certificates),
-            done_earlier=self.data.done_earlier,
-            stamp=self.evidence.stamp(),
-        )
-        _refuse_not_finite(result)
-        result = self.discretion.shown(result)  # from here on nobody has figures that name a user
-        self._write(result, first)
-        return UnlearnResult(result, first.model, self.config, self.data, self.home)
+    # Data and request
 
-    def _new_plan(self, forget: Any) -> Plan:
-        """The plan of this run, which has its phases as soon as the data is there."""
-        injected, loaded = _is_injected(forget), self.checkpoint is not None
-        asked = Asked(
-            self.config, self.methods, self.method_settings, self.names,
-            informed=injected and self.forget_settings.inject_mode == "informed",
-            loaded=loaded, placebo=self.evaluation.placebo,
-        )  # fmt: skip
-        return Plan(asked, "injected noise" if injected else "a request")
+    def prepare(self, forget: Any) -> None:
+        """Load the data and divide it by the request; log the request's size and the plan."""
+        self.data = self._data(forget)
+        if self.data.done_earlier is not None and self.plan is not None:  # there is nothing to compare
+            self.plan.methods = self.methods = self.methods[:1]
+        if not is_injected(forget):
+            self.trainings.protect(self.data)
+        self.discretion = Discretion.of(self.data, self.evaluation.min_group)
+        log_request(self.config, self.data, self.forgotten, self.discretion.withheld)
+        self._announce({"full": self.data.full, "retain": self.data.retain}, len(self.data.forget) > 0)
 
-    def _say_the_plan(self, splits: Mapping[str, Splits], changes: bool = True) -> None:
-        """Say what is going to be done; with injected noise, only its sizes are known before it is there."""
+    def _data(self, forget: Any) -> UnlearnData:
+        r"""D, divided into S and D\S by a request, or by noise that is injected into the clean data."""
+        options = self.forget_settings
+        if not is_injected(forget):
+            request = read_request(forget, Fields.of(self.config))
+            source = load(self.config, self.checkpoint.dataset_file if self.checkpoint else None)
+            self.evidence.add_request(request.frame)
+            kind = "file" if isinstance(forget, (str, Path)) else "python"
+            return carry_out(request, source, kind, options.on_missing, self.evidence.hashes.get("request"))
+        if self.checkpoint is not None:
+            raise UnlearnError(
+                "forget=injected trains its own original, so it cannot start from a checkpoint. "
+                "Give --forget=FILE with the requests, or leave --checkpoint out."
+            )
+        source = load(self.config)
+        clean = source.splits
+        self._announce({CLEAN: clean})
+        scorer = self._clean_scorer(clean) if options.inject_mode == "informed" else None
+        full, located = inject(clean, options, self.config["seed"], scorer)
+        return divide(full, located, f"{INJECTED} {options.inject_mode}", source.clock)
+
+    def _clean_scorer(self, clean: Splits) -> Scorer:
+        """The scores of a model of the clean data, which chooses the injected items and nothing else."""
+        self._begin(CLEAN)
+        trainer, _ = self.trainings.trainer(self.config, clean, CLEAN)
+        return lambda users: trainer.batch_scores(clean.batch(users), clean.train)
+
+    @property
+    def forgotten(self) -> Forgotten:
+        """The size of the request, as far as it may be shown."""
+        return self.discretion.forgotten(_forgotten(self.data))
+
+    def _announce(self, splits: Mapping[str, Splits], changes: bool = True) -> None:
+        """Log the plan; before noise is injected, the size of D is an estimate."""
         if self.plan is None:
             return
-        inject = self.forget_settings
+        options = self.forget_settings
         retain = len(splits["retain" if "retain" in splits else CLEAN].train)
-        guess = round(retain * (1 + inject.inject_users * inject.inject_amount))
-        full = len(splits["full"].train) if "full" in splits else guess
+        estimate = round(retain * (1 + options.inject_users * options.inject_amount))
+        full = len(splits["full"].train) if "full" in splits else estimate
 
         def has(config: UnlearnConfig, part: str) -> bool:
             return part in splits and self.trainings.has(config, splits[part])
 
-        self.plan.say(Parts(full, retain, changes, has))
+        self.plan.announce(full, retain, changes, has)
 
     def _begin(self, name: str) -> None:
         if self.plan is not None:
             self.plan.begin(name)
 
-    def _write(self, result: RunResult, trainer: UnlearnTrainer) -> None:
-        """The unlearned model, result.json and the report."""
-        if self.run_settings.save_unlearned:
-            new = () if self.data.done_earlier else self.evidence.done(result.date)
-            data = dataclasses.replace(self.data, done=(*self.data.done, *new))
-            name = trainer.save(self.directory, data, self.home)
-            logger.info("Unlearned model: %s", self.home / name)
-        write_json(self.directory / "result.json", result.to_json())
-        self.trainings.forget(self.data)
-        logger.info("Result: %s", self.home / "result.json")
-        if self.run_settings.report != "none":
-            from recbole_unlearn.report import write_report  # plotly, only where something is drawn
+    # The original
 
-            logger.info("Report: %s", self.home / write_report(result, self.directory).name)
-
-    def prepare(self, forget: Any) -> None:
-        """The data that every method starts from, divided by the request."""
-        self.data = self._data(forget)
-        if self.data.done_earlier is not None and self.plan is not None:  # there is nothing to compare
-            self.methods = self.methods[:1]
-            self.trainings.watcher = self.plan = self._new_plan(forget)
-        if not self.data.source.startswith(INJECTED):  # somebody's own interactions, not noise of ours
-            self.trainings.protect(self.data)
-        self.discretion = Discretion.of(self.data, self.evaluation.min_group)
-        say_what_is_forgotten(self.config, self.data, self.forgotten, self.discretion.withheld)
-        self._say_the_plan(
-            {"full": self.data.full, "retain": self.data.retain}, changes=len(self.data.forget) > 0
-        )
-
-    def _data(self, forget: Any) -> UnlearnData:
-        injected = _is_injected(forget)
-        if injected and self.checkpoint is not None:
-            raise UnlearnError(
-                "forget=injected trains its own original, so it cannot start from a checkpoint. "
-                "Give --forget=FILE with the requests, or leave --checkpoint out."
-            )
-        request = None if injected else read_request(forget, Fields.of(self.config))
-        source = load(self.config, self.checkpoint.dataset_file if self.checkpoint else None)
-        if request is not None:
-            self.evidence.add_request(request.frame)
-            kind = "file" if isinstance(forget, (str, Path)) else "python"
-            on_missing, digest = self.forget_settings.on_missing, self.evidence.hashes.get("request")
-            return carry_out(request, source, kind, on_missing, digest)
-        seed = self.config["seed"]
-        self._say_the_plan({CLEAN: source.splits})
-        full, located = inject(source.splits, self.forget_settings, seed, self._scorer(source.splits))
-        kind = f"{INJECTED} {self.forget_settings.inject_mode}"
-        return divide(full, located, kind, source.clock)
-
-    def _scorer(self, clean: Splits) -> Scorer | None:
-        """Scores by a model of the clean data, which chooses the injected items and nothing else."""
-        if self.forget_settings.inject_mode != "informed":
-            return None
-        self._begin(CLEAN)
-        trainer, _ = self.trainings.trainer(self.config, clean, CLEAN)
-        return lambda users: trainer.batch_scores(clean.batch(users), clean.train)
-
-    @functools.cached_property
+    @property
     def original(self) -> Trained:
         """The plain model of D, from the checkpoint or trained."""
         return self._original[1]
@@ -286,165 +243,186 @@ class Pipeline:
         trained.load_into(model)
         return compose(PhaseTrainer, self.config, model, ORIGINAL), trained
 
-    def _plain_phase(self) -> tuple[PhaseTrainer, float | None, bool]:
+    @functools.cached_property
+    def _plain_original(self) -> _Phase:
+        """The plain original, measured, in a run whose first method has an original of its own."""
         trainer, trained = self._original
-        return trainer, trained.seconds, trained.from_cache
+        return self._measure("plain original", trainer, trained.seconds, trained.from_cache)
 
-    def _method_phase(self, position: int) -> tuple[str, UnlearnTrainer, Outcome]:
-        """Run one method: the first is `unlearned`, an exact one beside it is `retrained`."""
-        method, name = self.methods[position], self.names[position]
-        earlier = [m.name for m in self.methods[:position]].count(method.name)
-        config = self.config
-        if self.discretion.few:  # whoever repeats a training for each user knows its curves again
-            config = config.without_curves()
+    def _measure_original(self, trainer: PhaseTrainer, seconds: float | None, from_cache: bool) -> _Phase:
+        """The original of the run: its hash, how difficult the request is for it, and its figures."""
+        self.evidence.add_model("original", trainer.model, self.config)
+        self.difficulty = difficulty(trainer.model, self.data, self.config["seed"])
+        self.phases[ORIGINAL] = self._measure(ORIGINAL, trainer, seconds, from_cache)
+        return self.phases[ORIGINAL]
+
+    # The methods
+
+    def _run_method(self, phase: MethodPhase) -> tuple[UnlearnTrainer, Outcome]:
+        """Run one method and measure its model."""
+        method, first = phase.method, self.methods[0]
+        # Curves of a training could be recognised by repeating it for each user, so a small request has none.
+        config = self.config.without_curves() if self.discretion.few else self.config
+        original = self.original if method.needs_original or not first.method.own_original else None
+        stored = self.checkpoint.path if self.checkpoint and phase is first and method.own_original else None
         trainer, task = begin(
-            method, self.method_settings[position], config, self.data,
-            self.original if method.needs_original or not self.methods[0].own_original else None,
-            self.trainings, name, earlier,
-            self.checkpoint.path if position == 0 and self.checkpoint and method.own_original else None,
-        )  # fmt: skip
-        before = self._before(position, trainer, task)
-        # A compared retraining is asked for, whatever the request; all else would change weights for nothing.
-        works = len(self.data.forget) > 0 or (method.exact and position > 0)
-        self._begin(name)
-        finished = trainer.run(task) if works else trainer.keep(task)
-        self.phases[name] = self._measured(name, trainer, finished.seconds, finished.from_cache, before)
-        return name, trainer, finished
+            method,
+            phase.settings,
+            config,
+            self.data,
+            original,
+            self.trainings,
+            phase.name,
+            phase.repeat,
+            stored,
+        )
+        start = self._start(phase, trainer, task)
+        self._begin(phase.name)
+        # Without a deleted training interaction no weight has to change; a comparison with retraining still runs.
+        works = len(self.data.forget) > 0 or (method.exact and phase is not first)
+        outcome = trainer.run(task) if works else trainer.keep(task)
+        self.phases[phase.name] = self._measure(
+            phase.name, trainer, outcome.seconds, outcome.from_cache, start
+        )
+        return trainer, outcome
+
+    def _start(self, phase: MethodPhase, trainer: UnlearnTrainer, task: UnlearnTask) -> _Phase:
+        """The measured model that a method starts from: the run's original, the plain one, or one of its own."""
+        method, first = phase.method, self.methods[0]
+        if method.own_original:
+            self._begin(phase.own_original)
+            made = trainer.originate(task)
+            own = compose(PhaseTrainer, self.config, trainer.model, ORIGINAL)
+            if phase is first:
+                return self._measure_original(own, made.seconds, made.from_cache)
+            return self._measure(phase.own_original, own, made.seconds, made.from_cache)
+        if method.needs_original and first.method.own_original:
+            return self._plain_original
+        return self.phases[ORIGINAL]
+
+    def _measure(
+        self,
+        name: str,
+        trainer: PhaseTrainer,
+        seconds: float | None,
+        from_cache: bool,
+        start: _Phase | None = None,
+    ) -> _Phase:
+        """All figures of a model by itself; logs the main ones."""
+        measured = self.measurement.measure(trainer, None if start is None else start.measured)
+        phase = _Phase(measured, seconds, from_cache, start)
+        log_figures(name, self.discretion.phase(phase.result()))
+        return phase
+
+    # The result
+
+    def _result(self, done: Sequence[tuple[UnlearnTrainer, Outcome]]) -> RunResult:
+        """The record of the run, with the figures that may be shown."""
+        trainer, outcome = done[0]
+        if self.methods[0].method.exact and RETRAINED not in self.phases and len(self.data.forget):
+            self.phases[RETRAINED] = self.phases[UNLEARNED]
+        phases = self._phase_results()
+        self.evidence.add_model("result", trainer.model, self.config)
+        result = record.build(
+            self.config,
+            _forgotten(self.data),
+            phases,
+            difficulty=self.difficulty,
+            certificates=outcome.certificates,
+            curves={
+                phase.name: own.curves
+                for phase, (_, own) in zip(self.methods, done, strict=True)
+                if own.curves
+            },
+            errors=self._errors(),
+            placebo=self._placebo([own for _, own in done]),
+            provisional=self._provisional(outcome.certificates),
+            done_earlier=self.data.done_earlier,
+            stamp=self.evidence.stamp(),
+        )
+        try:  # before anything is written
+            json.dumps(result.to_json(), allow_nan=False)
+        except ValueError as error:
+            raise UnlearnError(
+                "A figure of this run is not a finite number, so the model is not usable; nothing was written. "
+                "Check the weights of the original, and lower the learning rate."
+            ) from error
+        return self.discretion.shown(result)
+
+    def _phase_results(self) -> dict[str, PhaseResult]:
+        """The figures of all phases, with those that need other phases."""
+        measured = {name: phase.measured for name, phase in self.phases.items()}
+        distributions = self.measurement.distributions(measured)
+        distances = functools.partial(self.measurement.distances, retrained=measured.get(RETRAINED))
+        results = {}
+        for name, phase in self.phases.items():
+            start = None if phase.start is self.phases[ORIGINAL] else phase.start
+            results[name] = phase.result(
+                distances(phase.measured),
+                masked=phase.measured.masked,
+                groups=phase.measured.groups,
+                before=None if start is None else start.result(distances(start.measured)),
+                distribution=distributions.get(name),
+            )
+        return results
 
     def _errors(self) -> dict[str, Metrics]:
-        """For each phase, how sure it is that retraining moved affected users from where the phase started."""
+        """For each phase, the errors of how far retraining moved affected users from the start of the phase."""
         if RETRAINED not in self.phases:
             return {}
         target = self.phases[RETRAINED].measured
-        starts = {name: self.befores.get(name) or self.phases[ORIGINAL] for name in [ORIGINAL, *self.befores]}
-        errors = {name: paired_errors(start.measured, target) for name, start in starts.items()}
-        return {name: errors[phase.before] for name, phase in self.phases.items()}
+        starts = {name: phase.start or phase for name, phase in self.phases.items()}
+        return {name: paired_errors(start.measured, target) for name, start in starts.items()}
 
-    def _provisional(self, certificates: Mapping[str, Any]) -> Provisional | None:
-        """What the unlearned model looks like where nothing is there to compare it with."""
-        if RETRAINED in self.phases or len(self.data.forget) == 0:
-            return None
-        if certificates.get("exact"):
-            return EXACT
-        # Of sequences nothing is known without retraining: the ranker that stands in for it knows no prefix.
-        if self.discretion.few or isinstance(self.data.retain, SequenceSplits):
-            return None
-        before, after = (self.phases[name].measured.seen for name in (ORIGINAL, UNLEARNED))
-        least = 1 if self.discretion.shows_all else self.evaluation.min_group
-        questions = self.measurement.questions
-        return provisional(questions, self.data, before, after, least, self.config["seed"])
-
-    def _placebo(self, done: list[Outcome]) -> Placebo | None:
+    def _placebo(self, outcomes: Sequence[Outcome]) -> Placebo | None:
         """The method on the retrained model, measured: one unlearning, no training."""
-        method = self.methods[0]
-        trained = next((f.trained for f in done if f.trained is not None), None)
+        first = self.methods[0]
+        trained = next((one.trained for one in outcomes if one.trained is not None), None)
         wanted = self.evaluation.placebo and len(self.data.forget) > 0 and RETRAINED in self.phases
-        if not wanted or trained is None or method.exact or method.own_original:
+        if not wanted or trained is None or first.method.exact or first.method.own_original:
             return None
         self._begin(PLACEBO)
-        config = self.config.replace(output_dir=None)  # it leaves no file
+        config = self.config.replace(output_dir=None)  # it writes no file
         trainer, task = begin(
-            method, self.method_settings[0], config, self.data, trained, self.trainings, PLACEBO
+            first.method, first.settings, config, self.data, trained, self.trainings, PLACEBO
         )
         trainer.run(task)
         retrained = self.phases[RETRAINED].measured
         measured = self.measurement.measure(trainer, retrained)
         return compare(self.phases[UNLEARNED].measured, measured, retrained)
 
-    def _before(self, position: int, trainer: UnlearnTrainer, task: UnlearnTask) -> str:
-        """The name of what a method starts from, measured: the run's `original`, or another one in ``befores``."""
-        method, first = self.methods[position], self.methods[0]
-        if not method.own_original and not (method.needs_original and first.own_original):
-            return ORIGINAL
-        if method.own_original:
-            name = original_of(task.label)
-            self._begin(name)
-            made = trainer.originate(task)
-            start = compose(PhaseTrainer, self.config, trainer.model, ORIGINAL), made.seconds, made.from_cache
-            if position == 0:
-                self._record_original(*start)
-                return ORIGINAL
-        else:
-            name = "plain original"
-            if name in self.befores:
-                return name
-            start = self._plain_phase()
-        self.befores[name] = self._measured(name, *start)
-        return name
+    def _provisional(self, certificates: Mapping[str, Any]) -> Provisional | None:
+        """A provisional judgement of the unlearned model when no retrained model was asked for."""
+        if RETRAINED in self.phases or len(self.data.forget) == 0:
+            return None
+        if certificates.get("exact"):
+            return EXACT
+        # It replaces retraining by a simple ranker, which cannot rank by the history that a sequential model reads.
+        if self.discretion.few or isinstance(self.data.retain, SequenceSplits):
+            return None
+        before, after = (self.phases[name].measured.seen for name in (ORIGINAL, UNLEARNED))
+        least = 1 if self.discretion.shows_all else self.evaluation.min_group
+        return provisional(self.measurement.questions, self.data, before, after, least, self.config["seed"])
 
-    def _record_original(self, trainer: PhaseTrainer, seconds: float | None, from_cache: bool) -> None:
-        self.evidence.add_model("original", trainer.model, self.config)
-        self.difficulty = difficulty(trainer.model, self.data, self.config["seed"])
-        self.phases[ORIGINAL] = self._measured(ORIGINAL, trainer, seconds, from_cache)
+    def _write(self, result: RunResult, trainer: UnlearnTrainer) -> None:
+        """The unlearned model, result.json and the report; cached models that saw S are removed."""
+        if self.run_settings.save_unlearned:
+            new = () if self.data.done_earlier else self.evidence.done(result.date)
+            data = dataclasses.replace(self.data, done=(*self.data.done, *new))
+            name = trainer.save(self.directory, data, self.home)
+            logger.info("Unlearned model: %s", self.home / name)
+        write_json(self.directory / "result.json", result.to_json())
+        self.trainings.forget(self.data)
+        logger.info("Result: %s", self.home / "result.json")
+        if self.run_settings.report != "none":
+            from recbole_unlearn.report import write_report  # imports plotly
 
-    def _measured(
-        self,
-        name: str,
-        trainer: PhaseTrainer,
-        seconds: float | None,
-        from_cache: bool,
-        before: str | None = None,
-    ) -> _Phase:
-        """All figures of a model by itself; logs the main ones."""
-        start = None if before is None else (self.phases.get(before) or self.befores[before])
-        measured = self.measurement.measure(trainer, None if start is None else start.measured)
-        phase = _Phase(measured, seconds, from_cache, before or ORIGINAL)
-        say_what_was_measured(name, self.discretion.phase(phase.result()))
-        return phase
-
-    def _results(self) -> dict[str, PhaseResult]:
-        """All phases, with the figures that need other phases."""
-        if self.methods[0].exact and RETRAINED not in self.phases and len(self.data.forget):
-            self.phases[RETRAINED] = self.phases[UNLEARNED]
-        measured = {name: phase.measured for name, phase in self.phases.items()}
-        distributions = self.measurement.distributions(measured)
-        target = measured.get(RETRAINED)
-        befores = {
-            name: before.result(distances=self.measurement.distances(before.measured, target))
-            for name, before in self.befores.items()
-        }
-        results = {}
-        for name, phase in self.phases.items():
-            results[name] = phase.result(
-                masked=phase.measured.masked,
-                groups=phase.measured.groups,
-                distances=self.measurement.distances(phase.measured, target),
-                before=befores.get(phase.before),
-                distribution=distributions.get(name),
-            )
-        return results
-
-    @property
-    def forgotten(self) -> Forgotten:
-        """How much is to be forgotten, as far as it may be shown."""
-        return self.discretion.forgotten(_forgotten(self.data))
+            logger.info("Report: %s", self.home / write_report(result, self.directory).name)
 
 
-def _is_injected(forget: Any) -> bool:
+def is_injected(forget: Any) -> bool:
+    """Whether noise is injected instead of reading a request."""
     return isinstance(forget, str) and forget == INJECTED
-
-
-def _phase_names(methods: Sequence[type[UnlearnTrainer]]) -> list[str]:
-    """What the methods' phases are called: the first is `unlearned`, an exact one beside it is `retrained`."""
-    names: list[str] = []
-    for position, method in enumerate(methods):
-        name = UNLEARNED if position == 0 else RETRAINED if method.exact else method.name
-        if name in names:  # asked for again, with another seed
-            earlier = [other.name for other in methods[:position]].count(method.name)
-            name = f"{name}_{earlier + (methods[0] is not method)}"
-        names.append(name)
-    return names
-
-
-def _refuse_not_finite(result: RunResult) -> None:
-    """Refuse, before anything is written, a figure that is not a number."""
-    try:
-        json.dumps(result.to_json(), allow_nan=False)
-    except ValueError as error:
-        raise UnlearnError(
-            "A figure of this run is not a finite number, so the model is not usable; nothing was written. "
-            "Check the weights of the original, and lower the learning rate."
-        ) from error
 
 
 def _forgotten(data: UnlearnData) -> Forgotten:
@@ -453,20 +431,34 @@ def _forgotten(data: UnlearnData) -> Forgotten:
     return Forgotten(**own, counts=counts)
 
 
+def planned_methods(config: UnlearnConfig) -> list[MethodPhase]:
+    """The methods of a run, with checked settings.
+
+    The first one's phase is `unlearned`. Of the compared ones, an exact method's is `retrained`, and another's has
+    the name of the method; a repetition (with another seed) has a number.
+    """
+    phases: list[MethodPhase] = []
+    for method in map(METHODS.get, config.method_names()):
+        repeat = [phase.method.name for phase in phases].count(method.name)
+        name = UNLEARNED if not phases else RETRAINED if method.exact else method.name
+        if name in [phase.name for phase in phases]:
+            name = f"{name}_{repeat + (phases[0].method is not method)}"
+        phases.append(MethodPhase(name, method, checked_settings(method, config), repeat))
+    return phases
+
+
 def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any:
-    """The settings of a method in this run; refuses those that it could not run with."""
+    """The settings of a method in this run; refuses models and settings that it cannot run with."""
     options: Any = settings.read(method.Settings, config.method_values(method.name))
-    if config["MODEL_TYPE"] == ModelType.SEQUENTIAL and not method.on_sequences:
-        able = ", ".join(one.name for one in METHODS.all() if one.on_sequences)
-        raise UnlearnError(
-            f"{config['model']} is a sequential model, and {method.name} does not work on sequences yet. Use {able}."
-        )
-    if config["MODEL_TYPE"] == ModelType.KNOWLEDGE and not method.on_knowledge:
-        able = ", ".join(one.name for one in METHODS.all() if one.on_knowledge)
-        raise UnlearnError(
-            f"{config['model']} is a knowledge-aware model, and {method.name} does not work on a knowledge graph. "
-            f"Use {able}."
-        )
+    for kind, ability, model, gap in (
+        (ModelType.SEQUENTIAL, "on_sequences", "a sequential model", "sequences yet"),
+        (ModelType.KNOWLEDGE, "on_knowledge", "a knowledge-aware model", "a knowledge graph"),
+    ):
+        if config["MODEL_TYPE"] == kind and not getattr(method, ability):
+            able = ", ".join(one.name for one in METHODS.all() if getattr(one, ability))
+            raise UnlearnError(
+                f"{config['model']} is {model}, and {method.name} does not work on {gap}. Use {able}."
+            )
     method.check(options, config)
     return options
 
@@ -490,15 +482,6 @@ def begin(
         original.load_weights(model)
         forget_neighbours(model, data.retain.train)
     task = UnlearnTask(
-        config,
-        data,
-        original,
-        initial,
-        method_settings,
-        trainings.train,
-        label,
-        repeat,
-        trainings.train_all,
-        stored,
-    )
+        config, data, original, initial, method_settings, trainings.train, label, repeat, trainings.train_all, stored
+    )  # fmt: skip
     return compose(method, config, model, label), task

@@ -1,7 +1,7 @@
-"""What people call: from a deletion request to a result.
+"""The functions that users call: from a deletion request to a result.
 
-:func:`run_unlearn` is also what the command line calls; its work is done in `pipeline.py`. :func:`unlearn_model` does
-the middle part for people who hold a RecBole config, model and loaders already.
+The command line calls :func:`run_unlearn` too; `session.py` opens the run and `pipeline.py` does it.
+:func:`unlearn_model` does the middle part for callers who already have a RecBole config, model and loaders.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def run_unlearn(
     """Train or load a model, make it forget, and measure it.
 
     Args:
-        model: name of a RecBole model, or a class; read from the checkpoint when there is one. A checkpoint of
-            a class of your own needs the class here.
-        dataset: name of the dataset; read from the checkpoint when there is one.
+        model: name of a RecBole model, or a class; read from the checkpoint if there is one. A checkpoint of
+            your own class needs the class here.
+        dataset: name of the dataset; read from the checkpoint if there is one.
         forget: a file of requests, a DataFrame, a dict of columns, a pair of arrays, or "injected".
-        unlearn: the unlearning method; `retrain` when nothing is said, because it is exact. `obliviate` is
-            recommended when retraining takes too long; `--unlearn=?` lists all.
+        unlearn: the unlearning method; `retrain` by default, because it is exact. `obliviate` is recommended
+            when retraining takes too long; `--unlearn=?` lists all.
         compare: further methods to run on the same request, for example ["retrain"].
         checkpoint: a checkpoint of RecBole to start from.
-        config_files: YAML files in RecBole's manner.
-        output_dir: where the result goes; a new folder in `saved/` by default.
+        config_files: YAML files as RecBole reads them.
+        output_dir: directory of the result; a new one in `saved/` by default.
         config_dict: any further setting of RecBole or of the plugin.
 
     """
@@ -103,7 +103,7 @@ def unlearn_model(
     optimizer: torch.optim.Optimizer | None = None,
     **overrides: Any,
 ) -> Unlearned:
-    """Make a model you hold forget; nothing is read from or written to disk.
+    """Make a model in memory forget; nothing is read from or written to disk.
 
     Args:
         config: your RecBole config.
@@ -119,7 +119,7 @@ def unlearn_model(
     cls = METHODS.get(method)
     if cls.own_original:
         raise UnlearnError(
-            f"{method} trains several models from the start and cannot begin with one that you hold. "
+            f"{method} trains several models from the start and cannot start from one in memory. "
             "Use run_unlearn, or another method."
         )
     options = checked_settings(cls, ours)

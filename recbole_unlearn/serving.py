@@ -111,7 +111,8 @@ def load_unlearned(directory: str | os.PathLike, model: type | None = None) -> L
 def _ensemble(checkpoint: Checkpoint, config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
     """An ensemble, read by the method that wrote it, as the start of the next request."""
     method = METHODS.get(str(checkpoint.method))
-    nothing = Located(*(np.zeros(len(part), dtype=bool) for part in splits))
+    train, valid, test = (np.zeros(len(part), dtype=bool) for part in splits)
+    nothing = Located(train, valid, test)
     cache = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
     trainer, task = begin(
         method, checked_settings(method, config), config, divide(splits, nothing, "python"), None,
@@ -221,6 +222,7 @@ def _tokens(users: Any) -> list[str]:
             raise UnlearnError(
                 f"A user is a token, not a {type(user).__name__}: give tokens as the dataset has them."
             )
-        whole = isinstance(user, float | np.floating) and float(user).is_integer()
-        found.append(str(int(user)) if whole else str(user))  # 196.0 comes from a table with gaps
+        if isinstance(user, (float, np.floating)) and float(user).is_integer():
+            user = int(user)  # 196.0 comes from a table with gaps
+        found.append(str(user))
     return list(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""From what somebody gave to a pipeline that is ready to run: settings, directory, log and threads."""
+"""From the arguments of a caller to a pipeline that is ready to run: settings, output directory, log and threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from recbole_unlearn.files import (
 )
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.log import logging_to
-from recbole_unlearn.pipeline import Pipeline, checked_settings
+from recbole_unlearn.pipeline import Pipeline, planned_methods
 from recbole_unlearn.recbole_compat import own_environment, own_randomness
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.results.trackers import refuse_missing
@@ -37,7 +37,7 @@ Request: TypeAlias = str | Path | pd.DataFrame | dict | tuple
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What people give, as :func:`~recbole_unlearn.quick_start.run_unlearn` explains it."""
+    """The arguments of :func:`~recbole_unlearn.quick_start.run_unlearn`."""
 
     model: str | type | None = None
     dataset: str | None = None
@@ -50,8 +50,10 @@ class Arguments:
     config_dict: dict[str, Any] | None = None
 
     def values(self) -> dict[str, Any]:
-        """All settings among them; what has an argument of its own wins over ``config_dict``."""
-        if not isinstance((self.config_dict or {}).get("forget", ""), str):  # its values are not printed
+        """All settings among them; an argument has priority over ``config_dict``."""
+        if not isinstance(
+            (self.config_dict or {}).get("forget", ""), str
+        ):  # the message must not print its values
             raise UnlearnError(
                 "forget in config_dict has to be the name of a file. Give Python data as run_unlearn(forget=...)."
             )
@@ -69,36 +71,31 @@ class Arguments:
 def opened(given: Arguments, as_one: bool = True) -> Iterator[tuple[Pipeline, Any]]:
     """A pipeline with its directory, log and threads, and the request.
 
-    The files of a run appear ``as_one`` when all is done; a sweep keeps its own as it goes.
-
-    Everything that can be refused without looking at the data is refused here, before a file is written.
+    With ``as_one`` the files of a run appear together when it has ended; a sweep writes its files one by one.
+    Everything that can be refused without reading the data is refused here, before a file is written.
     """
-    with own_environment(), _opened(given, as_one) as both:
-        yield both
-
-
-@contextlib.contextmanager
-def _opened(given: Arguments, as_one: bool) -> Iterator[tuple[Pipeline, Any]]:
-    values = given.values()
-    model = given.model or values.get("model")
-    own = model if isinstance(model, type) else None
-    original = read_checkpoint(values["checkpoint"], own) if values.get("checkpoint") else None
-    config = configured(given.model, given.dataset, list(given.config_files or []), values, original)
-    check_methods(config)
-    refuse_missing(config)
-    run = settings.read(settings.RunSettings, config)
-    directory = Path(run.output_dir or _default_directory(config))
-    refuse_overwriting(directory, config, original.path if original else None)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(own_environment())
+        values = given.values()
+        model = given.model or values.get("model")
+        own = model if isinstance(model, type) else None
+        original = read_checkpoint(values["checkpoint"], own) if values.get("checkpoint") else None
+        config = configured(given.model, given.dataset, list(given.config_files or []), values, original)
+        check_methods(config)
+        refuse_missing(config)
+        run = settings.read(settings.RunSettings, config)
+        cache = settings.read(settings.CacheSettings, config)
+        name = f"{config['model']}-{config['dataset']}-{config['unlearn']}-{get_local_time()}"
+        directory = Path(run.output_dir or Path("saved") / name)
+        refuse_overwriting(directory, config, original.path if original else None)
         if as_one:
             refuse_result(directory, run.replace)
             place, home = stack.enter_context(staged(directory))
         else:
             place = home = stack.enter_context(made(directory))
             stack.enter_context(claimed(home))
-        kept = settings.read(settings.CacheSettings, config)
-        if kept.cache:
-            stack.enter_context(made(kept.cache_dir))
+        if cache.cache:
+            stack.enter_context(made(cache.cache_dir))
         stack.enter_context(own_randomness())
         stack.enter_context(own_threads(run.threads))
         log = stack.enter_context(logging_to(place, config["state"] or "INFO"))
@@ -108,23 +105,22 @@ def _opened(given: Arguments, as_one: bool) -> Iterator[tuple[Pipeline, Any]]:
             output_dir=str(place), checkpoint_dir=work, dataset_save_path=None,
             dataloaders_save_path=None, save_dataset=False, save_dataloaders=False,
         )  # fmt: skip
-        in_words = given.forget is None or isinstance(given.forget, (str, Path))
+        is_name = given.forget is None or isinstance(given.forget, (str, Path))
         pipeline: Pipeline | None = None
         try:
             pipeline = Pipeline(config, place, home, original)
-            yield pipeline, config["forget"] if in_words else given.forget
+            yield pipeline, config["forget"] if is_name else given.forget
         except UnlearnError:
-            if pipeline is None or not pipeline.has_worked:  # a refusal, which leaves nothing
+            if pipeline is None or not pipeline.has_worked:  # a refusal leaves no file
                 log.take_back()
             raise
 
 
 def check_methods(config: UnlearnConfig) -> None:
-    """Refuse settings of the run, or of any of its methods, that it could not run with."""
+    """Refuse settings that the run or one of its methods cannot run with."""
     for group in settings.GROUPS.values():
         settings.read(group, config)
-    for name in config.method_names():
-        checked_settings(METHODS.get(name), config)
+    planned_methods(config)
 
 
 def configured(
@@ -134,9 +130,10 @@ def configured(
     values: dict[str, Any],
     checkpoint: Checkpoint | None,
 ) -> UnlearnConfig:
-    """The config of a run; one that starts from a checkpoint is about the checkpoint's model and data."""
+    """The config of a run; a checkpoint determines model and dataset."""
     if checkpoint is None:
         return UnlearnConfig(model, dataset, files, values)
+    path = shown(checkpoint.path)
     for given, own, key in (
         (model or values.get("model"), checkpoint.model, "model"),
         (dataset or values.get("dataset"), checkpoint.dataset, "dataset"),
@@ -144,8 +141,7 @@ def configured(
         name = given.__name__ if isinstance(given, type) else given
         if name is not None and name != own:
             raise UnlearnError(
-                f"{shown(checkpoint.path)} is of the {key} {own}, not {name}: leave --{key} out, or give the "
-                "right checkpoint."
+                f"{path} is of the {key} {own}, not {name}: leave --{key} out, or give the right checkpoint."
             )
     config = UnlearnConfig(
         model or checkpoint.model, checkpoint.dataset, files, values, inherited=checkpoint.settings
@@ -154,19 +150,19 @@ def configured(
     method = config["unlearn"]
     if checkpoint.method is not None and method != checkpoint.method:
         raise UnlearnError(
-            f"{checkpoint.path} is an ensemble of {checkpoint.method}, and --unlearn={method} cannot start from it. "
+            f"{path} is an ensemble of {checkpoint.method}, and --unlearn={method} cannot start from it. "
             f"Use --unlearn={checkpoint.method}."
         )
     if checkpoint.method is None and METHODS.get(method).own_original:
         raise UnlearnError(
-            f"{method} starts from an ensemble of its own, and {checkpoint.path} is one model. Leave --checkpoint "
+            f"{method} starts from an ensemble of its own, and {path} is one model. Leave --checkpoint "
             f"out, or give the directory that an earlier --unlearn={method} wrote."
         )
     return config
 
 
 def _refuse_unnamed_data(config: UnlearnConfig, checkpoint: Checkpoint) -> None:
-    """A path is not taken from a file: where the checkpoint's data was elsewhere, people say so."""
+    """Refuse to guess the data path: a path inside a checkpoint is not followed, so the user has to give it."""
     recorded = checkpoint.recorded_data_path
     if checkpoint.dataset_file is not None or recorded is None or "data_path" in config.external_config_dict:
         return
@@ -179,14 +175,9 @@ def _refuse_unnamed_data(config: UnlearnConfig, checkpoint: Checkpoint) -> None:
         )
 
 
-def _default_directory(config: UnlearnConfig) -> Path:
-    name = f"{config['model']}-{config['dataset']}-{config['unlearn']}-{get_local_time()}"
-    return Path("saved") / name
-
-
 @contextlib.contextmanager
 def own_threads(number: int) -> Iterator[None]:
-    """Work with ``number`` threads of torch, and give the caller's number back at the end."""
+    """Use ``number`` threads of torch in the block, and restore the caller's number."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

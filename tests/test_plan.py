@@ -1,21 +1,22 @@
 """What a run says before it starts, and how long it says it takes."""
 
+import copy
 import logging
 
 import pytest
 
 from recbole_unlearn import cli, progress, run_unlearn
-from recbole_unlearn.pipeline import _phase_names
-from recbole_unlearn.progress import Asked, Parts, Plan, duration, quicker, steps_of
-from recbole_unlearn.registry import METHODS
+from recbole_unlearn.pipeline import planned_methods
+from recbole_unlearn.progress import Plan, duration
 from recbole_unlearn.settings import UnlearnConfig
 from tests.test_pipeline import held_out_request
 
 
-def asked(config, *methods, informed=False, loaded=False):
-    classes = [METHODS.get(name) for name in methods]
-    options = [cls.Settings(**config.method_values(cls.name)) for cls in classes]
-    return Asked(config, classes, options, _phase_names(classes), informed, loaded, placebo=True)
+def plan(config, *methods, now=None, **known):
+    config = copy.copy(config)
+    config.external_config_dict |= {"unlearn": methods[0], "compare": list(methods[1:])}
+    clock = {} if now is None else {"now": now}
+    return Plan(config, planned_methods(config), "injected noise", **known, **clock)
 
 
 def nothing(config, part):
@@ -44,10 +45,10 @@ def test_durations_are_estimates(seconds, words):
 def test_the_plan_and_its_estimates(paper, caplog):
     caplog.set_level(logging.INFO)
     time = [0.0]
-    now = Plan(asked(paper, "obliviate", "retrain", informed=True), "injected noise", lambda: time[0])
+    now = plan(paper, "obliviate", "retrain", now=lambda: time[0], informed=True)
     cached = {"full"}
-    now.say(Parts(1200, 1000, True, lambda config, part: part in cached))
-    now.say(Parts(1200, 1000, True, nothing))  # the same phases; it is said once
+    now.announce(1200, 1000, True, lambda config, part: part in cached)
+    now.announce(1200, 1000, True, nothing)  # the same phases; it is said once
     now.begin("clean")
     now.training("clean", 1000, 100)
     time[0] = 1.0
@@ -76,8 +77,8 @@ def test_a_long_run_is_told_how_to_be_quicker(paper, caplog):
     """The paper's settings for LightGCN on ml-1m take hours; ours for it do not."""
     caplog.set_level(logging.INFO)
     time = [0.0]
-    now = Plan(asked(paper, "obliviate", "retrain", informed=True), "injected noise", lambda: time[0])
-    now.say(Parts(500_000, 450_000, True, nothing))
+    now = plan(paper, "obliviate", "retrain", now=lambda: time[0], informed=True)
+    now.announce(500_000, 450_000, True, nothing)
     now.begin("clean")
     now.training("clean", 450_000, 100)
     for epoch in range(1, 4):
@@ -93,21 +94,21 @@ def test_a_long_run_is_told_how_to_be_quicker(paper, caplog):
 
 def test_other_models_are_told_what_is_quicker_for_most(make_config):
     config = make_config("NeuMF", embedding_size=8, train_batch_size=64)
-    assert quicker(asked(config, "retrain"), 9999) == "Quicker: --train_batch_size=8192 (now 64)."
+    assert plan(config, "retrain").quicker(9999) == "Quicker: --train_batch_size=8192 (now 64)."
     config = make_config("BPR", embedding_size=128, train_batch_size=10_000, epochs=50, eval_step=10)
-    assert quicker(asked(config, "retrain"), 9999).startswith("Quicker: --embedding_size=64 (now 128)")
+    assert plan(config, "retrain").quicker(9999).startswith("Quicker: --embedding_size=64 (now 128)")
     config = make_config("BPR", embedding_size=8, train_batch_size=10_000, epochs=2)
-    assert quicker(asked(config, "retrain"), 9999) == ""
+    assert plan(config, "retrain").quicker(9999) == ""
 
 
 def test_a_model_that_exists_has_its_size(make_config):
     config = make_config()
-    assert "--unlearn=obliviate" in quicker(asked(config, "retrain", loaded=True), 9999)
-    assert "--compare" in quicker(asked(config, "obliviate", "retrain", loaded=True), 9999)
+    assert "--unlearn=obliviate" in plan(config, "retrain", loaded=True).quicker(9999)
+    assert "--compare" in plan(config, "obliviate", "retrain", loaded=True).quicker(9999)
 
 
 def test_closed_forms_have_no_epochs(make_config):
-    steps = steps_of(asked(make_config("EASE"), "obliviate"), Parts(10, 9, True, nothing))
+    steps = plan(make_config("EASE"), "obliviate").phases(10, 9, True, nothing)
     assert [step.epochs for step in steps] == [0, 0]
 
 
@@ -134,7 +135,7 @@ def test_the_phases_are_those_of_the_pipeline(settings, caplog, methods, changes
     config = UnlearnConfig(
         "BPR", "tiny", config_dict=values | {"unlearn": methods[0], "compare": methods[1:]}
     )
-    known = steps_of(asked(config, *methods), Parts(1, 1, changes, nothing))
+    known = plan(config, *methods).phases(1, 1, changes, nothing)
     assert [step.name for step in known] == phases
 
 

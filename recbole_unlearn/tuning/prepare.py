@@ -37,7 +37,7 @@ class Prepared(NamedTuple):
 
 def refuse_unprepared(pipeline: Pipeline, options: TuneSettings) -> None:
     """Refuse what no sweep could be made of, before anything is trained."""
-    method, others = pipeline.methods[0], pipeline.methods[1:]
+    method, *others = [phase.method for phase in pipeline.methods]
     if method.own_original:
         raise UnlearnError(
             f"{method.name} trains an original of its own, so trials have none to share: it cannot be tuned."
@@ -63,7 +63,7 @@ def refuse_unprepared(pipeline: Pipeline, options: TuneSettings) -> None:
 
 def prepare(pipeline: Pipeline, options: TuneSettings) -> Prepared:
     """Make what is shared; the goal has the original's utility, and the demotion rate to reach."""
-    config, method = pipeline.config, pipeline.methods[0]
+    config, method = pipeline.config, pipeline.methods[0].method
     if len(pipeline.data.forget) == 0:
         raise UnlearnError(
             "The request hits no training interaction, so no weight has to change and there is nothing to tune. "
@@ -105,8 +105,8 @@ def _retrained(pipeline: Pipeline, bench: Bench) -> Figures | None:
     if len(pipeline.methods) == 1:
         return None
     trainer, task = begin(
-        pipeline.methods[1], pipeline.method_settings[1], pipeline.config, pipeline.data, pipeline.original,
-        pipeline.trainings, "retrained",
+        pipeline.methods[1].method, pipeline.methods[1].settings, pipeline.config, pipeline.data,
+        pipeline.original, pipeline.trainings, "retrained",
     )  # fmt: skip
     trainer.run(task)
     return bench.measure(trainer)

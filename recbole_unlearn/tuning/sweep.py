@@ -39,7 +39,7 @@ class _Sweep:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline, self.config, self.directory = pipeline, pipeline.config, pipeline.directory
         self.options = settings.read(settings.TuneSettings, self.config)
-        self.method = pipeline.methods[0]
+        self.method = pipeline.methods[0].method
         refuse_unprepared(pipeline, self.options)
         address = pipeline.run_settings.ray_address
         backend.check(self.options.searcher, address)
