@@ -1,11 +1,46 @@
-"""Everything that can be refused without data is refused before data is loaded, for every method of a run."""
+"""Bad input on the command line: one line that says what is wrong and what to do; exit code 2; nothing written.
+
+Everything that can be refused without data is refused before data is loaded, for every method of a run.
+"""
+
+import os
+import pickle
 
 import pytest
 import torch
 
 from recbole_unlearn import UnlearnError, cli, data, pipeline, run_unlearn, unlearn_model
-from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.files import atomic as files
+from recbole_unlearn.settings import own_settings
 from recbole_unlearn.training import build_model
+
+BASE = ["--model=BPR", "--dataset=tiny"]
+
+
+@pytest.fixture
+def assert_fails(capsys, tmp_path):
+    """Run the command line; it must fail with one line that holds ``words``, and write no result."""
+
+    def run(arguments, *words):
+        code = cli.main(arguments)
+        error = capsys.readouterr().err
+        lines = [line for line in error.splitlines() if line.startswith("Error: ")]
+        assert code == 2, error
+        assert len(lines) == 1, error
+        for word in words:
+            assert word in lines[0], lines[0]
+        assert "Traceback" not in error
+        assert not list(tmp_path.rglob("result.json"))
+        assert not list(tmp_path.rglob("*.tmp"))
+        return lines[0]
+
+    return run
+
+
+def request(tmp_path, text):
+    path = tmp_path / "requests.csv"
+    path.write_text(text)
+    return f"--forget={path}"
 
 
 @pytest.fixture
@@ -19,80 +54,180 @@ def no_data(monkeypatch):
     monkeypatch.setattr(data.splits, "create_dataset", load)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--unlearn=obliviate", "--rank=0"], "rank=0 is not valid: expected a whole number, at least 1, or"),
-        (["--unlearn=obliviate", "--rank=half"], "rank='half' is not valid"),
-        (["--unlearn=obliviate", "--lua_scale=big"], "lua_scale='big' is not valid: expected a number"),
-        (["--unlearn=retrain", "--compare=obliviate", "--lac_steps=-1"], "lac_steps=-1 is not valid"),
-        (["--unlearn=obliviate", "--lac_steps=9", "--lac_horizon=5"], "lac_horizon=5 is not valid: at least"),
-        (["--unlearn=retrain", "--compare=retrain,finetune", "--finetune_epochs=0"], "finetune_epochs=0"),
-        (["--unlearn=retrain", "--trials=0"], "trials=0 is not valid"),
-        (["--unlearn=sisa", "--sisa_shards=none"], "sisa_shards='none' is not valid"),
-        (["--model=EASE", "--unlearn=retrain", "--compare=rrl"], "EASE is a closed form of its data, and rrl"),
-        (["--model=ItemKNN", "--unlearn=sisa"], "ItemKNN is a closed form of its data, and sisa"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value", "expected"), [
+    ("epochs", "abc", "a whole number, 1 or more"), ("epochs", 2.5, "a whole number"), ("epochs", 0, "1 or more"),
+    ("epochs", True, "a whole number"), ("train_batch_size", 0, "1 or more"),
+    ("eval_batch_size", "x", "a whole number"), ("embedding_size", 0, "1 or more"), ("seed", -1, "0 or more"),
+    ("learning_rate", "fast", "a number"), ("learning_rate", ".nan", "a number"), ("weight_decay", -1, "0 or more"),
+    ("learning_rate", "None", "a number"), ("weight_decay", "[1]", "a number"),
+    ("reproducibility", "perhaps", "True or False"),
+])  # fmt: skip
+def test_values_of_recboles_settings_that_cannot_work(assert_fails, flags, no_data, key, value, expected):
+    assert_fails([*BASE, *flags(**{key: value})], f"{key}=", "is not valid: expected", expected)
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ("--model=BRP", "Unknown model 'BRP'. Did you mean BPR?"),
+    ("--model=FOSSIL", "FOSSIL is a sequential model that cannot be unlearned yet. These can: SASRec, GRU4Rec"),
+    ("--unlearn=retran", "Unknown unlearning method 'retran'. Did you mean retrain?"),
+    ("--inject_user=0.5", "Unknown setting 'inject_user'. Did you mean inject_users?"),
+    ("--config_files=none.yaml", "none.yaml. Check the path"),
+    ("--topk=[5]", "valid_metric=NDCG@20 is not measured"),
+    ("--valid_metric=Foo@3", "Use for example --valid_metric=Recall@50"),
+    ("--unlearn=obliviate --rank=0", "rank=0 is not valid: expected a whole number, at least 1, or"),
+    ("--unlearn=obliviate --rank=half", "rank='half' is not valid"),
+    ("--unlearn=obliviate --lua_scale=big", "lua_scale='big' is not valid: expected a number"),
+    ("--unlearn=retrain --compare=obliviate --lac_steps=-1", "lac_steps=-1 is not valid"),
+    ("--unlearn=obliviate --lac_steps=9 --lac_horizon=5", "lac_horizon=5 is not valid: at least"),
+    ("--unlearn=retrain --compare=retrain,finetune --finetune_epochs=0", "finetune_epochs=0"),
+    ("--unlearn=retrain --trials=0", "trials=0 is not valid"),
+    ("--unlearn=sisa --sisa_shards=none", "sisa_shards='none' is not valid"),
+    ("--model=EASE --unlearn=retrain --compare=rrl", "EASE is a closed form of its data, and rrl"),
+    ("--model=ItemKNN --unlearn=sisa", "ItemKNN is a closed form of its data, and sisa"),
+])  # fmt: skip
 def test_settings_of_all_methods_are_checked_before_data_is_loaded(
-    given, message, flags, no_data, capsys, tmp_path
+    given, message, flags, no_data, assert_fails, tmp_path
 ):
+    given = given.split()
     model = [] if given[0].startswith("--model") else ["--model=BPR"]
-    assert cli.main([*model, "--dataset=tiny", *given, *flags()]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert len(said.strip().splitlines()) == 1
+    assert_fails([*model, "--dataset=tiny", *given, *flags()], message)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_in_hand_is_refused_before_it_is_touched(make_config):
+def test_wrong_values_of_ours(assert_fails, flags):
+    assert_fails([*BASE, *flags(inject_users=1.5)], "inject_users=1.5")
+    assert_fails([*BASE, *flags(on_missing="ignore")], "on_missing='ignore'", "error, skip")
+
+
+def test_only_a_training_needs_the_validation_metric(assert_fails, plain_checkpoint, tmp_path, tiny_path):
+    """With a model that exists, other cut-offs are fine as long as nothing is trained."""
+    start = [
+        f"--checkpoint={plain_checkpoint}", request(tmp_path, "user_id\nu1\n"), "--topk=[5]", "--report=none",
+        "--no_show_progress", f"--cache_dir={tmp_path / 'cache'}", f"--data_path={tiny_path}",
+    ]  # fmt: skip
+    assert_fails(
+        [*start, "--unlearn=retrain", f"--output_dir={tmp_path / 'a'}"], "is not measured", "topk=[5]"
+    )
+    assert cli.main([*start, "--unlearn=obliviate", f"--output_dir={tmp_path / 'b'}"]) == 0
+
+
+def test_missing_files_and_datasets(assert_fails, flags):
+    assert_fails(["--model=BPR", "--dataset=ml-1n", *flags()], "ml-1n", "ml-1m")
+    assert_fails([*BASE, "--forget=none.csv", *flags()], "none.csv", "no such file")
+    assert_fails(["--checkpoint=none.pth", "--forget=x.csv"], "none.pth", "no file")
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("uid,iid\n1,2\n", ("no known column", "user_id,item_id")),
+    ("", ("empty",)),
+    ("user_id,item_id\n", ("no rows",)),
+    ("user_id\n" + "\n".join(f"u{n}" for n in range(40)), ("all 600 training interactions",)),
+    ("user_id,item_id\nu1,i1\nghost,i1\n", ("1 of 2", "line 3", "--on_missing=skip")),
+])  # fmt: skip
+def test_requests(assert_fails, flags, tmp_path, text, words):
+    line = assert_fails([*BASE, request(tmp_path, text), *flags(epochs=1)], "requests.csv", *words)
+    assert "ghost" not in line
+
+
+def test_a_file_without_a_header_does_not_print_its_first_line(assert_fails, flags, tmp_path):
+    for first in ("u7,i3", "u7", "u7,user_id", "user_id,u7"):
+        arguments = [*BASE, request(tmp_path, f"{first}\nu8,i4\n"), *flags()]
+        line = assert_fails(arguments, "requests.csv", "xpected columns")
+        assert "u7" not in line
+        assert "i3" not in line
+
+
+def test_a_pair_that_is_not_in_the_data(assert_fails, flags, tmp_path, tiny_path):
+    rows = [line.split("\t")[:2] for line in (tiny_path / "tiny" / "tiny.inter").read_text().splitlines()[1:]]
+    mine = {item for user, item in rows if user == "u1"}
+    absent = next(f"i{n}" for n in range(60) if f"i{n}" not in mine)
+    arguments = [*BASE, request(tmp_path, f"user_id,item_id\nu1,{absent}\n"), *flags(epochs=1)]
+    assert_fails(arguments, "not in the training data", "line 2", "--on_missing=skip")
+    assert_fails([*arguments, "--on_missing=skip"], "nothing to forget")
+
+
+def test_checkpoint_of_another_dataset(assert_fails, plain_checkpoint, tmp_path):
+    """The data has changed since: fewer users than the checkpoint has rows."""
+    folder = tmp_path / "data" / "tiny"
+    folder.mkdir(parents=True)
+    lines = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
+    lines += [f"u{u}\ti{i}\t1\t{u + i}" for u in range(20) for i in range(u, u + 12)]
+    (folder / "tiny.inter").write_text("\n".join(lines) + "\n")
+    before = plain_checkpoint.read_bytes()
+    assert_fails(
+        [f"--checkpoint={plain_checkpoint}", request(tmp_path, "user_id\nu1\n"), "--output_dir=out",
+         f"--data_path={tmp_path / 'data'}", "--no_cache", "--no_tensorboard"],
+        "do not fit", "_embedding.weight",
+    )  # fmt: skip
+    assert plain_checkpoint.read_bytes() == before
+
+
+def test_truncated_and_hostile_checkpoints(assert_fails, plain_checkpoint, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    forget = request(tmp_path, "user_id\nu1\n")
+    (tmp_path / "cut.pth").write_bytes(plain_checkpoint.read_bytes()[:3000])
+    assert_fails([f"--checkpoint={tmp_path / 'cut.pth'}", forget], "cut.pth", "cut off")
+    torch.save({"state_dict": {}, "config": Evil()}, tmp_path / "evil.pth")
+    assert_fails([f"--checkpoint={tmp_path / 'evil.pth'}", forget], "evil.pth", "system")
+    (tmp_path / "evil.pth").write_bytes(pickle.dumps(Evil()))
+    assert_fails([f"--checkpoint={tmp_path / 'evil.pth'}", forget], "evil.pth")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_output_directory_that_cannot_be_written(assert_fails, flags, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", "/proc/nowhere"):
+        assert_fails([*BASE, *flags(output_dir=place)], str(place), "--output_dir")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_loss_that_explodes(assert_fails, flags):
+    assert_fails(["--model=NeuMF", "--dataset=tiny", *flags(learning_rate=1e30)], "learning_rate")
+
+
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+    """The write fails in the middle: the old file is whole, and nothing else is left."""
+    path = tmp_path / "result.json"
+    path.write_text("old")
+    with pytest.raises(ValueError, match="JSON"):
+        files.write_json(path, {"a": float("nan")})
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    for write in (files.write_json, files.write_torch):
+        with pytest.raises(UnlearnError, match=r"Cannot write .*result\.json: No space left on device"):
+            write(path, {"a": 1})
+        assert path.read_text() == "old"
+        assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_model_in_memory_is_refused_before_it_is_touched(make_config):
     config = make_config()
     splits = data.load(config).splits
     model = build_model(config, splits)
     with pytest.raises(UnlearnError, match="rank=0"):
         unlearn_model(config, model, splits, {"user_id": ["u1"]}, "obliviate", rank=0)
-
-
-def test_replace_changes_what_a_method_reads_or_fails(make_config):
-    config = make_config(unlearn="obliviate", compare="retrain")
-    assert config.replace(lac_steps=3).method_values("obliviate")["lac_steps"] == 3
-    assert config.method_values("obliviate")["lac_steps"] != 3
-    assert config.replace(learning_rate=0.5)["learning_rate"] == 0.5
-    with pytest.raises(UnlearnError, match="lac_stepz cannot be changed: unknown"):
-        config.replace(lac_stepz=3)
-    with pytest.raises(UnlearnError, match="rrl_steps cannot be changed: it is a setting of rrl"):
-        config.replace(rrl_steps=3)
-
-
-def test_a_run_gives_random_numbers_back(settings, make_config):
-    """Whoever seeds their own script finds its random numbers as they left them."""
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings | {"report": "none"})
-    assert torch.equal(torch.rand(3), expected)
-    config = make_config()
-    splits = data.load(config).splits
-    model = build_model(config, splits)
-    torch.manual_seed(5)
     unlearn_model(config, model, splits, {"user_id": ["u1"]}, "obliviate")
-    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(torch.rand(3), expected)  # the caller's random numbers stay as they were
 
 
-def test_places_go_into_no_result(settings):
+def test_a_run_keeps_random_numbers_and_places_to_itself(settings):
+    """A caller that seeds its own script finds its random numbers unchanged; no path or address is in the result."""
     places = {"download_url": "https://example.org/secret.zip", "report": "none"}
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
     result = run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings | places).result
+    assert torch.equal(torch.rand(3), expected)
     assert "secret" not in str(result)
-    assert not {"ray_address", "download_url", "output_dir", "cache_dir", "data_path"} & set(
-        result["settings"]
-    )
-
-
-def test_every_setting_of_ours_has_a_type(make_config):
-    from recbole_unlearn.settings import own_settings
-
-    for key, about in own_settings().items():
-        assert about.types, key
-        assert all(kind in (str, int, float, bool, list) for kind in about.types), key
-        assert about.help, key
-    assert isinstance(make_config(), UnlearnConfig)
+    hidden = {"ray_address", "download_url", "output_dir", "cache_dir", "data_path"}
+    assert hidden <= {*own_settings(), "data_path"}
+    assert not hidden & set(result["settings"])
