@@ -51,7 +51,7 @@ def no_data(monkeypatch):
         pytest.fail("data was loaded")
 
     monkeypatch.setattr(pipeline, "load", load)
-    monkeypatch.setattr(data.splits, "create_dataset", load)
+    monkeypatch.setattr("recbole_unlearn.data.source.create_dataset", load)
 
 
 @pytest.mark.parametrize(("key", "value", "expected"), [

@@ -452,31 +452,30 @@ def _refuse_impossible(
 ) -> None:
     """Refuse a value of a RecBole key of another type than its default, or below its least."""
     for key, value in given.items():
-        if key not in ours and (expected := _expected(key, value, defaults.get(key))):
+        expected, fits = _expected(key, value, defaults.get(key))
+        if key not in ours and not fits:
             raise UnlearnError(f"{key}={value!r} is not valid: expected {expected}.")
 
 
-def _expected(key: str, value: Any, default: Any) -> str | None:
-    """What would be accepted instead of ``value``; None when it is accepted."""
+def _expected(key: str, value: Any, default: Any) -> tuple[str, bool]:
+    """What ``key`` accepts, in words, and whether ``value`` is that."""
     known = RECBOLE.get(key, Known())
+    least = "" if known.low is None else f", {known.low:g} or more"
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    enough = is_number and math.isfinite(value) and (known.low is None or value >= known.low)
     if isinstance(default, bool):
-        fits = value is None or value in (True, False)  # also 1 and 0, as in RecBole
-        return None if fits else "True or False"
+        return "True or False", value is None or value in (True, False)  # also 1 and 0, as in RecBole
     if isinstance(default, str) and key != "gpu_id":  # RecBole takes 0 for it as well
-        return None if value is None or isinstance(value, str) else "a word"
+        return "a word", isinstance(value, str | None)
     if isinstance(default, dict):
-        return None if value is None or isinstance(value, dict) else "a mapping"
+        return "a mapping", isinstance(value, dict | None)
     if isinstance(default, list):
-        fits = isinstance(value, (list, tuple, str, type(None), Integral)) and not isinstance(value, bool)
-        return None if fits else "a list"
+        return "a list", isinstance(value, list | tuple | str | Integral | None) and not isinstance(
+            value, bool
+        )
     if known.whole:
-        fits = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= (known.low or 0)
-        return None if fits else f"a whole number, {known.low:g} or more"
-    if not isinstance(default, Real):
-        return None
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        return "a number"
-    return f"a number, {known.low:g} or more" if known.low is not None and value < known.low else None
+        return f"a whole number{least}", enough and isinstance(value, Integral)
+    return f"a number{least}", enough or not isinstance(default, Real)
 
 
 def _refuse_code_and_paths(config: Config) -> None:
