@@ -40,27 +40,30 @@ from recbole_unlearn.text import counted, width, wrapped
 
 # Names among RecBole's settings; taken as typed, like ours of type str.
 _NAMES = {"model", "dataset", "data_path", "config_files"}
-_RUN = "python run_unlearn.py"
 _RECBOLE = Path(recbole.__file__).parent / "properties"
-EXAMPLES = {
-    "A checkpoint of RecBole and a CSV of deletion requests, with user and item names as in your data": [
-        "--checkpoint=saved/BPR-Nov-16-2026_02-03-04.pth --forget=requests.csv"
-    ],
-    "The paper's experiment: train with noise, forget it, and compare with a model that never saw it": [
-        "--model=LightGCN --dataset=ml-100k --unlearn=obliviate --compare=retrain"
-    ],
-    "Several methods on the same request": [
-        "--model=BPR --dataset=ml-100k --forget=requests.csv --unlearn=obliviate --compare=finetune,scif,retrain"
-    ],
-    "Find good settings of a method for your data": [
-        "--model=BPR --dataset=ml-100k --unlearn=obliviate --tune --trials=16"
-    ],
-    "Many models, methods and seeds, and one page about all results": [
-        "--grid=smoke --output_dir=saved/smoke",
-        "--report=saved/smoke --output_dir=saved/page",
-    ],
-}
+_DEFAULT = str(read_yaml(properties_dir() / "overall.yaml")["unlearn"])
 _COLUMN = 34  # where help texts begin
+OPENING = """Make a trained RecBole model forget interactions, and measure how well it did.
+
+usage: python run_unlearn.py [--key=value ...]
+
+Examples:
+  A checkpoint of RecBole and a CSV of deletion requests, with user and item names as in your data:
+    python run_unlearn.py --checkpoint=saved/BPR-Nov-16-2026_02-03-04.pth --forget=requests.csv
+  The paper's experiment: train with noise, forget it, and compare with a model that never saw it:
+    python run_unlearn.py --model=LightGCN --dataset=ml-100k --unlearn=obliviate --compare=retrain
+  Several methods on the same request:
+    python run_unlearn.py --model=BPR --dataset=ml-100k --forget=requests.csv --compare=obliviate,finetune,scif
+  Find good settings of a method for your data:
+    python run_unlearn.py --model=BPR --dataset=ml-100k --unlearn=obliviate --tune --trials=16
+  Many models, methods and seeds, and one page about all results:
+    python run_unlearn.py --grid=smoke --output_dir=saved/smoke
+    python run_unlearn.py --report=saved/smoke --output_dir=saved/page
+"""
+_BELOW = (
+    "Below are all settings with the defaults of a run; add --model=NAME and --dataset=NAME to --help for the "
+    "defaults of that model and dataset. A setting without a value has none."
+)
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
@@ -185,8 +188,7 @@ def _compare(values: dict[str, Any]) -> int:
 
 def method_list() -> str:
     """The unlearning methods: result, models, one sentence on each, and which to choose."""
-    default = _default()
-    ordered = sorted(METHODS.all(), key=lambda one: (one.name != default, not one.recommended))
+    ordered = sorted(METHODS.all(), key=lambda one: (one.name != _DEFAULT, not one.recommended))
     rows = [[_marked(one), one.result, one.models, one.help] for one in ordered]
     room = width() - max(len(row[0]) for row in rows) - 15 - 6
     text = tabulate(
@@ -197,20 +199,15 @@ def method_list() -> str:
     return f"{text}\n\n{wrapped(_choice())}"
 
 
-def _default() -> str:
-
-    return str(read_yaml(properties_dir() / "overall.yaml")["unlearn"])
-
-
 def _marked(method: Any) -> str:
-    if method.name == _default():
+    if method.name == _DEFAULT:
         return f"{method.name} (default)"
     return f"{method.name} (recommended)" if method.recommended else method.name
 
 
 def _choice() -> str:
     """Which method to choose, in a sentence."""
-    default = METHODS.get(_default())
+    default = METHODS.get(_DEFAULT)
     others = [f"{one.name} is recommended {one.recommended}" for one in METHODS.all() if one.recommended]
     first = f"{default.name} is the default, because its result is {default.result}"
     return "; ".join([first, *others]) + ". --compare=retrain measures how near any method comes."
@@ -221,16 +218,8 @@ def help_text(model: str = "", dataset: str = "") -> str:
     # The settings of a user's own class are not listed.
     config = default_config("" if ":" in model else model, dataset)
     defaults = config.internal_config_dict
-    lines = ["Make a trained RecBole model forget interactions, and measure how well it did.", ""]
-    lines += [f"usage: {_RUN} [--key=value ...]", "", "Examples:"]
-    for what, commands in EXAMPLES.items():
-        lines += [f"  {what}:", *(f"    {_RUN} {command}" for command in commands)]
     requests = "Many requests one after the other, on a serving model: `recbole-unlearn requests --help`."
-    about = (
-        "Below are all settings with the defaults of a run; add --model=NAME and --dataset=NAME to --help for the "
-        "defaults of that model and dataset. A setting without a value has none."
-    )
-    lines += ["", wrapped(requests), wrapped(_choice()), wrapped(about), ""]
+    lines = [OPENING, wrapped(requests), wrapped(_choice()), wrapped(_BELOW), ""]
     lines += ["Required, unless a checkpoint gives them:", "  --model", "  --dataset"]
     for title, group in GROUPS.items():
         lines += ["", f"{title}:", *_lines(declared(group), defaults)]
@@ -286,9 +275,5 @@ def typed(value: Any) -> str:
 
 def _recbole_comments() -> dict[str, str]:
     """RecBole documents its settings in comments of its property files: `key: value  # (type) text`."""
-    found = {}
-    for name in ("overall.yaml", "dataset/sample.yaml"):
-        text = (_RECBOLE / name).read_text(encoding="utf-8")
-        for key, comment in re.findall(r"^(\w+):.*?#\s*\(\w[^)]*\)\s*(.+)$", text, re.M):
-            found[key] = comment.strip()
-    return found
+    text = "\n".join((_RECBOLE / f"{name}.yaml").read_text("utf-8") for name in ("overall", "dataset/sample"))
+    return dict(re.findall(r"^(\w+):.*?#\s*\(\w[^)]*\)\s*(.*\S)", text, re.M))

@@ -79,7 +79,17 @@ def packaged(name: str | Path, folder: str, option: str) -> Path:
 
 
 class YamlLoader(yaml.SafeLoader):
-    """YAML without Python objects, and with `1e-4` read as a number, as RecBole's own files expect."""
+    """YAML without Python objects and duplicate keys, and with `1e-4` read as a number, as RecBole's files expect."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """As the base class, which silently takes the second of two equal keys."""
+        seen = set()
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)
+            if isinstance(name, Hashable) and name in seen:
+                raise UnlearnError(f"{name} is there twice (line {key.start_mark.line + 1}); leave one out.")
+            seen.add(name if isinstance(name, Hashable) else str(name))
+        return super().construct_mapping(node, deep)
 
 
 YamlLoader.add_implicit_resolver(
@@ -90,20 +100,6 @@ YamlLoader.add_implicit_resolver(
     ),
     list("-+0123456789."),
 )
-
-
-class _StrictLoader(YamlLoader):
-    """YAML that refuses a duplicate key; plain YAML silently takes the second."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """As the base class."""
-        seen = set()
-        for key, _ in node.value:
-            name = self.construct_object(key, deep=True)
-            if isinstance(name, Hashable) and name in seen:
-                raise UnlearnError(f"{name} is there twice (line {key.start_mark.line + 1}); leave one out.")
-            seen.add(name if isinstance(name, Hashable) else str(name))
-        return super().construct_mapping(node, deep)
 
 
 def parse_value(text: str) -> Any:
@@ -119,24 +115,18 @@ def parse_value(text: str) -> Any:
 
 
 @functools.lru_cache(maxsize=128)
-def _parsed(text: str, loader: type) -> Any:
+def _parsed(text: str) -> Any:
     """YAML as data, parsed once: every config reads the same dozen files of RecBole and of this package."""
-    return yaml.load(text, Loader=loader)
+    return yaml.load(text, Loader=YamlLoader)
 
 
 def read_yaml(
-    path: Path,
-    what: str = "config file",
-    option: str = "the path",
-    expected: str = "key: value",
-    strict: bool = False,
+    path: Path, what: str = "config file", option: str = "the path", expected: str = "key: value"
 ) -> dict[str, Any]:
     """A YAML file that holds a mapping; an empty one is an empty mapping.
 
     ``what``, ``option`` and ``expected`` describe it in messages: its kind, the setting that names it, and its lines.
-    A ``strict`` file must not have a key twice.
     """
-    loader = _StrictLoader if strict else YamlLoader
     try:
         text = read_regular(path, LARGEST_YAML).decode("utf-8-sig")
     except (OSError, UnlearnError, UnicodeDecodeError) as error:
@@ -145,9 +135,7 @@ def read_yaml(
             reason = "it is not UTF-8 text"
         raise UnlearnError(f"Cannot read the {what} {shown(path)}: {reason}. Check {option}.") from error
     try:  # only small files are kept; a copy, because callers change what they get
-        content = (
-            copy.deepcopy(_parsed(text, loader)) if len(text) < 65536 else yaml.load(text, Loader=loader)
-        )
+        content = copy.deepcopy(_parsed(text)) if len(text) < 65536 else _parsed.__wrapped__(text)
     except UnlearnError as error:
         raise UnlearnError(f"{shown(path)}: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:

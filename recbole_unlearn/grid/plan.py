@@ -87,7 +87,7 @@ def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:
     """The cells of the grid file ``path``; settings in ``given`` win over those of the file."""
     path = Path(path)
     _refuse_cell_settings(given or {})
-    content = read_yaml(path, "grid", "--grid", _EXAMPLES["models"], strict=True)
+    content = read_yaml(path, "grid", "--grid", _EXAMPLES["models"])
     if not content:
         raise UnlearnError(f"{path} is empty; expected lines such as {_EXAMPLES['models']}.")
     try:

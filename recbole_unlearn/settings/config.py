@@ -29,6 +29,7 @@ from typing import Any
 import recbole
 import yaml
 from recbole.config import Config
+from recbole.data.transform import construct_transform
 from recbole.model.abstract_recommender import GeneralRecommender
 from recbole.utils import EvaluatorType, InputType, ModelType, dataset_arguments
 
@@ -104,8 +105,6 @@ class UnlearnConfig(Config):
             )
         supported.refuse_settings(self)
         if self.model_class.type is ModelType.SEQUENTIAL:
-            from recbole.data.transform import construct_transform  # imports all of RecBole's data
-
             construct_transform(self)  # writes the names of the fields it adds, which models read when built
         _refuse_code_and_paths(self)
         if not self.inherited:  # with an existing model there may be no training
@@ -241,15 +240,12 @@ class UnlearnConfig(Config):
         NAME.yaml comes first, then NAME-TYPE (of the model, in lower case), NAME-MODEL, NAME-DATASET and
         NAME-MODEL-DATASET; later wins. `preset_of: OTHER` in NAME.yaml starts from the values of that method.
         """
-        declared = declare.names(METHODS.get(name).Settings)
-        found = {
-            field.name: field.default
-            for field in dataclasses.fields(METHODS.get(name).Settings)
-            if field.default is not dataclasses.MISSING
-        }
+        fields = dataclasses.fields(METHODS.get(name).Settings)
+        keys = {field.name for field in fields}
+        found = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
         if base := preset_of(name):
-            found |= {key: value for key, value in self.usual_values(base).items() if key in declared}
-        kind = self.model_class.type.name.lower()
+            found |= {key: value for key, value in self.usual_values(base).items() if key in keys}
+        folder, kind = _method_folder(name), self.model_class.type.name.lower()
         for special in (
             "",
             f"-{kind}",
@@ -257,13 +253,13 @@ class UnlearnConfig(Config):
             f"-{self.dataset}",
             f"-{self.model}-{self.dataset}",
         ):
-            if (file := _method_folder(name) / f"{name}{special}.yaml").is_file():
+            if (file := folder / f"{name}{special}.yaml").is_file():
                 found |= read_yaml(file)
         found.pop("preset_of", None)
-        if missing := [key for key in declared if key not in found]:
+        if missing := keys - set(found):
             raise UnlearnError(
-                f"The method {name} has no value for {', '.join(missing)}: add it to "
-                f"{_method_folder(name) / f'{name}.yaml'}, or give the declaration a default."
+                f"The method {name} has no value for {', '.join(sorted(missing))}: add it to "
+                f"{folder / f'{name}.yaml'}, or give the declaration a default."
             )
         return found
 

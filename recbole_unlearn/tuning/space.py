@@ -204,7 +204,7 @@ def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) 
     """
     path = _path(method, file, config.model_class.type.name.lower())
     fixed = set(config.external_config_dict) & set(settings.names(method.Settings))
-    raw = read_yaml(path, "search space", "--space", "key: {choice: [...]}", strict=True)
+    raw = read_yaml(path, "search space", "--space", "key: {choice: [...]}")
     if not raw:
         raise UnlearnError(f"{path} is empty; expected lines such as lac_steps: {{int: [20, 80]}}.")
     if file is None:
