@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:  # what editors and type checkers see; at run time names are imported on first use
+if TYPE_CHECKING:  # for editors and type checkers; at run time names are imported on first use
     from recbole_unlearn.errors import UnlearnError
     from recbole_unlearn.files import read_checkpoint
     from recbole_unlearn.grid import run_grid
@@ -49,7 +49,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names on first use, so that `--version` does not wait for torch."""
+    """Import the public names on first use, so that `import recbole_unlearn` takes no time."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

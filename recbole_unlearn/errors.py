@@ -1,6 +1,6 @@
-"""The one exception a user is meant to read.
+"""The one exception that is meant for users.
 
-Its message is a single line that says what was wrong, where, and what to do next. The command line
+Its message is a single line: what was wrong, where, and what to do next. The command line
 prints it without a traceback and exits with :data:`EXIT_CODE`; Python callers catch it.
 """
 

@@ -26,7 +26,7 @@ class Registry(Generic[T]):
     """Entries of one kind by name.
 
     Args:
-        kind: what an entry is called in messages.
+        kind: the noun for an entry in messages.
         package: all modules below it are imported before the first look-up.
         entry_points: group of entry points through which other packages add entries.
 

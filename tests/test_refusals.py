@@ -71,6 +71,8 @@ def test_values_of_recboles_settings_that_cannot_work(assert_fails, flags, no_da
     ("--model=FOSSIL", "FOSSIL is a sequential model that cannot be unlearned yet. These can: SASRec, GRU4Rec"),
     ("--unlearn=retran", "Unknown unlearning method 'retran'. Did you mean retrain?"),
     ("--inject_user=0.5", "Unknown setting 'inject_user'. Did you mean inject_users?"),
+    ("--inject_users=1.5", "inject_users=1.5 is not valid"),
+    ("--on_missing=ignore", "on_missing='ignore' is not valid: choose from error, skip"),
     ("--config_files=none.yaml", "none.yaml. Check the path"),
     ("--topk=[5]", "valid_metric=NDCG@20 is not measured"),
     ("--valid_metric=Foo@3", "Use for example --valid_metric=Recall@50"),
@@ -92,11 +94,6 @@ def test_settings_of_all_methods_are_checked_before_data_is_loaded(
     model = [] if given[0].startswith("--model") else ["--model=BPR"]
     assert_fails([*model, "--dataset=tiny", *given, *flags()], message)
     assert not (tmp_path / "out").exists()
-
-
-def test_wrong_values_of_ours(assert_fails, flags):
-    assert_fails([*BASE, *flags(inject_users=1.5)], "inject_users=1.5")
-    assert_fails([*BASE, *flags(on_missing="ignore")], "on_missing='ignore'", "error, skip")
 
 
 def test_only_a_training_needs_the_validation_metric(assert_fails, plain_checkpoint, tmp_path, tiny_path):

@@ -1,4 +1,4 @@
-"""Settings: what a key means and accepts, where its value comes from, and RecBole's config with ours in it.
+"""Settings: the declaration of every key, the sources of its value, and RecBole's config with ours in it.
 
 `declare.py` is how a setting is declared and read, `groups.py` declares those of a run and lists RecBole's own,
 `supported_models.py` says which models can be unlearned, and `config.py` puts all of it together as

@@ -454,7 +454,7 @@ def _refuse_impossible(
 
 
 def _expected(key: str, value: Any, default: Any) -> tuple[str, bool]:
-    """What ``key`` accepts, in words, and whether ``value`` is that."""
+    """The values that ``key`` accepts, in words, and whether ``value`` is one of them."""
     known = RECBOLE.get(key, Known())
     least = "" if known.low is None else f", {known.low:g} or more"
     is_number = isinstance(value, Real) and not isinstance(value, bool)
@@ -490,7 +490,7 @@ def _refuse_code_and_paths(config: Config) -> None:
 
 
 def refuse_unmeasured(config: Config) -> None:
-    """Refuse a validation metric that is not among those that are measured."""
+    """Refuse a validation metric that is not measured."""
     metrics, topk = config["metrics"], config["topk"]
     if not metrics or not topk:
         raise UnlearnError(

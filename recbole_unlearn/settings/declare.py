@@ -24,7 +24,7 @@ _TYPE_WORDS = {int: "a whole number", float: "a number", bool: "True or False", 
 
 
 class Role(enum.Enum):
-    """What a setting decides."""
+    """The effect of a setting."""
 
     RESULT = "the figures of a run"
     SUBJECT = "what a run is about; at the top of result.json"
@@ -53,7 +53,7 @@ class Declared:
         return self.types == (str,)
 
     def expected(self) -> str:
-        """What a value has to be, in words."""
+        """The accepted values, in words."""
         if self.choices:
             return f"choose from {', '.join(self.choices)}"
         text = " or ".join(

@@ -92,7 +92,7 @@ class ForgetSettings:
 
 @dataclasses.dataclass(frozen=True)
 class RecordSettings:
-    """How a result is identified, for a later proof of what was done."""
+    """How a result is identified later."""
 
     request_id: str | None = setting(
         "A name for this run in result.json (letters, digits, -_.); a random one when empty.",
@@ -116,7 +116,7 @@ class EvaluationSettings:
     )
     placebo: bool = setting(
         "With a retrained model to compare with: also run the method on that model, which never saw the deleted "
-        "interactions. What both results share is an effect of the method; what differs is memory."
+        "interactions. An effect in both results is the method's own; the difference is memory."
     )
     min_group: int = setting(
         "Users a group needs before its figures are shown; fewer could be recognised. 1 shows all, for research.",
