@@ -41,93 +41,6 @@ examples:
 
 `recbole-unlearn requests COMMAND --help` says more; docs/requests.md has a complete example with its output.
 """
-# By command: its help, more of it, and its arguments.
-COMMANDS: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
-    "init": (
-        "make a state of a trained model and its data",
-        "Further settings of the method are given as --key=value; `recbole-unlearn --help` lists those of obliviate.",
-        {
-            "--checkpoint": {
-                "required": True, "metavar": "FILE", "help": "of RecBole, or of an earlier run's output",
-            },
-            "--data_path": {"metavar": "DIR", "help": "the folder of the data, if not RecBole's default"},
-        },
-    ),
-    "submit": (
-        "check a request and put it into the queue",
-        "From now on its pairs are not recommended any more. The first word printed is its id. The same request a "
-        "second time is recognized.",
-        {
-            "file": {"metavar": "FILE", "help": "CSV, TSV, JSON Lines or parquet; docs/deletion-requests.md"},
-            "--id": {"help": "its name in the ledger, such as a ticket's number; never a person's name"},
-            "--deadline": {"metavar": "SPAN", "help": "from now, such as 30d or 12h"},
-            "--on_missing": {
-                "choices": ("error", "skip"), "default": "error",
-                "help": "a row that names nothing in the data: refuse the request (error), or skip the row (skip)",
-            },
-        },
-    ),
-    "run": (
-        "carry out pending requests, in order",
-        "",
-        {
-            "--watch": {"action": "store_true", "help": "keep the model in memory, and wait for requests"},
-            "--window": {
-                "metavar": "SPAN", "help": "carry out requests submitted within this span, such as 1h, as one",
-            },
-        },
-    ),
-    "status": (
-        "show requests, deadlines, drift, and whether retraining is due",
-        "",
-        {
-            "id": {"nargs": "?", "metavar": "ID", "help": "of one request alone"},
-            "--html": {"metavar": "FILE", "help": "write a page instead"},
-        },
-    ),
-    "rollback": (
-        "undo a request that is not published",
-        "The model before it is restored exactly; later requests are carried out again on top.",
-        {"id": {"metavar": "ID"}},
-    ),
-    "publish": ("make requests that are done final, and destroy the data to undo them", "", {}),
-    "verify": (
-        "check ledger, files, fingerprints and data",
-        "",
-        {"--head": {"metavar": "LINK", "help": "a link of the ledger that you noted; finds a cut-off ledger"}},
-    ),
-    "check": (
-        "count deleted pairs in data that a model is about to be trained on",
-        "",
-        {"dataset": {"metavar": "DATASET", "help": "a folder, or a .inter, .csv, .tsv or .parquet file"}},
-    ),
-    "export": (
-        "write checkpoint, data and vectors for serving",
-        "",
-        {
-            "out": {"metavar": "OUT", "help": "a new directory"},
-            "--since": {"metavar": "EXPORT", "help": "an earlier export: also write the vectors that moved since"},
-        },
-    ),
-    "retrain": ("train the model again on the retained data, and publish it", "", {}),
-    "ledger": ("print the ledger as JSON Lines", "", {}),
-    "recommend": (
-        "recommend items to a user, without deleted pairs",
-        "",
-        {
-            "user": {"metavar": "USER", "help": "the user's name in the data"},
-            "--k": {"type": int, "default": 10, "metavar": "N", "help": "how many (10)"},
-        },
-    ),
-}  # fmt: skip
-_SHARED: dict[str, dict[str, Any]] = {
-    "state": {"metavar": "STATE", "help": "the state directory"},
-    "--hash_key": {
-        "metavar": "FILE",
-        "help": "the key of the hashes; default RECBOLE_UNLEARN_KEY, or ~/.config/recbole_unlearn/key",
-    },
-    "--model": {"metavar": "package.module:Class", "help": "the class of the model, if it is your own"},
-}
 _POLL = 0.2  # seconds between two looks at the queue
 
 
@@ -158,14 +71,15 @@ def main(arguments: Sequence[str], parse: Parse, class_of: Callable[[str], Any])
     if given.model is not None:
         given.model = class_of(given.model)
     given.settings = parse(rest) if given.command == "init" else {}
+    do = COMMANDS[given.command][0]
     with stopping(), saying("the state is as its last finished step left it."), without_warnings():
-        if given.command in _WITHOUT_KEY:
-            with contextlib.closing(Database(Path(given.state))) as database:
-                return _WITHOUT_KEY[given.command](database, given)
         if given.command == "init":
-            return _init(given)
+            return do(None, given)
+        if given.command in ("status", "ledger"):  # which need no key
+            with contextlib.closing(Database(Path(given.state))) as database:
+                return do(database, given)
         with open_state(given.state, given.hash_key, model=given.model) as state:
-            return _WITH_STATE[given.command](state, given)
+            return do(state, given)
 
 
 def _parser() -> _Parser:
@@ -176,17 +90,21 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", title="commands", parser_class=_Parser
     )
-    for name, (help, more, own) in COMMANDS.items():
+    for name, (_, help, more, own) in COMMANDS.items():
         description = wrapped(f"{help[:1].upper()}{help[1:]}. {more}".strip())
         command = commands.add_parser(
             name, help=help, description=description, formatter_class=style, allow_abbrev=False
         )
-        for argument, about in {**_SHARED, **own}.items():
-            command.add_argument(argument, **about)
+        for spec, about, options in (*_SHARED, *own):
+            flag, _, value = spec.partition(" ")
+            given = {"metavar": value or flag} if value or not flag.startswith("-") else {}
+            command.add_argument(
+                flag if flag.startswith("-") else flag.lower(), help=about, **given, **options
+            )
     return parser
 
 
-def _init(given: Any) -> int:
+def _init(_: None, given: Any) -> int:
     if given.data_path is not None:
         given.settings["data_path"] = given.data_path
     with init_state(
@@ -327,8 +245,69 @@ def _recommend(state: State, given: Any) -> int:
     return 0
 
 
-_WITHOUT_KEY = {"status": _status, "ledger": _ledger}
-_WITH_STATE = {
-    "submit": _submit, "run": _run, "rollback": _rollback, "publish": _publish, "verify": _verify,
-    "check": _check, "export": _export, "retrain": _retrain, "recommend": _recommend,
+_SHARED: list[tuple[str, str, dict[str, Any]]] = [
+    ("STATE", "the state directory", {}),
+    ("--hash_key FILE", "the key of the hashes; default RECBOLE_UNLEARN_KEY, or ~/.config/recbole_unlearn/key", {}),
+    ("--model package.module:Class", "the class of the model, if it is your own", {}),
+]  # fmt: skip
+# By command: its function, help, more help, and arguments.
+COMMANDS: dict[str, tuple[Callable[..., int], str, str, list[tuple[str, str, dict[str, Any]]]]] = {
+    "init": (
+        _init, "make a state of a trained model and its data",
+        "Further settings of the method are given as --key=value; `recbole-unlearn --help` lists those of obliviate.",
+        [
+            ("--checkpoint FILE", "of RecBole, or of an earlier run's output", {"required": True}),
+            ("--data_path DIR", "the folder of the data, if not RecBole's default", {}),
+        ],
+    ),
+    "submit": (
+        _submit, "check a request and put it into the queue",
+        "From now on its pairs are not recommended any more. The first word printed is its id. The same request a "
+        "second time is recognized.",
+        [
+            ("FILE", "CSV, TSV, JSON Lines or parquet; docs/deletion-requests.md", {}),
+            ("--id ID", "its name in the ledger, such as a ticket's number; never a person's name", {}),
+            ("--deadline SPAN", "from now, such as 30d or 12h", {}),
+            ("--on_missing", "a row that names nothing in the data: refuse the request, or skip the row",
+             {"choices": ("error", "skip"), "default": "error"}),
+        ],
+    ),
+    "run": (
+        _run, "carry out pending requests, in order", "",
+        [
+            ("--watch", "keep the model in memory, and wait for requests", {"action": "store_true"}),
+            ("--window SPAN", "carry out requests submitted within this span, such as 1h, as one", {}),
+        ],
+    ),
+    "status": (
+        _status, "show requests, deadlines, drift, and whether retraining is due", "",
+        [("ID", "of one request alone", {"nargs": "?"}), ("--html FILE", "write a page instead", {})],
+    ),
+    "rollback": (
+        _rollback, "undo a request that is not published",
+        "The model before it is restored exactly; later requests are carried out again on top.",
+        [("ID", "of the request", {})],
+    ),
+    "publish": (_publish, "make requests that are done final, and destroy the data to undo them", "", []),
+    "verify": (
+        _verify, "check ledger, files, fingerprints and data", "",
+        [("--head LINK", "a link of the ledger that you noted; finds a cut-off ledger", {})],
+    ),
+    "check": (
+        _check, "count deleted pairs in data that a model is about to be trained on", "",
+        [("DATASET", "a folder, or a .inter, .csv, .tsv or .parquet file", {})],
+    ),
+    "export": (
+        _export, "write checkpoint, data and vectors for serving", "",
+        [
+            ("OUT", "a new directory", {}),
+            ("--since EXPORT", "an earlier export: also write the vectors that moved since", {}),
+        ],
+    ),
+    "retrain": (_retrain, "train the model again on the retained data, and publish it", "", []),
+    "ledger": (_ledger, "print the ledger as JSON Lines", "", []),
+    "recommend": (
+        _recommend, "recommend items to a user, without deleted pairs", "",
+        [("USER", "the user's name in the data", {}), ("--k N", "how many (10)", {"type": int, "default": 10})],
+    ),
 }  # fmt: skip
