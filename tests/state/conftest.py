@@ -1,5 +1,6 @@
 """A state of a small model, and requests to it."""
 
+import json
 import shutil
 
 import pytest
@@ -48,7 +49,7 @@ def checkpoints(tiny_path, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def fresh(checkpoints, tiny_path, key_file, tmp_path_factory):
-    """``fresh("BPR")``: a state that nobody has touched, to copy."""
+    """``fresh("BPR")``: a new state, to copy."""
     made = {}
 
     def make(model):
@@ -75,6 +76,18 @@ def make_state(fresh, key_file, tmp_path):
     yield make
     for state in opened:
         state.close()
+
+
+def done(state, *requests, **by_id):
+    """Submit requests and carry each out before the next; keywords are ids."""
+    for id, request in [*((None, one) for one in requests), *by_id.items()]:
+        state.submit(request, id=id)
+        assert state.run()[0].status == "done"
+
+
+def about(folder):
+    """export.json of an export."""
+    return json.loads((folder / "export.json").read_text())
 
 
 def items_of(user):

@@ -1,6 +1,5 @@
-"""A model under care: requests are queued, carried out, undone, published and proved."""
+"""A state: requests are queued, carried out, undone, published and verified."""
 
-import dataclasses
 import json
 import random
 
@@ -22,9 +21,10 @@ from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.state import LiveModel, init_state, open_state
 from recbole_unlearn.training import Trainings
 from tests.conftest import ROOT, train_plain, write_tiny
-from tests.state.conftest import CONTEXT, PLAIN, items_of, some
+from tests.state.conftest import CONTEXT, PLAIN, done, items_of, some
 
 MODELS = ["BPR", "LightGCN"]
+THREE = {"a": some("u3", 4), "b": {"user_id": "u8"}, "c": some("u9", 2)}
 
 
 def weights(state):
@@ -36,7 +36,7 @@ def same(first, second):
 
 
 def again(state, key_file):
-    """The same state, opened by another process."""
+    """The same state, opened a second time."""
     return open_state(state.core.folder, key_file)
 
 
@@ -50,66 +50,58 @@ def test_seeding_again_is_recboles():
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_one_request_is_what_a_run_of_obliviate_gives(make_state, checkpoints, model):
-    """To the bit: in place or built again, what comes out is the same."""
+def test_one_request_is_a_run_of_obliviate(make_state, checkpoints, model):
+    """To the bit: changed in place or built again."""
     state = make_state(model)
-    core = state.core
-    source = core.live.base
+    core, config = state.core, state.core.live.config
     state.submit({"user_id": ["u3", "u8"], "item_id": [None, None]})
-    masks = [np.zeros(len(part), dtype=bool) for part in source.splits]
+    masks = [np.zeros(len(part), dtype=bool) for part in core.live.base.splits]
     for part, number in core.database.rows("SELECT part, number FROM asked"):
         masks[part][number] = True
-    data = divide(source.splits, Located(*masks), "file")
-    original = read_checkpoint(checkpoints(model)).trained
+    data = divide(core.live.base.splits, Located(*masks), "file")
     trainings = Trainings(CacheSettings(cache=False, cache_dir="", cache_size=0.0), 1)
-    config = core.live.config
     trainer, task = begin(
-        Obliviate, checked_settings(Obliviate, config), config, data, original, trainings, "unlearned"
-    )
+        Obliviate, checked_settings(Obliviate, config), config, data,
+        read_checkpoint(checkpoints(model)).trained, trainings, "unlearned",
+    )  # fmt: skip
     trainer.run(task)
     assert state.run()[0].status == "done"
     assert same(dict(trainer.model.state_dict()), weights(state))
 
 
 @pytest.mark.parametrize("model", [*MODELS, "NGCF", "NeuMF", "SGL", "MultiVAE", "FM", "NFM", "DMF"])
-def test_requests_one_after_the_other_do_not_depend_on_the_process(make_state, key_file, model):
+def test_the_result_does_not_depend_on_the_process(make_state, key_file, model):
     """A model that stayed in memory for three requests, and one that was loaded for each."""
     stays, comes = make_state(model, "a"), make_state(model, "b")
     for request in (some("u3", 5), {"user_id": "u8"}, {"item_id": "i7"}):
-        stays.submit(request)
-        stays.run()
+        done(stays, request)
         with again(comes, key_file) as other:
-            other.submit(request)
-            other.run()
+            done(other, request)
     assert same(weights(stays), weights(again(comes, key_file)))
     assert stays.core.fingerprint() == comes.core.fingerprint()
     assert same(stays.core.live.moments, again(comes, key_file).core.live.moments)
 
 
-def test_what_was_deleted_is_not_recommended_from_its_submission_on(make_state):
+def test_deleted_pairs_are_not_recommended_from_submission_on(make_state):
     state = make_state()
-    before = set(state.recommend("u3", 60)["item_id"])
-    wish = set(items_of("u3")[:6])
+    before, wish = set(state.recommend("u3", 60)["item_id"]), set(items_of("u3")[:6])
     state.submit(some("u3", 6))
     for step in (lambda: None, state.run, state.publish):
         step()
-        now = set(state.recommend("u3", 60)["item_id"])
-        assert not wish & now
-        assert now == before - wish
+        assert set(state.recommend("u3", 60)["item_id"]) == before - wish
     item = state.recommend("u5", 1)["item_id"][0]
-    state.submit({"item_id": item})  # a whole item is nobody's
+    state.submit({"item_id": item})  # for all users
     assert item not in set(state.recommend("u5", 60)["item_id"])
 
 
-def test_a_request_that_comes_again_is_recognised(make_state):
+def test_a_repeated_request_is_recognized(make_state):
     state = make_state()
     first = state.submit(some("u3", 3), id="ticket-1")
     assert state.submit(some("u3", 3)) == first
     state.run()
     assert state.submit(some("u3", 3)).status == "done"
     state.publish()
-    back = state.submit(some("u3", 3), id="another")
-    assert (back.id, back.status) == ("ticket-1", "published")
+    assert state.submit(some("u3", 3), id="another")[:2] == ("ticket-1", "published")
     assert len(state.status().requests) == 1
 
 
@@ -117,14 +109,10 @@ def test_a_request_that_comes_again_is_recognised(make_state):
 def test_rolling_back_gives_the_model_before_to_the_bit(make_state, key_file, model):
     state, other = make_state(model, "a"), make_state(model, "b")
     first = weights(state)
-    for id, request in (("a", some("u3", 4)), ("b", {"user_id": "u8"}), ("c", some("u9", 2))):
-        state.submit(request, id=id)
-        state.run()
+    done(state, **THREE)
     assert not same(first, weights(state))
     assert [receipt.id for receipt in state.rollback("b")] == ["c"]
-    for id, request in (("a", some("u3", 4)), ("c", some("u9", 2))):
-        other.submit(request, id=id)
-        other.run()
+    done(other, a=THREE["a"], c=THREE["c"])
     assert same(weights(state), weights(other))
     state.rollback("c")
     state.rollback("a")
@@ -137,31 +125,25 @@ def test_rolling_back_gives_the_model_before_to_the_bit(make_state, key_file, mo
 
 @pytest.mark.parametrize("whole", [{"user_id": "u3"}, {"item_id": items_of("u3")[0]}])
 @pytest.mark.parametrize("late", [False, True])
-def test_what_a_later_request_asked_for_too_stays_gone_when_an_earlier_one_is_undone(make_state, whole, late):
-    """All of u3 is asked for after one pair of theirs was deleted: undoing the pair brings nothing of u3 back."""
+def test_undoing_restores_nothing_that_a_later_request_asked_for(make_state, whole, late):
+    """All of u3 is asked for after one pair of theirs was deleted; then that pair is undone."""
     state, other = make_state(name="a"), make_state(name="b")
-    state.submit(some("u3", 1), id="pair")
-    state.run()
+    done(state, pair=some("u3", 1))
     state.submit(whole, id="whole")
     if not late:
         state.run()
     state.rollback("pair")
-    other.submit(whole)
-    other.run()
+    done(other, whole)
     assert same(weights(state), weights(other))
-    assert all(
-        np.array_equal(*masks) for masks in zip(state.core.live.removed, other.core.live.removed, strict=True)
-    )
+    assert all(map(np.array_equal, state.core.live.removed, other.core.live.removed))
     assert state.core.suppression().hashes() == other.core.suppression().hashes()
     state.publish()
     state.verify()
 
 
-def test_publishing_is_final_and_changes_no_weight(make_state, key_file):
+def test_publishing_is_final_and_changes_no_weight(make_state):
     state = make_state()
-    state.submit(some("u3", 4), id="a")
-    state.submit({"user_id": "u8"}, id="b")
-    state.run()
+    done(state, a=some("u3", 4), b={"user_id": "u8"})
     state.submit(some("u9", 2), id="later")
     before, left = weights(state), len(state.core.live.index)
     assert state.publish() == 2
@@ -170,37 +152,30 @@ def test_publishing_is_final_and_changes_no_weight(make_state, key_file):
     assert state.core.store.names() == set(state.core.version().base)
     with pytest.raises(UnlearnError, match="published"):
         state.rollback("a")
-    # What was pending means the same interactions as before.
+    # The pending request means the same interactions as before.
     assert [receipt.status for receipt in state.run()] == ["done"]
-    gone = set(items_of("u9")[:2])
     index, names = state.core.live.index, state.core.live.base.splits.train
-    mine = index.of("user", torch.tensor([names.token2id("user_id", "u9")]))
-    assert not gone & set(names.id2token("item_id", index.ids["item"][mine]))
+    mine = index.ends("user", torch.tensor([names.token2id("user_id", "u9")]))
+    assert not set(items_of("u9")[:2]) & set(names.id2token("item_id", mine))
     state.verify()
 
 
-def test_several_requests_are_done_as_one_and_recorded_by_themselves(make_state):
-    state = make_state()
-    for user in ("u3", "u8", "u9"):
+def test_requests_of_a_window_are_one_change_and_one_entry_each(make_state):
+    state, users = make_state(), ["u3", "u8", "u9"]
+    for user in users:
         state.submit(some(user, 2), id=user)
     assert len(state.run(window="1h")) == 3
     assert len(state.core.version().changes) == 1
-    done = [json.loads(line) for line in state.ledger().splitlines()]
-    done = [entry for entry in done if entry["what"] == "done"]
-    assert [(entry["id"], entry["together"], entry["interactions"]) for entry in done] == [
-        (user, 3, entry["interactions"]) for user, entry in zip(("u3", "u8", "u9"), done, strict=True)
-    ]
+    entries = [entry for entry in map(json.loads, state.ledger().splitlines()) if entry["what"] == "done"]
+    assert [(entry["id"], entry["together"]) for entry in entries] == [(user, 3) for user in users]
     assert [receipt.id for receipt in state.rollback("u8")] == ["u3", "u9"]
     assert len(state.core.version().changes) == 2
 
 
 def test_held_out_interactions_alone_change_no_weight(make_state):
     state = make_state()
-    live = state.core.live
-    user, item = (
-        live.base.splits.train.id2token(f"{side}_id", int(live.parts[2].ids[side][0]))
-        for side in ("user", "item")
-    )
+    names, test = state.core.live.base.splits.train, state.core.live.parts[2]
+    user, item = (names.id2token(f"{side}_id", int(test.ids[side][0])) for side in ("user", "item"))
     before = weights(state)
     receipt = state.submit({"user_id": user, "item_id": item})
     assert (receipt.interactions, receipt.held_out) == (0, 1)
@@ -215,11 +190,15 @@ def test_held_out_interactions_alone_change_no_weight(make_state):
 @pytest.mark.parametrize(
     ("request_", "what"),
     [
-        ({"user_id": "nobody"}, "1 of 1 rows name nothing"),
+        ({"user_id": "stranger"}, "1 of 1 rows name nothing"),
         ({"user_id": [], "item_id": []}, "asks for nothing"),
         ({"user_id": [f"u{n}" for n in range(40)]}, "no training interaction would be left"),
         ({"user_id": "u1", "item_id": "i999"}, "name nothing"),
         ("nowhere.csv", "no such file"),
+        *(
+            ({"user_id": token}, "name nothing")
+            for token in ("'; DROP TABLE requests; --", 'a"b', "a\nb", "ü𝔘", "\x00")
+        ),
     ],
 )
 def test_bad_requests_leave_the_state_as_it_was(make_state, request_, what):
@@ -230,54 +209,41 @@ def test_bad_requests_leave_the_state_as_it_was(make_state, request_, what):
     assert (state.ledger(), len(state.status().requests)) == (before, 0)
 
 
-def test_what_is_already_deleted_is_refused_or_skipped(make_state):
+@pytest.mark.parametrize("bad", ["", "a b", "x" * 65, "../x", "ü", "a'b", "a\nb"])
+def test_ids_are_plain(make_state, bad):
+    with pytest.raises(UnlearnError, match="an id has letters"):
+        make_state().submit(some("u3", 1), id=bad)
+
+
+def test_deleted_interactions_are_refused_or_skipped(make_state):
     state = make_state()
-    state.submit(some("u3", 3))
-    state.run()
+    done(state, some("u3", 3))
     with pytest.raises(UnlearnError, match=r"3 of 5 rows name nothing .* deleted before \(rows 0, 1, 2\)"):
         state.submit(some("u3", 5))
     assert state.submit(some("u3", 5), on_missing="skip").status == "pending"
 
 
-def test_a_second_worker_is_refused_and_a_submission_is_not(make_state, key_file):
-    state = make_state()
-    state.submit(some("u3", 2))
-    other = again(state, key_file)
-    working = state.watch(every=0.01)
-    assert next(working).status == "done"
-    with pytest.raises(UnlearnError, match="Another process is working"):
-        other.run()
-    other.submit(some("u8", 2), id="while")
-    assert next(working).id == "while"
-    working.close()
-    assert other.run() == []
-    assert other.status("while").requests["status"].tolist() == ["done"]
-
-
-def test_retraining_takes_its_place(make_state):
+def test_retraining_starts_the_budget_again(make_state):
     state = make_state()
     state.submit({"user_id": "u3"})
-    seconds = state.retrain()
-    assert seconds > 0
+    assert state.retrain() > 0
     assert state.status().deleted_share == 0.0
     assert "retrained" in state.ledger()
-    state.submit(some("u8", 3))
-    assert state.run()[0].status == "done"
+    done(state, some("u8", 3))
     state.verify()
 
 
-def test_new_data_is_checked_for_what_was_deleted(make_state, tiny_path, tmp_path):
+def test_new_data_is_checked_for_deleted_pairs(make_state, tiny_path, tmp_path):
     state = make_state()
     assert state.check(tiny_path / "tiny" / "tiny.inter") == {"tiny.inter": 0}
     state.submit(some("u3", 3))
     state.submit({"item_id": "i5"})
+    pairs = [line.split("\t")[:2] for line in (tiny_path / "tiny" / "tiny.inter").read_text().splitlines()]
+    gone = [["u3", item] for item in items_of("u3")[:3]]
     for step in (lambda: None, state.run, state.publish):
         step()
-        found = state.check(tiny_path / "tiny")
-        lines = (tiny_path / "tiny" / "tiny.inter").read_text().splitlines()
-        gone = {("u3", item) for item in items_of("u3")[:3]}
-        expected = sum(tuple(line.split("\t")[:2]) in gone or line.split("\t")[1] == "i5" for line in lines)
-        assert found == {"tiny.inter": expected}
+        expected = sum(pair in gone or pair[1] == "i5" for pair in pairs)
+        assert state.check(tiny_path / "tiny") == {"tiny.inter": expected}
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UnlearnError, match="has no columns user_id and item_id"):
         state.check(tmp_path / "x.csv")
@@ -286,29 +252,18 @@ def test_new_data_is_checked_for_what_was_deleted(make_state, tiny_path, tmp_pat
 @pytest.mark.parametrize(
     ("tamper", "what"),
     [
-        (
-            "DROP TRIGGER ledger_is_kept; UPDATE ledger SET entry = replace(entry, '\"users\":1', '\"users\":2')",
-            "entry",
-        ),
-        (
-            "DROP TRIGGER ledger_is_whole; DELETE FROM ledger WHERE number = 2",
-            "entry 2 of the ledger is missing",
-        ),
+        ("DROP TRIGGER ledger_is_kept; UPDATE ledger SET entry = replace(entry, 'users\":1', 'users\":2')", "entry"),
+        ("DROP TRIGGER ledger_is_whole; DELETE FROM ledger WHERE number = 2", "entry 2 of the ledger is missing"),
         ("DROP TRIGGER ledger_is_whole; DELETE FROM ledger WHERE number = 5", "in the ledger"),
         ("UPDATE requests SET status = 'rolled back' WHERE id = 'a'", "the request a"),
-        (
-            "DELETE FROM suppressed; DELETE FROM asked; DELETE FROM requests WHERE id = 'b'",
-            "missing in the queue",
-        ),
+        ("DELETE FROM suppressed; DELETE FROM asked; DELETE FROM requests WHERE id = 'b'", "missing in the queue"),
         ("UPDATE changes SET fingerprint = 'x' WHERE number = 1", "change 1"),
         ("UPDATE base SET fingerprint = 'x'", "base"),
     ],
-)
+)  # fmt: skip
 def test_tampering_is_found(make_state, tamper, what):
     state = make_state()
-    for id, user in (("a", "u3"), ("b", "u8")):
-        state.submit(some(user, 2), id=id)
-        state.run()
+    done(state, a=some("u3", 2), b=some("u8", 2))
     state.verify()
     state.core.database.connection.execute("PRAGMA foreign_keys=OFF")
     state.core.database.connection.executescript(tamper)
@@ -318,8 +273,7 @@ def test_tampering_is_found(make_state, tamper, what):
 
 def test_a_changed_file_is_found(make_state):
     state = make_state()
-    state.submit(some("u3", 2))
-    state.run()
+    done(state, some("u3", 2))
     for name in sorted(state.core.named_files()):
         path = state.core.store.path(name)
         content = path.read_bytes()
@@ -327,21 +281,12 @@ def test_a_changed_file_is_found(make_state):
         with pytest.raises(UnlearnError, match="not the file that was written"):
             state.verify()
         path.write_bytes(content)
-    state.verify()
-    head = json.loads(state.ledger().splitlines()[-1])["link"]
-    state.verify(head)
+    state.verify(state.status().head)
     with pytest.raises(UnlearnError, match="cut off"):
         state.verify("0" * 64)
 
 
-def test_a_state_of_a_newer_version_is_refused(make_state, key_file):
-    state = make_state()
-    state.core.database.connection.execute("PRAGMA user_version=99")
-    with pytest.raises(UnlearnError, match="newer version"):
-        again(state, key_file)
-
-
-def test_no_state_and_no_new_one_over_an_old(make_state, checkpoints, key_file, tmp_path):
+def test_no_state_a_newer_one_and_no_new_one_over_an_old(make_state, checkpoints, key_file, tmp_path):
     with pytest.raises(UnlearnError, match="is not a state"):
         open_state(tmp_path, key_file)
     state = make_state()
@@ -350,43 +295,38 @@ def test_no_state_and_no_new_one_over_an_old(make_state, checkpoints, key_file, 
     with pytest.raises(UnlearnError, match="paths are not taken from files"):
         init_state(tmp_path / "new", checkpoints("BPR"), hash_key=key_file)
     assert not (tmp_path / "new").exists()
+    state.core.database.connection.execute("PRAGMA user_version=99")
+    with pytest.raises(UnlearnError, match="newer version"):
+        again(state, key_file)
 
 
-def test_closed_forms_are_exact(make_state, checkpoints):
+def test_closed_forms_are_exact(make_state):
     state = make_state("EASE")
-    state.submit({"user_id": "u3"})
-    state.run()
-    matrix = state.model.other_parameter()
+    done(state, {"user_id": "u3"})
+    new = LiveModel(
+        state.core.config,
+        state.core.live.base,
+        {},
+        {},
+        tuple(mask.copy() for mask in state.core.live.removed),
+    )
+    assert np.array_equal(state.model.item_similarity, new.model.item_similarity)
     assert state.recommend("u8", 5)["item_id"].notna().all()
-    assert matrix
     state.publish()
     state.verify()
 
 
-def test_tokens_of_any_kind(tmp_path, key_file, make_state):
-    """Ids of requests are names; tokens are whatever people write."""
-    state = make_state()
-    for bad in ("", "a b", "x" * 65, "../x", "ü", "a'b", "a\nb"):
-        with pytest.raises(UnlearnError, match="an id has letters"):
-            state.submit(some("u3", 1), id=bad)
-    for token in ("'; DROP TABLE requests; --", 'a"b', "a\nb", "ü𝔘", "\x00"):
-        with pytest.raises(UnlearnError):
-            state.submit({"user_id": token})
-    assert len(state.status().requests) == 0
-
-
-def test_receipts_have_counts_and_no_names(make_state):
+def test_the_ledger_has_counts_and_no_names(make_state):
     state = make_state()
     state.submit({"user_id": "u3"}, id="a", deadline="30d")
     state.run()
-    text = state.ledger() + str(state.status()) + str([dataclasses.asdict(state.core.live.options)])
-    assert "u3" not in text.replace('"u3"', "u3").split()
     assert '"u3"' not in state.ledger()
+    assert "u3" not in str(state.status()).split()
     assert ROOT.name not in state.ledger()
 
 
 class MyBPR(BPR):
-    """A model class of somebody's own."""
+    """A model class that RecBole does not have."""
 
 
 def test_a_model_class_of_your_own(tmp_path, tiny_path, key_file, capsys):
@@ -396,13 +336,11 @@ def test_a_model_class_of_your_own(tmp_path, tiny_path, key_file, capsys):
     with pytest.raises(UnlearnError, match="MyBPR"):
         init_state(folder, checkpoint, hash_key=key_file, data_path=str(tiny_path))
     state = init_state(folder, checkpoint, model=MyBPR, hash_key=key_file, data_path=str(tiny_path))
-    state.submit(some("u3", 3))
-    assert state.run()[0].status == "done"
+    done(state, some("u3", 3))
     state.close()
-    with open_state(folder, key_file) as other, pytest.raises(UnlearnError, match="model class of your own"):
-        other.recommend("u3")
-    with open_state(folder, key_file, model=BPR) as other, pytest.raises(UnlearnError, match="is a MyBPR"):
-        other.recommend("u3")
+    for model, what in ((None, "model class of your own"), (BPR, "is a MyBPR")):
+        with open_state(folder, key_file, model=model) as other, pytest.raises(UnlearnError, match=what):
+            other.recommend("u3")
     code = main(
         ["requests", "recommend", str(folder), "u3", f"--hash_key={key_file}", f"--model={__name__}:MyBPR"]
     )
@@ -413,44 +351,38 @@ def test_the_callers_threads_do_not_matter(make_state, monkeypatch):
     seen = []
     forget = LiveModel.forget
     monkeypatch.setattr(LiveModel, "forget", lambda *a: seen.append(torch.get_num_threads()) or forget(*a))
-    state = make_state()
-    state.submit(some("u3", 2))
     torch.set_num_threads(2)
     try:
-        state.run()
+        done(make_state(), some("u3", 2))
         assert (seen, torch.get_num_threads()) == ([1], 2)
     finally:
         torch.set_num_threads(1)
 
 
-def test_a_value_that_only_a_deleted_user_had_starts_again(checkpoints, tmp_path, key_file):
-    """As after a run: the rows of features that no training interaction has any more are initial ones."""
+def test_a_value_that_only_a_deleted_user_had_starts_again(tmp_path, key_file):
+    """As after a run: rows of features without a training interaction are initial ones."""
     write_tiny(tmp_path / "data")
     lines = (tmp_path / "data" / "tiny" / "tiny.user").read_text().replace("u3\tc0", "u3\tonly-there")
     (tmp_path / "data" / "tiny" / "tiny.user").write_text(lines)
     values = {**PLAIN, **CONTEXT, "data_path": str(tmp_path / "data")}
     checkpoint = train_plain("FM", tmp_path / "plain", **values)
-    state = init_state(tmp_path / "S", checkpoint, hash_key=key_file, data_path=str(tmp_path / "data"))
-    live = state.core.live
-    train = live.base.splits.train
-    table = next(table for table in find_features(live.model, train) if table.field == "city")
-    value = train.token2id("city", "only-there")
-    row = lambda: live.model.get_parameter(table.parameter)[table.offset + value].detach().clone()  # noqa: E731
-    before = row()
-    state.submit({"user_id": "u4"})
-    state.run()
-    assert torch.equal(row(), before)
-    state.submit({"user_id": "u3"})
-    state.run()
-    assert torch.equal(row(), live._initial[table.parameter][table.offset + value])
-    assert not torch.equal(row(), before)
-    state.close()
+    with init_state(tmp_path / "S", checkpoint, hash_key=key_file, data_path=values["data_path"]) as state:
+        live = state.core.live
+        train = live.base.splits.train
+        table = next(table for table in find_features(live.model, train) if table.field == "city")
+        place = table.offset + train.token2id("city", "only-there")
+        before = live.model.get_parameter(table.parameter)[place].detach().clone()
+        done(state, {"user_id": "u4"})
+        assert torch.equal(live.model.get_parameter(table.parameter)[place], before)
+        done(state, {"user_id": "u3"})
+        after = live.model.get_parameter(table.parameter)[place]
+        assert torch.equal(after, live._initial[table.parameter][place])
+        assert not torch.equal(after, before)
 
 
 def test_a_state_keeps_its_gpu_and_no_path(checkpoints, key_file, tiny_path, tmp_path, monkeypatch):
-    """A GPU is a place, which no result has; but the commands of a state go on where it was begun."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that it is given back: RecBole writes to it
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that it is restored: RecBole writes to it
     given = {"data_path": str(tiny_path), "gpu_id": "3"}
-    state = init_state(tmp_path / "S", checkpoints("BPR"), hash_key=key_file, **given)
-    assert state.core.about("own") == {"gpu_id": "3"}
-    assert state.core.config["gpu_id"] == "3"
+    with init_state(tmp_path / "S", checkpoints("BPR"), hash_key=key_file, **given) as state:
+        assert state.core.about("own") == {"gpu_id": "3"}
+        assert state.core.config["gpu_id"] == "3"
