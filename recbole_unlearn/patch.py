@@ -16,14 +16,13 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from recbole_unlearn.files import load_for_recbole
-from recbole_unlearn.recbole_compat import dok_update, numpy_names, tolerant_collector
+from recbole_unlearn.recbole_compat import dok_update, numpy_names, replaced, tolerant_collector
 
 _active: Patch | None = None  # referenced here, since a patch that is garbage-collected would be undone
 
@@ -56,8 +55,7 @@ def _deactivate() -> None:
     _active = None
 
 
-@contextlib.contextmanager
-def _load_as_data() -> Iterator[None]:
+def _load_as_data() -> contextlib.AbstractContextManager[None]:
     """Make RecBole's own calls of `torch.load` read files as data."""
     original = torch.load
 
@@ -68,8 +66,4 @@ def _load_as_data() -> Iterator[None]:
             return load_for_recbole(Path(os.path.abspath(f)), map_location)
         return original(f, map_location, *args, **kwargs)
 
-    torch.load = load
-    try:
-        yield
-    finally:
-        torch.load = original
+    return replaced(torch, "load", load)

@@ -1,7 +1,7 @@
-"""Small repairs that let RecBole 1.2.x run on today's numpy, scipy and torch.
+"""Repairs that let RecBole 1.2.x run on current numpy, scipy and torch.
 
-Each one is applied for as short a time as possible, changes nothing when the installed versions do not need it, and
-names the line of RecBole it is for. Nothing here imports `recbole.quick_start`, which would pull in Ray.
+Each one is active for as short a time as possible, changes nothing where the installed versions do not need it, and
+names the line of RecBole it is for. Nothing here imports `recbole.quick_start`, which would import Ray.
 """
 
 from __future__ import annotations
@@ -24,16 +24,23 @@ from torch import nn
 if TYPE_CHECKING:
     from recbole.model.abstract_recommender import AbstractRecommender
 
-_NUMPY_1_NAMES = {
-    "float_": np.float64,
-    "complex_": np.complex128,
-    "unicode_": np.str_,
-}
+_NUMPY_1_NAMES = {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module or class in the block."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 @contextlib.contextmanager
 def anomaly_mode_kept() -> Iterator[None]:
-    """Keep autograd's anomaly mode as it is: importing RecBole's sequential models turns it on (sine.py).
+    """Keep autograd's anomaly mode: importing RecBole's sequential models turns it on (sine.py).
 
     In that mode all training is slower, and a NaN raises a RuntimeError of autograd.
     """
@@ -44,21 +51,18 @@ def anomaly_mode_kept() -> Iterator[None]:
         torch.autograd.set_detect_anomaly(before)
 
 
-def restore_numpy_names() -> None:
-    """Give numpy 2 the aliases `Config.compatibility_settings` and the metrics read."""
-    for name in _missing_numpy_names():
+def restore_numpy_names() -> list[str]:
+    """Give numpy 2 the aliases that `Config.compatibility_settings` and the metrics read; returns the added ones."""
+    added = [name for name in _NUMPY_1_NAMES if name not in np.__dict__]
+    for name in added:
         setattr(np, name, _NUMPY_1_NAMES[name])
-
-
-def _missing_numpy_names() -> list[str]:
-    return [name for name in _NUMPY_1_NAMES if name not in np.__dict__]
+    return added
 
 
 @contextlib.contextmanager
 def numpy_names() -> Iterator[None]:
-    """As :func:`restore_numpy_names`, and they are gone again at the end."""
-    added = _missing_numpy_names()
-    restore_numpy_names()
+    """As :func:`restore_numpy_names`, for the block."""
+    added = restore_numpy_names()
     try:
         yield
     finally:
@@ -68,15 +72,11 @@ def numpy_names() -> Iterator[None]:
 
 @contextlib.contextmanager
 def dok_update() -> Iterator[None]:
-    """Give scipy >= 1.13 the `dok_matrix._update` that RecBole's graph models call when built."""
+    """Give scipy >= 1.13 the `dok_matrix._update` that constructors of RecBole's graph models call."""
     if hasattr(sp.dok_matrix, "_update"):
         yield
         return
-
-    def _update(self: sp.dok_matrix, entries: dict) -> None:
-        self._dict.update(entries)
-
-    sp.dok_matrix._update = _update
+    sp.dok_matrix._update = lambda self, entries: self._dict.update(entries)
     try:
         yield
     finally:
@@ -85,7 +85,7 @@ def dok_update() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_environment() -> Iterator[None]:
-    """Give CUDA_VISIBLE_DEVICES back as it was: every `Config` of RecBole writes its `gpu_id` to it."""
+    """Restore CUDA_VISIBLE_DEVICES: every `Config` of RecBole writes its `gpu_id` to it."""
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         yield
@@ -98,10 +98,10 @@ def own_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_randomness() -> Iterator[None]:
-    """Give the caller's random numbers back at the end.
+    """Restore the caller's random generators.
 
     RecBole draws initial weights, batches and negatives from the global generators of Python, numpy and torch, and
-    `init_seed` reseeds them (and sets flags of cuDNN). A run of ours does all that inside this block.
+    `init_seed` reseeds them (and sets flags of cuDNN). A run does all that inside this block.
     """
     python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
@@ -118,10 +118,10 @@ def own_randomness() -> Iterator[None]:
 
 
 def seed_again(seed: int, reproducibility: bool) -> None:
-    """RecBole's `init_seed`, for those who call it often.
+    """RecBole's `init_seed`, for frequent calls.
 
-    While no GPU is in use torch keeps seeds for one that may come, and formats the stack of every such call: some
-    milliseconds, which is much of a small request.
+    Without a GPU in use, torch stores a seed for a later one and formats the stack at every call: some milliseconds,
+    which is much of a small request.
     """
     if torch.cuda.is_available():
         init_seed(seed, reproducibility)
@@ -132,51 +132,41 @@ def seed_again(seed: int, reproducibility: bool) -> None:
 
 
 def clear_caches(model: nn.Module) -> None:
-    """Drop embeddings a model (or a part of it) keeps for evaluation; RecBole does so only in `calculate_loss`.
+    """Drop embeddings that a model (or a part of it) caches for evaluation; RecBole does so in `calculate_loss` only.
 
-    And what RepeatNet keeps of the last batch it read.
+    RepeatNet's copy of the last batch is dropped too.
     """
     for part in model.modules():
-        for name in cache_names(part):
+        for name in _cache_names(part):
             setattr(part, name, None)
         vars(part).pop("repeat_explore", None)
 
 
-def cache_names(model: nn.Module) -> list[str]:
-    """The names in the model's `other_parameter_name` that only cache what follows from the weights."""
+def _cache_names(model: nn.Module) -> list[str]:
+    """The names in `other_parameter_name` that only cache functions of the weights."""
     names = getattr(model, "other_parameter_name", [])
     return [name for name in names if name.startswith("restore_") or name == "i_embedding"]
 
 
 def other_parameters(model: AbstractRecommender) -> dict[str, Any]:
-    """What a model keeps beside its weights, without caches and without layers.
+    """RecBole's `other_parameter` of a model, without caches and without layers.
 
-    RecBole's models with features name a layer, whose weights are among the model's, and which holds all of the
+    RecBole's models with features name a layer there, whose weights are among the model's, and which holds all of the
     training data.
     """
-    caches = cache_names(model)
+    caches = _cache_names(model)
     kept = model.other_parameter().items()
     return {name: value for name, value in kept if name not in caches and not isinstance(value, nn.Module)}
 
 
-@contextlib.contextmanager
-def arrays_without_objects() -> Iterator[None]:
+def arrays_without_objects() -> contextlib.AbstractContextManager[None]:
     """Make `np.load` refuse pickles: LDiffRec opens `item_emb.npy` of the dataset's folder with them allowed."""
     original = np.load
-
-    def load(*args: Any, **kwargs: Any) -> Any:
-        kwargs["allow_pickle"] = False
-        return original(*args, **kwargs)
-
-    np.load = load
-    try:
-        yield
-    finally:
-        np.load = original
+    return replaced(np, "load", lambda *args, **kwargs: original(*args, **kwargs | {"allow_pickle": False}))
 
 
 class _NoWriter:
-    """Takes the place of a SummaryWriter when TensorBoard is off."""
+    """A SummaryWriter that writes nothing."""
 
     def add_scalar(self, *args: Any, **kwargs: Any) -> None:
         """Drop a scalar."""
@@ -185,53 +175,43 @@ class _NoWriter:
         """Drop hyper-parameters."""
 
 
-@contextlib.contextmanager
-def tensorboard_in(folder: Path | None) -> Iterator[None]:
+def tensorboard_in(folder: Path | None) -> contextlib.AbstractContextManager[None]:
     """Send RecBole's TensorBoard files to ``folder`` (None: nowhere) instead of the working directory."""
     from recbole.trainer import trainer as module
     from torch.utils.tensorboard import SummaryWriter
 
-    original = module.get_tensorboard
-    module.get_tensorboard = lambda logger: _NoWriter() if folder is None else SummaryWriter(str(folder))
-    try:
-        yield
-    finally:
-        module.get_tensorboard = original
+    return replaced(
+        module,
+        "get_tensorboard",
+        lambda logger: _NoWriter() if folder is None else SummaryWriter(str(folder)),
+    )
 
 
 class TensorCollector(Collector):
     """RecBole's collector; 1.2.1 calls `.cpu()` on plain numbers (collector.py:226)."""
 
     def get_data_struct(self) -> Any:
-        """Hand out what was collected, tensors on the CPU and plain values as they are."""
-        return _handed_out(self, super().get_data_struct)
+        """The collected values, tensors on the CPU and plain values as they are."""
+        return _collected(self, super().get_data_struct)
 
 
-def _handed_out(collector: Collector, hand_out: Callable[[], Any]) -> Any:
-    """What RecBole's ``hand_out`` gives of the tensors, and the plain values beside them."""
+def _collected(collector: Collector, get_data_struct: Callable[[], Any]) -> Any:
+    """The struct that RecBole's function makes of the tensors, with the plain values added."""
     held = collector.data_struct._data_dict
     plain = {key: held.pop(key) for key in list(held) if not isinstance(held[key], torch.Tensor)}
     for key in held:
         held[key] = held[key].cpu()
-    struct = hand_out()
+    struct = get_data_struct()
     struct._data_dict.update(plain)
     held.update(plain)
     return struct
 
 
-@contextlib.contextmanager
-def tolerant_collector() -> Iterator[None]:
-    """Make RecBole's own collector what :class:`TensorCollector` is."""
+def tolerant_collector() -> contextlib.AbstractContextManager[None]:
+    """Make RecBole's own collector work like :class:`TensorCollector`."""
     original = Collector.get_data_struct
     if "cpu" not in original.__code__.co_names:  # before 1.2.1
-        yield
-        return
-
-    def get_data_struct(self: Collector) -> Any:
-        return _handed_out(self, functools.partial(original, self))
-
-    Collector.get_data_struct = get_data_struct
-    try:
-        yield
-    finally:
-        Collector.get_data_struct = original
+        return contextlib.nullcontext()
+    return replaced(
+        Collector, "get_data_struct", lambda self: _collected(self, functools.partial(original, self))
+    )

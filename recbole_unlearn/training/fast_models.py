@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn import functional
 
 from recbole_unlearn.recbole_compat import anomaly_mode_kept
+from recbole_unlearn.registry import Registry
 
 with anomaly_mode_kept():
     from recbole.model.sequential_recommender import bert4rec, fearec
@@ -36,7 +37,7 @@ with anomaly_mode_kept():
 PairRemover = Callable[[torch.Tensor, torch.Tensor], None]  # takes users and items (m,)
 
 EPSILON = 1e-7  # RecBole adds it to degrees
-_FAST: dict[type, type] = {}
+FAST: Registry[type] = Registry("faster version of a model", "recbole_unlearn.training")  # by RecBole's class
 _STORE_NOTHING = (bpr.BPR, neumf.NeuMF)  # models without a copy of their training interactions
 
 
@@ -44,8 +45,7 @@ def faster(original: type) -> Callable[[type], type]:
     """Class decorator: use this subclass in place of RecBole's ``original``."""
 
     def add(cls: type) -> type:
-        if _FAST.setdefault(original, cls) is not cls:
-            raise ValueError(f"There is a faster {original.__name__} already.")
+        FAST.add(original, cls)
         return cls
 
     return add
@@ -53,7 +53,7 @@ def faster(original: type) -> Callable[[type], type]:
 
 def fast_class(model_class: type) -> type:
     """The faster version of ``model_class``, or itself if there is none."""
-    return _FAST.get(model_class, model_class)
+    return FAST.entries.get(model_class, model_class)
 
 
 class SymmetricProduct(torch.autograd.Function):
@@ -246,7 +246,7 @@ def pair_remover(model: AbstractRecommender) -> PairRemover | None:
         return lambda users, items: None
     make: Callable[[], PairRemover | None] | None = getattr(model, "pair_remover", None)
     # A user's subclass may store more than the class it extends.
-    return make() if make is not None and type(model) in _FAST.values() else None
+    return make() if make is not None and type(model) in FAST.entries.values() else None
 
 
 def forget_neighbours(model: AbstractRecommender, dataset: Dataset) -> None:
