@@ -40,7 +40,8 @@ def grid(**values: list) -> list[dict[str, Any]]:
     return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
 
 
-# Eight at first; then four more, where the first eight pointed to.
+# Eight at first; then four more, where the first eight pointed to. IFRU and RecEraser had twelve as well: others
+# differed in settings that are constants now (IFRU's solver, the learning rate of RecEraser's attention).
 CANDIDATES = {
     "obliviate": [
         *grid(lua_limit=[0.35, 0.7, 1.4], lua_rounds=[3, 5]),
@@ -68,24 +69,15 @@ CANDIDATES = {
     ],
     "ifru": [
         *grid(ifru_damping=[0.02, 0.05, 0.1, 0.2], ifru_hops=[0, 1]),
-        *grid(ifru_solver=["adam"], ifru_learning_rate=[0.003, 0.01, 0.03, 0.1]),
     ],
     "sisa": [
         *grid(sisa_learning_rate=[None, 0.002, 0.005, 0.01], sisa_epochs=[None, 400]),
         *grid(sisa_learning_rate=[0.0005, 0.003, 0.007, 0.02]),
     ],
     "receraser": [
-        *grid(
-            receraser_partition=["interactions", "users"],
-            receraser_learning_rate=[None, 0.005],
-            receraser_attention_rate=[0.001, 0.003],
-        ),
+        *grid(receraser_partition=["interactions", "users"], receraser_learning_rate=[None, 0.005]),
         *grid(receraser_partition=["items"], receraser_learning_rate=[None, 0.002]),
-        *grid(
-            receraser_partition=["users"],
-            receraser_learning_rate=[None, 0.002],
-            receraser_attention_rate=[0.01],
-        ),
+        *grid(receraser_partition=["users"], receraser_learning_rate=[0.002]),
     ],
     "ultrare": [
         *grid(ultrare_learning_rate=[None, 0.002, 0.005, 0.01], ultrare_epochs=[None, 400]),
@@ -109,18 +101,14 @@ SHORT = {
         *grid(sisa_learning_rate=[0.002, 0.005, 0.01]),
         {"sisa_learning_rate": 0.005, "sisa_epochs": 100},
     ],
-    "receraser": grid(
-        receraser_partition=["users"],
-        receraser_learning_rate=[0.002, 0.005],
-        receraser_attention_rate=[0.003, 0.01],
-    ),
+    "receraser": grid(receraser_partition=["users"], receraser_learning_rate=[0.002, 0.005]),
     "ultrare": [
         *grid(ultrare_learning_rate=[0.002, 0.005, 0.01]),
         {"ultrare_learning_rate": 0.005, "ultrare_epochs": 100},
     ],
 }
-assert all(len(own) == 12 for own in CANDIDATES.values())
-assert all(len(own) == 4 for own in SHORT.values())
+assert all(len(own) <= 12 for own in CANDIDATES.values())
+assert all(len(own) <= 4 for own in SHORT.values())
 
 
 class OnValidation(Pipeline):

@@ -420,7 +420,7 @@ def test_a_deleted_interaction_takes_back_nothing_of_the_graph(small, model):
     assert torch.isin(moved, asked).all()
     relations = gradients["relation_embedding.weight"].abs().sum(dim=1)[1 : full.train.relation_num]
     assert float(relations.max()) == 0
-    kept = request.kept_sample(50)
+    (kept,) = request.kept_sample(50)
     assert kept["head_id"].min() > 0
     gradients = loss_gradients(net, kept)[1]
     assert float(gradients["relation_embedding.weight"].abs().sum(dim=1)[1:-1].max()) > 0

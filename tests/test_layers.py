@@ -16,7 +16,7 @@ LAYERS = [
     ["rows"],
     ["training"],
     ["methods.base"],
-    ["methods.request_losses", "methods.window_losses"],
+    ["methods.request_losses"],
     ["methods"],
     ["results.schema"],
     ["measures"],

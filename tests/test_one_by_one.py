@@ -14,7 +14,8 @@ from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.data import Located, coarse, divide, fitted_after, load, lost_at_least, lost_since
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import load_torch
-from recbole_unlearn.methods import RequestLosses, losers
+from recbole_unlearn.methods import RequestLosses
+from recbole_unlearn.methods.influence import losing
 from recbole_unlearn.methods.obliviate import contamination
 from recbole_unlearn.pipeline import begin, checked_settings
 from recbole_unlearn.registry import METHODS
@@ -326,5 +327,5 @@ def test_influence_weighs_what_was_lost_before(make_config):
         data = divide(splits, Located(mask, *nothing), "python", None, before)
         trainer, task = begin(method, options, config, data, original, models, "x")
         task = dataclasses.replace(task, prepared_index=TrainIndex(splits.train).complete())
-        found.append(losers(RequestLosses(task, trainer.model).region, 0.5)["item"].ids.tolist())
+        found.append(losing(RequestLosses(task, trainer.model).region, more_than=0.5)["item"].ids.tolist())
     assert found == [[], [item]]

@@ -1,9 +1,9 @@
 r"""Fine-tuning: a few more epochs on the retained interactions, from the original's weights.
 
-The simplest baseline there is, and no paper's: training continues as RecBole does it, on D\S only, and what is no
-longer rehearsed fades. Filled in: a new optimizer (the moments of the old one hold gradients of S), new
-samplers over D\S (a deleted item can be drawn as a negative again), and a learning rate of its own. Avoided:
-starting from a loader over D, whose sampler keeps deleted pairs from ever being negatives.
+The simplest baseline, from no paper: training continues as RecBole does it, on D\S only, and interactions that are
+no longer trained on fade. Filled in: a new optimizer (the moments of the old one hold gradients of S), new samplers
+over D\S (a deleted item can be drawn as a negative again), and a learning rate of its own. Avoided: a loader over D,
+whose sampler never draws deleted pairs as negatives.
 """
 
 from __future__ import annotations
@@ -51,15 +51,13 @@ class Finetune(UnlearnTrainer):
             for group in self.optimizer.param_groups:
                 group["lr"] = options.finetune_learning_rate
         data = loaders(task.config, task.data.retain).train
-        # Training may read what nobody has any more as a negative: these epochs start from new rows.
+        # Training may draw orphan items as negatives: these epochs start from their new rows.
         fits_orphans = isinstance(task.data.retain, SequenceSplits)
         if fits_orphans:
             self.reset_orphans(task)
-        points = []
-        with progress_bar(
-            f"Finetune {self.label}", options.finetune_epochs, bool(task.config["show_progress"])
-        ) as self._bar:
-            for epoch in range(options.finetune_epochs):
+        points, epochs = [], options.finetune_epochs
+        with progress_bar(f"Finetune {self.label}", epochs, bool(task.config["show_progress"])) as self._bar:
+            for epoch in range(epochs):
                 loss = self._train_epoch(data, epoch)
                 loss = sum(loss) if isinstance(loss, tuple) else loss
                 points.append((epoch + 1, round(loss / len(data), 6)))

@@ -1,13 +1,12 @@
 r"""Gradient ascent: a few steps up the loss of the deleted interactions, until the retained ones suffer.
 
-A folk baseline of machine unlearning. The loss of S has no upper bound, so ascent without a stop ends in a model that
-knows nothing.
+A folk baseline of machine unlearning. The loss of S has no upper bound, so ascent without a stop destroys the model.
 
 Filled in: Adam for the steps (gradients of embedding rows are small and of very different size), new uniform
-negatives at every step, and the stop: a fixed sample of retained interactions is watched, and the step that makes
-its loss rise by more than a given share is taken back. Autoencoders learn by user, so their loss of S is the user's
-loss with S minus that without (`request_losses.py`). Of a sequential model the loss of S is that of the windows whose
-targets are deleted, with the histories that they were trained with (`window_losses.py`).
+negatives at every step, and the stop: the loss of a fixed sample of retained interactions is watched, and the step
+that raises it by more than a given share is undone. Autoencoders learn by user, so their loss of S is the user's loss
+with S minus that without; the loss of S of a sequential model is that of the windows whose targets are deleted, with
+the histories that they were trained with (both in `request_losses.py`).
 
 Avoided: a fixed number of epochs whatever happens to retained interactions; and, for an autoencoder, a batch of the
 request's users, whose loss is that of their retained history: that history would be unlearned instead of S.
@@ -24,9 +23,14 @@ from recbole.data.interaction import Interaction
 from recbole_unlearn.data import SequenceSplits
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
-from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
-from recbole_unlearn.methods.request_losses import RequestLosses
-from recbole_unlearn.methods.window_losses import WindowLosses
+from recbole_unlearn.methods import (
+    Outcome,
+    RequestLosses,
+    UnlearnTask,
+    UnlearnTrainer,
+    WindowLosses,
+    method,
+)
 from recbole_unlearn.rows import training_loss
 from recbole_unlearn.settings import setting
 
@@ -70,15 +74,11 @@ class GradientAscent(UnlearnTrainer):
     forgets_less = ("lower gradient_ascent_steps", "lower gradient_ascent_learning_rate")
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
-        """Steps up, one at a time, each looked at before it is kept."""
+        """Ascent steps, each checked before it is kept."""
         options: GradientAscentSettings = task.settings
-        request: RequestLosses | WindowLosses
-        if isinstance(task.data.retain, SequenceSplits):
-            request = WindowLosses(task, self.model)
-            watched = request.kept_sample(WATCHED)
-        else:
-            request = RequestLosses(task, self.model)
-            watched = [request.kept_sample(WATCHED)]
+        losses_of = WindowLosses if isinstance(task.data.retain, SequenceSplits) else RequestLosses
+        request: RequestLosses | WindowLosses = losses_of(task, self.model)
+        watched = request.kept_sample(WATCHED)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(parameters, lr=options.gradient_ascent_learning_rate, maximize=True)
         start = self._watch(watched)
@@ -96,7 +96,9 @@ class GradientAscent(UnlearnTrainer):
                 optimizer.step()
                 now = self._watch(watched)
                 if now > limit:
-                    _restore(parameters, before)
+                    with torch.no_grad():
+                        for parameter, value in zip(parameters, before, strict=True):
+                            parameter.copy_(value)
                     break
                 losses.append((step + 1, round(loss.item(), 6)))
                 kept.append((step + 1, round(now, 6)))
@@ -130,9 +132,3 @@ def _batches(
                 return
             done += 1
             yield chosen
-
-
-@torch.no_grad()
-def _restore(parameters: list[torch.nn.Parameter], values: list[torch.Tensor]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)

@@ -1,27 +1,31 @@
-r"""A request as the gradient-based methods see it: batches of S and of D\S, and the losses on both.
+r"""Batches of S and of D\S for gradient-based methods, and the model's training loss on both.
 
 A model may learn by interaction (a pair, a labelled pair) or by user (an autoencoder reads and scores a whole
-history). For the latter a deleted interaction has no loss of its own. What it added is the user's loss with it minus
-the user's loss without:
+history). In the second case a deleted interaction has no loss of its own; its contribution is the user's loss with it
+minus the user's loss without:
 
     loss on S = mean over users of  ℓ(u; D) - ℓ(u; D\S)
 
 Both come from the model's own training loss, the first from a model that is built on D and shares the weights.
+
+In a sequential model a deleted interaction has a loss where it was the target of a window, with the history that the
+model was trained with, uncleaned. A user's first interaction was no target and has no loss. BERT4Rec is trained on
+masked items of histories instead of targets: there, the loss of a deleted interaction is that of the window after it,
+whose history ends with it, with this last item masked (as in half of its training batches). The last training
+interaction of a user has no such window, and was never learned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
+from recbole.data.dataloader import AbstractDataLoader
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
-from recbole.utils import InputType, init_seed
+from recbole.utils import init_seed
 
-from recbole_unlearn.data import facts_of
+from recbole_unlearn.data import TRAIN, SequenceSplits, Splits, facts_of, loaders
 from recbole_unlearn.methods.base import UnlearnTask
 from recbole_unlearn.rows import (
-    Members,
     Region,
     RetainedIndex,
     Triples,
@@ -30,14 +34,18 @@ from recbole_unlearn.rows import (
     find_region,
     first_of_each,
     learns_by_user,
+    lent,
+    looked_up,
     training_loss,
 )
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model
 
+BATCH = 2048  # windows in a batch; FEARec compares all windows of a batch with each other
+
 
 def tie(model: AbstractRecommender, to: AbstractRecommender) -> None:
-    """Make the weights of ``model`` those of ``to``, the same tensors; what it knows about its data stays its own."""
+    """Make the weights of ``model`` the same tensors as those of ``to``; its data (such as a graph) stays its own."""
     others = dict(to.named_modules())
     for name, module in model.named_modules():
         for key in module._parameters:
@@ -47,7 +55,7 @@ def tie(model: AbstractRecommender, to: AbstractRecommender) -> None:
 
 
 class RequestLosses:
-    """The interactions of one request, and a generator for all that is drawn."""
+    """The interactions of one request to a model of pairs, with a generator for all draws."""
 
     def __init__(self, task: UnlearnTask, model: AbstractRecommender) -> None:
         r"""``model`` is built on D\S. It is put into evaluation mode: without dropout a loss is one function."""
@@ -117,23 +125,62 @@ class RequestLosses:
         chosen = torch.randperm(number, generator=self.generator)[:size]
         return witness.batch(triples.part(chosen)), number
 
-    def kept_sample(self, size: int) -> Interaction:
+    def kept_sample(self, size: int) -> list[Interaction]:
         """``size`` of all retained interactions, uniform, as one batch."""
         witness = self.witness()
         chosen = self.kept_units(witness.buffer(min(1.0, size / self.retained.size)))
-        return witness.batch(witness.triples(chosen))
+        return [witness.batch(witness.triples(chosen))]
 
 
-def turned(config: UnlearnConfig, batch: Interaction) -> Interaction:
-    """The same batch with its positives turned round: items change places with their negatives, or are labelled 0."""
-    values = dict(batch.interaction)
-    if config["MODEL_INPUT_TYPE"] == InputType.PAIRWISE:
-        prefix = config["NEG_PREFIX"]
-        for key in [key for key in values if prefix + key in values]:
-            values[key], values[prefix + key] = values[prefix + key], values[key]
-    else:
-        values[config["LABEL_FIELD"]] = torch.zeros_like(values[config["LABEL_FIELD"]])
-    return Interaction(values)
+class WindowLosses:
+    """The windows of one request to a sequential model, in batches of RecBole's own loader."""
+
+    def __init__(self, task: UnlearnTask, model: AbstractRecommender) -> None:
+        """``model`` is put into evaluation mode: without dropout a loss is one function."""
+        full, windows = task.data.full, task.data.retain.for_model()
+        assert isinstance(full, SequenceSplits)
+        self.model, self.generator = model, torch.Generator().manual_seed(task.config["seed"])
+        self._kept: AbstractDataLoader = loaders(task.config, windows).train
+        self._deleted: AbstractDataLoader | None = None  # none for no windows: RecBole cannot load nothing
+        sequences, masked = full.sequences, task.config["transform"] == "mask_itemseq"
+        rows = (sequences.role == TRAIN).nonzero().flatten()[task.data.deleted]
+        rows = rows[sequences.lengths()[rows] > 0]
+        if masked:  # the windows after them, see above
+            rows = sequences.following(rows)
+            rows = rows[rows >= 0]
+            rows = rows[sequences.role[rows] == TRAIN]
+        if len(rows):
+            deleted = Splits(windows.train.copy(sequences.prefix(rows)), windows.valid, windows.test)
+            self._deleted = loaders(task.config, deleted).train
+            if masked:
+                self._deleted.transform.ft_ratio = 1.0  # always the last item
+            self._lookups = looked_up(model, full.for_model().train)
+        still(model, task.config)
+
+    def deleted_rows(self) -> torch.Tensor:
+        """Numbers of the windows whose losses make up the loss on S."""
+        return torch.arange(0 if self._deleted is None else len(self._deleted._dataset))
+
+    def deleted_loss(self, chosen: torch.Tensor) -> torch.Tensor:
+        """The mean loss on some windows of S."""
+        assert self._deleted is not None
+        # cuDNN's recurrent layers have gradients in training mode alone.
+        with torch.backends.cudnn.flags(enabled=False), lent(self.model, self._lookups):
+            parts = [
+                len(part) / len(chosen) * training_loss(self.model, self._deleted.collate_fn(part))
+                for part in chosen.split(BATCH)
+            ]
+        return torch.stack(parts).sum()
+
+    def kept_sample(self, size: int) -> list[Interaction]:
+        """``size`` of all retained windows, uniform, in batches."""
+        number = len(self._kept._dataset)
+        chosen = torch.randperm(number, generator=self.generator)[:size]
+        return [self.kept_batch(part) for part in chosen.split(BATCH)]
+
+    def kept_batch(self, numbers: torch.Tensor) -> Interaction:
+        """Retained windows by their numbers, as the loss takes them."""
+        return self._kept.collate_fn(numbers)
 
 
 def still(model: AbstractRecommender, config: UnlearnConfig) -> None:
@@ -141,20 +188,3 @@ def still(model: AbstractRecommender, config: UnlearnConfig) -> None:
     init_seed(config["seed"], config["reproducibility"])
     model.train()
     model.eval()
-
-
-def with_rows_left(region: Region) -> Region:
-    """Those of a region that are not orphans: orphans get their initial rows, so no step of theirs would stay."""
-    return _only(region, {side: members.share < 1.0 for side, members in region.items()})
-
-
-def losers(region: Region, share: float) -> Region:
-    """Those of a region that lost more than ``share`` of their interactions."""
-    return _only(region, {side: members.share > share for side, members in region.items()})
-
-
-def _only(region: Region, inside: Mapping[str, torch.Tensor]) -> Region:
-    chosen = Region()
-    for side, members in region.items():
-        chosen[side] = Members(members.ids[inside[side]], members.share[inside[side]])
-    return chosen

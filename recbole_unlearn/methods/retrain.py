@@ -1,8 +1,7 @@
 """Exact unlearning: a new model, trained from scratch on the retain set.
 
-Slow and right by definition. It is the reference that every other method is measured against, so it has a
-seed of its own: sharing the original's initial weights and sampling would make it look nearer to the
-original than an independent retraining is.
+Slow, and right by definition. Every other method is measured against it, so it has a seed of its own: sharing the
+original's initial weights and sampling would make it look nearer to the original than an independent retraining is.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Retrain(UnlearnTrainer):
 
     @classmethod
     def training(cls, settings: RetrainSettings, config: UnlearnConfig, repeat: int) -> UnlearnConfig:
-        """With a seed of its own; a second retraining in the same run gets the next one."""
+        """The config with a new seed; a second retraining in the same run gets the next one."""
         seed = config["seed"] + 1 if settings.retrain_seed is None else settings.retrain_seed
         return config.replace(seed=seed + repeat)
 
@@ -48,7 +47,9 @@ class Retrain(UnlearnTrainer):
         config = self.training(task.settings, task.config, task.repeat)
         trained = task.train(config, task.data.retain, task.label)
         trained.load_into(self.model)
-        every = torch.arange(task.data.full.train.item_num)
         return Outcome(
-            seconds=trained.seconds, from_cache=trained.from_cache, trained=trained, refitted_items=every
+            seconds=trained.seconds,
+            from_cache=trained.from_cache,
+            trained=trained,
+            refitted_items=torch.arange(task.data.full.train.item_num),
         )

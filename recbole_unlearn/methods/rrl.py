@@ -1,20 +1,20 @@
 r"""RRL: reverse ranking of the deleted pairs, restrained by the Fisher information of the retain set.
 
-Built from the description of the paper (*RRL: Recommendation Reverse Learning*, AAAI 2024), whose authors
-published no code; details that only its text has may differ.
+Built from the description of the paper (*RRL: Recommendation Reverse Learning*, AAAI 2024), whose authors published
+no code; details may differ.
 
-From the paper: for a deleted pair (u, i) and an item j the user never touched, the ranking that training has is
-reversed, and Fisher information says which weights matter to others,
+From the paper: for a deleted pair (u, i) and an item j that the user never touched, the ranking is reversed, and
+Fisher information says which weights matter to retained interactions,
 
     L = -mean over S of log σ(s(u, j) - s(u, i))  +  (λ/2) Σ_k F_k (θ_k - θ₀_k)²
 
-with F the diagonal Fisher information of the retain set, so that weights which matter to retained interactions stay.
+with F the diagonal Fisher information of the retain set.
 
 Filled in: F is summed over D\S and the first term over S, and both are divided by |S|: λ = 1 is then the Laplace
 approximation of the retained interactions' likelihood, whatever their number. Gradients of single interactions are
 not formed. With n interactions and mean gradients ḡ of batches of B uniform ones, F ≈ n B · mean ḡ² (exact in
 expectation where the mean gradient is zero, and exactly Σ g² for B = 1). Adam, a learning rate that falls linearly
-to zero, uniform negatives, and all of these sizes.
+to zero, uniform negatives, and all sizes.
 
 Avoided: a public port descends -log σ(s(u, i) - s(u, j)), which is training on S once more
 (`test_rrl_lowers_the_scores_of_deleted_pairs` pins the sign); and Fisher information over D, which protects
@@ -32,11 +32,12 @@ from recbole.data.interaction import Interaction
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
-from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
-from recbole_unlearn.methods.request_losses import RequestLosses
+from recbole_unlearn.methods import Outcome, RequestLosses, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import Moments, Triples, fisher, predicted, reverse_ranking_loss
 from recbole_unlearn.settings import setting
+
+FISHER_BATCHES, FISHER_SIZE = 64, 256  # batches of F, and retained interactions in each: B above
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +48,6 @@ class RRLSettings:
     rrl_learning_rate: float = setting("Adam's learning rate at the first step; it falls to zero.", low=0.0)
     rrl_batch_size: int = setting("Deleted pairs in a step.", low=1)
     rrl_fisher: float = setting("Weight λ of the Fisher term; 1 is the Laplace approximation.", low=0.0)
-    rrl_fisher_batches: int = setting("Batches over which Fisher information is averaged.", low=1)
-    rrl_fisher_size: int = setting("Retained interactions in each of them; 1 gives exact squares.", low=1)
 
 
 @method(
@@ -74,9 +73,9 @@ class RRL(UnlearnTrainer):
         request = RequestLosses(task, self.model)
         pairs = len(request.retained.gone)
         if pairs == 0:
-            return Outcome()  # every deleted pair is in a retained interaction too: nothing to push down
+            return Outcome()  # a retained interaction has every deleted pair too: nothing to push down
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        held = self._fisher(request, options) if options.rrl_fisher else {}
+        held = self._fisher(request) if options.rrl_fisher else {}
         anchor = {name: named[name].detach().clone() for name in held}
         optimizer = torch.optim.Adam(named.values(), lr=options.rrl_learning_rate)
         witness, points = request.witness(), []
@@ -107,17 +106,15 @@ class RRL(UnlearnTrainer):
         own, other = predicted(self.model, train, users, items).chunk(2)
         return reverse_ranking_loss(own, other)
 
-    def _fisher(self, request: RequestLosses, options: RRLSettings) -> Moments:
+    def _fisher(self, request: RequestLosses) -> Moments:
         r"""F summed over D\S, by parameter name."""
         units = request.kept_units((~request.retained.deleted).nonzero().flatten())
-        size = min(options.rrl_fisher_size, len(units))
-        witness = request.witness()
-
+        size, witness = min(FISHER_SIZE, len(units)), request.witness()
         shown = bool(request.config["show_progress"])
 
         def batches() -> Iterator[Interaction]:
-            with progress_bar(f"Fisher {self.label}", options.rrl_fisher_batches, shown) as bar:
-                for _ in range(options.rrl_fisher_batches):
+            with progress_bar(f"Fisher {self.label}", FISHER_BATCHES, shown) as bar:
+                for _ in range(FISHER_BATCHES):
                     drawn = torch.randint(0, len(units), (size,), generator=request.generator)
                     yield witness.batch(witness.triples(units[drawn]))
                     bar.update()

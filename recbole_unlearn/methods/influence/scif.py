@@ -1,4 +1,4 @@
-r"""SCIF: an influence step of the affected users' rows, towards the user's mean instead of towards nothing.
+r"""SCIF: an influence step of the affected users' rows, with deleted labels replaced by the user's mean.
 
 From the paper (*Selective and collaborative influence function for efficient recommendation unlearning*):
 
@@ -9,14 +9,14 @@ From the paper (*Selective and collaborative influence function for efficient re
 
     Δ = (H + 0.01 · N)⁻¹ Σ over S of [∇ℓ(z, y) - ∇ℓ(z, ȳ)],     H = Σ over R of ∇²ℓ
 
-R are the retained interactions.
+R are the retained interactions and N holds the numbers of interactions.
 
 Filled in, for rankings of implicit data: the loss of an interaction with a label y between 0 and 1 is cross-entropy,
 y ℓ(z) + (1 - y) ℓ(z'), with z' the pair turned round (item and negative change places; or label 0), so the bracket is
 (1 - ȳ)(∇ℓ(z) - ∇ℓ(z')). ȳ is the mean of a user's labels in training: with k negatives to each positive, 1/(1 + k),
-the same for everybody. The damping is 0.01 for each interaction of the user (N holds their numbers): H is a sum over
-the user's interactions, and a plain 0.01 would drown the Hessian of a mean over all data and vanish in that of a
-sum. Negatives are averaged over some draws.
+the same for all users. The damping is 0.01 for each interaction of the user: H is a sum over the user's interactions,
+and a plain 0.01 would drown the Hessian of a mean over all data and vanish in that of a sum. Negatives are averaged
+over some draws.
 
 Avoided: a new mini-batch in each iteration (the solver then diverges; here one batch serves all), and steps without
 bound (one public implementation steps by 3e15): ‖Δ_u‖ is capped, relative to the user's own row.
@@ -28,6 +28,8 @@ import dataclasses
 from collections.abc import Iterator
 
 import torch
+from recbole.data.interaction import Interaction
+from recbole.utils import InputType
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
@@ -37,13 +39,13 @@ from recbole_unlearn.methods import (
     UnlearnTask,
     UnlearnTrainer,
     method,
-    turned,
-    with_rows_left,
 )
-from recbole_unlearn.methods.influence.hessian import HessianProduct, Selection, gradient_sum
-from recbole_unlearn.methods.influence.solver import damped
+from recbole_unlearn.methods.influence.solver import HessianProduct, Selection, damped, gradient_sum, losing
 from recbole_unlearn.rows import Members, Region, find_tables, training_loss
-from recbole_unlearn.settings import setting
+from recbole_unlearn.settings import UnlearnConfig, setting
+
+TOLERANCE = 0.001  # relative residual at which the solver stops
+DRAWS = 4  # draws of negatives over which the deleted gradient is averaged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +54,7 @@ class SCIFSettings:
 
     scif_damping: float = setting("Damping for each interaction of a user.", low=0.0)
     scif_steps: int = setting("Iterations of conjugate gradients at most.", low=1)
-    scif_tolerance: float = setting("Relative residual at which they stop.", low=0.0)
     scif_batch_size: int = setting("Retained interactions in the fixed batch of the Hessian.", low=1)
-    scif_draws: int = setting("Draws of negatives over which the deleted gradient is averaged.", low=1)
     scif_cap: float = setting("Longest step of a user's row, relative to the row's norm.", low=0.0)
 
 
@@ -82,11 +82,11 @@ class SCIF(UnlearnTrainer):
                 f"scif changes rows of users that are learned from single interactions, and {task.config['model']} "
                 "has none. Use --unlearn=ifru or --unlearn=obliviate."
             )
-        nobody = torch.empty(0, dtype=torch.long)
-        region = Region(user=with_rows_left(request.region)["user"], item=Members(nobody, nobody.float()))
+        none = torch.empty(0, dtype=torch.long)
+        region = Region(user=losing(request.region, less_than=1.0)["user"], item=Members(none, none.float()))
         if len(region["user"]) == 0:
-            return Outcome()  # all users of the request are orphans, who get their initial rows
-        selection = Selection(self.model, tables, {"user": region["user"].ids}, task.index)
+            return Outcome()  # all users of the request are orphans, and get their initial rows
+        selection = Selection(self.model, tables, region, task.index)
         batch, number = request.fixed_batch(region, options.scif_batch_size)
         product = HessianProduct(training_loss(self.model, batch), selection, number)
         b = gradient_sum(self._changes(request, options), selection)
@@ -94,8 +94,7 @@ class SCIF(UnlearnTrainer):
             f"SCIF {self.label}", options.scif_steps, bool(task.config["show_progress"])
         ) as bar:
             solution = damped(
-                product, b, selection.weights(), options.scif_damping, options.scif_steps,
-                options.scif_tolerance, bar.update,
+                product, b, selection.weights(), options.scif_damping, options.scif_steps, TOLERANCE, bar.update
             )  # fmt: skip
         step, capped = cap_rows(selection, solution.x, options.scif_cap)
         selection.write(selection.read() + step)
@@ -112,13 +111,24 @@ class SCIF(UnlearnTrainer):
     def _changes(self, request: RequestLosses, options: SCIFSettings) -> Iterator[tuple[torch.Tensor, float]]:
         """(1 - ȳ)(ℓ(z) - ℓ(z')) on batches of S: the difference of the losses, and its weight in the sum."""
         weight = 1.0 - mean_label(request.config["train_neg_sample_args"])
-        for _ in range(options.scif_draws):
+        for _ in range(DRAWS):
             for chosen in request.deleted_rows().split(options.scif_batch_size):
                 batch = request.deleted_batch(chosen)
-                change = training_loss(self.model, batch) - training_loss(
-                    self.model, turned(request.config, batch)
-                )
-                yield change, weight * len(chosen) / options.scif_draws
+                change = training_loss(self.model, batch)
+                change = change - training_loss(self.model, turned(request.config, batch))
+                yield change, weight * len(chosen) / DRAWS
+
+
+def turned(config: UnlearnConfig, batch: Interaction) -> Interaction:
+    """The same batch with its positives reversed: items change places with their negatives, or are labelled 0."""
+    values = dict(batch.interaction)
+    if config["MODEL_INPUT_TYPE"] == InputType.PAIRWISE:
+        prefix = config["NEG_PREFIX"]
+        for key in [key for key in values if prefix + key in values]:
+            values[key], values[prefix + key] = values[prefix + key], values[key]
+    else:
+        values[config["LABEL_FIELD"]] = torch.zeros_like(values[config["LABEL_FIELD"]])
+    return Interaction(values)
 
 
 def mean_label(sampling: dict | None) -> float:

@@ -1,21 +1,150 @@
-"""Solvers of (H + Λ) x = b where H is known by its products only; Λ is a diagonal damping.
+"""Influence steps: rows of a model as one vector, Hessian-vector products on it, and the solver of (H + Λ) x = b.
 
-The product must be that of the same matrix at every call: with a new mini-batch in each iteration, conjugate
-gradients diverge, because directions are then conjugate for no matrix at all.
+:class:`Selection` maps rows of tables to a vector and back, :class:`HessianProduct` is v -> H v for a loss, and
+:func:`damped` solves with such products only; Λ is a diagonal damping. The product must be that of the same matrix
+at every call: with a new mini-batch in each iteration conjugate gradients diverge, because the directions are then
+conjugate for no matrix.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.rows import Members, Region, Table, TrainIndex, as_rows
 
 GROWTH, LEAST, TRIES = 4.0, 1e-4, 30  # of a damping that turned out to be too small
 
 Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def losing(region: Region, more_than: float = -1.0, less_than: float = 2.0) -> Region:
+    """The members of a region that lose a share of their interactions between two bounds."""
+    chosen = Region()
+    for side, members in region.items():
+        inside = (members.share > more_than) & (members.share < less_than)
+        chosen[side] = Members(members.ids[inside], members.share[inside])
+    return chosen
+
+
+class Part(NamedTuple):
+    """Rows of one table."""
+
+    name: str
+    axis: int
+    rows: torch.Tensor  # (n,), in the parameter
+    weight: torch.Tensor  # (n,), the number of training interactions that touch each
+    width: int
+
+
+class Selection:
+    """The rows of some users and items in a model's tables, as a vector (P,); no other row is ever written."""
+
+    def __init__(
+        self,
+        model: AbstractRecommender,
+        tables: Sequence[Table],
+        region: Region,
+        index: TrainIndex,
+    ) -> None:
+        """The rows of the users and items in ``region``."""
+        self.named = dict(model.named_parameters())
+        self.parts: list[Part] = []
+        for table in tables:
+            chosen = region[table.side].ids
+            if len(chosen) == 0:
+                continue
+            parameter = self.named[table.parameter]
+            width = as_rows(parameter, table.axis).shape[1]
+            # Training interactions of each: its own, and for an item also those that draw it as a negative.
+            weight = index.counts(table.side, chosen).clamp(min=1).float()
+            weight = weight + len(index) / index.sizes["item"] if table.side == "item" else weight
+            weight = weight.to(parameter.device, parameter.dtype)
+            rows = (chosen + table.offset).to(parameter.device)
+            self.parts.append(Part(table.parameter, table.axis, rows, weight, width))
+        self.names = list(dict.fromkeys(part.name for part in self.parts))
+        self.parameters = [self.named[name] for name in self.names]
+
+    def __len__(self) -> int:
+        return sum(len(part.rows) * part.width for part in self.parts)
+
+    def gather(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The chosen rows of tensors shaped like the parameters, as (P,); a missing tensor counts as zero."""
+        blocks = []
+        for part in self.parts:
+            if part.name in tensors:
+                blocks.append(as_rows(tensors[part.name], part.axis)[part.rows].reshape(-1))
+            else:
+                blocks.append(torch.zeros(len(part.rows) * part.width).to(self.named[part.name]))
+        return torch.cat(blocks)
+
+    def scatter(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A vector (P,) as tensors shaped like the parameters, zero outside the chosen rows."""
+        full = {name: torch.zeros_like(self.named[name], requires_grad=False) for name in self.names}
+        for part, block in zip(self.parts, self.split(vector), strict=True):
+            as_rows(full[part.name], part.axis)[part.rows] = block
+        return full
+
+    def split(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """A vector (P,) as one block (n, d) for each table."""
+        sizes = [len(part.rows) * part.width for part in self.parts]
+        return [
+            block.view(-1, part.width) for block, part in zip(vector.split(sizes), self.parts, strict=True)
+        ]
+
+    def read(self) -> torch.Tensor:
+        """The current values of the rows, (P,)."""
+        return self.gather(self.named)
+
+    @torch.no_grad()
+    def write(self, vector: torch.Tensor) -> None:
+        """Set the chosen rows to these values, (P,)."""
+        for part, block in zip(self.parts, self.split(vector), strict=True):
+            as_rows(self.named[part.name], part.axis)[part.rows] = block
+
+    def weights(self) -> torch.Tensor:
+        """The number of training interactions that touch each coordinate, (P,)."""
+        return torch.cat([part.weight.repeat_interleave(part.width) for part in self.parts])
+
+    def gradient(self, loss: torch.Tensor, **graph: Any) -> dict[str, torch.Tensor]:
+        """∇L by parameter, of those that have a part in the loss."""
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True, **graph)
+        return {name: g for name, g in zip(self.names, found, strict=True) if g is not None}
+
+
+class HessianProduct:
+    """v -> c · ∇²L v on a selection (P,), with L's graph built once.
+
+        ∇²L v = ∇(∇Lᵀ v)
+
+    The first gradient is kept with its graph, so every product is of the same batch and the same function.
+    """
+
+    def __init__(self, loss: torch.Tensor, selection: Selection, scale: float = 1.0) -> None:
+        self.selection, self.scale = selection, scale
+        gradients = selection.gradient(loss, create_graph=True)
+        self._gradients = {name: gradient for name, gradient in gradients.items() if gradient.requires_grad}
+
+    def __call__(self, vector: torch.Tensor) -> torch.Tensor:
+        """The product with ``vector`` (P,)."""
+        if not self._gradients:
+            return torch.zeros_like(vector)  # the loss is linear in these rows
+        full = self.selection.scatter(vector)
+        inner = torch.stack([(g * full[name]).sum() for name, g in self._gradients.items()]).sum()
+        return self.scale * self.selection.gather(self.selection.gradient(inner, retain_graph=True))
+
+
+def gradient_sum(losses: Iterable[tuple[torch.Tensor, float]], selection: Selection) -> torch.Tensor:
+    """Σ c ∇L over pairs (L, c) on a selection (P,); RecBole's losses are means, and c counts their interactions."""
+    total = torch.zeros_like(selection.read())
+    for loss, number in losses:
+        total += number * selection.gather(selection.gradient(loss))
+    return total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +154,7 @@ class Solution:
     x: torch.Tensor
     residuals: list[float]
     negative_curvature: bool = False
-    damping: float | None = None  # that was needed, where it was searched for
+    damping: float | None = None  # the λ that was needed, where it was searched for
 
     def certificate(self) -> dict[str, float | int | bool]:
         """The solution's quality, for result.json."""
@@ -47,10 +176,9 @@ def conjugate_gradient(
 ) -> Solution:
     """Solve (H + Λ) x = b from x = 0, all (P,).
 
-    Stops at a relative residual of ``tolerance`` or after ``steps``. Where H + Λ is not positive definite, it
-    stops at the first direction d with dᵀ(H + Λ)d ≤ 0, with what it has (as truncated Newton methods do): the
-    way along d has no lowest point. If already the first direction is such, x stays 0. ``done`` is called after each
-    step.
+    Stops at a relative residual of ``tolerance`` or after ``steps``. Where H + Λ is not positive definite, it stops
+    at the first direction d with dᵀ(H + Λ)d ≤ 0 and returns the x so far, as truncated Newton methods do: there is no
+    minimum along d. ``done`` is called after each step.
     """
     x, residual = torch.zeros_like(b), b.clone()
     direction, size, start = residual.clone(), float(residual @ residual), float(b.norm())
@@ -98,36 +226,6 @@ def damped(
     raise UnlearnError(
         f"The Hessian is not positive definite even with a damping of {damping:g}. Check the model's weights."
     )
-
-
-def adam(
-    product: Product,
-    b: torch.Tensor,
-    damping: torch.Tensor | float,
-    steps: int,
-    tolerance: float,
-    learning_rate: float,
-    stop: Callable[[torch.Tensor], bool],
-    done: Callable[[], object] = lambda: None,
-) -> Solution:
-    """Minimise ½ xᵀ(H + Λ)x - bᵀx from x = 0 by Adam, whose gradient is (H + Λ)x - b.
-
-    Ends after ``steps``, at a relative residual of ``tolerance``, or when ``stop(x)`` says so.
-    """
-    x = torch.zeros_like(b)
-    start = float(b.norm())
-    _check(start)
-    residuals: list[float] = []
-    optimizer = torch.optim.Adam([x], lr=learning_rate)
-    while start > 0.0 and len(residuals) < steps:
-        x.grad = product(x) + damping * x - b
-        optimizer.step()
-        residuals.append(float(x.grad.norm()) / start)  # of the point the step left
-        _check(residuals[-1])
-        done()
-        if residuals[-1] <= tolerance or stop(x):
-            break
-    return Solution(x, residuals)
 
 
 def _check(value: float) -> None:

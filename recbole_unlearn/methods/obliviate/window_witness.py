@@ -1,7 +1,7 @@
 r"""The witness set of a sequential model: windows of D\S, those of S as they were, and pairs of S to look at.
 
-Windows and their losses are those of `methods/window_losses.py`. Batches are of all users: every window says of every
-item whether it belongs there, of its target that it does, of all others that they do not.
+Windows and their losses are those of `methods/request_losses.py`. Batches are of all users: every window says of
+every item whether it belongs there, of its target that it does, of all others that they do not.
 """
 
 from __future__ import annotations

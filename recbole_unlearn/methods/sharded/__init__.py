@@ -1,11 +1,11 @@
-"""Sharded training: interactions are divided, each part trains a model of its own, and the models answer together.
+"""Sharded training: SISA, RecEraser and UltraRE.
 
-`partition.py` divides, `shards.py` trains and restarts, `ensemble.py` and `attention.py` combine, `storage.py` saves
-and loads, and `base.py` is the base that the methods SISA, RecEraser and UltraRE fill in.
+The interactions are divided (`partition.py`), each part trains a model of its own and the models answer together
+(`base.py`, `attention.py`).
 """
 
-from recbole_unlearn.methods.sharded.attention import AttentiveEnsemble, Fit, fit_attention, vectors
-from recbole_unlearn.methods.sharded.ensemble import Ensemble, ItemEnsemble, WeightedEnsemble
+from recbole_unlearn.methods.sharded.attention import AttentiveEnsemble, fit_attention, vectors
+from recbole_unlearn.methods.sharded.base import Ensemble, Shards, read_ensemble
 from recbole_unlearn.methods.sharded.partition import (
     Partition,
     by_interactions,
@@ -14,5 +14,5 @@ from recbole_unlearn.methods.sharded.partition import (
     item_blocks,
     random_users,
 )
-from recbole_unlearn.methods.sharded.shards import Shards
-from recbole_unlearn.methods.sharded.ultrare import ranking_weights
+from recbole_unlearn.methods.sharded.receraser import ItemEnsemble
+from recbole_unlearn.methods.sharded.ultrare import WeightedEnsemble, ranking_weights

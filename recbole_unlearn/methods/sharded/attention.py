@@ -1,19 +1,18 @@
-r"""Attentive aggregation: one vector for each user and item, made of those that the shards' models have.
+r"""RecEraser's attentive aggregation: one vector for each user and item, from those of the shards' models.
 
 With e_s the vector of a user (or item) in the model of shard s,
 
     e'_s = e_s W_s + b_s,    α_s = softmax_s(hᵀ ReLU(W e'_s + b)),    e = Σ_s α_s e'_s,    score = e_u · e_i
 
-W_s and b_s bring the shards' spaces together and serve users and items; the attention (W, b, h) is separate for both.
-The models are frozen; the rest is trained with BPR on all retained interactions. It works for models whose score is
-the product of a user's and an item's vector (BPR, LightGCN, NGCF), which is checked, not assumed.
+W_s and b_s align the shards' spaces and serve users and items; the attention (W, b, h) is separate for both. The
+models are frozen; the rest is trained with BPR on all retained interactions. It works for models whose score is the
+product of a user's and an item's vector (BPR, LightGCN, NGCF), which is checked, not assumed.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from recbole.data.dataset import Dataset
@@ -26,12 +25,15 @@ from tqdm import tqdm
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask
-from recbole_unlearn.methods.sharded.ensemble import Ensemble
+from recbole_unlearn.methods.sharded.base import Ensemble
 from recbole_unlearn.rows import RetainedIndex, TrainIndex, as_rows, find_tables, pairs_batch
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model
 
 CHECKED = 64  # pairs by which vectors are checked
+HIDDEN = 32  # width of the attention's hidden layer
+DROPOUT = 0.1  # of the aligned embeddings e'_s
+LEARNING_RATE, BATCH, L2 = 0.01, 2048, 1e-4  # of Adam: rate, interactions in a step, weight decay
 
 
 @torch.no_grad()
@@ -55,22 +57,27 @@ def vectors(model: AbstractRecommender, dataset: Dataset) -> tuple[torch.Tensor,
 
 
 def _candidates(model: AbstractRecommender, dataset: Dataset) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What a graph model's forward pass gives, or the only table of each side."""
+    """The vectors of a graph model's forward pass, or the only table of each side."""
     if not inspect.signature(model.forward).parameters:
         found = model.forward()
         if isinstance(found, tuple) and [len(part) for part in found] == [dataset.user_num, dataset.item_num]:
             return [found]
-    tables = [table for table in find_tables(model, dataset) if table.axis == 0]
+    sides = _rows_by_side(model, dataset, axes=(0,))
+    return [(sides["user"][0], sides["item"][0])] if all(len(own) == 1 for own in sides.values()) else []
+
+
+def _rows_by_side(
+    model: AbstractRecommender, dataset: Dataset, axes: Sequence[int] = (0, 1)
+) -> dict[str, list[torch.Tensor]]:
+    """All tables of users (n, d) and of items (m, d), by side."""
     named = dict(model.named_parameters())
-    sides = {side: [t for t in tables if t.side == side] for side in ("user", "item")}
-    if any(len(own) != 1 for own in sides.values()):
-        return []
     sizes = {"user": dataset.user_num, "item": dataset.item_num}
-    p, q = (
-        as_rows(named[own[0].parameter])[own[0].offset : own[0].offset + sizes[side]]
-        for side, own in sides.items()
-    )
-    return [(p, q)]
+    sides: dict[str, list[torch.Tensor]] = {"user": [], "item": []}
+    for table in find_tables(model, dataset):
+        if table.axis in axes:
+            rows = as_rows(named[table.parameter], table.axis)
+            sides[table.side].append(rows[table.offset : table.offset + sizes[table.side]])
+    return sides
 
 
 def row_vectors(task: UnlearnTask, pretrained: Trained) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,12 +88,7 @@ def row_vectors(task: UnlearnTask, pretrained: Trained) -> tuple[torch.Tensor, t
     try:
         p, q = vectors(model, data.train)
     except UnlearnError:
-        named = dict(model.named_parameters())
-        sizes = {"user": data.train.user_num, "item": data.train.item_num}
-        sides: dict[str, list[torch.Tensor]] = {"user": [], "item": []}
-        for table in find_tables(model, data.train):
-            rows = as_rows(named[table.parameter], table.axis)
-            sides[table.side].append(rows[table.offset : table.offset + sizes[table.side]])
+        sides = _rows_by_side(model, data.train)
         if not all(sides.values()):
             raise UnlearnError(
                 f"{task.config['model']} has no embeddings of {'users' if not sides['user'] else 'items'} to "
@@ -99,9 +101,9 @@ def row_vectors(task: UnlearnTask, pretrained: Trained) -> tuple[torch.Tensor, t
 class Attention(nn.Module):
     """α_s = softmax_s(hᵀ ReLU(W e'_s + b))."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.inner, self.outer = nn.Linear(width, hidden), nn.Linear(hidden, 1, bias=False)
+        self.inner, self.outer = nn.Linear(width, HIDDEN), nn.Linear(HIDDEN, 1, bias=False)
 
     def forward(self, moved: torch.Tensor) -> torch.Tensor:
         """The vectors e (n, d) from e'_s (K, n, d)."""
@@ -113,12 +115,7 @@ class AttentiveEnsemble(Ensemble):
     """Scores by aggregated vectors; see the formula above."""
 
     def __init__(
-        self,
-        config: UnlearnConfig,
-        models: Sequence[AbstractRecommender],
-        dataset: Dataset,
-        hidden: int,
-        dropout: float,
+        self, config: UnlearnConfig, models: Sequence[AbstractRecommender], dataset: Dataset
     ) -> None:
         super().__init__(config, models)
         self.dataset, device = dataset, config["device"]
@@ -127,10 +124,9 @@ class AttentiveEnsemble(Ensemble):
         number, _, width = self.users.shape
         self.turn = nn.Parameter(torch.eye(width, device=device).repeat(number, 1, 1))
         self.shift = nn.Parameter(torch.zeros(number, 1, width, device=device))
-        self.of_user = Attention(width, hidden).to(device)
-        self.of_item = Attention(width, hidden).to(device)
-        self.dropout = nn.Dropout(dropout)
-        # RecBole's name for what is computed again when the weights have changed.
+        self.of_user, self.of_item = Attention(width).to(device), Attention(width).to(device)
+        self.dropout = nn.Dropout(DROPOUT)
+        # RecBole's names for tables that are computed again when the weights have changed.
         self.restore_user_e: torch.Tensor | None = None
         self.restore_item_e: torch.Tensor | None = None
         self.other_parameter_name = ["restore_user_e", "restore_item_e"]
@@ -162,44 +158,32 @@ class AttentiveEnsemble(Ensemble):
         p, q = self._tables()
         return (p[interaction[self.user_field]] @ q.T).reshape(-1)
 
-    def parameters_of_rule(self) -> list[nn.Parameter]:
-        """What is trained here; the models are frozen."""
-        return [self.turn, self.shift, *self.of_user.parameters(), *self.of_item.parameters()]
-
-
-class Fit(NamedTuple):
-    """How the aggregation is trained."""
-
-    epochs: int
-    learning_rate: float
-    batch_size: int
-    l2: float
-    patience: int
-
 
 def fit_attention(
     ensemble: AttentiveEnsemble,
-    fit: Fit,
+    epochs: int,
+    patience: int,
     generator: torch.Generator,
     score: Callable[[], float],
     bar: tqdm,
 ) -> list[tuple[int, float]]:
     """Train with BPR on the ensemble's dataset, and keep the epoch with the best ``score`` (higher is better).
 
-    Returns (epoch, mean loss) of all epochs.
+    Stops after ``patience`` epochs without a gain. Returns (epoch, mean loss) of all epochs.
     """
     index = TrainIndex(ensemble.dataset)
     nothing = torch.empty(0, dtype=torch.long)
     all_pairs = RetainedIndex(index, nothing, nothing, torch.zeros(len(index), dtype=torch.bool))
-    parameters = ensemble.parameters_of_rule()
-    optimizer = torch.optim.Adam(parameters, lr=fit.learning_rate, weight_decay=fit.l2)
+    parameters = [ensemble.turn, ensemble.shift]
+    parameters += [*ensemble.of_user.parameters(), *ensemble.of_item.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, weight_decay=L2)
     device = ensemble.turn.device
     ensemble.eval()
-    best, kept, since, losses = score(), _copied(parameters), 0, []
-    for epoch in range(fit.epochs):
+    best, kept, since, losses = score(), [p.detach().clone() for p in parameters], 0, []
+    for epoch in range(epochs):
         ensemble.dropout.train()
         total = 0.0
-        for chosen in torch.randperm(len(index), generator=generator).split(fit.batch_size):
+        for chosen in torch.randperm(len(index), generator=generator).split(BATCH):
             users, items = (index.ids[side][chosen] for side in ("user", "item"))
             negatives = all_pairs.negatives(users, generator)
             twice = torch.cat([users, users]).to(device)
@@ -207,7 +191,8 @@ def fit_attention(
             loss = -functional.logsigmoid(own - other).mean()
             if not torch.isfinite(loss):
                 raise UnlearnError(
-                    "The aggregation failed: its loss is not finite. Lower receraser_attention_rate."
+                    "The aggregation failed: its loss is not finite. Lower receraser_learning_rate, with which the "
+                    "shards are trained, or use --receraser_aggregation=mean."
                 )
             optimizer.zero_grad()
             loss.backward()
@@ -219,17 +204,13 @@ def fit_attention(
         ensemble.restore_user_e = ensemble.restore_item_e = None
         now = score()
         if now > best:
-            best, kept, since = now, _copied(parameters), 0
+            best, kept, since = now, [p.detach().clone() for p in parameters], 0
         else:
             since += 1
-            if since >= fit.patience:
+            if since >= patience:
                 break
     with torch.no_grad():
         for parameter, value in zip(parameters, kept, strict=True):
             parameter.copy_(value)
     ensemble.restore_user_e = ensemble.restore_item_e = None
     return losses
-
-
-def _copied(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in parameters]

@@ -1,40 +1,214 @@
-r"""The base of sharded methods: how an ensemble is trained, and how it forgets.
+r"""The base of sharded methods: how an ensemble is trained, how it forgets, and how it is saved.
 
-A method says how the interactions are divided (:meth:`ShardedTrainer.divide`) and how the models answer together
-(:meth:`ShardedTrainer.ensemble`, :meth:`ShardedTrainer.fit_rule`); all else is here. The ensemble is trained from
-the start, so it is an original of its own, not the plain model. A request restarts the shards that hold one of its
-interactions; the others are kept bit for bit.
+The interactions are divided into K shards, each shard trains a model of its own, and the models answer together. A
+method defines how to divide (:meth:`ShardedTrainer.divide`) and how to combine the models' scores
+(:meth:`ShardedTrainer.ensemble`, :meth:`ShardedTrainer.fit_rule`). The ensemble is an original of its own, not the
+plain model. A request restarts the shards that hold one of its interactions; the others are kept bit for bit.
 
-Times are sums over the shards' own trainings, whether they ran side by side or not, so that they compare with those
-of one model on one thread; `certificates` has the shards' times.
+A shard's graph, its negatives and its early stopping (on validation interactions of users and items it knows) depend
+on the shard's own interactions only, so nothing leaks from one shard into another.
+
+Times are sums over the shards' trainings, whether they ran in parallel or not, so that they compare with the time of
+one model on one thread; `certificates` has the shards' times.
+
+An ensemble is saved as a directory that the next request starts from. It holds retained interactions only, no
+optimizer moments, and no shard of orphans; the dataset is its only pickle, and reading it runs no code from the file:
+
+    ensemble.json            method, model, dataset and settings, and the numbers of shards and slices
+    shard-K.safetensors      a shard's initial weights, and those after each slice
+    rule.safetensors         the shard and slice of each retained interaction, and the weights of the rule
+    DATASET-Dataset.pth      the retained interactions, in RecBole's format
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from recbole.utils import init_seed
+from recbole.data.interaction import Interaction
+from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.utils import ModelType, init_seed
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import nn
 
-from recbole_unlearn.data import Splits, UnlearnData, loaders
-from recbole_unlearn.files import Trained
+from recbole_unlearn.data import Splits, UnlearnData
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import (
+    HEAD,
+    SCHEMA,
+    Stored,
+    Trained,
+    dataset_config,
+    new_directory,
+    read_head,
+    write_bytes,
+    write_dataset,
+    write_json,
+)
 from recbole_unlearn.methods import Curve, Outcome, UnlearnTask, UnlearnTrainer
-from recbole_unlearn.methods.sharded import storage
-from recbole_unlearn.methods.sharded.ensemble import Ensemble
 from recbole_unlearn.methods.sharded.partition import Partition
-from recbole_unlearn.methods.sharded.shards import Shards, Weights
 from recbole_unlearn.recbole_compat import clear_caches
-from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig, plain_settings
+from recbole_unlearn.training import Job, build_model
 
 logger = logging.getLogger(__name__)
 
+Weights = dict[str, torch.Tensor]
+_RULE = "rule.safetensors"
+
+
+class Ensemble(AbstractRecommender):
+    """K models whose scores are averaged: s(u, i) = 1/K Σ_k s_k(u, i). Subclasses :meth:`combine` them otherwise."""
+
+    type = ModelType.GENERAL
+
+    def __init__(self, config: UnlearnConfig, models: Sequence[AbstractRecommender]) -> None:
+        super().__init__()
+        self.user_field, self.item_field = config["USER_ID_FIELD"], config["ITEM_ID_FIELD"]
+        self.models: Any = nn.ModuleList(models)
+
+    def combine(self, scores: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Scores (K, n, m) of ``users`` (n,) for ``items`` (n or 1, m) as one score each (n, m)."""
+        return scores.mean(dim=0)
+
+    def predict(self, interaction: Interaction) -> torch.Tensor:
+        """Scores of pairs (n,)."""
+        scores = torch.stack([model.predict(interaction).reshape(-1, 1) for model in self.models])
+        users, items = interaction[self.user_field], interaction[self.item_field]
+        return self.combine(scores, users, items[:, None]).reshape(-1)
+
+    def full_sort_predict(self, interaction: Interaction) -> torch.Tensor:
+        """Scores of all items for each user (n · items,)."""
+        number = len(interaction)
+        scores = torch.stack([m.full_sort_predict(interaction).reshape(number, -1) for m in self.models])
+        items = torch.arange(scores.shape[2], device=scores.device)[None]
+        return self.combine(scores, interaction[self.user_field], items).reshape(-1)
+
+    def calculate_loss(self, interaction: Interaction) -> torch.Tensor:
+        """Refused: only the models of an ensemble are trained."""
+        raise NotImplementedError("The models of an ensemble are trained one by one.")
+
+    def own_state(self) -> Weights:
+        """The weights of the rule, without those of the models."""
+        return {k: v for k, v in self.state_dict().items() if not k.startswith("models.")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The models of all shards, as data.
+
+    With L slices, a shard's interactions are added in L steps: slice 1, then 1 and 2, and so on, each step from the
+    weights of the step before. A deleted interaction of slice l leaves the steps before l valid, so a restart begins
+    at step l; with one slice it begins at the stored initial weights.
+    """
+
+    config: UnlearnConfig  # of a shard's training
+    partition: Partition
+    slices: torch.Tensor  # (|D|,), the slice of each interaction
+    depth: int  # L, slices of a shard
+    initial: list[Weights]  # by shard
+    steps: list[list[Trained]]  # by shard, after each slice; missing steps are to be trained
+
+    @classmethod
+    def new(
+        cls,
+        config: UnlearnConfig,
+        splits: Splits,
+        partition: Partition,
+        depth: int,
+        generator: torch.Generator,
+    ) -> Shards:
+        """Untrained shards, each with initial weights of its own."""
+        slices = torch.randint(0, depth, (len(partition.interactions),), generator=generator)
+        shards = cls(config, partition, slices, depth, [], [[] for _ in range(partition.number)])
+        for shard in range(partition.number):
+            model = build_model(shards._config(shard), shards.splits(splits, shard))
+            shards.initial.append({name: value.clone() for name, value in model.state_dict().items()})
+        return shards
+
+    def _config(self, shard: int) -> UnlearnConfig:
+        r"""A shard's config: a seed of its own, and as many epochs as let L slices cost what one does.
+
+        Step l sees l/L of the interactions, so with e epochs each the work is e (L + 1)/2 epochs over all of them.
+        """
+        epochs = max(1, round(2 * self.config["epochs"] / (self.depth + 1)))
+        return self.config.replace(seed=self.config["seed"] + shard, epochs=epochs)
+
+    def splits(self, splits: Splits, shard: int, step: int | None = None) -> Splits:
+        """A shard's training interactions up to a step (None: all), and validation ones of their users and items."""
+        mine = self.partition.interactions == shard
+        if step is not None:
+            mine &= self.slices <= step
+        train = splits.train.copy(splits.train.inter_feat[mine])
+        held = splits.valid.inter_feat
+        fields = (train.uid_field, train.iid_field)
+        own = torch.stack([torch.isin(held[field], train.inter_feat[field]) for field in fields]).all(dim=0)
+        # Without such validation interactions, all of them decide when the shard stops.
+        valid = splits.valid.copy(held[own]) if own.any() else splits.valid
+        return Splits(train, valid, valid)
+
+    def without(self, data: UnlearnData) -> Shards:
+        """The shards of the retain set, without the steps that saw a deleted interaction."""
+        train, gone = data.full.train, data.deleted
+        users, items = (train.inter_feat[field] for field in (train.uid_field, train.iid_field))
+        kept = []
+        for shard, steps in enumerate(self.steps):
+            touched = self.slices[gone & (self.partition.interactions == shard)]
+            kept.append(steps[: int(touched.min())] if len(touched) else list(steps))
+        partition = self.partition.without(gone, users, items)
+        return dataclasses.replace(self, partition=partition, slices=self.slices[~gone], steps=kept)
+
+    def missing(self) -> list[int]:
+        """Shards that have steps to train."""
+        return [shard for shard, steps in enumerate(self.steps) if len(steps) < self.depth]
+
+    def trained(
+        self, splits: Splits, train_all: Callable[[Sequence[Job]], list[Trained]], label: str
+    ) -> tuple[Shards, dict[int, list[Trained]]]:
+        """The shards with all steps trained on ``splits``, and the new trainings by shard."""
+        steps = [list(held) for held in self.steps]
+        new: dict[int, list[Trained]] = {shard: [] for shard in self.missing()}
+        for step in range(self.depth):
+            due = [shard for shard in new if len(steps[shard]) == step]
+            jobs, places = [], []
+            for shard in due:
+                start = steps[shard][-1].state_dict if step else self.initial[shard]
+                own = self.splits(splits, shard, step)
+                if len(own.train) == 0:  # nothing to learn from: the weights stay
+                    steps[shard].append(Trained(start, None, {}, -1, seconds=0.0))
+                    continue
+                # Not the shard's own number: it would narrow down the user of a single-user request.
+                name = f"{label} shard {due.index(shard) + 1}/{len(due)}"
+                name += f" slice {step + 1}/{self.depth}" if self.depth > 1 else ""
+                jobs.append(Job(self._config(shard), own, name, start))
+                places.append(shard)
+            for shard, trained in zip(places, train_all(jobs), strict=True):
+                steps[shard].append(trained)
+                new[shard].append(trained)
+        return dataclasses.replace(self, steps=steps), new
+
+    def models(self, splits: Splits) -> list[AbstractRecommender]:
+        """The models, each built on its shard's interactions."""
+        models = []
+        for shard in range(self.partition.number):
+            model = build_model(self._config(shard), self.splits(splits, shard))
+            self.steps[shard][-1].load_weights(model)
+            models.append(model)
+        return models
+
 
 class ShardedTrainer(UnlearnTrainer):
-    r"""K models on parts of D; those that saw S are trained again, on their part of D\S."""
+    r"""K models on parts of D; those that saw S are trained again, on their part of D\S.
+
+    Settings of all sharded methods: NAME_shards, NAME_epochs and NAME_learning_rate; NAME_slices where it has slices.
+    """
 
     needs_original = False
     own_original = True
@@ -42,16 +216,22 @@ class ShardedTrainer(UnlearnTrainer):
 
     shards: Shards  # of the original, and after `run` of the result, with retained interactions only
 
-    def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
-        """How a shard trains, and the number of its slices."""
-        return task.config, 1
+    @classmethod
+    def epochs(cls, settings: Any, config: UnlearnConfig) -> int:
+        """Epochs of a shard's training."""
+        return getattr(settings, f"{cls.name}_epochs") or int(config["epochs"])
+
+    def shard_config(self, task: UnlearnTask) -> UnlearnConfig:
+        """The config of a shard's training."""
+        keys = ("epochs", "learning_rate")
+        return task.config.given(**{key: getattr(task.settings, f"{self.name}_{key}") for key in keys})
 
     def pretrain(self, task: UnlearnTask) -> Trained | None:
-        """A model of D by which the interactions are divided, for methods that need one."""
-        return None
+        """The model whose embeddings the interactions are divided by, the plain original; None without one."""
+        return task.original or task.train(task.config, task.data.full, "pretrained")
 
     def divide(self, task: UnlearnTask, pretrained: Trained | None, generator: torch.Generator) -> Partition:
-        """Which shard each training interaction belongs to."""
+        """The shard of each training interaction."""
         raise NotImplementedError(f"{type(self).__name__} does not implement divide().")
 
     def ensemble(
@@ -60,73 +240,60 @@ class ShardedTrainer(UnlearnTrainer):
         """The models with the rule that combines them, by default the mean of their scores."""
         return Ensemble(task.config, models)
 
-    def fit_rule(
-        self, task: UnlearnTask, ensemble: Ensemble, splits: Splits, partition: Partition
-    ) -> dict[str, Curve]:
-        """Fit the rule to training interactions, where it has anything to fit; returns the curves of that."""
+    def fit_rule(self, task: UnlearnTask, ensemble: Ensemble, splits: Splits) -> dict[str, Curve]:
+        """Fit the rule's own weights, if it has any, to training interactions; returns the curves of the fit."""
         return {}
 
     def originate(self, task: UnlearnTask) -> Outcome:
-        """Train the ensemble on D, or take it from where it was saved."""
-        full = task.data.full
+        """Train the ensemble on D, or read it from the directory it was saved to."""
+        full, config = task.data.full, self.shard_config(task)
         if task.stored is not None:
-            self.shards, rule = storage.read(task.stored, self.shard_settings(task)[0], full)
-            self.model = self._assembled(task, full, self.shards, rule)[0]
+            self.shards, rule = read_ensemble(task.stored, config, full)
+            self.model = self._combined(task, full, rule)[0]
             return Outcome()
         pretrained = self.pretrain(task)
         start = time.perf_counter()
-        shards = self.untrained(task, pretrained)
+        generator = torch.Generator().manual_seed(task.config["seed"])
+        partition = self.divide(task, pretrained, generator)
+        slices = getattr(task.settings, f"{self.name}_slices", 1)
+        shards = Shards.new(config, full, partition, slices, generator)
         spent = time.perf_counter() - start
         self.shards, new = shards.trained(full, task.train_all, self.name)
         trained = [one for several in new.values() for one in several]
         trained += [] if pretrained is None else [pretrained]
-        self.model, _, rule_seconds = self._combined(task, full, self.shards)
+        self.model, _, rule_seconds = self._combined(task, full)
         spent += rule_seconds + sum(one.seconds or 0.0 for one in trained)
         return Outcome(seconds=spent, from_cache=any(one.from_cache for one in trained))
 
-    def untrained(self, task: UnlearnTask, pretrained: Trained | None) -> Shards:
-        """The interactions divided, with initial weights for each part."""
-        config, slices = self.shard_settings(task)
-        generator = torch.Generator().manual_seed(task.config["seed"])
-        partition = self.divide(task, pretrained, generator)
-        return Shards.new(config, task.data.full, partition, slices, generator)
-
-    def _assembled(
-        self, task: UnlearnTask, splits: Splits, shards: Shards, rule: Weights | None = None
-    ) -> tuple[Ensemble, dict[str, Curve]]:
-        """The ensemble of ``shards`` with the given rule or one that is fitted, and the curves of the fit."""
-        models = shards.models(splits)
-        init_seed(task.config["seed"], task.config["reproducibility"])
-        ensemble = self.ensemble(task, splits, models, shards.partition)
-        curves = {}
-        if rule is None:
-            curves = self.fit_rule(task, ensemble, splits, shards.partition)
-        else:
-            ensemble.load_own_state(rule)
-        clear_caches(ensemble)
-        return ensemble.eval(), curves
-
     def _combined(
-        self, task: UnlearnTask, splits: Splits, shards: Shards
+        self, task: UnlearnTask, splits: Splits, rule: Weights | None = None
     ) -> tuple[Ensemble, dict[str, Curve], float]:
-        """The ensemble with a fitted rule, and the seconds that took; as in every training, without validation."""
+        """The ensemble with a given rule or a fitted one; the fit's curves, and its seconds without validation."""
         start, looked = time.perf_counter(), self.validation_seconds
-        ensemble, curves = self._assembled(task, splits, shards)
+        models = self.shards.models(splits)
+        init_seed(task.config["seed"], task.config["reproducibility"])
+        ensemble, curves = self.ensemble(task, splits, models, self.shards.partition), {}
+        if rule is None:
+            curves = self.fit_rule(task, ensemble, splits)
+        else:
+            ensemble.load_state_dict({**ensemble.state_dict(), **rule})
+        clear_caches(ensemble)
+        ensemble.eval()
         return ensemble, curves, time.perf_counter() - start - (self.validation_seconds - looked)
 
     def unlearn(self, task: UnlearnTask) -> Outcome:
-        """Restart what saw a deleted interaction, and fit the rule again."""
-        before = time.perf_counter()
+        """Restart the shards that saw a deleted interaction, and fit the rule again."""
+        start = time.perf_counter()
         shards = self.shards.without(task.data)
-        number, touched = shards.partition.number, shards.missing()
+        touched = shards.missing()
         logger.info("%s: the shards that hold deleted interactions start again.", self.name)
-        finding = time.perf_counter() - before
+        finding = time.perf_counter() - start
         self.shards, new = shards.trained(task.data.retain, task.train_all, self.label)
-        self.model, curves, rule_seconds = self._combined(task, task.data.retain, self.shards)
+        self.model, curves, rule_seconds = self._combined(task, task.data.retain)
         spent = {shard: sum(one.seconds or 0.0 for one in steps) for shard, steps in new.items()}
         return Outcome(
             {
-                "shards": number,
+                "shards": shards.partition.number,
                 "restarted": len(touched),
                 "shard_seconds": {str(shard + 1): round(value, 4) for shard, value in spent.items()},
                 "rule_seconds": round(rule_seconds, 4),
@@ -142,16 +309,87 @@ class ShardedTrainer(UnlearnTrainer):
         return Outcome(seconds=0.0)
 
     def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> None:
-        """Nothing to do: shards that held a deleted interaction started again, and no other ever saw it."""
+        """Does nothing: shards that held a deleted interaction started again, and no other ever saw it."""
 
     def save(self, directory: Path, data: UnlearnData, home: Path) -> str:
-        """The ensemble as a directory."""
-        name = f"{self.config['model']}-unlearned"
-        storage.write(directory / name, home / name, self.config, self.name, self.shards, self.model, data)
+        """Write the ensemble as a directory; an older one is replaced when all is written."""
+        name, config, shards = f"{self.config['model']}-unlearned", self.config, self.shards
+        with new_directory(directory / name) as folder:
+            for shard, steps in enumerate(shards.steps):
+                named = {"initial": shards.initial[shard]}
+                named |= {f"slice-{k}": trained.state_dict for k, trained in enumerate(steps)}
+                _save(folder / f"shard-{shard}.safetensors", named)
+            partition = shards.partition
+            places = {"rows": partition.interactions, "slices": shards.slices}
+            places |= {"users": partition.users} if partition.users is not None else {}
+            places |= {"items": partition.items} if partition.items is not None else {}
+            _save(folder / _RULE, {"partition": places, "rule": self.model.own_state()})
+            values = plain_settings(config.to_recbole().final_config_dict) | config.method_values(self.name)
+            stored = Stored(
+                home / name, self.name, config["model"], config["dataset"],
+                {key: value for key, value in values.items() if not key.endswith(("_path", "_dir"))},
+                partition.number, shards.depth, _digest(data.retain),
+            )  # fmt: skip
+            plain = dataset_config(config, home / name, stored.dataset_file)
+            write_dataset(folder / stored.dataset_file.name, plain, data.retain, data.clock, done=data.done)
+            head = {f.name: getattr(stored, f.name) for f in dataclasses.fields(stored) if f.name != "path"}
+            write_json(folder / HEAD, {"schema": SCHEMA, **head})
         return name
 
-    def validation(self, task: UnlearnTask, ensemble: Ensemble, splits: Splits) -> Callable[[], float]:
-        """A function that gives the ensemble's validation score, higher is better."""
-        data = loaders(task.config, splits)
-        self.eval_collector.data_collect(data.train)
-        return lambda: self.validation_score(ensemble, data.valid)
+
+def read_ensemble(path: Path, config: UnlearnConfig, splits: Splits) -> tuple[Shards, Weights]:
+    """The shards of a saved ensemble of ``splits``, and the weights of its rule."""
+    stored = read_head(path)
+    if stored.rows != _digest(splits):
+        raise UnlearnError(
+            f"{path} is of other interactions than its dataset file holds. Use the directory as it was written."
+        )
+    groups = _load(path / _RULE)
+    places = groups.get("partition", {})
+    number = len(splits.train)
+    for name in ("rows", "slices"):
+        if name not in places or places[name].shape != (number,):
+            raise UnlearnError(f"{path / _RULE} is damaged: {name} does not fit the {number} interactions.")
+    partition = Partition(stored.shards, places["rows"], places.get("users"), places.get("items"))
+    wanted = ["initial", *(f"slice-{k}" for k in range(stored.slices))]
+    initial, steps = [], []
+    for shard in range(stored.shards):
+        file = path / f"shard-{shard}.safetensors"
+        named = _load(file)
+        if sorted(named) != sorted(wanted):
+            raise UnlearnError(f"{file} is damaged: it does not hold all slices.")
+        initial.append(named["initial"])
+        steps.append([Trained(named[key], None, {}, -1) for key in wanted[1:]])
+    return Shards(config, partition, places["slices"], stored.slices, initial, steps), groups.get("rule", {})
+
+
+def _digest(splits: Splits) -> str:
+    """A digest of the users and items of the training interactions, in their order."""
+    digest = hashlib.sha256()
+    for field in (splits.train.uid_field, splits.train.iid_field):
+        digest.update(splits.train.inter_feat[field].to(torch.int64).contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _save(path: Path, groups: dict[str, Weights]) -> None:
+    """Tensors by group and name; a name may hold dots, a group may not."""
+    flat = {
+        f"{group}.{name}": value.detach().cpu().contiguous().clone()
+        for group, named in groups.items()
+        for name, value in named.items()
+    }
+    write_bytes(path, save(flat))
+
+
+def _load(path: Path) -> dict[str, Weights]:
+    try:
+        flat = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UnlearnError(f"Cannot read {path}: {error}. Use another copy of the ensemble.") from error
+    groups: dict[str, Weights] = {}
+    for name, value in flat.items():
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise UnlearnError(f"{path}: the weights {name} are not finite; this ensemble cannot be used.")
+        group, _, own = name.partition(".")
+        groups.setdefault(group, {})[own] = value
+    return groups

@@ -1,11 +1,11 @@
-"""How the training interactions are divided among K shards, each of which has a model of its own.
+"""Partitions of the training interactions into K shards.
 
 SISA divides users at random, RecEraser keeps interactions (or users) together that are near each other in a
 pretrained embedding, UltraRE does so in shards of one size, and the light variant of the Obliviate paper gives each
 item to the block of users that has most of its interactions. All are pure functions of ids, embeddings and a
 generator, on the CPU; ids are those of the dataset, where 0 is padding and has no interactions. The inner steps
-divide *points*, which are interactions or users. They work on numpy arrays, because numpy resolves ties in a fixed
-order and torch does not promise to.
+divide *points*, which are interactions or users, as numpy arrays: numpy breaks ties in a fixed order, torch does not
+promise to.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from scipy.optimize import linear_sum_assignment
 
 from recbole_unlearn.errors import UnlearnError
 
+ROUNDS = 50  # of alternating between shards and centroids, at most
+SLACK = 1.2  # a shard holds up to this times its equal share
 MAX_PIVOTS = 10**9  # of the exact transport: it ends by itself, long before
 
 
@@ -27,26 +29,29 @@ MAX_PIVOTS = 10**9  # of the exact transport: it ends by itself, long before
 class Partition:
     """Which shard each training interaction belongs to."""
 
-    number: int
-    """K, the number of shards."""
-    interactions: torch.Tensor
-    """(|D|,) int64, the shard of each training interaction."""
-    users: torch.Tensor | None
-    """(user_num,) int64, the shard of each user, -1 without interactions; None where users are spread over shards."""
-    items: torch.Tensor | None
-    """(item_num,) int64, likewise for items."""
+    number: int  # K
+    interactions: torch.Tensor  # (|D|,) int64, the shard of each training interaction
+    users: (
+        torch.Tensor | None
+    )  # (user_num,) int64, -1 without interactions; None where users are in many shards
+    items: torch.Tensor | None  # (item_num,) int64, likewise
 
     def without(self, deleted: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> Partition:
-        """The partition of the interactions that are left; nothing is kept of orphans.
+        """The partition without the interactions ``deleted`` (a mask); the shards of orphans become -1.
 
-        ``deleted`` (|D|,) is the mask of the deleted interactions, ``users`` and ``items`` (|D|,) are the ids of all.
+        ``users`` and ``items`` (|D|,) are the ids of all interactions.
         """
         left = ~deleted
+
+        def kept(shard: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor | None:
+            if shard is None:
+                return None
+            found = torch.full_like(shard, -1)
+            found[ids] = shard[ids]
+            return found
+
         return Partition(
-            self.number,
-            self.interactions[left],
-            _forget_orphans(self.users, users[left]),
-            _forget_orphans(self.items, items[left]),
+            self.number, self.interactions[left], kept(self.users, users[left]), kept(self.items, items[left])
         )
 
 
@@ -81,15 +86,9 @@ def item_blocks(
 
 
 def by_interactions(
-    users: torch.Tensor,
-    items: torch.Tensor,
-    p: torch.Tensor,
-    q: torch.Tensor,
-    k: int,
-    generator: torch.Generator,
-    rounds: int = 50,
-    slack: float = 1.2,
-) -> Partition:
+    users: torch.Tensor, items: torch.Tensor, p: torch.Tensor, q: torch.Tensor, k: int, generator: torch.Generator,
+    rounds: int = ROUNDS, slack: float = SLACK,
+) -> Partition:  # fmt: skip
     """RecEraser's InBP: by the affinity -‖p_u - c_u‖²·‖q_i - c_i‖² of interactions to shards' centroids (c_u, c_i).
 
     ``users`` and ``items`` (|D|,) are those of the interactions, ``p`` (user_num, d) and ``q`` (item_num, d) are
@@ -98,7 +97,7 @@ def by_interactions(
     in every dimension (the authors' code takes one mean over all dimensions, which ruins it), until nothing changes.
     """
     _check_number(k, len(users), "interactions")
-    cap = _cap(len(users), k, slack)
+    cap = math.ceil(slack * len(users) / k)
     (_, user, p_), (_, item, q_) = _embedded(users, p, "user"), _embedded(items, q, "item")
 
     def cost(shard: np.ndarray) -> np.ndarray:
@@ -111,31 +110,24 @@ def by_interactions(
 
 
 def by_users(
-    users: torch.Tensor,
-    p: torch.Tensor,
-    k: int,
-    generator: torch.Generator,
-    rounds: int = 50,
-    slack: float = 1.2,
+    users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator, slack: float = SLACK
 ) -> Partition:
     """RecEraser's UBP: as :func:`by_interactions`, with whole users and the affinity -‖p_u - c‖².
 
     ``users`` (|D|,) are those of the interactions, ``p`` (user_num, d) their pretrained embeddings. Of n users with
     interactions, each counted once however many they have, a shard takes up to ⌈slack·n/k⌉.
     """
-    return _cluster_users(users, p, k, generator, rounds, lambda c: fill(c, _cap(len(c), k, slack)))
+    return _cluster_users(users, p, k, generator, lambda c: fill(c, math.ceil(slack * len(c) / k)))
 
 
-def by_transport(
-    users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator, rounds: int = 50
-) -> Partition:
+def by_transport(users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator) -> Partition:
     """UltraRE: k-means of users in shards of one size, n/k users rounded up or down (:func:`transport`).
 
     ``users`` (|D|,) are those of the interactions, ``p`` (user_num, d) their pretrained embeddings. The first
     centroids are ``k`` random users. The exact transport takes a second a round with 30 000 users, and over four
     times that with twice as many.
     """
-    return _cluster_users(users, p, k, generator, rounds, transport)
+    return _cluster_users(users, p, k, generator, transport)
 
 
 def fill(cost: np.ndarray, cap: int) -> np.ndarray:
@@ -229,11 +221,9 @@ def _alternate(
     generator: torch.Generator,
     cost: Callable[[np.ndarray], np.ndarray],
     place: Callable[[np.ndarray], np.ndarray],
-    rounds: int,
+    rounds: int = ROUNDS,
 ) -> np.ndarray:
     """Shards (n,) from costs (n, k) and costs from shards, in turn; at first each of k random points is a shard."""
-    if rounds < 1:
-        raise UnlearnError(f"A partition in {rounds} rounds is not possible: use 1 or more.")
     shard = np.full(n, -1, dtype=np.int64)
     shard[torch.randperm(n, generator=generator)[:k].numpy()] = np.arange(k)
     for _ in range(rounds):
@@ -249,7 +239,6 @@ def _cluster_users(
     p: torch.Tensor,
     k: int,
     generator: torch.Generator,
-    rounds: int,
     place: Callable[[np.ndarray], np.ndarray],
 ) -> Partition:
     """k-means of the users that have interactions, where ``place`` turns distances (n, k) into shards (n,)."""
@@ -260,7 +249,7 @@ def _cluster_users(
     def cost(shard: np.ndarray) -> np.ndarray:
         return distances(vectors, means(vectors, np.arange(n), shard, k))
 
-    shard = torch.from_numpy(_alternate(n, k, generator, cost, place, rounds))
+    shard = torch.from_numpy(_alternate(n, k, generator, cost, place))
     return _of_users(users, len(p), present, shard, k)
 
 
@@ -285,22 +274,6 @@ def _of_users(
     of_user = torch.full((user_num,), -1)
     of_user[present] = shard
     return Partition(k, of_user[users], of_user, None)
-
-
-def _forget_orphans(shard: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor | None:
-    """The shards of users or items; -1 for orphans, which are not in ``ids``, the ids of what is left."""
-    if shard is None:
-        return None
-    kept = torch.full_like(shard, -1)
-    kept[ids] = shard[ids]
-    return kept
-
-
-def _cap(n: int, k: int, slack: float) -> int:
-    """⌈slack·n/k⌉, how much a shard may hold."""
-    if not slack >= 1.0:
-        raise UnlearnError(f"Shards with a slack of {slack} cannot hold all training data: use 1 or more.")
-    return math.ceil(slack * n / k)
 
 
 def _check_number(k: int, n: int, things: str) -> None:

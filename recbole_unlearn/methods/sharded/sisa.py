@@ -1,21 +1,21 @@
-r"""SISA: users are divided at random, each part trains a model, scores are averaged; a request restarts its parts.
+r"""SISA: users are divided at random, each shard trains a model, scores are averaged; a request restarts its shards.
 
 From the paper (*Machine unlearning*, Bourtoule et al.; for recommenders as in the appendix of Obliviate's): shards
-that are trained apart (*sharded*, *isolated*), slices within them with a checkpoint after each (*sliced*), answers
-that are averaged with equal weights (*aggregated*). A deleted interaction restarts its shard from the last checkpoint
-that did not see it, by default (one slice) from the initial weights.
+that are trained apart (*sharded*, *isolated*), slices within them with a checkpoint after each (*sliced*), scores
+averaged with equal weights (*aggregated*). A deleted interaction restarts its shard from the last checkpoint that did
+not see it, by default (one slice) from the initial weights.
 
 Filled in, for recommenders: the unit is the user, whose interactions stay together, in shards of equal numbers of
-users. A user has a trained row in one shard's model only; in the others its row is at its initial value (for graph
-models, without edges), and their scores weigh as much in the mean. Each shard has a seed of its own and stops on
+users. A user has a trained row in one shard's model only; in the others the row has its initial value (for graph
+models, no edges), and their scores weigh as much in the mean. Each shard has a seed of its own and stops on
 validation interactions of the users and items it knows. With L slices a step has 2/(L + 1) of the epochs, so that all
 slices together cost what a single one does.
 
 Avoided: restarting from weights that were trained on the deleted interactions (the paper of Obliviate speaks of the
-*saved model*, which may be read so); negatives that depend on other shards' interactions; and a stop that other
-shards' validation users decide on.
+*saved model*, which may be read so); negatives that depend on other shards' interactions; and early stopping on other
+shards' validation users.
 
-Exact for the ensemble: its models saw no deleted interaction. Which shard a user is in depends on chance alone.
+Exact for the ensemble: its models saw no deleted interaction. A user's shard depends on chance alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask, method
 from recbole_unlearn.methods.sharded.base import ShardedTrainer
 from recbole_unlearn.methods.sharded.partition import Partition, random_users
-from recbole_unlearn.settings import UnlearnConfig, setting
+from recbole_unlearn.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +53,8 @@ class SISASettings:
 class SISA(ShardedTrainer):
     """s(u, i) = 1/K Σ_k s_k(u, i), with model k trained on the interactions of its users."""
 
-    @classmethod
-    def epochs(cls, settings: SISASettings, config: UnlearnConfig) -> int:
-        """Of a shard's training."""
-        return settings.sisa_epochs or int(config["epochs"])
-
-    def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
-        """How a shard trains, and the number of its slices."""
-        options: SISASettings = task.settings
-        config = task.config.given(epochs=options.sisa_epochs, learning_rate=options.sisa_learning_rate)
-        return config, options.sisa_slices
+    def pretrain(self, task: UnlearnTask) -> None:
+        """None: users are divided at random."""
 
     def divide(self, task: UnlearnTask, pretrained: Trained | None, generator: torch.Generator) -> Partition:
         """Users at random."""

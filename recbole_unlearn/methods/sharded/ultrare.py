@@ -20,20 +20,23 @@ Avoided: as in RecEraser. Not exact, for the same reason: the clusters were made
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from recbole.model.abstract_recommender import AbstractRecommender
 from sklearn.linear_model import LogisticRegression
 
 from recbole_unlearn.data import Splits
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import Curve, UnlearnTask, method
 from recbole_unlearn.methods.sharded.attention import row_vectors
-from recbole_unlearn.methods.sharded.base import ShardedTrainer
-from recbole_unlearn.methods.sharded.ensemble import Ensemble, WeightedEnsemble
+from recbole_unlearn.methods.sharded.base import Ensemble, ShardedTrainer
 from recbole_unlearn.methods.sharded.partition import Partition, by_transport
 from recbole_unlearn.rows import RetainedIndex, TrainIndex, pair_scores
 from recbole_unlearn.settings import UnlearnConfig, setting
+
+FITTED = 20_000  # interactions of each cluster that its regression is fitted to, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,6 @@ class UltraRESettings:
     ultrare_combination: str = setting(
         "Logistic regression on the models' scores, or their mean.", choices=("logistic", "mean")
     )
-    ultrare_rows: int = setting("logistic: interactions of each cluster it is fitted to, at most.", low=1)
 
 
 @method(
@@ -60,26 +62,10 @@ class UltraRESettings:
 class UltraRE(ShardedTrainer):
     """s(u, i) = Σ_k w[g(u), k] s_k(u, i), with model k trained on the interactions of cluster k."""
 
-    @classmethod
-    def epochs(cls, settings: UltraRESettings, config: UnlearnConfig) -> int:
-        """Of a shard's training."""
-        return settings.ultrare_epochs or int(config["epochs"])
-
-    def shard_settings(self, task: UnlearnTask) -> tuple[UnlearnConfig, int]:
-        """How a cluster trains; there are no slices."""
-        options: UltraRESettings = task.settings
-        config = task.config.given(epochs=options.ultrare_epochs, learning_rate=options.ultrare_learning_rate)
-        return config, 1
-
-    def pretrain(self, task: UnlearnTask) -> Trained:
-        """The plain original."""
-        return task.original or task.train(task.config, task.data.full, "pretrained")
-
     def divide(self, task: UnlearnTask, pretrained: Trained | None, generator: torch.Generator) -> Partition:
         """Clusters of users."""
-        train = task.data.full.train
         assert pretrained is not None
-        p, _ = row_vectors(task, pretrained)
+        train, (p, _) = task.data.full.train, row_vectors(task, pretrained)
         return by_transport(train.inter_feat[train.uid_field], p, task.settings.ultrare_shards, generator)
 
     def ensemble(
@@ -91,9 +77,7 @@ class UltraRE(ShardedTrainer):
         assert partition.users is not None, "clusters are of users"
         return WeightedEnsemble(task.config, models, partition.users)
 
-    def fit_rule(
-        self, task: UnlearnTask, ensemble: Ensemble, splits: Splits, partition: Partition
-    ) -> dict[str, Curve]:
+    def fit_rule(self, task: UnlearnTask, ensemble: Ensemble, splits: Splits) -> dict[str, Curve]:
         """A regression for each cluster that has interactions."""
         if not isinstance(ensemble, WeightedEnsemble):
             return {}
@@ -101,23 +85,38 @@ class UltraRE(ShardedTrainer):
         nothing = torch.empty(0, dtype=torch.long)
         all_pairs = RetainedIndex(index, nothing, nothing, torch.zeros(len(index), dtype=torch.bool))
         generator = torch.Generator().manual_seed(task.config["seed"])
+        clusters = ensemble.user_shards.cpu()[index.ids["user"]]
         for cluster in range(len(ensemble.models)):
-            own = (partition.interactions == cluster).nonzero().flatten()
-            own = own[torch.randperm(len(own), generator=generator)[: task.settings.ultrare_rows]]
+            own = (clusters == cluster).nonzero().flatten()
+            own = own[torch.randperm(len(own), generator=generator)[:FITTED]]
             if len(own) == 0:
                 continue
             users, items = (index.ids[side][own] for side in ("user", "item"))
             negatives = all_pairs.negatives(users, generator)
-            better = torch.stack(
-                [
-                    pair_scores(model, splits.train, users, items)
-                    - pair_scores(model, splits.train, users, negatives)
-                    for model in ensemble.models
-                ],
-                dim=1,
-            )
-            ensemble.weights[cluster] = ranking_weights(better).to(ensemble.weights)
+            better = [
+                pair_scores(model, splits.train, users, items)
+                - pair_scores(model, splits.train, users, negatives)
+                for model in ensemble.models
+            ]
+            ensemble.weights[cluster] = ranking_weights(torch.stack(better, dim=1)).to(ensemble.weights)
         return {}
+
+
+class WeightedEnsemble(Ensemble):
+    """The models' scores with weights that depend on the user's cluster: s(u, i) = Σ_k w[g(u), k] s_k(u, i)."""
+
+    def __init__(
+        self, config: UnlearnConfig, models: Sequence[AbstractRecommender], user_shards: torch.Tensor
+    ) -> None:
+        """``user_shards`` (users,): g(u), or -1. All weights are 1/K at first; those of users with -1 stay so."""
+        super().__init__(config, models)
+        number, device = len(models), config["device"]
+        self.register_buffer("user_shards", user_shards.to(device), persistent=False)
+        self.register_buffer("weights", torch.full((number + 1, number), 1.0 / number, device=device))
+
+    def combine(self, scores: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """The weighted sum; index -1 takes the last row of the weights, which stays uniform."""
+        return torch.einsum("knm,nk->nm", scores, self.weights[self.user_shards[users]])
 
 
 def ranking_weights(better: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,9 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods.sharded import (
     AttentiveEnsemble,
     Ensemble,
-    Fit,
     ItemEnsemble,
     WeightedEnsemble,
+    attention,
     fit_attention,
     ranking_weights,
     vectors,
@@ -35,9 +35,7 @@ class Fixed(torch.nn.Module):
         return self.scores[interaction["user_id"]].reshape(-1)
 
 
-@pytest.fixture
-def scores():
-    return torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0))
+SCORES = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0))
 
 
 def answers(ensemble):
@@ -49,30 +47,30 @@ def answers(ensemble):
     return whole
 
 
-def test_the_mean_of_scores(make_config, scores):
-    ensemble = Ensemble(make_config(), [Fixed(part) for part in scores])
-    assert torch.allclose(answers(ensemble), scores.mean(dim=0))
+def test_the_mean_of_scores(make_config):
+    ensemble = Ensemble(make_config(), [Fixed(part) for part in SCORES])
+    assert torch.allclose(answers(ensemble), SCORES.mean(dim=0))
     with pytest.raises(NotImplementedError, match="one by one"):
         ensemble.calculate_loss(None)
 
 
-def test_the_score_of_the_items_model(make_config, scores):
+def test_the_score_of_the_items_model(make_config):
     shards = torch.tensor([-1, 0, 2, 1, 1, -1, 0])
-    found = answers(ItemEnsemble(make_config(), [Fixed(part) for part in scores], shards))
+    found = answers(ItemEnsemble(make_config(), [Fixed(part) for part in SCORES], shards))
     for item, shard in enumerate(shards.tolist()):
-        expected = scores[shard, :, item] if shard >= 0 else scores[:, :, item].mean(dim=0)
+        expected = SCORES[shard, :, item] if shard >= 0 else SCORES[:, :, item].mean(dim=0)
         assert torch.allclose(found[:, item], expected)
 
 
-def test_weights_by_the_users_shard(make_config, scores):
+def test_weights_by_the_users_shard(make_config):
     shards = torch.tensor([-1, 0, 2, 1, 0])
-    ensemble = WeightedEnsemble(make_config(), [Fixed(part) for part in scores], shards)
-    assert torch.allclose(answers(ensemble), scores.mean(dim=0))
+    ensemble = WeightedEnsemble(make_config(), [Fixed(part) for part in SCORES], shards)
+    assert torch.allclose(answers(ensemble), SCORES.mean(dim=0))
     ensemble.weights[:3] = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
     found = answers(ensemble)
     for user, shard in enumerate(shards.tolist()):
         weights = ensemble.weights[shard] if shard >= 0 else torch.full((3,), 1 / 3)
-        assert torch.allclose(found[user], (weights[:, None] * scores[:, user]).sum(dim=0), atol=1e-6)
+        assert torch.allclose(found[user], (weights[:, None] * SCORES[:, user]).sum(dim=0), atol=1e-6)
 
 
 def test_the_regression_is_at_its_optimum():
@@ -106,73 +104,69 @@ def test_models_without_vectors_are_told_apart(make_config):
         vectors(build_model(config, splits), splits.train)
 
 
-def make_attention(config, splits, number=2, dropout=0.0):
-    nets = [build_model(config.replace(seed=seed), splits) for seed in range(number)]
-    torch.manual_seed(0)
-    return nets, AttentiveEnsemble(config, nets, splits.train, 4, dropout).eval()
+@pytest.fixture
+def attentive(make_config):
+    """``attentive(2)``: so many untrained BPR models and the attention over them, with the config and the data."""
+
+    def make(number):
+        config = make_config()
+        splits = load(config).splits
+        nets = [build_model(config.replace(seed=seed), splits) for seed in range(number)]
+        torch.manual_seed(0)
+        return nets, AttentiveEnsemble(config, nets, splits.train).eval(), config, splits
+
+    return make
 
 
-def test_attention_over_one_model_is_that_model(make_config):
-    config = make_config()
-    splits = load(config).splits
-    (net,), ensemble = make_attention(config, splits, 1)
-    users = torch.arange(1, 6)
+def test_attention_over_one_model_is_that_model(attentive):
+    (net,), ensemble, config, splits = attentive(1)
     own, whole = (
-        compose(PhaseTrainer, config, one, "x").scores(users, splits.train) for one in (net, ensemble)
+        compose(PhaseTrainer, config, one, "x").scores(torch.arange(1, 6), splits.train)
+        for one in (net, ensemble)
     )
     assert torch.allclose(own[:, 1:], whole[:, 1:], atol=1e-6)
 
 
-def test_attention_is_the_formula(make_config):
-    config = make_config()
-    splits = load(config).splits
-    nets, ensemble = make_attention(config, splits, 2)
+def test_attention_is_the_formula(attentive):
+    nets, ensemble, _, _ = attentive(2)
     with torch.no_grad():
         ensemble.turn += 0.1 * torch.randn(ensemble.turn.shape, generator=torch.Generator().manual_seed(1))
         ensemble.shift += 0.3
     user, item, found = 4, 7, []
-    for side, row, attention in (
-        ("user", user, ensemble.of_user), ("item", item, ensemble.of_item),
-    ):  # fmt: skip
+    for side, row, part in (("user", user, ensemble.of_user), ("item", item, ensemble.of_item)):
         moved, weights = [], []
         for shard, net in enumerate(nets):
             vector = getattr(net, f"{side}_embedding").weight[row]
             vector = vector @ ensemble.turn[shard] + ensemble.shift[shard, 0]
-            hidden = torch.relu(attention.inner.weight @ vector + attention.inner.bias)
+            hidden = torch.relu(part.inner.weight @ vector + part.inner.bias)
             moved.append(vector)
-            weights.append((attention.outer.weight[0] @ hidden).exp())
+            weights.append((part.outer.weight[0] @ hidden).exp())
         total = sum(weights)
         found.append(sum(w / total * v for w, v in zip(weights, moved, strict=True)))
     expected = (found[0] * found[1]).sum()
     assert torch.allclose(ensemble.pair_scores(torch.tensor([user]), torch.tensor([item])), expected)
 
 
-def test_training_the_attention_leaves_the_models_alone_and_keeps_the_best_epoch(make_config):
-    config = make_config(embedding_size=8)
-    splits = load(config).splits
-    nets, ensemble = make_attention(config, splits, 3)
+def test_training_the_attention_leaves_the_models_alone_and_keeps_the_best_epoch(attentive, monkeypatch):
+    monkeypatch.setattr(attention, "BATCH", 64)
+    nets, ensemble, _, _ = attentive(3)
     before = [{k: v.clone() for k, v in net.state_dict().items()} for net in nets]
-    scores = iter([0.1, 0.2, 0.5, 0.3, 0.3, 0.9])
-    states = []
+    scores, states = iter([0.1, 0.2, 0.5, 0.3, 0.3, 0.9]), []
 
     def score():
         states.append(ensemble.turn.detach().clone())
         return next(scores)
 
-    fit = Fit(epochs=10, learning_rate=0.01, batch_size=64, l2=0.0, patience=2)
-    losses = fit_attention(ensemble, fit, torch.Generator().manual_seed(0), score, tqdm(disable=True))
+    losses = fit_attention(ensemble, 10, 2, torch.Generator().manual_seed(0), score, tqdm(disable=True))
     assert [epoch for epoch, _ in losses] == [1, 2, 3, 4]  # two looks without a gain
     assert losses[-1][1] < losses[0][1]
     assert torch.equal(ensemble.turn, states[2])
     assert all(same(old, net.state_dict()) for old, net in zip(before, nets, strict=True))
 
 
-def test_a_failing_attention_says_so(make_config):
-    config = make_config()
-    splits = load(config).splits
-    _, ensemble = make_attention(config, splits, 2)
+def test_a_failing_attention_says_so(attentive):
+    _, ensemble, _, _ = attentive(2)
     with torch.no_grad():
         ensemble.turn[0, 0, 0] = float("nan")
-    fit = Fit(2, 0.01, 64, 0.0, 2)
-    with pytest.raises(UnlearnError, match="receraser_attention_rate"):
-        fit_attention(ensemble, fit, torch.Generator(), lambda: 0.0, None)
+    with pytest.raises(UnlearnError, match="receraser_aggregation=mean"):
+        fit_attention(ensemble, 2, 2, torch.Generator(), lambda: 0.0, None)
