@@ -417,7 +417,8 @@ class Pipeline:
         if self.run_settings.report != "none":
             from recbole_unlearn.report import write_report  # imports plotly
 
-            logger.info("Report: %s", self.home / write_report(result, self.directory).name)
+            page = write_report(result, self.directory, self.config.external_config_dict)
+            logger.info("Report: %s", self.home / page.name)
 
 
 def is_injected(forget: Any) -> bool:

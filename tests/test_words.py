@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_unlearn import text
-from recbole_unlearn.report import values
+from recbole_unlearn.report import page
 
 # What nobody should read, whatever the figures are.
 NONSENSE = re.compile(
@@ -41,8 +41,8 @@ FACTORS = st.floats(0, 5000) | st.floats(0, 0.01) | st.sampled_from([0.0, 0.9499
 def test_no_figure_is_written_as_nonsense(value, factor, number):
     shown = [
         text.decimal(value, 3), text.signed(value), text.percent(value), text.times(factor),
-        text.speed(factor), text.counted(number, "user"), values.decimal(value), values.signed(value),
-        values.percent(value), values.times(factor), values.plain(value),
+        text.speed(factor), text.counted(number, "user"), page.decimal(value), page.signed(value),
+        page.percent(value), page.times(factor), page.plain(value),
     ]  # fmt: skip
     for line in shown:
         assert not NONSENSE.search(line), line

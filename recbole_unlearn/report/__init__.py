@@ -1,14 +1,10 @@
-"""HTML reports: `write_report` shows one run, `write_comparison` several beside each other, `write_sweep` a sweep.
+"""HTML reports: `write_report` shows one run, `write_comparison` compares several, `write_sweep` shows a sweep.
 
-A page is one file that needs no network. `single.py`, `comparison.py` and `sweep.py` say what is on the pages; the
-parts of `single.py` are `opening.py` (with `account.py`, `advice.py`), `cards.py`, `tables.py`, `forgetting.py`,
-`damage.py` and `closing.py` (with `certificates.py`, `command.py`). `figures.py` draws, `page.py` is the frame, and
-`values.py` writes numbers for people. `paper.py` makes the tables of the paper from many results (`entries.py`);
-`writers.py` writes them as HTML, Markdown and LaTeX.
+A page is one file that needs no network: a template of `templates/` (Jinja2, autoescaped), filled by `run_report.py`,
+`comparison.py` or `sweep.py`. `page.py` renders and writes values for people, `figures.py` draws. `entries.py` reads
+many results; `paper_tables.py` makes the tables of the paper from them, as HTML, Markdown and LaTeX.
 """
 
-from recbole_unlearn.report.account import noise
-from recbole_unlearn.report.command import PROGRAM
 from recbole_unlearn.report.comparison import write_comparison
 from recbole_unlearn.report.entries import (
     FAILED_FILE,
@@ -24,7 +20,22 @@ from recbole_unlearn.report.entries import (
     recovered,
     results_in,
 )
-from recbole_unlearn.report.page import Html, drawing, element, join, pairs, section, table, write
-from recbole_unlearn.report.single import write_report
+from recbole_unlearn.report.page import (
+    Html,
+    decimal,
+    difference,
+    drawing,
+    duration,
+    element,
+    flat,
+    join,
+    pairs,
+    percent,
+    plain,
+    section,
+    table,
+    times,
+    write,
+)
+from recbole_unlearn.report.run_report import PROGRAM, noise, write_report
 from recbole_unlearn.report.sweep import write_sweep
-from recbole_unlearn.report.values import decimal, difference, duration, flat, percent, plain, times

@@ -1,6 +1,7 @@
-"""The page that sets runs beside each other: methods by dataset, model and kind of request.
+"""The page that compares runs: methods by dataset, model and kind of request, averaged over seeds.
 
-Runs of one dataset, model and kind of request belong together; over their seeds, values are averaged.
+`templates/comparison.html` has the headings and captions. With the page go the tables of the paper, as Markdown and
+LaTeX.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from pathlib import Path
 from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes
-from recbole_unlearn.report import figures, page, paper, writers
+from recbole_unlearn.measures import SHORT
+from recbole_unlearn.report import figures, paper_tables
 from recbole_unlearn.report.entries import (
     NO_PLAN,
     REFERENCES,
     Entry,
     FigureOf,
     GridPlan,
-    Groups,
     affected_ndcg,
     grouped,
     ratio_of_sums,
@@ -28,133 +29,88 @@ from recbole_unlearn.report.entries import (
     read_result,
     recovered,
 )
-from recbole_unlearn.report.page import Html
-from recbole_unlearn.report.values import (
+from recbole_unlearn.report.page import (
     MISSING,
-    SHORT,
+    chip,
     counted,
     day,
     decimal,
     difference,
     duration,
+    lines,
     percent,
     phase_title,
+    render,
     signed,
     times,
 )
 from recbole_unlearn.results import RETRAINED, RunResult
 
-_HEAD = (
-    "Method",
-    "Forgets",
-    "NDCG@20, affected",
-    "Recovered",
-    "Demotion rate",
-    "Attack AUC, off by",
-    "Top-20 overlap",
-    "Time",
-    "Speed-up",
-    "Runs",
-)
-
 
 def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[Path] = ()) -> Path:
     """Read `result.json` of each directory, write one page about them to ``target``, and return its path.
 
-    Beside it go `tables.md` and `tables.tex`, the tables of the paper from the same results. Directories of ``grids``
-    say which results should be there, so that those that are missing are shown as missing.
+    `tables.md` and `tables.tex`, the tables of the paper from the same results, go to the same directory. Directories
+    of ``grids`` say which results should be there, so that missing ones are shown as missing.
     """
     if not directories:
         raise UnlearnError("Nothing to compare. Name the output directories of one or more runs.")
     results = [read_result(Path(directory) / "result.json") for directory in directories]
     plan = read_plan(grids)
-    tables = paper.tables(results, plan)
-    target = (
-        make_directory(Path(target).parent) / Path(target).name
-    )  # after what may be refused: none stays empty
+    tables = paper_tables.tables(results, plan)
+    # Made after all refusals, so that no empty directory stays.
+    target = make_directory(Path(target).parent) / Path(target).name
     write_bytes(target, page_of(results, plan))
-    write_bytes(target.with_name("tables.md"), writers.markdown(tables, plan).encode())
-    write_bytes(target.with_name("tables.tex"), writers.latex(tables, plan).encode())
+    write_bytes(target.with_name("tables.md"), paper_tables.markdown(tables, plan).encode())
+    write_bytes(target.with_name("tables.tex"), paper_tables.latex(tables, plan).encode())
     return target
 
 
 def page_of(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> bytes:
     """The page about ``results``."""
     groups = grouped(results)
-    names = dict.fromkeys(entry.name for entries in groups.values() for entry in entries)
+    names = list(dict.fromkeys(entry.name for entries in groups.values() for entry in entries))
     looks = figures.looks(names)
-    return page.document(
-        "Unlearning methods compared",
-        _header(results, groups, names),
-        _table(groups, looks),
-        (_drawings(place.title, entries, looks) for place, entries in groups.items()),
-        writers.sections(paper.tables(results, plan), plan),
-    )
-
-
-def _header(results: Sequence[RunResult], groups: Groups, names: Iterable[str]) -> Html:
-    methods = [name for name in names if name not in REFERENCES]
-    datasets, models = {place.dataset for place in groups}, {place.model for place in groups}
-    parts = [
-        counted(len(part), noun)
-        for part, noun in ((methods, "method"), (datasets, "dataset"), (models, "model"))
-    ]
-    made_up = any(place.request.startswith(INJECTED) for place in groups)
-    noise = (
-        "Artificial noise: where a request is called injected, its interactions were made up; nobody asked to have "
-        "them forgotten."
-    )
-    return page.element(
-        "header",
-        page.element(
-            "p", f"{counted(len(results), 'run')}: {', '.join(parts)}{_dates(results)}", class_="quiet"
-        ),
-        page.element("h1", "How near each method comes to retraining, and how fast"),
-        page.element(
-            "p",
-            "The goal is the retrained model's value in every column but time: closer to it is better, smaller or "
-            "larger by itself is not.",
-        ),
-        page.element("p", noise) if made_up else "",
-        class_="verdict",
-    )
-
-
-def _dates(results: Sequence[RunResult]) -> str:
-    """When the runs were made: the first and the last of them."""
-    known = sorted(str(result.date) for result in results if day(result.date))
-    ends = list(dict.fromkeys(str(day(date)) for date in (known[:1] + known[-1:])))
-    return f" · {' to '.join(ends)}" if ends else ""
-
-
-def _table(groups: Groups, looks: dict[str, figures.Look]) -> Html:
-    bodies = {}
+    rows = {}
     for place, entries in groups.items():
-        names = dict.fromkeys(entry.name for entry in entries)
-        bodies[place.title] = [
-            _row(name, [entry for entry in entries if entry.name == name], looks[name].color)
-            for name in names
-        ]
-    caption = (
-        "Means over runs, ± standard deviation. Small below: the distance to the same run's retrained model. "
-        "An attack's AUC is the other way round: first its distance, and its value below. "
-        "Recovered is a dash where retraining changes no more than two retrained models differ."
+        runs = {name: [entry for entry in entries if entry.name == name] for name in names}
+        rows[place.title] = [_row(name, own, looks[name].color) for name, own in runs.items() if own]
+    amounts = {
+        "run": len(results),
+        "method": sum(name not in REFERENCES for name in names),
+        "dataset": len({place.dataset for place in groups}),
+        "model": len({place.model for place in groups}),
+    }
+    total, *others = (counted(amount, noun) for noun, amount in amounts.items())
+    dates = sorted(str(result.date) for result in results if day(result.date))
+    ends = list(dict.fromkeys(str(day(date)) for date in (dates[:1] + dates[-1:])))
+    return render(
+        "comparison.html",
+        title="Unlearning methods compared",
+        subject=f"{total}: {', '.join(others)}" + (f" · {' to '.join(ends)}" if ends else ""),
+        has_noise=any(place.request.startswith(INJECTED) for place in groups),
+        rows=rows,
+        figures={place.title: _drawings(entries, looks) for place, entries in groups.items()},
+        tables=list(paper_tables.by_title(paper_tables.tables(results, plan))),
+        note=paper_tables.NOTE,
+        missing=plan.missing,
     )
-    return page.section("All figures", page.table(caption, _HEAD, bodies))
 
 
 def _row(name: str, entries: list[Entry], color: str) -> list[str]:
-    reference = name in REFERENCES
+    is_reference = name in REFERENCES
+    seconds = _average(entry.phase.seconds for entry in entries)
+    faster = ratio_of_sums((entry.retrained.seconds, entry.phase.seconds) for entry in entries)
     return [
-        page.chip(color, phase_title(name)),
-        "" if reference else _level(entries),
+        chip(phase_title(name), color),
+        "" if is_reference else _level(entries),
         _mean(entries, affected_ndcg, digits=4),
-        "" if reference else percent(recovered(entries)),
+        "" if is_reference else percent(recovered(entries)),
         _mean(entries, lambda phase: phase.demotion_rate),
         _mean(entries, lambda phase: phase.figure("attack", "auc"), distance_first=True),
         _mean(entries, lambda phase: phase.figure("overlap@20", "affected")),
-        _time(entries),
-        "" if reference else times(_speedup(entries)),
+        "loaded" if seconds is None else duration(seconds),
+        "" if is_reference else times(faster),
         str(len(entries)),
     ]
 
@@ -162,12 +118,6 @@ def _row(name: str, entries: list[Entry], color: str) -> list[str]:
 def _average(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
-
-
-def _time(entries: list[Entry]) -> str:
-    """Mean seconds; a model that was loaded in all runs has none."""
-    seconds = _average(entry.phase.seconds for entry in entries)
-    return "loaded" if seconds is None else duration(seconds)
 
 
 def _level(entries: list[Entry]) -> str:
@@ -189,37 +139,23 @@ def _mean(entries: list[Entry], of: FigureOf, digits: int = 3, distance_first: b
     away = _average(difference(of(entry.phase), of(entry.retrained)) for entry in entries)
     if away is None or entries[0].name == RETRAINED:
         return written
-    if distance_first:
-        return page.lines(signed(away, digits), f"is {written}")
-    return page.lines(written, signed(away, digits))
+    distance = signed(away, digits)
+    return lines(distance, f"is {written}") if distance_first else lines(written, distance)
 
 
-def _speedup(entries: list[Entry]) -> float | None:
-    """Σ retrained seconds / Σ seconds, over runs that have both."""
-    return ratio_of_sums((entry.retrained.seconds, entry.phase.seconds) for entry in entries)
-
-
-def _drawings(place: str, entries: list[Entry], looks: dict[str, figures.Look]) -> Html:
+def _drawings(
+    entries: list[Entry], looks: dict[str, figures.Look]
+) -> list[tuple[figures.Figure | None, str, str]]:
     """Utility against forgetting, and utility against time."""
-    utility = "NDCG@20, affected users"
-    views: tuple[tuple[FigureOf, str, str, str, bool], ...] = (
-        (
-            lambda phase: phase.demotion_rate,
-            "demotion rate",
-            "Utility against forgetting.",
-            "Retraining is the goal.",
-            False,
-        ),
-        (lambda phase: phase.seconds, "seconds", "Utility against time.", "Further left is faster.", True),
-    )
-    drawn = []
-    for of, x_title, title, caption, logarithmic in views:
-        points = [
-            figures.Point(entry.name, x, y)
-            for entry in entries
-            if (x := of(entry.phase)) is not None and (y := affected_ndcg(entry.phase)) is not None
-        ]
-        figure = figures.trade_off(points, looks, x_title, utility, logarithmic)
-        if figure:
-            drawn.append(page.drawing(figure, title, caption))
-    return page.section(place, page.element("div", drawn, class_="figures") if drawn else "")
+
+    def drawn(of: FigureOf, x_title: str, logarithmic: bool) -> figures.Figure | None:
+        known = [(entry.name, of(entry.phase), affected_ndcg(entry.phase)) for entry in entries]
+        points = [(name, x, y) for name, x, y in known if x is not None and y is not None]
+        return figures.trade_off(points, looks, x_title, "NDCG@20, affected users", logarithmic)
+
+    rate = drawn(lambda phase: phase.demotion_rate, "demotion rate", False)
+    time = drawn(lambda phase: phase.seconds, "seconds", True)
+    return [
+        (rate, "Utility against forgetting.", "Retraining is the goal."),
+        (time, "Utility against time.", "Further left is faster."),
+    ]

@@ -1,7 +1,7 @@
-"""Many results beside each other: read, sorted by what they are about, each model counted once.
+"""Many results next to each other: read, grouped by data, model and request, each model counted once.
 
-The original and the retrained model come again in every run, so what has the same figures under the same name and
-seed is one entry. A grid also has a plan, which says what should be there, so that what is missing can be shown.
+The original and the retrained model come again in every run, so phases with the same figures, name and seed are one
+entry. A grid also has a plan, which says what should be there, so that missing results can be shown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.report.values import MISSING, SHORT, difference
+from recbole_unlearn.measures import SHORT
+from recbole_unlearn.report.page import MISSING, difference
 from recbole_unlearn.results import (
     ORIGINAL,
     RETRAINED,
@@ -41,37 +42,33 @@ class Place(NamedTuple):
     request: str
     ratio: float | None = None
 
+    @classmethod
+    def of(cls, dataset: str | None, model: str | None, source: str | None, ratio: float | None) -> Place:
+        """With dashes for unknown parts."""
+        request = (source or MISSING) + ("" if ratio is None else f", {100 * ratio:.6g}% of users")
+        return cls(dataset or MISSING, model or MISSING, request, ratio)
+
     @property
     def title(self) -> str:
-        """What it is called on a page."""
+        """Its heading on a page."""
         return " · ".join((self.dataset, self.model, self.request))
 
 
 class Entry(NamedTuple):
-    """One phase of one run, beside the original and the retrained model of the same run."""
+    """One phase of one run, with the original and the retrained model of the same run."""
 
     name: str
     seed: str | None
     phase: PhaseResult
-    original: PhaseResult  # without figures where the run has none, as the next one
+    original: PhaseResult  # without figures where the run has none, like the next one
     retrained: PhaseResult
-    is_moved: bool = (
-        True  # whether retraining moves NDCG@20 of affected users by more than noise, if it is known
-    )
+    is_moved: bool = True  # whether retraining moves NDCG@20 of affected users by more than noise
     level: str | None = None  # of its verdict, where it has one
 
     @property
     def before(self) -> PhaseResult:
         """What the phase started from: the run's original, or one of its own."""
         return self.phase.before or self.original
-
-    def moves(self, of: FigureOf) -> Pair:
-        """How far the phase and the retrained model are from what the phase started from: x − before of both."""
-        start = of(self.before)
-        return difference(of(self.phase), start), difference(of(self.retrained), start)
-
-
-Groups = dict[Place, list[Entry]]
 
 
 class GridPlan(NamedTuple):
@@ -97,23 +94,22 @@ def affected_ndcg(phase: PhaseResult) -> float | None:
 
 
 def read_result(path: Path) -> RunResult:
-    """The result in a `result.json`; refuses what is none."""
+    """The result in a `result.json`; refuses a file that is none."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise _refused(path, error.strerror or str(error)) from error
-    except (ValueError, RecursionError) as error:
-        raise _refused(path, "it is not JSON") from error
-    if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
-        raise _refused(path, f"it is not a result of schema {SCHEMA}")
-    result = RunResult.from_json(tree)
-    if not result.phases:
-        raise _refused(path, "it has no phases")
-    return result
-
-
-def _refused(path: Path, why: str) -> UnlearnError:
-    return UnlearnError(
+        why = error.strerror or str(error)
+    except (ValueError, RecursionError):
+        why = "it is not JSON"
+    else:
+        result = RunResult.from_json(tree)
+        if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
+            why = f"it is not a result of schema {SCHEMA}"
+        elif not result.phases:
+            why = "it has no phases"
+        else:
+            return result
+    raise UnlearnError(
         f"Cannot compare {path}: {why}. Name output directories of finished runs, or run that one again."
     )
 
@@ -141,7 +137,7 @@ def read_plan(directories: Iterable[Path]) -> GridPlan:
             phases = cell.get("phases")
             if name is None or seed is None or not isinstance(phases, list):
                 continue
-            place = _place(dataset, model, source, number(cell.get("ratio")))
+            place = Place.of(dataset, model, source, number(cell.get("ratio")))
             for phase in phases:
                 seeds.setdefault(place, {}).setdefault(str(phase), set()).add(seed)
             if not (directory / name / "result.json").exists():
@@ -153,37 +149,32 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def grouped(results: Sequence[RunResult]) -> Groups:
+def grouped(results: Sequence[RunResult]) -> dict[Place, list[Entry]]:
     """The phases of all results by place, the original and the retrained model first."""
-    groups: Groups = {}
+    groups: dict[Place, list[Entry]] = {}
     for result in results:
         source = result.forget.source
         injected = source is not None and source.startswith(INJECTED)
         ratio = number(result.settings.get("inject_users")) if injected else None
-        place = _place(result.dataset, result.model, source, ratio)
+        place = Place.of(result.dataset, result.model, source, ratio)
         groups.setdefault(place, []).extend(_entries(result))
-    return {place: _once(entries) for place, entries in groups.items()}
-
-
-def _place(dataset: str | None, model: str | None, source: str | None, ratio: float | None) -> Place:
-    request = source or MISSING
-    if ratio is not None:
-        request += f", {100 * ratio:.6g}% of users"
-    return Place(dataset or MISSING, model or MISSING, request, ratio)
+    order = {name: rank for rank, name in enumerate(REFERENCES)}
+    for place, entries in groups.items():
+        unique = {(entry.name, entry.seed, _figures(entry.phase)): entry for entry in reversed(entries)}
+        groups[place] = sorted(reversed(unique.values()), key=lambda entry: order.get(entry.name, len(order)))
+    return groups
 
 
 def _entries(result: RunResult) -> Iterable[Entry]:
     original, retrained = (result.phases.get(name, PhaseResult()) for name in (ORIGINAL, RETRAINED))
     levels = levels_of(result)
-    for phase_name, phase in result.phases.items():
-        name = phase_name
-        if name == UNLEARNED:
-            # An exact method is retraining: its own row would say the same twice.
-            if RETRAINED in result.phases and _figures(phase) == _figures(retrained):
-                continue
-            name = result.method or name
-        is_moved = result.left_out is None or "ndcg@20" not in result.left_out.metrics
-        yield Entry(name, _text(result.seed), phase, original, retrained, is_moved, levels.get(phase_name))
+    is_moved = result.left_out is None or "ndcg@20" not in result.left_out.metrics
+    for name, phase in result.phases.items():
+        # An exact method is retraining: its own row would say the same twice.
+        if name == UNLEARNED and RETRAINED in result.phases and _figures(phase) == _figures(retrained):
+            continue
+        title = result.method or name if name == UNLEARNED else name
+        yield Entry(title, _text(result.seed), phase, original, retrained, is_moved, levels.get(name))
 
 
 def levels_of(result: RunResult) -> dict[str, str]:
@@ -196,12 +187,6 @@ def _figures(phase: PhaseResult) -> str:
     return json.dumps([phase.metrics, phase.affected, phase.forgetting], sort_keys=True)
 
 
-def _once(entries: Iterable[Entry]) -> list[Entry]:
-    unique = {(entry.name, entry.seed, _figures(entry.phase)): entry for entry in reversed(list(entries))}
-    order = {name: place for place, name in enumerate(REFERENCES)}
-    return sorted(reversed(unique.values()), key=lambda entry: order.get(entry.name, len(order)))
-
-
 def recovered(entries: Sequence[Entry]) -> float | None:
     """Σ(phase − before) / Σ(retrained − before) of NDCG@20 of affected users, over runs that have all three.
 
@@ -210,7 +195,11 @@ def recovered(entries: Sequence[Entry]) -> float | None:
     """
     if 2 * sum(entry.is_moved for entry in entries) <= len(entries):
         return None
-    return ratio_of_sums(entry.moves(affected_ndcg) for entry in entries)
+    starts = [affected_ndcg(entry.before) for entry in entries]
+    return ratio_of_sums(
+        (difference(affected_ndcg(entry.phase), start), difference(affected_ndcg(entry.retrained), start))
+        for entry, start in zip(entries, starts, strict=True)
+    )
 
 
 def ratio_of_sums(pairs: Iterable[Pair]) -> float | None:

@@ -13,11 +13,10 @@ from recbole_unlearn.report import (
     NO_PLAN,
     PLAN_FILE,
     comparison,
-    paper,
+    paper_tables,
     read_plan,
     results_in,
     write_comparison,
-    writers,
 )
 from recbole_unlearn.results import RunResult
 from recbole_unlearn.settings import properties_dir, read_yaml
@@ -54,7 +53,7 @@ RUNS = [result(1, -0.08), result(2), result(3, 0.08)]
 
 def tables(results, plan=NO_PLAN):
     """The tables of what files with this content are read as."""
-    return paper.tables([RunResult.from_json(one) for one in results], plan)
+    return paper_tables.tables([RunResult.from_json(one) for one in results], plan)
 
 
 def rows(results, title, plan=NO_PLAN, subject="ml-1m"):
@@ -189,9 +188,9 @@ def test_results_with_gaps_and_hostile_names_are_written(tmp_path):
     }
     odd |= {"dataset": HOSTILE, "model": HOSTILE, "method": HOSTILE, "forget": {"source": HOSTILE}}
     found = tables([odd, *RUNS])
-    assert "<script" not in writers.sections(found, NO_PLAN)
-    assert not re.search(r"(?<!\\)[<>]", writers.markdown(found, NO_PLAN))
-    check_latex(writers.latex(found, NO_PLAN))
+    assert b"<img" not in comparison.page_of([RunResult.from_json(one) for one in [odd, *RUNS]])
+    assert not re.search(r"(?<!\\)[<>]", paper_tables.markdown(found, NO_PLAN))
+    check_latex(paper_tables.latex(found, NO_PLAN))
     assert tables([{"phases": {"unlearned": {}}}]) == []
 
 
@@ -218,7 +217,7 @@ def check_latex(text):
 
 
 def test_latex_has_the_structure_of_one(tmp_path):
-    text = writers.latex(tables([*RUNS, result(1, dataset="my_data")]), NO_PLAN)
+    text = paper_tables.latex(tables([*RUNS, result(1, dataset="my_data")]), NO_PLAN)
     check_latex(text)
     assert r"\usepackage{booktabs}" in text
     assert r"no\_lua & " in text
@@ -228,17 +227,17 @@ def test_latex_has_the_structure_of_one(tmp_path):
 
 @given(st.text(max_size=30))
 def test_any_text_can_stand_in_latex_and_markdown(text):
-    written = writers.escaped(text)
+    written = paper_tables.escaped(text)
     check_latex(rf"\begin{{document}}{written}\end{{document}}")
     assert "\n" not in written
-    cell = writers._line([text, "x"])
+    cell = paper_tables.markdown_row([text, "x"])
     assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", cell)) == 3
     assert "\n" not in cell
 
 
 @given(st.text(alphabet=string.ascii_letters + string.digits + "_.+-", max_size=12))
 def test_names_survive_latex(name):
-    assert writers.escaped(name).replace(r"\_", "_") == name
+    assert paper_tables.escaped(name).replace(r"\_", "_") == name
 
 
 def test_the_papers_figures_are_those_of_its_text():

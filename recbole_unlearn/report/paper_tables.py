@@ -1,0 +1,389 @@
+r"""The tables of the paper, made from results: utility, affected users, demotion rate, time and ablations.
+
+A row is a method, averaged over the runs that are there (mean ± standard deviation), with their number, the worst of
+them, and the paper's own figures (`properties/paper.yaml`) where it has some for that dataset, model and ratio. A
+method starts from its own original where it has one. Markdown and LaTeX write the same text; LaTeX is a whole
+document that needs booktabs and geometry, ASCII only: characters that TeX would read as a command are escaped.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from recbole_unlearn.report.entries import (
+    NO_PLAN,
+    Entry,
+    FigureOf,
+    GridPlan,
+    Place,
+    affected_ndcg,
+    grouped,
+    ratio_of_sums,
+    recovered,
+)
+from recbole_unlearn.report.figures import metric_title
+from recbole_unlearn.report.page import MISSING, decimal, percent, phase_title, signed, times
+from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.settings import properties_dir, read_yaml
+
+CUTS = (10, 20, 50)
+_METRICS = ("recall", "ndcg")
+NOTE = (
+    "Test interactions. Means over the runs that are there, ± standard deviation over seeds; “worst” is the worst "
+    "single run. The paper's figures are no one-to-one comparison: its splits, dimensions, epochs and machines are "
+    "others, and its Amazon set is Amazon Fashion, in place of which amazon-music is used."
+)
+BEFORE, AFTER, GOAL = "before", "phase", "retrained"  # attributes of an entry
+Cells = list[str]
+
+
+class Table(NamedTuple):
+    """One table about one dataset and kind of request, with a body for each model."""
+
+    title: str
+    subject: str
+    caption: str
+    head: Cells
+    bodies: dict[str, list[Cells]]
+
+
+class Runs(NamedTuple):
+    """All runs of one method at one place, and how many there should be."""
+
+    place: Place
+    name: str
+    entries: list[Entry]
+    planned: int
+
+    def known(self, phase: str, of: FigureOf) -> list[float]:
+        """A figure, of the runs that have it."""
+        return [value for entry in self.entries if (value := of(getattr(entry, phase))) is not None]
+
+    def spread(self, phase: str, of: FigureOf, digits: int = 4) -> str:
+        """Mean ± standard deviation of a figure."""
+        return _spread(self.known(phase, of), digits)
+
+    def pairs(self, one: str, other: str, of: FigureOf) -> list[tuple[float, float]]:
+        """A figure of two phases, in the runs that have both; none of retraining and itself."""
+        if self.name == RETRAINED and GOAL in (one, other):
+            return []
+        both = ((of(getattr(entry, one)), of(getattr(entry, other))) for entry in self.entries)
+        return [(a, b) for a, b in both if a is not None and b is not None]
+
+    def counted(self) -> str:
+        """How many runs there are, and of how many where some are missing."""
+        found = len(self.entries)
+        return str(found) if found >= self.planned else f"{found} of {self.planned}"
+
+    def printed(self, part: str, name: str | None = None) -> Any:
+        """The paper's figures of the method under ``part``; None where it has none."""
+        figures = published()
+        if self.place.ratio != figures["ratio"]:
+            return None
+        name = name or self.name
+        own = figures[part].get(self.place.dataset, {}).get(self.place.model, {})
+        return own.get(figures["same_as"].get(name, name))
+
+
+@functools.cache
+def published() -> dict[str, Any]:
+    """The paper's figures."""
+    return read_yaml(properties_dir() / "paper.yaml")
+
+
+class _Kind(NamedTuple):
+    """A kind of table: its columns, the function that makes a row, and the methods that have one."""
+
+    title: str
+    caption: str
+    head: Cells
+    row: Callable[[Runs], Cells]
+    chosen: Callable[[list[Runs]], list[Runs]] = lambda methods: methods
+
+
+def tables(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table]:
+    """All tables that ``results`` have figures for; rows and runs of the ``plan`` that are missing are shown so."""
+    everything = _runs(results, plan)
+    subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
+    utility = [_utility(metric, cut) for metric in _METRICS for cut in CUTS]
+    made = []
+    for kind in [*utility, _AFFECTED, _DEMOTION, _TIME, _ABLATIONS]:
+        for dataset, request in subjects:
+            bodies = {
+                place.model: [
+                    [phase_title(runs.name), *kind.row(runs), runs.counted()] for runs in kind.chosen(methods)
+                ]
+                for place, methods in everything.items()
+                if (place.dataset, place.request) == (dataset, request)
+            }
+            bodies = {model: rows for model, rows in bodies.items() if rows}
+            # Without columns that say nothing, and not at all when only names and counts are left.
+            head, rows = ["Method", *kind.head, "Runs"], [row for body in bodies.values() for row in body]
+            kept = [at for at in range(len(head)) if any(row[at] not in ("", MISSING) for row in rows)]
+            if len(kept) > 2:
+                shown = {model: [[row[at] for at in kept] for row in body] for model, body in bodies.items()}
+                subject = f"{dataset} · {request}"
+                made.append(Table(kind.title, subject, kind.caption, [head[at] for at in kept], shown))
+    return made
+
+
+def _runs(results: Sequence[RunResult], plan: GridPlan) -> dict[Place, list[Runs]]:
+    """By place, the runs of every method that is there or should be; retraining first."""
+    groups = grouped(results)
+    found = {}
+    for place in dict.fromkeys([*groups, *plan.seeds]):
+        entries, planned = groups.get(place, []), plan.seeds.get(place, {})
+        names = dict.fromkeys([*(entry.name for entry in entries), *planned])
+        found[place] = [
+            Runs(place, name, own, len(planned.get(name, set()) | {entry.seed for entry in own}))
+            for name in sorted(names, key=lambda name: name != RETRAINED)
+            for own in [[entry for entry in entries if entry.name == name]]
+            if name != ORIGINAL  # the others start from it, so it is in their rows
+        ]
+    return found
+
+
+def _spread(known: Sequence[float], digits: int, written: Callable[[float, int], str] = decimal) -> str:
+    """Mean ± standard deviation, the latter where there are several."""
+    if not known:
+        return MISSING
+    deviation = f" ± {decimal(statistics.stdev(known), digits)}" if len(known) > 1 else ""
+    return written(statistics.fmean(known), digits) + deviation
+
+
+def _change(pairs: Sequence[tuple[float, float]]) -> str:
+    """Σ first / Σ second − 1."""
+    ratio = ratio_of_sums(pairs)
+    return MISSING if ratio is None else f"{signed(100 * (ratio - 1), 1)}%"
+
+
+def _arrow(first: float, second: float, change: bool) -> str:
+    written = f"{decimal(first, 4)} → {decimal(second, 4)}"
+    return written + (f" ({_change([(second, first)])})" if change and first else "")
+
+
+def _demotion(phase: PhaseResult) -> float | None:
+    return phase.demotion_rate
+
+
+def _seconds(phase: PhaseResult) -> float | None:
+    return phase.seconds
+
+
+def _metric(key: str) -> FigureOf:
+    return lambda phase: phase.metrics.get(key)
+
+
+def _utility(metric: str, cut: int) -> _Kind:
+    """One metric of all users, before and after."""
+    of = _metric(f"{metric}@{cut}")
+    place = _METRICS.index(metric) * len(CUTS) + CUTS.index(cut)  # in the paper's lists
+
+    def row(runs: Runs) -> Cells:
+        held = runs.pairs(AFTER, GOAL, of)
+        name, phase = (published()["reference"], RETRAINED) if runs.name == RETRAINED else (None, UNLEARNED)
+        printed = runs.printed("utility", name) or {}
+        has_both = phase in printed and ORIGINAL in printed
+        return [
+            runs.spread(BEFORE, of),
+            runs.spread(AFTER, of),
+            _change(runs.pairs(AFTER, BEFORE, of)),
+            _arrow(printed[ORIGINAL][place], printed[phase][place], change=True) if has_both else MISSING,
+            _change(held),
+            _change(
+                [min((pair for pair in held if pair[1]), key=lambda pair: pair[0] / pair[1], default=(0, 0))]
+            ),
+        ]
+
+    return _Kind(
+        f"{metric_title(metric)}@{cut}",
+        "All users, before and after unlearning. Gap: against the retrained model of the same run.",
+        ["Before", "After", "Change", "Paper", "Gap", "Gap, worst"],
+        row,
+    )
+
+
+def _affected_row(runs: Runs) -> Cells:
+    cells = [runs.spread(BEFORE, affected_ndcg), runs.spread(AFTER, affected_ndcg)]
+    if runs.name == RETRAINED:
+        return [*cells, MISSING, MISSING]
+    shares = [share for entry in runs.entries if (share := recovered([entry])) is not None]
+    return [*cells, percent(recovered(runs.entries)), percent(min(shares, default=None))]
+
+
+_AFFECTED = _Kind(
+    "NDCG@20, affected users",
+    "Users with a deleted interaction. Recovered: the share of retraining's effect on them; a dash where that is no "
+    "more than two retrained models differ. The paper has no such figures.",
+    ["Before", "After", "Recovered", "Recovered, worst"],
+    _affected_row,
+)
+
+
+def _demotion_row(runs: Runs) -> Cells:
+    printed = runs.printed("demotion")
+    away = [a - b for a, b in runs.pairs(AFTER, GOAL, _demotion)]
+    return [
+        runs.spread(BEFORE, _demotion, digits=3),
+        runs.spread(AFTER, _demotion, digits=3),
+        _spread(away, 3, signed),
+        signed(max(away, key=abs, default=None)),
+        _arrow(printed[0], printed[1], change=False) if printed else MISSING,
+    ]
+
+
+_DEMOTION = _Kind(
+    "Demotion rate",
+    "How often a deleted item scores below one its user never touched. The goal is the retrained model's rate, not "
+    "1. Gap: the rate less the retrained model's of the same run.",
+    ["Before", "After", "Gap", "Gap, worst", "Paper"],
+    _demotion_row,
+)
+
+
+def _time_row(runs: Runs) -> Cells:
+    known, printed = runs.known(AFTER, _seconds), runs.printed("time")
+    cached = any(entry.phase.seconds_from_cache for entry in runs.entries)
+    both = runs.pairs(GOAL, AFTER, _seconds)
+    return [
+        _spread(known, 2 if min(known, default=0.0) < 10 else 1) + ("*" if cached and known else ""),
+        times(ratio_of_sums(both)),
+        times(min((slow / fast for slow, fast in both if fast), default=None)),
+        f"{printed[1]:.2f} of {printed[0]:.2f} ({times(printed[0] / printed[1])})" if printed else MISSING,
+    ]
+
+
+_TIME = _Kind(
+    "Time",
+    "Seconds of a method's own work; retrained: of training again. Speed-up: the retrained model's seconds over the "
+    "method's, of the same runs. * in part of an earlier run, from the cache. Paper: unlearning of retraining.",
+    ["Seconds", "Speed-up", "Speed-up, worst", "Paper"],
+    _time_row,
+)
+
+
+def _ablated(methods: list[Runs]) -> list[Runs]:
+    """The ablations, and the methods they are ablations of; none where no ablation ran."""
+    parts = {name for models in published()["ablations"].values() for own in models.values() for name in own}
+    whole = {RETRAINED, *published()["same_as"], *published()["same_as"].values()}
+    has_any = any(runs.name in parts for runs in methods)
+    return [runs for runs in methods if runs.name in parts | whole] if has_any else []
+
+
+def _ablation_row(runs: Runs) -> Cells:
+    printed = runs.printed("ablations")
+    whole = (runs.printed("utility") or {}).get(UNLEARNED)
+    if printed is None and whole is not None:
+        printed = [whole[CUTS.index(20)], whole[len(CUTS) + CUTS.index(20)]]
+    recall, ndcg = (decimal(value, 4) for value in printed or (None, None))
+    return [
+        runs.spread(AFTER, _metric("recall@20")),
+        recall,
+        runs.spread(AFTER, _metric("ndcg@20")),
+        ndcg,
+        runs.spread(AFTER, affected_ndcg),
+        runs.spread(AFTER, _demotion, digits=3),
+    ]
+
+
+_ABLATIONS = _Kind(
+    "Ablations",
+    "After unlearning. no_lua, no_lac and no_distill leave out a part of obliviate_paper, the method as printed; "
+    "obliviate is this project's own.",
+    ["R@20", "R@20 paper", "N@20", "N@20 paper", "N@20 affected", "Demotion rate"],
+    _ablation_row,
+    _ablated,
+)
+
+
+# ---- Markdown and LaTeX
+
+
+def by_title(tables: Sequence[Table]) -> Iterator[tuple[str, list[Table]]]:
+    """Tables of the same title together."""
+    for title, group in groupby(tables, key=lambda table: table.title):
+        yield title, list(group)
+
+
+def markdown(tables: Sequence[Table], plan: GridPlan) -> str:
+    """The tables as Markdown."""
+    lines = ["# Tables", "", NOTE]
+    for title, group in by_title(tables):
+        lines += ["", f"## {title}", "", group[0].caption]
+        for table in group:
+            empty = [""] * (len(table.head) - 1)
+            lines += ["", f"### {_marked(table.subject)}", "", markdown_row(table.head)]
+            lines += ["|" + "---|" + "---:|" * len(empty)]
+            for model, rows in table.bodies.items():
+                lines += [f"| {' | '.join([f'**{_marked(model)}**', *empty])} |", *map(markdown_row, rows)]
+    if plan.missing:
+        lines += ["", "## Missing", ""]
+        lines += [f"- {_marked(name)}: {_marked(why)}" for name, why in plan.missing.items()]
+    return "\n".join(lines) + "\n"
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    """A line of a table."""
+    return "| " + " | ".join(map(_marked, cells)) + " |"
+
+
+def _marked(text: str) -> str:
+    """Text on one line in which Markdown finds no markup of its own; an underscore inside a word is none."""
+    return "".join(f"\\{sign}" if sign in "\\`*[]<>|#" else sign for sign in " ".join(text.split()))
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "→": r"$\to$", "−": r"$-$", "×": r"$\times$",
+    "–": "--", "·": r"$\cdot$", "“": "``", "”": "''", "’": "'", "\N{NO-BREAK SPACE}": "~",
+}  # fmt: skip
+_PREAMBLE = r"""% Written by recbole-unlearn; take single tables from it, or compile it as it is.
+\documentclass[10pt]{article}
+\usepackage[T1]{fontenc}
+\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}  % outlines, where T1 has bitmaps otherwise
+\usepackage{booktabs}
+\usepackage[a4paper,landscape,margin=12mm]{geometry}
+\begin{document}
+"""
+_AT_ONCE = 4  # tables that LaTeX has to hold before it may place them; it gives up at 18
+
+
+def latex(tables: Sequence[Table], plan: GridPlan) -> str:
+    """The tables as a LaTeX document."""
+    lines = [_PREAMBLE, rf"\noindent {escaped(NOTE)}", ""]
+    for place, table in enumerate(tables):
+        width = len(table.head)
+        lines += [
+            *([r"\clearpage"] if place % _AT_ONCE == 0 else []),
+            r"\begin{table}[p]",
+            r"\centering\scriptsize\setlength{\tabcolsep}{3pt}",
+            rf"\caption{{\textbf{{{escaped(table.title)}, {escaped(table.subject)}.}} {escaped(table.caption)}}}",
+            rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
+            r"\toprule",
+            _tex_row(table.head),
+        ]
+        for model, rows in table.bodies.items():
+            lines += [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\textbf{{{escaped(model)}}}}} \\"]
+            lines += map(_tex_row, rows)
+        lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+    if plan.missing:
+        lines += [r"\clearpage", r"\section*{Missing}", r"\begin{itemize}"]
+        lines += [rf"\item {escaped(name)}: {escaped(why)}" for name, why in plan.missing.items()]
+        lines += [r"\end{itemize}"]
+    return "\n".join([*lines, r"\end{document}", ""])
+
+
+def _tex_row(cells: Sequence[str]) -> str:
+    return " & ".join(map(escaped, cells)) + r" \\"
+
+
+def escaped(text: str) -> str:
+    r"""Text as LaTeX prints it, on one line; a character that ASCII cannot write becomes its number, as in U+4E2D."""
+    line = "".join(" " if sign in "\t\r\n" else sign for sign in text if sign >= " " or sign in "\t\r\n")
+    signs = (_LATEX.get(sign, sign) for sign in line)
+    return "".join(sign if sign.isascii() else f"U+{ord(sign):04X}" for sign in signs)

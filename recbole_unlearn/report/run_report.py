@@ -1,0 +1,703 @@
+"""The page of one run, `report.html`: verdict, account, advice, figures, certificates, and how to repeat the run.
+
+`templates/report.html` has the order, headings and captions; this file computes what is shown. Nothing about users
+fewer than `min_group` gets here: the result was cut by `results/disclosure.py` before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from recbole_unlearn.data import INJECTED
+from recbole_unlearn.measures import SHORT, measures
+from recbole_unlearn.methods import UnlearnTrainer
+from recbole_unlearn.registry import METHODS
+from recbole_unlearn.report import figures
+from recbole_unlearn.report.entries import FigureOf, affected_ndcg, levels_of
+from recbole_unlearn.report.page import (
+    MISSING,
+    chip,
+    count,
+    counted,
+    decimal,
+    described,
+    difference,
+    duration,
+    flat,
+    lines,
+    listed,
+    names_a_path,
+    percent,
+    phase_title,
+    plain,
+    run_title,
+    signed,
+    times,
+    write_page,
+)
+from recbole_unlearn.results import (
+    ORIGINAL,
+    RETRAINED,
+    SECOND,
+    UNLEARNED,
+    PhaseResult,
+    RunResult,
+    Verdict,
+    in_order,
+    number,
+)
+from recbole_unlearn.settings import (
+    SEQUENTIAL,
+    Role,
+    about,
+    as_list,
+    model_names,
+    names,
+    own_settings,
+    parse_value,
+    properties_dir,
+)
+
+NAME = "report.html"
+PROGRAM = ("python", "-m", "recbole_unlearn")
+OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
+HEADINGS = {
+    "near": "Near the retrained model",
+    "under": "Forgets too little",
+    "over": "Forgets too much",
+    "cannot_tell": "These figures cannot tell",
+    "unknown": "No verdict",
+}
+Rows = list[list[str]]
+
+
+def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | None = None) -> Path:
+    """Write the page of ``result`` into ``directory`` and return its path.
+
+    ``given`` are the settings that the user gave; with them the page has the command that repeats the run.
+    """
+    phases = in_order(result.phases)
+    said = result.verdict or Verdict("unknown", _request(result))
+    run = run_title(result.method, result.model, result.dataset, result.seed)
+    first, *rest = sentences(said.text)
+    small = is_small(result, phases)
+    return write_page(
+        Path(directory) / NAME,
+        "report.html",
+        title=f"Unlearning report: {run}",
+        run=run,
+        result=result,
+        phases=phases,
+        level=said.level if said.level in HEADINGS else "",
+        heading=HEADINGS.get(said.level, "") if said.provisional is None else "Provisional: no retrained model",
+        first=first,
+        rest=" ".join(rest),
+        account=account(result),
+        noise=noise(result),
+        advice=advice(result),
+        cards=key_figures(result),
+        few=is_few(result),
+        methods=_methods(result, phases),
+        utility=_utility(result, phases),
+        distribution=figures.distribution(phases),
+        by_k={metric: figures.by_k(phases, metric) for metric in ("recall", "ndcg")},
+        forgetting=None if is_few(result) else _forgetting(phases),
+        histories=None if is_few(result) else _histories(phases),
+        damage={} if small else {
+            name: (figures.damage(phases, name), gains_and_losses(phases, name)) for name in figures.GROUPINGS
+        },
+        curves=_curves(result),
+        certificates=certificates(result.certificates),
+        command=None if given is None else command(result, given),
+        compared=[name for name in phases if name not in OWN],
+        asked=described({k: v for k, v in result.forget.to_json().items() if v is not None} | result.difficulty),
+        settings=[(k, plain(v)) for k, v in flat(result.settings) if not names_a_path(v)],
+        environment=described(result.environment),
+        left_out=", ".join(map(figures.metric_title, result.left_out.metrics if result.left_out else ())),
+    )  # fmt: skip
+
+
+# ---- what was done
+
+
+def sentences(text: str) -> list[str]:
+    """The clauses of a verdict, which semicolons separate, as sentences with a capital and a full stop."""
+    clauses = [part.strip() for part in re.split(r";\s+(?![^()]*\))", text)]
+    whole = [f"{part[:1].upper()}{part[1:]}" for part in clauses if part] or [""]
+    return [part if part.endswith((".", "!", "?")) else f"{part}." for part in whole]
+
+
+def _request(result: RunResult) -> str:
+    """The first sentence of a page without a verdict."""
+    asked = result.forget.interactions
+    if asked is None:
+        return "A model was asked to forget."
+    return f"{counted(asked, 'interaction')} {'was' if count(asked) == '1' else 'were'} to be forgotten."
+
+
+def _trainer(result: RunResult) -> type[UnlearnTrainer] | None:
+    """The method of the run; None where it is not installed."""
+    return next((one for one in METHODS.all() if one.name == result.method), None)
+
+
+def _phase(result: RunResult, name: str) -> PhaseResult:
+    return result.phases.get(name, PhaseResult())
+
+
+def is_few(result: RunResult) -> bool:
+    """Whether so few users are in the request that their figures are left out."""
+    users = result.forget.users
+    return result.withheld is not None and users is not None and users < result.withheld.min_group
+
+
+def _roughly(result: RunResult) -> str:
+    """The word before the size of the request, where it is not exact."""
+    return "" if result.withheld is None else "up to " if is_few(result) else "about "
+
+
+def _time(phase: PhaseResult) -> str:
+    return duration(phase.seconds) + (", in an earlier run" if phase.seconds_from_cache else "")
+
+
+def _seconds(phase: PhaseResult) -> str:
+    return "loaded" if phase.seconds is None else duration(phase.seconds) + "*" * phase.seconds_from_cache
+
+
+def account(result: RunResult) -> str:
+    """The model, the request, the method and its time, and the models it is compared with."""
+    name, forget, rough = result.model or "", result.forget, _roughly(result)
+    vowels = (
+        "AEFHILMNORSX" if name[:2].isupper() else "AEIO"
+    )  # an NCF: by its sound where it is an abbreviation
+    article = "An" if name[:1].upper() in vowels and name else "A"
+    model = f"{article} {name} model".replace("  ", " ") + (
+        f" of the dataset {result.dataset}" if result.dataset else ""
+    )
+    sides = [] if forget.users is None else [counted(forget.users, "user")]
+    sides += [] if forget.items is None else [f"{rough}{counted(forget.items, 'item')}"]
+    size = "a request"
+    if forget.interactions is not None:
+        size = f"{rough}{counted(forget.interactions, 'interaction')}" + (
+            f" of {listed(sides)}" if sides else ""
+        )
+    where = {"file": ", given from a file of requests", "python": ", given from Python"}.get(
+        forget.source or "", ""
+    )
+    parts = [f"{model} was to forget {size}{where}."]
+    if forget.interactions == 0:
+        parts = [f"{model} was to forget interactions that it was not trained on."]
+    if (original := result.phases.get(ORIGINAL)) is not None:
+        trained = f"was trained in {_time(original)}"
+        parts.append(f"The original {'came from a checkpoint' if original.seconds is None else trained}.")
+    method, phase = _trainer(result), result.phases.get(UNLEARNED)
+    exact = method is not None and method.exact
+    if phase is not None and result.method is not None:
+        took = "" if phase.seconds is None else f" in {_time(phase)}"
+        done = f"The method {result.method} changed it{took}."
+        if exact:
+            done = f"The method {result.method} trained a new model without these interactions{took}. This is exact."
+        parts.append(f"So {result.method} had nothing to change." if forget.interactions == 0 else done)
+    if others := _compared(result, exact):
+        parts.append(f"The result is compared with {listed(others)}.")
+    return " ".join(parts)
+
+
+def _compared(result: RunResult, exact: bool) -> list[str]:
+    """The models the unlearned one is compared with; an exact method is not compared with itself."""
+    phases, named = in_order(result.phases), []
+    if exact and SECOND not in phases:
+        phases.pop(RETRAINED, None)
+    if RETRAINED in phases:
+        retrained = [phases[name] for name in (RETRAINED, SECOND) if name in phases]
+        took = [_time(phase) for phase in retrained if phase.seconds is not None]
+        what = "two models" if len(retrained) > 1 else "a model"
+        named.append(
+            f"{what} retrained from scratch without them" + (f" ({' and '.join(took)})" if took else "")
+        )
+    for name in [name for name in phases if name not in OWN]:
+        named.append(name if phases[name].seconds is None else f"{name} ({_time(phases[name])})")
+    return named
+
+
+def noise(result: RunResult) -> str | None:
+    """What the request is, where the plugin made it up itself: its figures must not be taken for a user's request."""
+    source = result.forget.source or ""
+    if not source.startswith(INJECTED):
+        return None
+    drawn = {
+        "informed": " that a model of the clean data scores low for the user",
+        "random": " that the user never met",
+    }.get(source.removeprefix(INJECTED).strip(), "")
+    share, amount = (number(result.settings.get(key)) for key in ("inject_users", "inject_amount"))
+    whom = "users" if share is None else f"{percent(share)} of the users"
+    many = "" if amount is None else f", to each {percent(amount)} of their training interactions"
+    return (
+        f"this is not a request of users. The interactions were made up: items{drawn}, added to {whom}{many}, so "
+        "that the original learns something that it should forget. Noise is easier to tell apart than real "
+        "interactions, so a real request may come out differently."
+    )
+
+
+# ---- what to do about the verdict
+
+
+class Advice(NamedTuple):
+    """A heading, points below it, and paragraphs after them."""
+
+    title: str
+    points: Sequence[str]
+    after: Sequence[str] = ()
+
+
+_TITLES = {
+    "under": "It forgets too little. What to do",
+    "over": "It forgets too much. What to do",
+    "cannot_tell": "These figures cannot tell. What to do",
+}
+_CLAIMS = (
+    "that the model behaves like one that never saw the deleted interactions",
+    "how much of retraining's effect was recovered, and how much faster that was",
+    "whether the demotion rate and the attack are where they should be: both have the retrained model's value as "
+    "their goal, not 1 and not 0.5",
+)
+
+
+def advice(result: RunResult) -> Advice | None:
+    """What to do about the verdict: a setting to change, something to measure, or exact retraining; None if near."""
+    level = "unknown" if result.verdict is None else result.verdict.level
+    provisional = None if result.verdict is None else result.verdict.provisional
+    near = [name for name, one in levels_of(result).items() if name not in OWN and one == "near"]
+    if level in ("under", "over"):
+        others = [f"In this run, {listed(near)} came near the retrained model."] if near else []
+        return Advice(_TITLES[level], [*_turn(result, level), *others, *_retrain(result)])
+    if level not in ("cannot_tell", "unknown") or (
+        level == "unknown" and result.certificates.get("exact") is True
+    ):
+        return None
+    if level == "cannot_tell" or RETRAINED in result.phases:
+        return Advice(_TITLES["cannot_tell"], [*_tell(result), *_retrain(result)])
+    after = ["Run it again with --compare=retrain to have these measured."]
+    if provisional is not None and provisional.looks in ("under", "over"):
+        after += [*_turn(result, provisional.looks), *_retrain(result)]
+    return Advice("No retrained model in this run. So this page cannot say", _CLAIMS, after)
+
+
+def _turn(result: RunResult, level: str) -> list[str]:
+    """Settings to change so that the method forgets more (under) or less (over); the method declares them."""
+    method = _trainer(result)
+    if method is not None and method.exact:
+        return [
+            f"{method.name} is exact: what differs is chance, as between any two trainings. "
+            "--compare=retrain,retrain measures how much of it there is."
+        ]
+    if method is not None and method.own_original:
+        return [
+            f"{method.name} trained again what had seen these interactions. It is an ensemble, which may rank "
+            "differently from one retrained model even where nothing is left; these figures cannot tell them apart."
+        ]
+    first = (
+        "Do not count these interactions as forgotten yet."
+        if level == "under"
+        else "Deleted items that rank lower than they would by themselves show an attacker which ones they were."
+    )
+    if method is None:
+        return [first]
+    more, ways = ("more", method.forgets_more) if level == "under" else ("less", method.forgets_less)
+    if result.model in SEQUENTIAL:
+        ways = [way for way in ways if not set(method.of_pairs) & set(re.findall(r"\w+", way))]
+    if not ways:
+        return [first, f"{method.name} has no setting that makes it forget {more}: try another method."]
+    own = {key: result.settings.get(key) for key in names(method.Settings)}
+    turned = []
+    for way in ways:
+        words = re.findall(r"\w+", way)
+        now = [plain(value) for key, value in own.items() if key in words and value is not None]
+        turned.append(f"{way} (now {listed(now)})" if now else way)
+    points = [
+        first,
+        f"To make {method.name} forget {more}, {listed(turned, 'or')}. Turn one at a time, and run with "
+        "--compare=retrain again.",
+    ]
+    if (properties_dir() / "tune" / f"{method.name}.yaml").is_file():
+        points.append(
+            f"Or let a sweep choose: --tune tries settings of {method.name} on validation interactions."
+        )
+    return points
+
+
+def _retrain(result: RunResult) -> list[str]:
+    """That retraining is exact, and how long it took here."""
+    method, phase = _trainer(result), _phase(result, RETRAINED)
+    if method is not None and method.exact:
+        return []
+    took = "" if phase.seconds is None else f"; it took {duration(phase.seconds)} here"
+    return [f"Or use --unlearn=retrain, which is exact: it trains again without these interactions{took}."]
+
+
+def _tell(result: RunResult) -> list[str]:
+    """How to be able to tell."""
+    points = [
+        "By these figures, a model that did nothing would pass as well: the original ranks the deleted items like a "
+        "model that never saw them.",
+        "Measure a larger request: more users, or more interactions of each, in one file, with --compare=retrain.",
+    ]
+    if noise(result) is None and result.method and result.model and result.dataset:
+        points.append(
+            f"To see whether {result.method} works on this model and data, run --model={result.model} "
+            f"--dataset={result.dataset} --unlearn={result.method} --forget=injected --compare=retrain, which trains "
+            "a model on noise that it has to forget."
+        )
+    return points
+
+
+# ---- figures
+
+
+def key_figures(result: RunResult) -> list[tuple[str, str, str]]:
+    """Title, value and reference values of: utility, demotion, attack, overlap, time, and interactions forgotten."""
+    original, own, goal, again = (_phase(result, name) for name in OWN)
+
+    def rate(title: str, of: FigureOf, digits: int = 3) -> tuple[str, str, str]:
+        held = {"goal": of(goal), "original": of(original)}
+        context = [f"{name} {decimal(value, digits)}" for name, value in held.items() if value is not None]
+        return title, decimal(of(own), digits), "\n".join(context)
+
+    share = (result.recovered or {}).get("ndcg@20")
+    utility = rate("NDCG@20, affected users", affected_ndcg)
+    if share is not None:
+        before, after, aim = (decimal(affected_ndcg(phase)) for phase in (original, own, goal))
+        utility = "NDCG@20 recovered", percent(share), f"affected users\n{before} → {after}\nretrained {aim}"
+    auc, aim_auc = own.figure("attack", "auc"), goal.figure("attack", "auc")
+    shared, floor = (phase.figure("overlap@20", "affected") for phase in (own, again))
+    second = "" if floor is None else f"\nretrained 2: {percent(floor)}"
+    time = "Time to forget", duration(own.seconds), ""
+    if result.speedup is not None:
+        context = f"{duration(own.seconds)}\nretrained {duration(goal.seconds)}"
+        time = "Speed-up", times(result.speedup), context
+    forget, rough = result.forget, _roughly(result)
+    sizes = [(forget.users, "user", ""), (forget.items, "item", rough)]
+    entries = [
+        utility,
+        rate("Demotion rate", lambda phase: phase.demotion_rate, 1 if is_few(result) else 3),
+        # Without a goal, the attacker's AUC would only mislead.
+        (
+            "Attack AUC off by",
+            signed(difference(auc, aim_auc)),
+            f"is {decimal(auc)}\ngoal {decimal(aim_auc)}",
+        ),
+        (
+            "Top-20 overlap",
+            percent(shared if result.retrained else None),
+            f"affected users\nwith retrained{second}",
+        ),
+        time,
+        (
+            f"Interactions{', ' + rough.strip() if rough else ' forgotten'}",
+            count(forget.interactions),
+            "\n".join(f"{near}{counted(n, noun)}" for n, noun, near in sizes if n is not None),
+        ),
+    ]
+    return [entry for entry in entries if entry[1] != MISSING]
+
+
+def _heading(name: str, phases: figures.Phases) -> Markup:
+    return chip(phase_title(name), figures.looks(phases)[name].color)
+
+
+def _side_by_side(phases: figures.Phases) -> list[str]:
+    """The names of phases in the order of tables: the unlearned model next to its goal, which a phone then shows."""
+    order = dict.fromkeys([UNLEARNED, RETRAINED, SECOND, ORIGINAL, *phases])
+    return [name for name in order if name in phases]
+
+
+def _methods(result: RunResult, phases: figures.Phases) -> tuple[list[str], Rows] | None:
+    """A row per method: its verdict, recovered share, distance from the retrained model, and time."""
+    compared = [name for name in _side_by_side(phases) if name not in (ORIGINAL, RETRAINED, SECOND)]
+    if len(compared) < 2 or RETRAINED not in phases:
+        return None
+    levels, goal, rows = levels_of(result), phases[RETRAINED], []
+    for name in compared:
+        phase, mine = phases[name], name == UNLEARNED
+        shares = result.recovered if mine else phase.recovered
+        title = f"{result.method} (unlearned)" if mine and result.method else phase_title(name)
+        rows.append(
+            [
+                chip(title, figures.looks(phases)[name].color),
+                SHORT[levels[name]] if name in levels else MISSING,
+                percent((shares or {}).get("ndcg@20")),
+                signed(difference(phase.demotion_rate, goal.demotion_rate)),
+                signed(difference(phase.figure("attack", "auc"), goal.figure("attack", "auc"))),
+                _seconds(phase),
+                times(result.speedup if mine else phase.speedup),
+            ]
+        )
+    head = ["Method", "Forgets", "Recovered", "Demotion rate", "Attack AUC", "Time", "Speed-up"]
+    kept = [place for place in range(len(head)) if any(row[place] != MISSING for row in rows)]
+    return [head[place] for place in kept], [[row[place] for place in kept] for row in rows]
+
+
+def _utility(result: RunResult, phases: figures.Phases) -> tuple[list[str], dict[str, Rows]] | None:
+    """A row per phase for each group of users, then the originals that some have of their own."""
+    shown = [(_heading(name, phases), phases[name]) for name in _side_by_side(phases)]
+    shown += [
+        (lines(head, "before: its own original"), phase.before)
+        for head, phase in shown
+        if phase.before is not None
+    ]
+    groups = {
+        "All users": "metrics",
+        "Affected users (with a deleted interaction)": "affected",
+        "Unaffected users": "unaffected",
+        "All users, deleted items masked": "masked",
+    }
+    metrics = list(
+        dict.fromkeys(m for _, phase in shown for of in groups.values() for m in getattr(phase, of))
+    )
+    bodies = {
+        title: [
+            [
+                head,
+                *(decimal(getattr(phase, of).get(m), 1 if is_few(result) else 4) for m in metrics),
+                _seconds(phase) if of == "metrics" else "",
+            ]
+            for head, phase in shown
+            if getattr(phase, of)
+        ]
+        for title, of in groups.items()
+    }
+    head = ["Phase", *map(figures.metric_title, metrics), "Time"]
+    return (head, {title: rows for title, rows in bodies.items() if rows}) if metrics else None
+
+
+def _forgetting(phases: figures.Phases) -> tuple[list[str], Rows] | None:
+    """A row per figure of a measure; with retraining, each value has value − retrained's value below it.
+
+    An attack's figures are the other way round, because people take a small AUC for a good one: the distance comes
+    first, and the value is below it.
+
+    The floor is the value of a second retraining with another seed: |its value − retrained's|, or its value where
+    the measure is a distance already. No method can be asked to come nearer than that.
+    """
+    columns = [name for name in _side_by_side(phases) if name != SECOND]
+    entries = dict.fromkeys(key for phase in phases.values() for key in phase.forgetting)
+    rows: Rows = []
+    for one in measures():
+        if one.is_distance and RETRAINED not in phases:
+            continue
+        below = [one.meaning, f"Good: {one.good}"]
+        for path, title in one.figures(entries):
+            values = {name: phase.figure(*path) for name, phase in phases.items()}
+            if all(value is None for value in values.values()):
+                continue
+            goal = None if one.is_distance else values.get(RETRAINED)
+            attack = path[0].startswith("attack")  # has no better side at all, and only a goal
+            cells = [
+                _cell(phases[name], path, goal if name != RETRAINED else None, attack) for name in columns
+            ]
+            if SECOND in phases:
+                floor = values[SECOND] if one.is_distance else difference(values[SECOND], goal)
+                cells.append(decimal(None if floor is None else abs(floor)))
+            rows.append([title, *cells])
+            if below and attack and goal is not None:
+                below.append(
+                    f"Goal here: {decimal(goal)}, which an attacker gets from a model that never saw the pairs. "
+                    "Closer to it is better; smaller or larger is not."
+                )
+            rows += [[lines("", *below)]] if below else []
+            below = []
+    head = [
+        "Measure",
+        *(_heading(name, phases) for name in columns),
+        *(["floor"] if SECOND in phases else []),
+    ]
+    return (head, rows) if rows else None
+
+
+def _cell(phase: PhaseResult, path: Sequence[str], goal: float | None, attack: bool) -> str:
+    value, between = phase.figure(*path), []
+    away = difference(value, goal)
+    if path[-1] == "auc":  # it comes with its confidence interval
+        low, high = (phase.figure(*path[:-1], end) for end in ("low", "high"))
+        between = [] if low is None or high is None else [f"{decimal(low)} to {decimal(high)}"]
+    if away is None:
+        return lines(decimal(value), *between)
+    if attack:
+        return lines(signed(away), f"is {decimal(value)}", *between)
+    return lines(decimal(value), *between, signed(away))
+
+
+def _histories(phases: figures.Phases) -> tuple[list[str], Rows] | None:
+    """A row per phase of a sequential model with its figures at cleaned and uncleaned histories."""
+    if not any(key in phase.forgetting for phase in phases.values() for key in ("uncleaned", "emptied")):
+        return None
+    order = _side_by_side(phases)
+    columns = [
+        (title, [decimal(of(phases[name]), digits) for name in order])
+        for title, of, digits in (
+            ("Demotion rate, cleaned", lambda phase: phase.demotion_rate, 3),
+            ("Uncleaned", lambda phase: phase.figure("uncleaned", "demotion_rate"), 3),
+            ("Cleaned, at test", lambda phase: phase.figure("demotion_at_test"), 3),
+            ("Emptied, uncleaned", lambda phase: phase.figure("emptied", "demotion_rate"), 3),
+            ("NDCG@20 of affected users, cleaned", affected_ndcg, 4),
+            ("Uncleaned", lambda phase: phase.figure("uncleaned", "ndcg@20"), 4),
+        )
+    ]
+    shown = [(title, cells) for title, cells in columns if any(cell != MISSING for cell in cells)]
+    rows: Rows = [
+        [_heading(name, phases), *(cells[place] for _, cells in shown)] for place, name in enumerate(order)
+    ]
+    return ["Phase", *(title for title, _ in shown)], rows
+
+
+# ---- who gains and who loses
+
+_HARM = 0.02  # recall@20 that a group may lose compared with retraining before a small request is looked at
+_SEEN = 0.0005  # a change that is not shown as 0.000
+_NAMED = {
+    "low": "the least active users", "high": "the most active users",
+    "tail": "the least popular items", "head": "the most popular items",
+}  # fmt: skip
+
+
+def is_small(result: RunResult, phases: figures.Phases) -> bool:
+    """Whether the request is too small for changes in thirds of all users to come from it.
+
+    With a tenth of a third, or fewer, they are the difference of two trainings; unless the method harms where
+    retraining does not.
+    """
+    users = result.forget.users
+    parts = _phase(result, ORIGINAL).groups.get("user_activity", {}).values()
+    sizes = [part["users"] for part in parts if "users" in part]
+    if users is None or not sizes or 10 * users > min(sizes):
+        return False
+    own, goal = (
+        min((c for g in figures.GROUPINGS for c in figures.changes(phases, name, g).values()), default=0.0)
+        for name in (UNLEARNED, RETRAINED)
+    )
+    return own >= min(goal, 0.0) - _HARM
+
+
+def gains_and_losses(phases: figures.Phases, grouping: str) -> str:
+    """The groups that are better or worse off than with the original, and the one farthest from retraining."""
+
+    def named(group: str, change: float) -> str:
+        middle = f"{'users' if grouping == 'user_activity' else 'items'} in the middle third"
+        return f"{_NAMED.get(group, middle if group == 'middle' else group)} ({signed(change)})"
+
+    own, goal = (figures.changes(phases, name, grouping) for name in (UNLEARNED, RETRAINED))
+    better = [named(group, change) for group, change in own.items() if change >= _SEEN]
+    worse = [named(group, change) for group, change in own.items() if change <= -_SEEN]
+    parts = [f"Better than with the original: {listed(better)}."] if better else []
+    parts += [f"Worse: {listed(worse)}."] if worse else []
+    if not parts:
+        return "No group gains or loses." if own else ""
+    away = {group: own[group] - goal[group] for group in own if group in goal}
+    if away:
+        group = max(away, key=lambda key: abs(away[key]))
+        parts.append(f"Farthest from the retrained model: {named(group, away[group])}.")
+    return " ".join(parts)
+
+
+# ---- curves, certificates, command
+
+_CURVES = {  # titles of what our methods record by step; any other curve has its own name
+    "loss": "objective",
+    "demotion": "demotion rate of deleted pairs",
+    "retained_loss": "loss of retained interactions",
+    "residual": "relative residual of the solver",
+    "validation": "validation score",
+}
+
+
+def _curves(result: RunResult) -> list[tuple[figures.Figure | None, str, str]]:
+    """A figure for each kind of curve that any method recorded."""
+    drawn = []
+    for kind in dict.fromkeys(kind for own in result.curves.values() for kind in own):
+        title, is_share = _CURVES.get(kind, kind.replace("_", " ")), kind == "demotion"
+        goal = _phase(result, RETRAINED).demotion_rate if is_share else None
+        figure = figures.curve(result.curves, kind, title, goal, is_share)
+        drawn.append((figure, f"{title[:1].upper()}{title[1:]} by step.", ""))
+    return drawn
+
+
+CERTIFICATES = {
+    "exact": "The model is a formula of its data, and was computed again from the retained interactions.",
+    "curvature": "The source of the curvature: how firmly each weight was learned.",
+    "energy": "Share of the first step that is kept when it is compressed to its rank.",
+    "lua_scale": "Factor of the first step.",
+    "lac": "Steps of the calibration, and its objective at the first and last one, which should fall.",
+    "rows": "Rows that were changed, by table; those following were moved by their neighbors alone, uncalibrated.",
+    "rank": "Directions in which a changed row may move, by table.",
+    "drift": "Squared length of the whole change of the weights.",
+    "drift_bound": "The value that the drift is proven not to exceed.",
+    "margin": "Score of a random item minus that of the deleted item, over deleted pairs, and its proven least.",
+    "retained": "How far scores of retained pairs moved.",
+    "level": "Demotion rate to expect of a model that never saw the deleted interactions.",
+    "shards": "Parts of the data, each with a model of its own.",
+    "restarted": "Shards that held a deleted interaction and were trained again; no other has seen one.",
+    "shard_seconds": "Seconds to train each of these shards again.",
+    "rule_seconds": "Seconds to combine the shards.",
+    "solver": "Steps, damping and relative error of the solver; with negative curvature it stopped early.",
+    "capped": "Rows whose step was cut to its greatest length (scif_cap).",
+    "norm": "Length of the step of all rows together.",
+    "spillover": "Effect of the deleted interactions through the graph, relative to their own effect.",
+    "steps": "Steps that were taken and kept.",
+    "retained_loss": "Loss of retained interactions at the first and last step, which should not rise.",
+    "objective": "Objective at the first and last step, which should fall.",
+}
+
+
+def certificates(found: Mapping[str, Any]) -> Rows:
+    """Rows of the table of certificates: name with its meaning, and value, or the parts of it on a line each."""
+    rows: Rows = []
+    for key, value in found.items():
+        parts = [f"{name} {plain(one)}" for name, one in flat(value)] if isinstance(value, Mapping) else []
+        meaning = [CERTIFICATES[key]] if key in CERTIFICATES else []
+        if value not in ({}, [], None):
+            rows.append([lines(key, *meaning), lines("", *parts) if parts else plain(value)])
+    return rows
+
+
+def command(result: RunResult, given: Mapping[str, Any]) -> str | None:
+    """The command line for bash that repeats the run; None where the result does not say enough.
+
+    It has the settings that the user gave and that decide a figure. FILE stands for files of the user's own.
+    """
+    if not (result.model and result.dataset and result.method):
+        return None
+    ours, original = own_settings(), result.phases.get(ORIGINAL)
+    is_loaded = original is not None and original.seconds is None
+    model = result.model if result.model in model_names() else f"PACKAGE.MODULE:{result.model}"
+    options: dict[str, Any] = {"model": model, "dataset": result.dataset, "seed": result.seed}
+    options = ({"checkpoint": "FILE"} if is_loaded else options) | {"unlearn": result.method}
+    if not (result.forget.source or "").startswith(INJECTED):
+        options["forget"] = "FILE"
+    for key, value in given.items():
+        decides = key == "compare" or about(key).role is Role.RESULT
+        if decides and key not in options and value is not None and not names_a_path(value):
+            options[key] = value
+    written = []
+    for key, value in options.items():
+        is_name = key in ("model", "dataset") or (key in ours and ours[key].is_name)
+        if key == "compare" or (is_name and isinstance(value, list)):
+            value, is_name = ",".join(as_list(value)), True
+        written.append(
+            shlex.quote(f"--{key}={value if is_name and isinstance(value, str) else _written(value)}")
+        )
+    return " ".join([*PROGRAM, *written])
+
+
+def _written(value: Any) -> str:
+    """A value such that the command line reads the same again."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        return value if isinstance(value, str) and parse_value(value) == value else text
+    except (ValueError, RecursionError):  # text that looks like a date, for example, and is none
+        return text
