@@ -38,14 +38,19 @@ PairRemover = Callable[[torch.Tensor, torch.Tensor], None]  # takes users and it
 
 EPSILON = 1e-7  # RecBole adds it to degrees
 FAST: Registry[type] = Registry("faster version of a model", "recbole_unlearn.training")  # by RecBole's class
+_CACHE_NAMES: dict[type, str] = {}
 _STORE_NOTHING = (bpr.BPR, neumf.NeuMF)  # models without a copy of their training interactions
 
 
-def faster(original: type) -> Callable[[type], type]:
-    """Class decorator: use this subclass in place of RecBole's ``original``."""
+def faster(original: type, cache_name: str | None = None) -> Callable[[type], type]:
+    """Class decorator: use this subclass in place of RecBole's ``original``.
+
+    ``cache_name`` is part of the key of cached models; it never changes, or all would be trained again.
+    """
 
     def add(cls: type) -> type:
         FAST.add(original, cls)
+        _CACHE_NAMES[original] = cache_name or f"{cls.__module__}.{cls.__qualname__}"
         return cls
 
     return add
@@ -54,6 +59,11 @@ def faster(original: type) -> Callable[[type], type]:
 def fast_class(model_class: type) -> type:
     """The faster version of ``model_class``, or itself if there is none."""
     return FAST.entries.get(model_class, model_class)
+
+
+def cache_name(model_class: type) -> str:
+    """The name of RecBole's ``model_class`` in the keys of cached models."""
+    return _CACHE_NAMES.get(model_class, f"{model_class.__module__}.{model_class.__qualname__}")
 
 
 class SymmetricProduct(torch.autograd.Function):
@@ -160,7 +170,7 @@ class EdgeRemoval:
         self._values[places.to(self._values.device)] = values.to(self._values)
 
 
-@faster(lightgcn.LightGCN)
+@faster(lightgcn.LightGCN, "recbole_unlearn.models.lightgcn.LightGCN")
 class LightGCN(lightgcn.LightGCN):
     """RecBole's LightGCN with the same weights, in less time (see benchmarks/lightgcn_step.py)."""
 
@@ -183,7 +193,7 @@ class LightGCN(lightgcn.LightGCN):
         return EdgeRemoval(self.norm_adj_matrix, self.n_users).remove
 
 
-@faster(ngcf.NGCF)
+@faster(ngcf.NGCF, "recbole_unlearn.models.ngcf.NGCF")
 class NGCF(ngcf.NGCF):
     """RecBole's NGCF with the same weights, in less time; with node_dropout each step has a new matrix, as there."""
 
@@ -217,7 +227,7 @@ class NGCF(ngcf.NGCF):
         return EdgeRemoval(self.norm_adj_matrix, self.n_users).remove
 
 
-@faster(bert4rec.BERT4Rec)
+@faster(bert4rec.BERT4Rec, "recbole.model.sequential_recommender.bert4rec.BERT4Rec")
 class BERT4Rec(bert4rec.BERT4Rec):
     """RecBole's BERT4Rec; the loss of a batch in which no item happens to be masked is 0, not RecBole's 0 / 0."""
 
@@ -228,7 +238,7 @@ class BERT4Rec(bert4rec.BERT4Rec):
         return super().calculate_loss(interaction)
 
 
-@faster(fearec.FEARec)
+@faster(fearec.FEARec, "recbole.model.sequential_recommender.fearec.FEARec")
 class FEARec(fearec.FEARec):
     """RecBole's FEARec; its index of windows by target takes one sort, where RecBole compares all pairs."""
 

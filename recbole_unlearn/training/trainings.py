@@ -36,7 +36,7 @@ from recbole_unlearn.files import (
 )
 from recbole_unlearn.settings import RECBOLE, CacheSettings, Known, UnlearnConfig, own_settings
 from recbole_unlearn.text import counted
-from recbole_unlearn.training.fast_models import fast_class
+from recbole_unlearn.training.fast_models import cache_name
 from recbole_unlearn.training.trainer import (
     Job,
     PhaseTrainer,
@@ -231,7 +231,7 @@ class Trainings:
         start: dict[str, torch.Tensor] | None = None,
     ) -> str:
         """The digest that names an entry; the label is for people and has no part in it."""
-        ours, model = own_settings(), fast_class(config.model_class)
+        ours = own_settings()
         relevant = {
             name: repr(value)
             for name, value in config.final_config_dict.items()
@@ -240,7 +240,7 @@ class Trainings:
         parts = {
             "versions": [__version__, recbole.__version__, torch.__version__, numpy.__version__],
             "threads": self.threads,
-            "model": f"{model.__module__}.{model.__qualname__}",
+            "model": cache_name(config.model_class),
             "settings": relevant,
             "data": splits.digest(),
         }
