@@ -1,9 +1,9 @@
-"""Keyed hashes: which request was done, on which model, with which result, for those who hold the key.
+"""Keyed hashes: which request was carried out, on which model, with which result, for holders of the key.
 
-Few people can be asked for, so a plain hash of a request hides nothing: whoever hashes every user in turn finds the
-one who asked. A keyed hash (HMAC-SHA256) is a random number to everybody without the key. The key is never beside
-what it hashes: it is in a file that ``hash_key`` names, in an environment variable, or in a file of the user's
-configuration that is made when it is first needed.
+A plain hash of a request hides nothing: hashing every user in turn finds the one who asked. A keyed hash
+(HMAC-SHA256) is a random number without the key. The key is never stored with the hashes: it is in a file that
+``hash_key`` names, in an environment variable, or in a file of the user's configuration that is made when it is
+first needed.
 """
 
 from __future__ import annotations
@@ -46,24 +46,16 @@ class Done(NamedTuple):
 
     @classmethod
     def of(cls, content: Any) -> tuple[Done, ...] | None:
-        """Those in a file; None if it holds something else."""
+        """The requests in a file; None if it holds something else."""
         if content is None:  # files of earlier versions
             return ()
         fits = isinstance(content, list) and all(
-            isinstance(entry, tuple) and len(entry) == 2 and all(isinstance(part, str) for part in entry)
+            isinstance(entry, tuple)
+            and [type(part) for part in entry] == [str, str]
+            and re.fullmatch(r"[0-9a-f]{64} \d{4}-\d\d-\d\d", " ".join(entry))
             for entry in content
         )
-        if not fits or not all(
-            re.fullmatch("[0-9a-f]{64}", d) and re.fullmatch(r"\d{4}-\d\d-\d\d", t) for d, t in content
-        ):
-            return None
-        return tuple(cls(*entry) for entry in content)
-
-
-def default_place() -> Path:
-    """Where the key is when nobody says: in the user's configuration, never in an output directory."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "recbole_unlearn" / "key"
+        return tuple(cls(*entry) for entry in content) if fits else None
 
 
 def load_key(path: str | os.PathLike | None = None) -> bytes | None:
@@ -76,10 +68,12 @@ def load_key(path: str | os.PathLike | None = None) -> bytes | None:
     if VARIABLE in os.environ:
         return _checked(os.environ[VARIABLE].encode(), f"The key in {VARIABLE}")
     try:
-        place = default_place()
+        base = os.environ.get("XDG_CONFIG_HOME", "")
+        base = base if os.path.isabs(base) else os.path.join(Path.home(), ".config")
+        place = Path(base, "recbole_unlearn", "key")
         if not place.exists():
             _make(place)
-    except (OSError, RuntimeError) as error:  # a home that is not there, or not ours to write to
+    except (OSError, RuntimeError) as error:  # no home, or not writable
         logger.warning(
             "No key for hashes could be kept (%s), so the result has none. Give one with --hash_key=FILE.",
             getattr(error, "strerror", None) or error,
@@ -97,7 +91,7 @@ def _read(path: Path) -> bytes:
             f"The key {shown(path)} cannot be read: {error.strerror or error}. Check its mode, or hash_key."
         ) from error
     if mode & stat.S_IROTH:
-        logger.warning("Everybody on this machine can read the key %s; chmod 600 it.", shown(path))
+        logger.warning("Every user of this machine can read the key %s; chmod 600 it.", shown(path))
     return _checked(content, f"The key {shown(path)}")
 
 
@@ -145,30 +139,24 @@ def request_digest(key: bytes, frame: pd.DataFrame) -> str:
         (user, item, None if np.isnan(time) else float(time))
         for user, item, time in zip(frame["user"], frame["item"], frame["time"], strict=True)
     }
-    kept = {row for row in rows if not any(cover in rows for cover in _covers(*row))}
-    lines = sorted(json.dumps(row, ensure_ascii=True) for row in kept)
-    return keyed_hash(key, "request", "\n".join(lines).encode())
-
-
-def _covers(user: str | None, item: str | None, time: float | None) -> Iterator[tuple]:
-    """The rows that would ask for at least as much as this one."""
-    if user is not None and item is not None:
-        yield user, None, None
-        yield None, item, None
-        if time is not None:
-            yield user, item, None
+    lines = []
+    for user, item, time in rows:
+        covers = {(user, None, None), (None, item, None), (user, item, None)} - {(user, item, time)}
+        if user is None or item is None or not covers & rows:
+            lines.append(json.dumps((user, item, time), ensure_ascii=True))
+    return keyed_hash(key, "request", "\n".join(sorted(lines)).encode())
 
 
 def model_digest(key: bytes, model: AbstractRecommender, settings: Mapping[str, Any]) -> str:
-    """The hash of a model: its weights, what it keeps beside them, and ``settings`` (plain values)."""
-    return keyed_hash(key, "model", _parts(model, settings))
+    """The hash of a model: its weights, its other parameters, and ``settings`` (plain values)."""
 
+    def parts() -> Iterator[bytes]:
+        yield json.dumps(settings, sort_keys=True, default=str).encode()
+        for name, value in [*sorted(model.state_dict().items()), *sorted(other_parameters(model).items())]:
+            yield f"\0{name}\0".encode()
+            yield from _content(value)
 
-def _parts(model: AbstractRecommender, settings: Mapping[str, Any]) -> Iterator[bytes]:
-    yield json.dumps(settings, sort_keys=True, default=str).encode()
-    for name, value in [*sorted(model.state_dict().items()), *sorted(other_parameters(model).items())]:
-        yield f"\0{name}\0".encode()
-        yield from _content(value)
+    return keyed_hash(key, "model", parts())
 
 
 def _content(value: Any) -> Iterator[bytes]:

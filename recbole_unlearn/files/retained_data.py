@@ -369,8 +369,8 @@ def _check_fields(state: Mapping[str, Any]) -> None:
         fits = all(type(number) is int and 0 <= number <= MOST_BUCKETS for number in numbers)
         _require(fits, f"{key} has other than numbers")
     for matrix in state["_preloaded_weight"].values():
-        fits = isinstance(matrix, np.ndarray) and matrix.dtype.kind in "iuf" and np.isfinite(matrix).all()
-        _require(fits, "its preloaded weights are odd")
+        numbers = isinstance(matrix, np.ndarray) and matrix.dtype.kind in "iuf"
+        _require(numbers and np.isfinite(matrix).all(), "its preloaded weights are odd")
     _require(all(isinstance(names, (list, np.ndarray)) for names in state["alias"].values()), "alias is odd")
     for key in ("label_field", "time_field"):
         _require(state.get(key) is None or isinstance(state[key], str), f"{key} is odd")

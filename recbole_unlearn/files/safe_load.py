@@ -36,12 +36,11 @@ from recbole_unlearn.files.safe_pickle import (
     StandIn,
     UnknownGlobalError,
     parse,
-)  # fmt: skip
+    require,
+)
 from recbole_unlearn.inputs import read_regular, shown
 
-Consent = Callable[
-    [Global], bool
-]  # which further globals a file may name, each of them as a description only
+Consent = Callable[[Global], bool]  # which further globals a file may name, as a description only
 
 LARGEST_FILE = min(64 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 MOST_RECORDS = 100_000  # in a zip archive
@@ -51,8 +50,7 @@ MOST_VALUES = 100_000_000  # a value that is in two places counts twice
 MOST_DIMENSIONS, MOST_NUMBERS = 16, 2**62
 MOST_LINES = 2**27  # of a sparse matrix, which has memory for each
 _LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_ZIP, _ZIP_RECORD, _PICKLE = b"PK\x03\x04", b"PK\x01\x02", b"\x80"
-
+_ZIP, _ZIP_RECORD = b"PK\x03\x04", b"PK\x01\x02"
 _DESCRIBED = ("recbole", "recbole_unlearn", "yaml", "logging")  # packages whose objects stay descriptions
 _LAYERS = "torch.nn.modules."  # the same: SASRecF keeps one of its layers with its weights
 _DTYPE = re.compile(r"[<>=|]?(b1|i[1248]|u[1248]|f[248]|c(8|16)|[US][1-9]\d{0,5}|O8?)")
@@ -69,12 +67,12 @@ _ENUMS = {"FeatureType": FeatureType, "FeatureSource": FeatureSource}
 
 def load_torch(path: Path, consent: Consent = lambda name: False) -> Any:
     """The content that `torch.save` wrote to ``path``, with descriptions in place of RecBole's objects."""
-    return _guarded(path, lambda content: (_zip if content.startswith(_ZIP) else _legacy)(content, consent))
+    return _guarded(path, lambda content: _zip if content.startswith(_ZIP) else _legacy, consent)
 
 
 def load_pickle(path: Path, consent: Consent = lambda name: False) -> Any:
     """The content that `pickle.dump` wrote to ``path``, with descriptions in place of RecBole's objects."""
-    return _guarded(path, lambda content: _Builder(content, consent).build(_parsed(content, consent)))
+    return _guarded(path, lambda content: _pickle, consent)
 
 
 def only(model: type | None) -> Consent:
@@ -82,10 +80,11 @@ def only(model: type | None) -> Consent:
     return lambda name: model is not None and name.name.rpartition(".")[2] == model.__name__
 
 
-def _guarded(path: Path, load: Callable[[bytes], Any]) -> Any:
-    """``load`` on the content of a file; every failure becomes one line."""
+def _guarded(path: Path, reader: Callable[[bytes], Callable[[bytes, Consent], Any]], consent: Consent) -> Any:
+    """The content of a file, read by the reader for it; every failure becomes one line."""
     try:
-        return load(read_regular(path, LARGEST_FILE))
+        content = read_regular(path, LARGEST_FILE)
+        return reader(content)(content, consent)
     except UnlearnError:
         raise
     except RefusedError as error:
@@ -119,90 +118,72 @@ def _advice(error: RefusedError) -> str:
 # Files
 
 
-def _parsed(content: bytes | io.BytesIO, consent: Consent) -> Any:
-    stream = io.BytesIO(content) if isinstance(content, bytes) else content
+def _parsed(stream: io.BytesIO, consent: Consent) -> tuple[Any, list[Reference]]:
     return parse(stream, stream.getbuffer().nbytes, lambda name: _may_be_named(name) or consent(name))
+
+
+def _pickle(content: bytes, consent: Consent) -> Any:
+    return _Builder(content, consent).build(_parsed(io.BytesIO(content), consent)[0])
 
 
 def _zip(content: bytes, consent: Consent) -> Any:
     """A zip archive of torch: NAME/data.pkl, and the storages under NAME/data/."""
-    if content.count(_ZIP_RECORD) > MOST_RECORDS:
-        raise RefusedError("more records than a model has")
+    require(content.count(_ZIP_RECORD) <= MOST_RECORDS, "more records than a model has")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
-        names = [member.filename for member in members]
-        if len(set(names)) != len(names):
-            raise RefusedError("two records of one name")
-        if any(name.endswith("/constants.pkl") or "/code/" in name for name in names):
-            raise RefusedError("TorchScript code")
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise RefusedError("compressed records")
-        if sum(member.file_size for member in members) > len(content):
-            raise RefusedError("records that are larger than the file")
+        names = {member.filename for member in members}
+        stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+        require(len(names) == len(members), "two records of one name")
+        script = any(name.endswith("/constants.pkl") or "/code/" in name for name in names)
+        require(not script, "TorchScript code")
+        require(stored, "compressed records")
+        size = sum(member.file_size for member in members)
+        require(size <= len(content), "records that are larger than the file")
         (main,) = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
         folder = main.removesuffix("data.pkl")
-        if f"{folder}byteorder" in names and archive.read(f"{folder}byteorder") != b"little":
-            raise RefusedError("numbers in another byte order")
-        described = _parsed(archive.read(main), consent)
+        little = f"{folder}byteorder" not in names or archive.read(f"{folder}byteorder") == b"little"
+        require(little, "numbers in another byte order")
+        described, _ = _parsed(io.BytesIO(archive.read(main)), consent)
         return _Builder(content, consent, lambda key: archive.read(f"{folder}data/{key}")).build(described)
 
 
 def _legacy(content: bytes, consent: Consent) -> Any:
     """The form of torch before 1.6: five pickles, then the storages one after the other."""
-    if not content.startswith(_PICKLE):
-        raise RefusedError("a format that is neither torch's zip nor its plain pickle")
+    require(content.startswith(b"\x80"), "a format that is neither torch's zip nor its plain pickle")
     stream = io.BytesIO(content)
-    if _parsed(stream, consent) != _LEGACY_MAGIC or _parsed(stream, consent) != _LEGACY_PROTOCOL:
-        raise RefusedError("a pickle that torch did not write")
-    about = _parsed(stream, consent)
-    if not isinstance(about, dict) or about.get("little_endian") is not True:
-        raise RefusedError("numbers in another byte order")
-    described, keys = _parsed(stream, consent), _parsed(stream, consent)
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        raise RefusedError("storages without names")
-    sizes, found = _storage_sizes(described), {}
+    (magic, _), (protocol, _) = (_parsed(stream, consent) for _ in range(2))
+    require(magic == _LEGACY_MAGIC and protocol == _LEGACY_PROTOCOL, "a pickle that torch did not write")
+    (about, _), (described, references), (keys, _) = (_parsed(stream, consent) for _ in range(3))
+    little = isinstance(about, dict) and about.get("little_endian") is True
+    require(little, "numbers in another byte order")
+    named = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+    require(named, "storages without names")
+    widths = {key: dtype.itemsize for dtype, key, _ in map(_storage, references)}
+    found = {}
     for key in keys:
         (number,) = struct.unpack("<q", stream.read(8))
-        if number < 0 or number * sizes.get(key, 0) > len(content):
-            raise RefusedError("a storage that is larger than the file")
-        found[key] = stream.read(number * sizes.get(key, 0))
+        size = number * widths.get(key, 0)
+        require(0 <= size <= len(content), "a storage that is larger than the file")
+        found[key] = stream.read(size)
     return _Builder(content, consent, found.__getitem__).build(described)
 
 
-def _storage_sizes(described: Any) -> dict[str, int]:
-    """The bytes of one number in each storage that a description refers to."""
-    sizes: dict[str, int] = {}
-    seen: set[int] = set()
-    waiting = [described]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, Reference):
-            dtype, key, _ = _storage(one)
-            sizes[key] = dtype.itemsize
-        elif isinstance(one, dict):
-            waiting += one.values()
-        elif isinstance(one, (list, tuple)):
-            waiting += one
-        elif isinstance(one, StandIn):
-            waiting += [one.args, one.state, one.entries, one.values]
-    return sizes
-
-
 # From the description to objects
+
+
+def _no_storage(key: str) -> bytes:
+    raise RefusedError("a tensor in a file that has none")
 
 
 class _Builder:
     """Builds the objects that a pickle describes; one for each file."""
 
     def __init__(
-        self, content: bytes, consent: Consent, storages: Callable[[str], bytes] | None = None
+        self, content: bytes, consent: Consent, storages: Callable[[str], bytes] = _no_storage
     ) -> None:
         self.consent, self.storages = consent, storages
         self.room = COPIES * len(content)
-        self.flat: dict[tuple[str, torch.dtype], torch.Tensor] = {}  # storages
+        self.flat: dict[str, torch.Tensor] = {}  # storages
         self._done: dict[int, tuple[Any, int]] = {}  # by the identity of the description; with its values
         self._depth = self._values = 0
 
@@ -210,19 +191,16 @@ class _Builder:
         """The object that is described, or the description itself where it has no constructor."""
         if isinstance(described, Global):
             return _TORCH_DTYPES.get(described.name, described) if described.root == "torch" else described
-        if isinstance(described, Reference):
-            raise RefusedError("a storage that belongs to no tensor")
+        require(not isinstance(described, Reference), "a storage that belongs to no tensor")
         if not isinstance(described, (list, tuple, dict, StandIn)):
             return described
         before, known = self._values, self._done.get(id(described))
         self._values += known[1] if known else 1 if isinstance(described, StandIn) else 1 + len(described)
-        if self._values > MOST_VALUES:
-            raise RefusedError("one list or mapping in too many places")
+        require(self._values <= MOST_VALUES, "one list or mapping in too many places")
         if known:
             return known[0]
-        if self._depth >= DEEPEST:
-            raise RefusedError(f"more than {DEEPEST} levels of nesting")
         self._depth += 1
+        require(self._depth <= DEEPEST, f"more than {DEEPEST} levels of nesting")
         if isinstance(described, StandIn):
             found = self._object(described)
         elif isinstance(described, dict):
@@ -238,32 +216,25 @@ class _Builder:
         found = {}
         for key, value in pairs:
             key = self.build(key) if isinstance(key, StandIn) else key
-            if not isinstance(key, _KEYS):
-                raise RefusedError("a mapping whose keys are no plain values")
+            require(isinstance(key, _KEYS), "a mapping whose keys are no plain values")
             found[key] = self.build(value)
         return found
 
     def charge(self, size: int) -> None:
         """Take ``size`` bytes of memory for a tensor or an array."""
         self.room -= size
-        if self.room < 0:
-            raise RefusedError("tensors or arrays that are larger than the file")
+        require(self.room >= 0, "tensors or arrays that are larger than the file")
 
     def _object(self, made: StandIn) -> Any:
         maker = made.maker
-        if maker.root in _DESCRIBED or maker.module.startswith(_LAYERS):
-            if maker.module == "recbole.utils.enum_type" and maker.name in _ENUMS:
-                return _ENUMS[maker.name](*made.args)
-            return self._described(made)
-        constructor = _CONSTRUCTORS.get(_key(maker))
-        if constructor is not None:
+        if maker.module == "recbole.utils.enum_type" and maker.name in _ENUMS:
+            return _ENUMS[maker.name](*made.args)
+        constructor = _CONSTRUCTORS.get(maker.root, {}).get(maker.name)
+        if constructor is not None and not _is_described(maker):
             return constructor(self, made)
-        if self.consent(maker):
-            return self._described(made)
-        raise UnknownGlobalError(maker)
-
-    def _described(self, made: StandIn) -> StandIn:
-        kept = StandIn(made.maker, self.build(made.args))
+        if not _is_described(maker) and not self.consent(maker):
+            raise UnknownGlobalError(maker)
+        kept = StandIn(maker, self.build(made.args))
         self._done[id(made)] = kept, 1  # its state may refer back to it
         kept.state = self.build(made.state)
         kept.entries = [(self.build(key), self.build(value)) for key, value in made.entries]
@@ -271,47 +242,35 @@ class _Builder:
         return kept
 
 
-def _as_is(builder: _Builder, made: StandIn) -> StandIn:
-    """A device or a layout, or a part of a table that its table reads."""
-    return made
-
-
 def _several(builder: _Builder, made: StandIn) -> Any:
     kind = {"set": set, "frozenset": frozenset, "list": list, "tuple": tuple}[made.maker.name]
     first = builder.build(made.args[0]) if made.args else []
-    if not isinstance(first, (list, tuple)):
-        raise RefusedError("a list or set of something that is none")
+    require(isinstance(first, (list, tuple)), "a list or set of something that is none")
     values = [*first, *map(builder.build, made.values)]
-    if kind in (set, frozenset) and not all(isinstance(value, _KEYS) for value in values):
-        raise RefusedError("a set of other than plain values")
+    hashable = kind in (list, tuple) or all(isinstance(value, _KEYS) for value in values)
+    require(hashable, "a set of other than plain values")
     return kind(values)
 
 
-def _dict(builder: _Builder, made: StandIn) -> dict[Any, Any]:
-    return builder.mapping(made.entries)
-
-
 def _slice(builder: _Builder, made: StandIn) -> slice:
-    if not all(value is None or type(value) is int for value in made.args):
-        raise RefusedError("a slice of other than numbers")
+    require(all(value is None or type(value) is int for value in made.args), "a slice of other than numbers")
     return slice(*made.args)
 
 
 def _encoded(builder: _Builder, made: StandIn) -> bytes:
     text, *coding = made.args
-    if coding not in ([], ["latin1"], ["latin-1"]) or not isinstance(text, str):
-        raise RefusedError("bytes in an unknown coding")
+    fits = isinstance(text, str) and coding in ([], ["latin1"], ["latin-1"])
+    require(fits, "bytes in an unknown coding")
     builder.charge(len(text))
     return text.encode("latin-1")
 
 
-def _whole_numbers(values: Any, what: str = "shape") -> tuple[int, ...]:
-    if not isinstance(values, (tuple, list)) or len(values) > MOST_DIMENSIONS:
-        raise RefusedError(f"a {what} that is none")
-    if any(type(value) is not int or not 0 <= value <= MOST_NUMBERS for value in values):
-        raise RefusedError(f"a {what} that has other than whole numbers")
-    if math.prod(max(1, value) for value in values) > MOST_NUMBERS:
-        raise RefusedError(f"a {what} that is too large")
+def _whole_numbers(values: Any) -> tuple[int, ...]:
+    """A shape or strides: a few whole numbers whose product is a number of places in memory."""
+    few = isinstance(values, (tuple, list)) and len(values) <= MOST_DIMENSIONS
+    whole = few and all(type(value) is int and 0 <= value <= MOST_NUMBERS for value in values)
+    fits = whole and math.prod(max(1, value) for value in values) <= MOST_NUMBERS
+    require(fits, "a shape or strides that no array has")
     return tuple(values)
 
 
@@ -319,15 +278,14 @@ def _whole_numbers(values: Any, what: str = "shape") -> tuple[int, ...]:
 
 
 def _storage(storage: Any) -> tuple[torch.dtype, str, int]:
-    """Type, key and length of a storage, from its persistent id."""
-    about = storage.about if isinstance(storage, Reference) else None
-    if not isinstance(about, tuple) or len(about) not in (5, 6) or about[5:] not in ((), (None,)):
-        raise RefusedError("a storage in an unknown form")
-    tag, kind, key, _, number = about[:5]
-    if tag != "storage" or not isinstance(kind, Global) or not isinstance(key, str):
-        raise RefusedError("a storage in an unknown form")
-    if kind.name not in _STORAGES or type(number) is not int or not 0 <= number <= MOST_NUMBERS:
-        raise RefusedError("a storage of an unknown type or a negative size")
+    """Type, key and length of a storage, from its persistent id: ("storage", type, key, device, length, view)."""
+    about: Any = storage.about if isinstance(storage, Reference) else None
+    fits = isinstance(about, tuple) and len(about) in (5, 6) and about[5:] in ((), (None,))
+    require(fits and about[0] == "storage", "a storage in an unknown form")
+    kind, key, number = about[1], about[2], about[4]
+    fits = isinstance(kind, Global) and kind.name in _STORAGES and isinstance(key, str)
+    require(fits, "a storage of an unknown type")
+    require(type(number) is int and 0 <= number <= MOST_NUMBERS, "a storage of an odd size")
     return _STORAGES[kind.name], key, number
 
 
@@ -335,51 +293,38 @@ def _tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
     """A copy of the part of a storage that a tensor takes; the part must lie inside, and be no larger."""
     storage, offset, size, stride = made.args[:4]
     dtype, key, number = _storage(storage)
-    shape, steps = _whole_numbers(size), _whole_numbers(stride, "stride")
-    if len(shape) != len(steps) or type(offset) is not int or offset < 0:
-        raise RefusedError("a tensor whose shape and strides do not fit")
+    shape, steps = _whole_numbers(size), _whole_numbers(stride)
+    fits = len(shape) == len(steps) and type(offset) is int and offset >= 0
+    require(fits, "a tensor whose shape and strides do not fit")
     count = math.prod(shape)
     last = offset + sum((length - 1) * step for length, step in zip(shape, steps, strict=True))
-    if count > number or (count and last >= number):
-        raise RefusedError("a tensor that is larger than its storage")
-    if builder.storages is None:
-        raise RefusedError("a tensor in a file that has none")
+    require(count <= number and (not count or last < number), "a tensor that is larger than its storage")
     builder.charge(count * dtype.itemsize)
-    if (key, dtype) not in builder.flat:
-        raw = builder.storages(key)
-        if len(raw) != number * dtype.itemsize:
-            raise RefusedError("a storage of another size than it says")
+    if key not in builder.flat:
+        raw = bytearray(builder.storages(key))
         stored = torch.uint8 if dtype is torch.bool else dtype
-        flat = torch.frombuffer(bytearray(raw), dtype=stored) if raw else torch.empty(0, dtype=stored)
-        builder.flat[key, dtype] = flat.ne(0) if dtype is torch.bool else flat
-    flat = builder.flat[key, dtype]
-    if len(flat) != number:
-        raise RefusedError("a storage of two sizes")
+        require(len(raw) % stored.itemsize == 0, "a storage of a broken number")
+        flat = torch.frombuffer(raw, dtype=stored) if raw else torch.empty(0, dtype=stored)
+        builder.flat[key] = flat.ne(0) if dtype is torch.bool else flat
+    flat = builder.flat[key]
+    require(len(flat) == number and flat.dtype is dtype, "a storage of another size or type than it says")
     return flat.as_strided(shape, steps, offset if count else 0).clone(memory_format=torch.contiguous_format)
 
 
-def _as_tensor(value: Any) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor):
-        raise RefusedError("a parameter that is no tensor")
-    return value
-
-
 def _parameter(builder: _Builder, made: StandIn) -> torch.Tensor:
-    return _as_tensor(builder.build(made.args[0]))
+    found = builder.build(made.args[0])
+    require(isinstance(found, torch.Tensor), "a parameter that is no tensor")
+    return found
 
 
 def _sparse_tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
     layout = made.args[0]
-    if not isinstance(layout, StandIn) or layout.args != ("torch.sparse_coo",):
-        raise RefusedError("a sparse tensor that is not in coordinate form")
+    fits = isinstance(layout, StandIn) and layout.args == ("torch.sparse_coo",)
+    require(fits, "a sparse tensor that is not in coordinate form")
     indices, values, size = builder.build(made.args[1])[:3]
-    return torch.sparse_coo_tensor(
-        _as_tensor(indices), _as_tensor(values), _whole_numbers(size), check_invariants=True
-    )
-
-
-def _size(builder: _Builder, made: StandIn) -> tuple[int, ...]:
-    return _whole_numbers(made.args[0])
+    fits = isinstance(indices, torch.Tensor) and isinstance(values, torch.Tensor)
+    require(fits, "a sparse tensor without its parts")
+    return torch.sparse_coo_tensor(indices, values, _whole_numbers(size), check_invariants=True)
 
 
 # numpy and scipy
@@ -387,48 +332,44 @@ def _size(builder: _Builder, made: StandIn) -> tuple[int, ...]:
 
 def _dtype(builder: _Builder, made: StandIn) -> np.dtype:
     """A dtype of the short list; its state may only say the byte order."""
-    code, order = made.args[0], "="
+    code, order = made.args[0], made.state[1] if isinstance(made.state, tuple) else "|"
     if isinstance(made.state, tuple):
-        if len(made.state) < 5 or any(part is not None for part in made.state[2:5]):
-            raise RefusedError("a structured dtype")
-        order = made.state[1]
-    if not isinstance(code, str) or not _DTYPE.fullmatch(code) or order not in ("<", ">", "=", "|"):
-        raise RefusedError("an unknown dtype")
+        plain = len(made.state) >= 5 and made.state[2] is made.state[3] is made.state[4] is None
+        require(plain, "a structured dtype")
+    known = isinstance(code, str) and _DTYPE.fullmatch(code) and order in ("<", ">", "=", "|")
+    require(known, "an unknown dtype")
     found = np.dtype(code)
-    return found.newbyteorder(order) if order in ("<", ">") and not found.hasobject else found
+    return (
+        found.newbyteorder(">" if order == ">" else "<") if order in "<>" and not found.hasobject else found
+    )
 
 
-def _array(builder: _Builder, raw: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-    """An array of ``dtype`` from its bytes, which must be as many as its shape takes."""
+def _array(builder: _Builder, content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+    """An array of ``dtype`` from as many bytes as its shape takes, or from a list of texts, numbers or arrays."""
     sizes = _whole_numbers(shape)
-    if isinstance(raw, str):
-        raw = raw.encode("latin-1")
-    if not isinstance(dtype, np.dtype) or dtype.hasobject or not isinstance(raw, (bytes, bytearray)):
-        raise RefusedError("an array without plain content")
-    if order not in ("C", "F") or math.prod(sizes) * dtype.itemsize != len(raw):
-        raise RefusedError("an array of another size than it says")
+    require(isinstance(dtype, np.dtype) and order in ("C", "F"), "an array without a dtype or an order")
+    count = math.prod(sizes)
+    if dtype.hasobject:
+        whole = isinstance(content, list) and len(content) == count
+        require(whole, "an array of objects of another size than it says")
+        builder.charge(count)
+        found = np.empty(count, dtype=object)
+        for place, value in enumerate(content):
+            numbers = isinstance(value, np.ndarray) and not value.dtype.hasobject
+            plain = all(isinstance(one, _PLAIN) for one in (value if isinstance(value, list) else [value]))
+            require(numbers or plain, "an array of objects that are no plain data")
+            found[place] = value
+        return found.reshape(sizes, order=order)
+    raw = content.encode("latin-1") if isinstance(content, str) else content
+    whole = isinstance(raw, (bytes, bytearray)) and count * dtype.itemsize == len(raw)
+    require(whole, "an array of another size than it says")
     builder.charge(len(raw))
     return np.frombuffer(raw, dtype).reshape(sizes, order=order).astype(dtype.newbyteorder("="))
 
 
-def _object_array(builder: _Builder, content: Any, shape: Any, order: Any) -> np.ndarray:
-    """An array of texts, numbers, lists or arrays, one for each place."""
-    sizes = _whole_numbers(shape)
-    if not isinstance(content, list) or len(content) != math.prod(sizes):
-        raise RefusedError("an array of objects of another size than it says")
-    builder.charge(len(content))
-    found = np.empty(len(content), dtype=object)
-    for place, value in enumerate(content):
-        texts = isinstance(value, list) and all(isinstance(one, _PLAIN) for one in value)
-        numbers = isinstance(value, np.ndarray) and not value.dtype.hasobject
-        if not texts and not numbers and not isinstance(value, _PLAIN):
-            raise RefusedError("an array of objects that are no plain data")
-        found[place] = value
-    return found.reshape(sizes, order=order)
-
-
 def _scalar(builder: _Builder, made: StandIn) -> Any:
     dtype, raw = builder.build(made.args)
+    require(isinstance(dtype, np.dtype) and not dtype.hasobject, "a scalar that is an object")
     return _array(builder, raw, dtype, (), "C")[()]
 
 
@@ -438,70 +379,51 @@ def _frombuffer(builder: _Builder, made: StandIn) -> np.ndarray:
 
 
 def _reconstructed(builder: _Builder, made: StandIn) -> np.ndarray:
-    if not isinstance(made.state, tuple) or len(made.state) != 5:
-        raise RefusedError("an array without its content")
+    fits = isinstance(made.state, tuple) and len(made.state) == 5
+    require(fits, "an array without its content")
     _, shape, dtype, fortran, content = builder.build(made.state)
-    objects = isinstance(dtype, np.dtype) and dtype.hasobject
-    order = "F" if fortran is True else "C"
-    found = (
-        _object_array(builder, content, shape, order)
-        if objects
-        else _array(builder, content, dtype, shape, order)
-    )
+    found = _array(builder, content, dtype, shape, "F" if fortran is True else "C")
     kind = made.args[0]
     return found.view(np.matrix) if isinstance(kind, Global) and kind.name == "matrix" else found
 
 
 def _sparse(builder: _Builder, made: StandIn) -> Any:
-    """A sparse matrix, checked to be well formed: scipy's own code trusts the indices."""
+    """A sparse matrix, checked to be well formed: the code of scipy trusts the indices."""
     form, state = made.maker.name[:3], builder.build(made.state)
-    if not isinstance(state, dict):
-        raise RefusedError("a sparse matrix without its content")
+    require(isinstance(state, dict), "a sparse matrix without its content")
     shape = _whole_numbers(state.get("_shape"))
-    if len(shape) != 2 or max(shape) > MOST_LINES:
-        raise RefusedError("a sparse matrix that is too large, or has not two dimensions")
-    if form == "lil":
-        return _from_lists(state, shape)
-    if form == "coo" and isinstance(state.get("coords"), tuple) and len(state["coords"]) == 2:
-        state = state | dict(zip(("row", "col"), state["coords"], strict=True))  # as scipy has it since 1.13
-    parts = [
-        state.get(key) for key in ("data", *(("row", "col") if form == "coo" else ("indices", "indptr")))
-    ]
-    if any(not isinstance(part, np.ndarray) or part.ndim != 1 or part.dtype.hasobject for part in parts):
-        raise RefusedError("a sparse matrix without its parts")
+    require(len(shape) == 2 and max(shape) <= MOST_LINES, "a sparse matrix of such a shape")
+    if form == "coo" and isinstance(state.get("coords"), tuple):  # as scipy has it since 1.13
+        state = state | dict(zip(("row", "col"), state["coords"], strict=True))
+    keys = {"coo": ("data", "row", "col"), "lil": ("data", "rows", "rows")}
+    parts = [state.get(key) for key in keys.get(form, ("data", "indices", "indptr"))]
+    fits = all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts)
+    require(fits, "a sparse matrix without its parts")
     data, first, second = parts
-    if form == "coo":
-        _check_within(first, shape[0])
-        _check_within(second, shape[1])
-        if not len(data) == len(first) == len(second):
-            raise RefusedError("a sparse matrix whose parts differ in length")
-        return sp.coo_matrix((data, (first, second)), shape)
+    if form == "lil":  # for each line the list of its columns and that of its values
+        counts = [len(columns) for columns in first]
+        same = len(first) == len(data) == shape[0] and counts == [len(values) for values in data]
+        require(same, "a sparse matrix whose parts differ in length")
+        second = np.array([column for several in first for column in several], dtype=np.int64)
+        data = np.array([float(value) for several in data for value in several])
+        first = np.repeat(np.arange(shape[0]), counts)
+    require(not data.dtype.hasobject, "a sparse matrix of objects")
+    if form in ("coo", "lil"):
+        same = (
+            _within(first, shape[0]) and _within(second, shape[1]) and len(data) == len(first) == len(second)
+        )
+        require(same, "a sparse matrix with entries outside it")
+        found = sp.coo_matrix((data, (first, second)), shape)
+        return found.tolil() if form == "lil" else found
     lines, width = shape if form == "csr" else shape[::-1]
-    _check_within(first, width)
-    if second.dtype.kind not in "iu" or len(second) != lines + 1 or (second[1:] < second[:-1]).any():
-        raise RefusedError("a sparse matrix that is not well formed")
-    if second[0] != 0 or second[-1] != len(first) or len(data) != len(first):
-        raise RefusedError("a sparse matrix that is not well formed")
+    starts = second.dtype.kind in "iu" and len(second) == lines + 1 and (second[1:] >= second[:-1]).all()
+    ends = starts and second[0] == 0 and second[-1] == len(first) == len(data)
+    require(ends and _within(first, width), "a sparse matrix that is not well formed")
     return (sp.csr_matrix if form == "csr" else sp.csc_matrix)((data, first, second), shape)
 
 
-def _check_within(places: np.ndarray, size: int) -> None:
-    inside = places.dtype.kind in "iu" and (not len(places) or 0 <= places.min() <= places.max() < size)
-    if not inside:
-        raise RefusedError("a sparse matrix with entries outside it")
-
-
-def _from_lists(state: dict[str, Any], shape: tuple[int, ...]) -> sp.lil_matrix:
-    rows, data = state.get("rows"), state.get("data")
-    if not isinstance(rows, np.ndarray) or not isinstance(data, np.ndarray):
-        raise RefusedError("a sparse matrix without its parts")
-    counts = [len(columns) for columns in rows]
-    if not rows.shape == data.shape == shape[:1] or counts != [len(values) for values in data]:
-        raise RefusedError("a sparse matrix whose parts differ in length")
-    columns = np.array([column for several in rows for column in several], dtype=np.int64)
-    values = np.array([float(value) for several in data for value in several])
-    _check_within(columns, shape[1])
-    return sp.coo_matrix((values, (np.repeat(np.arange(shape[0]), counts), columns)), shape).tolil()
+def _within(places: np.ndarray, size: int) -> bool:
+    return places.dtype.kind in "iu" and (not len(places) or 0 <= places.min() <= places.max() < size)
 
 
 # pandas
@@ -511,50 +433,55 @@ def _index(builder: _Builder, made: StandIn) -> pd.Index:
     kind, about = made.args[0], builder.build(made.args[1])
     if isinstance(kind, Global) and kind.name == "RangeIndex":
         ends = [about.get(key) for key in ("start", "stop", "step")]
-        if any(type(end) is not int or abs(end) > MOST_NUMBERS for end in ends) or ends[2] == 0:
-            raise RefusedError("a table whose lines are numbered oddly")
+        whole = all(type(end) is int and abs(end) <= MOST_NUMBERS for end in ends) and ends[2] != 0
+        require(whole, "a table whose lines are numbered oddly")
         return pd.RangeIndex(*ends)
     data = about.get("data")
-    if not isinstance(data, np.ndarray) or data.ndim != 1:
-        raise RefusedError("a table whose lines or columns have odd names")
+    require(isinstance(data, np.ndarray) and data.ndim == 1, "a table whose lines or columns have odd names")
     return pd.Index(data)
 
 
 def _frame(builder: _Builder, made: StandIn) -> pd.DataFrame:
-    manager = made.state.get("_mgr") if isinstance(made.state, dict) else None
-    if not isinstance(manager, StandIn) or manager.maker.name != "BlockManager":
-        raise RefusedError("a table without its columns")
+    manager: Any = made.state.get("_mgr") if isinstance(made.state, dict) else None
+    fits = isinstance(manager, StandIn) and manager.maker.name == "BlockManager"
+    require(fits, "a table without its columns")
     blocks, axes = manager.args
     columns, lines = builder.build(axes)
-    if not all(isinstance(axis, pd.Index) for axis in (columns, lines)) or not len(columns):
-        raise RefusedError("a table without lines or columns")
+    fits = isinstance(columns, pd.Index) and isinstance(lines, pd.Index) and len(columns) > 0
+    require(fits, "a table without lines or columns")
     found: dict[int, np.ndarray] = {}
     for block in blocks:
         values, place, _ = builder.build(block.args)
-        if not isinstance(values, np.ndarray) or values.ndim != 2 or values.shape[1] != len(lines):
-            raise RefusedError("a table whose columns differ in length")
+        fits = isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == len(lines)
+        require(fits, "a table whose columns differ in length")
         builder.charge(values.size)
         places = range(*place.indices(len(columns))) if isinstance(place, slice) else place.tolist()
         found |= dict(zip(places, values, strict=True))
-    if sorted(found) != list(range(len(columns))) or len(set(columns)) != len(columns):
-        raise RefusedError("a table in which columns are missing")
+    whole = sorted(found) == list(range(len(columns))) and len(set(columns)) == len(columns)
+    require(whole, "a table in which columns are missing")
     return pd.DataFrame({str(columns[at]): found[at] for at in range(len(columns))}, index=lines)
 
 
-# The globals that a file may name: by package and name; in whatever module of the package, since none is imported.
-_CONSTRUCTORS: dict[tuple[str, str], Callable[[_Builder, StandIn], Any]] = {
-    ("builtins", "set"): _several, ("builtins", "frozenset"): _several, ("builtins", "list"): _several,
-    ("builtins", "tuple"): _several, ("builtins", "dict"): _dict, ("builtins", "slice"): _slice,
-    ("collections", "OrderedDict"): _dict, ("collections", "defaultdict"): _dict, ("_codecs", "encode"): _encoded,
-    ("torch", "_rebuild_tensor"): _tensor, ("torch", "_rebuild_tensor_v2"): _tensor,
-    ("torch", "_rebuild_parameter"): _parameter, ("torch", "_rebuild_parameter_with_state"): _parameter,
-    ("torch", "_rebuild_sparse_tensor"): _sparse_tensor, ("torch", "Size"): _size,
-    ("torch", "device"): _as_is, ("torch", "_get_layout"): _as_is,
-    ("numpy", "dtype"): _dtype, ("numpy", "scalar"): _scalar, ("numpy", "_frombuffer"): _frombuffer,
-    ("numpy", "_reconstruct"): _reconstructed,
-    ("scipy", "csr"): _sparse, ("scipy", "csc"): _sparse, ("scipy", "coo"): _sparse, ("scipy", "lil"): _sparse,
-    ("pandas", "DataFrame"): _frame, ("pandas", "_new_Index"): _index, ("pandas", "BlockManager"): _as_is,
-    ("pandas", "_unpickle_block"): _as_is,
+def _dict(builder: _Builder, made: StandIn) -> dict[Any, Any]:
+    return builder.mapping(made.entries)
+
+
+def _as_is(builder: _Builder, made: StandIn) -> StandIn:
+    return made
+
+
+# The globals that a file may name, by package and name; in whatever module of the package, since none is imported.
+_CONSTRUCTORS: dict[str, dict[str, Callable[[_Builder, StandIn], Any]]] = {
+    "builtins": {**dict.fromkeys(("set", "frozenset", "list", "tuple"), _several), "dict": _dict, "slice": _slice},
+    "collections": {"OrderedDict": _dict, "defaultdict": _dict}, "_codecs": {"encode": _encoded},
+    "torch": {
+        "_rebuild_tensor": _tensor, "_rebuild_tensor_v2": _tensor, "_rebuild_parameter": _parameter,
+        "_rebuild_parameter_with_state": _parameter, "_rebuild_sparse_tensor": _sparse_tensor,
+        "Size": lambda _, made: _whole_numbers(made.args[0]), "device": _as_is, "_get_layout": _as_is,
+    },
+    "numpy": {"dtype": _dtype, "scalar": _scalar, "_frombuffer": _frombuffer, "_reconstruct": _reconstructed},
+    "scipy": {f"{form}_{kind}": _sparse for form in ("csr", "csc", "coo", "lil") for kind in ("matrix", "array")},
+    "pandas": {"DataFrame": _frame, "_new_Index": _index, "BlockManager": _as_is, "_unpickle_block": _as_is},
 }  # fmt: skip
 _ARGUMENTS = {
     "builtins": {"object"}, "copyreg": {"_reconstructor"}, "pandas": {"Index", "RangeIndex"},
@@ -563,14 +490,10 @@ _ARGUMENTS = {
 }  # fmt: skip
 
 
-def _key(name: Global) -> tuple[str, str]:
-    """The place in the table: ("scipy", "csr") for scipy.sparse._csr.csr_matrix and csr_array."""
-    sparse = re.fullmatch(r"([a-z]{3})_(matrix|array)", name.name) if name.root == "scipy" else None
-    return name.root, sparse[1] if sparse else name.name
-
-
 def _may_be_named(name: Global) -> bool:
-    """Whether a file of RecBole may name this global; none of them is ever imported for it."""
-    if name.root in _DESCRIBED or name.module.startswith(_LAYERS):
-        return True
-    return _key(name) in _CONSTRUCTORS or name.name in _ARGUMENTS.get(name.root, ())
+    listed = name.name in _CONSTRUCTORS.get(name.root, ()) or name.name in _ARGUMENTS.get(name.root, ())
+    return listed or _is_described(name)
+
+
+def _is_described(name: Global) -> bool:
+    return name.root in _DESCRIBED or name.module.startswith(_LAYERS)

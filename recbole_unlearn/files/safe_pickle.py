@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickletools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, BinaryIO, NamedTuple
 
 MOST_OPERATIONS = 50_000_000  # in one pickle
@@ -30,6 +30,12 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 class RefusedError(Exception):
     """The file asks for something that no file of RecBole needs; the message completes "it asks for ..."."""
+
+
+def require(fits: Any, otherwise: str) -> None:
+    """Refuse the file with the text ``otherwise`` unless ``fits``."""
+    if not fits:
+        raise RefusedError(otherwise)
 
 
 class UnknownGlobalError(RefusedError):
@@ -64,8 +70,8 @@ class StandIn:
     maker: Global
     args: tuple[Any, ...]
     state: Any = None
-    entries: Sequence[tuple[Any, Any]] = ()  # of a mapping
-    values: Sequence[Any] = ()  # of a list or set
+    entries: Any = ()  # (key, value) of a mapping; a list once there are some
+    values: Any = ()  # of a list or set, in the same way
 
 
 class Reference(NamedTuple):
@@ -74,17 +80,16 @@ class Reference(NamedTuple):
     about: Any
 
 
-def parse(stream: BinaryIO, size: int, allowed: Callable[[Global], bool]) -> Any:
-    """The content of the pickle at the position of ``stream``, which is behind the pickle afterwards.
+def parse(stream: BinaryIO, size: int, allowed: Callable[[Global], bool]) -> tuple[Any, list[Reference]]:
+    """The content of the pickle at the position of ``stream``, and its references; the position is behind it then.
 
     ``size`` is the number of bytes of the file; ``allowed`` says which globals the file may name.
     """
     machine = _Machine(allowed, FREE_CONTAINERS + size // BYTES_PER_CONTAINER)
     for count, (operation, argument, _) in enumerate(pickletools.genops(stream)):
         if operation.name == "STOP":
-            return machine.stack.pop()
-        if count > MOST_OPERATIONS:
-            raise RefusedError("more operations than a model or a dataset takes")
+            return machine.stack.pop(), machine.references
+        require(count <= MOST_OPERATIONS, "more operations than a model or a dataset takes")
         machine.do(operation.name, argument)
     raise EOFError("the pickle has no end")
 
@@ -97,6 +102,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.references: list[Reference] = []
 
     def do(self, name: str, argument: Any) -> None:
         """Run one operation; all that are not here (extensions, buffers outside the file) are refused."""
@@ -163,11 +169,11 @@ class _Machine:
                 self._make(self._global(*argument.split(" ", 1)), tuple(self._popped()))
             case "BUILD":
                 state = stack.pop()
-                if not isinstance(stack[-1], StandIn):
-                    raise RefusedError("a state for something that is no object")
+                require(isinstance(stack[-1], StandIn), "a state for something that is no object")
                 stack[-1].state = state
             case "BINPERSID":
                 self._push(Reference(stack.pop()))
+                self.references.append(stack[-1])
             case "POP" if not self.marks or self.marks[-1] != len(stack):
                 stack.pop()
             case "POP" | "POP_MARK":
@@ -181,8 +187,7 @@ class _Machine:
 
     def _push(self, container: Any) -> None:
         self.containers -= 1
-        if self.containers < 0:
-            raise RefusedError("more objects than a file of its size has")
+        require(self.containers >= 0, "more objects than a file of its size has")
         self.stack.append(container)
 
     def _popped(self) -> list[Any]:
@@ -207,8 +212,7 @@ class _Machine:
         if isinstance(target, dict):
             for key, value in pairs:
                 # Hashing nested tuples could overflow the stack of the interpreter.
-                if not isinstance(key, (*_SCALARS, StandIn)):
-                    raise RefusedError(f"a key that is a {type(key).__name__}")
+                require(isinstance(key, (*_SCALARS, StandIn)), "a key that is no plain value")
                 target[key] = value
         elif isinstance(target, StandIn):
             target.entries = target.entries or []
@@ -217,18 +221,15 @@ class _Machine:
             raise RefusedError("entries added to something that is no mapping")
 
     def _global(self, module: Any, name: Any) -> Global:
-        if not isinstance(module, str) or not isinstance(name, str):
-            raise RefusedError("a global whose name is no text")
+        require(isinstance(module, str) and isinstance(name, str), "a global whose name is no text")
         found = Global(module, name)
         if not self.allowed(found):
             raise UnknownGlobalError(found)
         return found
 
     def _make(self, maker: Any, args: Any, state: Any = None) -> None:
-        if not isinstance(maker, Global) or not isinstance(args, tuple):
-            raise RefusedError("a call of something that is no global")
-        if (maker.root, maker.name) == ("copyreg", "_reconstructor"):  # an object of its first argument
+        if isinstance(maker, Global) and maker.root == "copyreg":  # _reconstructor(class, object, None)
             maker, args = args[0], ()
-            if not isinstance(maker, Global):
-                raise RefusedError("an object of something that is no class")
+        fits = isinstance(maker, Global) and isinstance(args, tuple)
+        require(fits, "a call of something that is no global")
         self._push(StandIn(maker, args, state))

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import subprocess
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -148,3 +149,58 @@ def test_a_missing_file_and_a_directory(tmp_path):
     for path in (tmp_path / "none.pth", tmp_path):
         with pytest.raises(UnlearnError, match="There is no file"):
             unpickle.load_torch(path)
+
+
+def _laughs(copies, levels):
+    """A list of a list of a list ..., each with the next one ``copies`` times."""
+    found = [0]
+    for _ in range(levels):
+        found = [found] * copies
+    return found
+
+
+RAW = b"B" + (20_000).to_bytes(4, "little") + bytes(20_000) + b"\x94"  # in the memo
+ARRAY = b"cnumpy\n_frombuffer\n(h\x00cnumpy\ndtype\n(S'u1'\nI00\nI01\ntRI20000\n\x85S'C'\ntR"
+GREEDY = {
+    "a list in too many places": pickle.dumps(_laughs(10, 12)),
+    "arrays of the same bytes": b"\x80\x04" + RAW + b"(" + ARRAY * 200 + b"l.",
+    "an object for each byte": b"\x80\x04(" + b"]" * 300_000 + b"l.",
+    "a huge memo": b"\x80\x04]r\xff\xff\xff\xff.",
+    "a huge text": b"\x80\x04\x8d" + (2**40).to_bytes(8, "little") + b"x.",
+    "a huge bytearray": b"\x80\x05\x96" + (2**40).to_bytes(8, "little") + b"x.",
+    "a huge number": b"\x80\x04\x8b" + (2**31 - 1).to_bytes(4, "little") + b"\x01.",
+}
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_small_files_take_little_memory(tmp_path, name):
+    """Python's own unpickler would take gigabytes for some of them, or walking the result would never end."""
+    (tmp_path / "x.pkl").write_bytes(GREEDY[name])
+    tracemalloc.start()
+    if name == "a huge memo":
+        assert unpickle.load_pickle(tmp_path / "x.pkl") == []
+    else:
+        with pytest.raises(UnlearnError):
+            unpickle.load_pickle(tmp_path / "x.pkl")
+    assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    tracemalloc.stop()
+
+
+def test_tensors_that_share_a_storage_are_bounded_by_the_file(tmp_path):
+    whole = torch.zeros(100_000)
+    torch.save([whole, whole.view(10, -1)], tmp_path / "x.pth")
+    assert [tuple(tensor.shape) for tensor in unpickle.load_torch(tmp_path / "x.pth")] == [
+        (100_000,),
+        (10, 10_000),
+    ]
+    torch.save([whole.view(-1) for _ in range(5)], tmp_path / "x.pth")
+    with pytest.raises(UnlearnError, match="larger than the file"):
+        unpickle.load_torch(tmp_path / "x.pth")
+
+
+def test_a_name_is_not_looked_up_in_torch_or_numpy(tmp_path):
+    """Both import submodules when they are asked for a name."""
+    for module, name in (("torch", "_inductor"), ("numpy", "f2py"), ("torch", "onnx")):
+        (tmp_path / "x.pkl").write_bytes(f"c{module}\n{name}\n.".encode())
+        with pytest.raises(UnlearnError, match="Refused"):
+            unpickle.load_pickle(tmp_path / "x.pkl")
