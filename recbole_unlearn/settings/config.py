@@ -246,14 +246,9 @@ class UnlearnConfig(Config):
         if base := preset_of(name):
             found |= {key: value for key, value in self.usual_values(base).items() if key in keys}
         folder, kind = _method_folder(name), self.model_class.type.name.lower()
-        for special in (
-            "",
-            f"-{kind}",
-            f"-{self.model}",
-            f"-{self.dataset}",
-            f"-{self.model}-{self.dataset}",
-        ):
-            if (file := folder / f"{name}{special}.yaml").is_file():
+        special = (kind, self.model, self.dataset, f"{self.model}-{self.dataset}")
+        for stem in (name, *(f"{name}-{place}" for place in special)):
+            if (file := folder / f"{stem}.yaml").is_file():
                 found |= read_yaml(file)
         found.pop("preset_of", None)
         if missing := keys - set(found):
