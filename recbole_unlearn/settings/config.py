@@ -21,6 +21,7 @@ import inspect
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -351,11 +352,14 @@ def _owners(key: str) -> list[str]:
 
 
 def _method_folder(name: str) -> Path:
-    """The folder of a method's YAML files: `properties/method`, or that of its module in another package."""
-    method = METHODS.get(name)
-    if method.__module__.startswith(f"{METHODS.package}."):
+    """The folder of a method's YAML files: `properties/method`, or that of its module in another package.
+
+    A method of a notebook has none, and is looked for in the working directory.
+    """
+    module = METHODS.get(name).__module__
+    if module.startswith(f"{METHODS.package}."):
         return properties_dir() / "method"
-    return Path(inspect.getfile(method)).parent
+    return Path(getattr(sys.modules.get(module), "__file__", None) or "notebook").parent
 
 
 def preset_of(name: str) -> str | None:
