@@ -37,5 +37,5 @@ from recbole_unlearn.report.page import (
     times,
     write,
 )
-from recbole_unlearn.report.run_report import PROGRAM, noise, write_report
+from recbole_unlearn.report.run_report import write_report
 from recbole_unlearn.report.sweep import write_sweep

@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
@@ -49,7 +49,6 @@ from recbole_unlearn.results import (
     UNLEARNED,
     PhaseResult,
     RunResult,
-    Verdict,
     in_order,
     number,
 )
@@ -84,10 +83,10 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
     ``given`` are the settings that the user gave; with them the page has the command that repeats the run.
     """
     phases = in_order(result.phases)
-    said = result.verdict or Verdict("unknown", _request(result))
+    said, method = result.verdict, next((one for one in METHODS.all() if one.name == result.method), None)
     run = run_title(result.method, result.model, result.dataset, result.seed)
-    first, *rest = sentences(said.text)
-    small = is_small(result, phases)
+    level = "unknown" if said is None else said.level
+    share, amount = (number(result.settings.get(key)) for key in ("inject_users", "inject_amount"))
     return write_page(
         Path(directory) / NAME,
         "report.html",
@@ -95,13 +94,19 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         run=run,
         result=result,
         phases=phases,
-        level=said.level if said.level in HEADINGS else "",
-        heading=HEADINGS.get(said.level, "") if said.provisional is None else "Provisional: no retrained model",
-        first=first,
-        rest=" ".join(rest),
-        account=account(result),
-        noise=noise(result),
-        advice=advice(result),
+        level=level if level in HEADINGS else "",
+        heading="Provisional: no retrained model" if said and said.provisional else HEADINGS.get(level, ""),
+        said=sentences(said.text) if said else [],
+        model=article(result.model or ""),
+        method=method,
+        rough=_roughly(result),
+        took=_took,
+        is_noise=is_noise(result),
+        noise=(share, amount),
+        advice=advised(result),
+        near=[name for name, one in levels_of(result).items() if name not in OWN and one == "near"],
+        ways=turned(method, result),
+        can_tune=method is not None and (properties_dir() / "tune" / f"{method.name}.yaml").is_file(),
         cards=key_figures(result),
         few=is_few(result),
         methods=_methods(result, phases),
@@ -110,7 +115,7 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         by_k={metric: figures.by_k(phases, metric) for metric in ("recall", "ndcg")},
         forgetting=None if is_few(result) else _forgetting(phases),
         histories=None if is_few(result) else _histories(phases),
-        damage={} if small else {
+        damage={} if is_small(result, phases) else {
             name: (figures.damage(phases, name), gains_and_losses(phases, name)) for name in figures.GROUPINGS
         },
         curves=_curves(result),
@@ -134,17 +139,9 @@ def sentences(text: str) -> list[str]:
     return [part if part.endswith((".", "!", "?")) else f"{part}." for part in whole]
 
 
-def _request(result: RunResult) -> str:
-    """The first sentence of a page without a verdict."""
-    asked = result.forget.interactions
-    if asked is None:
-        return "A model was asked to forget."
-    return f"{counted(asked, 'interaction')} {'was' if count(asked) == '1' else 'were'} to be forgotten."
-
-
-def _trainer(result: RunResult) -> type[UnlearnTrainer] | None:
-    """The method of the run; None where it is not installed."""
-    return next((one for one in METHODS.all() if one.name == result.method), None)
+def is_noise(result: RunResult) -> bool:
+    """Whether the plugin made the request up itself: its figures must not be taken for a user's request."""
+    return (result.forget.source or "").startswith(INJECTED)
 
 
 def _phase(result: RunResult, name: str) -> PhaseResult:
@@ -162,7 +159,7 @@ def _roughly(result: RunResult) -> str:
     return "" if result.withheld is None else "up to " if is_few(result) else "about "
 
 
-def _time(phase: PhaseResult) -> str:
+def _took(phase: PhaseResult) -> str:
     return duration(phase.seconds) + (", in an earlier run" if phase.seconds_from_cache else "")
 
 
@@ -170,191 +167,36 @@ def _seconds(phase: PhaseResult) -> str:
     return "loaded" if phase.seconds is None else duration(phase.seconds) + "*" * phase.seconds_from_cache
 
 
-def account(result: RunResult) -> str:
-    """The model, the request, the method and its time, and the models it is compared with."""
-    name, forget, rough = result.model or "", result.forget, _roughly(result)
-    vowels = (
-        "AEFHILMNORSX" if name[:2].isupper() else "AEIO"
-    )  # an NCF: by its sound where it is an abbreviation
-    article = "An" if name[:1].upper() in vowels and name else "A"
-    model = f"{article} {name} model".replace("  ", " ") + (
-        f" of the dataset {result.dataset}" if result.dataset else ""
-    )
-    sides = [] if forget.users is None else [counted(forget.users, "user")]
-    sides += [] if forget.items is None else [f"{rough}{counted(forget.items, 'item')}"]
-    size = "a request"
-    if forget.interactions is not None:
-        size = f"{rough}{counted(forget.interactions, 'interaction')}" + (
-            f" of {listed(sides)}" if sides else ""
-        )
-    where = {"file": ", given from a file of requests", "python": ", given from Python"}.get(
-        forget.source or "", ""
-    )
-    parts = [f"{model} was to forget {size}{where}."]
-    if forget.interactions == 0:
-        parts = [f"{model} was to forget interactions that it was not trained on."]
-    if (original := result.phases.get(ORIGINAL)) is not None:
-        trained = f"was trained in {_time(original)}"
-        parts.append(f"The original {'came from a checkpoint' if original.seconds is None else trained}.")
-    method, phase = _trainer(result), result.phases.get(UNLEARNED)
-    exact = method is not None and method.exact
-    if phase is not None and result.method is not None:
-        took = "" if phase.seconds is None else f" in {_time(phase)}"
-        done = f"The method {result.method} changed it{took}."
-        if exact:
-            done = f"The method {result.method} trained a new model without these interactions{took}. This is exact."
-        parts.append(f"So {result.method} had nothing to change." if forget.interactions == 0 else done)
-    if others := _compared(result, exact):
-        parts.append(f"The result is compared with {listed(others)}.")
-    return " ".join(parts)
+def article(name: str) -> str:
+    """A BPR, an NCF: by its sound where the name is an abbreviation."""
+    vowels = "AEFHILMNORSX" if name[:2].isupper() else "AEIO"
+    return f"{'An' if name[:1] and name[0].upper() in vowels else 'A'} {name}".strip()
 
 
-def _compared(result: RunResult, exact: bool) -> list[str]:
-    """The models the unlearned one is compared with; an exact method is not compared with itself."""
-    phases, named = in_order(result.phases), []
-    if exact and SECOND not in phases:
-        phases.pop(RETRAINED, None)
-    if RETRAINED in phases:
-        retrained = [phases[name] for name in (RETRAINED, SECOND) if name in phases]
-        took = [_time(phase) for phase in retrained if phase.seconds is not None]
-        what = "two models" if len(retrained) > 1 else "a model"
-        named.append(
-            f"{what} retrained from scratch without them" + (f" ({' and '.join(took)})" if took else "")
-        )
-    for name in [name for name in phases if name not in OWN]:
-        named.append(name if phases[name].seconds is None else f"{name} ({_time(phases[name])})")
-    return named
-
-
-def noise(result: RunResult) -> str | None:
-    """What the request is, where the plugin made it up itself: its figures must not be taken for a user's request."""
-    source = result.forget.source or ""
-    if not source.startswith(INJECTED):
-        return None
-    drawn = {
-        "informed": " that a model of the clean data scores low for the user",
-        "random": " that the user never met",
-    }.get(source.removeprefix(INJECTED).strip(), "")
-    share, amount = (number(result.settings.get(key)) for key in ("inject_users", "inject_amount"))
-    whom = "users" if share is None else f"{percent(share)} of the users"
-    many = "" if amount is None else f", to each {percent(amount)} of their training interactions"
-    return (
-        f"this is not a request of users. The interactions were made up: items{drawn}, added to {whom}{many}, so "
-        "that the original learns something that it should forget. Noise is easier to tell apart than real "
-        "interactions, so a real request may come out differently."
-    )
-
-
-# ---- what to do about the verdict
-
-
-class Advice(NamedTuple):
-    """A heading, points below it, and paragraphs after them."""
-
-    title: str
-    points: Sequence[str]
-    after: Sequence[str] = ()
-
-
-_TITLES = {
-    "under": "It forgets too little. What to do",
-    "over": "It forgets too much. What to do",
-    "cannot_tell": "These figures cannot tell. What to do",
-}
-_CLAIMS = (
-    "that the model behaves like one that never saw the deleted interactions",
-    "how much of retraining's effect was recovered, and how much faster that was",
-    "whether the demotion rate and the attack are where they should be: both have the retrained model's value as "
-    "their goal, not 1 and not 0.5",
-)
-
-
-def advice(result: RunResult) -> Advice | None:
-    """What to do about the verdict: a setting to change, something to measure, or exact retraining; None if near."""
+def advised(result: RunResult) -> str | None:
+    """The kind of advice: under, over, cannot_tell or unknown; None where nothing has to be done."""
     level = "unknown" if result.verdict is None else result.verdict.level
-    provisional = None if result.verdict is None else result.verdict.provisional
-    near = [name for name, one in levels_of(result).items() if name not in OWN and one == "near"]
-    if level in ("under", "over"):
-        others = [f"In this run, {listed(near)} came near the retrained model."] if near else []
-        return Advice(_TITLES[level], [*_turn(result, level), *others, *_retrain(result)])
-    if level not in ("cannot_tell", "unknown") or (
-        level == "unknown" and result.certificates.get("exact") is True
-    ):
+    if level == "unknown" and result.certificates.get("exact") is True:
         return None
-    if level == "cannot_tell" or RETRAINED in result.phases:
-        return Advice(_TITLES["cannot_tell"], [*_tell(result), *_retrain(result)])
-    after = ["Run it again with --compare=retrain to have these measured."]
-    if provisional is not None and provisional.looks in ("under", "over"):
-        after += [*_turn(result, provisional.looks), *_retrain(result)]
-    return Advice("No retrained model in this run. So this page cannot say", _CLAIMS, after)
+    if level == "unknown" and RETRAINED in result.phases:
+        return "cannot_tell"
+    return level if level in ("under", "over", "cannot_tell", "unknown") else None
 
 
-def _turn(result: RunResult, level: str) -> list[str]:
-    """Settings to change so that the method forgets more (under) or less (over); the method declares them."""
-    method = _trainer(result)
-    if method is not None and method.exact:
-        return [
-            f"{method.name} is exact: what differs is chance, as between any two trainings. "
-            "--compare=retrain,retrain measures how much of it there is."
-        ]
-    if method is not None and method.own_original:
-        return [
-            f"{method.name} trained again what had seen these interactions. It is an ensemble, which may rank "
-            "differently from one retrained model even where nothing is left; these figures cannot tell them apart."
-        ]
-    first = (
-        "Do not count these interactions as forgotten yet."
-        if level == "under"
-        else "Deleted items that rank lower than they would by themselves show an attacker which ones they were."
-    )
-    if method is None:
-        return [first]
-    more, ways = ("more", method.forgets_more) if level == "under" else ("less", method.forgets_less)
-    if result.model in SEQUENTIAL:
-        ways = [way for way in ways if not set(method.of_pairs) & set(re.findall(r"\w+", way))]
-    if not ways:
-        return [first, f"{method.name} has no setting that makes it forget {more}: try another method."]
-    own = {key: result.settings.get(key) for key in names(method.Settings)}
-    turned = []
-    for way in ways:
-        words = re.findall(r"\w+", way)
-        now = [plain(value) for key, value in own.items() if key in words and value is not None]
-        turned.append(f"{way} (now {listed(now)})" if now else way)
-    points = [
-        first,
-        f"To make {method.name} forget {more}, {listed(turned, 'or')}. Turn one at a time, and run with "
-        "--compare=retrain again.",
-    ]
-    if (properties_dir() / "tune" / f"{method.name}.yaml").is_file():
-        points.append(
-            f"Or let a sweep choose: --tune tries settings of {method.name} on validation interactions."
-        )
-    return points
-
-
-def _retrain(result: RunResult) -> list[str]:
-    """That retraining is exact, and how long it took here."""
-    method, phase = _trainer(result), _phase(result, RETRAINED)
-    if method is not None and method.exact:
-        return []
-    took = "" if phase.seconds is None else f"; it took {duration(phase.seconds)} here"
-    return [f"Or use --unlearn=retrain, which is exact: it trains again without these interactions{took}."]
-
-
-def _tell(result: RunResult) -> list[str]:
-    """How to be able to tell."""
-    points = [
-        "By these figures, a model that did nothing would pass as well: the original ranks the deleted items like a "
-        "model that never saw them.",
-        "Measure a larger request: more users, or more interactions of each, in one file, with --compare=retrain.",
-    ]
-    if noise(result) is None and result.method and result.model and result.dataset:
-        points.append(
-            f"To see whether {result.method} works on this model and data, run --model={result.model} "
-            f"--dataset={result.dataset} --unlearn={result.method} --forget=injected --compare=retrain, which trains "
-            "a model on noise that it has to forget."
-        )
-    return points
+def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, list[str]]:
+    """By verdict, the settings to change, with their values now: raise finetune_epochs (now 1)."""
+    found: dict[str, list[str]] = {"under": [], "over": []}
+    for side, ways in (
+        () if method is None else (("under", method.forgets_more), ("over", method.forgets_less))
+    ):
+        assert method is not None
+        for way in ways:
+            words = re.findall(r"\w+", way)
+            now = [plain(result.settings[key]) for key in names(method.Settings) if key in words
+                   and result.settings.get(key) is not None]  # fmt: skip
+            if result.model not in SEQUENTIAL or not set(method.of_pairs) & set(words):
+                found[side].append(f"{way} (now {listed(now)})" if now else way)
+    return found
 
 
 # ---- figures
@@ -677,7 +519,7 @@ def command(result: RunResult, given: Mapping[str, Any]) -> str | None:
     model = result.model if result.model in model_names() else f"PACKAGE.MODULE:{result.model}"
     options: dict[str, Any] = {"model": model, "dataset": result.dataset, "seed": result.seed}
     options = ({"checkpoint": "FILE"} if is_loaded else options) | {"unlearn": result.method}
-    if not (result.forget.source or "").startswith(INJECTED):
+    if not is_noise(result):
         options["forget"] = "FILE"
     for key, value in given.items():
         decides = key == "compare" or about(key).role is Role.RESULT
