@@ -204,6 +204,12 @@ def described(tree: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, plain(value)) for name, value in flat(tree)]
 
 
+def without_gaps(head: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """A table without the columns that have no value in any row."""
+    kept = [at for at in range(len(head)) if any(row[at] not in ("", MISSING) for row in rows)]
+    return [head[at] for at in kept], [[row[at] for at in kept] for row in rows]
+
+
 # ---- for pages that are built in Python (state/page.py)
 
 

@@ -26,7 +26,7 @@ from recbole_unlearn.report.entries import (
     recovered,
 )
 from recbole_unlearn.report.figures import metric_title
-from recbole_unlearn.report.page import MISSING, decimal, percent, phase_title, signed, times
+from recbole_unlearn.report.page import MISSING, decimal, percent, phase_title, signed, times, without_gaps
 from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.settings import properties_dir, read_yaml
 
@@ -120,14 +120,13 @@ def tables(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table
                 for place, methods in everything.items()
                 if (place.dataset, place.request) == (dataset, request)
             }
-            bodies = {model: rows for model, rows in bodies.items() if rows}
-            # Without columns that say nothing, and not at all when only names and counts are left.
-            head, rows = ["Method", *kind.head, "Runs"], [row for body in bodies.values() for row in body]
-            kept = [at for at in range(len(head)) if any(row[at] not in ("", MISSING) for row in rows)]
-            if len(kept) > 2:
-                shown = {model: [[row[at] for at in kept] for row in body] for model, body in bodies.items()}
-                subject = f"{dataset} · {request}"
-                made.append(Table(kind.title, subject, kind.caption, [head[at] for at in kept], shown))
+            head, rows = without_gaps(
+                ["Method", *kind.head, "Runs"], [row for body in bodies.values() for row in body]
+            )
+            if len(head) > 2:  # not only names and counts
+                left = iter(rows)
+                shown = {model: [next(left) for _ in body] for model, body in bodies.items() if body}
+                made.append(Table(kind.title, f"{dataset} · {request}", kind.caption, head, shown))
     return made
 
 

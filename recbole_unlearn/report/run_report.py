@@ -40,6 +40,7 @@ from recbole_unlearn.report.page import (
     run_title,
     signed,
     times,
+    without_gaps,
     write_page,
 )
 from recbole_unlearn.results import (
@@ -186,14 +187,13 @@ def advised(result: RunResult) -> str | None:
 def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, list[str]]:
     """By verdict, the settings to change, with their values now: raise finetune_epochs (now 1)."""
     found: dict[str, list[str]] = {"under": [], "over": []}
-    for side, ways in (
-        () if method is None else (("under", method.forgets_more), ("over", method.forgets_less))
-    ):
-        assert method is not None
+    if method is None:
+        return found
+    known = {key: plain(result.settings[key]) for key in names(method.Settings) if key in result.settings}
+    for side, ways in (("under", method.forgets_more), ("over", method.forgets_less)):
         for way in ways:
             words = re.findall(r"\w+", way)
-            now = [plain(result.settings[key]) for key in names(method.Settings) if key in words
-                   and result.settings.get(key) is not None]  # fmt: skip
+            now = [value for key, value in known.items() if key in words and value != MISSING]
             if result.model not in SEQUENTIAL or not set(method.of_pairs) & set(words):
                 found[side].append(f"{way} (now {listed(now)})" if now else way)
     return found
@@ -218,6 +218,7 @@ def key_figures(result: RunResult) -> list[tuple[str, str, str]]:
         utility = "NDCG@20 recovered", percent(share), f"affected users\n{before} → {after}\nretrained {aim}"
     auc, aim_auc = own.figure("attack", "auc"), goal.figure("attack", "auc")
     shared, floor = (phase.figure("overlap@20", "affected") for phase in (own, again))
+    has_goal = result.retrained is not None
     second = "" if floor is None else f"\nretrained 2: {percent(floor)}"
     time = "Time to forget", duration(own.seconds), ""
     if result.speedup is not None:
@@ -234,11 +235,7 @@ def key_figures(result: RunResult) -> list[tuple[str, str, str]]:
             signed(difference(auc, aim_auc)),
             f"is {decimal(auc)}\ngoal {decimal(aim_auc)}",
         ),
-        (
-            "Top-20 overlap",
-            percent(shared if result.retrained else None),
-            f"affected users\nwith retrained{second}",
-        ),
+        ("Top-20 overlap", percent(shared if has_goal else None), f"affected users\nwith retrained{second}"),
         time,
         (
             f"Interactions{', ' + rough.strip() if rough else ' forgotten'}",
@@ -269,39 +266,31 @@ def _methods(result: RunResult, phases: figures.Phases) -> tuple[list[str], Rows
         phase, mine = phases[name], name == UNLEARNED
         shares = result.recovered if mine else phase.recovered
         title = f"{result.method} (unlearned)" if mine and result.method else phase_title(name)
-        rows.append(
-            [
-                chip(title, figures.looks(phases)[name].color),
-                SHORT[levels[name]] if name in levels else MISSING,
-                percent((shares or {}).get("ndcg@20")),
-                signed(difference(phase.demotion_rate, goal.demotion_rate)),
-                signed(difference(phase.figure("attack", "auc"), goal.figure("attack", "auc"))),
-                _seconds(phase),
-                times(result.speedup if mine else phase.speedup),
-            ]
-        )
+        attack = difference(phase.figure("attack", "auc"), goal.figure("attack", "auc"))
+        rows.append([
+            chip(title, figures.looks(phases)[name].color),
+            SHORT[levels[name]] if name in levels else MISSING,
+            percent((shares or {}).get("ndcg@20")),
+            signed(difference(phase.demotion_rate, goal.demotion_rate)),
+            signed(attack),
+            _seconds(phase),
+            times(result.speedup if mine else phase.speedup),
+        ])  # fmt: skip
     head = ["Method", "Forgets", "Recovered", "Demotion rate", "Attack AUC", "Time", "Speed-up"]
-    kept = [place for place in range(len(head)) if any(row[place] != MISSING for row in rows)]
-    return [head[place] for place in kept], [[row[place] for place in kept] for row in rows]
+    return without_gaps(head, rows)
 
 
 def _utility(result: RunResult, phases: figures.Phases) -> tuple[list[str], dict[str, Rows]] | None:
     """A row per phase for each group of users, then the originals that some have of their own."""
     shown = [(_heading(name, phases), phases[name]) for name in _side_by_side(phases)]
-    shown += [
-        (lines(head, "before: its own original"), phase.before)
-        for head, phase in shown
-        if phase.before is not None
-    ]
+    shown += [(lines(head, "before: its own original"), one.before) for head, one in shown if one.before]
     groups = {
         "All users": "metrics",
         "Affected users (with a deleted interaction)": "affected",
         "Unaffected users": "unaffected",
         "All users, deleted items masked": "masked",
     }
-    metrics = list(
-        dict.fromkeys(m for _, phase in shown for of in groups.values() for m in getattr(phase, of))
-    )
+    metrics = list(dict.fromkeys(m for _, one in shown for of in groups.values() for m in getattr(one, of)))
     bodies = {
         title: [
             [
@@ -340,9 +329,8 @@ def _forgetting(phases: figures.Phases) -> tuple[list[str], Rows] | None:
                 continue
             goal = None if one.is_distance else values.get(RETRAINED)
             attack = path[0].startswith("attack")  # has no better side at all, and only a goal
-            cells = [
-                _cell(phases[name], path, goal if name != RETRAINED else None, attack) for name in columns
-            ]
+            goals = {name: None if name == RETRAINED else goal for name in columns}
+            cells = [_cell(phases[name], path, aim, attack) for name, aim in goals.items()]
             if SECOND in phases:
                 floor = values[SECOND] if one.is_distance else difference(values[SECOND], goal)
                 cells.append(decimal(None if floor is None else abs(floor)))
@@ -354,11 +342,8 @@ def _forgetting(phases: figures.Phases) -> tuple[list[str], Rows] | None:
                 )
             rows += [[lines("", *below)]] if below else []
             below = []
-    head = [
-        "Measure",
-        *(_heading(name, phases) for name in columns),
-        *(["floor"] if SECOND in phases else []),
-    ]
+    floor_head = ["floor"] if SECOND in phases else []
+    head = ["Measure", *(_heading(name, phases) for name in columns), *floor_head]
     return (head, rows) if rows else None
 
 
@@ -379,23 +364,21 @@ def _histories(phases: figures.Phases) -> tuple[list[str], Rows] | None:
     """A row per phase of a sequential model with its figures at cleaned and uncleaned histories."""
     if not any(key in phase.forgetting for phase in phases.values() for key in ("uncleaned", "emptied")):
         return None
-    order = _side_by_side(phases)
-    columns = [
-        (title, [decimal(of(phases[name]), digits) for name in order])
-        for title, of, digits in (
-            ("Demotion rate, cleaned", lambda phase: phase.demotion_rate, 3),
-            ("Uncleaned", lambda phase: phase.figure("uncleaned", "demotion_rate"), 3),
-            ("Cleaned, at test", lambda phase: phase.figure("demotion_at_test"), 3),
-            ("Emptied, uncleaned", lambda phase: phase.figure("emptied", "demotion_rate"), 3),
-            ("NDCG@20 of affected users, cleaned", affected_ndcg, 4),
-            ("Uncleaned", lambda phase: phase.figure("uncleaned", "ndcg@20"), 4),
-        )
-    ]
-    shown = [(title, cells) for title, cells in columns if any(cell != MISSING for cell in cells)]
+    head = ["Phase", "Demotion rate, cleaned", "Uncleaned", "Cleaned, at test", "Emptied, uncleaned",
+            "NDCG@20 of affected users, cleaned", "Uncleaned"]  # fmt: skip
     rows: Rows = [
-        [_heading(name, phases), *(cells[place] for _, cells in shown)] for place, name in enumerate(order)
+        [
+            _heading(name, phases),
+            decimal(phases[name].demotion_rate),
+            decimal(phases[name].figure("uncleaned", "demotion_rate")),
+            decimal(phases[name].figure("demotion_at_test")),
+            decimal(phases[name].figure("emptied", "demotion_rate")),
+            decimal(affected_ndcg(phases[name]), 4),
+            decimal(phases[name].figure("uncleaned", "ndcg@20"), 4),
+        ]
+        for name in _side_by_side(phases)
     ]
-    return ["Phase", *(title for title, _ in shown)], rows
+    return without_gaps(head, rows)
 
 
 # ---- who gains and who loses
