@@ -32,7 +32,7 @@ from tabulate import tabulate
 from trainings import settings_of
 
 from recbole_unlearn.data import load
-from recbole_unlearn.methods.obliviate import downdate, lac, request, restart
+from recbole_unlearn.methods.obliviate import obliviate
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state import Change, State, Store, database, live, worker
 from recbole_unlearn.training import train_here
@@ -44,11 +44,9 @@ PARTS: list[tuple[str, Any, str]] = [
     ("find", worker, "find"),
     ("find", worker, "refuse_emptying"),
     ("graph", live.LiveModel, "_take_out"),
-    ("new start", request, "spread"),
-    ("new start", restart, "restart"),
-    ("downdate", downdate, "directions"),
-    ("downdate", downdate, "steps"),
-    ("LAC", lac, "calibrate"),
+    ("new start", obliviate.Request, "start_again"),
+    ("downdate", obliviate.Request, "downdate"),
+    ("LAC", obliviate, "calibrate"),
     ("moments", live, "refresh"),
     ("index, rest of the model", live.LiveModel, "forget"),
     ("file", Change, "pack"),

@@ -16,7 +16,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import load_torch
 from recbole_unlearn.methods import RequestLosses
 from recbole_unlearn.methods.influence import losing
-from recbole_unlearn.methods.obliviate import contamination
+from recbole_unlearn.methods.obliviate import new_start
 from recbole_unlearn.pipeline import begin, checked_settings
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.rows import TrainIndex, find_region
@@ -281,13 +281,13 @@ def test_what_is_lost_is_between_two_bounds(numbers):
 
 def test_rounding_makes_nobody_follow(start, tmp_path, monkeypatch):
     """Twenty small requests lost a model when what is rounded up was taken for lost, each time, in every item."""
-    found = []
+    found, spread = [], new_start.spread
 
-    def spread(touched, *rest):
+    def watched(touched, *rest):
         found.append(touched["item"].share)
-        return contamination.spread(touched, *rest)
+        return spread(touched, *rest)
 
-    monkeypatch.setattr("recbole_unlearn.methods.obliviate.request.spread", spread)
+    monkeypatch.setattr(new_start, "spread", watched)
     assert told(start.output_dir)[0] is not None  # rounded up, and nothing was lost yet
     for name in ("told", "not told"):
         if name == "not told":

@@ -369,16 +369,10 @@ def test_bpr_loss_has_negatives_and_cross_entropy_has_none(small):
             {"unlearn": "obliviate", "forget_kind": "hard"},
             "forget_kind: a setting of models that score",
         ),
-        (
-            "SASRec",
-            {"unlearn": "obliviate", "lac_distill": 0.5},
-            "lac_distill: a setting of models that score",
-        ),
+        ("SASRec", {"unlearn": "obliviate", "lac_distill": 0.5}, "lac_distill is a setting of no_distill"),
         ("SASRec", {"unlearn": "obliviate", "lac_forget": 0.5}, "lac_forget: a setting of models that score"),
-        ("SASRec", {"unlearn": "obliviate", "lac_hard_negatives": 2}, "lac_hard_negatives: a setting"),
         ("SASRec", {"unlearn": "obliviate", "lac_negatives": 2.0}, "lac_negatives: a setting of models"),
         ("SASRec", {"unlearn": "obliviate", "lua_reach": 0.5}, "lua_reach: a setting of models that score"),
-        ("SASRec", {"unlearn": "obliviate", "lua_hops": 1}, "lua_hops: a setting of models that score"),
         ("SASRec", {"transform": "crop_itemseq"}, "transform=crop_itemseq changes histories"),
         ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
         (

@@ -28,7 +28,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 MOMENTS = {
     "data": "recbole_unlearn.pipeline.load",
     "training": "recbole_unlearn.training.trainer.PhaseTrainer._train_epoch",
-    "unlearning": "recbole_unlearn.methods.obliviate.method.Obliviate.unlearn",
+    "unlearning": "recbole_unlearn.methods.obliviate.obliviate.Obliviate.unlearn",
     "writing": "recbole_unlearn.methods.base.write_model",
     "result": "recbole_unlearn.pipeline.write_json",
     "end": "recbole_unlearn.files.atomic._publish",

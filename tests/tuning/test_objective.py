@@ -193,7 +193,6 @@ def weights(model):
     ("model", "changes"),
     [
         ("BPR", {}),
-        ("BPR", {"rank": 3, "lac_train_b": True}),
         ("BPR", {"forget_kind": "noise", "lac_batch_size": 64}),
         ("LightGCN", {"rank": 3}),
         ("NeuMF", {}),  # dropout: every step draws from torch's own generator

@@ -28,12 +28,12 @@ def test_every_kind_of_values(make_config, tmp_path):
         make_config, tmp_path,
         "rank: {choice: [4, 9, full]}\nlac_steps: {int: [20, 90, 20]}\n"
         "lac_learning_rate: {loguniform: [1e-3, 0.1]}\nlac_negatives: {uniform: [0, 2]}\n"
-        "lua_target: {grid: [none, neighbours]}\nlac_hard_negatives: {int: [1, 3]}\n",
+        "lua_target: {grid: [none, neighbours]}\nlua_rounds: {int: [1, 3]}\n",
     )  # fmt: skip
     assert read.domains == {
         "rank": Values((4, 9, "full")), "lac_steps": Whole(20, 90, 20),
         "lac_learning_rate": Range(0.001, 0.1, True), "lac_negatives": Range(0.0, 2.0),
-        "lua_target": Values(("none", "neighbours"), True), "lac_hard_negatives": Whole(1, 3),
+        "lua_target": Values(("none", "neighbours"), True), "lua_rounds": Whole(1, 3),
     }  # fmt: skip
     assert read.domains["lac_steps"].all() == [20, 40, 60, 80]
     assert read.domains["lac_steps"].ends() == [20, 80]
@@ -72,7 +72,7 @@ def test_every_kind_of_values(make_config, tmp_path):
         ("lac_learning_rate: {uniform: [0.1]}\n", "two numbers"),
         ("lac_learning_rate: {choice: [.nan]}\n", "finite"),
         ("lua_reach: {uniform: [0, 1.5]}\n", "lua_reach=1.5"),
-        ("lac_schedule: {choice: [linear, cosine]}\n", "lac_schedule='cosine'"),
+        ("forget_kind: {choice: [noise, odd]}\n", "forget_kind='odd'"),
         ("rank: !!python/object/apply:os.mkdir [hacked]\n", "not valid YAML"),
     ],
 )  # fmt: skip

@@ -1,14 +1,12 @@
-"""Adapters: W' = W + R + A Bᵀ on some rows of a parameter, with W frozen, and R too.
+r"""Adapters: W' = W + R + A Bᵀ on some rows of a parameter, with W and R frozen.
 
-R is the new start of the rows, full and fixed (none in the paper); A Bᵀ is the downdate of low rank,
-and A is trained.
+R is the new start of the rows, of full rank (none in the paper); A Bᵀ is the downdate projected to rank r
+(:func:`project`), and LAC trains A. So the rank means cost and capacity of the calibration, as in the paper.
 
-Rows outside the adapter are never written, and detaching gives the original rows back bit for bit: they are kept,
-not computed. A merged model is a plain RecBole model. On disk an adapter is a safetensors file with a JSON file
-beside it; it fits the base it was made for and no other.
-
-An adapter can be undone: whoever holds it and the unlearned model can restore the original, and its row numbers show
-who asked. It is for experiments and audits, not for what remains after a request.
+Rows outside the adapters are never written, and detaching restores the original rows bit for bit from a copy. A
+merged model is a plain RecBole model. On disk an adapter is a safetensors file with a JSON file; it fits only the
+base it was made for. Adapters on disk can be undone: with them and the unlearned model the original can be restored,
+and their row numbers show who asked. They are for experiments and audits, and are not written unless asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import torch
@@ -27,7 +25,7 @@ from safetensors.torch import load_file, save
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes, write_json
-from recbole_unlearn.rows import Side, as_rows
+from recbole_unlearn.rows import Region, Side, Table, as_rows
 
 WEIGHTS, CONFIG, FORMAT = "adapters.safetensors", "adapters.json", 2
 
@@ -38,33 +36,45 @@ class Adapter:
 
     name: str  # of the parameter
     rows: torch.Tensor  # (n,)
-    a: torch.Tensor  # (n, r), what is trained
-    b: torch.Tensor  # (d, r), orthonormal and fixed
-    base: torch.Tensor  # (n, d), the rows as they were
+    a: torch.Tensor  # (n, r), trained
+    b: torch.Tensor  # (d, r), orthonormal; fixed, except in the paper's algorithm
+    base: torch.Tensor  # (n, d), the original rows
     axis: int = 0
     side: Side | None = None
     shift: torch.Tensor | None = None  # R (n, d); None for none
     trained: bool = True  # False for rows that only follow their neighbours; A then has no columns
 
+    @classmethod
+    def on_rows(
+        cls, model: AbstractRecommender, table: Table, ids: torch.Tensor, trained: bool = True
+    ) -> Adapter:
+        """An adapter of the rows of ``ids`` that changes nothing yet: A = 0, B the identity, empty if untrained."""
+        weights = as_rows(model.get_parameter(table.parameter), table.axis)
+        rows = (ids + table.offset).to(weights.device)
+        base = weights[rows].clone()
+        b = torch.eye(base.shape[1], dtype=base.dtype, device=base.device)[:, : None if trained else 0]
+        a = base.new_zeros(len(rows), b.shape[1])
+        return cls(table.parameter, rows, a, b, base, table.axis, table.side, trained=trained)
+
     @property
     def label(self) -> str:
-        """A name: its parameter, and the side where one parameter serves both."""
+        """The parameter's name, with the side where one parameter serves both."""
         name = self.name if self.side is None or self.side in self.name else f"{self.name} ({self.side})"
         return name if self.trained else f"{name}, following"
 
     @property
     def low(self) -> torch.Tensor:
-        """A Bᵀ (n, d), the same bits whatever the memory layout: a loaded adapter equals the saved one."""
+        """A Bᵀ (n, d), the same bits for any memory layout: a loaded adapter equals the saved one."""
         return self.a.contiguous() @ self.b.contiguous().T
 
     @property
     def start(self) -> torch.Tensor:
-        """W + R (n, d): what A Bᵀ is added to."""
+        """W + R (n, d), to which A Bᵀ is added."""
         return self.base if self.shift is None else self.base + self.shift
 
     @property
     def delta(self) -> torch.Tensor:
-        """R + A Bᵀ (n, d): the whole change."""
+        """R + A Bᵀ (n, d), the whole change."""
         return self.low if self.shift is None else self.shift + self.low
 
 
@@ -76,6 +86,17 @@ class AdapterSet:
         self.adapters = list(adapters)
         self._parameters = dict(model.named_parameters())
 
+    @classmethod
+    def on_region(cls, model: AbstractRecommender, tables: Sequence[Table], region: Region) -> AdapterSet:
+        """Adapters of the rows of ``region`` in ``tables`` that change nothing yet."""
+        found = [Adapter.on_rows(model, t, region[t.side].ids) for t in tables if len(region[t.side])]
+        return cls(model, found)
+
+    @property
+    def trained(self) -> list[Adapter]:
+        """The adapters whose A is calibrated."""
+        return [adapter for adapter in self.adapters if adapter.trained]
+
     def rows(self, adapter: Adapter) -> torch.Tensor:
         """A view (n, d) of the parameter an adapter changes; writing to it writes to the model."""
         return as_rows(self._parameters[adapter.name], adapter.axis)
@@ -85,18 +106,22 @@ class AdapterSet:
         for adapter in self.adapters:
             self.rows(adapter)[adapter.rows] = adapter.start + adapter.low
 
-    @property
-    def trained(self) -> list[Adapter]:
-        """Those whose A is calibrated."""
-        return [adapter for adapter in self.adapters if adapter.trained]
-
     def detach(self) -> None:
-        """Give the original rows back."""
+        """Restore the original rows."""
         for adapter in self.adapters:
             self.rows(adapter)[adapter.rows] = adapter.base
 
+    def current(self) -> list[torch.Tensor]:
+        """A copy of the adapters' rows as the model has them now."""
+        return [self.rows(adapter)[adapter.rows].clone() for adapter in self.adapters]
+
+    def write(self, rows: Sequence[torch.Tensor]) -> None:
+        """Write the values that :meth:`current` returned."""
+        for adapter, values in zip(self.adapters, rows, strict=True):
+            self.rows(adapter)[adapter.rows] = values
+
     def merge(self) -> AbstractRecommender:
-        """The model with the change made for good; the adapters are dropped."""
+        """Make the change permanent and drop the adapters."""
         self.attach()
         self.adapters = []
         return self.model
@@ -108,7 +133,7 @@ class AdapterSet:
     def save(self, directory: str | Path, **about: Any) -> Path:
         """Write the adapters to ``directory``, with ``about`` in their JSON file; returns the directory.
 
-        The base is not written, only its digest. Attached or not, the model is left as it is.
+        The base is not written, only its digest. The model is left as it is, attached or not.
         """
         directory = make_directory(directory)
         tensors = {}
@@ -117,23 +142,18 @@ class AdapterSet:
                 value = getattr(adapter, part)
                 if value is not None:
                     tensors[f"{number}.{part}"] = value.detach().cpu().contiguous()
+        now = self.current()
+        self.detach()
+        base = weights_digest(self.model)
+        self.write(now)
+        described = [
+            {"parameter": x.name, "axis": x.axis, "side": x.side, "rows": len(x.rows), "rank": x.a.shape[1],
+             "trained": x.trained}
+            for x in self.adapters
+        ]  # fmt: skip
         config = {
-            "format": FORMAT,
-            **about,
-            "model": type(self.model).__name__,
-            "base": self._base_digest(),
-            "adapters": [
-                {
-                    "parameter": x.name,
-                    "axis": x.axis,
-                    "side": x.side,
-                    "rows": len(x.rows),
-                    "rank": x.a.shape[1],
-                    "trained": x.trained,
-                }
-                for x in self.adapters
-            ],
-        }
+            "format": FORMAT, **about, "model": type(self.model).__name__, "base": base, "adapters": described,
+        }  # fmt: skip
         write_bytes(directory / WEIGHTS, save(tensors))
         write_json(directory / CONFIG, config)
         return directory
@@ -170,19 +190,8 @@ class AdapterSet:
                 raise UnlearnError(f"Cannot read adapters from {directory}: {name} does not fit the model.")
             a, b, rows = (x.to(weights.device) for x in (a, b, rows))
             shift = None if shift is None else shift.to(weights.device)
-            base = weights[rows].clone()
-            adapters.append(Adapter(name, rows, a, b, base, axis, side, shift, trained))
+            adapters.append(Adapter(name, rows, a, b, weights[rows].clone(), axis, side, shift, trained))
         return cls(model, adapters)
-
-    def _base_digest(self) -> str:
-        """The digest of the model without the adapters."""
-        attached = [self.rows(adapter)[adapter.rows].clone() for adapter in self.adapters]
-        self.detach()
-        try:
-            return weights_digest(self.model)
-        finally:
-            for adapter, rows in zip(self.adapters, attached, strict=True):
-                self.rows(adapter)[adapter.rows] = rows
 
 
 def weights_digest(model: AbstractRecommender) -> str:
@@ -192,3 +201,60 @@ def weights_digest(model: AbstractRecommender) -> str:
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+# Projection to rank r
+
+
+class LowRank(NamedTuple):
+    """ΔW ≈ A Bᵀ, and the share of ‖ΔW‖² that it keeps (its energy)."""
+
+    a: torch.Tensor  # (n, r)
+    b: torch.Tensor  # (d, r)
+    energy: float
+
+
+def spectrum(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The squared singular values (d,) of ``rows`` (n, d), rising, and their directions (d, d)."""
+    gram = rows.double().T @ rows.double()
+    if not torch.isfinite(gram).all():
+        raise UnlearnError(
+            "The downdate is not a finite number, so the model is not usable; nothing was written. "
+            "Check the weights of the original."
+        )
+    values, vectors = torch.linalg.eigh(gram)
+    return values.clamp(min=0.0), vectors
+
+
+def project(delta: torch.Tensor, rank: int | str) -> LowRank:
+    """The best approximation of ``delta`` (n, d) of rank r; itself for "full".
+
+    From the eigenvectors V of the Gram matrix ΔᵀΔ (d, d), which are the right singular vectors: A = ΔV_r, B = V_r.
+    B is orthonormal (the paper splits Σ between A and B; the product is the same), so that steps on A are steps on
+    the rows.
+    """
+    if rank == "full":
+        return LowRank(delta, torch.eye(delta.shape[1], dtype=delta.dtype, device=delta.device), 1.0)
+    values, vectors = spectrum(delta)
+    values, vectors = values.flip(0), vectors.flip(1)
+    total = values.sum()
+    rank = max(1, min(int(rank), delta.shape[1]))
+    basis = vectors[:, :rank].to(delta.dtype)
+    return LowRank(delta @ basis, basis, float(values[:rank].sum() / total) if total > 0 else 1.0)
+
+
+def project_shared(deltas: Sequence[torch.Tensor], rank: int | str) -> list[LowRank]:
+    """As :func:`project` for each of ``deltas`` (n_k, d_k), with one B, that of their stack, for all of one width.
+
+    A graph model then propagates r columns instead of d.
+    """
+    if rank == "full":
+        return [project(delta, rank) for delta in deltas]
+    widths = {delta.shape[1] for delta in deltas}
+    basis = {w: project(torch.cat([x for x in deltas if x.shape[1] == w]), rank).b for w in widths}
+    found = []
+    for delta in deltas:
+        b = basis[delta.shape[1]]
+        a, total = delta @ b, delta.square().sum()
+        found.append(LowRank(a, b, float(a.square().sum() / total) if total > 0 else 1.0))
+    return found

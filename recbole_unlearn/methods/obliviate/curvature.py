@@ -1,8 +1,21 @@
-"""Curvature for the downdate: a second moment of the gradients, per parameter.
+r"""Curvature for the downdate: a second moment v of the gradients, per parameter.
 
-Free of charge when the optimizer that trained the model kept one (Adam, AdamW, RMSprop, Adagrad): it is read from
-the checkpoint or the trainer, of the same epoch as the weights, and matched to parameters by order and shape.
-Otherwise (SGD, a stripped checkpoint) the diagonal Fisher information is computed in one pass over the retain set.
+Free of charge when the optimizer that trained the model kept one (Adam, AdamW, RMSprop, Adagrad): it is read from the
+checkpoint or the trainer, of the same epoch as the weights, and matched to parameters by order and shape. Otherwise
+(SGD, a stripped checkpoint) the diagonal Fisher information is computed in one pass over the retain set.
+
+**After a request** (:func:`refresh`). An optimizer's moments were gathered while the model saw the deleted
+interactions, so a request must not leave those of its rows to the next one. Adam's v̂ estimates the mean over batches
+of the squared gradient of a batch's mean loss. For a row in N of the |D| interactions, and so in λ = N b / |D| of a
+batch of b drawn one by one,
+
+    v = (λ E[g²] + (1 − 1/b) (λ E[g])²) / b²
+
+with g the gradient of one interaction's loss. An item is also drawn as a negative, λ⁻ = b / items times in a batch,
+and both kinds add up. E is over a sample of the retained interactions. Three ways: written out for BPR; by autograd
+for models whose rows have a gradient only from their own interactions, with E[g] taken as 0 since a trained row is at
+rest; and for models that pass gradients on to neighbours (a graph), the mean over a few batches as training draws
+them.
 """
 
 from __future__ import annotations
@@ -15,51 +28,53 @@ import torch
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.rows import Moments, fisher
+from recbole_unlearn.methods.obliviate.adapters import AdapterSet
+from recbole_unlearn.methods.obliviate.fast_gradients import BPRGradients, LightGCNGradients, written_out
+from recbole_unlearn.rows import (
+    SIDES,
+    Moments,
+    Region,
+    Table,
+    Triples,
+    Witness,
+    as_rows,
+    fisher,
+    loss_gradients,
+)
 
 LARGEST_MOMENT = 1e12  # no gradient of a usable model is larger than its root
+SAMPLED = 32  # interactions of a row, at most
+BATCHES = 2  # of a model that passes gradients on
 
 logger = logging.getLogger(__name__)
 
-
 Reader = Callable[[Mapping[str, Any], Mapping[str, Any]], torch.Tensor]
-_READERS: dict[str, Reader] = {}
-_NAMES: dict[str, str] = {}
 
 
-def curvature(key: str, name: str) -> Callable[[Reader], Reader]:
-    """Decorator: read the second moment of optimizers whose state has ``key``, from the state and its group."""
-
-    def add(reader: Reader) -> Reader:
-        if key in _READERS and _READERS[key].__qualname__ != reader.__qualname__:
-            raise ValueError(f"There is a reader of {key!r} already.")
-        _READERS[key], _NAMES[key] = reader, name
-        return reader
-
-    return add
-
-
-@curvature("exp_avg_sq", "Adam")
 def adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """v̂ = v / (1 − β₂ᵗ), Adam's bias-corrected second moment."""
     beta = group.get("betas", (0.9, 0.999))[1]
     return state["exp_avg_sq"] / (1.0 - beta ** float(state["step"]))
 
 
-@curvature("square_avg", "RMSprop")
 def rmsprop(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """RMSprop's running mean of squared gradients."""
     return state["square_avg"]
 
 
-@curvature("sum", "Adagrad")
 def adagrad(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """Adagrad's sum of squared gradients, as a mean over its steps."""
     return state["sum"] / max(1.0, float(state["step"]))
 
 
+# By the key that an optimizer's state has: its name, and the second moment from the state and its group.
+READERS: dict[str, tuple[str, Reader]] = {
+    "exp_avg_sq": ("Adam", adam), "square_avg": ("RMSprop", rmsprop), "sum": ("Adagrad", adagrad),
+}  # fmt: skip
+
+
 class UnusableStateError(Exception):
-    """Why an optimizer's state cannot serve as curvature; the message completes "is not used: ..."."""
+    """An optimizer's state cannot serve as curvature; the message completes "is not used: ..."."""
 
 
 def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | None) -> Moments:
@@ -96,11 +111,11 @@ def _moment(
     """The second moment of one parameter, checked."""
     if not isinstance(state, Mapping):
         raise UnusableStateError(f"the moments of {name} are damaged")
-    reader = next((_READERS[key] for key in _READERS if key in state), None)
-    if reader is None:
+    key = next((key for key in READERS if key in state), None)
+    if key is None:
         raise UnusableStateError("the optimizer keeps no second moments")
     try:
-        moment = reader(state, group)
+        moment = READERS[key][1](state, group)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise UnusableStateError(f"the moments of {name} are damaged") from error
     if not isinstance(moment, torch.Tensor) or moment.shape != parameter.shape:
@@ -111,7 +126,7 @@ def _moment(
 
 
 class Curvature(NamedTuple):
-    """Second moments by parameter, and in words what they were read from."""
+    """Second moments by parameter, and their source in words."""
 
     moments: Moments
     read: str
@@ -120,7 +135,7 @@ class Curvature(NamedTuple):
 def read_state(
     model: AbstractRecommender, optimizer: Mapping[str, Any] | None, epoch: int
 ) -> Curvature | None:
-    """The second moments in an optimizer's state of ``epoch``, or None; says in one line which, or why not."""
+    """The second moments in an optimizer's state of ``epoch``, or None; logs which they are, or why not."""
     try:
         found = from_optimizer(model, optimizer)
     except UnusableStateError as error:
@@ -129,7 +144,10 @@ def read_state(
             error,
         )
         return None
-    read = f"{_kind(optimizer)}'s state of epoch {epoch + 1}"
+    assert optimizer is not None
+    keys = {key for state in optimizer["state"].values() if isinstance(state, Mapping) for key in state}
+    name = next(name for key, (name, _) in READERS.items() if key in keys)
+    read = f"{name}'s state of epoch {epoch + 1}"
     logger.info("LUA reads %s: second moments of %d parameters are its curvature.", read, len(found))
     return Curvature(found, read)
 
@@ -139,8 +157,169 @@ def from_retained(model: AbstractRecommender, batches: Sequence[Interaction]) ->
     return Curvature(fisher(model, batches), "Fisher information of retained interactions")
 
 
-def _kind(optimizer: Mapping[str, Any] | None) -> str:
-    """The name of the optimizer that left a state that could be read."""
-    assert optimizer is not None
-    keys = {key for state in optimizer["state"].values() if isinstance(state, Mapping) for key in state}
-    return next(name for key, name in _NAMES.items() if key in keys)
+# After a request
+
+
+def refresh(
+    moments: Moments, model: AbstractRecommender, tables: Sequence[Table], touched: Region, witness: Witness,
+    batch_size: int,
+) -> None:  # fmt: skip
+    """Replace the second moments of the rows of ``touched`` in ``moments``, in place.
+
+    ``witness`` is over an index from which the request is removed; the model is as the request left it.
+    """
+    kind = written_out(type(model))
+    if kind is BPRGradients:
+        found = _of_bpr(model, touched, witness, batch_size)
+    else:
+        way = _of_lightgcn if kind is LightGCNGradients else _by_autograd
+        found = way(model, tables, touched, witness, batch_size)
+    for table in tables:
+        if table.parameter in moments and len(touched[table.side]):
+            rows = as_rows(moments[table.parameter], table.axis)
+            ids = (touched[table.side].ids + table.offset).to(rows.device)
+            rows[ids] = found[table].to(rows)
+
+
+def _mixed(parts: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], batch_size: int) -> torch.Tensor:
+    """The moments v (n, d) from (λ, E[g], E[g²]) of every kind of interaction."""
+    squares: Any = sum(rate[:, None] * square for rate, _, square in parts)
+    mean: Any = sum(rate[:, None] * first for rate, first, _ in parts)
+    return (squares + (1.0 - 1.0 / batch_size) * mean.square()) / batch_size**2
+
+
+def _means(values: torch.Tensor, place: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The means of ``values`` (m, d) and of their squares by ``place`` (m,), each (size, d)."""
+    number = torch.bincount(place, minlength=size).clamp(min=1).to(values)[:, None]
+    zero = values.new_zeros(size, values.shape[1])
+    return zero.index_add(0, place, values) / number, zero.index_add(0, place, values.square()) / number
+
+
+def _of_bpr(
+    model: AbstractRecommender, touched: Region, witness: Witness, batch_size: int
+) -> dict[Table, torch.Tensor]:
+    """With x = q_i − q_j and c = σ(p_u·x) − 1: g_u = c x, g_i = c p_u, g_j = −c p_u."""
+    p, q = model.user_embedding.weight.detach(), model.item_embedding.weight.detach()
+    per_batch = batch_size / max(1, witness.retained.size)
+
+    def slopes(triples: Triples) -> tuple[torch.Tensor, torch.Tensor]:
+        users, x = p[triples.users], q[triples.items] - q[triples.negatives]
+        c = (torch.sigmoid((users * x).sum(dim=1)) - 1.0)[:, None]
+        return c * x, c * users
+
+    found = {}
+    users, items = touched["user"].ids, touched["item"].ids
+    numbers, place = witness.index.sample("user", users, SAMPLED, witness.generator)
+    count = witness.index.counts("user", users)
+    of_user, _ = slopes(witness.triples(numbers))
+    found[Table("user_embedding.weight", "user")] = _mixed(
+        [(count * per_batch, *_means(of_user, place, len(users)))], batch_size
+    )
+    numbers, place = witness.index.sample("item", items, SAMPLED, witness.generator)
+    count = witness.index.counts("item", items)
+    _, of_item = slopes(witness.triples(numbers))
+    against = torch.arange(len(items)).repeat_interleave(
+        SAMPLED
+    )  # each item as the negative of any interaction
+    numbers = witness.uniform(len(against))
+    drawn = Triples(numbers, *(witness.index.ids[side][numbers] for side in SIDES), items[against])
+    fits = ~witness.retained.are_known(drawn.users, drawn.negatives)
+    against = against[fits]
+    _, of_negative = slopes(drawn.part(fits))
+    rate = torch.full((len(items),), batch_size / witness.index.sizes["item"])
+    found[Table("item_embedding.weight", "item")] = _mixed(
+        [
+            (count * per_batch, *_means(of_item, place, len(items))),
+            (rate, *_means(-of_negative, against, len(items))),
+        ],
+        batch_size,
+    )
+    return found
+
+
+def _of_lightgcn(
+    model: AbstractRecommender, tables: Sequence[Table], touched: Region, witness: Witness, batch_size: int
+) -> dict[Table, torch.Tensor]:
+    """The mean of squared gradients over batches; with adapters that change nothing the forward pass is done once."""
+    adapters = AdapterSet.on_region(model, tables, touched)
+    chosen = adapters.adapters
+    gradients = LightGCNGradients(adapters, chosen, witness)
+    size = min(batch_size, witness.retained.size)
+    total = [torch.zeros_like(adapter.base) for adapter in chosen]
+    for _ in range(BATCHES):
+        gradients.own(witness.triples(witness.uniform(size)))
+        for squares, gradient in zip(total, gradients.take(), strict=True):
+            squares += gradient.square() / BATCHES
+    return dict(zip([table for table in tables if len(touched[table.side])], total, strict=True))
+
+
+def _by_autograd(
+    model: AbstractRecommender, tables: Sequence[Table], touched: Region, witness: Witness, batch_size: int
+) -> dict[Table, torch.Tensor]:
+    """The same by autograd, for tables of any model."""
+    model.train()
+    size = min(batch_size, witness.retained.size)
+    total: dict[Table, torch.Tensor] = {}
+    for number in range(BATCHES):
+        triples = witness.triples(witness.uniform(size))
+        gradients = loss_gradients(model, witness.batch(triples))[1]
+        if number == 0 and not _passes_on(gradients, tables, triples):
+            return _from_own(model, tables, touched, witness, batch_size)
+        for table in tables:
+            squares = _rows(gradients, table, touched).square() / BATCHES
+            total[table] = total[table] + squares if table in total else squares
+    return total
+
+
+def _rows(gradients: Mapping[str, torch.Tensor], table: Table, touched: Region) -> torch.Tensor:
+    """The gradient of the touched rows of a table (n, d); zero where the loss does not depend on it."""
+    ids = touched[table.side].ids + table.offset
+    if table.parameter not in gradients:
+        return torch.zeros(len(ids), 1)
+    rows = as_rows(gradients[table.parameter], table.axis)
+    return rows[ids.to(rows.device)]
+
+
+def _passes_on(gradients: Mapping[str, torch.Tensor], tables: Sequence[Table], triples: Triples) -> bool:
+    """Whether rows have a gradient from a batch that does not name them."""
+    named = {"user": triples.users, "item": torch.cat([triples.items, triples.negatives])}
+    for table in tables:
+        if table.parameter in gradients:
+            moved = as_rows(gradients[table.parameter], table.axis).any(dim=1).cpu()
+            moved[named[table.side] + table.offset] = False
+            if bool(moved.any()):
+                return True
+    return False
+
+
+def _from_own(
+    model: AbstractRecommender, tables: Sequence[Table], touched: Region, witness: Witness, batch_size: int
+) -> dict[Table, torch.Tensor]:
+    """v_x = λ E[g²] / b², from sums over the row's own interactions: E[(Σ g)²] = k E[g²] for k of them."""
+    per_batch = batch_size / max(1, witness.retained.size)
+    found: dict[Table, torch.Tensor] = {}
+    for side in SIDES:
+        ids = touched[side].ids
+        mine = [table for table in tables if table.side == side]
+        numbers, place = witness.index.sample(side, ids, SAMPLED, witness.generator)
+        count = witness.index.counts(side, ids)
+        rank = torch.arange(len(place)) - torch.searchsorted(place, place)  # place is sorted
+        squares = {table: torch.zeros(len(ids), 1) for table in mine}
+        times = torch.zeros(len(ids))
+        for turn in range(SAMPLED):
+            now = rank == turn  # one interaction a row, so that a row's gradient is that of one interaction
+            if not bool(now.any()):
+                break
+            gradients = loss_gradients(model, witness.batch(witness.triples(numbers[now])))[1]
+            times[place[now]] += 1
+            for table in mine:
+                rows = _rows(gradients, table, touched)
+                here = torch.zeros(len(ids), dtype=torch.bool)
+                here[place[now]] = True
+                one = (rows * int(now.sum())).square() * here[:, None].to(rows)
+                squares[table] = squares[table].to(one) + one
+        for table in mine:
+            mean = squares[table] / times.clamp(min=1)[:, None].to(squares[table])
+            rate = (count * per_batch).to(mean)[:, None]
+            found[table] = rate * mean / batch_size**2
+    return found

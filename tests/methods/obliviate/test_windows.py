@@ -13,7 +13,9 @@ from recbole_unlearn import run_unlearn
 from recbole_unlearn import settings as groups
 from recbole_unlearn.data import TRAIN, Located, divide, load
 from recbole_unlearn.methods import Watch
-from recbole_unlearn.methods.obliviate import WindowGradients, WindowRequest, row_gradients
+from recbole_unlearn.methods.obliviate import windows
+from recbole_unlearn.methods.obliviate.fast_gradients import row_gradients
+from recbole_unlearn.methods.obliviate.windows import WindowGradients, WindowRequest
 from recbole_unlearn.pipeline import begin
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.rows import TrainIndex, as_rows, find_region, find_tables, rarest, training_loss
@@ -158,7 +160,7 @@ def exact(trained):
 
     def make(model="SASRec", **changes):
         request = requested(*trained(model, **changes), precision=torch.float64, lua_scale=0.0)
-        triples = next(request.witness.batches(request._retained(), 32, 1))
+        triples = next(request.witness.batches(request.retained_numbers(), 32, 1))
         gradients = row_gradients(request.adapters, request.adapters.trained, request.witness)
         assert isinstance(gradients, WindowGradients)
         return request.model, gradients, request.witness.batch(triples), triples
@@ -237,11 +239,12 @@ def test_shared_layers_are_held_fixed_and_given_back(exact, monkeypatch):
     assert not model.item_embedding._forward_hooks
 
 
-@pytest.mark.parametrize("curvature", ["optimizer", "fisher"])
-def test_cudnn_is_never_asked_for_gradients(trained, monkeypatch, curvature):
+@pytest.mark.parametrize("state", [True, False], ids=["optimizer", "fisher"])
+def test_cudnn_is_never_asked_for_gradients(trained, monkeypatch, state):
     """Its recurrent layers have none in evaluation mode, which all losses here are taken in."""
     config, data, original = trained("GRU4Rec")
-    trainer, task = begun(config, data, original, lua_curvature=curvature, lac_steps=2)
+    original = original if state else dataclasses.replace(original, optimizer=None)
+    trainer, task = begun(config, data, original, lac_steps=2)
     seen, calculate = [], trainer.model.calculate_loss
 
     def watched(batch):
@@ -284,7 +287,7 @@ def test_the_downdate_goes_up_the_deleted_loss(trained, model):
         rows = losses.deleted_rows()
         assert len(rows) > 10
         first = mean_loss(losses, rows)
-        request._downdate()
+        request.lua()
         assert same(before, weights(request.model))  # it is in the adapters until they are attached
         request.adapters.attach()
         gains.append(mean_loss(losses, rows) - first)
@@ -305,9 +308,9 @@ def test_a_whole_downdate_is_that_of_its_parts(trained, monkeypatch):
     """g_S is a sum over S, however many windows are looked at together."""
     found = []
     for size in (2048, 7):
-        monkeypatch.setattr("recbole_unlearn.methods.obliviate.window_request.BATCH", size)
+        monkeypatch.setattr(windows, "BATCH", size)
         request = requested(*trained(), lua_target="none")
-        request._downdate()
+        request.lua()
         found.append([adapter.delta for adapter in request.adapters.adapters])
     for whole, parts in zip(*found, strict=True):
         assert whole.any()
@@ -360,7 +363,7 @@ def test_the_new_start_is_in_the_adapters_alone(trained, model):
     request = requested(*trained(model))
     assert request.task.prepared.maps is not None
     before = weights(request.model)
-    request._restart()
+    request.start_again()
     assert same(before, weights(request.model))
     shifts = [adapter.shift for adapter in request.adapters.adapters]
     assert all(shift is not None for shift in shifts)

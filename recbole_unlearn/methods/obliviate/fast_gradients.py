@@ -1,24 +1,22 @@
-"""From a loss to the adapters' gradients: for any model by autograd, for BPR and LightGCN written out.
+"""From a loss to the adapters' gradients: by autograd for any model, written out for BPR and LightGCN.
 
-LAC asks for two things: the model's own training loss on a batch (:meth:`RowGradients.own`), and scores of pairs
-whose loss it computes itself (:meth:`RowGradients.scores`, then :meth:`RowGradients.back`). Either adds to the
-gradients, which :meth:`RowGradients.take` hands over. With ΔW = A Bᵀ and G the gradient of the rows (n, d), that of A
-is G B and that of B is GᵀA; the latter is needed only where B is trained.
+LAC needs two things: the model's own training loss on a batch (:meth:`RowGradients.own`), and scores of pairs whose
+loss it computes itself (:meth:`RowGradients.scores`, then :meth:`RowGradients.back`). Both add to the gradients,
+which :meth:`RowGradients.take` returns. With ΔW = A Bᵀ and G the gradient of the rows (n, d), that of A is G B and
+that of B is GᵀA; the latter is needed only where B is trained.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from recbole.model.general_recommender.bpr import BPR
 from recbole.model.general_recommender.lightgcn import LightGCN
-from torch import nn
+from torch.nn.functional import softplus
 
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
-from recbole_unlearn.methods.obliviate.window_witness import WindowWitness, window_scores
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import Side, Triples, Witness, as_rows, predicted, training_loss
 from recbole_unlearn.training import fast_class, some_rows
@@ -30,11 +28,11 @@ class RowGradients:
     def __init__(
         self, adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
     ) -> None:
-        """``whole``: hand over G itself instead of G B."""
+        """``whole``: return G itself instead of G B."""
         self.adapters, self.chosen, self.witness, self.whole = adapters, chosen, witness, whole
         self.model = adapters.model
         named = dict(self.model.named_parameters())
-        # What a model itself holds fixed (RecVAE's earlier encoder) has no gradient.
+        # Parameters that the model itself holds fixed (RecVAE's earlier encoder) have no gradient.
         names = dict.fromkeys(adapter.name for adapter in chosen)
         self._names = [name for name in names if named[name].requires_grad]
         self._parameters = [named[name] for name in self._names]
@@ -49,7 +47,7 @@ class RowGradients:
         return self.add(lambda: training_loss(self.model, batch), weight)
 
     def add(self, loss: Callable[[], torch.Tensor], weight: float) -> float:
-        """``weight`` times what ``loss()`` is; its gradient is added."""
+        """``weight`` times ``loss()``; its gradient is added."""
         value = weight * loss()
         self._add(value.sum(), None)
         return value.item()
@@ -67,23 +65,27 @@ class RowGradients:
         self._add(self._scores, gradient)
         self._scores = None
 
+    def compared(self, deleted: Triples) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores (m,) of deleted pairs and of their negatives."""
+        users, items = torch.cat([deleted.users] * 2), torch.cat([deleted.items, deleted.negatives])
+        own, other = self.scores(users, items).chunk(2)
+        return own, other
+
     def demotion(self, deleted: Triples) -> float:
         """The share of deleted pairs that score below their negative."""
         if len(deleted.users) == 0:
             return 1.0
-        own, other = self.scores(
-            torch.cat([deleted.users, deleted.users]), torch.cat([deleted.items, deleted.negatives])
-        ).chunk(2)
+        own, other = self.compared(deleted)
         return float((own < other).float().mean())
 
     def take(self) -> list[torch.Tensor]:
         """G B (or G) for every adapter, summed since the last call."""
         taken = []
         for adapter in self.chosen:
-            if adapter.name in self._sums:
-                rows = as_rows(self._sums[adapter.name], adapter.axis)[adapter.rows]
-            else:
-                rows = torch.zeros_like(adapter.base)
+            sums = self._sums.get(adapter.name)
+            rows = torch.zeros_like(adapter.base)
+            if sums is not None:
+                rows = as_rows(sums, adapter.axis)[adapter.rows]
             taken.append(self._projected(rows, adapter))
         self._sums = {}
         return taken
@@ -92,7 +94,7 @@ class RowGradients:
         return rows if self.whole else rows @ adapter.b
 
     def changed(self) -> None:
-        """The adapters' A have changed."""
+        """To be called when the adapters' A have changed."""
         for adapter in self.chosen:
             self.adapters.rows(adapter)[adapter.rows] = adapter.start + adapter.low
 
@@ -101,85 +103,6 @@ class RowGradients:
         for name, value in zip(self._names, found, strict=True):
             if value is not None:
                 self._sums[name] = self._sums[name] + value if name in self._sums else value
-
-
-class WindowGradients(RowGradients):
-    """The same for sequential models, which score items after a history.
-
-    Layers that all windows share are held fixed, and without dropout. Where a loss reads a table of items as a whole
-    (the softmax over all items), its rows learn from how they are scored, and not from the histories they are in: no
-    gradient goes back through the layers, and more is forgotten.
-    """
-
-    witness: WindowWitness
-
-    def __init__(
-        self, adapters: AdapterSet, chosen: Sequence[Adapter], witness: WindowWitness, whole: bool = False
-    ) -> None:
-        super().__init__(adapters, chosen, witness, whole)
-        self._others = [
-            p for name, p in self.model.named_parameters() if p.requires_grad and name not in self._names
-        ]
-        self._cut: list[nn.Module] | None = None  # tables whose rows in histories have no gradient
-
-    def own(self, triples: Triples, weight: float = 1.0) -> float:
-        """As :meth:`RowGradients.own`."""
-        self.model.eval()
-        batch = self.witness.batch(triples)
-        return self.add(lambda: training_loss(self.model, batch), weight)
-
-    def add(self, loss: Callable[[], torch.Tensor], weight: float) -> float:
-        """As :meth:`RowGradients.add`."""
-        # cuDNN's recurrent layers have gradients in training mode alone.
-        with fixed(self._others), torch.backends.cudnn.flags(enabled=False):
-            if self._cut is None:
-                self._cut = self._read_as_a_whole(loss)
-            with without_lookups(self._cut):
-                return super().add(loss, weight)
-
-    def _read_as_a_whole(self, loss: Callable[[], torch.Tensor]) -> list[nn.Module]:
-        """The tables of items that have a gradient also when no row of theirs is looked up."""
-        items = dict.fromkeys(a.name for a in self.chosen if a.side == "item" and a.name in self._names)
-        tables = {name: self.model.get_submodule(name.rpartition(".")[0]) for name in items}
-        tables = {name: module for name, module in tables.items() if isinstance(module, nn.Embedding)}
-        with without_lookups(tables.values()):
-            value = loss()
-        if not tables or not value.requires_grad:
-            return []
-        parameters = [self.model.get_parameter(name) for name in tables]
-        found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
-        return [module for module, value in zip(tables.values(), found, strict=True) if value is not None]
-
-    @torch.no_grad()
-    def demotion(self, deleted: Triples) -> float:
-        """As :meth:`RowGradients.demotion`, after the cleaned prefixes of the deleted interactions."""
-        if len(deleted.users) == 0:
-            return 1.0
-        own, other = window_scores(self.model, self.witness, deleted)
-        return float((own < other).float().mean())
-
-
-@contextlib.contextmanager
-def fixed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Take no gradients of ``parameters``."""
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-
-
-@contextlib.contextmanager
-def without_lookups(tables: Iterable[nn.Module]) -> Iterator[None]:
-    """Let rows that are looked up in ``tables`` have no gradient; the tables themselves keep theirs."""
-    hooks = [table.register_forward_hook(lambda _module, _ids, rows: rows.detach()) for table in tables]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class BPRGradients(RowGradients):
@@ -214,7 +137,7 @@ class BPRGradients(RowGradients):
             else:
                 self._put(gradient, side, items, p_u)
                 self._put(gradient, side, negatives, -p_u)
-        return weight * float(torch.nn.functional.softplus(-margin).mean())
+        return weight * float(softplus(-margin).mean())
 
     def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """As :meth:`RowGradients.scores`: p_u·q_i."""
@@ -225,18 +148,12 @@ class BPRGradients(RowGradients):
         """As :meth:`RowGradients.back`."""
         users, items = self._pairs
         for side, sums in zip(self._sides, self._grads, strict=True):
-            ids, others = (
-                (users, self._gather(self.q, items))
-                if side == "user"
-                else (items, self._gather(self.p, users))
-            )
-            self._put(sums, side, ids, gradient[:, None] * others)
+            ids, other, far = (users, self.q, items) if side == "user" else (items, self.p, users)
+            self._put(sums, side, ids, gradient[:, None] * self._gather(other, far))
 
     def take(self) -> list[torch.Tensor]:
         """As :meth:`RowGradients.take`."""
-        taken = [
-            self._projected(rows, adapter) for rows, adapter in zip(self._grads, self.chosen, strict=True)
-        ]
+        taken = [self._projected(*pair) for pair in zip(self._grads, self.chosen, strict=True)]
         self._zero()
         return taken
 
@@ -267,10 +184,9 @@ class LightGCNGradients(RowGradients):
         self.nodes = [a.rows + (0 if a.side == "user" else self.model.n_users) for a in chosen]
         first = chosen[0].b
         same = all(a.b.shape == first.shape and torch.equal(a.b, first) for a in chosen)
-        self._shared = same and not whole  # B is trained apart for each adapter
-        self._full = self._shared and torch.equal(
-            first, torch.eye(len(first), dtype=first.dtype, device=first.device)
-        )
+        self._shared = same and not whole  # with ``whole`` each adapter trains its own B
+        eye = torch.eye(len(first), dtype=first.dtype, device=first.device)
+        self._full = self._shared and torch.equal(first, eye)
         ego = self.model.get_ego_embeddings().detach()
         for adapter, nodes in zip(chosen, self.nodes, strict=True):
             ego[nodes] = adapter.start
@@ -333,7 +249,7 @@ class LightGCNGradients(RowGradients):
         self._grad.index_add_(0, u, c * x)
         self._grad.index_add_(0, i, p_u)
         self._grad.index_add_(0, j, p_u, alpha=-1.0)
-        loss = weight * float(torch.nn.functional.softplus(-margin).mean())
+        loss = weight * float(softplus(-margin).mean())
         return loss + self._penalise((u, i, j), weight / size)
 
     def _penalise(self, nodes: Sequence[torch.Tensor], weight: float) -> float:
@@ -381,10 +297,9 @@ class LightGCNGradients(RowGradients):
 
 
 def written_out(model_class: type) -> type[RowGradients]:
-    """The gradients that are written out for a model, or those by autograd.
+    """The class of gradients for a model: written out for BPR and LightGCN, otherwise by autograd.
 
-    They are found through a faster version of RecBole's class, and through any subclass that computes scores and loss
-    with the same methods.
+    Also for this project's faster version of RecBole's class, and for a subclass with the same scores and loss.
     """
     for base, found in _WRITTEN_OUT.items():
         known = (base, fast_class(base))
@@ -402,7 +317,6 @@ _WRITTEN_OUT: dict[type, type[RowGradients]] = {BPR: BPRGradients, LightGCN: Lig
 def row_gradients(
     adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
 ) -> RowGradients:
-    """The fastest way to the gradients of ``chosen``."""
-    if isinstance(witness, WindowWitness):
-        return WindowGradients(adapters, chosen, witness, whole)
-    return written_out(type(adapters.model))(adapters, chosen, witness, whole)
+    """The fastest gradients of ``chosen`` for the model; a witness of windows brings its own class."""
+    kind = getattr(witness, "gradients", None) or written_out(type(adapters.model))
+    return kind(adapters, chosen, witness, whole)

@@ -1,0 +1,402 @@
+r"""LUA's new start: contaminated rows are computed again from their retained neighbours, clean rows first.
+
+**The map.** A trained model gives users with similar items similar rows. Over all users u with n interactions,
+
+    p_u ≈ T · [√n m, log(n) m, m, √n, log n, 1],    m = mean of (q_i − q̄) over the interactions (u, i),
+
+with T by least squares; the same for items, from users. It explains about nine tenths of the rows of a trained model.
+T depends on the model and D alone, so it is learned once and serves any number of requests (:func:`learn`). The mean
+q̄ is subtracted because a ranking loss does not see what all items share. Models of sequences have other neighbours
+(`windows.py`) and the same map.
+
+**Contamination** says how much of S there is in a row. S reaches a row in two ways (the graph of a graph model is
+rebuilt without S before):
+
+* by the row's own deleted interactions. With ρ the deleted share, the row starts again to the degree
+
+      w = 1 for a user,    w = min(1, 5ρ) for an item
+
+  Users ask to be forgotten, so their rows start again however little they delete; an item keeps its other users.
+* by its neighbours, with which the row was fitted. With N the retained neighbours, from hop to hop,
+
+      c = max(w, mean of c over N)
+
+  Rows with c ≥ `lua_reach` follow their neighbours, the most contaminated first, as long as all of them together have
+  at most 50 interactions for each deleted one (or `LEAST_LINKS`): the size of a request decides its cost. A request
+  of more than 4 % of D never reaches that limit.
+
+**The new start.** Let a and b be the map's values for a row with S (on D, at θ₀) and without it (on D\S, with the
+neighbours as they are now). The row θ₀ of degree w goes to
+
+    θ₀ + (b − a) − w (θ₀ − a)      for models of pairs
+    θ₀ + w (b − θ₀)                for models of sequences
+
+Both are b for w = 1: nothing of the old row is left. For w = 0 the first is the old row moved as its neighbours
+moved, keeping the part that the map does not explain; in the second such rows stay, since following cost more ranking
+than it forgot. Users first, then items and users in turn, `lua_rounds` times: each turn uses the result of the one
+before, and about halves what neighbours still remember of each other.
+
+**Limits.** Changes of rows with w < 1 are limited in every direction of the space to the median over the directions.
+Memory of a pair has no preferred direction, so it passes; a change common to all rows is the map amplifying itself
+(on ml-1m 90 % of the change of untouched users lay in one direction, and cost them a tenth of their NDCG). After the
+first round a row with more than 30 retained interactions follows less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from recbole.data.dataset import Dataset
+from recbole.model.abstract_recommender import AbstractRecommender
+from torch.nn.functional import embedding_bag
+
+from recbole_unlearn.methods.obliviate.adapters import spectrum
+from recbole_unlearn.rows import (
+    OTHER,
+    SIDES,
+    Members,
+    Region,
+    RetainedIndex,
+    Side,
+    Table,
+    TrainIndex,
+    as_rows,
+    rarest,
+)
+
+GAIN = 5.0  # an item that lost a fifth of its interactions starts again entirely
+HOPS = 2
+LINKS, LEAST_LINKS = 50, 30_000  # interactions of all rows that follow: for each deleted one, and at least
+SAMPLE = 4096  # rows that a map is fitted to, at most
+RIDGE = 2e-2  # relative to the mean of the Gram matrix's diagonal
+FIRM = 30.0  # retained interactions from which on a row follows less after the first round
+
+Tables = Mapping[Side, torch.Tensor]  # (n, d) by side, with row k for id k
+
+
+def side_tables(
+    model: AbstractRecommender, tables: Sequence[Table], index: TrainIndex
+) -> dict[Side, torch.Tensor]:
+    """The rows of each side that has any: a view of the weights, or a copy where a side has several tables."""
+    found: dict[Side, torch.Tensor] = {}
+    for side in SIDES:
+        mine = [table for table in tables if table.side == side and table.axis == 0]
+        rows = [
+            as_rows(model.get_parameter(t.parameter))[t.offset : t.offset + index.sizes[side]] for t in mine
+        ]
+        if rows:
+            found[side] = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+    return found
+
+
+# Contamination
+
+
+def degree(side: Side, share: torch.Tensor) -> torch.Tensor:
+    """W of rows that lost a ``share`` ρ of their interactions (n,)."""
+    return torch.ones_like(share) if side == "user" else (GAIN * share).clamp(max=1.0)
+
+
+def started_again(touched: Region) -> Region:
+    """The rows of ``touched`` with w ≥ ½, which are also downdated and calibrated.
+
+    Their losses are settled with that. Losses of all other rows are counted until a later request brings them here
+    (`data/item_counts.py`, whose steps of a tenth are the share ρ at which w is ½).
+    """
+    half = {side: degree(side, members.share.float()) >= 0.5 for side, members in touched.items()}
+    return Region({side: members.part(half[side]) for side, members in touched.items()})
+
+
+def spread(touched: Region, retained: RetainedIndex, reach: float) -> Region:
+    """All rows with c ≥ ``reach`` within the limit, and all rows of ``touched``; their share is c."""
+    index = retained.index
+    room = max(LEAST_LINKS, LINKS * len(retained.asked))
+    level: dict[Side, torch.Tensor] = {}
+    for side, members in touched.items():
+        level[side] = torch.zeros(index.sizes[side])
+        level[side][members.ids] = degree(side, members.share.float())
+    number = {side: retained.counts(side, torch.arange(n)).clamp(min=1) for side, n in index.sizes.items()}
+    total = {side: torch.zeros(n) for side, n in index.sizes.items()}  # Σ of c over the retained neighbours
+    known = {side: torch.zeros(n) for side, n in index.sizes.items()}  # the c that are in these sums
+    for _ in range(HOPS):
+        for side, values in level.items():  # only changes are added: few, where a request is small
+            change = values - known[side]
+            ids = change.nonzero().flatten()
+            left = ~retained.deleted[index.of(side, ids)]
+            each = torch.repeat_interleave(change[ids], index.counts(side, ids))
+            total[OTHER[side]].index_add_(0, index.ends(side, ids)[left], each[left])
+            known[side] = values.clone()
+        for side in [OTHER[side] for side in level]:
+            mean = total[side] / number[side]
+            level[side] = torch.maximum(level[side], torch.where(mean >= reach, mean, 0.0))
+        _limit(touched, level, index, room)
+    region = Region()
+    for side, values in level.items():
+        inside = values > 0
+        inside[touched[side].ids] = True
+        ids = inside.nonzero().flatten()
+        region[side] = Members(ids, values[ids])
+    return region
+
+
+def _limit(touched: Region, level: dict[Side, torch.Tensor], index: TrainIndex, room: int) -> None:
+    """Set ``level`` to 0 for the least contaminated rows outside ``touched``, until ``room`` links are left."""
+    others = {}
+    for side, values in level.items():
+        follows = values > 0
+        follows[touched[side].ids] = False
+        others[side] = follows.nonzero().flatten()
+    links = torch.cat([index.counts(side, ids) for side, ids in others.items()])
+    if int(links.sum()) <= room:
+        return
+    levels = torch.cat([level[side][ids] for side, ids in others.items()])
+    found, order = levels.sort(descending=True, stable=True)
+    within = links[order].cumsum(0) <= room
+    least = float(found[within][-1]) if bool(within.any()) else float("inf")
+    for side, ids in others.items():
+        level[side][ids[level[side][ids] < least]] = 0.0
+
+
+# Neighbours
+
+
+class Links(Protocol):
+    """The neighbours of some rows (n) of one side."""
+
+    number: torch.Tensor  # (n,), the links of each row
+
+    def mean(self, tables: Tables, centre: Tables) -> torch.Tensor:
+        """m: the mean row of the neighbours (n, d'), less the centre."""
+
+
+class Neighbours(Protocol):
+    """Finds neighbours in training data: by interactions (:class:`PairNeighbours`), or by windows of sequences."""
+
+    train: Dataset
+
+    def known(self, side: Side) -> torch.Tensor:
+        """The ids with neighbours, rising."""
+
+    def width(self, side: Side, tables: Tables) -> int:
+        """Rows a map of ``side`` needs, up to a factor: the columns that neighbours have together."""
+
+    def centre(self, tables: Tables) -> tuple[dict[Side, torch.Tensor], dict[Side, float]]:
+        """The mean row by side (d,), and the number of rows in each mean, if it moves with them."""
+
+    def links(self, side: Side, ids: torch.Tensor, tables: Tables) -> Links:
+        """The neighbours of ``ids`` (n,), sorted."""
+
+
+class PairLinks:
+    """Neighbours by interactions: the other ends of those of ``ids`` (n,).
+
+    The sum over all links is computed once. Of the rows at the other ends only contaminated ones move, and their
+    moves are added to it.
+    """
+
+    def __init__(self, index: TrainIndex, side: Side, ids: torch.Tensor, tables: Tables) -> None:
+        self.index, self.side, self.ids, other = index, side, ids, tables[OTHER[side]]
+        self.number = index.counts(side, ids)
+        ends, starts = index.ends(side, ids), self.number.cumsum(0) - self.number
+        self._sum = embedding_bag(ends.to(other.device), other, starts.to(other.device), mode="sum")
+        self._moving: torch.Tensor | None = None
+
+    def mean(self, tables: Tables, centre: Tables) -> torch.Tensor:
+        """As :meth:`Links.mean`."""
+        total, other = self._sum, OTHER[self.side]
+        if self._moving is not None:
+            moves = tables[other][self._moving] - self._first
+            total = total + embedding_bag(self._far, moves, self._starts, mode="sum")
+        return total / self.number.clamp(min=1).to(total)[:, None] - centre[other]
+
+    def delete(self, retained: RetainedIndex, region: Region, tables: Tables) -> None:
+        """Take the deleted interactions out, and follow the moves of the rows of ``region`` from now on."""
+        index, side, other = self.index, self.side, OTHER[self.side]
+        table = tables[other]
+        whole, far = self.number, region[other].place(index.ends(side, self.ids))
+        inside = (far >= 0).nonzero().flatten()
+        inside = inside[~retained.deleted[index.of(side, self.ids)[inside]]]
+        near = torch.repeat_interleave(torch.arange(len(self.ids)), whole)[inside]
+        count = torch.bincount(near, minlength=len(self.ids))
+        self._starts = (count.cumsum(0) - count).to(table.device)
+        self._far = far[inside].to(table.device)
+        self._moving = region[other].ids.to(table.device)
+        self._first = table[self._moving].clone()
+        place = region[side].place(index.ids[side][retained.asked])
+        deleted = index.ids[other][retained.asked[place >= 0]].to(table.device)
+        place = place[place >= 0]
+        self._sum = self._sum.index_add(0, place.to(table.device), table[deleted], alpha=-1.0)
+        self.number = whole - torch.bincount(place, minlength=len(self.ids))
+
+
+class PairNeighbours:
+    """Neighbours by the interactions of an index."""
+
+    def __init__(self, index: TrainIndex) -> None:
+        self.index, self.train = index, index.train
+
+    def _number(self, side: Side) -> torch.Tensor:
+        return self.index.counts(side, torch.arange(self.index.sizes[side]))
+
+    def known(self, side: Side) -> torch.Tensor:
+        """As :meth:`Neighbours.known`."""
+        return (self._number(side) > 0).nonzero().flatten()
+
+    def width(self, side: Side, tables: Tables) -> int:
+        """As :meth:`Neighbours.width`."""
+        return tables[OTHER[side]].shape[1]
+
+    def centre(self, tables: Tables) -> tuple[dict[Side, torch.Tensor], dict[Side, float]]:
+        """The mean interaction's user, and the mean item."""
+        users, items = tables["user"], tables["item"]
+        known = self.known("item")
+        middle = self._number("user").to(users) @ users / len(self.index)
+        mean = items[known.to(items.device)].mean(dim=0)
+        return {"user": middle, "item": mean}, {"user": float(len(self.index)), "item": float(len(known))}
+
+    def links(self, side: Side, ids: torch.Tensor, tables: Tables) -> PairLinks:
+        """As :meth:`Neighbours.links`."""
+        return PairLinks(self.index, side, ids, tables)
+
+
+# The map
+
+
+class Maps(NamedTuple):
+    """The map of a model, learned before any request."""
+
+    transform: dict[Side, torch.Tensor]  # T (3 d' + 3, d) for the rows of each side
+    centre: dict[Side, torch.Tensor]  # p̄ and q̄ at θ₀
+    weight: dict[Side, float]  # the number of rows in each of these means; empty where they are held fixed
+    rare: torch.Tensor  # (d,), the row of an item without interactions: the mean of the rarest
+
+
+def features(mean: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """[√n m, log(n) m, m, √n, log n, 1] (n, 3d + 3), with m (n, d) the centred mean of the rows at n (n,) links.
+
+    A row grows with its number of interactions: like the root while they are few, like the logarithm later.
+    """
+    number = number.to(mean)[:, None]
+    mean = torch.where(number > 0, mean, 0.0)
+    count = number.clamp(min=1.0)
+    root, log = count.sqrt(), count.log()
+    return torch.cat([root * mean, log * mean, mean, root, log, torch.ones_like(count)], dim=1)
+
+
+def learn(tables: Tables, neighbours: Neighbours, generator: torch.Generator) -> Maps | None:
+    """The map of a model's tables; None when there are too few rows to learn it from."""
+    centre, weight = neighbours.centre(tables)
+    transform: dict[Side, torch.Tensor] = {}
+    for side, table in tables.items():
+        known = neighbours.known(side)
+        ids = known[torch.randperm(len(known), generator=generator)[:SAMPLE]].sort().values
+        if len(ids) < 4 * neighbours.width(side, tables):
+            return None
+        links = neighbours.links(side, ids, tables)
+        x = features(links.mean(tables, centre), links.number).double()
+        gram = x.T @ x
+        gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+        y = table[ids.to(table.device)].double()
+        transform[side] = torch.linalg.solve(gram, x.T @ y).to(table.dtype)
+    items = tables["item"]
+    return Maps(transform, centre, weight, items[rarest(neighbours.train).to(items.device)].mean(dim=0))
+
+
+# The new start
+
+
+def even(moves: torch.Tensor, sources: int) -> torch.Tensor:
+    """``moves`` (m, d) with no direction of the space larger than the median: singular values σ → min(σ, median σ).
+
+    By the eigenvalues σ² of the Gram matrix. With fewer ``sources`` (rows that started again) or moves than
+    directions nothing is limited: the move that one user causes has one direction, and a median says nothing.
+    """
+    if min(len(moves), sources) < moves.shape[1]:
+        return moves
+    squares, basis = spectrum(moves)
+    factor = (squares.median() / squares.clamp(min=1e-30)).clamp(max=1.0).sqrt()
+    return moves @ ((basis * factor) @ basis.T).to(moves.dtype)
+
+
+class _Turn:
+    """The contaminated rows of one side while they start again."""
+
+    def __init__(
+        self, side: Side, tables: Tables, maps: Maps, touched: Region, region: Region, neighbours: Neighbours
+    ) -> None:
+        ids = region[side].ids
+        self.side, self.table, self.maps = side, tables[side], maps
+        self.links = neighbours.links(side, ids, tables)
+        self.rows = ids.to(self.table.device)
+        self.first = self.table[self.rows].clone()  # θ₀
+        place = touched[side].place(ids)
+        share = torch.zeros(len(ids))
+        share[place >= 0] = touched[side].share[place[place >= 0]].float()
+        start = torch.where(place >= 0, degree(side, share), 0.0)
+        self.degree = start.to(self.table)[:, None]  # w
+        self.old: torch.Tensor | None = None  # a; None where rows do not follow their neighbours
+
+    def follow(self, tables: Tables, region: Region, retained: RetainedIndex) -> None:
+        """Note the map's values with S, then take S out of the links."""
+        links, device = self.links, self.table.device
+        assert isinstance(links, PairLinks)
+        self.old = self._told(tables, self.maps.centre)
+        count = links.number if self.side == "user" else torch.ones(len(self.rows))
+        self.weight = (count / self.maps.weight[self.side]).to(self.table)
+        links.delete(retained, region, tables)
+        hold = (FIRM / links.number.to(device).clamp(min=1)).clamp(max=1.0)
+        self.hold = hold.to(self.table.dtype)[:, None]
+
+    def _told(self, tables: Tables, centre: Tables) -> torch.Tensor:
+        """The map's values (n, d) by the neighbours as they are now."""
+        return features(self.links.mean(tables, centre), self.links.number) @ self.maps.transform[self.side]
+
+    def move(self, tables: Tables, centre: dict[Side, torch.Tensor], later: bool, sources: int) -> None:
+        """Move the rows once, and the centre with them where they follow."""
+        told = self._told(tables, centre)  # b
+        alone = (self.links.number == 0).to(self.table.device)
+        if self.old is None:
+            goal = self.first + self.degree * (told - self.first)
+        else:
+            move = told - self.old
+            follows = (self.degree[:, 0] < 1.0) & ~alone
+            move[follows] = even(move[follows], sources)
+            goal = self.first + move - self.degree * (self.first - self.old)
+        # Rows without a link left: an item is like the rarest ones, a user has nothing to start from.
+        if self.side == "item":
+            goal[alone & (self.degree[:, 0] > 0)] = self.maps.rare
+        else:
+            goal[alone] = self.first[alone]
+        if self.old is not None:
+            now = self.table[self.rows]
+            step = (self.hold if later else 1.0) * (goal - now)
+            goal = now + step
+            centre[self.side] = centre[self.side] + self.weight @ step
+        self.table[self.rows] = goal
+
+
+def restart(
+    tables: Tables, maps: Maps, touched: Region, region: Region, neighbours: Neighbours, rounds: int,
+    retained: RetainedIndex | None = None,
+) -> dict[Side, torch.Tensor]:  # fmt: skip
+    """The change (n, d) by side that gives the rows of ``region`` their new start; ``tables`` are left as they are.
+
+    ``touched`` has the rows with deleted interactions and their shares. Rows follow where ``retained`` is given, and
+    ``neighbours`` are then those of D; otherwise those of the retained data.
+    """
+    turns = {side: _Turn(side, tables, maps, touched, region, neighbours) for side in tables}
+    if retained is not None:
+        for turn in turns.values():
+            turn.follow(tables, region, retained)
+    centre = dict(maps.centre)
+    sources = sum(int((turn.degree >= 1.0).sum()) for turn in turns.values())
+    order: list[Side] = ["item", "user"]
+    for number, side in enumerate(["user", *order * rounds]):
+        if side in turns:
+            turns[side].move(tables, centre, number > 2, sources)
+    moved = {side: turn.table[turn.rows] - turn.first for side, turn in turns.items()}
+    for turn in turns.values():
+        turn.table[turn.rows] = turn.first
+    return moved

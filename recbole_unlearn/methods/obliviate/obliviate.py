@@ -1,0 +1,760 @@
+r"""Obliviate: rows that a request touches start again without it (LUA) and are fitted to what is retained (LAC).
+
+    W' = W + R + A Bᵀ    on contaminated rows; every other weight stays the same bit for bit
+
+This file is the method, from top to bottom. S is the forget set, D\S the retain set, θ₀ the original.
+
+**The region**: the users and items of S with their deleted shares ρ (`rows/region.py`). Rows that lost enough of
+their interactions get an adapter (`adapters.py`); rows near them only follow the new start.
+
+**LUA, the new start R** (`new_start.py`): each contaminated row moves to where its retained neighbours put it.
+
+**LUA, the downdate.** With J the training objective and g_S the gradient of the loss on S at θ₀, stationarity of J −
+J_S gives −g_S + HΔ = 0, so Δ = **+**H⁻¹g_S: up the deleted loss. (The paper prints a minus in its theorem and in LUA;
+that learns S a second time.) The curvature is √v̂ + ε, with the second moments v̂ of the optimizer that trained the
+model (`curvature.py`):
+
+    Δ = η · g_S / (√v̂ + ε),    η = c / batch size,    c = `lua_scale`
+
+g_S is a sum over S, √v̂ the size of a batch *mean*, and one epoch of Adam moved a row by about
+lr · (g_S / batch) / √v̂ because of S. So c = K · lr undoes K epochs of these interactions.
+
+**LUA, the limit.** At a model that has memorised S the gradient is nearly zero, at one that never saw S it is large:
+the step is smallest where there is most to undo. So it gives the direction, and a row goes at most
+
+    ‖Δ_row‖ ≤ min(κ (ρ / e)², 0.2) · ‖row‖,    κ = `lua_limit`
+
+e is the share of a score that the pair's own rows θ make up: s = ½ Σ θ·∂s/∂θ for a dot product of two rows, so e = 1
+for BPR. A row of LightGCN is one layer of several in a score, so it has to go further for the same change.
+
+**LUA, the rank.** The downdate is projected to rank r, A Bᵀ, by a truncated SVD; B is shared by tables of one width.
+
+**LAC** trains A with Adam, everything else frozen:
+
+    minimise  own training loss on R  +  λ · loss on S,    λ = `lac_forget`, 0 unless `forget_kind` is set
+
+R are the retained interactions of the region's users and items (`rows/batches.py`). B is fixed, so the rows are
+linear in A. The learning rate falls to zero, which matters more than the loss; it starts at a multiple of the
+training's rate, which says how large a step the model bears.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.utils import ModelType
+from tqdm import tqdm
+
+from recbole_unlearn.data import SequenceSplits, facts_of
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.log import progress_bar
+from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
+from recbole_unlearn.methods.obliviate import curvature, new_start
+from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet, LowRank, project_shared
+from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients, row_gradients
+from recbole_unlearn.recbole_compat import clear_caches
+from recbole_unlearn.rows import (
+    PAIRS,
+    SIDES,
+    ExpectedStanding,
+    Moments,
+    Region,
+    RetainedIndex,
+    Side,
+    Table,
+    Triples,
+    Witness,
+    as_rows,
+    find_region,
+    find_tables,
+    pair_scores,
+    reverse_ranking_loss,
+)
+from recbole_unlearn.settings import Role, UnlearnConfig, setting
+from recbole_unlearn.text import counted
+
+EPSILON = 1e-8
+BATCH = 65536  # deleted interactions whose gradient is computed at once
+DRAWS = 4  # of negatives, over which the gradient is averaged where S is small
+LARGEST = 0.2  # of a row's length: the downdate's limit
+LEAST_REACH = 0.1  # lower bound of e
+LOOKED_AT = 32  # deleted pairs that e is the mean of; with many, rows of one are neighbours of another
+BATCH_SIZE = 8192  # interactions in a step of LAC
+RATE, HIGHEST_RATE = 12.0, 0.06  # of LAC: times the training's learning rate, and at most
+PASSES = 16  # of LAC over the region's interactions, at most
+CHECK_EVERY = 10  # steps between measurements of how far deleted items have come down
+CERTIFIED = 8192  # pairs that certificates are computed from
+WARN_AFTER, WARN_SECONDS = 3, 10.0  # steps after which the time is estimated; shorter requests do not matter
+
+MODELS = "differentiable, with rows of users or items; closed forms (EASE), exactly"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class ObliviateSettings:
+    """Settings of Obliviate."""
+
+    forget_kind: str = setting(
+        "The kind of deleted interactions: auto works for all; genuine ones go to the score of an unseen item of the "
+        "same expected rank; noise goes down to the level of never-seen items; hard goes down without a limit (the "
+        "paper's Figure 3).",
+        choices=("auto", "genuine", "noise", "hard"),
+    )
+    lua_target: str = setting(
+        "New start of contaminated rows: neighbours computes them from their retained neighbours; none leaves them.",
+        choices=("neighbours", "none"),
+    )
+    lua_reach: float = setting(
+        "Rows follow their neighbours when at least this share of them starts again: 0 for all, 1 for none.",
+        low=0.0, high=1.0,
+    )  # fmt: skip
+    lua_rounds: int = setting("How often users and items start again in turn.", low=1)
+    lua_scale: float = setting(
+        "Scale c of the downdate by the optimizer's state, c / batch size times the gradient over its curvature: "
+        "undoes c / learning rate epochs of the deleted interactions. 0 for none.",
+        low=0.0,
+    )
+    lua_limit: float | None = setting(
+        "Limit of a row's downdate, as a share of its length, when all its interactions are deleted; less by the "
+        "square of the deleted share. Empty for no limit below .2.",
+        low=0.0,
+    )
+    rank: int | str = setting(
+        "Rank of the adapters: the directions that the downdate keeps and the calibration has. A number, or 'full'.",
+        low=1, words=("full",),
+    )  # fmt: skip
+    lac_steps: int = setting(
+        "Steps of the calibration; fewer for a small request, of whose interactions each is seen 16 times at most.",
+        low=0,
+    )
+    lac_horizon: int | None = setting(
+        "Steps over which the learning rate falls; lac_steps when empty. With more than lac_steps, the calibration "
+        "is the beginning of a longer one, bit for bit.",
+        low=1,
+    )
+    lac_learning_rate: float | None = setting(
+        "Adam's learning rate at the first step; when empty, twelve times the training's, at most .06; for "
+        "sequential models four times.",
+        low=0.0,
+    )
+    lac_batch_size: int | None = setting(
+        "Interactions in a step; when empty 8192, and for a sequential model as many windows as make nine tenths of "
+        "all over the steps, at least 512.",
+        low=1,
+    )
+    lac_negatives: float = setting(
+        "How often the region's items are negatives, relative to training.", low=0.0
+    )
+    lac_forget: float = setting(
+        "Weight of the loss on deleted interactions, unless forget_kind is auto.", low=0.0
+    )
+    save_adapters: bool = setting(
+        "Also write the adapters to OUTPUT_DIR/adapters. They show who asked, and restore the original.",
+        role=Role.SPEED,
+    )
+
+
+class Prepared(NamedTuple):
+    """Prepared before any request to a model: the map of new starts, and the curvature that its optimizer left."""
+
+    maps: new_start.Maps | None
+    curvature: curvature.Curvature | None
+
+
+@method(
+    "obliviate",
+    "New start of the rows a request touches and a downdate by Adam's state at a low rank (LUA), then a calibration "
+    "on retained interactions (LAC).",
+    ObliviateSettings,
+    models=MODELS,
+    recommended="when retraining takes too long",
+)
+class Obliviate(UnlearnTrainer):
+    """W' = W + R + A Bᵀ on contaminated rows."""
+
+    needs_index = True
+    on_sequences = True
+    on_knowledge = True
+    forgets_more: ClassVar[Sequence[str]] = ("raise lua_limit", "set forget_kind=hard and raise lac_forget")
+    forgets_less: ClassVar[Sequence[str]] = ("lower lua_limit", "set forget_kind=genuine")
+    of_pairs = ("forget_kind", "lac_forget", "lac_negatives", "lua_reach")
+
+    @classmethod
+    def check(cls, settings: Any, config: UnlearnConfig) -> None:
+        """Refuse a horizon that is too short, and settings that a sequential model does not read."""
+        if settings.lac_horizon is not None and settings.lac_horizon < settings.lac_steps:
+            raise UnlearnError(
+                f"lac_horizon={settings.lac_horizon} is not valid: at least lac_steps, which is {settings.lac_steps}."
+            )
+        if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
+            usual = config.usual_values(cls.name)
+            turned = [key for key in cls.of_pairs if getattr(settings, key) != usual[key]]
+            if turned:
+                raise UnlearnError(
+                    f"{', '.join(turned)}: a setting of models that score pairs of a user and an item, and a "
+                    "sequential model scores items after a history. Leave it out."
+                )
+
+    @classmethod
+    def steps(cls, settings: Any) -> int:
+        """The steps of LAC."""
+        return settings.lac_steps
+
+    @classmethod
+    def settings_after(cls, settings: Any, step: int) -> dict[str, Any]:
+        """The first ``step`` steps of the same calibration."""
+        return {"lac_steps": step, "lac_horizon": settings.lac_horizon or settings.lac_steps}
+
+    def request_class(self, task: UnlearnTask) -> type[Request]:
+        """The class of a request, by the kind of data."""
+        from recbole_unlearn.methods.obliviate.windows import WindowRequest  # derived from Request, below
+
+        return WindowRequest if isinstance(task.data.full, SequenceSplits) else Request
+
+    def prepare(self, task: UnlearnTask) -> Prepared:
+        """The map of new starts and the curvature, both at the original."""
+        options = task.settings
+        maps = state = None
+        if task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
+            return Prepared(None, None)
+        if options.lua_target != "none":
+            maps = self.request_class(task).learn_maps(self.model, task)
+        if options.lua_scale and task.original is not None:
+            state = curvature.read_state(self.model, task.original.optimizer, task.original.epoch)
+        return Prepared(maps, state)
+
+    def unlearn(self, task: UnlearnTask) -> Outcome:
+        r"""LUA and LAC, on ``self.model`` (built on D\S, with the original's weights)."""
+        if task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
+            return self._fit_again(task)
+        self.reset_features(task)  # first: no row is fitted next to a feature row that only S taught
+        return self.request_class(task)(self, task).run()
+
+    def _fit_again(self, task: UnlearnTask) -> Outcome:
+        """A closed-form model (EASE, ItemKNN, Pop) is computed again from the retain set, which is exact."""
+        logger.info(
+            "%s is a closed form of its training data: it is computed again from the retain set, which is exact.",
+            task.config["model"],
+        )
+        trained = task.train(task.config, task.data.retain, task.label)
+        trained.load_into(self.model)
+        every_item = torch.arange(task.data.full.train.item_num)
+        return Outcome(
+            {"exact": True}, seconds=trained.seconds, from_cache=trained.from_cache, refitted_items=every_item
+        )
+
+
+class Request:
+    """One request to a model that scores pairs; `windows.py` and `paper.py` have subclasses."""
+
+    others: ClassVar[str] = "others follow"  # rows that move without being calibrated, for the log
+
+    def __init__(self, trainer: UnlearnTrainer, task: UnlearnTask) -> None:
+        self.trainer, self.task, self.options = trainer, task, task.settings
+        self.model: AbstractRecommender = trainer.model
+        self.index, data = task.index, task.data
+        self.tables = find_tables(self.model, data.full.train)
+        if not self.tables:
+            raise UnlearnError(
+                f"{task.config['model']} has no weights that belong to users or items, which obliviate works on. "
+                "Use --unlearn=retrain."
+            )
+        self.read: str | None = None  # the source of the curvature, in words
+        self.starts_again = self.options.lua_target != "none"
+        users, items = (data.forget.inter_feat[f] for f in (data.forget.uid_field, data.forget.iid_field))
+        retained = RetainedIndex(self.index, users, items, data.deleted, data.numbers)
+        # Shares may be known only within limits (`data/item_counts.py`): rows are calibrated by what they may have
+        # lost, and start again by what they certainly lost.
+        touched = find_region(self.index, users, items, data.lost)
+        self.certain = find_region(self.index, users, items, data.lost_at_least)
+        generator = torch.Generator().manual_seed(task.config["seed"])
+        self.witness = self.make_witness(retained, self.calibrated(touched, retained), generator)
+        self.adapters = AdapterSet.on_region(self.model, self.tables, self.witness.region)
+
+    @classmethod
+    def learn_maps(cls, model: AbstractRecommender, task: UnlearnTask) -> new_start.Maps | None:
+        """The map from neighbours to rows; None where only one side has rows, or they are too few."""
+        tables = new_start.side_tables(model, find_tables(model, task.data.full.train), task.index)
+        generator = torch.Generator().manual_seed(task.config["seed"])
+        neighbours = new_start.PairNeighbours(task.index)
+        return new_start.learn(tables, neighbours, generator) if len(tables) == 2 else None
+
+    def calibrated(self, touched: Region, retained: RetainedIndex) -> Region:
+        """The region, rows with an adapter. Without rows of users all memory of S is in the items: all of those."""
+        has_users = any(table.side == "user" for table in self.tables)
+        return new_start.started_again(touched) if self.starts_again and has_users else touched
+
+    def make_witness(self, retained: RetainedIndex, region: Region, generator: torch.Generator) -> Witness:
+        """The witness set."""
+        facts = facts_of(self.task.data.retain.train, self.task.config["NEG_PREFIX"])
+        return Witness(self.task.config, retained, region, generator, self.options.lac_negatives, facts)
+
+    def run(self) -> Outcome:
+        """LUA, then LAC."""
+        began = time.perf_counter()
+        energy = self.lua()
+        objective, interactions, schedule = self.plan()
+        self.adapters.attach()
+        bar = progress_bar(f"LAC {self.task.label}", schedule.steps, bool(self.task.config["show_progress"]))
+        with bar:
+            after = self._after_step(began, time.perf_counter(), schedule.steps)
+            trace = calibrate(self.adapters, self.witness, objective, schedule, interactions, bar, after)
+            if self.task.watch is not None:  # a small request has fewer steps; the model then stays the same
+                for step in range(max(1, schedule.steps), self.options.lac_steps):
+                    after(step)
+        # No figures of the request in the log: a result of few users leaves them out.
+        rank = max((adapter.a.shape[1] for adapter in self.adapters.trained), default=0)
+        logger.info("LAC: %d steps at rank %d on retained interactions.", schedule.steps, rank)
+        level = {} if objective.standing is None else {"level": round(objective.standing.level, 6)}
+        return Outcome(
+            {
+                "curvature": self.read, "energy": energy, **level, "lua_scale": self.options.lua_scale,
+                "lac": trace.summary(),
+            },
+            {
+                "loss": [(step + 1, round(value, 6)) for step, value in enumerate(trace.values)],
+                "demotion": [(step, round(value, 6)) for step, value in trace.demotion],
+            },
+            refits_orphan_items=self.starts_again,
+            refitted_items=self.witness.region["item"].ids if self.starts_again else None,
+            certify=lambda: self.certificates(trace),
+        )  # fmt: skip
+
+    def lua(self) -> dict[str, float]:
+        """The downdate at θ₀, the new start, and the downdate at rank r on it; returns the energy that r keeps."""
+        trained = self.adapters.trained
+        steps = [torch.zeros_like(adapter.base) for adapter in trained]
+        if self.options.lua_scale and trained:
+            steps = self.downdate()
+        if self.starts_again:
+            self.start_again()
+        return self.project(steps)
+
+    # The downdate
+
+    def downdate(self) -> list[torch.Tensor]:
+        """η g_S / (√v̂ + ε), limited, for the rows (n, d) of every trained adapter; zero without a moment."""
+        moments = self.moments()
+        gradients, reach = self.deleted_gradients()
+        scale = self.options.lua_scale / self.task.config["train_batch_size"]
+        limit = math.inf if self.options.lua_limit is None else self.options.lua_limit
+        steps = []
+        for adapter, gradient in zip(self.adapters.trained, gradients, strict=True):
+            assert adapter.side is not None
+            step = torch.zeros_like(gradient)
+            if adapter.name in moments:  # otherwise a parameter that never had a gradient
+                step = direction(gradient, as_rows(moments[adapter.name], adapter.axis)[adapter.rows])
+            share = self.witness.region[adapter.side].share.to(adapter.base)
+            steps.append(limited(scale * step, adapter.base, share, limit, reach))
+        return steps
+
+    def moments(self) -> Moments:
+        """v̂: the optimizer's second moments, or Fisher information of the retained interactions."""
+        found = self.task.prepared.curvature
+        if found is None:
+            parts = self.retained_numbers().split(self.task.config["train_batch_size"])
+            batches = [self.witness.batch(self.witness.triples(part)) for part in parts]
+            found = curvature.from_retained(self.model, batches)
+        self.read = found.read
+        return found.moments
+
+    def retained_numbers(self) -> torch.Tensor:
+        """The numbers of all retained interactions that the loss counts."""
+        kept = (~self.task.data.deleted).nonzero().flatten()
+        return kept[self.witness.units(self.index.ids["user"][kept])]
+
+    def deleted_gradients(self) -> tuple[list[torch.Tensor], float]:
+        """g_S for the rows (n, d) of every trained adapter, and e."""
+        return deleted_gradients(self.adapters, self.witness)
+
+    # The new start and the rank
+
+    def start_again(self) -> None:
+        """R of contaminated rows: in the trained adapters, and in untrained ones for rows that only follow."""
+        maps, retained = self.task.prepared.maps, self.witness.retained
+        if maps is None:
+            self._from_initial(self.tables)
+            return
+        tables = new_start.side_tables(self.model, self.tables, self.index)
+        region = new_start.spread(self.certain, retained, self.options.lua_reach)
+        neighbours = new_start.PairNeighbours(self.index)
+        rounds = self.options.lua_rounds
+        self._shift(
+            region, new_start.restart(tables, maps, self.certain, region, neighbours, rounds, retained)
+        )
+
+    def _shift(self, region: Region, moved: Mapping[Side, torch.Tensor]) -> None:
+        """Put the changes of the rows of ``region``, by side (n, d), into adapters."""
+        self._from_initial([table for table in self.tables if table.axis])
+        trained = {(a.name, a.side): a for a in self.adapters.trained}
+        column = dict.fromkeys(SIDES, 0)
+        for table in self.tables:
+            if table.axis:
+                continue
+            side, ids = table.side, region[table.side].ids
+            width = as_rows(self.model.get_parameter(table.parameter)).shape[1]
+            change = moved[side][:, column[side] : column[side] + width]
+            column[side] += width
+            own = self.witness.region[side].contains(ids)
+            if (table.parameter, side) in trained:
+                trained[table.parameter, side].shift = change[own.to(change.device)]
+            if not own.all():
+                follower = Adapter.on_rows(self.model, table, ids[~own], trained=False)
+                follower.shift = change[~own.to(change.device)]
+                self.adapters.adapters.append(follower)
+        logger.info(
+            "LUA: a new start of the request's rows from retained neighbours, in %s%s.",
+            counted(self.options.lua_rounds, "round"),
+            "" if len(self.adapters.adapters) == len(trained) else f"; {self.others}",
+        )
+
+    def _from_initial(self, tables: Sequence[Table]) -> None:
+        """Give touched rows their initial values: where only one side has rows, there are no neighbours."""
+        chosen = {(table.parameter, table.side) for table in tables}
+        for adapter in self.adapters.trained:
+            if (adapter.name, adapter.side) in chosen:
+                initial = as_rows(self.task.initial[adapter.name], adapter.axis)[adapter.rows]
+                adapter.shift = initial - adapter.base
+
+    def project(self, steps: Sequence[torch.Tensor]) -> dict[str, float]:
+        """Set A Bᵀ of the trained adapters to ``steps`` at the rank; returns the energy it keeps, by adapter."""
+        found = self.low_rank(steps)
+        energy = {}
+        for adapter, low in zip(self.adapters.trained, found, strict=True):
+            adapter.a, adapter.b = low.a, low.b
+            energy[adapter.label] = round(low.energy, 6)
+        if self.options.lua_scale and energy:
+            least = 100 * min(energy.values())
+            logger.info("LUA: the downdate at rank %s keeps %.0f %% of its energy.", self.options.rank, least)
+        return energy
+
+    def low_rank(self, steps: Sequence[torch.Tensor]) -> list[LowRank]:
+        """``steps`` at the rank, with one B for tables of one width."""
+        return project_shared(steps, self.options.rank)
+
+    # LAC
+
+    def plan(self) -> tuple[Objective, torch.Tensor, Schedule]:
+        """The objective of LAC, the retained interactions it is fitted to, and its schedule."""
+        kind, witness = self.options.forget_kind, self.witness
+        forget = 0.0 if kind == "auto" or len(witness.retained.gone) == 0 else self.options.lac_forget
+        standing = None
+        if forget and kind in ("genuine", "noise"):
+            standing = ExpectedStanding(witness, witness.deleted(PAIRS))
+        objective = Objective(forget, standing, stand_ins=kind == "genuine", stop=kind == "noise")
+        interactions = witness.interactions()
+        rate = min(RATE * self.task.config["learning_rate"], HIGHEST_RATE)
+        return objective, interactions, self.schedule(rate, BATCH_SIZE).within(len(interactions))
+
+    def schedule(self, rate: float, batch_size: int) -> Schedule:
+        """The schedule by the settings, with ``rate`` and ``batch_size`` where they are empty."""
+        options = self.options
+        return Schedule(
+            options.lac_steps,
+            rate if options.lac_learning_rate is None else options.lac_learning_rate,
+            batch_size if options.lac_batch_size is None else options.lac_batch_size,
+            options.lac_horizon,
+        )
+
+    def _after_step(self, began: float, first: float, steps: int) -> Callable[[int], None]:
+        """Called after a step of LAC: shows the model to a watcher, or warns when retraining would be quicker."""
+        watch, original = self.task.watch, self.task.original
+
+        def show(step: int) -> None:
+            assert watch is not None
+            if step in watch.steps:
+                self.adapters.attach()  # not all gradients write to the model as they go
+                self.trainer.show(self.task, step, self.starts_again)
+
+        def check_time(step: int) -> None:
+            if step == WARN_AFTER and original is not None:
+                warn_if_slow(original.seconds, first - began, (time.perf_counter() - first) / step * steps)
+
+        return check_time if watch is None else show
+
+    # Certificates
+
+    def certificates(self, trace: Trace) -> dict[str, Any]:
+        """Rows, rank, drift, forgetting margin, and the largest change of retained scores."""
+        found = {
+            "rows": {adapter.label: len(adapter.rows) for adapter in self.adapters.adapters},
+            "rank": {adapter.label: adapter.a.shape[1] for adapter in self.adapters.trained},
+            "drift": round(self.adapters.drift(), 6),
+            "margin": margin(*self.deleted_scores()),
+            "retained": retained_change(self.adapters, self.retained_scores()),
+        }
+        directory = self.task.config["output_dir"]
+        if self.options.save_adapters and directory:
+            self.adapters.save(f"{directory}/adapters", method=self.trainer.name)
+        return found
+
+    def deleted_scores(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores of deleted pairs, and of negatives of the same users."""
+        deleted, train = self.witness.deleted(CERTIFIED), self.index.train
+        own, other = (
+            pair_scores(self.model, train, deleted.users, i) for i in (deleted.items, deleted.negatives)
+        )
+        return own, other
+
+    def retained_scores(self) -> Callable[[], torch.Tensor]:
+        """A function for the scores of some retained pairs by the model as it is."""
+        size = self.witness.retained.size
+        drawn = self.witness.buffer(CERTIFIED / size) if size else torch.empty(0, dtype=torch.long)
+        users, items = (self.index.ids[side][drawn] for side in SIDES)
+        return lambda: pair_scores(self.model, self.index.train, users, items)
+
+
+def direction(gradient: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
+    """+g_S / (√v̂ + ε): the downdate per coordinate, up to its scale."""
+    return gradient / (moment.sqrt() + EPSILON)
+
+
+def limited(
+    step: torch.Tensor, rows: torch.Tensor, share: torch.Tensor, limit: float, reach: float
+) -> torch.Tensor:
+    """``step`` (n, d) with ‖step‖ ≤ min(limit · (share / reach)², LARGEST) · ‖row‖ for each of ``rows``."""
+    most = (limit * (share / reach).square()).clamp(max=LARGEST)[:, None] * rows.norm(dim=1, keepdim=True)
+    length = step.norm(dim=1, keepdim=True).clamp(min=torch.finfo(step.dtype).tiny)
+    return step * (most / length).clamp(max=1.0)
+
+
+def deleted_gradients(adapters: AdapterSet, witness: Witness) -> tuple[list[torch.Tensor], float]:
+    """g_S for the rows (n, d) of every trained adapter, and e. The model is at θ₀, B the identity."""
+    gradients = row_gradients(adapters, adapters.trained, witness)
+    deleted = witness.retained.asked
+    draws = max(1, min(DRAWS, BATCH // max(1, len(deleted))))
+    for _ in range(draws):
+        for part in deleted.split(BATCH):
+            gradients.own(witness.triples(part), len(part) / draws)
+    return gradients.take(), own_share(gradients, witness)
+
+
+def own_share(gradients: RowGradients, witness: Witness) -> float:
+    """The share e = Σ θ·∂|s|/∂θ / (2 Σ |s|) over the scores s of some deleted pairs, with θ the pairs' own rows."""
+    pairs = witness.deleted(LOOKED_AT)
+    if len(pairs.users) == 0:
+        return 1.0
+    scores = gradients.scores(pairs.users, pairs.items)
+    gradients.back(scores.sign())
+    ids = {"user": torch.unique(pairs.users), "item": torch.unique(pairs.items)}
+    own = 0.0
+    for adapter, gradient in zip(gradients.chosen, gradients.take(), strict=True):
+        assert adapter.side is not None
+        mine = witness.region[adapter.side].place(ids[adapter.side]).to(gradient.device)
+        own += float((adapter.start[mine] * gradient[mine]).sum())
+    whole = 2.0 * float(scores.abs().sum())
+    return max(LEAST_REACH, min(1.0, own / whole)) if whole > 0 else 1.0
+
+
+class Schedule(NamedTuple):
+    """The length and speed of LAC."""
+
+    steps: int
+    learning_rate: float
+    batch_size: int
+    horizon: int | None = None  # T, steps that the rate and the batches are laid out for; ``steps`` when None
+
+    @property
+    def laid_out(self) -> int:
+        """T: a calibration of t steps laid out for T does the first t steps of one of T, bit for bit."""
+        return self.steps if self.horizon is None else self.horizon
+
+    def within(self, interactions: int) -> Schedule:
+        """At most a few passes over so many interactions: a small request takes few steps."""
+        most = max(1, -(-PASSES * interactions // self.batch_size))
+        return self._replace(steps=min(self.steps, most), horizon=min(self.laid_out, most))
+
+
+class Trace(NamedTuple):
+    """The objective of every step of LAC, and the demotion rate of deleted pairs every few steps."""
+
+    values: list[float]
+    demotion: list[tuple[int, float]]
+
+    def summary(self) -> dict[str, float]:
+        """The objective at the first and over the last steps."""
+        if not self.values:
+            return {}
+        last = self.values[-10:]
+        first, mean = round(self.values[0], 6), round(sum(last) / len(last), 6)
+        return {"first": first, "last": mean, "steps": len(self.values)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """Own training loss on R + λ · loss on S: reverse ranking, or the squared distance to a stand-in's score."""
+
+    forget: float = 0.0  # λ
+    standing: ExpectedStanding | None = (
+        None  # expected ranks of deleted pairs, for stand-ins and for the stop
+    )
+    stand_ins: bool = False
+    stop: bool = False  # the term on S ends when its pairs rank where never-seen ones would
+    trains_b: ClassVar[bool] = False
+
+    def rate(self, done: float) -> float:
+        """The learning rate after a share of the steps, relative to the first."""
+        return 1.0 - done
+
+    def value(self, gradients: RowGradients, witness: Witness, batch: Triples) -> float:
+        """The objective on a batch of R and as many interactions of S; gradients are added to ``gradients``."""
+        value = gradients.own(batch)
+        if not self.forget:
+            return value
+        users, items, others = self._deleted(witness, len(batch.users))
+        of = stand_in_loss if self.stand_ins else reverse_ranking_loss
+        pairs = [(users, items), (users, others)]
+        return value + loss_of_scores(gradients, pairs, lambda own, other: self.forget * of(own, other))
+
+    def _deleted(self, witness: Witness, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Deleted pairs, each with its stand-in or a negative."""
+        if not self.stand_ins:
+            _, *drawn = witness.deleted(size)
+            return drawn[0], drawn[1], drawn[2]
+        assert self.standing is not None
+        known = self.standing.deleted
+        number = len(known.users)
+        pick = torch.randint(0, number, (min(size, number),), generator=witness.generator)
+        return known.users[pick], known.items[pick], self.standing.stand_ins[pick]
+
+    def reached(self, gradients: RowGradients) -> bool:
+        """Whether deleted items rank as low as never-seen ones would."""
+        if not self.stop or not self.forget or self.standing is None:
+            return False
+        return gradients.demotion(self.standing.deleted) >= self.standing.level
+
+    def set_gradient(self, adapter: Adapter, gradient: torch.Tensor) -> float:
+        """Set the gradient of A; returns a penalty to add to the objective."""
+        adapter.a.grad = gradient
+        return 0.0
+
+
+def stand_in_loss(deleted: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor:
+    """The mean of (s(u, i⁺) − s(u, stand-in))²: a deleted item goes where an unseen one of the same expected rank is.
+
+    No gradient reaches the stand-in: it is the level, and is not moved.
+    """
+    return (deleted - stand_in.detach()).square().mean()
+
+
+def loss_of_scores(
+    gradients: RowGradients,
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    loss_of: Callable[..., torch.Tensor],
+) -> float:
+    """``loss_of`` the scores of each of ``pairs`` (users, items); its gradient is added to ``gradients``."""
+    users, items = (torch.cat(column) for column in zip(*pairs, strict=True))
+    scores = gradients.scores(users, items).clone().requires_grad_()
+    loss = loss_of(*scores.split([len(users) for users, _ in pairs]))
+    loss.backward()
+    assert scores.grad is not None
+    gradients.back(scores.grad)
+    return loss.item()
+
+
+def calibrate(
+    adapters: AdapterSet, witness: Witness, objective: Objective, schedule: Schedule, interactions: torch.Tensor,
+    bar: tqdm, after_step: Callable[[int], None] | None = None,
+) -> Trace:  # fmt: skip
+    """Fit the adapters to retained ``interactions``.
+
+    ``after_step`` is called with the number of steps done, after each but the last; the adapters' A and B are then
+    those of that step, the model's rows need not be.
+    """
+    trace, chosen = Trace([], []), adapters.trained
+    if not chosen or len(interactions) == 0 or schedule.steps == 0:
+        return trace
+    gradients = row_gradients(adapters, chosen, witness, objective.trains_b)
+    trained = [x.a for x in chosen] + ([x.b for x in chosen] if objective.trains_b else [])
+    optimizer = torch.optim.Adam(trained, lr=schedule.learning_rate)
+    watched = witness.deleted(witness.watched)
+    batches = witness.batches(interactions, schedule.batch_size, schedule.laid_out)
+    for step, batch in enumerate(itertools.islice(batches, schedule.steps)):
+        if step % CHECK_EVERY == 0:
+            trace.demotion.append((step, gradients.demotion(watched)))
+            if objective.reached(gradients):  # the term on R goes on to the end
+                objective = dataclasses.replace(objective, forget=0.0)
+        value = objective.value(gradients, witness, batch)
+        optimizer.zero_grad()
+        for adapter, gradient in zip(chosen, gradients.take(), strict=True):
+            value += objective.set_gradient(adapter, gradient)
+        if value != value:
+            raise UnlearnError("LAC failed: its loss is not a number. Lower lac_learning_rate.")
+        trace.values.append(value)
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.learning_rate * objective.rate(step / schedule.laid_out)
+        optimizer.step()
+        gradients.changed()
+        bar.update()
+        if after_step is not None and step + 1 < schedule.steps:
+            after_step(step + 1)
+    trace.demotion.append((len(trace.values), gradients.demotion(watched)))
+    for adapter in chosen:
+        adapter.a.grad = adapter.b.grad = None
+    adapters.attach()
+    return trace
+
+
+def warn_if_slow(trained: float | None, before: float, steps: float) -> None:
+    """Warn when a request takes longer than training did, by the seconds before LAC and those of all its steps.
+
+    A step costs as much as one of the model's own training, on more interactions. After few epochs of training, or
+    for a model that is slow to compute, retraining is quicker then.
+    """
+    if trained is not None and before + steps > max(WARN_SECONDS, trained):
+        logger.warning(
+            "Obliviate will take about %.0f s here, and training the original took %.0f s: --unlearn=retrain is "
+            "quicker, and exact.",
+            before + steps, trained,
+        )  # fmt: skip
+
+
+def margin_bound(loss: float) -> float:
+    """The least margin m that a loss allows: log(1 + e^−m) ≤ ε gives m ≥ −log(e^ε − 1).
+
+    The paper prints the negative of it. The loss is convex in m, so a mean loss of ε gives the same bound for the
+    mean margin.
+    """
+    if loss <= 0.0:
+        return math.inf
+    return -math.log(math.expm1(loss)) if loss < 500 else -loss
+
+
+def _round(value: float) -> float:
+    return round(value, 6) if math.isfinite(value) else math.copysign(1e9, value)
+
+
+def margin(own: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
+    """How far deleted items score (m,) below negatives: the mean reverse ranking loss, its bound, and the mean."""
+    if len(own) == 0:
+        return {}
+    loss, mean = float(reverse_ranking_loss(own, other)), float((other - own).mean())
+    return {
+        "loss": _round(loss),
+        "bound": _round(margin_bound(loss)),
+        "mean": _round(mean),
+        "pairs": len(own),
+    }
+
+
+def retained_change(adapters: AdapterSet, scores: Callable[[], torch.Tensor]) -> dict[str, Any]:
+    """The largest and the mean change of ``scores()`` of retained pairs from those at θ₀, on the same data."""
+    after, final = scores(), adapters.current()  # rows of orphans were reset after the calibration
+    adapters.detach()
+    try:
+        before = scores()
+    finally:
+        adapters.write(final)
+        clear_caches(adapters.model)
+    change = (after - before).abs()
+    largest, mean = (_round(float(value)) for value in (change.max(), change.mean()))
+    return {"largest": largest, "mean": mean, "pairs": len(change)}

@@ -1,0 +1,225 @@
+r"""Obliviate as the paper prints it, with its ablations.
+
+Stage 1, LUA: the downdate η g_S / (√v̂ + ε) on the rows of S and their neighbours one hop away, projected to rank r
+for each table. Stage 2, LAC: T steps of Adam at a constant rate on A and B, minimising
+
+    λ_u · mean over S of −log σ(s(u, i⁻) − s(u, i⁺))    i⁺ deleted, i⁻ the hardest of five negatives
+  + λ_d · mean over R of (s(u, i; θ) − s(u, i; θ₀))²    R: 10 % of the retained interactions
+  + λ_r · ‖A Bᵀ‖²_F
+
+Two things are not as printed: the sign of the downdate, which would learn S a second time, and its scale, which the
+paper leaves open (c / batch size, as in `obliviate.py`). The weights λ and the learning rate are not printed either.
+With B trained the change A Bᵀ is bilinear, so the paper's convexity argument does not hold; the bound that holds is
+‖Δθ‖² ≤ L(φ₀)/λ_r for every φ with L(φ) ≤ L(φ₀), since all other losses are at least 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from recbole_unlearn.methods import UnlearnTask, method
+from recbole_unlearn.methods.obliviate.adapters import Adapter, LowRank, project
+from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients
+from recbole_unlearn.methods.obliviate.obliviate import (
+    BATCH_SIZE,
+    MODELS,
+    Objective,
+    Obliviate,
+    Request,
+    Schedule,
+    Trace,
+    loss_of_scores,
+)
+from recbole_unlearn.rows import (
+    SIDES,
+    Region,
+    RetainedIndex,
+    Triples,
+    Witness,
+    pair_scores,
+    reverse_ranking_loss,
+    with_neighbours,
+)
+from recbole_unlearn.settings import Role, setting
+
+HOPS, DECAY, MOST = 1, 0.5, 1000  # neighbours: hops, share from hop to hop, and how many join a side
+BUFFER = 0.1  # R, as a share of all retained interactions
+CANDIDATES = 5  # negatives of which the hardest is taken
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperSettings:
+    """Settings of the paper's algorithm."""
+
+    lua_target: ClassVar[str] = "none"
+    lua_limit: ClassVar[float | None] = None
+    lac_negatives: ClassVar[float] = 0.0
+
+    lua_scale: float = setting("Scale c of the downdate, c / batch size. 0 for none.", low=0.0)
+    rank: int | str = setting("Rank of the adapters. A number, or 'full'.", low=1, words=("full",))
+    lac_steps: int = setting("Steps of the calibration.", low=0)
+    lac_horizon: int | None = setting("Steps that the batches are laid out for; lac_steps when empty.", low=1)
+    lac_learning_rate: float = setting("Adam's learning rate.", low=0.0)
+    lac_batch_size: int | None = setting("Interactions in a step; 8192 when empty.", low=1)
+    lac_forget: float = setting("Weight of the reverse ranking loss on deleted interactions.", low=0.0)
+    lac_distill: float = setting("Weight of distillation: retained pairs keep their scores.", low=0.0)
+    lac_drift: float = setting("Weight of the squared change of the weights.", low=0.0)
+    save_adapters: bool = setting(
+        "Also write the adapters to OUTPUT_DIR/adapters. They show who asked, and restore the original.",
+        role=Role.SPEED,
+    )
+
+
+@method(
+    "obliviate_paper",
+    "Obliviate with the paper's objective, ranks and step counts (and the right sign).",
+    PaperSettings,
+    models=MODELS,
+)
+class ObliviatePaper(Obliviate):
+    """λ_u reverse ranking on S + λ_d distillation on R + λ_r ‖Δθ‖², from the rank-r downdate on."""
+
+    on_sequences = False  # its losses are of pairs
+    forgets_more: ClassVar[Sequence[str]] = ("raise lac_steps", "raise lac_forget", "lower lac_distill")
+    forgets_less: ClassVar[Sequence[str]] = ("lower lac_steps", "lower lac_forget", "raise lac_distill")
+    of_pairs = ()
+
+    def request_class(self, task: UnlearnTask) -> type[Request]:
+        """The paper's request."""
+        return PaperRequest
+
+
+@method(
+    "no_lua",
+    "obliviate_paper without stage 1: calibration from the original's weights.",
+    PaperSettings,
+    models=MODELS,
+)
+class NoLUA(ObliviatePaper):
+    """LAC alone: lua_scale is 0, and the adapters of rank r start at zero."""
+
+
+@method(
+    "no_lac",
+    "obliviate_paper without stage 2: the rank-r downdate alone.",
+    PaperSettings,
+    models=MODELS,
+)
+class NoLAC(ObliviatePaper):
+    """LUA alone: lac_steps is 0."""
+
+    forgets_more = forgets_less = ()
+
+
+@method(
+    "no_distill",
+    "obliviate_paper without distillation of retained pairs.",
+    PaperSettings,
+    models=MODELS,
+)
+class NoDistill(ObliviatePaper):
+    """LUA and LAC, with λ_d = 0."""
+
+    forgets_more = ("raise lac_steps", "raise lac_forget")
+    forgets_less = ("lower lac_steps", "lower lac_forget")
+
+
+class PaperRequest(Request):
+    """A request to the paper's algorithm."""
+
+    def calibrated(self, touched: Region, retained: RetainedIndex) -> Region:
+        """The rows of S and their neighbours."""
+        return with_neighbours(touched, retained, HOPS, DECAY, 0.0, MOST)
+
+    def low_rank(self, steps: Sequence[torch.Tensor]) -> list[LowRank]:
+        """``steps`` at the rank, each with its own B."""
+        return [project(step, self.options.rank) for step in steps]
+
+    def plan(self) -> tuple[Objective, torch.Tensor, Schedule]:
+        """The paper's objective, on a uniform sample R of all retained interactions."""
+        options, witness = self.options, self.witness
+        forget = options.lac_forget if len(witness.retained.gone) else 0.0
+        interactions = witness.buffer(BUFFER)
+        teacher = self._teacher(interactions) if options.lac_distill else None
+        objective = PaperObjective(
+            forget, distill=options.lac_distill, drift=options.lac_drift, teacher=teacher
+        )
+        return objective, interactions, self.schedule(options.lac_learning_rate, BATCH_SIZE)
+
+    def _teacher(self, interactions: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Scores at θ₀ by number of interaction. Leaves the adapters detached."""
+        chosen = torch.unique(interactions)
+        users, items = (self.index.ids[side][chosen] for side in SIDES)
+        self.adapters.detach()
+        scores = pair_scores(self.model, self.index.train, users, items)
+        return lambda asked: scores[torch.searchsorted(chosen, asked)]
+
+    def certificates(self, trace: Trace) -> dict[str, Any]:
+        """As for Obliviate, with the bound L(φ₀)/λ_r of the drift where the objective fell."""
+        found, went = super().certificates(trace), trace.summary()
+        if self.options.lac_drift and went and went["last"] <= went["first"]:
+            found["drift_bound"] = round(went["first"] / self.options.lac_drift, 6)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperObjective(Objective):
+    """λ_u reverse ranking on S + λ_d distillation on R + λ_r ‖A Bᵀ‖²; B is trained too."""
+
+    distill: float = 0.0
+    drift: float = 0.0
+    teacher: Callable[[torch.Tensor], torch.Tensor] | None = None  # numbers of interactions to scores at θ₀
+    trains_b: ClassVar[bool] = True
+
+    def rate(self, done: float) -> float:
+        """Constant."""
+        return 1.0
+
+    def value(self, gradients: RowGradients, witness: Witness, batch: Triples) -> float:
+        """As :meth:`Objective.value`."""
+        pairs = []
+        if self.forget:
+            drawn = witness.deleted(len(batch.users))
+            users = drawn.users[:, None].expand(-1, CANDIDATES).contiguous()
+            candidates = witness.retained.negatives(users, witness.generator)
+            scores = gradients.scores(users.view(-1), candidates.view(-1)).cpu().view(candidates.shape)
+            pairs += [(drawn.users, drawn.items), (drawn.users, hardest(scores, candidates))]
+        if self.distill:
+            pairs.append((batch.users, batch.items))
+        return loss_of_scores(gradients, pairs, functools.partial(self._loss, batch)) if pairs else 0.0
+
+    def _loss(self, batch: Triples, *scores: torch.Tensor) -> torch.Tensor:
+        loss = torch.zeros((), device=scores[0].device)
+        if self.forget:
+            loss = loss + self.forget * reverse_ranking_loss(scores[0], scores[1])
+        if self.distill:
+            assert self.teacher is not None
+            loss = loss + self.distill * distillation_loss(
+                scores[-1], self.teacher(batch.numbers).to(scores[-1])
+            )
+        return loss
+
+    def set_gradient(self, adapter: Adapter, gradient: torch.Tensor) -> float:
+        """G B for A and GᵀA for B; with λ‖A Bᵀ‖² also 2λ A BᵀB and 2λ B AᵀA. Returns λ‖A Bᵀ‖²."""
+        a, b = adapter.a, adapter.b
+        a.grad, b.grad = gradient @ b, gradient.T @ a
+        if not self.drift:
+            return 0.0
+        a.grad = a.grad + 2.0 * self.drift * a @ (b.T @ b)
+        b.grad = b.grad + 2.0 * self.drift * b @ (a.T @ a)
+        return self.drift * float(adapter.low.square().sum())
+
+
+def distillation_loss(score: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """The mean of (s(u, i; θ) − s(u, i; θ₀))²: retained pairs keep their scores."""
+    return (score - teacher.detach()).square().mean()
+
+
+def hardest(scores: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    """Of each pair's candidate items (m, k) the one with the highest score (m, k): a hard negative."""
+    return candidates.gather(1, scores.argmax(dim=1, keepdim=True)).squeeze(1)

@@ -1,0 +1,207 @@
+"""Adapters: projection to a rank, attaching and undoing, files, and gradients of their rows."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from recbole.model.general_recommender import BPR, LightGCN
+
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.methods.obliviate import Adapter, AdapterSet
+from recbole_unlearn.methods.obliviate import adapters as module
+from recbole_unlearn.methods.obliviate.fast_gradients import (
+    BPRGradients,
+    LightGCNGradients,
+    RowGradients,
+    row_gradients,
+    written_out,
+)
+from recbole_unlearn.training import build_model, fast_class, fast_models
+from tests.parts import divided, make_adapters, make_witness
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 999))
+def test_the_projection_is_the_truncated_svd(rows, d, seed):
+    delta = torch.randn(rows, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    u, s, vh = torch.linalg.svd(delta, full_matrices=False)
+    for rank in range(1, d + 1):
+        low = module.project(delta, rank)
+        best = (u[:, :rank] * s[:rank]) @ vh[:rank]
+        assert torch.allclose(low.a @ low.b.T, best, atol=1e-6)
+        assert low.energy == pytest.approx(float((s[:rank] ** 2).sum() / (s**2).sum()), abs=1e-6)
+
+
+def test_all_deltas_at_one_rank():
+    generator = torch.Generator().manual_seed(0)
+    deltas = [torch.randn(n, 6, generator=generator) for n in (9, 4)]
+    for low, delta in zip(module.project_shared(deltas, "full"), deltas, strict=True):
+        assert torch.equal(low.a @ low.b.T, delta)
+        assert low.energy == 1.0
+    one = module.project_shared(deltas, 2)
+    assert torch.equal(one[0].b, one[1].b)
+    stack = module.project(torch.cat(deltas), 2)
+    assert torch.allclose(torch.cat([low.a @ low.b.T for low in one]), stack.a @ stack.b.T, atol=1e-5)
+    for low, delta in zip(one, deltas, strict=True):
+        kept = (low.a @ low.b.T).square().sum() / delta.square().sum()
+        assert low.energy == pytest.approx(float(kept), abs=1e-5)
+
+
+def test_nothing_to_project():
+    low = module.project_shared([torch.zeros(3, 4)], 2)[0]
+    assert low.energy == 1.0
+    assert torch.allclose(low.b.T @ low.b, torch.eye(2))
+
+
+def test_adapters_change_their_rows_and_give_them_back(make_config):
+    model = build_model(make_config(), divided(make_config()).retain)
+    before = model.user_embedding.weight.detach().clone()
+    rows = torch.tensor([2, 5])
+    a, b = torch.randn(2, 3), torch.linalg.qr(torch.randn(8, 3))[0]
+    adapters = AdapterSet(model, [Adapter("user_embedding.weight", rows, a, b, before[rows].clone())])
+    adapters.attach()
+    after = model.user_embedding.weight
+    assert torch.allclose(after[rows], before[rows] + a @ b.T)
+    others = torch.ones(len(before), dtype=torch.bool)
+    others[rows] = False
+    assert torch.equal(after[others], before[others])
+    assert adapters.drift() == pytest.approx(float((a @ b.T).square().sum()), rel=1e-5)
+    adapters.detach()
+    assert torch.equal(model.user_embedding.weight, before)  # bit for bit
+    adapters.attach()
+    assert adapters.merge() is model
+    assert adapters.adapters == []
+
+
+@pytest.mark.parametrize("model", ["BPR", "FM", "MultiVAE", "DMF"])
+def test_adapters_are_saved_and_loaded(make_config, tmp_path, model):
+    config = make_config(model)
+    data = divided(config)
+    witness = make_witness(config, data)
+    adapters = make_adapters(config, data, witness, rank=3)
+    attached = {name: value.detach().clone() for name, value in adapters.model.named_parameters()}
+    adapters.save(tmp_path / "kept", method="obliviate")
+    for name, value in adapters.model.named_parameters():
+        assert torch.equal(value, attached[name])  # saving changes nothing
+    written = json.loads((tmp_path / "kept" / module.CONFIG).read_text())
+    assert written["method"] == "obliviate"
+    adapters.detach()
+    assert written["base"] == module.weights_digest(adapters.model)
+    again = AdapterSet.load(adapters.model, tmp_path / "kept")
+    again.attach()
+    for name, value in adapters.model.named_parameters():
+        assert torch.equal(value, attached[name])  # bit for bit
+    with pytest.raises(UnlearnError, match="another model"):
+        AdapterSet.load(adapters.model, tmp_path / "kept")  # attached: not the base any more
+
+
+def test_adapters_that_cannot_be_read(make_config, tmp_path):
+    config = make_config()
+    data = divided(config)
+    adapters = make_adapters(config, data, make_witness(config, data))
+    adapters.detach()
+    with pytest.raises(UnlearnError, match="Cannot read adapters"):
+        AdapterSet.load(adapters.model, tmp_path)
+    folder = adapters.save(tmp_path / "kept")
+    (folder / module.WEIGHTS).write_bytes(b"nonsense")
+    with pytest.raises(UnlearnError, match="Cannot read adapters"):
+        AdapterSet.load(adapters.model, folder)
+    adapters.save(folder)
+    described = json.loads((folder / module.CONFIG).read_text())
+    described["adapters"][0]["parameter"] = "item_embedding.bias"
+    (folder / module.CONFIG).write_text(json.dumps(described))
+    with pytest.raises(UnlearnError, match="does not fit"):
+        AdapterSet.load(adapters.model, folder)
+
+
+# Gradients
+
+
+def batch_of(witness, size=200):
+    return next(witness.batches(witness.interactions(), size, 1))
+
+
+CASES = [
+    ("BPR", BPRGradients, {}, {}),
+    ("BPR", BPRGradients, {"rank": 3}, {}),
+    ("BPR", BPRGradients, {"rank": 3}, {"whole": True}),
+    ("LightGCN", LightGCNGradients, {}, {}),
+    ("LightGCN", LightGCNGradients, {"rank": 3, "shared": True}, {}),
+    ("LightGCN", LightGCNGradients, {"rank": 3}, {}),
+    ("LightGCN", LightGCNGradients, {"rank": 3}, {"whole": True}),
+]
+
+
+@pytest.mark.parametrize(("model", "fast", "make", "take"), CASES)
+@pytest.mark.parametrize("power", [False, True])
+def test_written_out_gradients_equal_autograd(make_config, model, fast, make, take, power):
+    changes = {"reg_weight": 0.3, "require_pow": power} if model == "LightGCN" else {}
+    config = make_config(model, **changes)
+    data = divided(config)
+    witness = make_witness(config, data)
+    adapters = make_adapters(config, data, witness, **make)
+    batch = batch_of(witness)
+    found = []
+    for cls in (RowGradients, fast):
+        gradients = cls(adapters, adapters.adapters, witness, **take)
+        loss = gradients.own(batch, 0.7)
+        scores = gradients.scores(batch.users, batch.items)
+        gradients.back(torch.linspace(-1, 1, len(scores)))
+        found.append((loss, scores, gradients.take()))
+    (slow_loss, slow_scores, slow), (fast_loss, fast_scores, quick) = found
+    assert fast_loss == pytest.approx(slow_loss, rel=1e-4)
+    assert torch.allclose(slow_scores, fast_scores, atol=1e-5)
+    for a, b in zip(slow, quick, strict=True):
+        assert a.abs().max() > 0
+        assert torch.allclose(a, b, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+def test_models_with_written_out_gradients_use_them(make_config, model):
+    config = make_config(model)
+    data = divided(config)
+    witness = make_witness(config, data)
+    adapters = make_adapters(config, data, witness)
+    kind = type(row_gradients(adapters, adapters.adapters, witness))
+    assert kind is {"BPR": BPRGradients, "LightGCN": LightGCNGradients}[model]
+
+
+class OwnLoss(BPR):
+    """BPR with a loss of its own."""
+
+    def calculate_loss(self, interaction):
+        return 2.0 * super().calculate_loss(interaction)
+
+
+class OwnName(BPR):
+    """BPR under another name: scores and loss are RecBole's."""
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (BPR, BPRGradients), (OwnName, BPRGradients), (OwnLoss, RowGradients), (LightGCN, LightGCNGradients),
+        (fast_class(LightGCN), LightGCNGradients),
+    ],
+)  # fmt: skip
+def test_gradients_by_model(model, expected):
+    assert written_out(model) is expected
+
+
+def test_a_faster_version_keeps_the_written_out_gradients(monkeypatch):
+    """A faster BPR with a forward pass of its own gives the same numbers, so its gradients stay written out."""
+    for name in ("entries", "_sources"):
+        monkeypatch.setattr(fast_models.FAST, name, dict(getattr(fast_models.FAST, name)))
+
+    @fast_models.faster(BPR)
+    class FasterBPR(BPR):
+        def forward(self, user, item):
+            return super().forward(user, item)
+
+    assert fast_class(BPR) is FasterBPR
+    assert written_out(FasterBPR) is BPRGradients
+    with pytest.raises(ValueError, match="already"):
+        fast_models.faster(BPR)(type("Another", (BPR,), {}))

@@ -1,0 +1,559 @@
+"""The new start: contamination, the map, and rows from pairs and from windows, each against plain loops."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from recbole_unlearn.methods.obliviate import new_start
+from recbole_unlearn.methods.obliviate.windows import WindowLinks, WindowNeighbours
+from recbole_unlearn.rows import Members, Region, RetainedIndex, TrainIndex, find_region, rarest
+from tests.parts import Rows
+
+
+def rows_of(pairs, gone, users=8, items=9):
+    """An index of ``pairs`` and what is left of it without ``gone``."""
+    index = TrainIndex(Rows(pairs, users=users, items=items))
+    keys = {tuple(pair) for pair in gone}
+    marks = zip(index.ids["user"].tolist(), index.ids["item"].tolist(), strict=True)
+    deleted = torch.tensor([pair in keys for pair in marks])
+    left = [index.ids[side][deleted] for side in ("user", "item")]
+    return index, RetainedIndex(index, *left, deleted), find_region(index, *left)
+
+
+def test_contamination_falls_from_hop_to_hop():
+    """User 1 deletes one of three; items 1 and 2 are theirs, of two and of four users; user 5 is far away."""
+    pairs = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 2), (4, 2), (3, 4), (5, 4), (5, 5)]
+    _, retained, touched = rows_of(pairs, [(1, 3)])
+    region = new_start.spread(touched, retained, 0.0)
+    level = {side: dict(zip(m.ids.tolist(), m.share.tolist(), strict=True)) for side, m in region.items()}
+    assert level["user"][1] == 1.0  # who asked starts again
+    assert level["item"][3] == 1.0  # lost all it had
+    assert level["item"][1] == pytest.approx(1 / 2)
+    assert level["item"][2] == pytest.approx(1 / 4)
+    assert level["user"][2] == pytest.approx((1 / 2 + 1 / 4) / 2)
+    assert level["user"][3] == pytest.approx((1 / 4 + 0) / 2)
+    assert level["user"].get(5, 0.0) == 0.0
+    near = new_start.spread(touched, retained, 0.3)
+    assert near["user"].ids.tolist() == [1]  # what is below the reach is not passed on
+    assert near["item"].ids.tolist() == [1, 3]
+    assert new_start.spread(touched, retained, 1.0)["item"].ids.tolist() == [3]
+
+
+@pytest.mark.parametrize(("share", "degree"), [(0.01, 0.05), (0.1, 0.5), (0.2, 1.0), (0.9, 1.0)])
+def test_an_item_starts_again_as_far_as_it_lost(share, degree):
+    shares = torch.tensor([share])
+    assert float(new_start.degree("item", shares)) == pytest.approx(degree)
+    assert float(new_start.degree("user", shares)) == 1.0
+    region = Region(user=Members(torch.tensor([3]), shares), item=Members(torch.tensor([5]), shares))
+    again = new_start.started_again(region)
+    assert (len(again["user"]), len(again["item"])) == (1, int(degree >= 0.5))
+
+
+# The new start
+
+
+def restarted(tables, maps, touched, region, retained, rounds):
+    neighbours = new_start.PairNeighbours(retained.index)
+    return new_start.restart(tables, maps, touched, region, neighbours, rounds, retained)
+
+
+def linear_world(seed=1, users=200, items=90, d=3):
+    """Tables whose user rows are exactly a map of their items' rows, and an index with numbers of every size."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs = [
+        (user, item)
+        for user in range(1, users)
+        for item in (torch.randperm(items - 1, generator=generator)[: 3 + user % 40] + 1).tolist()
+    ]
+    index = TrainIndex(Rows(pairs, users=users, items=items))
+    tables = {
+        "user": torch.zeros(users, d, dtype=torch.float64),
+        "item": torch.randn(items, d, generator=generator, dtype=torch.float64),
+    }
+    transform = torch.randn(3 * d + 3, d, generator=generator, dtype=torch.float64)
+    told = told_of(index, "user", range(1, users), tables["item"], tables["item"][1:].mean(dim=0))
+    tables["user"][1:] = told @ transform
+    return index, tables, transform
+
+
+def told_of(index, side, ids, table, centre, deleted=None):
+    """The features of rows written out, link by link; without ``deleted`` ones where that is given."""
+    other = {"user": "item", "item": "user"}[side]
+    found = []
+    for k in ids:
+        mine = index.ids[side] == k
+        mine &= ~deleted if deleted is not None else mine
+        n, d = int(mine.sum()), table.shape[1]
+        mean = table[index.ids[other][mine]].mean(dim=0) - centre if n else torch.zeros(d).to(table)
+        root, log = max(n, 1) ** 0.5, math.log(max(n, 1))
+        found.append(torch.cat([root * mean, log * mean, mean, torch.tensor([root, log, 1.0]).to(table)]))
+    return torch.stack(found)
+
+
+def test_the_map_is_found(monkeypatch):
+    monkeypatch.setattr(new_start, "RIDGE", 1e-14)
+    index, tables, transform = linear_world()
+    maps = new_start.learn(tables, new_start.PairNeighbours(index), torch.Generator().manual_seed(0))
+    assert torch.allclose(maps.transform["user"], transform, atol=1e-5)
+    counts = index.counts("user", torch.arange(index.sizes["user"])).double()
+    assert torch.allclose(maps.centre["user"], (counts[:, None] * tables["user"]).sum(0) / counts.sum())
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 3))
+def test_what_is_added_up_is_the_formula_written_out(seed, rounds):
+    """Turn by turn, with sums over all retained links taken anew each time."""
+    generator = torch.Generator().manual_seed(seed)
+    users, items, d = 12, 10, 2
+    keep = torch.rand(users, items, generator=generator) < 0.5
+    pairs = [(u, i) for u in range(1, users) for i in range(1, items) if keep[u, i]] or [(1, 1)]
+    index = TrainIndex(Rows(pairs, users=users, items=items))
+    deleted = torch.rand(len(index), generator=generator) < 0.2
+    left = [index.ids[side][deleted] for side in ("user", "item")]
+    retained, touched = RetainedIndex(index, *left, deleted), find_region(index, *left)
+    region = new_start.spread(touched, retained, 0.05)
+    sizes = {"user": users, "item": items}
+    tables = {side: torch.randn(n, d, generator=generator, dtype=torch.float64) for side, n in sizes.items()}
+    transform = {side: torch.randn(3 * d + 3, d, generator=generator, dtype=torch.float64) for side in sizes}
+    centre = {side: torch.randn(d, generator=generator, dtype=torch.float64) for side in sizes}
+    maps = new_start.Maps(transform, centre, {"user": 30.0, "item": 9.0}, torch.zeros(d, dtype=torch.float64))
+    monkey = new_start.even
+    new_start.even = lambda moves, sources: moves
+    try:
+        found = restarted(tables, maps, touched, region, retained, rounds)
+    finally:
+        new_start.even = monkey
+
+    now, middle = {side: table.clone() for side, table in tables.items()}, dict(centre)
+    for turn, side in enumerate(["user"] + ["item", "user"] * rounds):
+        other, ids = {"user": "item", "item": "user"}[side], region[side].ids.tolist()
+        if not ids:
+            continue
+        old = told_of(index, side, ids, tables[other], centre[other]) @ transform[side]
+        told = told_of(index, side, ids, now[other], middle[other], deleted) @ transform[side]
+        moved = torch.zeros(d, dtype=torch.float64)
+        for k, id in enumerate(ids):
+            place = touched[side].ids.tolist().index(id) if id in touched[side].ids else None
+            share = touched[side].share[place].reshape(1) if place is not None else torch.zeros(1)
+            w = float(new_start.degree(side, share)) if place is not None else 0.0
+            n = int(((index.ids[side] == id) & ~deleted).sum())
+            first = tables[side][id]
+            goal = first + told[k] - old[k] - w * (first - old[k])
+            if n == 0:
+                goal = maps.rare if side == "item" and w > 0 else first
+            step = (min(1.0, new_start.FIRM / max(n, 1)) if turn > 2 else 1.0) * (goal - now[side][id])
+            now[side][id] = now[side][id] + step
+            moved += step * (int((index.ids[side] == id).sum()) if side == "user" else 1) / maps.weight[side]
+        middle[side] = middle[side] + moved
+    for side, members in region.items():
+        assert torch.allclose(tables[side][members.ids] + found[side], now[side][members.ids], atol=1e-5)
+
+
+def test_a_user_who_starts_again_is_where_their_retained_items_put_them(monkeypatch):
+    """Where the map is exact and items stay, the new row is that of a user who never had the deleted items."""
+    monkeypatch.setattr(new_start, "RIDGE", 1e-14)
+    index, tables, transform = linear_world()
+    mine = index.ids["item"][index.of("user", torch.tensor([5]))].tolist()
+    gone = [(5, item) for item in mine[:3]]
+    deleted = torch.tensor(
+        [(u, i) in gone for u, i in zip(index.ids["user"].tolist(), index.ids["item"].tolist(), strict=True)]
+    )
+    left = [index.ids[side][deleted] for side in ("user", "item")]
+    retained, touched = RetainedIndex(index, *left, deleted), find_region(index, *left)
+    alone = Region(user=touched["user"], item=touched["item"].part(torch.zeros(3, dtype=torch.bool)))
+    maps = new_start.learn(tables, new_start.PairNeighbours(index), torch.Generator().manual_seed(0))
+    before = {side: table.clone() for side, table in tables.items()}
+    found = restarted(tables, maps, alone, alone, retained, 1)
+    wanted = told_of(index, "user", [5], tables["item"], tables["item"][1:].mean(dim=0), deleted) @ transform
+    assert torch.allclose(tables["user"][5] + found["user"][0], wanted[0], atol=1e-4)
+    assert all(torch.equal(tables[side], before[side]) for side in tables)  # nothing is written
+
+
+def test_nothing_of_the_old_row_is_left():
+    """θ₀ + (b − a) − w (θ₀ − a): with w = 1 the old row does not matter."""
+    index, tables, _ = linear_world()
+    generator = torch.Generator().manual_seed(3)
+    maps = new_start.learn(tables, new_start.PairNeighbours(index), torch.Generator().manual_seed(0))
+    numbers = index.of("user", torch.tensor([7]))[:2]
+    deleted = torch.zeros(len(index), dtype=torch.bool)
+    deleted[numbers] = True
+    left = [index.ids[side][deleted] for side in ("user", "item")]
+    retained, touched = RetainedIndex(index, *left, deleted), find_region(index, *left)
+    region = new_start.spread(touched, retained, 1.0)
+    ends = []
+    for _ in range(2):
+        tables["user"][7] = torch.randn(3, generator=generator, dtype=torch.float64)
+        found = restarted(tables, maps, touched, region, retained, 2)
+        ends.append(tables["user"][7] + found["user"][region["user"].ids.tolist().index(7)])
+    # The map is of the table before, so only what D says of the row changes with it, through its items.
+    spread = (ends[0] - ends[1]).norm()
+    assert spread < 0.05 * ends[0].norm()
+
+
+def test_an_item_that_is_nobodys_is_like_the_rarest(monkeypatch):
+    """Item 9 loses all its rows; items 1 to 8 have n rows each, and their rows in the table say n."""
+    monkeypatch.setattr("recbole_unlearn.rows.region.LEAST_RARE", 3)
+    pairs = [(user, item) for item in range(1, 9) for user in range(1, 1 + 4 * item)] + [(1, 9), (2, 9)]
+    index, retained, touched = rows_of(pairs, [(1, 9), (2, 9)], users=40, items=10)
+    tables = {"user": torch.randn(40, 2), "item": torch.arange(10.0)[:, None] * torch.ones(1, 2)}
+    maps = new_start.learn(tables, new_start.PairNeighbours(index), torch.Generator().manual_seed(0))
+    assert maps.rare.tolist() == [4.0, 4.0]  # of items 9, 1 and 2
+    found = restarted(tables, maps, touched, touched, retained, 1)
+    assert torch.allclose(tables["item"][9] + found["item"][0], maps.rare)
+
+
+def test_too_few_to_learn_from():
+    pairs = [(user, 1 + (user + k) % 8) for user in range(1, 8) for k in range(3)]
+    index = TrainIndex(Rows(pairs))
+    tables = {"user": torch.randn(8, 16), "item": torch.randn(9, 16)}
+    assert new_start.learn(tables, new_start.PairNeighbours(index), torch.Generator().manual_seed(0)) is None
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 40), st.integers(0, 999))
+def test_no_direction_of_a_change_is_larger_than_the_median(rows, d, sources, seed):
+    moves = torch.randn(rows, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    moves[:, 0] *= 50.0
+    found = new_start.even(moves, sources)
+    if min(rows, sources) < d:
+        assert torch.equal(found, moves)
+        return
+    before = torch.linalg.svdvals(moves).sort().values
+    middle = before[(d - 1) // 2]
+    assert torch.allclose(torch.linalg.svdvals(found).sort().values, before.clamp(max=middle), atol=1e-4)
+
+
+def test_those_who_follow_are_as_many_as_the_request_is_large(monkeypatch):
+    """The most contaminated come first; rows that S touches are in whatever the limit is."""
+    pairs = [(1, item) for item in range(1, 9)]
+    pairs += [(user, item) for user in range(2, 8) for item in range(1, user + 1)]
+    index, retained, touched = rows_of(pairs, [(1, item) for item in range(1, 3)])
+    whole = new_start.spread(touched, retained, 0.02)
+    assert len(whole["user"]) == 7
+    level = dict(zip(whole["user"].ids.tolist(), whole["user"].share.tolist(), strict=True))
+    monkeypatch.setattr(new_start, "LEAST_LINKS", 0)
+    monkeypatch.setattr(new_start, "LINKS", 4)
+    part = new_start.spread(touched, retained, 0.02)
+    own = {side: set(touched[side].ids.tolist()) for side in touched}
+    followers = {side: set(part[side].ids.tolist()) - own[side] for side in part}
+    links = sum(
+        int(index.counts(side, torch.tensor(sorted(ids))).sum()) for side, ids in followers.items() if ids
+    )
+    assert 0 < links <= 4 * 2
+    assert all(own[side] <= set(part[side].ids.tolist()) for side in own)
+    left_out = set(whole["user"].ids.tolist()) - set(part["user"].ids.tolist())
+    assert left_out
+    assert all(level[a] >= level[b] for a in followers["user"] for b in left_out)
+
+
+# Sequences: windows made by hand
+
+USERS, ITEMS, LENGTH = 6, 9, 8  # ids, of which 0 is nobody's, and places of a history
+WIDTHS = {"user": 2, "item": 3}
+WINDOWS = st.lists(
+    st.tuples(
+        st.integers(1, USERS - 1),
+        st.integers(1, ITEMS - 1),
+        st.lists(st.integers(1, ITEMS - 1), min_size=1, max_size=LENGTH),
+    ),
+    max_size=12,
+)
+
+
+def dataset(windows, length=LENGTH, items=ITEMS):
+    """Windows (user, target, history) as the dataset of a sequential model has them."""
+    histories = torch.zeros(len(windows), length, dtype=torch.long)
+    for row, (_, _, history) in enumerate(windows):
+        histories[row, : len(history)] = torch.tensor(history)
+    return SimpleNamespace(
+        inter_feat={
+            "user_id": torch.tensor([user for user, _, _ in windows], dtype=torch.long),
+            "item_id": torch.tensor([item for _, item, _ in windows], dtype=torch.long),
+            "item_id_list": histories,
+            "item_length": torch.tensor([len(history) for _, _, history in windows], dtype=torch.long),
+        },
+        uid_field="user_id", iid_field="item_id", item_list_length_field="item_length",
+        config={"LIST_SUFFIX": "_list"}, item_num=items,
+    )  # fmt: skip
+
+
+def random_tables(seed, with_users=True, users=USERS, items=ITEMS):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"user": users, "item": items}
+    return {
+        side: torch.randn(sizes[side], WIDTHS[side], generator=generator, dtype=torch.float64)
+        for side in (("user", "item") if with_users else ("item",))
+    }
+
+
+def centres(tables):
+    return {side: table.mean(dim=0) for side, table in tables.items()}
+
+
+def mean_of(rows, width):
+    return sum(rows, torch.zeros(width, dtype=torch.float64)) / max(1, len(rows))
+
+
+def mean_by_loop(side, number, windows, tables, centre):
+    """m of one user or item, one window after the other."""
+    own = [window for window in windows if window[0 if side == "user" else 1] == number]
+    items = tables["item"]
+    width = items.shape[1]
+    if side == "user":
+        return mean_of([items[item] for _, item, _ in own], width) - centre["item"], len(own)
+    before = mean_of([mean_of([items[i] for i in history[-5:]], width) for *_, history in own], width)
+    found = [before - centre["item"]]
+    if "user" in tables:
+        users = tables["user"]
+        found.append(mean_of([users[user] for user, *_ in own], users.shape[1]) - centre["user"])
+    return torch.cat(found), len(own)
+
+
+def features_by_formula(mean, number):
+    mean, count = (mean, number) if number else (torch.zeros_like(mean), 1)
+    last = torch.tensor([math.sqrt(count), math.log(count), 1.0], dtype=mean.dtype)
+    return torch.cat([math.sqrt(count) * mean, math.log(count) * mean, mean, last])
+
+
+# Neighbours
+
+
+@hypothesis_settings(max_examples=80, deadline=None)
+@given(WINDOWS, st.sampled_from(["user", "item"]), st.data(), st.booleans(), st.integers(LENGTH, LENGTH + 3))
+def test_means_are_those_of_a_loop_over_windows(windows, side, data, with_users, length):
+    with_users = with_users or side == "user"
+    most = (USERS if side == "user" else ITEMS) - 1
+    ids = torch.tensor(sorted(data.draw(st.sets(st.integers(1, most)))), dtype=torch.long)
+    tables = random_tables(0, with_users)
+    centre = centres(tables)
+    links = WindowLinks(side, ids, dataset(windows, length))
+    found = links.mean(tables, centre)
+    width = WIDTHS["item"] + (WIDTHS["user"] if with_users and side == "item" else 0)
+    assert found.shape == (len(ids), width)
+    assert links.number.shape == (len(ids),)
+    for row, number in enumerate(ids.tolist()):
+        mean, count = mean_by_loop(side, number, windows, tables, centre)
+        assert int(links.number[row]) == count
+        assert torch.allclose(found[row], mean, atol=1e-6)  # weights of windows have 32 bits
+
+
+def test_histories_may_have_fewer_places_than_are_looked_at():
+    windows = [(1, 2, [3, 4]), (2, 2, [5]), (2, 1, [4])]
+    tables = random_tables(1)
+    found = WindowLinks("item", torch.tensor([1, 2]), dataset(windows, length=2)).mean(
+        tables, centres(tables)
+    )
+    for row, item in enumerate((1, 2)):
+        expected, _ = mean_by_loop("item", item, windows, tables, centres(tables))
+        assert torch.allclose(found[row], expected, atol=1e-6)
+
+
+# The map
+
+
+def many_windows(seed, users=40, items=60, number=900):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(high, size=()):
+        return torch.randint(1, high, size, generator=generator).tolist()
+
+    def skewed(high):  # numbers of windows differ, or the map's parts for them could not be told apart
+        return ((torch.rand(number, generator=generator) ** 3 * (high - 1)).long() + 1).tolist()
+
+    return [
+        (user, item, draw(items + 9, (draw(LENGTH),)))
+        for user, item in zip(skewed(users), skewed(items), strict=True)
+    ]
+
+
+@pytest.fixture
+def made_by_a_map():
+    """``made_by_a_map(with_users)``: windows, maps, and tables whose rows in windows are as the maps say."""
+
+    def make(with_users):
+        windows = many_windows(3)
+        tables = random_tables(4, with_users, 40, 69)  # the last items are in histories alone
+        transform = {}
+        for side in tables:
+            inputs = WIDTHS["item"] + (WIDTHS["user"] if side == "item" and with_users else 0)
+            generator = torch.Generator().manual_seed(5)
+            transform[side] = 0.05 * torch.randn(
+                3 * inputs + 3, WIDTHS[side], generator=generator, dtype=torch.float64
+            )
+        known = {side: sorted({window[0 if side == "user" else 1] for window in windows}) for side in tables}
+        for _ in range(200):  # rows depend on each other and on their mean
+            centre = {side: tables[side][known[side]].mean(dim=0) for side in tables}
+            made = {}
+            for side in tables:
+                found = [mean_by_loop(side, number, windows, tables, centre) for number in known[side]]
+                made[side] = torch.stack([features_by_formula(*one) for one in found]) @ transform[side]
+            change = max(float((made[side] - tables[side][known[side]]).abs().max()) for side in tables)
+            for side in tables:
+                tables[side][known[side]] = made[side]
+            if change < 1e-13:
+                break
+        assert change < 1e-13
+        return windows, tables, transform
+
+    return make
+
+
+@pytest.mark.parametrize("with_users", [False, True])
+def test_the_map_that_made_the_rows_is_found(made_by_a_map, monkeypatch, with_users):
+    windows, tables, transform = made_by_a_map(with_users)
+    monkeypatch.setattr(new_start, "RIDGE", 1e-13)
+    given = dataset(windows, items=69)
+    maps = new_start.learn(tables, WindowNeighbours(given), torch.Generator().manual_seed(0))
+    for side, expected in transform.items():
+        assert torch.allclose(maps.transform[side], expected, atol=1e-4), side  # they are .05 large
+        field = given.inter_feat[f"{side}_id"]
+        assert torch.allclose(maps.centre[side], tables[side][field.unique()].mean(dim=0))
+    assert torch.allclose(maps.rare, tables["item"][rarest(given)].mean(dim=0))
+    # A row that starts again altogether, from the same windows, is where it was.
+    region = Region(
+        user=Members(torch.tensor([3]), torch.ones(1)), item=Members(torch.tensor([4, 5]), torch.ones(2))
+    )
+    for moved in restarted_by_windows(tables, maps, region, given, 1).values():
+        assert moved.abs().max() < 1e-6
+
+
+def test_the_ridge_is_relative_to_the_features(made_by_a_map):
+    """(G + λI)⁻¹ G T for rows that T made, λ being .02 of the mean of G's diagonal."""
+    windows, tables, transform = made_by_a_map(with_users=False)
+    given = dataset(windows, items=69)
+    maps = new_start.learn(tables, WindowNeighbours(given), torch.Generator().manual_seed(0))
+    known = given.inter_feat["item_id"].unique().tolist()
+    x = torch.stack(
+        [features_by_formula(*mean_by_loop("item", k, windows, tables, maps.centre)) for k in known]
+    )
+    gram = x.T @ x
+    ridge = 0.02 * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    assert torch.allclose(
+        maps.transform["item"], torch.linalg.solve(gram + ridge, gram @ transform["item"]), atol=1e-5
+    )
+
+
+def test_no_map_is_learned_from_few_rows():
+    tables = random_tables(6, users=40, items=69)
+    windows = many_windows(3)
+    assert (
+        new_start.learn(tables, WindowNeighbours(dataset(windows, items=69)), torch.Generator()) is not None
+    )
+    few = [window for window in windows if window[0] < 20]  # 19 users, and 4 · (2 + 3) are needed
+    assert new_start.learn(tables, WindowNeighbours(dataset(few, items=69)), torch.Generator()) is None
+    assert (
+        new_start.learn({"item": tables["item"]}, WindowNeighbours(dataset(few, items=69)), torch.Generator())
+        is not None
+    )
+
+
+# The new start
+
+
+def some_maps(tables, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = {"user": WIDTHS["item"], "item": sum(table.shape[1] for table in tables.values())}
+    transform = {
+        side: torch.randn(3 * inputs[side] + 3, table.shape[1], generator=generator, dtype=table.dtype)
+        for side, table in tables.items()
+    }
+    rare = torch.randn(tables["item"].shape[1], generator=generator, dtype=torch.float64)
+    return new_start.Maps(transform, centres(tables), {}, rare)
+
+
+def restarted_by_windows(tables, maps, touched, windows, rounds):
+    return new_start.restart(tables, maps, touched, touched, WindowNeighbours(windows), rounds)
+
+
+def goal(side, number, windows, tables, maps):
+    mean, count = mean_by_loop(side, number, windows, tables, maps.centre)
+    return features_by_formula(mean, count) @ maps.transform[side]
+
+
+def region_of(users, items):
+    found = Region()
+    for side, shares in (("user", users), ("item", items)):
+        ids = sorted(shares)
+        found[side] = Members(torch.tensor(ids, dtype=torch.long), torch.tensor([shares[k] for k in ids]))
+    return found
+
+
+SOME = [
+    (1, 2, [3, 4]),
+    (1, 3, [2, 4, 5, 6, 7, 8]),
+    (2, 2, [1, 5]),
+    (2, 5, [3]),
+    (3, 4, [1, 2, 3, 2, 1, 2, 4]),
+]
+
+
+def test_rows_go_as_far_as_they_lost():
+    """An item with w = 1 is where the map says, one with w = 0 is not moved by a bit, between it is linear."""
+    tables = random_tables(8, with_users=False)
+    maps = some_maps(tables)
+    first = tables["item"][2]
+    for share, w in ((1.0, 1.0), (0.2, 1.0), (0.1, 0.5), (0.05, 0.25), (0.0, 0.0)):
+        moved = restarted_by_windows(tables, maps, region_of({}, {2: share}), dataset(SOME), 1)["item"]
+        expected = w * (goal("item", 2, SOME, tables, maps) - first)
+        assert torch.allclose(moved[0], expected, atol=1e-6), share  # w has 32 bits
+    assert torch.equal(moved, torch.zeros_like(moved))
+
+
+def test_what_is_in_no_window():
+    """Item 7 is one of the rarest however little it lost; user 4 has nothing to start from."""
+    tables = random_tables(9)
+    maps = some_maps(tables)
+    region = region_of({2: 0.1, 4: 1.0}, {3: 1.0, 7: 0.01})
+    moved = restarted_by_windows(tables, maps, region, dataset(SOME), 1)
+    assert torch.allclose(tables["item"][7] + moved["item"][1], maps.rare)
+    assert not moved["user"][1].any()
+    assert moved["user"][0].any()
+    assert moved["item"][0].any()
+
+
+@pytest.mark.parametrize("with_users", [False, True])
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_sides_start_again_in_turn(rounds, with_users):
+    """Users first, then items and users as often as asked: each from the rows that the last turn left."""
+    tables = random_tables(10, with_users)
+    maps = some_maps(tables)
+    users, items = {1: 0.3, 3: 0.1, 5: 1.0}, {2: 0.5, 3: 0.06, 4: 1.0, 8: 0.5}
+    moved = restarted_by_windows(tables, maps, region_of(users, items), dataset(SOME), rounds)
+    now = {side: table.clone() for side, table in tables.items()}
+    for side in ["user", *["item", "user"] * rounds]:
+        if side not in tables:
+            continue
+        goals = {}
+        for number, share in (users if side == "user" else items).items():
+            alone = all(window[0 if side == "user" else 1] != number for window in SOME)
+            w = 1.0 if side == "user" else min(1.0, 5 * share)
+            to = goal(side, number, SOME, now, maps)
+            if alone:
+                w, to = (1.0, maps.rare) if side == "item" else (0.0, to)
+            goals[number] = tables[side][number] + w * (to - tables[side][number])
+        for number, row in goals.items():
+            now[side][number] = row
+    for side in tables:
+        ids = sorted(users if side == "user" else items)
+        assert torch.allclose(moved[side], now[side][ids] - tables[side][ids], atol=1e-5), side
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tables_are_left_bit_for_bit(dtype):
+    """Also those that are views of weights, with rows of others around them."""
+    whole = {side: torch.randn(20, WIDTHS[side], dtype=dtype) for side in WIDTHS}
+    before = {side: table.clone() for side, table in whole.items()}
+    views = {"user": whole["user"][3 : 3 + USERS], "item": whole["item"][5 : 5 + ITEMS]}
+    maps = some_maps(random_tables(0))
+    parts = ({side: value.to(dtype) for side, value in part.items()} for part in maps[:2])
+    maps = new_start.Maps(*parts, {}, maps.rare.to(dtype))
+    region = region_of({1: 0.3, 3: 0.1, 5: 1.0}, {2: 0.5, 3: 0.06, 4: 1.0, 8: 0.5})
+    moved = restarted_by_windows(views, maps, region, dataset(SOME), 2)
+    assert all(change.any() for change in moved.values())
+    for side, table in whole.items():
+        assert torch.equal(table, before[side])

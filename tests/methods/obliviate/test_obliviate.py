@@ -1,0 +1,574 @@
+"""Obliviate: the downdate, the calibration and the certificates against closed forms, then runs on many models."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from recbole.model.general_recommender.bpr import BPR
+from tqdm import tqdm
+
+from recbole_unlearn import UnlearnConfig, run_unlearn
+from recbole_unlearn.cli import main
+from recbole_unlearn.data import load
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.methods.obliviate import Adapter, AdapterSet, curvature, new_start, obliviate
+from recbole_unlearn.methods.obliviate.fast_gradients import row_gradients
+from recbole_unlearn.methods.obliviate.obliviate import Objective, Schedule, calibrate
+from recbole_unlearn.rows import (
+    ClosedFormRanker,
+    ExpectedStanding,
+    RetainedIndex,
+    TrainIndex,
+    as_rows,
+    find_region,
+    find_tables,
+    loss_gradients,
+    pair_scores,
+    reverse_ranking_loss,
+)
+from recbole_unlearn.rows import closed_form as level
+from recbole_unlearn.training import PhaseTrainer, build_model, compose, train
+from tests.parts import divided, make_adapters, make_witness
+
+# The downdate
+
+
+def quadratic(seed, n=40, d=5):
+    """Ridge regression J(θ) = ½Σ(xᵀθ − y)² + ½|θ|²: data, θ₀, the optimum without the first 4 rows, and g_S."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=rng, dtype=torch.float64)
+    y = torch.randn(n, generator=rng, dtype=torch.float64)
+
+    def optimum(rows):
+        a = x[rows].T @ x[rows] + torch.eye(d, dtype=torch.float64)
+        return torch.linalg.solve(a, x[rows].T @ y[rows])
+
+    start = optimum(torch.arange(n))
+    return x, y, start, optimum(torch.arange(4, n)), x[:4].T @ (x[:4] @ start - y[:4])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_sign_goes_up_the_deleted_loss(seed):
+    """Paper error 1: θ₋S ≈ θ0 + H⁻¹g_S. With the exact Hessian of the retained rows it is exact; minus is far off."""
+    x, _, start, target, gradient = quadratic(seed)
+    step = torch.linalg.solve(x[4:].T @ x[4:] + torch.eye(5, dtype=torch.float64), gradient)
+    assert torch.allclose(start + step, target)
+    assert (start - step - target).norm() > 1.9 * (start - target).norm()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_diagonal_downdate_approaches_the_leave_out_optimum(seed):
+    """Paper error 2: with √v̂ for curvature only a scale is missing; small ones help, and none does with a minus."""
+    x, y, start, target, gradient = quadratic(seed)
+    step = obliviate.direction(gradient, (x * (x @ start - y)[:, None]).square().mean(dim=0))
+    distance = [(start + scale * step - target).norm() for scale in (0.0, 1e-3, 3e-3, 1e-2, 3e-2)]
+    assert min(distance[1:]) < distance[0]
+    assert (start - 1e-3 * step - target).norm() > distance[0]
+
+
+def at_zero(adapters):
+    """Adapters that change nothing, over the model as it is."""
+    for adapter in adapters.adapters:
+        adapter.base = adapters.rows(adapter)[adapter.rows].clone()
+        adapter.a = torch.zeros_like(adapter.base)
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF"])
+def test_the_gradient_of_s_is_a_sum_for_the_rows_of_the_region(make_config, monkeypatch, model):
+    monkeypatch.setattr(obliviate, "DRAWS", 1)
+    config = make_config(model, reg_weight=0.0) if model == "LightGCN" else make_config(model)
+    data = divided(config)
+    adapters = make_adapters(config, data, make_witness(config, data))
+    train(config, data.full, "x").load_weights(adapters.model)
+    at_zero(adapters)
+    torch.manual_seed(0)
+    found, reach = obliviate.deleted_gradients(adapters, make_witness(config, data, seed=3))
+    again = make_witness(config, data, seed=3)
+    triples = again.triples(data.deleted.nonzero().flatten())
+    torch.manual_seed(0)
+    adapters.model.train()
+    expected = loss_gradients(adapters.model, again.batch(triples))[1]
+    for adapter, gradient in zip(adapters.adapters, found, strict=True):
+        rows = len(triples.users) * expected[adapter.name][adapter.rows]
+        assert torch.allclose(gradient, rows, atol=2e-4)
+    assert reach == (pytest.approx(1.0, abs=1e-4) if model == "BPR" else pytest.approx(0.55, abs=0.45))
+
+
+def test_the_downdate_goes_up_the_deleted_loss(make_config):
+    """Paper error 1, on a model: by the optimizer's own state, a step makes the loss on S larger."""
+    config = make_config(epochs=15)
+    data = divided(config)
+    witness = make_witness(config, data)
+    adapters = make_adapters(config, data, witness)
+    trained = train(config, data.full, "x")
+    trained.load_weights(adapters.model)
+    at_zero(adapters)
+    moments = curvature.from_optimizer(adapters.model, trained.optimizer)
+    triples = make_witness(config, data, seed=9).triples(data.deleted.nonzero().flatten())
+    before = loss_gradients(adapters.model, witness.batch(triples))[0]
+    found, reach = obliviate.deleted_gradients(adapters, witness)
+    for adapter, gradient in zip(adapters.trained, found, strict=True):
+        step = obliviate.direction(gradient, moments[adapter.name][adapter.rows])
+        share = witness.region[adapter.side].share
+        adapter.a = obliviate.limited(0.05 / 64 * step, adapter.base, share, 1.0, reach)
+    adapters.attach()
+    assert loss_gradients(adapters.model, witness.batch(triples))[0] > before
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(st.floats(0.01, 1.0), st.floats(0.1, 1.0), st.floats(0.0, 5.0), st.integers(0, 99))
+def test_no_row_goes_further_than_its_limit(share, reach, limit, seed):
+    generator = torch.Generator().manual_seed(seed)
+    step, rows = (torch.randn(6, 4, generator=generator) for _ in range(2))
+    step[0] = 0.0
+    step[1] *= 1e-6
+    found = obliviate.limited(step, rows, torch.full((6,), share), limit, reach)
+    most = min(limit * (share / reach) ** 2, obliviate.LARGEST)
+    lengths = found.norm(dim=1) / rows.norm(dim=1)
+    assert bool((lengths <= most * 1.0001 + 1e-12).all())
+    kept = torch.cosine_similarity(found[2:], step[2:])
+    assert torch.allclose(kept, torch.ones(4), atol=1e-3) or most < 1e-6
+    if most * rows[1].norm() > 1e-4:
+        assert torch.equal(found[1], step[1])  # a short step is left alone
+
+
+# Losses and calibration
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=8))
+def test_losses_equal_their_formulas(pairs):
+    first, second = (torch.tensor(column, dtype=torch.float64) for column in zip(*pairs, strict=True))
+    reverse = sum(math.log1p(math.exp(a - b)) for a, b in pairs) / len(pairs)
+    assert float(reverse_ranking_loss(first, second)) == pytest.approx(reverse)
+    square = sum((a - b) ** 2 for a, b in pairs) / len(pairs)
+    assert float(obliviate.stand_in_loss(first, second)) == pytest.approx(square)
+
+
+def test_the_forgetting_losses_push_deleted_items_the_right_way():
+    deleted, other = torch.tensor([1.0], requires_grad=True), torch.tensor([3.0], requires_grad=True)
+    reverse_ranking_loss(deleted, other).backward()
+    assert deleted.grad > 0 > other.grad  # a step down the loss lowers the deleted score
+    deleted.grad = other.grad = None
+    obliviate.stand_in_loss(deleted, other).backward()
+    assert deleted.grad < 0  # towards its stand-in, upwards here
+    assert other.grad is None  # which is not moved
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF", "MultiVAE"])
+def test_the_objective_s_gradient_agrees_with_finite_differences(make_config, model):
+    config = make_config(model, **({"dropout_prob": 0.0} if model in ("NeuMF", "MultiVAE") else {}))
+    data = divided(config)
+    base = make_witness(config, data)
+    adapters = make_adapters(config, data, base)
+    batch = next(base.batches(base.interactions(), 50, 1))
+
+    def make(objective):
+        """The same draws every time."""
+        witness = make_witness(config, data, seed=5)
+        gradients = row_gradients(adapters, adapters.adapters, witness)
+        gradients.changed()
+        torch.manual_seed(1)
+        return objective.value(gradients, witness, batch), gradients.take()
+
+    standing = ExpectedStanding(base, base.deleted(100))
+    stand_ins, plain = (make(Objective(*more))[1] for more in ((0.5, standing, True), ()))
+    assert any(not torch.equal(*pair) for pair in zip(stand_ins, plain, strict=True))
+    if model == "MultiVAE":
+        return  # its loss samples, so no differences
+    _, slopes = make(Objective(0.5))
+    for k, adapter in enumerate(adapters.adapters):
+        spot = divmod(int(slopes[k].abs().argmax()), slopes[k].shape[1])
+        values = []
+        for sign in (1, -1):
+            adapter.a[spot] += sign * 1e-2
+            values.append(make(Objective(0.5))[0])
+            adapter.a[spot] -= sign * 1e-2
+        assert (values[0] - values[1]) / 2e-2 == pytest.approx(float(slopes[k][spot]), rel=0.05, abs=2e-4)
+
+
+def calibrated(adapters, witness, objective, schedule):
+    with tqdm(disable=True) as bar:
+        return calibrate(adapters, witness, objective, schedule, witness.interactions(), bar)
+
+
+@pytest.fixture
+def scene(make_config):
+    """``scene("BPR", rank=3)``: a witness, and adapters of a model on its region."""
+
+    def make(model="BPR", **about):
+        config = make_config(model)
+        data = divided(config)
+        witness = make_witness(config, data)
+        return witness, make_adapters(config, data, witness, **about)
+
+    return make
+
+
+def test_calibration_lowers_its_objective_with_b_fixed(scene):
+    witness, adapters = scene(rank=3)
+    before = [(adapter.a.clone(), adapter.b.clone()) for adapter in adapters.adapters]
+    values = calibrated(adapters, witness, Objective(), Schedule(30, 0.05, 500)).values
+    assert len(values) == 30
+    assert sum(values[-5:]) < sum(values[:5])
+    for adapter, (a, b) in zip(adapters.adapters, before, strict=True):
+        assert not torch.equal(adapter.a, a)
+        assert torch.equal(adapter.b, b)
+        assert torch.equal(adapters.rows(adapter)[adapter.rows], adapter.base + adapter.delta)
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
+def test_a_new_start_is_frozen_and_rows_that_follow_are_not_calibrated(scene, model):
+    witness, adapters = scene(model, rank=3, shared=True)
+    for adapter in adapters.adapters:
+        adapter.shift = torch.randn_like(adapter.base)
+    rest = torch.tensor([r for r in range(1, 20) if r not in witness.region["item"].ids.tolist()])
+    table = adapters.model.item_embedding.weight
+    item = next(t for t in find_tables(adapters.model, witness.index.train) if t.side == "item")
+    follower = Adapter.on_rows(adapters.model, item, rest, trained=False)
+    base = follower.base.clone()
+    follower.shift = torch.ones_like(base)
+    adapters.adapters.append(follower)
+    adapters.attach()
+    shifts = [adapter.shift.clone() for adapter in adapters.adapters]
+    calibrated(adapters, witness, Objective(), Schedule(3, 0.05, 200))
+    assert all(torch.equal(a.shift, s) for a, s in zip(adapters.adapters, shifts, strict=True))
+    assert torch.equal(table.detach()[rest], base + 1.0)
+    for adapter in adapters.trained:
+        rows = adapters.rows(adapter)[adapter.rows]
+        assert torch.equal(rows, adapter.base + adapter.shift + adapter.a @ adapter.b.T)
+    adapters.detach()
+    assert torch.equal(table.detach()[rest], base)
+
+
+def test_a_small_request_takes_few_steps():
+    plan = Schedule(30, 0.1, 8192)
+    assert plan.within(100) == Schedule(1, 0.1, 8192, horizon=1)
+    assert plan.within(2000).steps == 4  # 16 · 2000 / 8192, rounded up
+    assert plan.within(10**6).steps == plan.within(10**6).laid_out == 30
+    assert Schedule(3, 0.1, 8192, horizon=30).within(2000) == Schedule(3, 0.1, 8192, horizon=4)
+
+
+def test_it_stops_at_the_level_of_never_seen_items(scene):
+    """Paper error 6: not as far down as it goes, but as far as a model that never saw them would put them."""
+    for stop in (False, True):
+        witness, adapters = scene()
+        standing = ExpectedStanding(witness, witness.deleted(1000))
+        standing.percentile[:] = 0.6
+        trace = calibrated(
+            adapters, witness, Objective(20.0, standing, stop=stop), Schedule(300, 0.005, 1000)
+        )
+        assert len(trace.values) == 300  # the term on R goes on to the end
+        assert [step for step, _ in trace.demotion][:3] == [0, 10, 20]
+        highest = max(rate for _, rate in trace.demotion)
+        assert (0.5 <= highest < 0.8) if stop else highest > 0.8
+
+
+def test_a_loss_that_is_not_a_number_stops_it(scene):
+    witness, adapters = scene()
+    adapters.adapters[0].a[:] = math.nan
+    adapters.attach()
+    with pytest.raises(UnlearnError, match="not a number"):
+        calibrated(adapters, witness, Objective(), Schedule(3, 0.1, 50))
+
+
+@pytest.mark.parametrize(
+    ("trained", "before", "steps", "warned"),
+    [(30.0, 10.0, 40.0, True), (80.0, 10.0, 40.0, False), (None, 10.0, 40.0, False), (0.5, 1.0, 8.0, False)],
+    ids=["longer", "shorter", "unknown", "a few seconds"],
+)
+def test_it_warns_when_retraining_is_quicker(caplog, trained, before, steps, warned):
+    obliviate.warn_if_slow(trained, before, steps)
+    assert (
+        "Obliviate will take about 50 s here, and training the original took 30 s" in caplog.text
+    ) == warned
+
+
+# The level of never-seen items
+
+
+@pytest.mark.parametrize("items", [5000, 0])
+def test_the_standing_tells_what_is_liked_from_what_is_not(make_config, monkeypatch, items):
+    """`tiny` has two tastes: a deleted item of the own half stands high, one of the other half low."""
+    monkeypatch.setattr(level, "EASE_ITEMS", items)
+    monkeypatch.setattr(level, "FACTORS", 2)
+    data = divided(make_config())
+    witness = make_witness(make_config(), data)
+    standing = ExpectedStanding(witness, witness.deleted(10**6))
+    train = data.full.train
+    taste = [int(token[1:]) % 2 for token in train.id2token("user_id", standing.deleted.users)]
+    half = [int(token[1:]) >= 30 for token in train.id2token("item_id", standing.deleted.items)]
+    own = torch.tensor([a == b for a, b in zip(taste, half, strict=True)])
+    assert standing.percentile[own].mean() + 0.2 < standing.percentile[~own].mean()
+    assert 0.0 <= standing.level <= 1.0
+    assert not witness.retained.are_known(standing.deleted.users, standing.stand_ins).any()
+
+
+USERS, ITEMS = torch.tensor([3, 8]), torch.tensor([[1, 2], [5, 9]])
+
+
+def test_ease_equals_its_closed_form(scene):
+    witness, _ = scene()
+    reference = ClosedFormRanker(witness.retained)
+    x = torch.from_numpy(reference.x.toarray()).double()
+    gram = x.T @ x + level.PENALTY * x.sum() / x.shape[1] * torch.eye(x.shape[1], dtype=torch.float64)
+    inverse = torch.linalg.inv(gram)
+    b = torch.eye(x.shape[1], dtype=torch.float64) - inverse / inverse.diagonal()
+    assert torch.allclose(reference.scores(USERS, ITEMS).double(), (x @ b)[USERS[:, None], ITEMS], atol=1e-5)
+    assert x.sum() == witness.retained.size
+
+
+def test_the_ranker_of_large_catalogues_equals_its_closed_form(scene, monkeypatch):
+    """X̃ V Vᵀ, X̃ being X over the roots of the numbers of its users and items."""
+    monkeypatch.setattr(level, "EASE_ITEMS", 0)
+    monkeypatch.setattr(level, "FACTORS", 3)
+    witness, _ = scene()
+    x = torch.zeros(witness.index.sizes["user"], witness.index.sizes["item"], dtype=torch.float64)
+    left = ~witness.retained.deleted
+    x[witness.index.ids["user"][left], witness.index.ids["item"][left]] = 1.0
+    scaled = x / x.sum(1, keepdim=True).clamp(min=1).sqrt() / x.sum(0, keepdim=True).clamp(min=1).sqrt()
+    v = torch.linalg.svd(scaled).Vh[:3].T
+    found = ClosedFormRanker(witness.retained).scores(USERS, ITEMS).double()
+    assert torch.allclose(found, (scaled @ v @ v.T)[USERS[:, None], ITEMS], atol=1e-5)
+
+
+# Certificates
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(st.floats(-20, 20))
+def test_the_margin_follows_from_the_loss(margin):
+    """Paper error 3: ℓ ≤ ε gives s⁻ − s⁺ ≥ −log(e^ε − 1), with equality at the loss of that margin."""
+    loss = math.log1p(math.exp(-margin))
+    assert obliviate.margin_bound(loss) == pytest.approx(margin, abs=1e-5)
+    if margin > 1:
+        assert obliviate.margin_bound(loss) > 0  # the paper's sign would say that nothing is forgotten
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=10))
+def test_the_bound_holds_for_the_mean(margins):
+    scores = torch.tensor(margins, dtype=torch.float64)
+    loss = float(reverse_ranking_loss(torch.zeros_like(scores), scores))
+    assert float(scores.mean()) >= obliviate.margin_bound(loss) - 1e-9
+    assert obliviate.margin_bound(0.0) == math.inf
+    assert obliviate.margin_bound(1000.0) == -1000.0
+
+
+def test_the_change_on_retained_pairs_is_measured(scene):
+    witness, adapters = scene()
+    model, train = adapters.model, witness.index.train
+    attached = model.user_embedding.weight.detach().clone()
+    users, items = (train.inter_feat[field][:50] for field in ("user_id", "item_id"))
+    found = obliviate.retained_change(adapters, lambda: pair_scores(model, train, users, items))
+    assert torch.equal(model.user_embedding.weight, attached)
+    after = pair_scores(model, train, users, items)
+    adapters.detach()
+    before = pair_scores(model, train, users, items)
+    assert found["largest"] == pytest.approx(float((after - before).abs().max()), abs=1e-5)
+
+
+# Runs
+
+QUICK = {"lac_steps": 6, "lac_batch_size": 64, "save_unlearned": False}
+MODELS = {
+    "BPR": {}, "LightGCN": {}, "NGCF": {}, "NeuMF": {}, "DMF": {}, "SGL": {}, "SimpleX": {"history_len": 10},
+    "MultiVAE": {}, "FM": {}, "DeepFM": {},
+}  # fmt: skip
+
+
+def run(settings, model="BPR", **changes):
+    asked = {key: changes.pop(key) for key in ("forget", "compare", "unlearn") if key in changes}
+    config = settings | QUICK | MODELS.get(model, {}) | changes
+    return run_unlearn(model, "tiny", **({"unlearn": "obliviate"} | asked), config_dict=config)
+
+
+def contaminated(data):
+    """The rows that may change."""
+    index = TrainIndex(data.full.train)
+    pairs = [data.forget.inter_feat[field] for field in ("user_id", "item_id")]
+    return new_start.spread(find_region(index, *pairs), RetainedIndex(index, *pairs, data.deleted), 0.02)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_it_works_on_many_models(settings, model):
+    """Noise, by the same command for every model; rows that are not contaminated stay bit for bit."""
+    outcome = run(settings, model, cache=False)
+    phases, certificates = outcome.result["phases"], outcome.result["certificates"]
+    assert phases["unlearned"]["metrics"] != phases["original"]["metrics"]
+    assert certificates["drift"] > 0
+    assert certificates["lac"]["steps"] == 6
+    assert {"energy", "margin", "retained", "rows", "rank"} <= set(certificates)
+    assert certificates["retained"]["largest"] > 0
+    assert "recovered" not in outcome.result  # retraining did not run
+    original = train(outcome.config, outcome.data.full, "original").state_dict
+    touched = {side: members.ids for side, members in contaminated(outcome.data).items()}
+    named = dict(outcome.model.named_parameters())
+    outside = {name: torch.ones(value.shape, dtype=torch.bool) for name, value in named.items()}
+    for table in find_tables(outcome.model, outcome.data.full.train):
+        as_rows(outside[table.parameter], table.axis)[touched[table.side] + table.offset] = False
+    for name, value in named.items():
+        assert torch.equal(value[outside[name]], original[name][outside[name]]), name
+
+
+@pytest.mark.parametrize("unlearn", ["obliviate", "obliviate_paper"])
+def test_a_deleted_user_has_the_row_of_a_new_model(settings, unlearn):
+    """Bit for bit, whatever the adapters made of it, and also after the certificates have looked at θ₀."""
+    outcome = run(settings, unlearn=unlearn, forget={"user_id": ["u5"]})
+    row = outcome.data.full.train.token2id("user_id", "u5")
+    fresh = build_model(outcome.config, outcome.data.retain)
+    assert torch.equal(outcome.model.user_embedding.weight[row], fresh.user_embedding.weight[row])
+
+
+@pytest.mark.slow
+def test_it_forgets_noise_and_keeps_what_is_liked(ml_100k):
+    """ml-100k: noise ends near where retraining puts it; unaffected users keep their ranking."""
+    values = ml_100k("BPR")
+    result = run_unlearn("BPR", "ml-100k", unlearn="obliviate", compare="retrain", config_dict=values).result
+    original, unlearned, retrained = (result["phases"][p] for p in ("original", "unlearned", "retrained"))
+    assert result["recovered"]["ndcg@20"] > 0.8
+    gap = abs(unlearned["forgetting"]["demotion_rate"] - retrained["forgetting"]["demotion_rate"])
+    assert gap < 0.2
+    # A model of 20 quick epochs; with full trainings the loss is below 1 % on ml-100k (docs/results.md).
+    assert unlearned["unaffected"]["ndcg@20"] > 0.96 * original["unaffected"]["ndcg@20"]
+
+
+@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF", "MultiVAE"])
+def test_one_interaction_is_not_too_small_a_request(settings, model):
+    """The commonest request takes a small share of its user's rows; the model must change all the same."""
+    splits = load(UnlearnConfig(model, "tiny", config_dict=settings)).splits
+    user, item = (int(splits.train.inter_feat[field][0]) for field in ("user_id", "item_id"))
+    pair = (splits.train.id2token("user_id", [user]), splits.train.id2token("item_id", [item]))
+    outcome = run(settings, model, forget=pair)
+    original = train(outcome.config, outcome.data.full, "original").state_dict
+    changed = {
+        table.side: (as_rows(outcome.model.get_parameter(table.parameter), table.axis) != as_rows(
+            original[table.parameter], table.axis)).any(dim=1).nonzero().flatten().tolist()
+        for table in find_tables(outcome.model, outcome.data.full.train)
+    }  # fmt: skip
+    near = contaminated(outcome.data)
+    assert user in changed.get("user", [user])
+    assert set(changed.get("user", [])) <= set(near["user"].ids.tolist())
+    assert set(changed["item"]) <= set(near["item"].ids.tolist())
+    assert item in changed["item"] or user in changed.get("user", [])
+
+
+@pytest.mark.parametrize("kind", ["auto", "genuine", "noise", "hard"])
+def test_kinds_of_requests(settings, kind):
+    certificates = run(settings, forget_kind=kind).result["certificates"]
+    assert ("level" in certificates) == (kind in ("genuine", "noise"))
+
+
+def test_same_seed_same_weights_and_its_time_is_checked(settings, monkeypatch):
+    slow = []
+    monkeypatch.setattr(obliviate, "warn_if_slow", lambda *seconds: slow.append(seconds))
+    first, second = (run(settings).model.state_dict() for _ in range(2))
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert len(slow) == 2  # once a request
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rank": 3}, {"rank": "full"}, {"lua_scale": 0.0}, {"lua_rounds": 1}, {"lua_limit": None}, {"lua_reach": 1.0},
+        {"lua_target": "none"}, {"learner": "sgd"},
+    ],
+)  # fmt: skip
+def test_settings_of_the_downdate(settings, changes):
+    certificates = run(settings, "LightGCN", **changes).result["certificates"]
+    assert all(0 < energy <= 1 for energy in certificates["energy"].values())
+    if changes.get("rank") == 3:
+        assert all(energy < 1 for energy in certificates["energy"].values())
+        assert set(certificates["rank"].values()) == {3}
+    if "lua_scale" in changes:
+        assert certificates["curvature"] is None
+    else:
+        read = "Fisher information" if "learner" in changes else "Adam's state of epoch "
+        assert certificates["curvature"].startswith(read)
+    assert "drift_bound" not in certificates
+
+
+def test_a_whole_item_is_pushed_down_as_an_unseen_one_is(settings):
+    """A retrained model knows an item without rows as a negative; so does this one, from retained rows alone."""
+    outcome = run(settings, forget={"item_id": ["i3"]}, lac_steps=80, lac_learning_rate=0.05, epochs=40)
+    row = outcome.data.full.train.token2id("item_id", "i3")
+    fresh = build_model(outcome.config, outcome.data.retain)
+    assert not torch.equal(outcome.model.item_embedding.weight[row], fresh.item_embedding.weight[row])
+    users = torch.arange(1, outcome.data.full.train.user_num)
+    trainer = compose(PhaseTrainer, outcome.config, outcome.model, "x")
+    scores = trainer.scores(users, outcome.data.retain.train)
+    assert scores[:, row].mean() < scores[:, 1:].mean() - 0.1
+
+
+def test_adapters_are_written_only_when_asked_and_fit_the_original(settings):
+    assert not (run(settings).output_dir / "adapters").exists()
+    outcome = run(settings, save_adapters=True, cache=False)
+    original = build_model(outcome.config, outcome.data.retain)
+    train(outcome.config, outcome.data.full, "original").load_weights(original)
+    AdapterSet.load(original, outcome.output_dir / "adapters").merge()
+    for name, value in outcome.model.named_parameters():
+        assert torch.equal(value, original.get_parameter(name))
+    written = json.loads((outcome.output_dir / "adapters" / "adapters.json").read_text())
+    assert written["method"] == "obliviate"
+
+
+def test_a_model_of_one_s_own_needs_no_fast_path(settings):
+    class Mine(BPR):
+        """A user's model: not the class the written-out gradients are for."""
+
+        def forward(self, user, item):
+            user_e, item_e = super().forward(user, item)
+            return torch.tanh(user_e), item_e
+
+    phases = run(settings, Mine, cache=False).result["phases"]
+    assert phases["unlearned"]["metrics"] != phases["original"]["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rank": "much"}, "rank='much'"),
+        ({"rank": 0}, "rank=0"),
+        ({"rank": True}, "rank=True"),
+        ({"lua_target": "moon"}, "lua_target='moon'"),
+        ({"forget_kind": "some"}, "forget_kind='some'"),
+        ({"lac_distill": 0.5}, "lac_distill is a setting of no_distill"),
+        ({"lac_learning_rate": 1e30}, "not"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, changes, message):
+    with pytest.raises(UnlearnError, match=message):
+        run(settings, **changes)
+
+
+@pytest.mark.parametrize("model", ["EASE", "ItemKNN", "Pop"])
+def test_closed_form_models_are_computed_again(settings, model):
+    r"""Exact: they are a formula of the data, and the data is D\S."""
+    outcome = run(settings, model, compare="retrain", epochs=1)
+    phases = outcome.result["phases"]
+    if model != "Pop":  # RecBole's Pop counts the negatives it draws too, so another seed gives another model
+        assert phases["unlearned"]["metrics"] == phases["retrained"]["metrics"]
+    assert outcome.result["certificates"] == {"exact": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "instead"), [("DIEN", "These can: SASRec"), ("KGAT", "Use CKE, CFKG, KGCN or KTUP")]
+)
+def test_models_that_are_not_supported_are_named(flags, capsys, model, instead):
+    assert main([f"--model={model}", "--dataset=tiny", "--unlearn=obliviate", *flags()]) == 2
+    error = capsys.readouterr().err
+    assert model in error
+    assert instead in error
+
+
+def test_the_model_is_left_ready_for_evaluation(settings):
+    outcome = run(settings, "LightGCN")
+    trainer = compose(PhaseTrainer, outcome.config, outcome.model, "x")
+    users = torch.tensor([1])
+    scores = trainer.scores(users, outcome.data.retain.train)
+    user, item = outcome.model.forward()
+    assert torch.allclose(scores[0, 1:], (user[users] @ item.T)[0, 1:], atol=1e-6)
