@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recbole_unlearn.methods.obliviate import RowGradients
+from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients
 from recbole_unlearn.rows import pair_scores, pairs_batch, predicted
 from recbole_unlearn.training import build_model
 from tests.parts import divided, make_adapters, make_witness
