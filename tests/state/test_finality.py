@@ -1,6 +1,6 @@
 """After a publication nothing under a state holds what was deleted: not its bytes, its tensors, nor its free pages.
 
-The people and things of this dataset have long and odd names (quotes, line breaks, unicode), so that they can be
+The users and items of this dataset have long and odd names (quotes, line breaks, unicode), so that they can be
 searched for as bytes; every search is tried first on a state that is not published, where it has to find something.
 """
 
@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from recbole_unlearn.state import init_state, open_state
 from tests.conftest import tiny_rows, train_plain
-from tests.state.conftest import PLAIN
+from tests.state.conftest import PLAIN, done
 
 ODD = {
     "u3": "user-zebra-7f3a \"the cat\" O'Neil'; DROP TABLE requests; --",
@@ -32,9 +32,8 @@ LOADED = {"inter": ["user_id", "item_id", "rating", "timestamp"], "user": ["user
 
 def name(token):
     """The name in this dataset of a user or an item of `tiny`."""
-    return ODD.get(
-        token, f"{'user-zebra' if token[0] == 'u' else 'item-okapi'}-{int(token[1:]) * 7919 + 10**6}"
-    )
+    kind = {"u": "user-zebra", "i": "item-okapi"}[token[0]]
+    return ODD.get(token, f"{kind}-{int(token[1:]) * 7919 + 10**6}")
 
 
 def city(user):
@@ -57,10 +56,9 @@ def odd(tmp_path_factory, key_file):
     def make(model):
         if model not in made:
             settings = {**PLAIN, "data_path": str(root), "load_col": LOADED}
-            checkpoint = train_plain(
-                model, tmp_path_factory.mktemp(f"odd-{model}"), dataset="odd", **settings
-            )
-            made[model] = tmp_path_factory.mktemp(f"odd-state-{model}") / "S"
+            place = tmp_path_factory.mktemp(f"odd-{model}")
+            checkpoint = train_plain(model, place, dataset="odd", **settings)
+            made[model] = place / "S"
             init_state(made[model], checkpoint, hash_key=key_file, data_path=str(root)).close()
         return made[model]
 
@@ -84,11 +82,10 @@ def make_odd(odd, key_file, tmp_path):
 
 def traces(folder, words):
     """Files that hold one of ``words`` as bytes, however it is written."""
-    needles = {
-        word.encode(code) for word in words for code in ("utf-8", "utf-16-le", "utf-32-le", "unicode_escape")
-    }
+    codes = ("utf-8", "utf-16-le", "utf-32-le", "unicode_escape")
+    needles = {word.encode(code) for word in words for code in codes}
     needles |= {
-        json.dumps(word, ensure_ascii=ascii)[1:-1].encode() for word in words for ascii in (True, False)
+        json.dumps(word, ensure_ascii=flag)[1:-1].encode() for word in words for flag in (True, False)
     }
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.name for path in files if any(needle in path.read_bytes() for needle in needles)}
@@ -161,9 +158,7 @@ def test_nothing_of_what_was_deleted_is_left(make_odd, key_file, caplog, tmp_pat
     folder, names = state.core.folder, state.core.live.base.splits.train
     live, trained = state.core.live, pairs_of(state, slice(1))
     before = {"weights": live.state(), "moments": {key: value.clone() for key, value in live.moments.items()}}
-    for request in REQUESTS:
-        state.submit(request)
-        state.run()
+    done(state, *REQUESTS)
     state.submit({"user_id": name("u9")}, id="later")
     gone, there = deleted_pairs(), pairs_of(state)
     users = torch.tensor([names.token2id("user_id", name(user)) for user in ("u5", "u8")])
@@ -174,11 +169,8 @@ def test_nothing_of_what_was_deleted_is_left(make_odd, key_file, caplog, tmp_pat
         for side, ids in (("user", users), ("item", items))
     ]
     query = "SELECT * FROM {} WHERE request IN (SELECT number FROM requests WHERE status = 'done')"
-    cells = [
-        cell(*row)
-        for table in ("asked", "suppressed")
-        for row in state.core.database.rows(query.format(table))
-    ]
+    tables = ("asked", "suppressed")
+    cells = [cell(*row) for table in tables for row in state.core.database.rows(query.format(table))]
 
     # Each search finds what it is for.
     assert all(traces(folder, [word]) for word in GONE)
@@ -196,11 +188,11 @@ def test_nothing_of_what_was_deleted_is_left(make_odd, key_file, caplog, tmp_pat
         assert pairs_of(again) == (kept if final == "publish" else {p for p in kept if p[0] != name("u9")})
         again.verify()
     assert state.core.store.names() == set(state.core.version().base)
-    # Who keeps something keeps their name.
+    # A user with interactions left keeps their name.
     assert traces(folder, [name("u3")]) == traces(folder, [city("u3")]) == {state.core.version().base[2]}
     _nothing_in_the_database(state, final)
     _no_moment_is_as_it_was(state, before["moments"], gone & trained, names)
-    assert set(tmp_path.iterdir()) == here  # nothing beside the state
+    assert set(tmp_path.iterdir()) == here  # nothing next to the state
     assert not any(word in caplog.text for word in ("zebra", "okapi", "quagga"))
 
 
@@ -226,13 +218,11 @@ def _no_moment_is_as_it_was(state, before, gone, names):
         assert (before[key][ids] != after[key][ids]).any(dim=1).all()
 
 
-def test_the_dataset_has_a_blank_for_who_is_gone(make_odd):
+def test_the_dataset_has_blanks_for_deleted_names(make_odd):
     state = make_odd()
     names = state.core.live.base.splits.train
     ids = {word: names.token2id(f"{word.split('-')[0]}_id", word) for word in (name("u8"), name("i7"))}
-    for request in REQUESTS:
-        state.submit(request)
-    state.run()
+    done(state, *REQUESTS)
     state.publish()
     after = state.core.live.base.splits.train
     for word, id in ids.items():
