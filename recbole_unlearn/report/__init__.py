@@ -21,21 +21,14 @@ from recbole_unlearn.report.entries import (
     results_in,
 )
 from recbole_unlearn.report.page import (
-    Html,
     decimal,
     difference,
-    drawing,
     duration,
-    element,
     flat,
-    join,
-    pairs,
     percent,
     plain,
-    section,
-    table,
     times,
-    write,
+    write_page,
 )
 from recbole_unlearn.report.run_report import write_report
 from recbole_unlearn.report.sweep import write_sweep

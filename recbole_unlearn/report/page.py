@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -208,43 +208,3 @@ def without_gaps(head: list[str], rows: list[list[str]]) -> tuple[list[str], lis
     """A table without the columns that have no value in any row."""
     kept = [at for at in range(len(head)) if any(row[at] not in ("", MISSING) for row in rows)]
     return [head[at] for at in kept], [[row[at] for at in kept] for row in rows]
-
-
-# ---- for pages that are built in Python (state/page.py)
-
-
-def join(*content: str | Iterable[str]) -> Markup:
-    """The parts one after the other, each escaped unless it is markup."""
-    return Markup("").join(part for one in content for part in ([one] if isinstance(one, str) else one))
-
-
-def element(name: str, /, *content: str | Iterable[str], **attributes: str) -> Markup:
-    """``<name attributes>content</name>``; ``class_`` is written as class, and ``aria_label`` as aria-label."""
-    written = [
-        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value)
-        for key, value in attributes.items()
-    ]
-    return Markup("<{}{}>{}</{}>").format(name, join(written), join(*content), name)
-
-
-def section(title: str, *content: str | Iterable[str]) -> Markup:
-    """A part of the page under its own heading; nothing when there is no content."""
-    inside = join(*content)
-    return element("section", element("h2", title), inside) if inside else Markup("")
-
-
-def _macro(name: str, *arguments: Any) -> Markup:
-    return getattr(_environment().get_template("macros.html").module, name)(*arguments)
-
-
-table, pairs, cards, drawing = (
-    functools.partial(_macro, name) for name in ("table", "pairs", "cards", "drawing")
-)
-
-
-def write(target: Path, title: str, *content: str | Iterable[str]) -> Path:
-    """Write a whole page to ``target`` and return its path."""
-    return write_page(target, "base.html", title=title, content=join(*content))
-
-
-Html = Markup

@@ -11,6 +11,5 @@ from recbole_unlearn.state.context import Receipt
 from recbole_unlearn.state.deltas import Change, Store
 from recbole_unlearn.state.export import Moved, Vectors, find_vectors, load_suppression
 from recbole_unlearn.state.live import LiveModel, read_moments, squared_norm
-from recbole_unlearn.state.page import write_status
 from recbole_unlearn.state.state import State, init_state, open_state
-from recbole_unlearn.state.status import MOST_DRIFT, history
+from recbole_unlearn.state.status import MOST_DRIFT, history, write_status

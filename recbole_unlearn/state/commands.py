@@ -21,9 +21,8 @@ from recbole_unlearn.log import exit_code, saying, stopping, uninterrupted, with
 from recbole_unlearn.state import worker
 from recbole_unlearn.state.context import Receipt, span
 from recbole_unlearn.state.database import Database
-from recbole_unlearn.state.page import write_status
 from recbole_unlearn.state.state import State, init_state, open_state
-from recbole_unlearn.state.status import status_text
+from recbole_unlearn.state.status import status_text, write_status
 from recbole_unlearn.text import counted, width, wrapped
 
 Parse = Callable[[Sequence[str]], dict[str, Any]]

@@ -6,6 +6,9 @@ Reads the database alone: neither the model nor the key.
 from __future__ import annotations
 
 import datetime
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -19,6 +22,10 @@ from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrap
 MOST_DELETED, MOST_DRIFT = 0.05, 0.1
 WAITING = ("pending", "running", "failed")  # a deadline matters to these
 Row = dict[str, Any]
+# Of the page: groups of requests, requests of a group, bars of deadlines, entries of the ledger.
+_GROUPS = ("failed", "running", "pending", "done", "published", "rolled back")
+_ROWS, _BARS, _ENTRIES = 200, 20, 12
+_OF_DONE = ("seconds", "drift")  # measures that every request has
 _SHOWN = ("id", "status", "submitted", "due", "finished", *COUNTS, "why")
 
 
@@ -156,3 +163,70 @@ def due(row: Row) -> str:
         return f"{day}, overdue"
     hours = left / datetime.timedelta(hours=1)
     return f"{day}, in {counted(round(hours / 24), 'day') if hours > 36 else counted(round(hours), 'hour')}"
+
+
+def write_status(database: Database, target: Path) -> Path:
+    """Write the page of a state and return its path: ids of requests and counts, but no names of users or items."""
+    from recbole_unlearn.report import figures, flat, plain, write_page  # imports plotly
+
+    seen, entries, points = overview(database), list(database.entries()), history(database)
+    end = now()
+    rows: list[Row] = seen.requests.to_dict("records")
+    by_status = {name: [row for row in reversed(rows) if row["status"] == name] for name in _GROUPS}
+    finished = sorted(row["finished"] for row in by_status["done"] + by_status["published"])
+    series = {"done": finished, "submitted": [row["submitted"] for row in rows]}
+    counts = {
+        name: [(_plot_time(time), min(place, len(times))) for place, time in enumerate([*times, end], 1)]
+        for name, times in series.items()
+        if times
+    }
+    spent = [(_plot_time(point.time), point) for point in [*points, points[-1]._replace(time=end)]]
+    waiting = [row for row in rows if row["status"] in WAITING and isinstance(row["due"], str)]
+    first = sorted(waiting, key=lambda row: row["due"])[:_BARS]
+    bars = [(row["id"], _plot_time(row["submitted"]), _plot_time(row["due"])) for row in reversed(first)]
+    measured = [(entry, dict(flat(entry.get("measures", {})))) for entry in reversed(entries)]
+    names = list(dict.fromkeys(name for _, values in measured for name in values if name not in _OF_DONE))
+    measured = [(entry, values) for entry, values in measured if values.keys() & set(names)][:_ENTRIES]
+    took = [entry["measures"]["seconds"] for entry in entries if entry["what"] == "done"]
+    return write_page(
+        target, "status.html", title=f"Deletion requests: {seen.model} on {seen.dataset}", seen=seen,
+        now=_plot_time(end), number={name: len(own) for name, own in by_status.items()},
+        seconds=statistics.median(took) if took else None, most_deleted=MOST_DELETED, most_drift=MOST_DRIFT,
+        counts=figures.over_time(counts, "requests", whole=True),
+        deadlines=figures.deadlines(bars, _plot_time(end)), waiting=waiting,
+        undrawn=_omitted(waiting, first, "deadline"),
+        deleted=figures.over_time({"deleted": [(t, p[1]) for t, p in spent]}, "deleted", MOST_DELETED, ".1%"),
+        drift=figures.over_time({"drift": [(t, p[2]) for t, p in spent]}, "drift", MOST_DRIFT),
+        names=names,
+        distances=[
+            [f"{one['number']} {one['what']}", minute(one["time"]), *(plain(values.get(name)) for name in names)]
+            for one, values in measured
+        ],
+        groups={
+            f"{name} ({len(own)})": [cells for row in own[:_ROWS] for cells in _cells(row)]
+            for name, own in by_status.items()
+            if own
+        },
+        omitted=" ".join(_omitted(own, own[:_ROWS], f"{name} request") for name, own in by_status.items()),
+        newest=[
+            [entry["number"], minute(entry["time"]), entry["what"], entry.get("id", MISSING)]
+            for entry in reversed(entries[-_ENTRIES:])
+        ],
+    )  # fmt: skip
+
+
+def _cells(row: Row) -> list[list[str]]:
+    """A row of the table, and below it the reason of a failure."""
+    finished = minute(row["finished"]) if isinstance(row["finished"], str) else MISSING
+    cells = [row["id"], due(row), minute(row["submitted"]), finished, *(f"{row[name]:,}" for name in COUNTS)]
+    return [cells, [row["why"]]] if row["why"] else [cells]
+
+
+def _omitted(rows: Sequence[Row], drawn: Sequence[Row], noun: str) -> str:
+    number = len(rows) - len(drawn)
+    return f"{counted(number, f'further {noun}')} not shown." if number else ""
+
+
+def _plot_time(time: str) -> str:
+    """A time for plotly, which takes no time zone; all are UTC."""
+    return datetime.datetime.fromisoformat(time).astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -87,8 +87,8 @@ def test_retraining_is_due_when_the_budget_is_spent(busy):
 
 def test_what_the_page_says(busy, tmp_path, monkeypatch):
     monkeypatch.setattr("recbole_unlearn.report.page.get_plotlyjs", lambda: "")
-    monkeypatch.setattr("recbole_unlearn.state.page._BARS", 2)
-    monkeypatch.setattr("recbole_unlearn.state.page._ROWS", 1)
+    monkeypatch.setattr("recbole_unlearn.state.status._BARS", 2)
+    monkeypatch.setattr("recbole_unlearn.state.status._ROWS", 1)
     reader = Reader(write_status(busy.core.database, tmp_path / "page.html"))
     assert "1 request overdue; 1 request failed" in reader.text
     for said in (
@@ -110,8 +110,8 @@ def test_what_the_page_says(busy, tmp_path, monkeypatch):
 def test_a_page_of_a_new_state(make_state, tmp_path, monkeypatch):
     monkeypatch.setattr("recbole_unlearn.report.page.get_plotlyjs", lambda: "")
     reader = Reader(write_status(make_state().core.database, tmp_path / "page.html"))
-    assert "Nothing was submitted so far." in reader.text
-    assert "Nothing is overdue, and retraining is not due." in reader.text
+    assert "No request was submitted yet." in reader.text
+    assert "No request is overdue, and retraining is not due." in reader.text
     assert len(reader.figures) == 2
 
 
