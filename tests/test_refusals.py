@@ -108,12 +108,6 @@ def test_only_a_training_needs_the_validation_metric(assert_fails, plain_checkpo
     assert cli.main([*start, "--unlearn=obliviate", f"--output_dir={tmp_path / 'b'}"]) == 0
 
 
-def test_missing_files_and_datasets(assert_fails, flags):
-    assert_fails(["--model=BPR", "--dataset=ml-1n", *flags()], "ml-1n", "ml-1m")
-    assert_fails([*BASE, "--forget=none.csv", *flags()], "none.csv", "no such file")
-    assert_fails(["--checkpoint=none.pth", "--forget=x.csv"], "none.pth", "no file")
-
-
 @pytest.mark.parametrize(("text", "words"), [
     ("uid,iid\n1,2\n", ("no known column", "user_id,item_id")),
     ("", ("empty",)),
@@ -124,6 +118,12 @@ def test_missing_files_and_datasets(assert_fails, flags):
 def test_requests(assert_fails, flags, tmp_path, text, words):
     line = assert_fails([*BASE, request(tmp_path, text), *flags(epochs=1)], "requests.csv", *words)
     assert "ghost" not in line
+
+
+def test_missing_files_and_datasets(assert_fails, flags):
+    assert_fails(["--model=BPR", "--dataset=ml-1n", *flags()], "ml-1n", "ml-1m")
+    assert_fails([*BASE, "--forget=none.csv", *flags()], "none.csv", "no such file")
+    assert_fails(["--checkpoint=none.pth", "--forget=x.csv"], "none.pth", "no file")
 
 
 def test_a_file_without_a_header_does_not_print_its_first_line(assert_fails, flags, tmp_path):

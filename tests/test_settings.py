@@ -222,25 +222,19 @@ def test_replace_changes_a_copy_or_fails(make_config):
         config.replace(rrl_steps=3)
 
 
-def test_an_existing_config_keeps_its_settings(settings):
-    theirs = Config("BPR", "tiny", config_dict={k: settings[k] for k in ("data_path", "load_col", "epochs")})
-    ours = UnlearnConfig.from_recbole(theirs, on_missing="skip")
-    for key in ("epochs", "metrics", "topk", "valid_metric", "embedding_size", "data_path", "seed"):
-        assert ours[key] == theirs[key], key
-    assert ours["on_missing"] == "skip"
-
-
-def test_choices_for_this_machine_are_never_replaced(settings, monkeypatch, tmp_path):
-    """Neither those of a config object, nor those of files or a dict."""
+def test_settings_of_an_existing_config_are_never_replaced(settings, monkeypatch, tmp_path):
+    """Nor the choices for this machine in files or a dict."""
     recbole_compat.restore_numpy_names()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that it is restored: RecBole writes to it
     chosen = {"gpu_id": 3, "eval_batch_size": 123, "show_progress": False, "state": "ERROR"}
-    values = {k: settings[k] for k in ("data_path", "load_col")}
+    values = {k: settings[k] for k in ("data_path", "load_col", "epochs")}
     theirs = Config("BPR", "tiny", config_dict=values | chosen)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    ours = UnlearnConfig.from_recbole(theirs)
+    ours = UnlearnConfig.from_recbole(theirs, on_missing="skip")
     assert {key: ours[key] for key in chosen} == chosen | {"gpu_id": "3"}
-    assert ours["device"] == theirs["device"]
+    for key in ("epochs", "metrics", "topk", "valid_metric", "embedding_size", "data_path", "seed", "device"):
+        assert ours[key] == theirs[key], key
+    assert ours["on_missing"] == "skip"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
     theirs["eval_batch_size"], theirs["device"] = 456, torch.device("meta")  # set later, by hand
     ours = UnlearnConfig.from_recbole(theirs)
