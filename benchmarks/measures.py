@@ -18,8 +18,7 @@ import torch
 from recbole_unlearn import recbole_compat
 from recbole_unlearn import settings as groups
 from recbole_unlearn.data import divide, inject, load, loaders
-from recbole_unlearn.measures import Measurement, utility
-from recbole_unlearn.measures.difficulty import difficulty
+from recbole_unlearn.measures import Measurement, difficulty, utility
 from recbole_unlearn.settings import UnlearnConfig, read
 from recbole_unlearn.training import PhaseTrainer, build_model, compose
 

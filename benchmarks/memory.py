@@ -47,7 +47,7 @@ def measure(args: argparse.Namespace) -> None:
     if args.data_path:
         values["data_path"] = args.data_path
     torch.set_num_threads(1)
-    evaluation._utility = recorded("evaluation", evaluation._utility)
+    evaluation.utility = recorded("evaluation", evaluation.utility)
     UnlearnTrainer.run = recorded("unlearning", UnlearnTrainer.run)
     run_unlearn(args.model, args.dataset, unlearn=args.methods, config_dict=values)
     ratio = PEAKS["unlearning"] / PEAKS["evaluation"]

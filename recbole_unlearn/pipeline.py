@@ -35,9 +35,15 @@ from recbole_unlearn.data import (
 )
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, Trained, write_json
-from recbole_unlearn.measures import EXACT, Measured, Measurement, compare, paired_errors
-from recbole_unlearn.measures.difficulty import difficulty
-from recbole_unlearn.measures.provisional import provisional
+from recbole_unlearn.measures import (
+    EXACT,
+    Measured,
+    Measurement,
+    compare,
+    difficulty,
+    paired_errors,
+    provisional,
+)
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.progress import CLEAN, PLACEBO, MethodPhase, Plan, log_figures, log_request
 from recbole_unlearn.registry import METHODS

@@ -1,6 +1,6 @@
-"""What a measure of forgetting is, and how one is added.
+"""The registration of measures of forgetting.
 
-A measure is a function of what a model answered (:class:`View`) that carries ``@measure``. Once registered, it is in
+A measure is a function of a model's answers (:class:`View`) that carries ``@measure``. Once registered, it is in
 `result.json` under `forgetting`, in the table at the end of a run, in the report and in docs/measuring.md (a test
 checks that). Measures of another package come through the entry-point group `recbole_unlearn.measures`.
 """
@@ -20,17 +20,23 @@ GROUPS = ("compared", "matched", "emptied", "measured")  # of users, counted by 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What a measure may look at: the questions, what the model answers, and what others answer."""
+    """The input of a measure: the questions, the model's answers, and those of other models."""
 
     questions: Questions
     seen: Observation
-    before: Observation | None = None  # what the method started from; None for an original itself
+    before: Observation | None = None  # of the model the method started from; None for an original itself
     retrained: Observation | None = None  # given to distances only
+
+    @property
+    def target(self) -> Observation:
+        """The retrained model's answers, for measures with ``is_distance``."""
+        assert self.retrained is not None, "the measure has to set is_distance"
+        return self.retrained
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A measure with what people have to know about it."""
+    """A measure and its documentation."""
 
     key: str  # under `forgetting`; it may have entries KEY@K for several K
     title: str  # with {k} where there are several
@@ -39,9 +45,7 @@ class Measure:
     parts: Mapping[str, str]  # the figures of an entry that has several, with their titles
     is_distance: bool  # to the retrained model: 0 or 1 is equal, and there is none without retraining
     of_sequences: bool  # of sequential models alone
-    discloses: Mapping[
-        str, str
-    ]  # the group of users behind each part, "*" for all others: results/disclosure.py
+    discloses: Mapping[str, str]  # the users behind each part, "*" for all others: results/disclosure.py
     place: int  # in tables, lowest first
     of: Callable[[View], dict[str, Figure]]
 

@@ -1,4 +1,4 @@
-"""Measuring a phase: utility by RecBole's evaluator, and forgetting by the measures of `measures/`.
+"""Measuring a phase: utility by RecBole's evaluator, forgetting by our measures, and the placebo.
 
 Every phase is measured on the same interactions with the same masks: the retained data's. Deleted items are *not*
 masked, so a forgotten item that is still recommended costs utility. Utility is reported for all users, for affected
@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +23,9 @@ from recbole.utils import EvaluatorType
 from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import Loaders, SequenceSplits, UnlearnData
 from recbole_unlearn.measures.base import DECIMALS, Measure, View, measures, rounded
-from recbole_unlearn.measures.distribution import common_edges, histogram
-from recbole_unlearn.measures.groups import by_group
-from recbole_unlearn.measures.histories import HistoryQuestions, observe_histories
-from recbole_unlearn.measures.scores import Observation, Questions, deleted_pairs, observe
-from recbole_unlearn.results.schema import Distribution, Figure, Metrics
+from recbole_unlearn.measures.forgetting import common_edges, histogram, kolmogorov_smirnov
+from recbole_unlearn.measures.scores import HistoryQuestions, Observation, Questions, deleted_pairs, observe
+from recbole_unlearn.results.schema import Distribution, Figure, Metrics, Placebo
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer
 
@@ -35,7 +34,7 @@ REPORTED_TOPK = (10, 20, 50)
 
 
 class _KeepingEvaluator(Evaluator):
-    """RecBole's evaluator; keeps what was collected, so that groups of users can be evaluated too."""
+    """RecBole's evaluator; keeps the collected values, so that groups of users can be evaluated too."""
 
     kept: DataStruct
 
@@ -44,11 +43,11 @@ class _KeepingEvaluator(Evaluator):
         return super().evaluate(dataobject)
 
     def by_user(self, dataobject: DataStruct) -> dict[str, torch.Tensor]:
-        """The values (n,) of each user, of those metrics that are means over users."""
+        """The values (n,) of each user, for metrics that are means over users."""
         found: dict[str, torch.Tensor] = {}
         for name, metric in self.metric_class.items():
             if isinstance(metric, TopkMetric):
-                # Hits, and for some metrics how many there could be.
+                # Hits, and for some metrics the largest possible number of hits.
                 needs = len(inspect.signature(metric.metric_info).parameters)
                 values = torch.from_numpy(metric.metric_info(*metric.used_info(dataobject)[:needs]))
                 found |= {f"{name}@{k}": values[:, k - 1].double() for k in metric.topk}
@@ -56,7 +55,7 @@ class _KeepingEvaluator(Evaluator):
 
 
 def report_config(config: UnlearnConfig, item_num: int) -> UnlearnConfig:
-    """The config with the metrics every result has, beside those the user asked for."""
+    """The config with the metrics that every result has, and those the user asked for."""
     asked = [m for m in config["metrics"] if metric_types.get(m.lower()) == EvaluatorType.RANKING]
     names = {metric.lower(): metric for metric in [*REPORTED_METRICS, *asked]}
     topk = sorted(k for k in {*REPORTED_TOPK, *config["topk"]} if k < item_num)
@@ -65,15 +64,11 @@ def report_config(config: UnlearnConfig, item_num: int) -> UnlearnConfig:
 
 def utility(
     trainer: PhaseTrainer, config: UnlearnConfig, data: Loaders, affected: torch.Tensor
-) -> dict[str, Metrics]:
-    """RecBole's metrics on the test interactions: "metrics" (all users), "affected" and "unaffected"."""
-    return _utility(trainer, config, data, affected)[0]
-
-
-def _utility(
-    trainer: PhaseTrainer, config: UnlearnConfig, data: Loaders, affected: torch.Tensor
 ) -> tuple[dict[str, Metrics], dict[str, torch.Tensor]]:
-    """As :func:`utility`, and the values of each affected user, in the loader's order."""
+    """RecBole's metrics on the test interactions: "metrics" (all users), "affected" and "unaffected".
+
+    Also the values of each affected user by metric, in the loader's order.
+    """
     config = report_config(config, data.test._dataset.item_num)
     evaluator = _KeepingEvaluator(config)
     held = trainer.eval_collector, trainer.evaluator
@@ -86,7 +81,10 @@ def _utility(
     finally:
         trainer.eval_collector, trainer.evaluator = held
     struct = evaluator.kept
-    users = _evaluated(data)
+    if data.test.is_sequential:  # RecBole evaluates a line for each window, otherwise one for each user
+        users = data.test._dataset.inter_feat[data.test.uid_field]
+    else:
+        users = torch.as_tensor(np.asarray(data.test.uid_list))
     is_affected = torch.isin(users, affected)
     groups = {"affected": is_affected, "unaffected": ~is_affected}
     means = {"metrics": dict(everyone)} | {
@@ -94,13 +92,6 @@ def _utility(
         for name, mask in groups.items()
     }
     return means, evaluator.by_user(_only(struct, is_affected)) if is_affected.any() else {}
-
-
-def _evaluated(data: Loaders) -> torch.Tensor:
-    """The user of each line that RecBole evaluates: one for each user, or of a sequential model for each window."""
-    if data.test.is_sequential:
-        return data.test._dataset.inter_feat[data.test.uid_field]
-    return torch.as_tensor(np.asarray(data.test.uid_list))
 
 
 def _only(struct: DataStruct, users: torch.Tensor) -> DataStruct:
@@ -114,7 +105,7 @@ def _only(struct: DataStruct, users: torch.Tensor) -> DataStruct:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The figures of one model by itself, and what it answered."""
+    """The figures of one model by itself, and its answers."""
 
     utility: dict[str, Metrics]  # "metrics" (all users), "affected" and "unaffected"
     masked: Metrics
@@ -125,10 +116,10 @@ class Measured:
 
 
 def paired_errors(before: Measured, after: Measured) -> Metrics:
-    """For each metric, the standard error of how far affected users moved from one model to another.
+    """For each metric, the standard error of the mean change of affected users from one model to another.
 
-    With d_u = after_u − before_u of the n affected users: error = √(Σ (d_u − mean)² / (n − 1)) / √n. Of a single
-    user nothing is known, and the error is infinite.
+    With d_u = after_u − before_u of the n affected users: error = √(Σ (d_u − mean)² / (n − 1)) / √n; infinite for a
+    single user.
     """
     moves = {key: after.affected[key] - values for key, values in before.affected.items()}
     return {
@@ -138,7 +129,7 @@ def paired_errors(before: Measured, after: Measured) -> Metrics:
 
 
 class Measurement:
-    """All measures of one run: the same questions to every model, and its distances to the retrained one."""
+    """All measures of one run: the same questions to every model, and the distances to the retrained one."""
 
     def __init__(self, config: UnlearnConfig, data: UnlearnData, test: Loaders, negatives: int) -> None:
         self.config, self.data, self.test = config, data, test
@@ -152,27 +143,17 @@ class Measurement:
 
     def measure(self, trainer: PhaseTrainer, before: Measured | None = None) -> Measured:
         """The figures of a model by itself, and of it together with the model it started from."""
-        seen = self._observe(trainer)
-        found, affected = _utility(trainer, self.config, self.test, self.data.affected_users)
+        seen = observe(trainer, self.questions, self.data.retain)
+        found, affected = utility(trainer, self.config, self.test, self.data.affected_users)
         view = View(self.questions, seen, None if before is None else before.seen)
         return Measured(
             found,
             self.masked(seen, found["unaffected"]),
-            {
-                key: value
-                for one in self._measures()
-                if not one.is_distance
-                for key, value in one.of(view).items()
-            },
+            _taken([one for one in self._measures() if not one.is_distance], view),
             by_group(self.questions, self.data, seen.top),
             seen,
             affected,
         )
-
-    def _observe(self, trainer: PhaseTrainer) -> Observation:
-        if isinstance(self.questions, HistoryQuestions):
-            return observe_histories(trainer, self.questions, self.data.retain)
-        return observe(trainer, self.questions, self.data.retain)
 
     def _measures(self) -> list[Measure]:
         """All measures of this kind of model."""
@@ -180,14 +161,14 @@ class Measurement:
         return [one for one in measures() if is_sequential or not one.of_sequences]
 
     def distances(self, mine: Measured, retrained: Measured | None) -> dict[str, Figure]:
-        """How far a model is from the retrained one; empty for the retrained one itself, or when there is none."""
+        """The distances of a model to the retrained one; empty for the retrained one itself, or without one."""
         if retrained is None or mine.seen is retrained.seen:
             return {}
         view = View(self.questions, mine.seen, retrained=retrained.seen)
         taken = [one for one in self._measures() if one.is_distance]
         if len(self.questions.deleted) == 0:  # sequences may have other deleted pairs
             taken = [one for one in taken if one.of_sequences]
-        return {key: value for one in taken for key, value in one.of(view).items()}
+        return _taken(taken, view)
 
     def distributions(self, models: Mapping[str, Measured]) -> dict[str, Distribution]:
         """Histograms of the deleted pairs' scores, with the same edges for all models."""
@@ -222,3 +203,82 @@ class Measurement:
         return {
             name: rounded(share * masked[name] + (1 - share) * unaffected.get(name, 0.0)) for name in names
         }
+
+
+def _taken(taken: Sequence[Measure], view: View) -> dict[str, Figure]:
+    return {key: value for one in taken for key, value in one.of(view).items()}
+
+
+USERS = ("low", "middle", "high")
+ITEMS = ("tail", "middle", "head")
+
+
+def thirds(values: torch.Tensor) -> torch.Tensor:
+    """0, 1 or 2 for the lowest, middle and highest third of ``values`` (n,); equal values are together."""
+    ordered = values.sort().values
+    cuts = ordered[torch.tensor([len(ordered) // 3, 2 * len(ordered) // 3]).clamp(max=len(ordered) - 1)]
+    return torch.searchsorted(cuts, values, right=True)
+
+
+def by_group(
+    questions: Questions, data: UnlearnData, top: torch.Tensor, k: int = 20
+) -> dict[str, dict[str, Any]]:
+    """Recall@K of users by activity (mean over users), and of test interactions by popularity (share found).
+
+    Users are split into thirds by the number of their retained interactions, test interactions by their item's.
+    """
+    test = data.retain.test
+    users, items = test.inter_feat[test.uid_field], test.inter_feat[test.iid_field]
+    looked_at = torch.isin(users, questions.users)
+    users, items = users[looked_at], items[looked_at]
+    row = torch.searchsorted(questions.users, users)
+    found = (top[row, :k] == items[:, None]).any(dim=1).float()
+    total = torch.bincount(row, minlength=len(questions.users))
+    recall = torch.zeros(len(questions.users)).index_add_(0, row, found) / total.clamp(min=1)
+    tested = (total > 0).nonzero().flatten()
+    train = data.retain.train
+    activity = thirds(
+        torch.bincount(train.inter_feat[train.uid_field], minlength=train.user_num)[questions.users[tested]]
+    )
+    popularity = thirds(torch.bincount(train.inter_feat[train.iid_field], minlength=train.item_num)[items])
+
+    def means(values: torch.Tensor, group: torch.Tensor, names: Sequence[str], unit: str) -> dict[str, Any]:
+        parts = {name: values[group == n] for n, name in enumerate(names)}
+        return {
+            name: {f"recall@{k}": rounded(part.mean()), unit: len(part)}
+            for name, part in parts.items()
+            if len(part)
+        }
+
+    return {
+        "user_activity": means(recall[tested], activity, USERS, "users"),
+        "item_popularity": means(found, popularity, ITEMS, "rows"),
+    }
+
+
+def compare(unlearned: Measured, placebo: Measured, retrained: Measured) -> Placebo:
+    """The placebo: the method's mark and the memory that is left, in demotion rate, AUC and scores of deleted pairs.
+
+    The method also runs on the retrained model, with the same request. That model never saw S, so the change there is
+    the method's *mark*; the difference between the results from the original and the retrained model is *memory*:
+
+        mark = method(retrained) − retrained,    memory = method(original) − method(retrained)
+    """
+    rate = placebo.forgetting.get("demotion_rate")
+    return Placebo(
+        rate if isinstance(rate, float) else None,
+        mark=_difference(placebo, retrained),
+        memory=_difference(unlearned, placebo),
+    )
+
+
+def _difference(after: Measured, before: Measured) -> Metrics:
+    found: Metrics = {}
+    rates = [one.forgetting.get("demotion_rate") for one in (after, before)]
+    if isinstance(rates[0], float) and isinstance(rates[1], float):
+        found["demotion"] = rounded(rates[0] - rates[1])
+        found["ks"] = rounded(kolmogorov_smirnov(after.seen.deleted.score, before.seen.deleted.score))
+    attacks = [one.forgetting.get("attack") for one in (after, before)]
+    if isinstance(attacks[0], Mapping) and isinstance(attacks[1], Mapping):
+        found["attack"] = rounded(attacks[0]["auc"] - attacks[1]["auc"])
+    return found

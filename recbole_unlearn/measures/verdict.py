@@ -1,10 +1,27 @@
-"""One sentence on a result: near retraining, short of it, beyond it, cannot tell, or unknown."""
+r"""The verdict on a result: near retraining, short of it, beyond it, cannot tell, or unknown, with a sentence.
+
+Without a retrained model there is a *provisional* verdict. A closed-form ranker of D\S answers the same comparisons
+as all phases (`rows/closed_form.py`). Its demotion rate, the *expected level*, replaces the retrained model's. Its
+uncertainty is the largest of
+
+* a share of the level, :data:`UNSURE`. A retrained model's was away by up to .07 of it on ml-100k (docs/measuring.md)
+  and by about twice as much for noise on ml-1m (`rows/closed_form.py`);
+* the difference of the ranker and the original on held-out pairs of the same users, which neither has seen: a model
+  that ranks those otherwise is of another kind, and the ranker says little about it;
+* twice the standard errors of the compared figures, and the difference that the verdict ignores.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
+import torch
+
+from recbole_unlearn.data import UnlearnData
+from recbole_unlearn.measures.base import rounded
+from recbole_unlearn.measures.forgetting import clustered
+from recbole_unlearn.measures.scores import Observation, Pairs, Questions
 from recbole_unlearn.results.schema import (
     ORIGINAL,
     RETRAINED,
@@ -14,11 +31,13 @@ from recbole_unlearn.results.schema import (
     Provisional,
     Verdict,
 )
+from recbole_unlearn.rows import PAIRS, ClosedFormRanker, RetainedIndex, TrainIndex
 from recbole_unlearn.text import decimal, percent
 
 SHARE = 0.1  # of the way from the original to the retrained model that may be left
-BEYOND = 0.05  # of that way, that a model may go too far: what is pushed below its place can be seen
+BEYOND = 0.05  # of that way that a model may go too far: an item below its place can be recognised
 LEAST = 0.01  # demotion rates and AUCs that differ by less are the same
+UNSURE = 0.15  # of the expected level: how far a retrained model's demotion rate may be from it
 UNCHANGED = "No model was trained on the interactions of this request, so no weight had to change."
 DONE = (
     "This request was carried out earlier: its interactions are not in the data, and no weight had to change."
@@ -45,7 +64,7 @@ SHORT = {
     "cannot_tell": "cannot tell",
     "unknown": "not known",
 }
-# What it looks like without retraining: in short, and what the expected level says of it.
+# The provisional verdict: in short, and what the expected level says.
 _LOOKS = {
     "near": ("Looks forgotten", "deleted items rank about where a model that never saw them should put them"),
     "under": (
@@ -61,6 +80,18 @@ _LOOKS = {
         "the original does not rank deleted items clearly higher than a model that never saw them should",
     ),
 }
+EXACT = Provisional(
+    "near",
+    "the method's certificate: the model was computed from the retained interactions alone, which is exact",
+)
+NOTHING_LEFT = Provisional(
+    "cannot_tell",
+    "too few users of the request have an interaction left, so nothing tells where their deleted items belong",
+)
+_RANKER = (
+    "a closed-form ranker of the retained interactions, which estimates where a model that never saw the deleted "
+    "pairs would put them"
+)
 
 
 def verdict(
@@ -72,12 +103,12 @@ def verdict(
 ) -> Verdict:
     """The level (near, under, over, cannot_tell, unknown) and a sentence for people.
 
-    Two things are compared with the retrained model: the demotion rate of the deleted pairs, and how well an attacker
-    recognises them. Each has to be as near to the retrained model as a tenth of the original's distance from it (on
-    the other side a twentieth), or as the sample, and a second retrained model where there is one, cannot tell apart.
-    Then the level is *near*. If not, it is *under* on the original's side and *over* on the other: the model still
-    knows, or shows what was deleted. Where not even the original can be told from the retrained model, a model that
-    did nothing would pass, so the level is *cannot_tell*; so it is where no deleted pair has a figure.
+    Two figures are compared with the retrained model's: the demotion rate of the deleted pairs, and how well an
+    attacker recognises them. Each has to be within a tenth of the original's distance from it (on the other side a
+    twentieth), or within the error of the sample and the distance to a second retrained model. Then the level is
+    *near*. If not, it is *under* on the original's side and *over* on the other: the model still knows the deleted
+    pairs, or reveals them. Where not even the original can be told from the retrained model, a model that did nothing
+    would pass, so the level is *cannot_tell*; so it is where no deleted pair has a figure.
 
     Where deleted pairs of a sequential model have no cleaned history at all, as those of whole users, the demotion
     rate is that at uncleaned ones, where the retrained model is asked the same. They have no attack, which would
@@ -108,7 +139,7 @@ class _Way(NamedTuple):
 
     start: float  # of the original
     end: float  # of the unlearned model
-    slack: float  # distances that the sample cannot tell from 0
+    slack: float  # distances up to this are within the error
     telling: bool  # whether the original can be told from the retrained model
 
     @property
@@ -133,11 +164,11 @@ def _level(phases: Mapping[str, PhaseResult]) -> str:
 
 
 class _Rate(NamedTuple):
-    """Where the demotion rate that decides is in a phase, and its distance from the retrained model's."""
+    """The path of the demotion rate that decides, and of its distance from the retrained model's."""
 
     path: tuple[str, ...]
     gap: str
-    clear: int = 1  # times what counts as no difference, that the original has to be away to be told apart
+    clear: int = 1  # the original can be told apart if it is this many times the error away
 
     def of(self, phase: PhaseResult) -> float | None:
         return phase.figure(*self.path)
@@ -150,7 +181,7 @@ class _Rate(NamedTuple):
 
 
 _RATE = _Rate(("demotion_rate",), "demotion_gap")
-# No attack is beside it, so a model that went half of the way must not pass: as for what looks near (provisional.py).
+# There is no attack with it, so a model that went half of the way must not pass: as for provisional verdicts.
 _EMPTIED_RATE = _Rate(("emptied", "demotion_rate"), "emptied_gap", clear=2)
 
 
@@ -185,7 +216,7 @@ def _attack(phases: Mapping[str, PhaseResult]) -> _Way | None:
     if not all(isinstance(one, Mapping) and {"auc", "low", "high"} <= one.keys() for one in found):
         return None
     before, after, target = cast("list[Mapping[str, float]]", found)
-    slack = max(LEAST, _half(after) + _half(target))  # near 1 the intervals are narrower than anybody can use
+    slack = max(LEAST, _half(after) + _half(target))  # near 1 the intervals are too narrow to be of use
     start, end = before["auc"] - target["auc"], after["auc"] - target["auc"]
     return _Way(start, end, slack, abs(start) > max(LEAST, _half(before) + _half(target)))
 
@@ -200,7 +231,7 @@ def sentence(
     recovered: Mapping[str, float],
     provisional: Provisional | None = None,
 ) -> str:
-    """A level in words, with those of its figures that are in ``phases`` and ``recovered``."""
+    """A level in words, with its figures as far as they are in ``phases`` and ``recovered``."""
     if level == "unknown":
         return f"{_WORDS[level]}." if provisional is None else _looks(provisional, phases)
     mine, target = (phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED))
@@ -209,7 +240,7 @@ def sentence(
     aucs = [decimal(one.figure("attack", "auc"), 2) for one in (mine, target)]
     differs = attack is not None and not attack.is_near and aucs[0] != aucs[1]
     if level in ("under", "over") and differs and demotion is not None and demotion.is_near:
-        # The attack alone decided; where deleted items rank is not to blame.
+        # The attack alone decided; the rank of deleted items is near.
         text, then = f"{_WORDS[level].split(': ')[0]}: {_WORDS['near'].split(': ')[1]}", ", but "
     rate = _rate(phases)
     if rate is not None:
@@ -225,7 +256,7 @@ def sentence(
 
 
 def _looks(found: Provisional, phases: Mapping[str, PhaseResult]) -> str:
-    """What a run looks like without retraining, what that rests on, and what would confirm it."""
+    """The provisional verdict in words: the level, its basis, and how to confirm it."""
     short, meaning = _LOOKS[found.looks]
     ending = "Only --compare=retrain can confirm it."
     if found.looks == "cannot_tell":
@@ -238,3 +269,79 @@ def _looks(found: Provisional, phases: Mapping[str, PhaseResult]) -> str:
         expected = f"expected {decimal(found.expected, 3)}"
         short += f": {meaning} (demotion rate: {', '.join([*figures, expected])})"
     return f"{short}; provisional: it rests on {found.rests_on}. {ending}"
+
+
+# Without retraining
+
+
+def provisional(
+    questions: Questions,
+    data: UnlearnData,
+    original: Observation,
+    unlearned: Observation,
+    least: int = 1,
+    seed: int = 0,
+) -> Provisional | None:
+    """The provisional verdict on the unlearned model; None where no deleted pair can be compared.
+
+    Users without a retained interaction are left out: their preferences are unknown. With fewer than ``least`` others
+    it is :data:`NOTHING_LEFT`.
+    """
+    if len(questions.deleted) == 0:
+        return None
+    forget = data.forget.inter_feat
+    pairs = forget[data.forget.uid_field], forget[data.forget.iid_field]
+    retained = RetainedIndex(TrainIndex(data.full.train), *pairs, data.deleted)
+    picked = _known(questions.deleted, retained, seed)
+    users = questions.deleted.users[picked]
+    number = len(torch.unique(users))
+    if number < max(1, least):
+        return NOTHING_LEFT
+    ranker = ClosedFormRanker(retained)
+    demoted = _demoted(ranker, questions.deleted, picked)
+    gaps = [
+        clustered(seen.deleted.demoted[picked].double() - demoted, users) for seen in (original, unlearned)
+    ]
+    held_out = _known(questions.held_out, retained, seed)
+    other = original.held_out.demoted[held_out].double() - _demoted(ranker, questions.held_out, held_out)
+    level = float(demoted.mean())
+    unsure = max(
+        LEAST,
+        UNSURE * level,
+        abs(float(other.mean())) if len(other) else 0.0,
+        *(2 * error for _, error in gaps),
+    )
+    return Provisional(looks(gaps[0][0], gaps[1][0], unsure), _RANKER, rounded(level), number)
+
+
+def looks(start: float, end: float, unsure: float) -> str:
+    """A level from the demotion rates of the original and the unlearned model, each minus the expected level.
+
+    ``unsure`` is the uncertainty of the expected level. Models below it (negative) still know the deleted pairs. The
+    rules are those of the verdict, with two differences that keep a model that did nothing from passing:
+
+    * an original that is not below the expected level by twice ``unsure`` cannot be told from a model that never saw
+      the pairs, so the level is *cannot_tell*;
+    * *over* is a model that went beyond the expected level and left the original by more than ``unsure``.
+    """
+    if end > max(BEYOND * abs(start), unsure) and end - start > unsure:
+        return "over"
+    if min(start, end) >= -2 * unsure:
+        return "cannot_tell"
+    return "under" if end < -max(SHARE * abs(start), unsure) else "near"
+
+
+def _known(pairs: Pairs, retained: RetainedIndex, seed: int) -> torch.Tensor:
+    """Positions of pairs whose users have a retained interaction; a sample where there are many."""
+    index = retained.index
+    left = torch.bincount(index.ids["user"][~retained.deleted], minlength=index.sizes["user"])
+    known = (left[pairs.users] > 0).nonzero().flatten()
+    chosen = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))[:PAIRS]
+    return known[chosen.sort().values]
+
+
+def _demoted(ranker: ClosedFormRanker, pairs: Pairs, picked: torch.Tensor) -> torch.Tensor:
+    """The share of the compared items that the closed-form ranker puts above each pair (m,)."""
+    items = torch.cat([pairs.items[picked, None], pairs.others[picked]], dim=1)
+    scores = ranker.scores(pairs.users[picked], items)
+    return (scores[:, :1] < scores[:, 1:]).double().mean(dim=1)

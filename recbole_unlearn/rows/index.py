@@ -189,6 +189,12 @@ class RetainedIndex:
             self.table = index.table if numbers is not None else index.table.clone()
             self.table[self.gone] = False
 
+    @classmethod
+    def whole(cls, index: TrainIndex) -> RetainedIndex:
+        """All of D, nothing of it deleted."""
+        none = torch.empty(0, dtype=torch.long)
+        return cls(index, none, none, torch.zeros(len(index), dtype=torch.bool))
+
     @functools.cached_property
     def asked(self) -> torch.Tensor:
         """The numbers of the deleted interactions, rising."""

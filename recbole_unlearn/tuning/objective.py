@@ -25,6 +25,7 @@ from recbole.evaluator.register import metrics_dict
 from recbole_unlearn.data import SequenceSplits, Splits, UnlearnData, loaders
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.measures import (
+    DECIMALS,
     Pairs,
     Windows,
     deleted_pairs,
@@ -33,7 +34,6 @@ from recbole_unlearn.measures import (
     standing,
     utility,
 )
-from recbole_unlearn.measures.evaluation import DECIMALS
 from recbole_unlearn.rows import PAIRS, ExpectedStanding, Region, RetainedIndex, TrainIndex, Witness
 from recbole_unlearn.settings import TuneSettings, UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer
@@ -138,7 +138,7 @@ class Bench:
 
     def measure(self, trainer: PhaseTrainer) -> Figures:
         """The figures of a trainer's model as it is."""
-        found = utility(trainer, self.config, self.loaders, self.data.affected_users)
+        found, _ = utility(trainer, self.config, self.loaders, self.data.affected_users)
         return Figures(
             float(found["metrics"][self.metric]),
             float(found["affected"][self.metric]) if found["affected"] else None,

@@ -10,7 +10,7 @@ from recbole.utils import ModelType
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
-from recbole_unlearn.measures.base import DECIMALS
+from recbole_unlearn.measures import DECIMALS
 from recbole_unlearn.pipeline import Pipeline, begin
 from recbole_unlearn.settings import TuneSettings
 from recbole_unlearn.training import PhaseTrainer, build_model, compose

@@ -14,9 +14,10 @@ from recbole_unlearn.measures import (
     Measurement,
     Uncleaned,
     View,
-    observe_histories,
+    forgetting,
+    observe,
+    scores,
 )
-from recbole_unlearn.measures.histories import _emptied_gap, _hits, _utility
 from recbole_unlearn.results import Verdict
 from recbole_unlearn.results.disclosure import Crowd, Discretion
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train_here
@@ -79,7 +80,7 @@ def history_of(data, user, length, before=None):
 
 def test_deleted_items_are_asked_for_at_the_histories_they_were_trained_with(data):
     questions = HistoryQuestions.ask(data, 10, 0)
-    seen = observe_histories(ByHistory(), questions, data.retain)
+    seen = observe(ByHistory(), questions, data.retain)
     size, length = data.full.train.item_num, SMALL["MAX_ITEM_LIST_LENGTH"]
     assert len(questions.deleted) > 20
     assert len(questions.emptied) > 0
@@ -111,7 +112,7 @@ def test_utility_is_recboles_where_histories_are_the_same(make_config, settings,
     measured = measurement.measure(trainer)
     cleaned = Uncleaned(data.retain.sequences, torch.empty(0, dtype=torch.long))
     questions = dataclasses.replace(measurement.questions, uncleaned=cleaned)
-    found = _utility(_hits(trainer, questions, data.retain))
+    found = forgetting.one_target_utility(scores.hits_at_test(trainer, questions, data.retain))
     assert found == pytest.approx(measured.utility["affected"], abs=2e-6)
     assert set(found) < set(measured.forgetting["uncleaned"])
 
@@ -179,16 +180,16 @@ def test_a_model_that_is_merely_worse_has_not_forgotten(config):
     every = {key: held_out[key] for key in both}
 
     def gap(mine, target):
-        seen = [observe_histories(one, questions, data.retain) for one in (mine, target)]
-        return _emptied_gap(View(questions, seen[0], retrained=seen[1]))["emptied_gap"]
+        seen = [observe(one, questions, data.retain) for one in (mine, target)]
+        return forgetting._emptied_gap(View(questions, seen[0], retrained=seen[1]))["emptied_gap"]
 
     # The retrained model is good at held-out items, the original also at what it was trained on.
     retrained, original = Knowing(every, 0.5), Knowing(both, 0.5)
     assert gap(original, retrained)["mean"] < -0.1
     # A model that is worse at everything ranks emptied ones as low as the retrained model does, and does not pass.
     worse = Knowing(both, 0.0)
-    assert observe_histories(worse, questions, data.retain).emptied.mean() == pytest.approx(
-        float(observe_histories(retrained, questions, data.retain).emptied.mean())
+    assert observe(worse, questions, data.retain).emptied.mean() == pytest.approx(
+        float(observe(retrained, questions, data.retain).emptied.mean())
     )
     assert gap(worse, retrained)["mean"] < -0.1
     assert gap(retrained, retrained) == {"mean": 0.0, "error": 0.0}

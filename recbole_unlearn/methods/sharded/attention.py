@@ -172,8 +172,7 @@ def fit_attention(
     Stops after ``patience`` epochs without a gain. Returns (epoch, mean loss) of all epochs.
     """
     index = TrainIndex(ensemble.dataset)
-    nothing = torch.empty(0, dtype=torch.long)
-    all_pairs = RetainedIndex(index, nothing, nothing, torch.zeros(len(index), dtype=torch.bool))
+    all_pairs = RetainedIndex.whole(index)
     parameters = [ensemble.turn, ensemble.shift]
     parameters += [*ensemble.of_user.parameters(), *ensemble.of_item.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, weight_decay=L2)

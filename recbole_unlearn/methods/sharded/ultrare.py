@@ -82,8 +82,7 @@ class UltraRE(ShardedTrainer):
         if not isinstance(ensemble, WeightedEnsemble):
             return {}
         index = TrainIndex(splits.train)
-        nothing = torch.empty(0, dtype=torch.long)
-        all_pairs = RetainedIndex(index, nothing, nothing, torch.zeros(len(index), dtype=torch.bool))
+        all_pairs = RetainedIndex.whole(index)
         generator = torch.Generator().manual_seed(task.config["seed"])
         clusters = ensemble.user_shards.cpu()[index.ids["user"]]
         for cluster in range(len(ensemble.models)):

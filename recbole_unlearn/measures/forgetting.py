@@ -1,0 +1,455 @@
+"""The measures of forgetting, each a function with its formula, and the difficulty of a request.
+
+Deleted items (demotion, resurfacing, uncleaned and emptied histories), an attacker (membership inference), and the
+distances to the retrained model (gaps, score distributions, ranked lists).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from recbole.model.abstract_recommender import AbstractRecommender
+from scipy import stats
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GroupKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
+
+from recbole_unlearn.data import SequenceSplits, UnlearnData
+from recbole_unlearn.measures.base import View, measure, rounded
+from recbole_unlearn.measures.scores import HistoryObservation, HistoryQuestions, Standing
+from recbole_unlearn.results.schema import Distribution, Figure, Metrics
+from recbole_unlearn.rows import as_rows, find_tables
+
+TOPK = (10, 20, 50)
+_GAP = {"mean": "", "error": ": standard error"}
+_AUC = {"auc": ": AUC", "tpr@1%fpr": ": TPR at 1% FPR"}
+_USERS = {"all": ", all users", "affected": ", affected users", "unaffected": ", unaffected users"}
+
+
+# The rank of deleted items
+
+
+@measure(
+    "demotion_rate",
+    title="Demotion rate",
+    meaning="share of comparisons in which a deleted item scores below one its user never met; a tie does not count",
+    good="the retrained model's; more is over-forgetting, which can be seen",
+    place=1,
+)
+def demotion_rate(view: View) -> dict[str, Figure]:
+    """The mean over deleted pairs of the share of never-touched items that score higher."""
+    return {"demotion_rate": _rate(view.seen.deleted.demoted) if len(view.questions.deleted) else None}
+
+
+@measure(
+    "resurfacing",
+    title="Resurfacing@{k}",
+    meaning="share of deleted items that are in their user's first K",
+    good="the retrained model's (for genuine interactions it is not 0)",
+    place=2,
+)
+def resurfacing(view: View) -> dict[str, Figure]:
+    """Share of deleted items among the first K of their user; only the retained history is masked."""
+    pairs = view.questions.deleted
+    if len(pairs) == 0:
+        return {}
+    lists = view.seen.top[torch.searchsorted(view.questions.users, pairs.users)]
+    hits = lists == pairs.items[:, None]
+    return {f"resurfacing@{k}": _rate(hits[:, :k].any(dim=1)) for k in TOPK if k <= lists.shape[1]}
+
+
+@measure(
+    "demotion_gap",
+    title="Demotion gap",
+    meaning="demotion rate minus the retrained model's, on the same comparisons, and its standard error over users",
+    good="0, within twice its error",
+    parts=_GAP,
+    is_distance=True,
+    place=5,
+)
+def demotion_gap(view: View) -> dict[str, Figure]:
+    """The mean of the paired differences, with an error that takes a user's pairs as one observation."""
+    difference = view.seen.deleted.demoted.double() - view.target.deleted.demoted.double()
+    mean, error = clustered(difference, view.questions.deleted.users)
+    return {"demotion_gap": {"mean": rounded(mean), "error": rounded(error)}}
+
+
+def clustered(values: torch.Tensor, users: torch.Tensor) -> tuple[float, float]:
+    """The mean of ``values`` (m,) and its standard error when values of one user may all be alike.
+
+        error² = Σ over users of (Σ over the user's values of (x − mean))² / m²
+
+    With a single user the error is unknown, and 1 is returned for it.
+    """
+    mean = values.mean()
+    names, place = torch.unique(users, return_inverse=True)
+    if len(names) < 2:
+        return float(mean), 1.0
+    sums = torch.zeros(len(names), dtype=values.dtype).index_add_(0, place, values - mean)
+    return float(mean), float(sums.square().sum().sqrt() / len(values))
+
+
+def _rate(values: torch.Tensor) -> float:
+    return rounded(values.double().mean())
+
+
+# Histories of sequential models: `scores.py` says what cleaned, uncleaned and emptied histories are
+
+
+def _histories(view: View) -> tuple[HistoryQuestions, HistoryObservation]:
+    assert isinstance(view.questions, HistoryQuestions)
+    assert isinstance(view.seen, HistoryObservation)
+    return view.questions, view.seen
+
+
+@measure(
+    "demotion_at_test",
+    title="Demotion rate, at test",
+    meaning="the same after the user's cleaned history at test, instead of what was before the deleted item",
+    good="the retrained model's",
+    of_sequences=True,
+    place=1,
+)
+def _demotion_at_test(view: View) -> dict[str, Figure]:
+    questions, seen = _histories(view)
+    return {"demotion_at_test": _rate(seen.at_test)} if len(questions.deleted) else {}
+
+
+@measure(
+    "uncleaned",
+    title="Uncleaned histories",
+    meaning="the same figures with histories that still have what was deleted: what the weights still know",
+    good="the retrained model's",
+    parts={"demotion_rate": ": demotion rate", "ndcg@20": ": NDCG@20 of affected users"},
+    of_sequences=True,
+    discloses={"demotion_rate": "compared", "*": "measured"},
+    place=2,
+)
+def _uncleaned(view: View) -> dict[str, Figure]:
+    questions, seen = _histories(view)
+    rate = {"demotion_rate": _rate(seen.uncleaned)} if len(questions.deleted) else {}
+    found = rate | one_target_utility(seen.hits)
+    return {"uncleaned": found} if found else {}
+
+
+def one_target_utility(hits: torch.Tensor) -> Metrics:
+    """RecBole's Recall and NDCG at K of windows with one target each: it is found or not, and 1/log₂(1 + place)."""
+    places = torch.arange(1, hits.shape[1] + 1, dtype=torch.double)
+    gains = hits.double() / torch.log2(1 + places)
+    cuts = [k for k in TOPK if k <= hits.shape[1]] if len(hits) else []
+    recall = {f"recall@{k}": _rate(hits[:, :k].any(dim=1)) for k in cuts}
+    return recall | {f"ndcg@{k}": rounded(gains[:, :k].sum(dim=1).mean()) for k in cuts}
+
+
+@measure(
+    "emptied",
+    title="Emptied histories",
+    meaning="deleted items with nothing retained before them, as of whole users, after their uncleaned histories",
+    good="the retrained model's",
+    parts={"demotion_rate": ": demotion rate", "held_out": ": held-out items of others"},
+    of_sequences=True,
+    discloses="emptied",
+    place=2,
+)
+def _emptied(view: View) -> dict[str, Figure]:
+    questions, seen = _histories(view)
+    if not len(questions.emptied) or not len(questions.control):  # without a control it means nothing
+        return {}
+    return {"emptied": {"demotion_rate": _rate(seen.emptied), "held_out": _rate(seen.control)}}
+
+
+@measure(
+    "emptied_gap",
+    title="Emptied histories: demotion gap",
+    meaning="how much more that rate differs from the retrained model's than that of held-out items of others does",
+    good="0, within twice its error",
+    parts=_GAP,
+    is_distance=True,
+    of_sequences=True,
+    discloses="emptied",
+    place=5,
+)
+def _emptied_gap(view: View) -> dict[str, Figure]:
+    (questions, seen), target = _histories(view), view.target
+    assert isinstance(target, HistoryObservation)
+    if not len(questions.emptied) or not len(questions.control):
+        return {}
+    gap = clustered(seen.emptied.double() - target.emptied.double(), questions.emptied.users)
+    other = clustered(seen.control.double() - target.control.double(), questions.control.users)
+    error = math.hypot(gap[1], other[1])  # they are of different users
+    return {"emptied_gap": {"mean": rounded(gap[0] - other[0]), "error": rounded(error)}}
+
+
+# Membership inference: an attacker tells deleted pairs (members) from held-out positives of the same users, matched
+# by popularity. It fits a logistic regression on the model's answers, and is scored on users it has not seen. The
+# target is not .5 but the retrained model's own value: even for a model that never saw it, noise differs from real
+# preferences.
+
+ATTACKED = 5_000  # pairs of each kind; the interval is then about .01 wide
+FOLDS = 5
+
+
+def features(*standings: Standing) -> np.ndarray:
+    """The attacker's view of each pair (m, 2k): its score and its share of demotions under each of k models.
+
+    With two models (before and after) a linear classifier also has their difference.
+    """
+    return torch.stack([x for s in standings for x in (s.score, s.demoted)], dim=1).double().numpy()
+
+
+def auc_interval(members: np.ndarray, others: np.ndarray) -> tuple[float, float, float]:
+    """AUC = P(member scores above non-member) and its 95 % interval by DeLong.
+
+    With V₁₀ the share of non-members below each member and V₀₁ the share of members above each non-member,
+    Var(AUC) = Var(V₁₀)/m + Var(V₀₁)/n.
+    """
+    above = _share_below(others, members)
+    below = 1.0 - _share_below(members, others)
+    auc = float(above.mean())
+    variance = above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below)
+    half = 1.96 * float(np.sqrt(variance))
+    return auc, max(0.0, auc - half), min(1.0, auc + half)
+
+
+def _share_below(reference: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The share of ``reference`` below each of ``values``, ties counted half."""
+    ordered = np.sort(reference)
+    low, high = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
+    return (low + high) / (2.0 * len(ordered))
+
+
+def tpr_at_fpr(members: np.ndarray, others: np.ndarray, fpr: float = 0.01) -> float:
+    """The share of members found when at most ``fpr`` of non-members are accused."""
+    threshold = np.quantile(others, 1.0 - fpr, method="higher")
+    return float((members > threshold).mean())
+
+
+def attack(members: np.ndarray, others: np.ndarray, users: np.ndarray) -> dict[str, Any] | None:
+    """AUC with interval and TPR at 1 % FPR, from features (m, f) of members and of others; None with too few users.
+
+    ``users`` (m,) are those of the pairs; no user is in both training and test of the attacker.
+    """
+    if len(np.unique(users)) < 2 * FOLDS:
+        return None
+    x, y = np.concatenate([members, others]), np.repeat([1, 0], [len(members), len(others)])
+    model = make_pipeline(StandardScaler(), LogisticRegression(solver="newton-cholesky"))
+    with threadpool_limits(1):  # small matrices: more threads only wait for each other
+        guess = cross_val_predict(
+            model, x, y, groups=np.concatenate([users, users]), cv=GroupKFold(FOLDS), method="decision_function"
+        )  # fmt: skip
+    auc, low, high = auc_interval(guess[y == 1], guess[y == 0])
+    found = {"auc": auc, "low": low, "high": high, "tpr@1%fpr": tpr_at_fpr(guess[y == 1], guess[y == 0])}
+    return {key: round(value, 4) for key, value in found.items()} | {"pairs": len(members)}
+
+
+def _membership(view: View, key: str, standings: Sequence[tuple[Standing, Standing]]) -> dict[str, Figure]:
+    """The attack by the answers of one or more models, (deleted, held out) each."""
+    questions = view.questions
+    if len(questions.members) == 0:
+        return {}
+    pick: Any = slice(None)
+    if len(questions.members) > ATTACKED:
+        pick = np.sort(np.random.default_rng(0).choice(len(questions.members), ATTACKED, replace=False))
+    members = features(*(deleted for deleted, _ in standings))[questions.members.numpy()][pick]
+    others = features(*(held_out for _, held_out in standings))[pick]
+    found = attack(members, others, questions.held_out.users.numpy()[pick])
+    return {} if found is None else {key: found}
+
+
+@measure(
+    "attack",
+    title="Attack",
+    meaning="an attacker with this model alone tells deleted pairs from held-out ones; guessing gives 0.5 and 0.01",
+    good="the retrained model's, within the intervals",
+    parts=_AUC,
+    discloses="matched",
+    place=3,
+)
+def _attack_alone(view: View) -> dict[str, Figure]:
+    return _membership(view, "attack", [(view.seen.deleted, view.seen.held_out)])
+
+
+@measure(
+    "attack_before_after",
+    title="Attack, before and after",
+    meaning="the same with the models before and after; guessing gives 0.5 and 0.01",
+    good="the retrained model's, within the intervals",
+    parts=_AUC,
+    discloses="matched",
+    place=4,
+)
+def _attack_before_after(view: View) -> dict[str, Figure]:
+    if view.before is None:
+        return {}
+    standings = [(one.deleted, one.held_out) for one in (view.before, view.seen)]
+    return _membership(view, "attack_before_after", standings)
+
+
+# Score distributions of deleted pairs, relative to the user's other items: (s − mean)/std
+
+
+def kolmogorov_smirnov(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Sup |F_a − F_b|: the largest difference of the two distribution functions, between 0 and 1."""
+    return float(stats.ks_2samp(a.numpy(), b.numpy(), method="asymp").statistic)
+
+
+@measure(
+    "ks",
+    title="Kolmogorov–Smirnov",
+    meaning="largest difference of the distribution functions of the deleted pairs' scores, here and retrained",
+    good="that of two retrained models; 0 is equal",
+    is_distance=True,
+    place=6,
+)
+def _ks(view: View) -> dict[str, Figure]:
+    return {"ks": rounded(kolmogorov_smirnov(view.seen.deleted.score, view.target.deleted.score))}
+
+
+def wasserstein(a: torch.Tensor, b: torch.Tensor) -> float:
+    """∫ |F_a − F_b|: how far scores have to move, on average, to turn one distribution into the other."""
+    return float(stats.wasserstein_distance(a.numpy(), b.numpy()))
+
+
+@measure(
+    "wasserstein",
+    title="Wasserstein",
+    meaning="how far the deleted pairs' scores have to move to be the retrained model's, in standard deviations",
+    good="that of two retrained models; 0 is equal",
+    is_distance=True,
+    place=7,
+)
+def _wasserstein_distance(view: View) -> dict[str, Figure]:
+    return {"wasserstein": rounded(wasserstein(view.seen.deleted.score, view.target.deleted.score))}
+
+
+BINS = 60  # of the histograms of a run
+
+
+def common_edges(scores: list[torch.Tensor]) -> np.ndarray:
+    """Edges of bins that serve all of ``scores``."""
+    low, high = np.quantile(torch.cat(scores).numpy(), [0.001, 0.999])
+    return np.linspace(low, high, BINS + 1)
+
+
+def histogram(scores: torch.Tensor, edges: np.ndarray) -> Distribution:
+    """Counts between ``edges``; values outside count in the first or last bin."""
+    counts = np.histogram(np.clip(scores.numpy(), edges[0], edges[-1]), bins=edges)[0]
+    return Distribution([round(float(edge), 4) for edge in edges], counts.tolist())
+
+
+# Ranked lists
+
+
+def matches(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """|A_d ∩ B_d| for the first d = 1 .. K items of two lists without repeats (n, K), shape (n, K)."""
+    same = a[:, :, None] == b[:, None, :]
+    depth = a.shape[1]
+    # Items at places i of A and j of B meet at depth max(i, j).
+    place = torch.maximum(*torch.meshgrid(torch.arange(depth), torch.arange(depth), indexing="ij")).flatten()
+    found = torch.zeros(len(a), depth)
+    found.index_add_(1, place, same.flatten(1).float())
+    return found.cumsum(dim=1)
+
+
+def top_k_overlap(a: torch.Tensor, b: torch.Tensor, k: int) -> torch.Tensor:
+    """|A_K ∩ B_K| / K of each user (n,)."""
+    k = min(k, a.shape[1])
+    return matches(a[:, :k], b[:, :k])[:, -1] / k
+
+
+def rank_biased_overlap(a: torch.Tensor, b: torch.Tensor, p: float = 0.9) -> torch.Tensor:
+    """RBO = (1−p)/(1−p^K) Σ_d p^(d−1) |A_d ∩ B_d| / d over the first K items (n,).
+
+    1 for the same list, 0 for none in common. The first ranks weigh most; normalised for lists that end at K.
+    """
+    d = torch.arange(1, a.shape[1] + 1, dtype=torch.float32)
+    weights = p ** (d - 1)
+    return (matches(a, b) / d * weights).sum(dim=1) / weights.sum()
+
+
+def _by_group(view: View, values: torch.Tensor) -> dict[str, float]:
+    """Means over all, affected and unaffected users."""
+    affected = view.questions.affected
+    who = {"all": torch.ones_like(affected), "affected": affected, "unaffected": ~affected}
+    return {group: rounded(values[mask].mean()) for group, mask in who.items() if mask.any()}
+
+
+@measure(
+    "overlap",
+    title="Top-{k} overlap",
+    meaning="share of the first K items that the retrained model's list has too",
+    good="that of two retrained models; 1 is equal",
+    parts=_USERS,
+    is_distance=True,
+    place=8,
+)
+def _overlap(view: View) -> dict[str, Figure]:
+    return {"overlap@20": _by_group(view, top_k_overlap(view.seen.top, view.target.top, 20))}
+
+
+@measure(
+    "rbo",
+    title="Rank-biased overlap",
+    meaning="the same over the first 50 items (p = .9), where the first ranks weigh most",
+    good="that of two retrained models; 1 is equal",
+    parts=_USERS,
+    is_distance=True,
+    place=9,
+)
+def _rbo(view: View) -> dict[str, Figure]:
+    return {"rbo": _by_group(view, rank_biased_overlap(view.seen.top, view.target.top))}
+
+
+# The difficulty of a request, before it is carried out
+
+EMBEDDED = 20_000  # interactions of each kind
+
+
+def entanglement(forget: torch.Tensor, retain: torch.Tensor) -> float:
+    """ES = (spread of R + spread of S) / ½(|μ_R − μ|² + |μ_S − μ|²) for embeddings (m, d) and (n, d).
+
+    The spread is the mean squared distance to the own centre μ_R or μ_S; μ is the centre of both. It is high when the
+    two overlap: the effect of S cannot be separated from that of R (Zhao et al., What makes unlearning hard).
+    """
+    centres = [part.mean(dim=0) for part in (retain, forget)]
+    middle = torch.cat([retain, forget]).mean(dim=0)
+    parts = list(zip((retain, forget), centres, strict=True))
+    inside = torch.stack([(part - centre).square().sum(dim=1).mean() for part, centre in parts]).sum()
+    between = torch.stack([(centre - middle).square().sum() for centre in centres]).sum() / 2
+    return float(inside / between.clamp(min=1e-12))
+
+
+def difficulty(model: AbstractRecommender, data: UnlearnData, seed: int) -> dict[str, Any]:
+    """Entanglement of the deleted interactions in the original, and their share in their users and items.
+
+    Empty where no training interaction is deleted.
+    """
+    train, forget = data.full.train, data.forget
+    if len(forget) == 0:
+        return {}
+    found: dict[str, Any] = {}
+    fields = {"user": train.uid_field, "item": train.iid_field}
+    for side, size in (("user", train.user_num), ("item", train.item_num)):
+        gone, had = (
+            torch.bincount(part.inter_feat[fields[side]], minlength=size) for part in (forget, train)
+        )
+        share = (gone / had.clamp(min=1))[gone > 0]
+        found[f"deleted_share_{side}s"] = rounded(share.mean())
+    tables = [t for t in find_tables(model, train) if t.axis == 0]
+    # A sequential model has no rows of users; a table of positions may be as long as one.
+    if not isinstance(data.full, SequenceSplits) and {t.side for t in tables} == {"user", "item"}:
+        named, generator = dict(model.named_parameters()), torch.Generator().manual_seed(seed)
+        parts = []
+        for dataset in (forget, data.retain.train):
+            chosen = torch.randperm(len(dataset), generator=generator)[:EMBEDDED]
+            ids = {side: dataset.inter_feat[field][chosen] for side, field in fields.items()}
+            rows = [as_rows(named[t.parameter])[ids[t.side] + t.offset].cpu() for t in tables]
+            parts.append(torch.cat(rows, dim=1))
+        found["entanglement"] = rounded(entanglement(*parts))
+    return found

@@ -1,0 +1,453 @@
+"""Verdicts, with retraining and without, and the placebo: doing nothing never passes."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from recbole_unlearn import UnlearnConfig, run_unlearn
+from recbole_unlearn.data import Located, divide, load, loaders
+from recbole_unlearn.measures import (
+    EXACT,
+    NOTHING_LEFT,
+    UNSURE,
+    Measurement,
+    Questions,
+    deleted_pairs,
+    looks,
+    observe,
+    provisional,
+)
+from recbole_unlearn.measures import verdict as module
+from recbole_unlearn.measures.verdict import verdict
+from recbole_unlearn.results import Forgotten, PhaseResult, Provisional, RunResult, Verdict
+from recbole_unlearn.results.disclosure import Crowd, Discretion
+from recbole_unlearn.results.table import table
+from recbole_unlearn.rows import ClosedFormRanker, RetainedIndex, TrainIndex
+from recbole_unlearn.training import PhaseTrainer, compose
+from tests.conftest import QUICK
+from tests.measures.conftest import NOTHING, FixedScores
+from tests.parts import same
+
+
+@pytest.fixture(scope="module", params=QUICK)
+def judged(request, ml_100k):
+    """Retraining against itself with another seed on ml-100k, and everything needed to judge other models."""
+    values = ml_100k(request.param)
+    return run_unlearn(request.param, "ml-100k", unlearn="retrain", compare="retrain", config_dict=values)
+
+
+@pytest.mark.slow
+def test_retraining_against_itself_is_near_and_the_original_is_caught(judged):
+    """A measure that cannot tell these apart is a defect."""
+    phases = judged.result["phases"]
+    original, again, target = (phases[name]["forgetting"] for name in ("original", "unlearned", "retrained"))
+    assert abs(again["demotion_rate"] - target["demotion_rate"]) < 0.05
+    assert original["demotion_rate"] < target["demotion_rate"] - 0.3
+    for key, near, far in (("ks", 0.15, 0.5), ("wasserstein", 0.3, 0.8)):
+        assert again[key] < near
+        assert original[key] > max(far, 3 * again[key])
+    for key in ("overlap@20", "rbo"):
+        assert original[key]["affected"] < again[key]["affected"] - 0.1
+    assert original["resurfacing@20"] > 5 * max(target["resurfacing@20"], again["resurfacing@20"])
+    assert again["attack"]["low"] <= target["attack"]["high"]
+    assert target["attack"]["low"] <= again["attack"]["high"]
+    apart = original["attack"]
+    assert apart["high"] < target["attack"]["low"] or apart["low"] > target["attack"]["high"]
+    assert phases["original"]["affected"]["ndcg@20"] < phases["retrained"]["affected"]["ndcg@20"]
+    assert judged.result["verdict"]["level"] == "near"
+
+
+@pytest.mark.slow
+def test_over_forgetting_is_flagged(judged, monkeypatch):
+    """Deleted scores pushed to the bottom: forgotten too well, and an attacker who saw the model before knows."""
+    measurement = Measurement(judged.config, judged.data, loaders(judged.config, judged.data.retain), 100)
+    trainer = compose(PhaseTrainer, judged.config, judged.model, "x")
+    retrained = measurement.measure(trainer)
+    pairs, plain = measurement.questions.deleted, trainer.scores
+
+    def pushed(users, dataset):
+        found = plain(users, dataset)
+        mine = torch.isin(pairs.users, users)
+        found[torch.searchsorted(users, pairs.users[mine]), pairs.items[mine]] = found[:, 1:].min() - 1.0
+        return found
+
+    monkeypatch.setattr(trainer, "scores", pushed)
+    low = measurement.measure(trainer)
+    assert low.forgetting["demotion_rate"] == 1.0
+    assert measurement.distances(low, retrained)["ks"] > 0.5
+    assert low.forgetting["attack"]["low"] > judged.record.retrained.figure("attack", "high")
+    found = low.forgetting | measurement.distances(low, retrained)
+    others = {name: judged.record.phases[name] for name in ("original", "retrained")}
+    assert verdict({**others, "unlearned": PhaseResult(forgetting=found)}, {}).level == "over"
+
+
+def placed(gap, auc, error=0.005, half=0.01):
+    """A phase at a distance from the retrained model (demotion rate .8, AUC .5)."""
+    return PhaseResult(
+        forgetting={
+            "demotion_rate": 0.8 + gap, "demotion_gap": {"mean": gap, "error": error},
+            "attack": {"auc": auc, "low": auc - half, "high": auc + half},
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("original", "unlearned", "second", "level"),
+    [
+        ((-0.6, 0.9), (-0.05, 0.52), None, "near"),
+        ((-0.6, 0.9), (-0.6, 0.9), None, "under"),  # nothing was done
+        ((-0.6, 0.9), (-0.2, 0.52), None, "under"),
+        ((-0.6, 0.9), (-0.05, 0.68), None, "under"),  # the attacker disagrees
+        ((-0.6, 0.9), (0.15, 0.5), None, "over"),
+        ((-0.6, 0.9), (0.0, 0.38), None, "over"),
+        ((-0.05, 0.9), (-0.04, 0.9), None, "under"),  # within .1 of retraining, as the original is
+        ((-0.004, 0.505), (-0.004, 0.505), None, "cannot_tell"),
+        ((-0.004, 0.9), (-0.004, 0.51), None, "near"),  # only the attacker can tell
+        ((-0.05, 0.9), (-0.03, 0.51), 0.02, "near"),  # two retrained models differ as much
+        ((-0.05, 0.51), (-0.05, 0.51), 0.03, "cannot_tell"),
+    ],
+)
+def test_a_verdict_can_fail(original, unlearned, second, level):
+    phases = {"original": placed(*original), "unlearned": placed(*unlearned), "retrained": placed(0.0, 0.5)}
+    if second is not None:
+        phases["retrained_2"] = placed(second, 0.5)
+    assert verdict(phases, {}).level == level
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
+@given(st.floats(-0.8, 0.2), st.floats(0.0, 1.0), st.floats(0.0, 0.2), st.floats(0.0, 0.2))
+def test_a_model_that_did_nothing_never_passes(gap, auc, error, half):
+    """Whatever the original is like: the same figures are never near."""
+    own = placed(gap, auc, error, half)
+    phases = {"original": own, "unlearned": own, "retrained": placed(0.0, 0.5, 0.0, half)}
+    assert verdict(phases, {}).level != "near"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", QUICK)
+@pytest.mark.parametrize("kind", ["noise", "genuine"])
+def test_nothing_fails_and_retraining_passes_on_ml_100k(ml_100k, model, kind):
+    """Both stages switched off never pass where the original does not; another retrained seed always does."""
+    values = ml_100k(model) | {"min_group": 1}
+    request = None
+    if kind == "genuine":
+        splits = load(UnlearnConfig(model, "ml-100k", config_dict=values)).splits
+        request = genuine_request(splits.train)
+    outcome = run_unlearn(
+        model, "ml-100k", forget=request, unlearn="obliviate", compare=["retrain", "retrain"],
+        config_dict=values | NOTHING,
+    )  # fmt: skip
+    phases = outcome.record.phases
+    assert outcome.record.verdict.level == "under"
+    floor = {
+        "original": phases["original"],
+        "unlearned": phases["retrained_2"],
+        "retrained": phases["retrained"],
+    }
+    assert verdict(floor, {}).level == "near"
+
+
+def genuine_request(train, share=0.2):
+    """A fifth of the interactions of a fifth of the users, by their tokens."""
+    rng = np.random.default_rng(0)
+    users, items = (train.inter_feat[field].numpy() for field in ("user_id", "item_id"))
+    chosen = rng.choice(np.unique(users), round(share * len(np.unique(users))), replace=False)
+    mask = np.isin(users, chosen) & (rng.random(len(users)) < share)
+    return {
+        "user_id": train.id2token("user_id", users[mask]).tolist(),
+        "item_id": train.id2token("item_id", items[mask]).tolist(),
+    }
+
+
+def test_the_placebo_tells_memory_from_the_methods_own_mark(settings):
+    """A method that does nothing leaves no mark, and all of the original's memory."""
+    values = settings | NOTHING | {"inject_users": 0.5, "report": "none"}
+    result = run_unlearn(
+        "LightGCN", "tiny", unlearn="obliviate", compare="retrain", config_dict=values
+    ).record
+    placebo, phases = result.placebo, result.phases
+    assert placebo.mark["demotion"] == placebo.mark["ks"] == placebo.mark["attack"] == 0.0
+    assert placebo.demotion_rate == phases["retrained"].demotion_rate
+    left = phases["unlearned"].demotion_rate - phases["retrained"].demotion_rate
+    assert placebo.memory["demotion"] == pytest.approx(left, abs=1e-6)
+    assert "Memory, by the placebo" in table(result)
+
+
+def test_the_placebo_needs_a_retrained_model(settings):
+    values = settings | {"report": "none", "epochs": 1}
+    assert run_unlearn("BPR", "tiny", unlearn="obliviate", config_dict=values).record.placebo is None
+    for method in ("retrain", "sisa"):
+        done = run_unlearn("BPR", "tiny", unlearn=method, compare="retrain", config_dict=values)
+        assert done.record.placebo is None
+
+
+def test_a_placebo_can_be_left_out_and_changes_nothing_else(settings):
+    """It comes last, leaves no file, and the unlearned model is the same with and without it."""
+    values = settings | {"report": "none", "save_adapters": True}
+    with_one, without = (
+        run_unlearn(
+            "BPR", "tiny", unlearn="obliviate", compare="retrain", config_dict=values | {"placebo": on}
+        )
+        for on in (True, False)
+    )
+    assert "placebo" in with_one.result
+    assert "placebo" not in without.result
+    assert same(with_one.model.state_dict(), without.model.state_dict())
+    first, second = (outcome.record.phases for outcome in (with_one, without))
+    assert first.keys() == second.keys()
+    assert all(phase.forgetting == second[name].forgetting for name, phase in first.items())
+
+
+def test_without_a_figure_nothing_can_be_told_and_retraining_is_not_denied():
+    """First interactions of a sequential model: the retrained model is there, and no deleted pair can be ranked."""
+    found = verdict({name: PhaseResult() for name in ("original", "unlearned", "retrained")}, {})
+    assert (found.level, found.text) == ("cannot_tell", module.NOTHING)
+    assert verdict({name: PhaseResult() for name in ("original", "unlearned")}, {}).level == "unknown"
+
+
+def emptied(rate, retrained=0.5, error=0.01):
+    """A phase with the figures of emptied histories alone."""
+    gap = {} if rate == retrained else {"emptied_gap": {"mean": rate - retrained, "error": error}}
+    return PhaseResult(forgetting={"demotion_rate": None, "emptied": {"demotion_rate": rate}, **gap})
+
+
+@pytest.mark.parametrize(
+    ("original", "unlearned", "level"),
+    [
+        (0.1, 0.1, "under"),
+        (0.1, 0.495, "near"),
+        (0.1, 0.7, "over"),
+        (0.49, 0.49, "cannot_tell"),
+        (0.47, 0.485, "cannot_tell"),
+        (0.45, 0.495, "near"),
+    ],  # half of a short way is not near
+)
+def test_whole_users_of_a_sequential_model_are_judged_at_uncleaned_histories(original, unlearned, level):
+    """A model that did nothing never passes."""
+    phases = {
+        "original": emptied(original),
+        "unlearned": emptied(unlearned),
+        "retrained": emptied(0.5),
+    }
+    found = verdict(phases, {})
+    assert found.level == level
+    assert f"(demotion rate {unlearned:.3f}, retrained 0.500)" in found.text
+    assert found.text.endswith(module.EMPTIED)
+
+
+def test_emptied_histories_decide_nothing_where_there_are_cleaned_ones():
+    cleaned = {"demotion_rate": 0.4, "demotion_gap": {"mean": 0.0, "error": 0.01}}
+    phases = {name: emptied(0.1) for name in ("original", "unlearned", "retrained")}
+    phases = {name: PhaseResult(forgetting={**phase.forgetting, **cleaned}) for name, phase in phases.items()}
+    found = verdict(phases, {})
+    assert "(demotion rate 0.400, retrained 0.400)" in found.text
+    assert module.EMPTIED not in found.text
+
+
+# Without retraining
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "level"),
+    [
+        (-0.6, -0.05, "near"),
+        (-0.6, 0.05, "near"),
+        (-0.6, -0.6, "under"),  # nothing was done
+        (-0.6, -0.2, "under"),
+        (-0.6, 0.2, "over"),
+        (-0.15, -0.15, "cannot_tell"),  # the original is too near to the expected level
+        (-0.15, 0.0, "cannot_tell"),
+        (0.3, 0.3, "cannot_tell"),  # above it from the start: no memory to be seen
+        (0.0, 0.4, "over"),
+        (-0.05, -0.4, "under"),  # deleted items were brought up
+    ],
+)
+def test_how_it_looks(start, end, level):
+    assert looks(start, end, 0.1) == level
+
+
+@hypothesis_settings(max_examples=300, deadline=None)
+@given(st.floats(-1, 1), st.floats(-0.99, 0.99), st.floats(0.01, 0.5))
+def test_a_model_that_hardly_moved_never_looks_forgotten(start, step, unsure):
+    """Whatever the original is like: within what the expected level may be off, nothing has happened."""
+    assert looks(start, start + step * unsure, unsure) not in ("near", "over")
+
+
+def retained(data):
+    users, items = (data.forget.inter_feat[key] for key in ("user_id", "item_id"))
+    return RetainedIndex(TrainIndex(data.full.train), users, items, data.deleted)
+
+
+def seen_as(data, plan, push):
+    """Scores of the closed-form ranker, with deleted pairs pushed up or down."""
+    ranker = ClosedFormRanker(retained(data))
+    users, size = data.full.train.user_num, data.full.train.item_num
+    table = ranker.scores(torch.arange(users), torch.arange(size).expand(users, -1))
+    table[plan.deleted.users, plan.deleted.items] += push
+    return observe(FixedScores(table), plan, data.retain)
+
+
+def test_the_expected_level_is_that_of_the_same_comparisons(data, plan):
+    own = seen_as(data, plan, 0.0)
+    found = provisional(plan, data, seen_as(data, plan, 100.0), own)
+    assert found.looks == "near"
+    assert found.expected == pytest.approx(float(own.deleted.demoted.double().mean()), abs=1e-6)
+    assert found.users == len(data.affected_users)
+
+
+def test_what_was_done_is_seen(data, plan):
+    up, down = seen_as(data, plan, 100.0), seen_as(data, plan, -100.0)
+    assert provisional(plan, data, up, up).looks == "under"
+    assert provisional(plan, data, up, down).looks == "over"
+    own = seen_as(data, plan, 0.0)
+    assert provisional(plan, data, own, own).looks == "cannot_tell"
+
+
+def test_a_model_of_another_kind_cannot_be_judged(data, plan):
+    """It ranks held-out pairs last, and the ranker does not: what the ranker expects is not of this model."""
+    up = seen_as(data, plan, 100.0)
+    last = dataclasses.replace(up.held_out, demoted=torch.ones_like(up.held_out.demoted))
+    assert provisional(plan, data, up, up).looks == "under"
+    assert provisional(plan, data, dataclasses.replace(up, held_out=last), up).looks == "cannot_tell"
+
+
+def test_a_sample_of_very_many_pairs_is_enough(data, plan, monkeypatch):
+    monkeypatch.setattr(module, "PAIRS", 20)
+    assert len(module._known(plan.deleted, retained(data), 0)) == 20
+    up = seen_as(data, plan, 100.0)
+    assert provisional(plan, data, up, up).looks == "under"
+
+
+def test_users_without_anything_left_say_nothing(make_config):
+    """Whole users: the ranker has no idea of them, and all its scores are equal."""
+    splits = load(make_config()).splits
+    nothing = [np.zeros(len(part), bool) for part in (splits.valid, splits.test)]
+    data = divide(splits, Located((splits.train.inter_feat["user_id"] <= 3).numpy(), *nothing), "x")
+    plan = Questions.of(data, deleted_pairs(data, 10, 0), 0)
+    seen = observe(
+        FixedScores(torch.rand(data.full.train.user_num, data.full.train.item_num)), plan, data.retain
+    )
+    assert provisional(plan, data, seen, seen) is NOTHING_LEFT
+
+
+def test_fewer_users_than_may_be_shown_are_not_spoken_of(data, plan):
+    up = seen_as(data, plan, 100.0)
+    number = len(data.affected_users)
+    assert provisional(plan, data, up, up, least=number).looks == "under"
+    assert provisional(plan, data, up, up, least=number + 1) is NOTHING_LEFT
+
+
+def rates(**demotion):
+    return {name: PhaseResult(forgetting={"demotion_rate": rate}) for name, rate in demotion.items()}
+
+
+FOUND = Provisional("under", "a closed-form ranker", 0.83456, 40)
+
+
+def test_the_sentence_says_what_it_rests_on():
+    phases = rates(original=0.21, unlearned=0.22)
+    found = verdict(phases, {}, 5, FOUND)
+    assert (found.level, found.provisional) == ("unknown", FOUND)
+    assert found.text == (
+        "Looks not fully forgotten: deleted items rank higher than a model that never saw them should put them "
+        "(demotion rate: unlearned 0.220, original 0.210, expected 0.835); provisional: it rests on a closed-form "
+        "ranker. Only --compare=retrain can confirm it."
+    )
+    assert verdict(phases, {}, 5, NOTHING_LEFT).text == (
+        f"Cannot tell without retraining: {NOTHING_LEFT.rests_on}. Only --compare=retrain can tell."
+    )
+    assert "not known" in verdict(phases, {}, 5).text
+    assert verdict(phases, {}, 0, FOUND).provisional is None  # nothing was trained on it
+
+
+def test_with_retraining_nothing_is_provisional():
+    found = verdict(rates(original=0.2, unlearned=0.8, retrained=0.8), {}, 5, FOUND)
+    assert (found.level != "unknown", found.provisional) == (True, None)
+
+
+def test_it_comes_back_from_a_file():
+    for one in (FOUND, EXACT, NOTHING_LEFT, None):
+        given_ = Verdict("unknown", "text", one)
+        assert Verdict.from_json(json.loads(json.dumps(given_.to_json()))) == given_
+    for broken in (3, [], {"looks": "well", "rests_on": "x"}, {"looks": "near"}):
+        assert Verdict.from_json({"text": "x", "provisional": broken}).provisional is None
+
+
+CROWD = Crowd(users=40, compared=40, matched=40, measured=40, tested=900, usual=200)
+
+
+def shown(found, crowd):
+    phases = rates(original=0.2123, unlearned=0.2234)
+    own = verdict(phases, {}, 90, found)
+    result = RunResult("BPR", "x", "finetune", 1, {}, Forgotten("file", 90, 40, 9), phases, verdict=own)
+    return Discretion(10, crowd).shown(result).verdict
+
+
+def test_it_is_rounded_as_other_figures_are():
+    found = shown(FOUND, CROWD)
+    assert (found.level, found.provisional) == ("unknown", dataclasses.replace(FOUND, expected=0.85))
+    assert "unlearned 0.200, original 0.200, expected 0.850" in found.text
+    assert shown(dataclasses.replace(FOUND, users=9), CROWD).provisional is None
+    assert shown(NOTHING_LEFT, CROWD).provisional == NOTHING_LEFT
+
+
+@pytest.mark.parametrize("found", [FOUND, NOTHING_LEFT])
+def test_of_few_users_nothing_is_said(found):
+    few = shown(found, CROWD._replace(users=3, compared=3))
+    assert few.provisional is None
+    assert "not known" in few.text
+    assert shown(EXACT, CROWD._replace(users=3, compared=3)).provisional == EXACT  # nobody's figure
+
+
+def test_a_run_without_retraining_has_it(settings, tmp_path):
+    outcome = run_unlearn("BPR", "tiny", unlearn="finetune", config_dict=settings)
+    written = json.loads((tmp_path / "out" / "result.json").read_text())["verdict"]
+    assert written["level"] == "unknown"
+    assert set(written["provisional"]) == {"looks", "rests_on", "expected", "users"}
+    assert "Only --compare=retrain can " in written["text"]
+    assert written["text"] in " ".join(str(outcome).split())
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Provisional: no retrained model" in page
+    assert "No verdict" not in page
+
+
+@pytest.mark.parametrize(
+    "changes", [{"compare": "retrain"}, {"forget": {"item_id": ["i1"]}, "min_group": 30}]
+)
+def test_with_retraining_and_for_a_small_request_the_closed_form_is_not_fitted(
+    settings, monkeypatch, changes
+):
+    monkeypatch.setattr(module, "ClosedFormRanker", None)
+    arguments = {key: changes[key] for key in ("compare", "forget") if key in changes}
+    values = settings | {"min_group": changes.get("min_group", 1), "report": "none", "epochs": 1}
+    outcome = run_unlearn("BPR", "tiny", unlearn="finetune", config_dict=values, **arguments)
+    assert "provisional" not in outcome.result["verdict"]
+
+
+def test_a_closed_form_that_is_fitted_again_looks_forgotten(settings):
+    outcome = run_unlearn("EASE", "tiny", unlearn="obliviate", config_dict=settings | {"report": "none"})
+    assert outcome.result["verdict"]["provisional"] == EXACT.to_json()
+    assert "which is exact" in outcome.result["verdict"]["text"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", QUICK)
+def test_on_ml_100k_doing_nothing_does_not_look_forgotten(ml_100k, model):
+    """Noise: with both stages switched off the run looks as the original is; retraining looks forgotten."""
+    values = ml_100k(model)
+    nothing = run_unlearn(model, "ml-100k", unlearn="obliviate", config_dict=values | NOTHING)
+    found = nothing.record.verdict.provisional
+    assert found.looks == "under"
+    again = run_unlearn(
+        model, "ml-100k", unlearn="retrain", config_dict=values | {"output_dir": f"{values['output_dir']}/b"}
+    ).record.phases
+    unsure = UNSURE * found.expected
+    assert abs(again["retrained"].demotion_rate - found.expected) < unsure
+    gaps = (again[name].demotion_rate - found.expected for name in ("original", "retrained"))
+    assert looks(*gaps, unsure) == "near"
