@@ -86,11 +86,10 @@ def tiny_path(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture
-def settings(tiny_path, tmp_path):
-    """Settings of a quick run on `tiny`."""
+def quick_settings(data_path: Path, folder: Path) -> dict:
+    """Settings of a quick run on the data in ``data_path``, with all outputs in ``folder``."""
     return {
-        "data_path": str(tiny_path),
+        "data_path": str(data_path),
         "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},
         "epochs": 4,
         "eval_step": 2,
@@ -99,13 +98,19 @@ def settings(tiny_path, tmp_path):
         "train_batch_size": 64,
         "show_progress": False,
         "tensorboard": False,
-        "cache_dir": str(tmp_path / "cache"),
-        "checkpoint_dir": str(tmp_path / "work"),
-        "output_dir": str(tmp_path / "out"),
+        "cache_dir": str(folder / "cache"),
+        "checkpoint_dir": str(folder / "work"),
+        "output_dir": str(folder / "out"),
         "replace": True,
         "demotion_negatives": 10,
         "min_group": 1,  # tests look at figures; test_privacy.py is about what is left out
     }
+
+
+@pytest.fixture
+def settings(tiny_path, tmp_path):
+    """Settings of a quick run on `tiny`."""
+    return quick_settings(tiny_path, tmp_path)
 
 
 # Trainings on ml-100k that are long enough to learn something; the same for all tests, so that they share them.

@@ -1,6 +1,7 @@
-"""What the tests of Obliviate's parts share: divided data, a witness over it, and adapters of a model."""
+"""Shared by tests: divided data, a request of all kinds, a witness over the data, and adapters of a model."""
 
 import numpy as np
+import pandas as pd
 import torch
 
 from recbole_unlearn.data import Located, divide, load
@@ -67,3 +68,17 @@ def make_adapters(config, data, witness, rank=None, shared=False, seed=0):
     found = AdapterSet(model, adapters)
     found.attach()
     return found
+
+
+def request_of_all_kinds(splits):
+    """Users u3 and u4 and item i5 as a whole; of three users two training, a validation and a test interaction."""
+    rows = []
+    for user in splits.train.token2id("user_id", ["u7", "u8", "u9"]):
+        for part, number in zip(splits, (2, 1, 1), strict=True):
+            items = part.inter_feat["item_id"][part.inter_feat["user_id"] == user][:number]
+            rows += [(user, int(item)) for item in items]
+    users, items = (
+        splits.train.id2token(field, np.array(ids))
+        for field, ids in zip(("user_id", "item_id"), zip(*rows, strict=True), strict=True)
+    )
+    return pd.DataFrame({"user_id": [*users, "u3", "u4", None], "item_id": [*items, None, None, "i5"]})

@@ -20,6 +20,7 @@ from recbole_unlearn.settings import SEQUENTIAL, UnlearnConfig
 from recbole_unlearn.training import build_model
 from tests.conftest import train_plain, write_tiny
 from tests.files.test_export import PLAIN
+from tests.parts import request_of_all_kinds
 
 SMALL = {"MAX_ITEM_LIST_LENGTH": 6, "epochs": 2, "eval_step": 1, "report": "none"}
 OWN = {
@@ -28,6 +29,7 @@ OWN = {
 }
 OWN |= {name: {"load_col": None, "selected_features": ["kind"]} for name in ("SASRecF", "GRU4RecF", "FDSA")}
 GONE = ["u3", "u4"]
+OF_PAIRS = {"forget_kind": "hard", "lac_forget": 0.5, "lac_negatives": 2.0, "lua_reach": 0.5}
 
 
 @pytest.fixture
@@ -37,20 +39,7 @@ def small(settings):
 
 
 def request_of(settings, model="SASRec"):
-    """Two whole users, an item, and for some users two training interactions, one validation and one test one."""
-    splits = load(UnlearnConfig(model, "tiny", config_dict=settings)).splits
-    rows = []
-    for user in splits.train.token2id("user_id", ["u7", "u8", "u9"]):
-        for part, number in zip(splits, (2, 1, 1), strict=True):
-            items = part.inter_feat["item_id"][part.inter_feat["user_id"] == user][:number]
-            rows += [(user, int(item)) for item in items]
-    users, items = (
-        splits.train.id2token(field, np.array(ids))
-        for field, ids in zip(("user_id", "item_id"), zip(*rows, strict=True), strict=True)
-    )
-    pairs = pd.DataFrame({"user_id": users, "item_id": items})
-    whole = pd.DataFrame({"user_id": [*GONE, None], "item_id": [None, None, "i5"]})
-    return pd.concat([pairs, whole], ignore_index=True)
+    return request_of_all_kinds(load(UnlearnConfig(model, "tiny", config_dict=settings)).splits)
 
 
 def is_free(feat, full, request):
@@ -74,11 +63,16 @@ def run(small, model="SASRec"):
     return request, run_unlearn(model=model, dataset="tiny", forget=request, config_dict=values)
 
 
-@pytest.mark.parametrize("model", ["SASRec", "GRU4Rec"])
-def test_retraining_leaves_nothing_of_the_request(small, model):
-    request, result = run(small, model)
+@pytest.mark.parametrize(("model", "loss"), [("SASRec", "CE"), ("SASRec", "BPR"), ("GRU4Rec", "CE")])
+def test_retraining_leaves_nothing_of_the_request(small, model, loss):
+    request, result = run(small | {"loss_type": loss}, model)
     data = result.data
     full = data.full.train
+    assert ("neg_item_id" in next(iter(loaders(result.config, data.retain).train))) == (loss == "BPR")
+    for before, after in zip(data.full, data.retain, strict=True):  # no interaction changes its split
+        old, new = (set(zip(*(p.inter_feat[f].tolist() for f in ("user_id", "item_id")), strict=True))
+                    for p in (before, after))  # fmt: skip
+        assert new < old
     for part in data.retain.for_model():
         assert is_free(part.inter_feat, full, request)
     assert not all(is_free(part.inter_feat, full, request) for part in data.full.for_model())
@@ -218,15 +212,6 @@ def test_a_request_of_first_interactions_has_no_loss_to_climb(small):
     assert result.result["certificates"]["steps"] == 0
 
 
-def test_roles_of_held_out_interactions_stay(small):
-    _, result = run(small)
-    full, retain = result.data.full, result.data.retain
-    for before, after in zip(full, retain, strict=True):
-        old = set(zip(*(before.inter_feat[f].tolist() for f in ("user_id", "item_id")), strict=True))
-        new = set(zip(*(after.inter_feat[f].tolist() for f in ("user_id", "item_id")), strict=True))
-        assert new < old
-
-
 @pytest.mark.parametrize("model", ["SASRec", "BERT4Rec", "SASRecF"])
 def test_a_checkpoint_of_plain_recbole_is_a_start(small, tmp_path, model):
     """The original has the weights of plain RecBole's checkpoint, and nothing of the data that is saved with them."""
@@ -235,15 +220,8 @@ def test_a_checkpoint_of_plain_recbole_is_a_start(small, tmp_path, model):
     path = train_plain(model, tmp_path, **plain, train_neg_sample_args=None)
     request = request_of(small | OWN.get(model, {}), model)
     keys = (
-        "output_dir",
-        "replace",
-        "cache_dir",
-        "min_group",
-        "show_progress",
-        "tensorboard",
-        "report",
-        "data_path",
-    )
+        "output_dir", "replace", "cache_dir", "min_group", "show_progress", "tensorboard", "report", "data_path",
+    )  # fmt: skip
     result = run_unlearn(
         checkpoint=path, forget=request, unlearn="finetune", config_dict={k: small[k] for k in keys}
     )
@@ -345,12 +323,6 @@ def test_obliviate_changes_rows_of_the_request_alone(small, model):
         assert torch.isin(rows, touched[name]).all(), name
 
 
-def test_bpr_loss_has_negatives_and_cross_entropy_has_none(small):
-    none = UnlearnConfig("SASRec", "tiny", config_dict=small)["train_neg_sample_args"]
-    one = UnlearnConfig("SASRec", "tiny", config_dict=small | {"loss_type": "BPR"})["train_neg_sample_args"]
-    assert (none["distribution"], one["distribution"]) == ("none", "uniform")
-
-
 @pytest.mark.parametrize(
     ("model", "changes", "message"),
     [
@@ -359,31 +331,18 @@ def test_bpr_loss_has_negatives_and_cross_entropy_has_none(small):
         ("FOSSIL", {}, "These can: SASRec"),
         ("BERT4Rec", {"MAX_ITEM_LIST_LENGTH": 4}, "is not one item"),
         ("BERT4Rec", {"transform": None}, "use transform=mask_itemseq"),
-        (
-            "SASRec",
-            {"unlearn": "obliviate_paper"},
-            "on sequences yet. Use finetune, gradient_ascent, obliviate, retrain.",
-        ),
-        (
-            "SASRec",
-            {"unlearn": "obliviate", "forget_kind": "hard"},
-            "forget_kind: a setting of models that score",
-        ),
+        ("SASRec", {"unlearn": "obliviate_paper"},
+         "on sequences yet. Use finetune, gradient_ascent, obliviate, retrain."),
+        *(("SASRec", {"unlearn": "obliviate", key: value}, f"{key}: a setting of models that score")
+          for key, value in OF_PAIRS.items()),
         ("SASRec", {"unlearn": "obliviate", "lac_distill": 0.5}, "lac_distill is a setting of no_distill"),
-        ("SASRec", {"unlearn": "obliviate", "lac_forget": 0.5}, "lac_forget: a setting of models that score"),
-        ("SASRec", {"unlearn": "obliviate", "lac_negatives": 2.0}, "lac_negatives: a setting of models"),
-        ("SASRec", {"unlearn": "obliviate", "lua_reach": 0.5}, "lua_reach: a setting of models that score"),
         ("SASRec", {"transform": "crop_itemseq"}, "transform=crop_itemseq changes histories"),
         ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
-        (
-            "SASRec",
-            {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": "TO", "mode": "full"}},
-            "LS: valid_and_test",
-        ),
+        ("SASRec", {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": "TO", "mode": "full"}}, "LS: valid_and_test"),
         ("SASRec", {"benchmark_filename": ["a", "b", "c"]}, "leave benchmark_filename out"),
         ("SASRec", {"load_col": {"inter": ["user_id", "item_id"]}}, "need the times"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_supported_is_refused_before_training(small, tmp_path, model, changes, message):
     write_tiny(tmp_path / "own")
     for name in "abc":
@@ -425,9 +384,3 @@ def test_users_without_a_training_window_are_not_measured_by_models_with_rows_of
     assert shown["SASRec"][0] is shown["HGN"][0] is False
     assert shown["SASRec"][1:] == [True, True]
     assert shown["HGN"][1:] == [False, False]
-
-
-def test_bpr_loss_runs(small):
-    request, result = run(small | {"loss_type": "BPR"})
-    assert all(is_free(p.inter_feat, result.data.full.train, request) for p in result.data.retain.for_model())
-    assert "neg_item_id" in next(iter(loaders(result.config, result.data.retain).train))

@@ -22,7 +22,7 @@ from recbole_unlearn.results import (
 from recbole_unlearn.results.disclosure import Crowd, Discretion
 from recbole_unlearn.results.record import judged, speedup
 from recbole_unlearn.results.table import table
-from tests.test_words import FACTORS, FIGURES, NONSENSE
+from tests.test_text import FACTORS, FIGURES, NONSENSE
 
 METRICS = [f"{name}@{k}" for name in ("recall", "ndcg", "hit", "mrr") for k in (5, 10, 20, 50)]
 RATES = st.floats(0, 1) | st.sampled_from([0.995, 0.9999, 1.0, 0.5])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from recbole_unlearn.registry import METHODS
 from recbole_unlearn.rows import TrainIndex, find_region
 from recbole_unlearn.settings import CacheSettings, read
 from recbole_unlearn.training import Trainings, train
-from tests.conftest import tiny_rows
+from tests.conftest import quick_settings, tiny_rows
 from tests.parts import Rows
 
 HIT, NUMBER = "hit", 30  # an item, and how many training interactions it has
@@ -44,10 +45,10 @@ def popular_path(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def values(settings, popular_path):
-    return settings | QUICK | {
-        "data_path": str(popular_path), "load_col": {"inter": ["user_id", "item_id"]}, "epochs": 2,
+@pytest.fixture(scope="module")
+def values(popular_path, tmp_path_factory):
+    return quick_settings(popular_path, tmp_path_factory.mktemp("popular")) | QUICK | {
+        "load_col": {"inter": ["user_id", "item_id"]}, "epochs": 2,
         "benchmark_filename": ["train", "valid", "test"],
     }  # fmt: skip
 
@@ -74,16 +75,19 @@ def shown(folder):
     return np.flatnonzero(fitted > coarse(torch.from_numpy(left)).numpy()).tolist()
 
 
-@pytest.fixture
-def start(values, tmp_path):
-    """The model that all requests below start from: trained here, and nothing of it is forgotten yet."""
-    values = values | {"output_dir": str(tmp_path / "start"), "unlearn": "retrain"}
+@pytest.fixture(scope="module")
+def trained(values):
     held_out = pd.read_csv(f"{values['data_path']}/popular/popular.test.inter", sep="\t").iloc[:1]
-    outcome = run_unlearn(
-        "BPR", "popular", forget=(held_out["user_id:token"], held_out["item_id:token"]), config_dict=values
-    )
+    request = held_out["user_id:token"], held_out["item_id:token"]
+    outcome = run_unlearn("BPR", "popular", forget=request, unlearn="retrain", config_dict=values)
     assert outcome.result["forget"]["interactions"] == 0
     return outcome
+
+
+@pytest.fixture
+def start(trained, tmp_path):
+    """The model that all requests below start from, in a directory of the test: nothing of it is forgotten yet."""
+    return dataclasses.replace(trained, output_dir=shutil.copytree(trained.output_dir, tmp_path / "start"))
 
 
 def forget(before, users, folder, unlearn="obliviate", **changes):
@@ -209,7 +213,9 @@ def test_a_users_items_cannot_be_read_from_the_file(ml_100k):
 
 
 def test_noise_of_the_protocol_is_not_counted(values, tmp_path):
-    values = values | {"inject_mode": "random", "unlearn": "finetune", "finetune_epochs": 1}
+    values = values | {
+        "inject_mode": "random", "unlearn": "finetune", "finetune_epochs": 1, "output_dir": str(tmp_path / "noise"),
+    }  # fmt: skip
     outcome = run_unlearn("BPR", "popular", config_dict=values)
     assert len(outcome.data.forget) > 0
     assert told(outcome.output_dir)[0] is None

@@ -1,0 +1,230 @@
+"""`load_unlearned`: the result of a run from any directory, recommendations in tokens, and the mask."""
+
+import os
+import re
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from recbole.config import Config
+from recbole.data import create_dataset
+from recbole.data.dataset import Dataset
+from recbole.utils.case_study import full_sort_topk
+
+from recbole_unlearn import load_unlearned, run_unlearn, unlearn_model
+from recbole_unlearn.errors import UnlearnError
+from tests.conftest import ITEMS, ROOT, USERS, quick_settings
+
+GONE = ["u3", "u8"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tiny_path):
+    """``made("BPR", "retrain")``: the result of a run, and a copy of its directory under another name."""
+    done = {}
+
+    def make(model, method):
+        if (model, method) not in done:
+            folder = tmp_path_factory.mktemp("loading")
+            values = quick_settings(tiny_path, folder) | {"epochs": 2, "cache": False, "report": "none"}
+            result = run_unlearn(model, "tiny", forget={"user_id": GONE}, unlearn=method, config_dict=values)
+            done[model, method] = result, (folder / "out").rename(folder / "moved and renamed")
+        return done[model, method]
+
+    return make
+
+
+@pytest.mark.parametrize(("model", "method"), [("BPR", "retrain"), ("FM", "retrain"), ("BPR", "sisa")])
+def test_a_moved_directory_loads_as_it_was_measured(made, model, method, monkeypatch):
+    result, moved = made(model, method)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    monkeypatch.setattr("pickle.load", lambda *args: pytest.fail("a careless reader was called"))
+    monkeypatch.setattr("torch.load", lambda *args: pytest.fail("a careless reader was called"))
+    before = torch.get_rng_state()
+    loaded = load_unlearned(moved)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,6"
+    config, model_again, dataset, train, valid, test = loaded
+    assert type(config) is Config
+    assert isinstance(dataset, Dataset)
+    assert [len(part._dataset) for part in (train, valid, test)] == [len(part) for part in result.data.retain]
+    assert len(dataset) == sum(len(part) for part in result.data.retain)
+    assert not model_again.training
+    for name, value in result.model.state_dict().items():
+        assert torch.equal(value, model_again.state_dict()[name]), name
+    assert not set(GONE) & set(dataset.field2token_id["user_id"])
+
+
+def test_any_way_to_name_it(made, tmp_path, monkeypatch):
+    _, moved = made("BPR", "retrain")
+    shutil.copytree(moved, tmp_path / "a" / "b")
+    monkeypatch.chdir(tmp_path / "a")
+    places = (
+        "b",
+        "b/BPR-unlearned.pth",
+        tmp_path / "a" / "b",
+        str(tmp_path / "a" / "b" / "BPR-unlearned.pth"),
+    )
+    weights = [load_unlearned(place).model.item_embedding.weight for place in places]
+    monkeypatch.chdir(tmp_path / "a" / "b")
+    weights += [load_unlearned(place).model.item_embedding.weight for place in (".", "BPR-unlearned.pth")]
+    assert all(torch.equal(weight, weights[0]) for weight in weights)
+    _, ensemble = made("BPR", "sisa")
+    assert load_unlearned(ensemble / "BPR-unlearned").model is not None
+
+
+def test_what_cannot_be_loaded_is_said_in_one_line(made, tmp_path, plain_checkpoint):
+    _, moved = made("BPR", "retrain")
+    copy = shutil.copytree(moved, tmp_path / "copy")
+
+    def refused(place, message):
+        with pytest.raises(UnlearnError, match=message) as error:
+            load_unlearned(place)
+        assert "\n" not in str(error.value)
+
+    refused(tmp_path / "nowhere", "There is no file or directory")
+    refused(plain_checkpoint.parent, "holds no unlearned model")
+    refused(plain_checkpoint, "not an unlearned model of this plugin")
+    shutil.copy(copy / "BPR-unlearned.pth", copy / "NeuMF-unlearned.pth")
+    refused(copy, "holds 2 unlearned models")
+    (copy / "NeuMF-unlearned.pth").unlink()
+    dataset = copy / "tiny-Dataset.pth"
+    dataset.write_bytes(dataset.read_bytes() + b"x")
+    refused(copy, "is not the dataset that BPR-unlearned.pth was written with")
+    dataset.unlink()
+    refused(copy, "which is not in its directory")
+
+
+def test_what_is_loaded_can_forget_again(made):
+    _, moved = made("BPR", "retrain")
+    config, model, _, *data = load_unlearned(moved)
+    again = unlearn_model(config, model, data, {"user_id": ["u5"]}, "obliviate")
+    assert len(again.data.forget) > 0
+
+
+def test_the_page_on_results_is_true(made, tmp_path, monkeypatch):
+    """docs/deletion-requests.md: its snippets run, and plain RecBole finds the data at its new place, or stops."""
+    page = (ROOT / "docs" / "deletion-requests.md").read_text()
+    _, use, mask, relocate = re.findall(r"```python\n(.*?)```", page, re.S)
+    result, moved = made("BPR", "retrain")
+    shutil.copytree(moved, tmp_path / "out")
+    shutil.copytree(moved, tmp_path / "moved")
+    names = {}
+    for snippet in (use, mask):
+        exec(
+            re.sub(r'"(9|50|244|298)"', r'"u\1"', snippet).replace("u244", "u1").replace("u298", "u2"), names
+        )
+    monkeypatch.setattr("recbole.data.dataset.dataset.download_url", lambda *args: pytest.fail("a download"))
+    plain = torch.load(moved / "BPR-unlearned.pth", weights_only=False)["config"]
+    with pytest.raises(ValueError, match=r"\./tiny\.train\.inter not exist"):
+        create_dataset(plain)
+    exec(relocate.replace("/new/place", str(tmp_path)).replace("ml-100k", "tiny"))
+    plain = torch.load("moved/BPR-unlearned.pth", weights_only=False)["config"]
+    assert len(create_dataset(plain)) == sum(len(part) for part in result.data.retain)
+    load_unlearned("moved")  # and for us it is what it was
+
+
+GONE_USER, GONE_ITEM = "u3", "i7"
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory, tiny_path):
+    """A BPR that forgot an item, a user and a pair."""
+    out = tmp_path_factory.mktemp("recommend") / "out"
+    values = quick_settings(tiny_path, out.parent) | {
+        "epochs": 20,
+        "eval_step": 20,
+        "cache": False,
+        "report": "none",
+    }
+    run_unlearn("BPR", "tiny", forget={"user_id": [GONE_USER]}, output_dir=out, config_dict=values)
+    run_unlearn(
+        checkpoint=out / "BPR-unlearned.pth", forget={"item_id": [GONE_ITEM]}, output_dir=out.parent / "two",
+        config_dict={"show_progress": False, "tensorboard": False, "cache": False, "report": "none"},
+    )  # fmt: skip
+    return load_unlearned(out.parent / "two")
+
+
+EVERYBODY = [f"u{n}" for n in range(USERS) if f"u{n}" != GONE_USER]
+
+
+def test_they_are_those_of_recbole(loaded):
+    train = loaded.train_data._dataset
+    users = loaded.test_data.uid_list[:7]
+    scores, items = full_sort_topk(users.tolist(), loaded.model, loaded.test_data, 10)
+    found = loaded.recommend(train.id2token("user_id", users.numpy()), k=10)
+    for place, (_, own) in enumerate(found.groupby("user", sort=False)):
+        theirs = [
+            token for token in train.id2token("item_id", items[place].numpy()) if not token.startswith("[")
+        ]
+        assert own["item"].tolist()[: len(theirs)] == theirs
+        assert own["rank"].tolist() == list(range(1, 11))
+        assert own["score"].is_monotonic_decreasing
+    assert list(found.columns) == ["user", "rank", "item", "score"]
+    assert found["score"].iloc[0] == pytest.approx(scores[0, 0].item())
+
+
+def test_nothing_that_was_had_or_is_gone_is_recommended(loaded):
+    found = loaded.recommend(EVERYBODY, k=1000)
+    assert not found["item"].str.startswith("[").any()  # no padding, no placeholder of an item that is gone
+    assert GONE_ITEM not in set(found["item"])
+    seen = set()
+    for data in (loaded.train_data, loaded.valid_data):
+        part = data._dataset
+        pairs = (part.id2token(f, part.inter_feat[f].numpy()) for f in ("user_id", "item_id"))
+        seen |= set(zip(*pairs, strict=True))
+    shown = set(zip(found["user"], found["item"], strict=True))
+    assert not shown & seen
+    assert len(shown | seen) == len(EVERYBODY) * (
+        ITEMS - 1
+    )  # and everything else is: k is larger than what is left
+    assert len(shown) == len(found)
+
+
+def test_what_is_masked_is_never_shown(loaded, tmp_path):
+    best = loaded.recommend("u1", k=2)["item"].tolist()
+    pair = {"user_id": ["u1"], "item_id": [best[0]]}
+    (tmp_path / "mask.csv").write_text(f"user_id,item_id\nu1,{best[0]}\n")
+    for mask in (pair, pd.DataFrame(pair), tmp_path / "mask.csv", str(tmp_path / "mask.csv")):
+        assert loaded.recommend("u1", k=1, mask=mask)["item"].tolist() == best[1:]
+    other = loaded.recommend("u2", k=5)
+    assert loaded.recommend("u2", k=5, mask=pair).equals(other)  # a pair is masked for its user
+    for_all = loaded.recommend(EVERYBODY, k=60, mask={"item_id": [best[0]]})
+    assert best[0] not in set(for_all["item"])
+    assert loaded.recommend("u1", k=2)["item"].tolist() == best  # a mask is not kept
+    nobody = {"user_id": ["u1", "nobody"], "item_id": ["i-none", best[0]]}
+    assert loaded.recommend("u1", k=2, mask=nobody)["item"].tolist() == best
+    assert loaded.recommend("u1", k=2, mask=pd.DataFrame(pair).iloc[:0])["item"].tolist() == best
+
+
+def test_a_masked_user_gets_nothing_also_when_gone(loaded):
+    found = loaded.recommend(["u1", GONE_USER, "u2"], mask={"user_id": ["u1", GONE_USER]})
+    assert set(found["user"]) == {"u2"}
+    nothing = loaded.recommend(["u1"], mask={"user_id": ["u1"]})
+    assert list(nothing.columns) == ["user", "rank", "item", "score"]
+
+
+def test_ways_to_name_users(loaded):
+    one = loaded.recommend("u12", k=3)
+    assert set(one["user"]) == {"u12"}  # one token, not its letters
+    for users in (["u12"], ("u12",), np.array(["u12"]), pd.Series(["u12"]), ["u12", "u12"]):
+        assert loaded.recommend(users, k=3).equals(one)
+    assert len(loaded.recommend([], k=3)) == 0
+
+
+@pytest.mark.parametrize(
+    ("users", "k", "message"),
+    [
+        (["u1", GONE_USER], 3, "1 of 2 users have no interaction in the retained data, the first of them at"),
+        (["[PAD]"], 3, "1 of 1 users"), (["[removed-1]", "nobody"], 3, "2 of 2 users"),
+        ([("u1",)], 3, "not a tuple"), ([None], 3, "not a NoneType"),
+        (["u1"], 0, "k=0"), (["u1"], True, "k=True"), (["u1"], "3", "k='3'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered(loaded, users, k, message):
+    with pytest.raises(UnlearnError) as error:
+        loaded.recommend(users, k)
+    assert message in str(error.value)
+    assert "nobody" not in str(error.value)
