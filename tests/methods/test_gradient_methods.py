@@ -47,8 +47,8 @@ QUICK = {
     "finetune": {"finetune_epochs": 2},
     "gradient_ascent": {"gradient_ascent_steps": 8, "gradient_ascent_batch_size": 64},
     "rrl": {"rrl_steps": 8, "rrl_batch_size": 64},
-    "scif": {"scif_steps": 10, "scif_batch_size": 256},
-    "ifru": {"ifru_steps": 10, "ifru_batch_size": 256},
+    "scif": {"scif_steps": 10},
+    "ifru": {"ifru_steps": 10},
 }
 ORIGINALS = {}  # trained once for all tests of this file
 
@@ -277,7 +277,7 @@ def test_ifru_finds_the_leave_out_optimum(make_config, begin, monkeypatch):
     start.item_embedding.weight.data.mul_(20.0)
     original.state_dict["item_embedding.weight"] = start.item_embedding.weight.detach().clone()
     before = original.state_dict["user_embedding.weight"] = ridge_optimum(start, data.full.train)
-    changes = {"ifru_damping": 0.0, "ifru_batch_size": 10**6, "ifru_steps": 100}
+    changes = {"ifru_damping": 0.0, "ifru_steps": 100}
     trainer, task = begin("ifru", Ridge, original=original, **changes)
     finished = trainer.run(task)
     target = ridge_optimum(start, data.retain.train)
@@ -294,7 +294,7 @@ def test_ifru_finds_the_leave_out_optimum(make_config, begin, monkeypatch):
 def test_the_spillover_is_the_change_of_the_retained_loss(begin, monkeypatch):
     """Graphs: b is the gradient of D's loss on its graph minus that of what is retained on its own."""
     monkeypatch.setattr(ifru, "SPILLOVER", 0.0)
-    trainer, task = begin("ifru", "LightGCN", ifru_batch_size=10**6)
+    trainer, task = begin("ifru", "LightGCN")
     data = task.data
     trainer.model.reg_weight = 0.0
     request = RequestLosses(task, trainer.model)
@@ -303,7 +303,7 @@ def test_the_spillover_is_the_change_of_the_retained_loss(begin, monkeypatch):
     everyone = region_of(range(data.full.train.user_num), range(data.full.train.item_num))
     selection = Selection(trainer.model, find_tables(trainer.model, data.full.train), everyone, task.index)
     state = request.generator.get_state()
-    found = gradient_sum(trainer._spillover(request, task.settings), selection)
+    found = gradient_sum(trainer._spillover(request), selection)
     request.generator.set_state(state)
     request.deleted_batch(request.deleted_rows()[:1024])  # what knows_its_data draws
     witness = request.witness(losing(request.region, more_than=0.0))
@@ -325,7 +325,7 @@ def test_there_is_no_spillover_without_a_graph(begin):
     trainer, task = begin("ifru")
     request = RequestLosses(task, trainer.model)
     assert not ifru.knows_its_data(request)
-    assert list(trainer._spillover(request, task.settings)) == []
+    assert list(trainer._spillover(request)) == []
 
 
 def test_pruning_keeps_the_heaviest_neighbours_and_never_drops_a_deleted_node(monkeypatch):
@@ -456,7 +456,7 @@ def test_scif_is_the_closed_form_of_bpr(begin, monkeypatch):
     """With fixed items each user is a logistic regression: Δ_u = (H_u + λ n_u)⁻¹ · -½ Σ over S of (q_i - q_j)."""
     monkeypatch.setattr(scif, "DRAWS", 1)
     monkeypatch.setattr(scif, "TOLERANCE", 1e-7)
-    trainer, task = begin("scif", epochs=10, scif_batch_size=10**6, scif_cap=1e9, scif_steps=200)
+    trainer, task = begin("scif", epochs=10, scif_cap=1e9, scif_steps=200)
     data, before = task.data, trainer.snapshot().state_dict
     request = RequestLosses(task, trainer.model)
     kept, rows = request.fixed_batch(region_of(request.region["user"].ids.tolist()), 10**6)

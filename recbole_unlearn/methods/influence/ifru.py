@@ -57,6 +57,7 @@ from recbole_unlearn.rows import (
 from recbole_unlearn.settings import setting
 
 TOLERANCE = 0.01  # relative residual at which the solver stops
+BATCH = 65536  # retained interactions in the fixed batch of the Hessian
 DRAWS = 4  # draws of negatives over which the deleted gradient is averaged
 SPILLOVER = 0.01  # share of its interactions that a user or item loses at least to be in R'
 KEEP = 0.7  # share of the neighbors that are kept, by weight
@@ -68,7 +69,6 @@ class IFRUSettings:
 
     ifru_damping: float = setting("Damping for each training interaction of a user or item.", low=0.0)
     ifru_steps: int = setting("Iterations of the solver at most.", low=1)
-    ifru_batch_size: int = setting("Retained interactions in the fixed batch of the Hessian.", low=1)
     ifru_hops: int = setting("Neighbors up to this many hops away may change too.", low=0)
 
 
@@ -101,9 +101,9 @@ class IFRU(UnlearnTrainer):
                 f"{task.config['model']} has no weights that belong to users or items, which ifru works on. "
                 "Use --unlearn=retrain."
             )
-        b = gradient_sum(self._deleted(request, options), selection)
-        spilt = gradient_sum(self._spillover(request, options), selection)
-        batch, number = request.fixed_batch(region, options.ifru_batch_size)
+        b = gradient_sum(self._deleted(request), selection)
+        spilt = gradient_sum(self._spillover(request), selection)
+        batch, number = request.fixed_batch(region, BATCH)
         product = HessianProduct(training_loss(self.model, batch), selection, number)
         with progress_bar(
             f"IFRU {self.label}", options.ifru_steps, bool(task.config["show_progress"])
@@ -125,20 +125,18 @@ class IFRU(UnlearnTrainer):
             {"residual": [(k + 1, round(r, 9)) for k, r in enumerate(solution.residuals)]},
         )
 
-    def _deleted(self, request: RequestLosses, options: IFRUSettings) -> Iterator[tuple[torch.Tensor, float]]:
+    def _deleted(self, request: RequestLosses) -> Iterator[tuple[torch.Tensor, float]]:
         """Mean losses on parts of S over the graph of D, each with its number of interactions."""
         for _ in range(DRAWS):
-            for chosen in request.deleted_rows().split(options.ifru_batch_size):
+            for chosen in request.deleted_rows().split(BATCH):
                 yield request.deleted_loss(chosen, request.before()), len(chosen) / DRAWS
 
-    def _spillover(
-        self, request: RequestLosses, options: IFRUSettings
-    ) -> Iterator[tuple[torch.Tensor, float]]:
+    def _spillover(self, request: RequestLosses) -> Iterator[tuple[torch.Tensor, float]]:
         """Losses of retained interactions on the graph of D minus those on that of D without S."""
         if request.by_user or not knows_its_data(request):
             return  # the loss on S of a model that learns by user is that difference already
         witness = request.witness(losing(request.region, more_than=SPILLOVER))
-        for chosen in witness.interactions().split(options.ifru_batch_size):
+        for chosen in witness.interactions().split(BATCH):
             batch = witness.batch(witness.triples(chosen))
             yield training_loss(request.before(), batch) - training_loss(self.model, batch), len(chosen)
 

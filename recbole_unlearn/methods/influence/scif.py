@@ -45,6 +45,7 @@ from recbole_unlearn.rows import Members, Region, find_tables, training_loss
 from recbole_unlearn.settings import UnlearnConfig, setting
 
 TOLERANCE = 0.001  # relative residual at which the solver stops
+BATCH = 65536  # retained interactions in the fixed batch of the Hessian
 DRAWS = 4  # draws of negatives over which the deleted gradient is averaged
 
 
@@ -54,7 +55,6 @@ class SCIFSettings:
 
     scif_damping: float = setting("Damping for each interaction of a user.", low=0.0)
     scif_steps: int = setting("Iterations of conjugate gradients at most.", low=1)
-    scif_batch_size: int = setting("Retained interactions in the fixed batch of the Hessian.", low=1)
     scif_cap: float = setting("Longest step of a user's row, relative to the row's norm.", low=0.0)
 
 
@@ -87,9 +87,9 @@ class SCIF(UnlearnTrainer):
         if len(region["user"]) == 0:
             return Outcome()  # all users of the request are orphans, and get their initial rows
         selection = Selection(self.model, tables, region, task.index)
-        batch, number = request.fixed_batch(region, options.scif_batch_size)
+        batch, number = request.fixed_batch(region, BATCH)
         product = HessianProduct(training_loss(self.model, batch), selection, number)
-        b = gradient_sum(self._changes(request, options), selection)
+        b = gradient_sum(self._changes(request), selection)
         with progress_bar(
             f"SCIF {self.label}", options.scif_steps, bool(task.config["show_progress"])
         ) as bar:
@@ -108,11 +108,11 @@ class SCIF(UnlearnTrainer):
             {"residual": [(k + 1, round(r, 9)) for k, r in enumerate(solution.residuals)]},
         )
 
-    def _changes(self, request: RequestLosses, options: SCIFSettings) -> Iterator[tuple[torch.Tensor, float]]:
+    def _changes(self, request: RequestLosses) -> Iterator[tuple[torch.Tensor, float]]:
         """(1 - ȳ)(ℓ(z) - ℓ(z')) on batches of S: the difference of the losses, and its weight in the sum."""
         weight = 1.0 - mean_label(request.config["train_neg_sample_args"])
         for _ in range(DRAWS):
-            for chosen in request.deleted_rows().split(options.scif_batch_size):
+            for chosen in request.deleted_rows().split(BATCH):
                 batch = request.deleted_batch(chosen)
                 change = training_loss(self.model, batch)
                 change = change - training_loss(self.model, turned(request.config, batch))
