@@ -14,6 +14,13 @@ class UnlearnError(Exception):
     """Bad input or an environment that cannot do the work; never a bug of ours."""
 
 
+def one_line(error: Exception) -> str:
+    """The first line of an error; with its type, unless it is ours."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    is_ours = isinstance(error, UnlearnError) and first
+    return first if is_ours else f"{type(error).__name__}: {first}".rstrip(": ")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """' Did you mean X?', or nothing when nothing is near."""
     by_lower = {name.lower(): name for name in known}

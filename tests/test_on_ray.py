@@ -141,7 +141,7 @@ def test_ray_changes_nothing_and_a_sweep_goes_on_after_a_kill(
     assert {
         json.dumps(record, sort_keys=True) for record in done
     } <= kept  # times too: nothing was done twice
-    monkeypatch.setattr(backend, "sweep", in_this_process)
+    monkeypatch.setattr(backend, "run_trials", in_this_process)
     whole = tune_unlearn(
         "BPR", "tiny", config_dict=values | {"trials": number, "output_dir": "here", "workers": 2}
     )
@@ -184,7 +184,7 @@ def test_trials_that_fail_and_trials_that_die(tune, two_workers, small, tmp_path
 @pytest.mark.slow
 def test_searchers_and_asha(tune, two_workers, small):
     """Optuna (where it is installed) suggests and ASHA stops; going on with more trials repeats none of them."""
-    searcher = "optuna" if backend._installed("optuna") else "random"
+    searcher = "optuna" if backend.is_installed("optuna") else "random"
     values = small | {"searcher": searcher, "scheduler": "asha", "trials": 5, "workers": 2}
     first = tune_unlearn("BPR", "tiny", config_dict=values).result
     second = tune_unlearn("BPR", "tiny", config_dict=values | {"trials": 7, "resume": True}).result

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from recbole_unlearn import report
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.data import fetch
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, one_line
 from recbole_unlearn.files import made, new_directory, write_json
 from recbole_unlearn.grid.plan import Cell, load
 from recbole_unlearn.log import logging_to, on_terminal, progress_bar
@@ -154,11 +154,7 @@ class _Grid:
         for position, outcome in workers.do(run_cell, [(_placed(cell),) for cell in self.left], go_on=True):
             cell = self.left[position]
             if isinstance(outcome, Exception):
-                first = (str(outcome).strip().splitlines() or [""])[0]
-                is_ours = isinstance(outcome, UnlearnError)
-                self.failed[cell.name] = (
-                    first if is_ours else f"{type(outcome).__name__}: {first}".rstrip(": ")
-                )
+                self.failed[cell.name] = one_line(outcome)
                 logger.warning("%s failed: %s", cell.name, self.failed[cell.name])
             else:
                 self._keep(cell, outcome)

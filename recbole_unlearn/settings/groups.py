@@ -149,9 +149,6 @@ class TuneSettings:
         "Weight of affected users in utility; all users together have the rest, up to 1.", low=0.0, high=1.0
     )
     tune_weight: float = setting("Weight of forgetting against utility.", low=0.0)
-    tune_pareto: bool = setting(
-        "Also write the settings of every candidate on the front, to OUTPUT_DIR/front."
-    )
     resume: bool = setting(
         "Continue the sweep in OUTPUT_DIR; finished trials are not done again.",
         role=Role.SPEED,

@@ -1,10 +1,9 @@
 """Tuning: a sweep over a method's settings on Ray Tune, judged on validation interactions.
 
-`space.py` reads what to sweep over, `goal.py` says what is better, `trial.py` is what one trial does,
-`journal.py` keeps what is finished, `backend.py` is all that knows Ray Tune, and `sweep.py` puts them together.
+`space.py` reads the search space, `objective.py` has the objective, `trial.py` one trial, `journal.py` the record of
+finished trials, `backend.py` all that uses Ray Tune, and `sweep.py` puts them together.
 """
 
 from recbole_unlearn.tuning.objective import Bench, Figures, Goal, validation_only
-from recbole_unlearn.tuning.outputs import TuneResult
-from recbole_unlearn.tuning.space import Range, Space, Values, Whole, identity
-from recbole_unlearn.tuning.sweep import tune_unlearn
+from recbole_unlearn.tuning.space import Space, identity
+from recbole_unlearn.tuning.sweep import TuneResult, tune_unlearn

@@ -1,15 +1,15 @@
-r"""What a sweep looks for: utility against forgetting, on training and validation interactions, never on test ones.
+r"""The objective of a sweep: utility against forgetting, on training and validation interactions, never on test ones.
 
     utility  = (1 − a) · metric of all users + a · metric of affected users          a: tune_affected
     distance = |demotion rate − target|
     score    = utility / utility of the original − w · distance                      w: tune_weight
 
-The target is the retrained model's demotion rate where there is one, otherwise what a closed-form ranker on D\S
-expects of a model that never saw the deleted interactions (`rows/closed_form.py`). It knows no histories, so a
-sequential model needs the retrained one. Its deleted interactions are asked for at their cleaned prefixes.
+The target is the retrained model's demotion rate where there is one, otherwise the rate that a closed-form ranker on
+D\S expects of a model that never saw the deleted interactions (`rows/closed_form.py`). The ranker has no histories:
+a sequential model needs the retrained one, and its deleted interactions are scored at their cleaned prefixes.
 
-The *front* is the set of candidates that no other beats in both utility and distance; whatever the weight, the best
-score is on it.
+The *front* is the set of candidates that no other beats in both utility and distance; for any weight, the best score
+is on it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Candidate = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What is measured of a model."""
+    """The figures of a model."""
 
     everyone: float  # the metric over all users
     affected: float | None  # over affected users; None when none of them has validation interactions
@@ -52,7 +52,7 @@ class Figures:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What makes one candidate better than another."""
+    """The objective: which of two candidates is better."""
 
     metric: str  # as RecBole's results name it: ndcg@20
     affected: float  # a
@@ -61,7 +61,7 @@ class Goal:
     target: float | None = None  # the demotion rate to reach; None when there is none to measure
 
     def utility(self, figures: Figures) -> float:
-        """(1 − a) · all + a · affected; all users alone when no affected one can be measured."""
+        """(1 − a) · all + a · affected; only all users when no affected user can be measured."""
         if figures.affected is None:
             return figures.everyone
         return (1.0 - self.affected) * figures.everyone + self.affected * figures.affected
@@ -77,18 +77,14 @@ class Goal:
         return self.utility(figures) / (self.original or 1.0) - self.weight * self.distance(figures)
 
     def judge(self, figures: Figures) -> dict[str, float | None]:
-        """Figures and what follows from them, as they are in `tune.json`."""
-        values = {
-            **dataclasses.asdict(figures),
-            "utility": self.utility(figures),
-            "distance": self.distance(figures),
-            "score": self.score(figures),
-        }
+        """Figures with utility, distance and score, as in `tune.json`."""
+        values: dict[str, float | None] = dataclasses.asdict(figures)
+        values |= {name: getattr(self, name)(figures) for name in ("utility", "distance", "score")}
         return {key: None if value is None else round(value, DECIMALS) for key, value in values.items()}
 
 
 def read_metric(options: TuneSettings, config: UnlearnConfig, item_num: int = sys.maxsize) -> str:
-    """The metric of a sweep as results name it, or an error when nothing of that name is measured."""
+    """The metric of a sweep as results name it, refused when it is not measured."""
     measured = report_config(config, item_num)
     names = {f"{metric.lower()}@{k}" for metric in measured["metrics"] for k in measured["topk"]}
     asked = options.tune_metric.lower()
@@ -105,12 +101,12 @@ def read_metric(options: TuneSettings, config: UnlearnConfig, item_num: int = sy
 
 
 def validation_only(data: UnlearnData) -> UnlearnData:
-    """The same request with validation interactions in the place of the test ones, which are gone."""
+    """The same request with the validation interactions also as test interactions; the test interactions are gone."""
     return dataclasses.replace(data, full=data.full.validated(), retain=data.retain.validated())
 
 
 def expected_demotion(config: UnlearnConfig, data: UnlearnData) -> float | None:
-    """The demotion rate to expect of a model that never saw the deleted interactions, without training one."""
+    """The demotion rate expected of a model that never saw the deleted interactions, without training one."""
     forget = data.forget
     pairs = forget.inter_feat[forget.uid_field], forget.inter_feat[forget.iid_field]
     retained = RetainedIndex(TrainIndex(data.full.train), *pairs, data.deleted)
@@ -130,14 +126,14 @@ class Bench:
             raise UnlearnError("There are no validation interactions to tune on; change eval_args.")
         self.config, self.data, self.metric = config, data, metric
         self.loaders = loaders(config, data.retain)
-        self.windows: Windows | None = None  # of the deleted pairs, of a sequential model
+        self.windows: Windows | None = None  # of the deleted pairs of a sequential model
         if isinstance(data.retain, SequenceSplits):
             self.deleted, self.windows = deleted_windows(data, negatives, config["seed"])
         else:
             self.deleted = deleted_pairs(data, negatives, config["seed"])
 
     def measure(self, trainer: PhaseTrainer) -> Figures:
-        """The figures of a trainer's model as it is."""
+        """The figures of a trainer's model."""
         found, _ = utility(trainer, self.config, self.loaders, self.data.affected_users)
         return Figures(
             float(found["metrics"][self.metric]),
@@ -150,7 +146,7 @@ class Bench:
 def demotion_rate(
     trainer: PhaseTrainer, pairs: Pairs, splits: Splits, windows: Windows | None = None
 ) -> float | None:
-    """The mean share of the items a deleted one is compared with that score higher; at ``windows``, of sequences."""
+    """The mean share of compared items that score higher than a deleted one; for sequences, at ``windows``."""
     if len(pairs) == 0:
         return None
     if windows is not None:
@@ -167,12 +163,12 @@ def demotion_rate(
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate:
-    """The highest score; of equals the nearest to the target, then the one of fewest steps, then the first."""
+    """The highest score; of equals the nearest to the target, then the fewest steps, then the first trial."""
     return max(candidates, key=lambda c: (c["score"], -c["distance"], -(c["step"] or 0), -c["trial"]))
 
 
 def front(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other beats in utility without losing in distance, or the other way round; nearest first."""
+    """The candidates that no other beats in both utility and distance; nearest to the target first."""
     ordered = sorted(candidates, key=lambda c: (c["distance"], -c["utility"], c["step"] or 0, c["trial"]))
     found: list[Candidate] = []
     for candidate in ordered:

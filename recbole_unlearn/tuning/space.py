@@ -4,8 +4,8 @@
     lac_steps: {int: [20, 80, 20]}
     lac_learning_rate: {loguniform: [0.002, 0.05]}
 
-Nothing in a space is ever evaluated: it is data, read without Python objects and checked against the method's own
-settings before anything is trained. :class:`Space` also draws from it, the same values for the same seed.
+A space is data: it is read without Python objects, nothing in it is evaluated, and it is checked against the method's
+own settings before anything is trained. Values are drawn from the domains of Ray Tune.
 """
 
 from __future__ import annotations
@@ -14,181 +14,27 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from recbole_unlearn import settings
+from recbole_unlearn.cluster import import_tune
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.settings import UnlearnConfig, packaged, properties_dir, read_yaml
 
-DIGITS = 4  # that count, of a number drawn from a range
-MISSES = 200  # consecutive draws that bring nothing new, after which a space is taken to be exhausted
+DIGITS = 4  # significant digits of a number drawn from a range
+MISSES = 200  # consecutive draws without a new value, after which a space counts as exhausted
 LARGEST = 10_000  # combinations that a grid may have
+KINDS = {  # each with an example
+    "choice": "[8, 16, full]", "grid": "[8, 16]", "int": "[20, 80] or, with a step, [20, 80, 20]",
+    "uniform": "[0.0, 1.0]", "loguniform": "[0.001, 0.1]",
+}  # fmt: skip
 
 Settings = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Values:
-    """Some values; ``every`` one of them is tried (`grid`), or one is drawn (`choice`)."""
-
-    values: tuple[Any, ...]
-    every: bool = False
-
-    forms: ClassVar[str] = "{choice: [8, 16, full]} or {grid: [8, 16]}"
-
-    def draw(self, rng: np.random.Generator) -> Any:
-        """One of them, each as likely as the others."""
-        return self.values[int(rng.integers(len(self.values)))]
-
-    def all(self) -> list[Any]:
-        """All of them."""
-        return list(self.values)
-
-    def ends(self) -> list[Any]:
-        """Values that are allowed if and only if all are."""
-        return list(self.values)
-
-    def holds(self, value: Any) -> bool:
-        """Whether ``value`` is one of them; 1, 1.0 and yes are three."""
-        return any(type(own) is type(value) and own == value for own in self.values)
-
-
-@dataclasses.dataclass(frozen=True)
-class Whole:
-    """Whole numbers from ``low`` to ``high``, both included, in steps (`int`)."""
-
-    low: int
-    high: int
-    step: int = 1
-
-    every: ClassVar[bool] = False
-    forms: ClassVar[str] = "{int: [20, 80]} or, with a step, {int: [20, 80, 20]}"
-
-    def draw(self, rng: np.random.Generator) -> int:
-        """One of them, each as likely as the others."""
-        return self.low + self.step * int(rng.integers((self.high - self.low) // self.step + 1))
-
-    def all(self) -> list[int]:
-        """All of them."""
-        return list(range(self.low, self.high + 1, self.step))
-
-    def ends(self) -> list[int]:
-        """The first and the last."""
-        return [self.low, self.low + (self.high - self.low) // self.step * self.step]
-
-    def holds(self, value: Any) -> bool:
-        """Whether ``value`` is one of them."""
-        return type(value) is int and self.low <= value <= self.high and (value - self.low) % self.step == 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """Numbers between ``low`` and ``high`` (`uniform`), or their logarithms (`loguniform`)."""
-
-    low: float
-    high: float
-    logarithmic: bool = False
-
-    every: ClassVar[bool] = False
-    forms: ClassVar[str] = "{uniform: [0.0, 1.0]} or {loguniform: [0.001, 0.1]}"
-
-    def draw(self, rng: np.random.Generator) -> float:
-        """One of them: low + u (high − low), or low (high / low)^u, with u uniform in [0, 1)."""
-        u = float(rng.random())
-        if self.logarithmic:
-            value = math.exp(math.log(self.low) + u * (math.log(self.high) - math.log(self.low)))
-        else:
-            value = self.low + u * (self.high - self.low)
-        return self.tidy(value)
-
-    def tidy(self, value: float) -> float:
-        """``value`` to the digits that count, inside the range: what is tried is what a file can say."""
-        return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
-
-    def ends(self) -> list[float]:
-        """The lowest and the highest."""
-        return [self.low, self.high]
-
-    def holds(self, value: Any) -> bool:
-        """Whether ``value`` is one of them."""
-        return type(value) is float and self.low <= value <= self.high
-
-
-Domain = Values | Whole | Range
-
-
-@dataclasses.dataclass(frozen=True)
-class Space:
-    """The settings of a sweep, each with its domain, in the order of the file."""
-
-    domains: Mapping[str, Domain]
-
-    def holds(self, values: Settings) -> bool:
-        """Whether a sweep over this space can try ``values``."""
-        return values.keys() == self.domains.keys() and all(
-            self.domains[k].holds(v) for k, v in values.items()
-        )
-
-    def refuse_grids(self, searcher: str) -> None:
-        """Refuse settings of which every value is to be tried, for a searcher that draws."""
-        for key, domain in self.domains.items():
-            if domain.every:
-                raise UnlearnError(
-                    f"{searcher} draws and does not go through the grid of {key}: "
-                    f"write {key}: {{choice: [...]}}, or use --searcher=grid."
-                )
-
-    def grid(self) -> list[Settings]:
-        """All combinations; ranges have none."""
-        columns: list[list[Any]] = []
-        for key, domain in self.domains.items():
-            if isinstance(domain, Range):
-                raise UnlearnError(
-                    f"Grid search cannot go through the range of {key}: list its values, "
-                    f"{key}: {{grid: [...]}}, or use --searcher=random."
-                )
-            columns.append(domain.all())
-        sizes = math.prod([len(column) for column in columns])
-        if sizes > LARGEST:
-            raise UnlearnError(
-                f"The grid has {sizes} combinations, more than {LARGEST}: leave values out, or use --searcher=random."
-            )
-        return [dict(zip(self.domains, row, strict=True)) for row in itertools.product(*columns)]
-
-    def random(self, trials: int, seed: int) -> list[Settings]:
-        """``trials`` distinct draws, for every combination of those with `grid`; fewer when there are no more.
-
-        The first trials are the same for any number of them.
-        """
-        listed = {key: domain for key, domain in self.domains.items() if domain.every}
-        drawn = {key: domain for key, domain in self.domains.items() if not domain.every}
-        found = []
-        for number, fixed in enumerate(Space(listed).grid()):
-            rest = itertools.islice(_distinct(drawn, np.random.default_rng([seed, number])), trials)
-            found.append([{key: {**fixed, **some}[key] for key in self.domains} for some in rest])
-        # One of each combination before the second of any, so that a sweep that is cut short has seen all of them.
-        turns = itertools.zip_longest(*found)
-        return [values for turn in turns for values in turn if values is not None]
-
-
-def _distinct(domains: Mapping[str, Domain], rng: np.random.Generator) -> Iterator[Settings]:
-    """Draws without repetition, until there seem to be no more."""
-    seen: set[str] = set()
-    missed = 0
-    while missed < MISSES:
-        values = {key: domain.draw(rng) for key, domain in domains.items()}
-        name = identity(values)
-        if name in seen:
-            missed += 1
-            continue
-        seen.add(name)
-        missed = 0
-        yield values
 
 
 def identity(values: Settings) -> str:
@@ -196,11 +42,96 @@ def identity(values: Settings) -> str:
     return json.dumps(values, sort_keys=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """The settings of a sweep in the order of the file, each with its line: {"rank": {"choice": [8, "full"]}}."""
+
+    lines: Mapping[str, Mapping[str, list[Any]]]
+
+    def values(self, key: str) -> list[Any] | None:
+        """All values of a setting; None for a range."""
+        ((kind, values),) = self.lines[key].items()
+        if kind == "int":
+            low, high, *step = values
+            return list(range(low, high + 1, *step))
+        return values if kind in ("choice", "grid") else None
+
+    def domain(self, key: str) -> Any:
+        """The domain of a setting in Ray Tune."""
+        tune = import_tune()
+        ((kind, values),) = self.lines[key].items()
+        if kind in ("uniform", "loguniform"):
+            return getattr(tune, kind)(*values)
+        if kind == "int" and len(values) == 2:
+            return tune.randint(values[0], values[1] + 1)
+        return tune.choice(self.values(key))
+
+    def plain(self, drawn: Mapping[str, Any]) -> Settings:
+        """Drawn values as a file can have them: Python's numbers, those of ranges with few digits and inside."""
+        found = {}
+        for key, line in self.lines.items():
+            value = drawn[key]
+            if self.values(key) is None:
+                low, high = next(iter(line.values()))
+                value = min(max(float(f"{float(value):.{DIGITS}g}"), float(low)), float(high))
+            found[key] = value.item() if isinstance(value, np.generic) else value
+        return found
+
+    def grid(self, keys: Iterable[str] | None = None) -> list[Settings]:
+        """All combinations of ``keys``, by default of all settings; ranges have none."""
+        keys = list(self.lines if keys is None else keys)
+        columns = []
+        for key in keys:
+            if (values := self.values(key)) is None:
+                raise UnlearnError(
+                    f"Grid search cannot go through the range of {key}: list its values, "
+                    f"{key}: {{grid: [...]}}, or use --searcher=random."
+                )
+            columns.append(values)
+        size = math.prod(map(len, columns))
+        if size > LARGEST:
+            raise UnlearnError(
+                f"The grid has {size} combinations, more than {LARGEST}: leave values out, or use --searcher=random."
+            )
+        return [dict(zip(keys, row, strict=True)) for row in itertools.product(*columns)]
+
+    def random(self, trials: int, seed: int) -> list[Settings]:
+        """``trials`` distinct draws for every combination of the settings with `grid`; fewer when there are no more.
+
+        The first trials are the same for any number of them. Each combination has its turn before the next draw of
+        any, so that a sweep that is cut short has seen all of them.
+        """
+        rng = np.random.default_rng(seed)
+        listed = [key for key, line in self.lines.items() if "grid" in line]
+        domains = {key: self.domain(key) for key in self.lines if key not in listed}
+        found: dict[str, Settings] = {}
+        left = self.grid(listed)
+        for _ in range(trials):
+            for fixed in list(left):
+                for _ in range(MISSES):
+                    drawn = {key: domain.sample(random_state=rng) for key, domain in domains.items()}
+                    values = self.plain(fixed | drawn)
+                    if identity(values) not in found:
+                        found[identity(values)] = values
+                        break
+                else:
+                    left.remove(fixed)
+        return list(found.values())
+
+    def refuse_grids(self, searcher: str) -> None:
+        """Refuse `grid` for a searcher that draws."""
+        for key, line in self.lines.items():
+            if "grid" in line:
+                raise UnlearnError(
+                    f"{searcher} draws and does not go through the grid of {key}: "
+                    f"write {key}: {{choice: [...]}}, or use --searcher=grid."
+                )
+
+
 def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) -> Space:
     """The space in ``file``, or the method's own, checked against the method's settings.
 
-    A setting that the user fixes for the run is no longer part of the method's own space; in a file of the user's it
-    is a contradiction.
+    A setting that the user fixes for the run is left out of the method's own space; in a user's file it is an error.
     """
     path = _path(method, file, config.model_class.type.name.lower())
     fixed = set(config.external_config_dict) & set(settings.names(method.Settings))
@@ -208,23 +139,24 @@ def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) 
     if not raw:
         raise UnlearnError(f"{path} is empty; expected lines such as lac_steps: {{int: [20, 80]}}.")
     if file is None:
-        raw = {key: domain for key, domain in raw.items() if key not in fixed}
+        raw = {key: line for key, line in raw.items() if key not in fixed}
         if not raw:
             raise UnlearnError("Every setting of the search space is fixed by this run; leave one out.")
-    domains = {}
     base = config.method_values(method.name)
-    for key, domain in raw.items():
-        if not isinstance(key, str) or key not in base:
-            raise UnlearnError(f"{path}: {_unknown(key, method, base)}")
-        if key in fixed:
-            raise UnlearnError(f"{path}: {key} is swept over, but this run sets it too; leave one out.")
+    for key, line in raw.items():
         try:
-            domains[key] = _domain(key, domain)
-            for value in domains[key].ends():
+            if not isinstance(key, str) or key not in base:
+                raise UnlearnError(
+                    f"{key!r} is not a setting of {method.name}.{nearest(str(key), base)} A sweep changes the "
+                    "method's settings only: the original is trained once."
+                )
+            if key in fixed:
+                raise UnlearnError(f"{key} is swept over, but this run sets it too; leave one out.")
+            for value in _checked(key, line):
                 method.check(settings.read(method.Settings, base | {key: value}), config)
         except UnlearnError as error:
             raise UnlearnError(f"{path}: {error}") from error
-    return Space(domains)
+    return Space(raw)
 
 
 def _path(method: type[UnlearnTrainer], file: str | None, kind: str) -> Path:
@@ -241,76 +173,45 @@ def _path(method: type[UnlearnTrainer], file: str | None, kind: str) -> Path:
     return path
 
 
-def _unknown(key: Any, method: type[UnlearnTrainer], known: Mapping[str, Any]) -> str:
-    return (
-        f"{key!r} is not a setting of {method.name}.{nearest(str(key), known)} A sweep changes the method's settings "
-        "only: the original is trained once."
-    )
-
-
-def _domain(key: str, raw: Any) -> Domain:
-    """One line of a space."""
-    if not isinstance(raw, dict) or len(raw) != 1:
-        several = isinstance(raw, dict) and len(raw) > 1
+def _checked(key: str, line: Any) -> list[Any]:
+    """Values of a line that are allowed if and only if all of its values are; a line that is not valid is refused."""
+    if not isinstance(line, dict) or len(line) != 1:
+        several = isinstance(line, dict) and len(line) > 1
         raise UnlearnError(
             f"{key} has {'several kinds of values' if several else 'no kind of values'}; expected one of "
-            f"{Values.forms}, {Whole.forms}, {Range.forms}."
+            f"{', '.join(f'{{{kind}: {example}}}' for kind, example in KINDS.items())}."
         )
-    ((kind, values),) = raw.items()
-    if kind not in _KINDS:
+    ((kind, values),) = line.items()
+    if kind not in KINDS:
         raise UnlearnError(
-            f"{key}: unknown kind {kind!r}.{nearest(str(kind), _KINDS)} One of {', '.join(_KINDS)}."
+            f"{key}: unknown kind {kind!r}.{nearest(str(kind), KINDS)} One of {', '.join(KINDS)}."
         )
     if not isinstance(values, list) or not values:
         raise UnlearnError(f"{key}: {kind} needs a list of values, not {values!r}.")
-    return _KINDS[kind](key, values)
-
-
-def _values(key: str, values: list[Any], every: bool) -> Values:
-    for value in values:
-        if not (value is None or isinstance(value, (bool, int, float, str))):
-            raise UnlearnError(f"{key}: {value!r} is not a plain value.")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UnlearnError(f"{key}: {value!r} is not a finite number.")
-    if len({identity({key: value}) for value in values}) < len(values):
-        raise UnlearnError(f"{key}: a value is there twice: {values!r}.")
-    return Values(tuple(values), every)
-
-
-def _whole(key: str, values: list[Any]) -> Whole:
-    if len(values) not in (2, 3) or any(isinstance(v, bool) or not isinstance(v, int) for v in values):
-        raise UnlearnError(f"{key}: int needs two whole numbers and perhaps a step, not {values!r}.")
-    whole = Whole(*values)
-    _ordered(key, whole.low, whole.high)
-    if whole.step < 1:
-        raise UnlearnError(f"{key}: the step {whole.step} is not valid: expected at least 1.")
-    return whole
-
-
-def _range(key: str, values: list[Any], logarithmic: bool) -> Range:
+    if kind in ("choice", "grid"):
+        for value in values:
+            if not (value is None or isinstance(value, (bool, int, float, str))):
+                raise UnlearnError(f"{key}: {value!r} is not a plain value.")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UnlearnError(f"{key}: {value!r} is not a finite number.")
+        if len({identity({key: value}) for value in values}) < len(values):
+            raise UnlearnError(f"{key}: a value is there twice: {values!r}.")
+        return values
+    is_int = kind == "int"
     numbers = [
-        v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
+        v for v in values if isinstance(v, int) or (isinstance(v, float) and math.isfinite(v) and not is_int)
     ]
-    if len(values) != 2 or len(numbers) != 2:
-        raise UnlearnError(f"{key}: a range needs two numbers, not {values!r}.")
-    low, high = map(float, numbers)
-    _ordered(key, low, high)
-    if logarithmic and low <= 0:
-        raise UnlearnError(f"{key}: loguniform needs numbers above 0, not {values!r}.")
-    return Range(low, high, logarithmic)
-
-
-def _ordered(key: str, low: float, high: float) -> None:
+    numbers = [v for v in numbers if not isinstance(v, bool)]
+    if len(numbers) < len(values) or len(values) not in ((2, 3) if is_int else (2,)):
+        expected = "int needs two whole numbers and perhaps a step" if is_int else "a range needs two numbers"
+        raise UnlearnError(f"{key}: {expected}, not {values!r}.")
+    low, high, *step = numbers
     if not low < high:
         raise UnlearnError(
-            f"{key}: the range [{low:g}, {high:g}] is upside down or empty; the lower end comes first."
+            f"{key}: the range [{low}, {high}] is upside down or empty; the lower end comes first."
         )
-
-
-_KINDS: dict[str, Callable[[str, list[Any]], Domain]] = {
-    "choice": lambda key, values: _values(key, values, every=False),
-    "grid": lambda key, values: _values(key, values, every=True),
-    "int": _whole,
-    "uniform": lambda key, values: _range(key, values, logarithmic=False),
-    "loguniform": lambda key, values: _range(key, values, logarithmic=True),
-}
+    if step and step[0] < 1:
+        raise UnlearnError(f"{key}: the step {step[0]} is not valid: expected at least 1.")
+    if kind == "loguniform" and low <= 0:
+        raise UnlearnError(f"{key}: loguniform needs numbers above 0, not {values!r}.")
+    return [low, range(low, high + 1, *step)[-1]] if is_int else [float(low), float(high)]

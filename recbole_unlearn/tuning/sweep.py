@@ -1,4 +1,4 @@
-"""A sweep from the request to `best.yaml`: what the command line calls for `--tune`.
+"""`--tune`: a sweep from the request to `tune.json`, `best.yaml`, the settings on the front, and `tune.html`.
 
 The original (and, with `--compare=retrain`, the retrained model) is made once here; trials are run by `backend.py`
 and kept in a journal as they end. Everything that can be refused is refused before anything is trained.
@@ -7,28 +7,58 @@ and kept in a journal as they end. Everything that can be refused is refused bef
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import yaml
+
 from recbole_unlearn import cluster, settings
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import new_directory, write_bytes, write_json
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.pipeline import Pipeline
+from recbole_unlearn.results.record import environment, plain_values
 from recbole_unlearn.session import Arguments, opened
-from recbole_unlearn.text import counted
-from recbole_unlearn.tuning import backend, journal, outputs
+from recbole_unlearn.text import MISSING, counted, decimal, drawn, wrapped
+from recbole_unlearn.tuning import backend, journal
 from recbole_unlearn.tuning import space as spaces
-from recbole_unlearn.tuning.journal import Journal, Keeper, Record
-from recbole_unlearn.tuning.prepare import Prepared, prepare, refuse_unprepared
+from recbole_unlearn.tuning.objective import Candidate, Figures, best, front
 from recbole_unlearn.tuning.space import Settings, identity
+from recbole_unlearn.tuning.trial import Shared, prepare, refuse_untunable
+
+SCHEMA = 1
+ROWS = 15  # trials in the table
 
 logger = logging.getLogger(__name__)
 
 
-def tune_unlearn(
-    model: str | type | None = None, dataset: str | None = None, **arguments: Any
-) -> outputs.TuneResult:
-    """Sweep over a method's settings; arguments as :func:`~recbole_unlearn.quick_start.run_unlearn` has them."""
+@dataclasses.dataclass(frozen=True)
+class TuneResult:
+    """The content of `tune.json`, and its directory."""
+
+    result: dict[str, Any]
+    output_dir: Path
+
+    def to_frame(self) -> pd.DataFrame:
+        """The trials: a row for each measurement of one, with its settings and figures; failed ones have none."""
+        return pd.DataFrame(
+            [
+                {"trial": record["number"], "state": record["state"], **record["settings"], **report}
+                for record in self.result["trials"]
+                for report in record["reports"] or [{}]
+            ]
+        )
+
+    def __str__(self) -> str:
+        return _table(self.result)
+
+
+def tune_unlearn(model: str | type | None = None, dataset: str | None = None, **arguments: Any) -> TuneResult:
+    """Sweep over a method's settings; the arguments are those of :func:`~recbole_unlearn.quick_start.run_unlearn`."""
     with opened(Arguments(model, dataset, **arguments), as_one=False) as (pipeline, wanted):
         return _Sweep(pipeline).run(wanted)
 
@@ -40,71 +70,182 @@ class _Sweep:
         self.pipeline, self.config, self.directory = pipeline, pipeline.config, pipeline.directory
         self.options = settings.read(settings.TuneSettings, self.config)
         self.method = pipeline.methods[0].method
-        refuse_unprepared(pipeline, self.options)
-        address = pipeline.run_settings.ray_address
-        backend.check(self.options.searcher, address)
+        refuse_untunable(pipeline, self.options)
+        backend.check(self.options.searcher, pipeline.run_settings.ray_address)
         journal.refuse_other(self.directory, self.options.resume)
         self.space = spaces.load(self.config, self.method, self.options.space)
-        self.listed = self._listed()
-
-    def _listed(self) -> list[Settings] | None:
-        """The settings of all trials, None where a searcher finds them as it goes."""
+        self.listed: list[Settings] | None = None  # the settings of all trials, where they are known before
         if self.options.searcher == "grid":
-            return self.space.grid()
-        if self.options.searcher == "random":
-            return self.space.random(self.options.trials, self.config["seed"])
-        self.space.refuse_grids(self.options.searcher)
-        return None
+            self.listed = self.space.grid()
+        elif self.options.searcher == "random":
+            self.listed = self.space.random(self.options.trials, self.config["seed"])
+        else:
+            self.space.refuse_grids(self.options.searcher)
 
-    def run(self, forget: Any) -> outputs.TuneResult:
+    def run(self, forget: Any) -> TuneResult:
         """From the request to the written result."""
+        run = self.pipeline.run_settings
         with contextlib.ExitStack() as stack:
             ray = None
-            if not self.options.resume or self.pipeline.run_settings.ray_address is not None:
+            if not self.options.resume or run.ray_address is not None:
                 # Report at once that there is no cluster; to resume a sweep that is complete needs none.
-                ray = stack.enter_context(self._session())
+                ray = stack.enter_context(cluster.session(run.ray_address, run.workers))
             start = time.perf_counter()
             self.pipeline.prepare(forget)
-            prepared = prepare(self.pipeline, self.options)
+            shared, original, retrained = prepare(self.pipeline, self.options)
             seconds = round(time.perf_counter() - start, 2)
-            self.journal = Journal(self.directory, journal.sweep_digest(prepared.shared), self.options.resume)
-            known = self.journal.finished()
-            if self._is_left(known):
-                ray = ray or stack.enter_context(self._session())
-                self._trials(ray, prepared, known)
-        result = outputs.content(
-            self.pipeline.forgotten.to_json(),
-            self.options,
-            self.space,
-            prepared,
-            self.journal.records,
-            seconds,
-        )
-        report = self.pipeline.run_settings.report != "none"
-        return outputs.write(self.directory, result, prepared, self.options, report)
+            kept = journal.Journal(
+                self.directory, journal.sweep_digest(shared, self.space), self.options.resume
+            )
+            if self.listed is None:
+                is_left = len(kept.known) < self.options.trials
+            else:
+                is_left = any(identity(values) not in kept.known for values in self.listed)
+            if is_left:
+                ray = ray or stack.enter_context(cluster.session(run.ray_address, run.workers))
+                self._run_trials(ray, shared, kept)
+        content = self._content(shared, original, retrained, kept, seconds)
+        self._write(content, shared)
+        return TuneResult(content, self.directory)
 
-    def _session(self) -> Any:
-        run = self.pipeline.run_settings
-        return cluster.session(run.ray_address, run.workers)
-
-    def _is_left(self, known: dict[str, Record]) -> bool:
-        """Whether a trial is left to do."""
-        if self.listed is not None:
-            return any(identity(values) not in known for values in self.listed)
-        return len(known) < self.options.trials
-
-    def _trials(self, ray: Any, prepared: Prepared, known: dict[str, Record]) -> None:
+    def _run_trials(self, ray: Any, shared: Shared, kept: journal.Journal) -> None:
         total = self.options.trials if self.listed is None else len(self.listed)
         shown = bool(self.config["show_progress"])
-        with progress_bar(f"Tune {self.method.name}", total, shown, "trial") as bar:
+        with progress_bar(f"Tune {self.method.name}", total, shown, "trial") as kept.bar:
             try:
-                backend.sweep(
-                    ray, prepared.shared, self.space, self.listed, known, Keeper(self.journal, known, bar),
-                    self.options, self.pipeline.run_settings.workers,
+                backend.run_trials(
+                    ray, shared, self.space, self.listed, kept.known, kept, self.options,
+                    self.pipeline.run_settings.workers,
                 )  # fmt: skip
             except KeyboardInterrupt:
-                logger.warning(
-                    "Stopped: what has ended is kept (%s); continue with --resume.",
-                    counted(len(self.journal.records), "trial"),
-                )
+                number = counted(len(kept.records), "trial")
+                logger.warning("Stopped: finished trials are kept (%s); continue with --resume.", number)
                 raise
+
+    def _content(
+        self,
+        shared: Shared,
+        original: Figures,
+        retrained: Figures | None,
+        kept: journal.Journal,
+        prepare_seconds: float,
+    ) -> dict[str, Any]:
+        """The content of `tune.json`."""
+        config, goal = self.config, shared.goal
+        records = sorted(kept.records.values(), key=lambda record: record["number"])
+        candidates = [
+            {"trial": record["number"], **{k: report[k] for k in report if k not in ("last", "work_seconds")}}
+            for record in records
+            if record["state"] != journal.FAILED
+            for report in record["reports"]
+        ]
+        if not candidates:
+            reasons = [record["error"] for record in records if record["error"]]
+            raise UnlearnError(f"All {counted(len(records), 'trial')} failed; the first one: {reasons[0]}")
+        return {
+            "schema": SCHEMA,
+            "model": config["model"],
+            "dataset": config["dataset"],
+            "method": self.method.name,
+            "seed": config["seed"],
+            # A sweep that was cut short and resumed is the same sweep.
+            "settings": {k: v for k, v in plain_values(config).items() if k != "resume"},
+            "forget": self.pipeline.forgotten.to_json(),
+            "objective": {
+                "metric": goal.metric,
+                "affected": goal.affected,
+                "weight": goal.weight,
+                "target": goal.target,
+                "target_source": "expected" if retrained is None else "retrained",
+            },
+            "space": dict(self.space.lines),
+            "searcher": self.options.searcher,
+            "scheduler": self.options.scheduler,
+            "original": goal.judge(original),
+            "retrained": None if retrained is None else goal.judge(retrained),
+            "best": best(candidates),
+            "front": front(candidates),
+            "trials": records,
+            "prepare_seconds": prepare_seconds,
+            "environment": environment(shared.threads, config["device"]),
+        }
+
+    def _write(self, content: dict[str, Any], shared: Shared) -> None:
+        directory = self.directory
+        write_json(directory / "tune.json", content)
+        self._write_settings(directory / "best.yaml", content["best"], "The best settings", shared)
+        with new_directory(directory / "front") as folder:
+            for place, candidate in enumerate(content["front"], 1):
+                about = f"Settings {place} of the front"
+                self._write_settings(folder / f"{place:02d}.yaml", candidate, about, shared)
+        if self.pipeline.run_settings.report != "none":
+            from recbole_unlearn.report import write_sweep  # plotly, only where something is drawn
+
+            logger.info("Report: %s", write_sweep(content, directory))
+        logger.info("Best settings: %s", directory / "best.yaml")
+
+    def _write_settings(self, path: Path, candidate: Candidate, about: str, shared: Shared) -> None:
+        """Settings for `--config_files`: those of the candidate, and those of the method that the user had set."""
+        config, own = self.config, settings.names(self.method.Settings)
+        fixed = {key: value for key, value in config.external_config_dict.items() if key in own}
+        values = {"unlearn": self.method.name, **fixed, **candidate["settings"]}
+        lines = [
+            f"{about} of a sweep of {self.method.name} with {config['model']} on {config['dataset']}, "
+            f"seed {config['seed']}, trial {candidate['trial']}.",
+            f"On validation interactions: {shared.goal.metric} {decimal(candidate['everyone'])} (all users), "
+            f"{decimal(candidate['affected'])} (affected), demotion rate {decimal(candidate['demotion'], 3)}, "
+            f"score {decimal(candidate['score'])}.",
+            f"Use it with the same command: --config_files={path.name} instead of --tune.",
+        ]
+        text = "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(values, sort_keys=False)
+        write_bytes(path, text.encode())
+
+
+def _table(result: dict[str, Any]) -> str:
+    """`tune.json` as a table: the best of every trial, best first; then lines about the best and about failures."""
+    keys, records, objective = list(result["space"]), result["trials"], result["objective"]
+    good = [record for record in records if record["state"] != journal.FAILED]
+    tops = [(best([{"trial": r["number"], **report} for report in r["reports"]]), r) for r in good]
+    has_steps = any(top["step"] is not None for top, _ in tops)
+    columns = [*keys, *(["steps"] if has_steps else [])]
+    rows = [
+        [name, *[""] * len(columns), *_cells(result[name])]
+        for name in ("original", "retrained")
+        if result[name]
+    ]
+    for top, record in sorted(tops, key=lambda pair: -pair[0]["score"])[:ROWS]:
+        name = f"trial {record['number']}" + ("*" if record["state"] == journal.STOPPED else "")
+        values = [_plain(record["settings"].get(key)) for key in keys]
+        rows.append([name, *values, *([str(top["step"])] if has_steps else []), *_cells(top)])
+    head = ["", *columns, objective["metric"], "affected", "demotion", "score", "seconds"]
+    lines = []
+    if len(good) > ROWS:
+        lines.append(f"The best {ROWS} of {counted(len(good), 'trial')}; tune.json has all.")
+    if any(record["state"] == journal.STOPPED for record in records):
+        lines.append("* stopped early by the scheduler.")
+    failed = [record for record in records if record["state"] == journal.FAILED]
+    lines += [f"Trial {record['number']} failed: {record['error']}" for record in failed]
+    chosen = ", ".join(f"{key}={_plain(value)}" for key, value in result["best"]["settings"].items())
+    lines.append(f"Best, on validation interactions: trial {result['best']['trial']}, {chosen}.")
+    if objective["target"] is not None:
+        source = "retrained" if objective["target_source"] == "retrained" else "expected of never-seen items"
+        lines.append(f"Demotion rate to reach: {decimal(objective['target'], 3)} ({source}).")
+    number = counted(len(result["front"]), "candidate")
+    lines.append(f"On the front of utility and forgetting: {number}; their settings are in front/.")
+    return "\n".join([drawn(head, rows), *map(wrapped, lines)])
+
+
+def _cells(figures: dict[str, Any]) -> list[str]:
+    seconds = figures.get("seconds")
+    return [
+        decimal(figures["everyone"]),
+        decimal(figures["affected"]),
+        decimal(figures["demotion"], 3),
+        decimal(figures["score"]),
+        "" if seconds is None else f"{seconds:.2f}",
+    ]
+
+
+def _plain(value: Any) -> str:
+    """The value of a setting, numbers with four significant digits."""
+    return f"{value:z.4g}" if isinstance(value, float) else MISSING if value is None else str(value)

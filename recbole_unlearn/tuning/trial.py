@@ -1,7 +1,7 @@
-"""One trial: the method on the shared original with some settings, measured on validation interactions as it goes.
+"""One trial: the method with some settings on the shared original, measured on validation interactions as it runs.
 
-What all trials share is made once by the process that drives the sweep and handed to each worker once, as data: the
-config, the divided data, the original's weights. A trial reads no file and leaves none.
+:func:`prepare` makes what all trials share, once, in the process that drives the sweep; each worker gets it as data:
+the config, the divided data, the original's weights. A trial reads no file and leaves none.
 """
 
 from __future__ import annotations
@@ -14,22 +14,34 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from recbole.utils import ModelType
 
 from recbole_unlearn import settings
 from recbole_unlearn.data import UnlearnData
+from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
+from recbole_unlearn.measures import DECIMALS
 from recbole_unlearn.methods import UnlearnTrainer, Watch
-from recbole_unlearn.pipeline import begin
-from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.training import Trainings
-from recbole_unlearn.tuning.objective import Bench, Goal
+from recbole_unlearn.pipeline import Pipeline, begin
+from recbole_unlearn.settings import TuneSettings, UnlearnConfig
+from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
+from recbole_unlearn.tuning.objective import (
+    Bench,
+    Figures,
+    Goal,
+    expected_demotion,
+    read_metric,
+    validation_only,
+)
 
 Report = dict[str, Any]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """What all trials start from; nobody writes to it."""
+    """The common start of all trials; it is never written to."""
 
     config: UnlearnConfig
     data: UnlearnData  # without test interactions
@@ -42,8 +54,81 @@ class Shared:
     threads: int
 
     def bench(self) -> Bench:
-        """What measures; made once in each process."""
+        """The measurement, made once in each process."""
         return Bench(self.config, self.data, self.goal.metric, self.negatives)
+
+
+def refuse_untunable(pipeline: Pipeline, options: TuneSettings) -> None:
+    """Refuse runs that cannot be tuned, before anything is trained."""
+    method, *others = [phase.method for phase in pipeline.methods]
+    if method.own_original:
+        raise UnlearnError(
+            f"{method.name} trains an original of its own, so trials have none to share: it cannot be tuned."
+        )
+    if pipeline.config["MODEL_TYPE"] == ModelType.SEQUENTIAL and not others:
+        raise UnlearnError(
+            f"{pipeline.config['model']} is a sequential model, and only a retrained one shows where its deleted "
+            "items belong: add --compare=retrain."
+        )
+    for key in ("log_wandb", "log_mlflow"):
+        if pipeline.config[key]:
+            raise UnlearnError(
+                f"A sweep is not logged run by run: leave --{key} out, and give it to the run of the best settings."
+            )
+    read_metric(options, pipeline.config)
+    for other in others:
+        if not other.exact:
+            raise UnlearnError(
+                f"A sweep compares with retrain, not with {other.name}: leave it out, and compare when "
+                "you run the best settings."
+            )
+
+
+def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, Figures, Figures | None]:
+    """What trials share, with the objective; and the figures of the original and of the retrained model, if any."""
+    config, method = pipeline.config, pipeline.methods[0].method
+    if len(pipeline.data.forget) == 0:
+        raise UnlearnError(
+            "The request hits no training interaction, so no weight has to change and there is nothing to tune. "
+            "Leave --tune out."
+        )
+    if pipeline.discretion.few:
+        raise UnlearnError(
+            f"Fewer than {pipeline.discretion.min_group} users have a deleted interaction, and a sweep would show "
+            "their figures. Tune on --forget=injected, or give --min_group=1."
+        )
+    data, negatives = validation_only(pipeline.data), pipeline.evaluation.demotion_negatives
+    metric = read_metric(options, config, data.full.train.item_num)
+    bench = Bench(config, data, metric, negatives)
+    goal = Goal(metric, options.tune_affected, options.tune_weight)
+    model = build_model(config, data.full)
+    pipeline.original.load_into(model)
+    original, retrained = bench.measure(compose(PhaseTrainer, config, model, "original")), None
+    if len(pipeline.methods) > 1:
+        exact = pipeline.methods[1]
+        trainer, task = begin(
+            exact.method,
+            exact.settings,
+            config,
+            pipeline.data,
+            pipeline.original,
+            pipeline.trainings,
+            "retrained",
+        )
+        trainer.run(task)
+        retrained = bench.measure(trainer)
+    target = expected_demotion(config, data) if retrained is None else retrained.demotion
+    # Rounded, so that the last bits of another machine do not make another sweep of it.
+    target = None if target is None else round(target, DECIMALS)
+    goal = dataclasses.replace(goal, original=round(goal.utility(original), DECIMALS), target=target)
+    if target is not None:
+        source = "the level of never-seen items" if retrained is None else "the retrained model's"
+        logger.info("Demotion rate to reach: %.3f (%s).", target, source)
+    shared = Shared(
+        config, data, pipeline.original, method, config.method_values(method.name), goal,
+        options.tune_looks, negatives, pipeline.run_settings.threads,
+    )  # fmt: skip
+    return shared, original, retrained
 
 
 def look_steps(total: int, looks: int) -> frozenset[int]:
@@ -52,9 +137,9 @@ def look_steps(total: int, looks: int) -> frozenset[int]:
 
 
 def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callable[[Report], None]) -> None:
-    """Unlearn with ``values`` in the place of the method's settings; ``emit`` gets a report for every look.
+    """Unlearn with ``values`` instead of the method's settings; ``emit`` gets a report for every look.
 
-    A report has the `settings` with which a run by itself ends in the same state, the figures, the method's own
+    A report has the `settings` with which a single run ends in the same state, the figures, the method's own
     `seconds`, the trial's `work_seconds` so far, and whether it is the `last`.
     """
     torch.set_num_threads(shared.threads)
@@ -67,12 +152,11 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
 
     def report(trainer: UnlearnTrainer, step: int, seconds: float, last: bool = False) -> None:
         changed = {} if last else method.settings_after(options, step)
-        figures = shared.goal.judge(bench.measure(trainer))
         emit(
             {
                 "settings": {**values, **changed},
                 "step": step if total else None,
-                **figures,
+                **shared.goal.judge(bench.measure(trainer)),
                 "seconds": round(seconds, 4),
                 "work_seconds": round(time.perf_counter() - start, 4),
                 "last": last,
@@ -81,11 +165,10 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
 
     watch = Watch(look_steps(total, shared.looks), report) if total else None
     with tempfile.TemporaryDirectory() as work:
-        config = shared.config.replace(
-            checkpoint_dir=work, output_dir=None, show_progress=False
-        ).without_curves()
-        kept = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
-        models = Trainings(kept, shared.threads)
+        quiet = {"checkpoint_dir": work, "output_dir": None, "show_progress": False}
+        config = shared.config.replace(**quiet).without_curves()
+        cache = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
+        models = Trainings(cache, shared.threads)
         trainer, task = begin(method, options, config, shared.data, shared.original, models, "unlearned")
         finished = trainer.run(dataclasses.replace(task, watch=watch))
         report(trainer, total, finished.seconds or 0.0, last=True)

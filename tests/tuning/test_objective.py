@@ -20,7 +20,6 @@ from recbole_unlearn.pipeline import begin
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose, train
 from recbole_unlearn.tuning import Bench, Figures, Goal, objective, trial, validation_only
-from recbole_unlearn.tuning.prepare import prepare
 from tests.parts import divided
 
 OBLIVIATE = METHODS.get("obliviate")
@@ -241,6 +240,8 @@ def test_looks_are_spread_over_the_steps(total, looks):
 
 
 def test_a_request_of_held_out_interactions_cannot_be_tuned():
-    pipeline = SimpleNamespace(config={}, methods=[OBLIVIATE], data=SimpleNamespace(forget=[]))
+    pipeline = SimpleNamespace(
+        config={}, methods=[SimpleNamespace(method=OBLIVIATE)], data=SimpleNamespace(forget=[])
+    )
     with pytest.raises(UnlearnError, match="nothing to tune"):
-        prepare(pipeline, None)
+        trial.prepare(pipeline, None)

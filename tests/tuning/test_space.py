@@ -1,5 +1,6 @@
 """Search spaces: what they accept, and what is drawn from them."""
 
+import json
 import math
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import properties_dir
-from recbole_unlearn.tuning import Range, Space, Values, Whole, backend, identity, space
+from recbole_unlearn.tuning import Space, identity, space
 
 OBLIVIATE = METHODS.get("obliviate")
 
@@ -30,13 +31,10 @@ def test_every_kind_of_values(make_config, tmp_path):
         "lac_learning_rate: {loguniform: [1e-3, 0.1]}\nlac_negatives: {uniform: [0, 2]}\n"
         "lua_target: {grid: [none, neighbours]}\nlua_rounds: {int: [1, 3]}\n",
     )  # fmt: skip
-    assert read.domains == {
-        "rank": Values((4, 9, "full")), "lac_steps": Whole(20, 90, 20),
-        "lac_learning_rate": Range(0.001, 0.1, True), "lac_negatives": Range(0.0, 2.0),
-        "lua_target": Values(("none", "neighbours"), True), "lua_rounds": Whole(1, 3),
+    assert {key: read.values(key) for key in read.lines} == {
+        "rank": [4, 9, "full"], "lac_steps": [20, 40, 60, 80], "lac_learning_rate": None, "lac_negatives": None,
+        "lua_target": ["none", "neighbours"], "lua_rounds": [1, 2, 3],
     }  # fmt: skip
-    assert read.domains["lac_steps"].all() == [20, 40, 60, 80]
-    assert read.domains["lac_steps"].ends() == [20, 80]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ def test_a_setting_cannot_be_swept_over_and_fixed(make_config, tmp_path):
     with pytest.raises(UnlearnError, match="rank is swept over, but this run sets it"):
         load(make_config, tmp_path, text, rank=8)
     # The method's own space gives way instead: who sets a rank wants that rank.
-    assert "rank" not in space.load(make_config(unlearn="obliviate", rank=8), OBLIVIATE, None).domains
+    assert "rank" not in space.load(make_config(unlearn="obliviate", rank=8), OBLIVIATE, None).lines
     fixed = dict.fromkeys(yaml.safe_load((properties_dir() / "tune" / "obliviate.yaml").read_text()), 1)
     with pytest.raises(UnlearnError, match="Every setting"):
         space.load(make_config(unlearn="obliviate", **fixed), OBLIVIATE, None)
@@ -100,6 +98,7 @@ def test_a_setting_cannot_be_swept_over_and_fixed(make_config, tmp_path):
     "path", sorted((properties_dir() / "tune").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_the_spaces_that_are_shipped_fit_their_methods(path, make_config):
+    pytest.importorskip("ray.tune")
     name, _, kind = path.stem.partition("-")
     method, model = METHODS.get(name), {"": "BPR", "sequential": "SASRec"}[kind]
     config = make_config(model=model, unlearn=name)
@@ -117,32 +116,42 @@ def test_a_method_without_a_space_says_who_has_one(make_config, tmp_path):
 def test_a_space_of_the_package_is_named_without_its_path(make_config):
     config = make_config(unlearn="obliviate")
     own = space.load(config, OBLIVIATE, None)
-    assert space.load(config, OBLIVIATE, "obliviate").domains == own.domains
+    assert space.load(config, OBLIVIATE, "obliviate").lines == own.lines
     with pytest.raises(UnlearnError, match=r"--space=oblivate is neither .* Did you mean obliviate\?"):
         space.load(config, OBLIVIATE, "oblivate")
 
 
 PLAIN = st.integers(-50, 50) | st.booleans() | st.text(max_size=3) | st.none()
-DOMAINS = st.one_of(
+LINES = st.one_of(
     st.builds(
-        lambda values, every: Values(tuple(values), every),
+        lambda kind, values: {kind: values},
+        st.sampled_from(["choice", "grid"]),
         st.lists(PLAIN, min_size=1, max_size=4, unique_by=lambda v: (type(v), v)),
-        st.booleans(),
     ),
     st.builds(
-        lambda low, size, step: Whole(low, low + size, step),
-        st.integers(-9, 9),
-        st.integers(1, 9),
-        st.integers(1, 4),
+        lambda low, size, step: {"int": [low, low + size, *step]},
+        st.integers(-9, 9), st.integers(1, 9), st.lists(st.integers(1, 4), max_size=1),
     ),
     st.builds(
-        lambda low, factor, log: Range(low, low * factor, log),
-        st.floats(1e-6, 1e3),
-        st.floats(1.01, 1e3),
-        st.booleans(),
+        lambda kind, low, factor: {kind: [low, low * factor]},
+        st.sampled_from(["uniform", "loguniform"]), st.floats(1e-6, 1e3), st.floats(1.01, 1e3),
     ),
-)
-SPACES = st.dictionaries(st.sampled_from("abcde"), DOMAINS, min_size=1, max_size=4).map(Space)
+)  # fmt: skip
+SPACES = st.dictionaries(st.sampled_from("abcde"), LINES, min_size=1, max_size=4).map(Space)
+
+
+def holds(drawn, values):
+    """Whether all values are of their settings' domains, and as a file has them."""
+    assert values.keys() == drawn.lines.keys()
+    assert json.loads(json.dumps(values)) == values
+    for key, value in values.items():
+        listed, (ends,) = drawn.values(key), drawn.lines[key].values()
+        if listed is None:
+            assert type(value) is float
+            assert ends[0] <= value <= ends[1]
+        else:
+            assert any(type(own) is type(value) and own == value for own in listed)
+    return True
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
@@ -150,51 +159,38 @@ SPACES = st.dictionaries(st.sampled_from("abcde"), DOMAINS, min_size=1, max_size
 def test_draws_are_inside_distinct_repeatable_and_a_longer_sweep_begins_with_the_shorter_one(
     drawn, seed, trials
 ):
+    pytest.importorskip("ray.tune")
     found = drawn.random(trials, seed)
-    assert all(drawn.holds(values) for values in found)
+    assert all(holds(drawn, values) for values in found)
     assert len({identity(values) for values in found}) == len(found)
     assert found == drawn.random(trials, seed)
-    combinations = math.prod(len(d.all()) for d in drawn.domains.values() if d.every)
-    assert 1 <= len(found) <= trials * combinations
+    listed = [key for key, line in drawn.lines.items() if "grid" in line]
+    assert 1 <= len(found) <= trials * len(drawn.grid(listed))
     longer = drawn.random(trials + 5, seed)
     assert longer[: len(found)] == found
-    listed = {key: {v[key] for v in found} for key, domain in drawn.domains.items() if domain.every}
-    for key, seen in listed.items():
-        assert seen == set(drawn.domains[key].all())
+    for key in listed:
+        assert {identity(values[key]) for values in found} == set(map(identity, drawn.values(key)))
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(SPACES)
 def test_a_grid_has_every_combination_once(drawn):
-    if any(isinstance(domain, Range) for domain in drawn.domains.values()):
+    listed = [drawn.values(key) for key in drawn.lines]
+    if None in listed:
         with pytest.raises(UnlearnError, match="Grid search cannot go through the range"):
             drawn.grid()
         return
     found = drawn.grid()
-    assert len({identity(values) for values in found}) == len(found)
-    assert len(found) == math.prod(len(domain.all()) for domain in drawn.domains.values())
-    assert all(drawn.holds(values) for values in found)
+    assert len({identity(values) for values in found}) == len(found) == math.prod(map(len, listed))
+    assert all(holds(drawn, values) for values in found)
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
-@given(SPACES, st.integers(0, 2**31))
-def test_searchers_get_settings_there_and_back(drawn, seed):
-    for values in drawn.random(3, seed):
-        assert backend._decoded(drawn, backend._encoded(drawn, values)) == values
-
-
-def test_ranges_are_drawn_as_their_formulas_say():
-    u = np.random.default_rng(5).random(2000)
-    for domain, formula in (
-        (Range(0.001, 0.1, True), 0.001 * 100**u),
-        (Range(-2.0, 3.0), -2 + 5 * u),
-    ):
-        rng = np.random.default_rng(5)
-        drawn = np.array([domain.draw(rng) for _ in u])
-        np.testing.assert_allclose(drawn, formula, rtol=6e-4, atol=1e-9)  # to the digits that are kept
-    assert Range(0.12344, 0.2).tidy(0.12344) == 0.12344  # rounding never leaves the range
+def test_numbers_of_ranges_have_few_digits_and_stay_inside():
+    drawn = Space({"a": {"loguniform": [0.12344, 0.2]}, "b": {"int": [1, 9]}})
+    assert drawn.plain({"a": 0.12344, "b": np.int64(3)}) == {"a": 0.12344, "b": 3}
+    assert drawn.plain({"a": 0.1567891, "b": 3})["a"] == 0.1568
 
 
 def test_a_grid_that_is_too_large_is_refused():
     with pytest.raises(UnlearnError, match="1000000 combinations"):
-        Space({"a": Whole(1, 1000), "b": Whole(1, 1000)}).grid()
+        Space({"a": {"int": [1, 1000]}, "b": {"int": [1, 1000]}}).grid()

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from recbole_unlearn import cli, run_unlearn, tune_unlearn
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, one_line
 from recbole_unlearn.report import sweep as sweep_page
 from recbole_unlearn.report import write_sweep
 from recbole_unlearn.training import PhaseTrainer, compose
@@ -32,7 +32,7 @@ from recbole_unlearn.tuning import (
 
 
 def in_this_process(ray, shared, drawn, listed, known, listener, *options):
-    """As `backend.sweep`, without Ray; for random and grid search."""
+    """As `backend.run_trials`, without Ray; for random and grid search."""
     bench = shared.bench()
     for number, values in enumerate(listed):
         if identity(values) in known:
@@ -43,16 +43,16 @@ def in_this_process(ray, shared, drawn, listed, known, listener, *options):
             trial.run_trial(shared, bench, values, reports.append)
             error = None
         except UnlearnError as failure:
-            error = backend._one_line(failure)
+            error = one_line(failure)
         for index, report in enumerate(reports):
-            listener.reported(number, values, index, json.loads(json.dumps(report)), "here")
+            listener.reported(number, index, json.loads(json.dumps(report)), "here")
         listener.ended(number, values, error)
 
 
 @pytest.fixture
 def here(monkeypatch):
     pytest.importorskip("ray.tune")
-    monkeypatch.setattr(backend, "sweep", in_this_process)
+    monkeypatch.setattr(backend, "run_trials", in_this_process)
     monkeypatch.setattr("recbole_unlearn.cluster.session", lambda *args: contextlib.nullcontext(True))
 
 
@@ -73,7 +73,7 @@ def small(settings, tmp_path):
 
 
 def test_a_sweep_and_the_way_back_from_best_yaml(here, small, tmp_path):
-    outcome = tune_unlearn("BPR", "tiny", config_dict=small | {"tune_pareto": True, "lac_negatives": 0.5})
+    outcome = tune_unlearn("BPR", "tiny", config_dict=small | {"lac_negatives": 0.5})
     result = outcome.result
     assert json.loads((tmp_path / "out" / "tune.json").read_text()) == result
     assert [record["state"] for record in result["trials"]] == ["finished"] * 3
@@ -83,7 +83,6 @@ def test_a_sweep_and_the_way_back_from_best_yaml(here, small, tmp_path):
     assert all(found in ([1, 2, 3, 4], [2, 4, 6, 8]) for found in steps)
     assert result["objective"]["target_source"] == "expected"
     assert "Best, on validation interactions" in str(outcome)
-    assert f"{len(result['front']):02d}.yaml" in str(outcome)
     assert result["settings"]["lac_negatives"] == 0.5
     assert str(tmp_path) not in json.dumps(result)
     assert len(list((tmp_path / "out" / "front").glob("*.yaml"))) == len(result["front"])
@@ -213,19 +212,21 @@ def test_failing_trials_are_named_and_the_others_count(here, small, tmp_path, ca
 
 
 def test_a_full_disk_keeps_what_is_finished(here, small, tmp_path, monkeypatch):
-    real, calls = os.fsync, []
+    real, calls = journal.write_bytes, []
 
-    def full(descriptor):
-        calls.append(descriptor)
-        if len(calls) == 3 + 1:  # the head, two trials, and then no more
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(descriptor)
+    def no_space(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    tune_unlearn("BPR", "tiny", config_dict=small | {"output_dir": "first"})  # fills the cache of models
-    monkeypatch.setattr(journal.os, "fsync", full)
-    with pytest.raises(UnlearnError, match=r"No space left on device\. Finished trials are kept.*--resume"):
+    def full(path, content):
+        calls.append(path)
+        with monkeypatch.context() as patch:
+            if len(calls) == 3 + 1:  # the head, two trials, and then no more
+                patch.setattr(os, "fsync", no_space)
+            real(path, content)
+
+    monkeypatch.setattr(journal, "write_bytes", full)
+    with pytest.raises(UnlearnError, match=r"No space left on device.*Finished trials are kept.*--resume"):
         tune_unlearn("BPR", "tiny", config_dict=small)
-    monkeypatch.setattr(journal.os, "fsync", real)
     lines = (tmp_path / "out" / journal.NAME).read_text().splitlines()
     assert len([json.loads(line) for line in lines]) == 3
     found = tune_unlearn("BPR", "tiny", config_dict=small | {"resume": True}).result
@@ -239,7 +240,7 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
     with pytest.raises(UnlearnError, match="holds a sweep already"):
         tune_unlearn("BPR", "tiny", config_dict=small)
     for changed in ({"tune_weight": 2.0}, {"epochs": 3}, {"lac_batch_size": 64}, {"tune_looks": 2}):
-        with pytest.raises(UnlearnError, match="another original, data or objective"):
+        with pytest.raises(UnlearnError, match="another original, data, space or objective"):
             tune_unlearn("BPR", "tiny", config_dict=small | {"resume": True} | changed)
     (tmp_path / "out" / journal.NAME).write_text('{"sweep": 1}\nnonsense\n')
     with pytest.raises(UnlearnError, match="damaged"):
@@ -293,14 +294,14 @@ def test_ray_tune_that_does_not_fit_numpy_says_what_to_install(monkeypatch, tmp_
 
 def test_searchers_that_are_not_installed(monkeypatch):
     pytest.importorskip("ray.tune")
-    monkeypatch.setattr(backend, "_installed", lambda name: False)
+    monkeypatch.setattr(backend, "is_installed", lambda name: False)
     for name in ("optuna", "hyperopt"):
         with pytest.raises(UnlearnError, match=f"pip install {name}"):
             backend.check(name, None)
 
 
 def test_model_based_searchers_have_no_grid(here, small, tmp_path, monkeypatch):
-    monkeypatch.setattr(backend, "_installed", lambda name: True)
+    monkeypatch.setattr(backend, "is_installed", lambda name: True)
     (tmp_path / "grid.yaml").write_text("rank: {grid: [2, full]}\n")
     with pytest.raises(UnlearnError, match=r"optuna draws .* rank: \{choice"):
         tune_unlearn(
@@ -317,10 +318,10 @@ def test_an_interrupt_says_what_is_kept(small, monkeypatch, caplog, here):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(backend, "sweep", interrupted)
+    monkeypatch.setattr(backend, "run_trials", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tune_unlearn("BPR", "tiny", config_dict=small)
-    assert "what has ended is kept (0 trials); continue with --resume" in caplog.text
+    assert "finished trials are kept (0 trials); continue with --resume" in caplog.text
 
 
 # The page
