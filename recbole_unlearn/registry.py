@@ -15,7 +15,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any, Generic, TypeVar
 
-from recbole_unlearn.errors import UnlearnError, nearest
+from recbole_unlearn.errors import UnlearnError, nearest, one_line
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
@@ -63,7 +63,7 @@ class Registry(Generic[T]):
                 try:
                     point.load()
                 except Exception as error:  # a fault of another package must not stop ours
-                    reason = self._failed[point.name] = f"{type(error).__name__}: {error}"
+                    reason = self._failed[point.name] = one_line(error)
                     logger.warning("%s of another package cannot be used: %s", point.name, reason)
         return self._failed
 

@@ -14,7 +14,7 @@ from recbole.config import Config
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
-from recbole_unlearn.errors import UnlearnError, nearest
+from recbole_unlearn.errors import UnlearnError, nearest, one_line
 
 SUPPORTED_TYPES = (
     ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL, ModelType.SEQUENTIAL, ModelType.KNOWLEDGE,
@@ -165,7 +165,4 @@ def _imported(module: str) -> ModuleType:
             ) from error
         raise UnlearnError(f"The module {module} needs {error.name}, which is not installed.") from error
     except Exception as error:  # the user's own code may fail in any way
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
-        raise UnlearnError(
-            f"The module {module} cannot be imported: {type(error).__name__}: {reason}"
-        ) from error
+        raise UnlearnError(f"The module {module} cannot be imported: {one_line(error)}") from error
