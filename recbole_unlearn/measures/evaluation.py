@@ -22,7 +22,7 @@ from recbole.utils import EvaluatorType
 
 from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import Loaders, SequenceSplits, UnlearnData
-from recbole_unlearn.measures.base import DECIMALS, Measure, View, measures, rounded
+from recbole_unlearn.measures.base import DECIMALS, View, measures, rounded
 from recbole_unlearn.measures.forgetting import common_edges, histogram, kolmogorov_smirnov
 from recbole_unlearn.measures.scores import HistoryQuestions, Observation, Questions, deleted_pairs, observe
 from recbole_unlearn.results.schema import Distribution, Figure, Metrics, Placebo
@@ -149,26 +149,26 @@ class Measurement:
         return Measured(
             found,
             self.masked(seen, found["unaffected"]),
-            _taken([one for one in self._measures() if not one.is_distance], view),
+            self._figures(view, distances=False),
             by_group(self.questions, self.data, seen.top),
             seen,
             affected,
         )
 
-    def _measures(self) -> list[Measure]:
-        """All measures of this kind of model."""
-        is_sequential = isinstance(self.questions, HistoryQuestions)
-        return [one for one in measures() if is_sequential or not one.of_sequences]
+    def _figures(self, view: View, distances: bool) -> dict[str, Figure]:
+        """The figures of all measures for this kind of model."""
+        taken = [one for one in measures() if one.is_distance == distances]
+        if not isinstance(self.questions, HistoryQuestions):
+            taken = [one for one in taken if not one.of_sequences]
+        elif distances and len(self.questions.deleted) == 0:  # sequences may have emptied pairs
+            taken = [one for one in taken if one.of_sequences]
+        return {key: value for one in taken for key, value in one.of(view).items()}
 
     def distances(self, mine: Measured, retrained: Measured | None) -> dict[str, Figure]:
         """The distances of a model to the retrained one; empty for the retrained one itself, or without one."""
         if retrained is None or mine.seen is retrained.seen:
             return {}
-        view = View(self.questions, mine.seen, retrained=retrained.seen)
-        taken = [one for one in self._measures() if one.is_distance]
-        if len(self.questions.deleted) == 0:  # sequences may have other deleted pairs
-            taken = [one for one in taken if one.of_sequences]
-        return _taken(taken, view)
+        return self._figures(View(self.questions, mine.seen, retrained=retrained.seen), distances=True)
 
     def distributions(self, models: Mapping[str, Measured]) -> dict[str, Distribution]:
         """Histograms of the deleted pairs' scores, with the same edges for all models."""
@@ -203,10 +203,6 @@ class Measurement:
         return {
             name: rounded(share * masked[name] + (1 - share) * unaffected.get(name, 0.0)) for name in names
         }
-
-
-def _taken(taken: Sequence[Measure], view: View) -> dict[str, Figure]:
-    return {key: value for one in taken for key, value in one.of(view).items()}
 
 
 USERS = ("low", "middle", "high")

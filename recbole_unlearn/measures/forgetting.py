@@ -36,24 +36,20 @@ _USERS = {"all": ", all users", "affected": ", affected users", "unaffected": ",
 
 
 @measure(
-    "demotion_rate",
-    title="Demotion rate",
+    "demotion_rate", title="Demotion rate", place=1,
     meaning="share of comparisons in which a deleted item scores below one its user never met; a tie does not count",
     good="the retrained model's; more is over-forgetting, which can be seen",
-    place=1,
-)
+)  # fmt: skip
 def demotion_rate(view: View) -> dict[str, Figure]:
     """The mean over deleted pairs of the share of never-touched items that score higher."""
     return {"demotion_rate": _rate(view.seen.deleted.demoted) if len(view.questions.deleted) else None}
 
 
 @measure(
-    "resurfacing",
-    title="Resurfacing@{k}",
+    "resurfacing", title="Resurfacing@{k}", place=2,
     meaning="share of deleted items that are in their user's first K",
     good="the retrained model's (for genuine interactions it is not 0)",
-    place=2,
-)
+)  # fmt: skip
 def resurfacing(view: View) -> dict[str, Figure]:
     """Share of deleted items among the first K of their user; only the retained history is masked."""
     pairs = view.questions.deleted
@@ -65,14 +61,10 @@ def resurfacing(view: View) -> dict[str, Figure]:
 
 
 @measure(
-    "demotion_gap",
-    title="Demotion gap",
+    "demotion_gap", title="Demotion gap", parts=_GAP, is_distance=True, place=5,
     meaning="demotion rate minus the retrained model's, on the same comparisons, and its standard error over users",
     good="0, within twice its error",
-    parts=_GAP,
-    is_distance=True,
-    place=5,
-)
+)  # fmt: skip
 def demotion_gap(view: View) -> dict[str, Figure]:
     """The mean of the paired differences, with an error that takes a user's pairs as one observation."""
     difference = view.seen.deleted.demoted.double() - view.target.deleted.demoted.double()
@@ -109,28 +101,22 @@ def _histories(view: View) -> tuple[HistoryQuestions, HistoryObservation]:
 
 
 @measure(
-    "demotion_at_test",
-    title="Demotion rate, at test",
+    "demotion_at_test", title="Demotion rate, at test", of_sequences=True, place=1,
     meaning="the same after the user's cleaned history at test, instead of what was before the deleted item",
     good="the retrained model's",
-    of_sequences=True,
-    place=1,
-)
+)  # fmt: skip
 def _demotion_at_test(view: View) -> dict[str, Figure]:
     questions, seen = _histories(view)
     return {"demotion_at_test": _rate(seen.at_test)} if len(questions.deleted) else {}
 
 
 @measure(
-    "uncleaned",
-    title="Uncleaned histories",
+    "uncleaned", title="Uncleaned histories", of_sequences=True, place=2,
     meaning="the same figures with histories that still have what was deleted: what the weights still know",
     good="the retrained model's",
     parts={"demotion_rate": ": demotion rate", "ndcg@20": ": NDCG@20 of affected users"},
-    of_sequences=True,
     discloses={"demotion_rate": "compared", "*": "measured"},
-    place=2,
-)
+)  # fmt: skip
 def _uncleaned(view: View) -> dict[str, Figure]:
     questions, seen = _histories(view)
     rate = {"demotion_rate": _rate(seen.uncleaned)} if len(questions.deleted) else {}
@@ -148,15 +134,11 @@ def one_target_utility(hits: torch.Tensor) -> Metrics:
 
 
 @measure(
-    "emptied",
-    title="Emptied histories",
+    "emptied", title="Emptied histories", of_sequences=True, discloses="emptied", place=2,
     meaning="deleted items with nothing retained before them, as of whole users, after their uncleaned histories",
     good="the retrained model's",
     parts={"demotion_rate": ": demotion rate", "held_out": ": held-out items of others"},
-    of_sequences=True,
-    discloses="emptied",
-    place=2,
-)
+)  # fmt: skip
 def _emptied(view: View) -> dict[str, Figure]:
     questions, seen = _histories(view)
     if not len(questions.emptied) or not len(questions.control):  # without a control it means nothing
@@ -165,16 +147,11 @@ def _emptied(view: View) -> dict[str, Figure]:
 
 
 @measure(
-    "emptied_gap",
-    title="Emptied histories: demotion gap",
+    "emptied_gap", title="Emptied histories: demotion gap",
     meaning="how much more that rate differs from the retrained model's than that of held-out items of others does",
     good="0, within twice its error",
-    parts=_GAP,
-    is_distance=True,
-    of_sequences=True,
-    discloses="emptied",
-    place=5,
-)
+    parts=_GAP, is_distance=True, of_sequences=True, discloses="emptied", place=5,
+)  # fmt: skip
 def _emptied_gap(view: View) -> dict[str, Figure]:
     (questions, seen), target = _histories(view), view.target
     assert isinstance(target, HistoryObservation)
@@ -263,27 +240,19 @@ def _membership(view: View, key: str, standings: Sequence[tuple[Standing, Standi
 
 
 @measure(
-    "attack",
-    title="Attack",
+    "attack", title="Attack", parts=_AUC, discloses="matched", place=3,
     meaning="an attacker with this model alone tells deleted pairs from held-out ones; guessing gives 0.5 and 0.01",
     good="the retrained model's, within the intervals",
-    parts=_AUC,
-    discloses="matched",
-    place=3,
-)
+)  # fmt: skip
 def _attack_alone(view: View) -> dict[str, Figure]:
     return _membership(view, "attack", [(view.seen.deleted, view.seen.held_out)])
 
 
 @measure(
-    "attack_before_after",
-    title="Attack, before and after",
+    "attack_before_after", title="Attack, before and after", parts=_AUC, discloses="matched", place=4,
     meaning="the same with the models before and after; guessing gives 0.5 and 0.01",
     good="the retrained model's, within the intervals",
-    parts=_AUC,
-    discloses="matched",
-    place=4,
-)
+)  # fmt: skip
 def _attack_before_after(view: View) -> dict[str, Figure]:
     if view.before is None:
         return {}
@@ -300,13 +269,10 @@ def kolmogorov_smirnov(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @measure(
-    "ks",
-    title="Kolmogorov–Smirnov",
+    "ks", title="Kolmogorov–Smirnov", is_distance=True, place=6,
     meaning="largest difference of the distribution functions of the deleted pairs' scores, here and retrained",
     good="that of two retrained models; 0 is equal",
-    is_distance=True,
-    place=6,
-)
+)  # fmt: skip
 def _ks(view: View) -> dict[str, Figure]:
     return {"ks": rounded(kolmogorov_smirnov(view.seen.deleted.score, view.target.deleted.score))}
 
@@ -317,13 +283,10 @@ def wasserstein(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @measure(
-    "wasserstein",
-    title="Wasserstein",
+    "wasserstein", title="Wasserstein", is_distance=True, place=7,
     meaning="how far the deleted pairs' scores have to move to be the retrained model's, in standard deviations",
     good="that of two retrained models; 0 is equal",
-    is_distance=True,
-    place=7,
-)
+)  # fmt: skip
 def _wasserstein_distance(view: View) -> dict[str, Figure]:
     return {"wasserstein": rounded(wasserstein(view.seen.deleted.score, view.target.deleted.score))}
 
@@ -381,27 +344,19 @@ def _by_group(view: View, values: torch.Tensor) -> dict[str, float]:
 
 
 @measure(
-    "overlap",
-    title="Top-{k} overlap",
+    "overlap", title="Top-{k} overlap", parts=_USERS, is_distance=True, place=8,
     meaning="share of the first K items that the retrained model's list has too",
     good="that of two retrained models; 1 is equal",
-    parts=_USERS,
-    is_distance=True,
-    place=8,
-)
+)  # fmt: skip
 def _overlap(view: View) -> dict[str, Figure]:
     return {"overlap@20": _by_group(view, top_k_overlap(view.seen.top, view.target.top, 20))}
 
 
 @measure(
-    "rbo",
-    title="Rank-biased overlap",
+    "rbo", title="Rank-biased overlap", parts=_USERS, is_distance=True, place=9,
     meaning="the same over the first 50 items (p = .9), where the first ranks weigh most",
     good="that of two retrained models; 1 is equal",
-    parts=_USERS,
-    is_distance=True,
-    place=9,
-)
+)  # fmt: skip
 def _rbo(view: View) -> dict[str, Figure]:
     return {"rbo": _by_group(view, rank_biased_overlap(view.seen.top, view.target.top))}
 
