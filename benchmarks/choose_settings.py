@@ -123,8 +123,7 @@ class OnValidation(Pipeline):
         self.discretion = Discretion.of(self.data, self.evaluation.min_group)
         test = loaders(self.config, self.data.retain)
         self.measurement = Measurement(self.config, self.data, test, self.evaluation.demotion_negatives)
-        trainer, trained = self._original
-        self._measure_original(trainer, trained.seconds, trained.from_cache)
+        self._measure_original(*self._original)
         self._run_method(self.methods[1])
 
     def candidate(self, name: str, changes: dict[str, Any]) -> dict[str, float]:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ from recbole_unlearn.results import (
     RETRAINED,
     UNLEARNED,
     Forgotten,
-    Metrics,
     PhaseResult,
     Placebo,
     Provisional,
@@ -161,8 +160,7 @@ class Pipeline:
             test = loaders(self.config, self.data.retain)
             self.measurement = Measurement(self.config, self.data, test, self.evaluation.demotion_negatives)
             if not self.methods[0].method.own_original:
-                trainer, trained = self._original
-                self._measure_original(trainer, trained.seconds, trained.from_cache)
+                self._measure_original(*self._original)
             done = [self._run_method(phase) for phase in self.methods]
             result = self._result(done)
             self._write(result, done[0][0])
@@ -252,14 +250,13 @@ class Pipeline:
     @functools.cached_property
     def _plain_original(self) -> _Phase:
         """The plain original, measured, in a run whose first method has an original of its own."""
-        trainer, trained = self._original
-        return self._measure("plain original", trainer, trained.seconds, trained.from_cache)
+        return self._measure("plain original", *self._original)
 
-    def _measure_original(self, trainer: PhaseTrainer, seconds: float | None, from_cache: bool) -> _Phase:
+    def _measure_original(self, trainer: PhaseTrainer, made: Trained | Outcome) -> _Phase:
         """The original of the run: its hash, how difficult the request is for it, and its figures."""
         self.evidence.add_model("original", trainer.model, self.config)
         self.difficulty = difficulty(trainer.model, self.data, self.config["seed"])
-        self.phases[ORIGINAL] = self._measure(ORIGINAL, trainer, seconds, from_cache)
+        self.phases[ORIGINAL] = self._measure(ORIGINAL, trainer, made)
         return self.phases[ORIGINAL]
 
     # The methods
@@ -272,24 +269,14 @@ class Pipeline:
         original = self.original if method.needs_original or not first.method.own_original else None
         stored = self.checkpoint.path if self.checkpoint and phase is first and method.own_original else None
         trainer, task = begin(
-            method,
-            phase.settings,
-            config,
-            self.data,
-            original,
-            self.trainings,
-            phase.name,
-            phase.repeat,
-            stored,
-        )
+            method, phase.settings, config, self.data, original, self.trainings, phase.name, phase.repeat, stored
+        )  # fmt: skip
         start = self._start(phase, trainer, task)
         self._begin(phase.name)
         # Without a deleted training interaction no weight has to change; a comparison with retraining still runs.
         works = len(self.data.forget) > 0 or (method.exact and phase is not first)
         outcome = trainer.run(task) if works else trainer.keep(task)
-        self.phases[phase.name] = self._measure(
-            phase.name, trainer, outcome.seconds, outcome.from_cache, start
-        )
+        self.phases[phase.name] = self._measure(phase.name, trainer, outcome, start)
         return trainer, outcome
 
     def _start(self, phase: MethodPhase, trainer: UnlearnTrainer, task: UnlearnTask) -> _Phase:
@@ -300,23 +287,18 @@ class Pipeline:
             made = trainer.originate(task)
             own = compose(PhaseTrainer, self.config, trainer.model, ORIGINAL)
             if phase is first:
-                return self._measure_original(own, made.seconds, made.from_cache)
-            return self._measure(phase.own_original, own, made.seconds, made.from_cache)
+                return self._measure_original(own, made)
+            return self._measure(phase.own_original, own, made)
         if method.needs_original and first.method.own_original:
             return self._plain_original
         return self.phases[ORIGINAL]
 
     def _measure(
-        self,
-        name: str,
-        trainer: PhaseTrainer,
-        seconds: float | None,
-        from_cache: bool,
-        start: _Phase | None = None,
+        self, name: str, trainer: PhaseTrainer, made: Trained | Outcome, start: _Phase | None = None
     ) -> _Phase:
         """All figures of a model by itself; logs the main ones."""
         measured = self.measurement.measure(trainer, None if start is None else start.measured)
-        phase = _Phase(measured, seconds, from_cache, start)
+        phase = _Phase(measured, made.seconds, made.from_cache, start)
         log_figures(name, self.discretion.phase(phase.result()))
         return phase
 
@@ -325,9 +307,16 @@ class Pipeline:
     def _result(self, done: Sequence[tuple[UnlearnTrainer, Outcome]]) -> RunResult:
         """The record of the run, with the figures that may be shown."""
         trainer, outcome = done[0]
+        outcomes = {phase.name: own for phase, (_, own) in zip(self.methods, done, strict=True)}
         if self.methods[0].method.exact and RETRAINED not in self.phases and len(self.data.forget):
             self.phases[RETRAINED] = self.phases[UNLEARNED]
-        phases = self._phase_results()
+        phases, errors = self._phase_results(), {}
+        if (
+            RETRAINED in self.phases
+        ):  # how sure it is that retraining moved affected users from a phase's start
+            target = self.phases[RETRAINED].measured
+            starts = {name: phase.start or phase for name, phase in self.phases.items()}
+            errors = {name: paired_errors(start.measured, target) for name, start in starts.items()}
         self.evidence.add_model("result", trainer.model, self.config)
         result = record.build(
             self.config,
@@ -335,13 +324,9 @@ class Pipeline:
             phases,
             difficulty=self.difficulty,
             certificates=outcome.certificates,
-            curves={
-                phase.name: own.curves
-                for phase, (_, own) in zip(self.methods, done, strict=True)
-                if own.curves
-            },
-            errors=self._errors(),
-            placebo=self._placebo([own for _, own in done]),
+            curves={name: own.curves for name, own in outcomes.items() if own.curves},
+            errors=errors,
+            placebo=self._placebo(outcomes.values()),
             provisional=self._provisional(outcome.certificates),
             done_earlier=self.data.done_earlier,
             stamp=self.evidence.stamp(),
@@ -372,15 +357,7 @@ class Pipeline:
             )
         return results
 
-    def _errors(self) -> dict[str, Metrics]:
-        """For each phase, the errors of how far retraining moved affected users from the start of the phase."""
-        if RETRAINED not in self.phases:
-            return {}
-        target = self.phases[RETRAINED].measured
-        starts = {name: phase.start or phase for name, phase in self.phases.items()}
-        return {name: paired_errors(start.measured, target) for name, start in starts.items()}
-
-    def _placebo(self, outcomes: Sequence[Outcome]) -> Placebo | None:
+    def _placebo(self, outcomes: Iterable[Outcome]) -> Placebo | None:
         """The method on the retrained model, measured: one unlearning, no training."""
         first = self.methods[0]
         trained = next((one.trained for one in outcomes if one.trained is not None), None)

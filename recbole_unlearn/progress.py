@@ -64,38 +64,27 @@ class Step:
         return 0 if self.cached else self.epochs * self.interactions
 
 
+@dataclasses.dataclass
 class Plan:
-    """The phases of one run; watches its trainings.
+    """The phases of one run; watches its trainings."""
 
-    Args:
-        config: of the run.
-        methods: of the run, in order.
-        source: the origin of the forget set, in words.
-        informed: whether noise is chosen by a model of the clean data.
-        loaded: whether the original comes from a checkpoint.
-        placebo: whether the method also runs on the retrained model.
-        now: the clock.
+    config: UnlearnConfig
+    methods: Sequence[MethodPhase]
+    source: str  # the origin of the forget set, in words
+    informed: bool = False  # noise is chosen by a model of the clean data
+    loaded: bool = False  # the original comes from a checkpoint
+    placebo: bool = True  # the method also runs on the retrained model
+    now: Callable[[], float] = time.perf_counter
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    _at: int = -1  # position of the current phase
+    _pace: float | None = None  # seconds for one interaction of one epoch
+    _advised: bool = False
 
-    """
-
-    def __init__(
-        self,
-        config: UnlearnConfig,
-        methods: Sequence[MethodPhase],
-        source: str,
-        *,
-        informed: bool = False,
-        loaded: bool = False,
-        placebo: bool = True,
-        now: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.config, self.methods, self.source, self.now = config, methods, source, now
-        self.informed, self.loaded, self.placebo = informed, loaded, placebo
-        self.steps: list[Step] = []
-        self.stops_early = 0 < config["eval_step"] * (config["stopping_step"] + 1) < config["epochs"]
-        self._at = -1  # position of the current phase
-        self._pace: float | None = None  # seconds for one interaction of one epoch
-        self._advised = False
+    @property
+    def stops_early(self) -> bool:
+        """Whether early stopping can end a training before its last epoch."""
+        config = self.config
+        return 0 < config["eval_step"] * (config["stopping_step"] + 1) < config["epochs"]
 
     def announce(
         self, full: int, retain: int, changes: bool, has: Callable[[UnlearnConfig, str], bool]
