@@ -181,18 +181,18 @@ def refresh(
             rows[ids] = found[table].to(rows)
 
 
-def _mixed(parts: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], batch_size: int) -> torch.Tensor:
-    """The moments v (n, d) from (λ, E[g], E[g²]) of every kind of interaction."""
-    squares: Any = sum(rate[:, None] * square for rate, _, square in parts)
-    mean: Any = sum(rate[:, None] * first for rate, first, _ in parts)
+def _moment_of(
+    kinds: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], batch_size: int
+) -> torch.Tensor:
+    """The moments v (n, d) by kinds of interaction: λ (n,), gradients g (m, d), and the row of each (m,)."""
+    squares: Any = 0
+    mean: Any = 0
+    for rate, values, place in kinds:
+        number = torch.bincount(place, minlength=len(rate)).clamp(min=1).to(values)[:, None]
+        zero = values.new_zeros(len(rate), values.shape[1])
+        mean = mean + rate[:, None] * (zero.index_add(0, place, values) / number)
+        squares = squares + rate[:, None] * (zero.index_add(0, place, values.square()) / number)
     return (squares + (1.0 - 1.0 / batch_size) * mean.square()) / batch_size**2
-
-
-def _means(values: torch.Tensor, place: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The means of ``values`` (m, d) and of their squares by ``place`` (m,), each (size, d)."""
-    number = torch.bincount(place, minlength=size).clamp(min=1).to(values)[:, None]
-    zero = values.new_zeros(size, values.shape[1])
-    return zero.index_add(0, place, values) / number, zero.index_add(0, place, values.square()) / number
 
 
 def _of_bpr(
@@ -207,34 +207,23 @@ def _of_bpr(
         c = (torch.sigmoid((users * x).sum(dim=1)) - 1.0)[:, None]
         return c * x, c * users
 
-    found = {}
-    users, items = touched["user"].ids, touched["item"].ids
-    numbers, place = witness.index.sample("user", users, SAMPLED, witness.generator)
-    count = witness.index.counts("user", users)
+    index, (users, items) = witness.index, (touched[side].ids for side in SIDES)
+    numbers, place = index.sample("user", users, SAMPLED, witness.generator)
     of_user, _ = slopes(witness.triples(numbers))
-    found[Table("user_embedding.weight", "user")] = _mixed(
-        [(count * per_batch, *_means(of_user, place, len(users)))], batch_size
-    )
-    numbers, place = witness.index.sample("item", items, SAMPLED, witness.generator)
-    count = witness.index.counts("item", items)
+    kinds = [(index.counts("user", users) * per_batch, of_user, place)]
+    found = {Table("user_embedding.weight", "user"): _moment_of(kinds, batch_size)}
+    numbers, place = index.sample("item", items, SAMPLED, witness.generator)
     _, of_item = slopes(witness.triples(numbers))
-    against = torch.arange(len(items)).repeat_interleave(
+    kinds = [(index.counts("item", items) * per_batch, of_item, place)]
+    place = torch.arange(len(items)).repeat_interleave(
         SAMPLED
     )  # each item as the negative of any interaction
-    numbers = witness.uniform(len(against))
-    drawn = Triples(numbers, *(witness.index.ids[side][numbers] for side in SIDES), items[against])
+    numbers = witness.uniform(len(place))
+    drawn = Triples(numbers, *(index.ids[side][numbers] for side in SIDES), items[place])
     fits = ~witness.retained.are_known(drawn.users, drawn.negatives)
-    against = against[fits]
     _, of_negative = slopes(drawn.part(fits))
-    rate = torch.full((len(items),), batch_size / witness.index.sizes["item"])
-    found[Table("item_embedding.weight", "item")] = _mixed(
-        [
-            (count * per_batch, *_means(of_item, place, len(items))),
-            (rate, *_means(-of_negative, against, len(items))),
-        ],
-        batch_size,
-    )
-    return found
+    kinds.append((torch.full((len(items),), batch_size / index.sizes["item"]), -of_negative, place[fits]))
+    return found | {Table("item_embedding.weight", "item"): _moment_of(kinds, batch_size)}
 
 
 def _of_lightgcn(

@@ -38,6 +38,10 @@ class RowGradients:
         self._parameters = [named[name] for name in self._names]
         self._sums: dict[str, torch.Tensor] = {}
         self._scores: torch.Tensor | None = None
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """For subclasses."""
 
     def own(self, triples: Triples, weight: float = 1.0) -> float:
         """``weight`` times the model's own training loss on a batch; its gradient is added."""
@@ -83,9 +87,8 @@ class RowGradients:
         taken = []
         for adapter in self.chosen:
             sums = self._sums.get(adapter.name)
-            rows = torch.zeros_like(adapter.base)
-            if sums is not None:
-                rows = as_rows(sums, adapter.axis)[adapter.rows]
+            zero = sums is None  # a table that the loss does not read
+            rows = torch.zeros_like(adapter.base) if zero else as_rows(sums, adapter.axis)[adapter.rows]
             taken.append(self._projected(rows, adapter))
         self._sums = {}
         return taken
@@ -111,13 +114,10 @@ class BPRGradients(RowGradients):
     With x = q_i − q_j and c = σ(p_u·x) − 1: ∂/∂p_u = c x, ∂/∂q_i = c p_u, ∂/∂q_j = −c p_u, averaged over the batch.
     """
 
-    def __init__(
-        self, adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
-    ) -> None:
-        super().__init__(adapters, chosen, witness, whole)
+    def _set_up(self) -> None:
         self.p = self.model.user_embedding.weight.detach()
         self.q = self.model.item_embedding.weight.detach()
-        self._sides: list[Any] = [adapter.side for adapter in chosen]
+        self._sides: list[Any] = [adapter.side for adapter in self.chosen]
         self._zero()
 
     def _zero(self) -> None:
@@ -177,10 +177,8 @@ class LightGCNGradients(RowGradients):
     the gradient G of the final embeddings gives A the rows of P(G B). Adapters share B, or work with all d columns.
     """
 
-    def __init__(
-        self, adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
-    ) -> None:
-        super().__init__(adapters, chosen, witness, whole)
+    def _set_up(self) -> None:
+        chosen, whole = self.chosen, self.whole
         self.nodes = [a.rows + (0 if a.side == "user" else self.model.n_users) for a in chosen]
         first = chosen[0].b
         same = all(a.b.shape == first.shape and torch.equal(a.b, first) for a in chosen)

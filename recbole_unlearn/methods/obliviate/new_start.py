@@ -44,7 +44,8 @@ first round a row with more than 30 retained interactions follows less.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -163,30 +164,19 @@ def _limit(touched: Region, level: dict[Side, torch.Tensor], index: TrainIndex, 
 
 
 class Links(Protocol):
-    """The neighbours of some rows (n) of one side."""
+    """The neighbours of some rows (n) of one side: by interactions, or by windows of sequences."""
 
     number: torch.Tensor  # (n,), the links of each row
 
     def mean(self, tables: Tables, centre: Tables) -> torch.Tensor:
         """m: the mean row of the neighbours (n, d'), less the centre."""
 
+    def width(self, tables: Tables) -> int:
+        """The columns that decide how many rows a map needs."""
 
-class Neighbours(Protocol):
-    """Finds neighbours in training data: by interactions (:class:`PairNeighbours`), or by windows of sequences."""
 
-    train: Dataset
-
-    def known(self, side: Side) -> torch.Tensor:
-        """The ids with neighbours, rising."""
-
-    def width(self, side: Side, tables: Tables) -> int:
-        """Rows a map of ``side`` needs, up to a factor: the columns that neighbours have together."""
-
-    def centre(self, tables: Tables) -> tuple[dict[Side, torch.Tensor], dict[Side, float]]:
-        """The mean row by side (d,), and the number of rows in each mean, if it moves with them."""
-
-    def links(self, side: Side, ids: torch.Tensor, tables: Tables) -> Links:
-        """The neighbours of ``ids`` (n,), sorted."""
+# The rows that start again, a function that finds their links, and D\S where rows follow their neighbours.
+Neighbours = tuple[Region, Callable[[Side, torch.Tensor], Links], RetainedIndex | None]
 
 
 class PairLinks:
@@ -196,7 +186,7 @@ class PairLinks:
     moves are added to it.
     """
 
-    def __init__(self, index: TrainIndex, side: Side, ids: torch.Tensor, tables: Tables) -> None:
+    def __init__(self, index: TrainIndex, tables: Tables, side: Side, ids: torch.Tensor) -> None:
         self.index, self.side, self.ids, other = index, side, ids, tables[OTHER[side]]
         self.number = index.counts(side, ids)
         ends, starts = index.ends(side, ids), self.number.cumsum(0) - self.number
@@ -210,6 +200,10 @@ class PairLinks:
             moves = tables[other][self._moving] - self._first
             total = total + embedding_bag(self._far, moves, self._starts, mode="sum")
         return total / self.number.clamp(min=1).to(total)[:, None] - centre[other]
+
+    def width(self, tables: Tables) -> int:
+        """As :meth:`Links.width`."""
+        return tables[OTHER[self.side]].shape[1]
 
     def delete(self, retained: RetainedIndex, region: Region, tables: Tables) -> None:
         """Take the deleted interactions out, and follow the moves of the rows of ``region`` from now on."""
@@ -229,36 +223,6 @@ class PairLinks:
         place = place[place >= 0]
         self._sum = self._sum.index_add(0, place.to(table.device), table[deleted], alpha=-1.0)
         self.number = whole - torch.bincount(place, minlength=len(self.ids))
-
-
-class PairNeighbours:
-    """Neighbours by the interactions of an index."""
-
-    def __init__(self, index: TrainIndex) -> None:
-        self.index, self.train = index, index.train
-
-    def _number(self, side: Side) -> torch.Tensor:
-        return self.index.counts(side, torch.arange(self.index.sizes[side]))
-
-    def known(self, side: Side) -> torch.Tensor:
-        """As :meth:`Neighbours.known`."""
-        return (self._number(side) > 0).nonzero().flatten()
-
-    def width(self, side: Side, tables: Tables) -> int:
-        """As :meth:`Neighbours.width`."""
-        return tables[OTHER[side]].shape[1]
-
-    def centre(self, tables: Tables) -> tuple[dict[Side, torch.Tensor], dict[Side, float]]:
-        """The mean interaction's user, and the mean item."""
-        users, items = tables["user"], tables["item"]
-        known = self.known("item")
-        middle = self._number("user").to(users) @ users / len(self.index)
-        mean = items[known.to(items.device)].mean(dim=0)
-        return {"user": middle, "item": mean}, {"user": float(len(self.index)), "item": float(len(known))}
-
-    def links(self, side: Side, ids: torch.Tensor, tables: Tables) -> PairLinks:
-        """As :meth:`Neighbours.links`."""
-        return PairLinks(self.index, side, ids, tables)
 
 
 # The map
@@ -285,23 +249,39 @@ def features(mean: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
     return torch.cat([root * mean, log * mean, mean, root, log, torch.ones_like(count)], dim=1)
 
 
-def learn(tables: Tables, neighbours: Neighbours, generator: torch.Generator) -> Maps | None:
-    """The map of a model's tables; None when there are too few rows to learn it from."""
-    centre, weight = neighbours.centre(tables)
+def learn(
+    tables: Tables, known: Mapping[Side, torch.Tensor], links_of: Callable[[Side, torch.Tensor], Links],
+    centre: dict[Side, torch.Tensor], weight: dict[Side, float], train: Dataset, generator: torch.Generator,
+) -> Maps | None:  # fmt: skip
+    """The map of a model's tables, fitted to a sample of the ``known`` ids with neighbours; None if they are few."""
     transform: dict[Side, torch.Tensor] = {}
     for side, table in tables.items():
-        known = neighbours.known(side)
-        ids = known[torch.randperm(len(known), generator=generator)[:SAMPLE]].sort().values
-        if len(ids) < 4 * neighbours.width(side, tables):
-            return None
-        links = neighbours.links(side, ids, tables)
+        ids = known[side][torch.randperm(len(known[side]), generator=generator)[:SAMPLE]].sort().values
+        links = links_of(side, ids)
         x = features(links.mean(tables, centre), links.number).double()
+        if len(ids) < 4 * links.width(tables):
+            return None
         gram = x.T @ x
         gram.diagonal().add_(RIDGE * gram.diagonal().mean())
         y = table[ids.to(table.device)].double()
         transform[side] = torch.linalg.solve(gram, x.T @ y).to(table.dtype)
     items = tables["item"]
-    return Maps(transform, centre, weight, items[rarest(neighbours.train).to(items.device)].mean(dim=0))
+    return Maps(transform, centre, weight, items[rarest(train).to(items.device)].mean(dim=0))
+
+
+def learn_pairs(tables: Tables, index: TrainIndex, generator: torch.Generator) -> Maps | None:
+    """The map by interactions, centred on the mean interaction's user and the mean item."""
+    number = {side: index.counts(side, torch.arange(index.sizes[side])) for side in SIDES}
+    known = {side: (number[side] > 0).nonzero().flatten() for side in SIDES}
+    users, items = tables["user"], tables["item"]
+    middle, mean = (
+        number["user"].to(users) @ users / len(index),
+        items[known["item"].to(items.device)].mean(dim=0),
+    )
+    centre: dict[Side, torch.Tensor] = {"user": middle, "item": mean}
+    weight: dict[Side, float] = {"user": float(len(index)), "item": float(len(known["item"]))}
+    links_of = functools.partial(PairLinks, index, tables)
+    return learn(tables, known, links_of, centre, weight, index.train, generator)
 
 
 # The new start
@@ -324,11 +304,9 @@ class _Turn:
     """The contaminated rows of one side while they start again."""
 
     def __init__(
-        self, side: Side, tables: Tables, maps: Maps, touched: Region, region: Region, neighbours: Neighbours
+        self, side: Side, table: torch.Tensor, maps: Maps, touched: Region, ids: torch.Tensor, links: Links
     ) -> None:
-        ids = region[side].ids
-        self.side, self.table, self.maps = side, tables[side], maps
-        self.links = neighbours.links(side, ids, tables)
+        self.side, self.table, self.maps, self.links = side, table, maps, links
         self.rows = ids.to(self.table.device)
         self.first = self.table[self.rows].clone()  # θ₀
         place = touched[side].place(ids)
@@ -378,15 +356,17 @@ class _Turn:
 
 
 def restart(
-    tables: Tables, maps: Maps, touched: Region, region: Region, neighbours: Neighbours, rounds: int,
-    retained: RetainedIndex | None = None,
-) -> dict[Side, torch.Tensor]:  # fmt: skip
-    """The change (n, d) by side that gives the rows of ``region`` their new start; ``tables`` are left as they are.
+    tables: Tables, maps: Maps, touched: Region, neighbours: Neighbours, rounds: int
+) -> dict[Side, torch.Tensor]:
+    """The change (n, d) by side that gives rows their new start; ``tables`` are left as they are.
 
-    ``touched`` has the rows with deleted interactions and their shares. Rows follow where ``retained`` is given, and
-    ``neighbours`` are then those of D; otherwise those of the retained data.
+    ``touched`` has the rows with deleted interactions and their shares. Where rows follow, links are those of D,
+    otherwise those of the retained data.
     """
-    turns = {side: _Turn(side, tables, maps, touched, region, neighbours) for side in tables}
+    (region, links_of, retained), turns = neighbours, {}
+    for side, table in tables.items():
+        ids = region[side].ids
+        turns[side] = _Turn(side, table, maps, touched, ids, links_of(side, ids))
     if retained is not None:
         for turn in turns.values():
             turn.follow(tables, region, retained)

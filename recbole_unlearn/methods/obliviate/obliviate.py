@@ -41,11 +41,12 @@ training's rate, which says how large a step the model bears.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -68,7 +69,6 @@ from recbole_unlearn.rows import (
     Moments,
     Region,
     RetainedIndex,
-    Side,
     Table,
     Triples,
     Witness,
@@ -95,7 +95,9 @@ CERTIFIED = 8192  # pairs that certificates are computed from
 WARN_AFTER, WARN_SECONDS = 3, 10.0  # steps after which the time is estimated; shorter requests do not matter
 
 MODELS = "differentiable, with rows of users or items; closed forms (EASE), exactly"
-
+SAVE_ADAPTERS = (
+    "Also write the adapters to OUTPUT_DIR/adapters. They show who asked, and restore the original."
+)
 logger = logging.getLogger(__name__)
 
 
@@ -105,62 +107,51 @@ class ObliviateSettings:
 
     forget_kind: str = setting(
         "The kind of deleted interactions: auto works for all; genuine ones go to the score of an unseen item of the "
-        "same expected rank; noise goes down to the level of never-seen items; hard goes down without a limit (the "
-        "paper's Figure 3).",
+        "same expected rank; noise goes down to the level of never-seen items; hard goes down without a limit.",
         choices=("auto", "genuine", "noise", "hard"),
     )
     lua_target: str = setting(
-        "New start of contaminated rows: neighbours computes them from their retained neighbours; none leaves them.",
+        "New start of contaminated rows, from their retained neighbours or none.",
         choices=("neighbours", "none"),
     )
     lua_reach: float = setting(
-        "Rows follow their neighbours when at least this share of them starts again: 0 for all, 1 for none.",
-        low=0.0, high=1.0,
-    )  # fmt: skip
+        "Rows follow when this share of their neighbours starts again: 0 for all, 1 for none.",
+        low=0.0,
+        high=1.0,
+    )
     lua_rounds: int = setting("How often users and items start again in turn.", low=1)
     lua_scale: float = setting(
         "Scale c of the downdate by the optimizer's state, c / batch size times the gradient over its curvature: "
-        "undoes c / learning rate epochs of the deleted interactions. 0 for none.",
-        low=0.0,
-    )
+        "undoes c / learning rate epochs of the deleted interactions. 0 for none.", low=0.0,
+    )  # fmt: skip
     lua_limit: float | None = setting(
         "Limit of a row's downdate, as a share of its length, when all its interactions are deleted; less by the "
-        "square of the deleted share. Empty for no limit below .2.",
-        low=0.0,
-    )
+        "square of the deleted share. Empty for no limit below .2.", low=0.0,
+    )  # fmt: skip
     rank: int | str = setting(
         "Rank of the adapters: the directions that the downdate keeps and the calibration has. A number, or 'full'.",
         low=1, words=("full",),
     )  # fmt: skip
-    lac_steps: int = setting(
-        "Steps of the calibration; fewer for a small request, of whose interactions each is seen 16 times at most.",
-        low=0,
-    )
+    lac_steps: int = setting("Steps of LAC; fewer for a small request: 16 passes over it at most.", low=0)
     lac_horizon: int | None = setting(
         "Steps over which the learning rate falls; lac_steps when empty. With more than lac_steps, the calibration "
-        "is the beginning of a longer one, bit for bit.",
-        low=1,
-    )
+        "is the beginning of a longer one, bit for bit.", low=1,
+    )  # fmt: skip
     lac_learning_rate: float | None = setting(
         "Adam's learning rate at the first step; when empty, twelve times the training's, at most .06; for "
-        "sequential models four times.",
-        low=0.0,
-    )
+        "sequential models four times.", low=0.0,
+    )  # fmt: skip
     lac_batch_size: int | None = setting(
         "Interactions in a step; when empty 8192, and for a sequential model as many windows as make nine tenths of "
-        "all over the steps, at least 512.",
-        low=1,
-    )
+        "all over the steps, at least 512.", low=1,
+    )  # fmt: skip
     lac_negatives: float = setting(
         "How often the region's items are negatives, relative to training.", low=0.0
     )
     lac_forget: float = setting(
-        "Weight of the loss on deleted interactions, unless forget_kind is auto.", low=0.0
+        "Weight of the loss on deleted interactions, if forget_kind is not auto.", low=0.0
     )
-    save_adapters: bool = setting(
-        "Also write the adapters to OUTPUT_DIR/adapters. They show who asked, and restore the original.",
-        role=Role.SPEED,
-    )
+    save_adapters: bool = setting(SAVE_ADAPTERS, role=Role.SPEED)
 
 
 class Prepared(NamedTuple):
@@ -197,11 +188,11 @@ class Obliviate(UnlearnTrainer):
             )
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
             usual = config.usual_values(cls.name)
-            turned = [key for key in cls.of_pairs if getattr(settings, key) != usual[key]]
+            turned = ", ".join(key for key in cls.of_pairs if getattr(settings, key) != usual[key])
             if turned:
                 raise UnlearnError(
-                    f"{', '.join(turned)}: a setting of models that score pairs of a user and an item, and a "
-                    "sequential model scores items after a history. Leave it out."
+                    f"{turned}: a setting of models that score pairs of a user and an item, and a sequential model "
+                    "scores items after a history. Leave it out."
                 )
 
     @classmethod
@@ -247,16 +238,18 @@ class Obliviate(UnlearnTrainer):
         )
         trained = task.train(task.config, task.data.retain, task.label)
         trained.load_into(self.model)
-        every_item = torch.arange(task.data.full.train.item_num)
-        return Outcome(
-            {"exact": True}, seconds=trained.seconds, from_cache=trained.from_cache, refitted_items=every_item
-        )
+        items = torch.arange(task.data.full.train.item_num)
+        seconds, cached = trained.seconds, trained.from_cache
+        return Outcome({"exact": True}, seconds=seconds, from_cache=cached, refitted_items=items)
 
 
 class Request:
     """One request to a model that scores pairs; `windows.py` and `paper.py` have subclasses."""
 
     others: ClassVar[str] = "others follow"  # rows that move without being calibrated, for the log
+    low_rank: ClassVar[Callable[..., list[LowRank]]] = staticmethod(
+        project_shared
+    )  # one B for tables of one width
 
     def __init__(self, trainer: UnlearnTrainer, task: UnlearnTask) -> None:
         self.trainer, self.task, self.options = trainer, task, task.settings
@@ -285,8 +278,7 @@ class Request:
         """The map from neighbours to rows; None where only one side has rows, or they are too few."""
         tables = new_start.side_tables(model, find_tables(model, task.data.full.train), task.index)
         generator = torch.Generator().manual_seed(task.config["seed"])
-        neighbours = new_start.PairNeighbours(task.index)
-        return new_start.learn(tables, neighbours, generator) if len(tables) == 2 else None
+        return new_start.learn_pairs(tables, task.index, generator) if len(tables) == 2 else None
 
     def calibrated(self, touched: Region, retained: RetainedIndex) -> Region:
         """The region, rows with an adapter. Without rows of users all memory of S is in the items: all of those."""
@@ -304,40 +296,55 @@ class Request:
         energy = self.lua()
         objective, interactions, schedule = self.plan()
         self.adapters.attach()
-        bar = progress_bar(f"LAC {self.task.label}", schedule.steps, bool(self.task.config["show_progress"]))
-        with bar:
-            after = self._after_step(began, time.perf_counter(), schedule.steps)
+        steps, first, shown = schedule.steps, time.perf_counter(), bool(self.task.config["show_progress"])
+        watch, original = self.task.watch, self.task.original
+
+        def after(step: int) -> None:
+            """Show the model to a watcher, or warn when retraining would be quicker."""
+            if watch is None:
+                if step == WARN_AFTER and original is not None:
+                    spent = time.perf_counter() - first
+                    warn_if_slow(original.seconds, first - began + spent / step * steps)
+            elif step in watch.steps:
+                self.adapters.attach()  # not all gradients write to the model as they go
+                self.trainer.show(self.task, step, self.starts_again)
+
+        with progress_bar(f"LAC {self.task.label}", steps, shown) as bar:
             trace = calibrate(self.adapters, self.witness, objective, schedule, interactions, bar, after)
-            if self.task.watch is not None:  # a small request has fewer steps; the model then stays the same
-                for step in range(max(1, schedule.steps), self.options.lac_steps):
+            if watch is not None:  # a small request has fewer steps; the model then stays the same
+                for step in range(max(1, steps), self.options.lac_steps):
                     after(step)
         # No figures of the request in the log: a result of few users leaves them out.
         rank = max((adapter.a.shape[1] for adapter in self.adapters.trained), default=0)
-        logger.info("LAC: %d steps at rank %d on retained interactions.", schedule.steps, rank)
+        logger.info("LAC: %d steps at rank %d on retained interactions.", steps, rank)
         level = {} if objective.standing is None else {"level": round(objective.standing.level, 6)}
+        found = {"curvature": self.read, "energy": energy, **level, "lua_scale": self.options.lua_scale}
+        curves = {
+            "loss": [(step + 1, round(value, 6)) for step, value in enumerate(trace.values)],
+            "demotion": [(step, round(value, 6)) for step, value in trace.demotion],
+        }
         return Outcome(
-            {
-                "curvature": self.read, "energy": energy, **level, "lua_scale": self.options.lua_scale,
-                "lac": trace.summary(),
-            },
-            {
-                "loss": [(step + 1, round(value, 6)) for step, value in enumerate(trace.values)],
-                "demotion": [(step, round(value, 6)) for step, value in trace.demotion],
-            },
-            refits_orphan_items=self.starts_again,
+            found | {"lac": trace.summary()}, curves, refits_orphan_items=self.starts_again,
             refitted_items=self.witness.region["item"].ids if self.starts_again else None,
             certify=lambda: self.certificates(trace),
         )  # fmt: skip
 
     def lua(self) -> dict[str, float]:
         """The downdate at θ₀, the new start, and the downdate at rank r on it; returns the energy that r keeps."""
-        trained = self.adapters.trained
+        trained, options = self.adapters.trained, self.options
         steps = [torch.zeros_like(adapter.base) for adapter in trained]
-        if self.options.lua_scale and trained:
+        if options.lua_scale and trained:
             steps = self.downdate()
         if self.starts_again:
             self.start_again()
-        return self.project(steps)
+        energy = {}
+        for adapter, low in zip(trained, self.low_rank(steps, options.rank), strict=True):
+            adapter.a, adapter.b = low.a, low.b
+            energy[adapter.label] = round(low.energy, 6)
+        if options.lua_scale and energy:
+            least = 100 * min(energy.values())
+            logger.info("LUA: the downdate at rank %s keeps %.0f %% of its energy.", options.rank, least)
+        return energy
 
     # The downdate
 
@@ -376,31 +383,24 @@ class Request:
         """g_S for the rows (n, d) of every trained adapter, and e."""
         return deleted_gradients(self.adapters, self.witness)
 
-    # The new start and the rank
+    # The new start
 
     def start_again(self) -> None:
         """R of contaminated rows: in the trained adapters, and in untrained ones for rows that only follow."""
-        maps, retained = self.task.prepared.maps, self.witness.retained
+        maps = self.task.prepared.maps
         if maps is None:
             self._from_initial(self.tables)
             return
         tables = new_start.side_tables(self.model, self.tables, self.index)
-        region = new_start.spread(self.certain, retained, self.options.lua_reach)
-        neighbours = new_start.PairNeighbours(self.index)
-        rounds = self.options.lua_rounds
-        self._shift(
-            region, new_start.restart(tables, maps, self.certain, region, neighbours, rounds, retained)
-        )
-
-    def _shift(self, region: Region, moved: Mapping[Side, torch.Tensor]) -> None:
-        """Put the changes of the rows of ``region``, by side (n, d), into adapters."""
+        found = self.neighbours(tables)
+        moved = new_start.restart(tables, maps, self.certain, found, self.options.lua_rounds)
         self._from_initial([table for table in self.tables if table.axis])
         trained = {(a.name, a.side): a for a in self.adapters.trained}
         column = dict.fromkeys(SIDES, 0)
         for table in self.tables:
             if table.axis:
                 continue
-            side, ids = table.side, region[table.side].ids
+            side, ids = table.side, found[0][table.side].ids
             width = as_rows(self.model.get_parameter(table.parameter)).shape[1]
             change = moved[side][:, column[side] : column[side] + width]
             column[side] += width
@@ -417,6 +417,12 @@ class Request:
             "" if len(self.adapters.adapters) == len(trained) else f"; {self.others}",
         )
 
+    def neighbours(self, tables: new_start.Tables) -> new_start.Neighbours:
+        """All contaminated rows, and their neighbours by interactions."""
+        retained = self.witness.retained
+        region = new_start.spread(self.certain, retained, self.options.lua_reach)
+        return region, functools.partial(new_start.PairLinks, self.index, tables), retained
+
     def _from_initial(self, tables: Sequence[Table]) -> None:
         """Give touched rows their initial values: where only one side has rows, there are no neighbours."""
         chosen = {(table.parameter, table.side) for table in tables}
@@ -424,22 +430,6 @@ class Request:
             if (adapter.name, adapter.side) in chosen:
                 initial = as_rows(self.task.initial[adapter.name], adapter.axis)[adapter.rows]
                 adapter.shift = initial - adapter.base
-
-    def project(self, steps: Sequence[torch.Tensor]) -> dict[str, float]:
-        """Set A Bᵀ of the trained adapters to ``steps`` at the rank; returns the energy it keeps, by adapter."""
-        found = self.low_rank(steps)
-        energy = {}
-        for adapter, low in zip(self.adapters.trained, found, strict=True):
-            adapter.a, adapter.b = low.a, low.b
-            energy[adapter.label] = round(low.energy, 6)
-        if self.options.lua_scale and energy:
-            least = 100 * min(energy.values())
-            logger.info("LUA: the downdate at rank %s keeps %.0f %% of its energy.", self.options.rank, least)
-        return energy
-
-    def low_rank(self, steps: Sequence[torch.Tensor]) -> list[LowRank]:
-        """``steps`` at the rank, with one B for tables of one width."""
-        return project_shared(steps, self.options.rank)
 
     # LAC
 
@@ -462,24 +452,8 @@ class Request:
             options.lac_steps,
             rate if options.lac_learning_rate is None else options.lac_learning_rate,
             batch_size if options.lac_batch_size is None else options.lac_batch_size,
-            options.lac_horizon,
+            options.lac_horizon or options.lac_steps,
         )
-
-    def _after_step(self, began: float, first: float, steps: int) -> Callable[[int], None]:
-        """Called after a step of LAC: shows the model to a watcher, or warns when retraining would be quicker."""
-        watch, original = self.task.watch, self.task.original
-
-        def show(step: int) -> None:
-            assert watch is not None
-            if step in watch.steps:
-                self.adapters.attach()  # not all gradients write to the model as they go
-                self.trainer.show(self.task, step, self.starts_again)
-
-        def check_time(step: int) -> None:
-            if step == WARN_AFTER and original is not None:
-                warn_if_slow(original.seconds, first - began, (time.perf_counter() - first) / step * steps)
-
-        return check_time if watch is None else show
 
     # Certificates
 
@@ -561,17 +535,12 @@ class Schedule(NamedTuple):
     steps: int
     learning_rate: float
     batch_size: int
-    horizon: int | None = None  # T, steps that the rate and the batches are laid out for; ``steps`` when None
-
-    @property
-    def laid_out(self) -> int:
-        """T: a calibration of t steps laid out for T does the first t steps of one of T, bit for bit."""
-        return self.steps if self.horizon is None else self.horizon
+    horizon: int  # T: t steps laid out for T are the first t steps of a calibration of T, bit for bit
 
     def within(self, interactions: int) -> Schedule:
         """At most a few passes over so many interactions: a small request takes few steps."""
         most = max(1, -(-PASSES * interactions // self.batch_size))
-        return self._replace(steps=min(self.steps, most), horizon=min(self.laid_out, most))
+        return self._replace(steps=min(self.steps, most), horizon=min(self.horizon, most))
 
 
 class Trace(NamedTuple):
@@ -610,21 +579,16 @@ class Objective:
         value = gradients.own(batch)
         if not self.forget:
             return value
-        users, items, others = self._deleted(witness, len(batch.users))
+        if self.stand_ins:
+            assert self.standing is not None
+            known, number = self.standing.deleted, len(self.standing.deleted.users)
+            pick = torch.randint(0, number, (min(len(batch.users), number),), generator=witness.generator)
+            users, items, others = known.users[pick], known.items[pick], self.standing.stand_ins[pick]
+        else:
+            _, users, items, others = witness.deleted(len(batch.users))
         of = stand_in_loss if self.stand_ins else reverse_ranking_loss
         pairs = [(users, items), (users, others)]
         return value + loss_of_scores(gradients, pairs, lambda own, other: self.forget * of(own, other))
-
-    def _deleted(self, witness: Witness, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Deleted pairs, each with its stand-in or a negative."""
-        if not self.stand_ins:
-            _, *drawn = witness.deleted(size)
-            return drawn[0], drawn[1], drawn[2]
-        assert self.standing is not None
-        known = self.standing.deleted
-        number = len(known.users)
-        pick = torch.randint(0, number, (min(size, number),), generator=witness.generator)
-        return known.users[pick], known.items[pick], self.standing.stand_ins[pick]
 
     def reached(self, gradients: RowGradients) -> bool:
         """Whether deleted items rank as low as never-seen ones would."""
@@ -677,7 +641,7 @@ def calibrate(
     trained = [x.a for x in chosen] + ([x.b for x in chosen] if objective.trains_b else [])
     optimizer = torch.optim.Adam(trained, lr=schedule.learning_rate)
     watched = witness.deleted(witness.watched)
-    batches = witness.batches(interactions, schedule.batch_size, schedule.laid_out)
+    batches = witness.batches(interactions, schedule.batch_size, schedule.horizon)
     for step, batch in enumerate(itertools.islice(batches, schedule.steps)):
         if step % CHECK_EVERY == 0:
             trace.demotion.append((step, gradients.demotion(watched)))
@@ -691,7 +655,7 @@ def calibrate(
             raise UnlearnError("LAC failed: its loss is not a number. Lower lac_learning_rate.")
         trace.values.append(value)
         for group in optimizer.param_groups:
-            group["lr"] = schedule.learning_rate * objective.rate(step / schedule.laid_out)
+            group["lr"] = schedule.learning_rate * objective.rate(step / schedule.horizon)
         optimizer.step()
         gradients.changed()
         bar.update()
@@ -704,17 +668,16 @@ def calibrate(
     return trace
 
 
-def warn_if_slow(trained: float | None, before: float, steps: float) -> None:
-    """Warn when a request takes longer than training did, by the seconds before LAC and those of all its steps.
+def warn_if_slow(trained: float | None, seconds: float) -> None:
+    """Warn when a request takes longer (``seconds``, estimated) than the training of the original did.
 
     A step costs as much as one of the model's own training, on more interactions. After few epochs of training, or
     for a model that is slow to compute, retraining is quicker then.
     """
-    if trained is not None and before + steps > max(WARN_SECONDS, trained):
+    if trained is not None and seconds > max(WARN_SECONDS, trained):
         logger.warning(
             "Obliviate will take about %.0f s here, and training the original took %.0f s: --unlearn=retrain is "
-            "quicker, and exact.",
-            before + steps, trained,
+            "quicker, and exact.", seconds, trained,
         )  # fmt: skip
 
 

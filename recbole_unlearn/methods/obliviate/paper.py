@@ -23,11 +23,12 @@ from typing import Any, ClassVar
 import torch
 
 from recbole_unlearn.methods import UnlearnTask, method
-from recbole_unlearn.methods.obliviate.adapters import Adapter, LowRank, project
+from recbole_unlearn.methods.obliviate.adapters import Adapter, project
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients
 from recbole_unlearn.methods.obliviate.obliviate import (
     BATCH_SIZE,
     MODELS,
+    SAVE_ADAPTERS,
     Objective,
     Obliviate,
     Request,
@@ -69,15 +70,12 @@ class PaperSettings:
     lac_forget: float = setting("Weight of the reverse ranking loss on deleted interactions.", low=0.0)
     lac_distill: float = setting("Weight of distillation: retained pairs keep their scores.", low=0.0)
     lac_drift: float = setting("Weight of the squared change of the weights.", low=0.0)
-    save_adapters: bool = setting(
-        "Also write the adapters to OUTPUT_DIR/adapters. They show who asked, and restore the original.",
-        role=Role.SPEED,
-    )
+    save_adapters: bool = setting(SAVE_ADAPTERS, role=Role.SPEED)
 
 
 @method(
     "obliviate_paper",
-    "Obliviate with the paper's objective, ranks and step counts (and the right sign).",
+    "The paper's objective, ranks and step counts (and the right sign).",
     PaperSettings,
     models=MODELS,
 )
@@ -104,24 +102,14 @@ class NoLUA(ObliviatePaper):
     """LAC alone: lua_scale is 0, and the adapters of rank r start at zero."""
 
 
-@method(
-    "no_lac",
-    "obliviate_paper without stage 2: the rank-r downdate alone.",
-    PaperSettings,
-    models=MODELS,
-)
+@method("no_lac", "obliviate_paper without stage 2: the rank-r downdate alone.", PaperSettings, models=MODELS)
 class NoLAC(ObliviatePaper):
     """LUA alone: lac_steps is 0."""
 
     forgets_more = forgets_less = ()
 
 
-@method(
-    "no_distill",
-    "obliviate_paper without distillation of retained pairs.",
-    PaperSettings,
-    models=MODELS,
-)
+@method("no_distill", "obliviate_paper without distillation of retained pairs.", PaperSettings, models=MODELS)
 class NoDistill(ObliviatePaper):
     """LUA and LAC, with λ_d = 0."""
 
@@ -132,13 +120,13 @@ class NoDistill(ObliviatePaper):
 class PaperRequest(Request):
     """A request to the paper's algorithm."""
 
+    low_rank = staticmethod(
+        lambda steps, rank: [project(step, rank) for step in steps]
+    )  # each with its own B
+
     def calibrated(self, touched: Region, retained: RetainedIndex) -> Region:
         """The rows of S and their neighbours."""
         return with_neighbours(touched, retained, HOPS, DECAY, 0.0, MOST)
-
-    def low_rank(self, steps: Sequence[torch.Tensor]) -> list[LowRank]:
-        """``steps`` at the rank, each with its own B."""
-        return [project(step, self.options.rank) for step in steps]
 
     def plan(self) -> tuple[Objective, torch.Tensor, Schedule]:
         """The paper's objective, on a uniform sample R of all retained interactions."""

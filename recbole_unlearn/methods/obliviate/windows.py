@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 import torch
@@ -31,7 +31,6 @@ from torch.nn.functional import embedding_bag
 from recbole_unlearn.data import SCORES, TRAIN, SequenceSplits
 from recbole_unlearn.methods import BATCH, UnlearnTask, WindowLosses
 from recbole_unlearn.methods.obliviate import new_start
-from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients, row_gradients
 from recbole_unlearn.methods.obliviate.new_start import Maps, Tables
 from recbole_unlearn.methods.obliviate.obliviate import CERTIFIED, Objective, Request, Schedule
@@ -58,7 +57,7 @@ SEEN, LEAST, MOST = (
 class WindowLinks:
     """The neighbours of ``ids`` (n,), sorted, of one side in some windows."""
 
-    def __init__(self, side: Side, ids: torch.Tensor, windows: SequentialDataset) -> None:
+    def __init__(self, windows: SequentialDataset, side: Side, ids: torch.Tensor) -> None:
         feat = windows.inter_feat
         own, far = windows.iid_field, windows.uid_field
         if side == "user":
@@ -95,6 +94,10 @@ class WindowLinks:
             found.append(self._mean(self._far, tables["user"], centre["user"]))
         return torch.cat(found, dim=1)
 
+    def width(self, tables: Tables) -> int:
+        """As :meth:`new_start.Links.width`."""
+        return sum(table.shape[1] for table in tables.values())
+
     def _mean(
         self,
         links: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -105,29 +108,13 @@ class WindowLinks:
         return embedding_bag(far, table, starts, mode="sum", per_sample_weights=weight) - centre
 
 
-class WindowNeighbours:
-    """Neighbours by windows, see :class:`new_start.Neighbours`."""
-
-    def __init__(self, windows: SequentialDataset) -> None:
-        self.train = windows
-
-    def known(self, side: Side) -> torch.Tensor:
-        """The ids with windows."""
-        return torch.unique(
-            self.train.inter_feat[self.train.uid_field if side == "user" else self.train.iid_field]
-        )
-
-    def width(self, side: Side, tables: Tables) -> int:
-        """The columns of all tables."""
-        return sum(table.shape[1] for table in tables.values())
-
-    def centre(self, tables: Tables) -> tuple[dict[Side, torch.Tensor], dict[Side, float]]:
-        """The mean row of the known ids; it does not move."""
-        return {side: x[self.known(side).to(x.device)].mean(dim=0) for side, x in tables.items()}, {}
-
-    def links(self, side: Side, ids: torch.Tensor, tables: Tables) -> WindowLinks:
-        """The neighbours of ``ids``."""
-        return WindowLinks(side, ids, self.train)
+def learn_windows(tables: Tables, windows: SequentialDataset, generator: torch.Generator) -> Maps | None:
+    """The map by windows, centred on the mean row of the users and items in them."""
+    fields: dict[Side, str] = {"user": windows.uid_field, "item": windows.iid_field}
+    known = {side: torch.unique(windows.inter_feat[fields[side]]) for side in tables}
+    centre = {side: table[known[side].to(table.device)].mean(dim=0) for side, table in tables.items()}
+    links_of = functools.partial(WindowLinks, windows)
+    return new_start.learn(tables, known, links_of, centre, {}, windows, generator)
 
 
 class WindowGradients(RowGradients):
@@ -140,10 +127,7 @@ class WindowGradients(RowGradients):
 
     witness: WindowWitness
 
-    def __init__(
-        self, adapters: AdapterSet, chosen: Sequence[Adapter], witness: WindowWitness, whole: bool = False
-    ) -> None:
-        super().__init__(adapters, chosen, witness, whole)
+    def _set_up(self) -> None:
         named = self.model.named_parameters()
         self._others = [p for name, p in named if p.requires_grad and name not in self._names]
         self._cut: list[nn.Module] | None = None  # tables whose rows in histories have no gradient
@@ -315,8 +299,8 @@ class WindowRequest(Request):
         """The map from neighbours in the training windows to rows."""
         tables = new_start.side_tables(model, find_tables(model, task.data.full.train), task.index)
         generator = torch.Generator().manual_seed(task.config["seed"])
-        neighbours = WindowNeighbours(task.data.full.for_model().train)
-        return new_start.learn(tables, neighbours, generator) if "item" in tables else None
+        windows = task.data.full.for_model().train
+        return learn_windows(tables, windows, generator) if "item" in tables else None
 
     def calibrated(self, touched: Region, retained: RetainedIndex) -> Region:
         """The rows with an adapter."""
@@ -349,17 +333,9 @@ class WindowRequest(Request):
             gradients.add(functools.partial(losses.deleted_loss, part), len(part))
         return gradients.take(), 1.0
 
-    def start_again(self) -> None:
-        """Rows that lost interactions start again; others do not follow."""
-        maps = self.task.prepared.maps
-        if maps is None:
-            self._from_initial(self.tables)
-            return
-        tables = new_start.side_tables(self.model, self.tables, self.index)
-        neighbours = WindowNeighbours(self.task.data.retain.for_model().train)
-        rounds = self.options.lua_rounds
-        moved = new_start.restart(tables, maps, self.certain, self.certain, neighbours, rounds)
-        self._shift(self.certain, moved)
+    def neighbours(self, tables: Tables) -> new_start.Neighbours:
+        """Rows that lost interactions, and their neighbours in retained windows; no rows follow."""
+        return self.certain, functools.partial(WindowLinks, self.task.data.retain.for_model().train), None
 
     def plan(self) -> tuple[Objective, torch.Tensor, Schedule]:
         """All retained windows, in batches that cost together about as much as half an epoch of training."""

@@ -1,5 +1,6 @@
 """The new start: contamination, the map, and rows from pairs and from windows, each against plain loops."""
 
+import functools
 import math
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn.methods.obliviate import new_start
-from recbole_unlearn.methods.obliviate.windows import WindowLinks, WindowNeighbours
+from recbole_unlearn.methods.obliviate.windows import WindowLinks, learn_windows
 from recbole_unlearn.rows import Members, Region, RetainedIndex, TrainIndex, find_region, rarest
 from tests.parts import Rows
 
@@ -58,8 +59,8 @@ def test_an_item_starts_again_as_far_as_it_lost(share, degree):
 
 
 def restarted(tables, maps, touched, region, retained, rounds):
-    neighbours = new_start.PairNeighbours(retained.index)
-    return new_start.restart(tables, maps, touched, region, neighbours, rounds, retained)
+    links_of = functools.partial(new_start.PairLinks, retained.index, tables)
+    return new_start.restart(tables, maps, touched, (region, links_of, retained), rounds)
 
 
 def linear_world(seed=1, users=200, items=90, d=3):
@@ -98,7 +99,7 @@ def told_of(index, side, ids, table, centre, deleted=None):
 def test_the_map_is_found(monkeypatch):
     monkeypatch.setattr(new_start, "RIDGE", 1e-14)
     index, tables, transform = linear_world()
-    maps = new_start.learn(tables, new_start.PairNeighbours(index), torch.Generator().manual_seed(0))
+    maps = new_start.learn_pairs(tables, index, torch.Generator().manual_seed(0))
     assert torch.allclose(maps.transform["user"], transform, atol=1e-5)
     counts = index.counts("user", torch.arange(index.sizes["user"])).double()
     assert torch.allclose(maps.centre["user"], (counts[:, None] * tables["user"]).sum(0) / counts.sum())
@@ -166,7 +167,7 @@ def test_a_user_who_starts_again_is_where_their_retained_items_put_them(monkeypa
     left = [index.ids[side][deleted] for side in ("user", "item")]
     retained, touched = RetainedIndex(index, *left, deleted), find_region(index, *left)
     alone = Region(user=touched["user"], item=touched["item"].part(torch.zeros(3, dtype=torch.bool)))
-    maps = new_start.learn(tables, new_start.PairNeighbours(index), torch.Generator().manual_seed(0))
+    maps = new_start.learn_pairs(tables, index, torch.Generator().manual_seed(0))
     before = {side: table.clone() for side, table in tables.items()}
     found = restarted(tables, maps, alone, alone, retained, 1)
     wanted = told_of(index, "user", [5], tables["item"], tables["item"][1:].mean(dim=0), deleted) @ transform
@@ -178,7 +179,7 @@ def test_nothing_of_the_old_row_is_left():
     """θ₀ + (b − a) − w (θ₀ − a): with w = 1 the old row does not matter."""
     index, tables, _ = linear_world()
     generator = torch.Generator().manual_seed(3)
-    maps = new_start.learn(tables, new_start.PairNeighbours(index), torch.Generator().manual_seed(0))
+    maps = new_start.learn_pairs(tables, index, torch.Generator().manual_seed(0))
     numbers = index.of("user", torch.tensor([7]))[:2]
     deleted = torch.zeros(len(index), dtype=torch.bool)
     deleted[numbers] = True
@@ -201,7 +202,7 @@ def test_an_item_that_is_nobodys_is_like_the_rarest(monkeypatch):
     pairs = [(user, item) for item in range(1, 9) for user in range(1, 1 + 4 * item)] + [(1, 9), (2, 9)]
     index, retained, touched = rows_of(pairs, [(1, 9), (2, 9)], users=40, items=10)
     tables = {"user": torch.randn(40, 2), "item": torch.arange(10.0)[:, None] * torch.ones(1, 2)}
-    maps = new_start.learn(tables, new_start.PairNeighbours(index), torch.Generator().manual_seed(0))
+    maps = new_start.learn_pairs(tables, index, torch.Generator().manual_seed(0))
     assert maps.rare.tolist() == [4.0, 4.0]  # of items 9, 1 and 2
     found = restarted(tables, maps, touched, touched, retained, 1)
     assert torch.allclose(tables["item"][9] + found["item"][0], maps.rare)
@@ -211,7 +212,7 @@ def test_too_few_to_learn_from():
     pairs = [(user, 1 + (user + k) % 8) for user in range(1, 8) for k in range(3)]
     index = TrainIndex(Rows(pairs))
     tables = {"user": torch.randn(8, 16), "item": torch.randn(9, 16)}
-    assert new_start.learn(tables, new_start.PairNeighbours(index), torch.Generator().manual_seed(0)) is None
+    assert new_start.learn_pairs(tables, index, torch.Generator().manual_seed(0)) is None
 
 
 @hypothesis_settings(max_examples=30, deadline=None)
@@ -331,7 +332,7 @@ def test_means_are_those_of_a_loop_over_windows(windows, side, data, with_users,
     ids = torch.tensor(sorted(data.draw(st.sets(st.integers(1, most)))), dtype=torch.long)
     tables = random_tables(0, with_users)
     centre = centres(tables)
-    links = WindowLinks(side, ids, dataset(windows, length))
+    links = WindowLinks(dataset(windows, length), side, ids)
     found = links.mean(tables, centre)
     width = WIDTHS["item"] + (WIDTHS["user"] if with_users and side == "item" else 0)
     assert found.shape == (len(ids), width)
@@ -345,7 +346,7 @@ def test_means_are_those_of_a_loop_over_windows(windows, side, data, with_users,
 def test_histories_may_have_fewer_places_than_are_looked_at():
     windows = [(1, 2, [3, 4]), (2, 2, [5]), (2, 1, [4])]
     tables = random_tables(1)
-    found = WindowLinks("item", torch.tensor([1, 2]), dataset(windows, length=2)).mean(
+    found = WindowLinks(dataset(windows, length=2), "item", torch.tensor([1, 2])).mean(
         tables, centres(tables)
     )
     for row, item in enumerate((1, 2)):
@@ -408,7 +409,7 @@ def test_the_map_that_made_the_rows_is_found(made_by_a_map, monkeypatch, with_us
     windows, tables, transform = made_by_a_map(with_users)
     monkeypatch.setattr(new_start, "RIDGE", 1e-13)
     given = dataset(windows, items=69)
-    maps = new_start.learn(tables, WindowNeighbours(given), torch.Generator().manual_seed(0))
+    maps = learn_windows(tables, given, torch.Generator().manual_seed(0))
     for side, expected in transform.items():
         assert torch.allclose(maps.transform[side], expected, atol=1e-4), side  # they are .05 large
         field = given.inter_feat[f"{side}_id"]
@@ -426,7 +427,7 @@ def test_the_ridge_is_relative_to_the_features(made_by_a_map):
     """(G + λI)⁻¹ G T for rows that T made, λ being .02 of the mean of G's diagonal."""
     windows, tables, transform = made_by_a_map(with_users=False)
     given = dataset(windows, items=69)
-    maps = new_start.learn(tables, WindowNeighbours(given), torch.Generator().manual_seed(0))
+    maps = learn_windows(tables, given, torch.Generator().manual_seed(0))
     known = given.inter_feat["item_id"].unique().tolist()
     x = torch.stack(
         [features_by_formula(*mean_by_loop("item", k, windows, tables, maps.centre)) for k in known]
@@ -441,15 +442,11 @@ def test_the_ridge_is_relative_to_the_features(made_by_a_map):
 def test_no_map_is_learned_from_few_rows():
     tables = random_tables(6, users=40, items=69)
     windows = many_windows(3)
-    assert (
-        new_start.learn(tables, WindowNeighbours(dataset(windows, items=69)), torch.Generator()) is not None
-    )
+    assert learn_windows(tables, dataset(windows, items=69), torch.Generator()) is not None
     few = [window for window in windows if window[0] < 20]  # 19 users, and 4 · (2 + 3) are needed
-    assert new_start.learn(tables, WindowNeighbours(dataset(few, items=69)), torch.Generator()) is None
-    assert (
-        new_start.learn({"item": tables["item"]}, WindowNeighbours(dataset(few, items=69)), torch.Generator())
-        is not None
-    )
+    assert learn_windows(tables, dataset(few, items=69), torch.Generator()) is None
+    del tables["user"]
+    assert learn_windows(tables, dataset(few, items=69), torch.Generator()) is not None
 
 
 # The new start
@@ -467,7 +464,8 @@ def some_maps(tables, seed=7):
 
 
 def restarted_by_windows(tables, maps, touched, windows, rounds):
-    return new_start.restart(tables, maps, touched, touched, WindowNeighbours(windows), rounds)
+    neighbours = touched, functools.partial(WindowLinks, windows), None
+    return new_start.restart(tables, maps, touched, neighbours, rounds)
 
 
 def goal(side, number, windows, tables, maps):

@@ -90,7 +90,7 @@ def test_drift_stays_below_its_bound(make_config):
     adapters = make_adapters(config, data, witness, rank=2)
     before = [adapter.b.clone() for adapter in adapters.adapters]
     with tqdm(disable=True) as bar:
-        plan, rows = Schedule(60, 0.05, 10**6), witness.interactions()
+        plan, rows = Schedule(60, 0.05, 10**6, 60), witness.interactions()
         values = calibrate(adapters, witness, PaperObjective(1.0, drift=0.05), plan, rows, bar).values
     assert values[-1] < values[0]
     assert adapters.drift() <= values[0] / 0.05
