@@ -93,5 +93,6 @@ ALLOWED_MANY = {
 }  # fmt: skip
 
 
-def test_every_module_says_what_it_is_for():
+def test_every_module_has_a_layer_and_a_docstring():
+    assert set(RANK) | ALLOWED_MANY | {f"{PACKAGE}.{family}" for family in FAMILIES} <= NAMES
     assert [name_of(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))] == []

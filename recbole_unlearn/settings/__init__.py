@@ -25,7 +25,6 @@ from recbole_unlearn.settings.groups import (
     CacheSettings,
     EvaluationSettings,
     ForgetSettings,
-    GridSettings,
     Known,
     RecordSettings,
     RunSettings,
