@@ -1,4 +1,4 @@
-"""What a result tells of the users in a request: the attack that found them, and that it finds nobody any more."""
+"""Disclosure: the attack that found the users of a request in its result, and that it finds none any more."""
 
 import dataclasses
 import functools
@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from recbole_unlearn import UnlearnError, cli, run_unlearn, tune_unlearn
 from recbole_unlearn.data import Fields, divide, load, loaders, locate, read_request
 from recbole_unlearn.measures import Measurement
+from recbole_unlearn.measures.base import measure
 from recbole_unlearn.report import write_comparison
 from recbole_unlearn.results import (
     Distribution,
@@ -101,14 +102,14 @@ def test_without_a_minimum_the_requester_is_found(settings, tmp_path, attacker):
     result = asked(settings, tmp_path, unlearn="obliviate", **FITTED).result
     assert attacker.candidates(result) == [REQUESTER]
     assert attacker.candidates(result, ["forgetting"], counts=False) == [REQUESTER]
-    # Figures of *all* users are enough: somebody who knows those of every one sees who is missing.
+    # Figures of *all* users are enough: an attacker who knows those of every one sees who is missing.
     left = attacker.candidates(result, ["metrics"], counts=False)
     assert REQUESTER in left
     assert len(left) < 10
     assert "withheld" not in result
 
 
-def test_with_the_default_everybody_could_have_asked(settings, tmp_path, attacker):
+def test_with_the_default_every_user_could_have_asked(settings, tmp_path, attacker):
     by_default = {key: value for key, value in settings.items() if key != "min_group"}
     result = asked(by_default, tmp_path, unlearn="obliviate", **FITTED).result
     assert result["settings"]["min_group"] == 10
@@ -117,12 +118,10 @@ def test_with_the_default_everybody_could_have_asked(settings, tmp_path, attacke
 
 @pytest.mark.slow
 def test_the_same_on_ml_100k(ml_100k, tmp_path):
-    """One in twenty users is suspected; here results have figures of all users too."""
+    """One in forty users is suspected; here results have figures of all users too."""
     values = ml_100k("BPR")
-    config = UnlearnConfig(
-        "BPR", "ml-100k", config_dict=values | {"checkpoint_dir": str(tmp_path / "attack")}
-    )
-    attacker = Attacker(config, slice(None, None, 20))
+    own = values | {"checkpoint_dir": str(tmp_path / "attack")}
+    attacker = Attacker(UnlearnConfig("BPR", "ml-100k", config_dict=own), slice(None, None, 40))
     suspects = attacker.users()
     for group in (1, 10):
         result = run_unlearn(
@@ -191,36 +190,29 @@ def test_no_file_and_no_line_has_an_exact_figure(settings, tmp_path, capsys):
         assert not [tag for tag in tags if tag.startswith("Unlearn")]
 
 
-def test_how_many_interactions_is_a_rough_figure(settings, tmp_path):
-    result = asked(settings, tmp_path, **SMALL).result
-    assert set(result["forget"]) == {"source", "interactions", "users", "items"}
-    assert (result["forget"]["interactions"], result["forget"]["users"]) == (20, 1)
+def test_the_notice_and_the_rough_size_are_in_all_outputs(settings, tmp_path):
+    outcome = asked(settings, tmp_path, **SMALL)
+    forget, withheld = outcome.result["forget"], outcome.result["withheld"]
+    assert set(forget) == {"source", "interactions", "users", "items"}
+    assert (forget["interactions"], forget["users"]) == (20, 1)
     log = (tmp_path / "out" / "run.log").read_text()
     assert "forgetting about 20 of 600 training interactions, of 1 user and 20 items." in log
     assert not re.search("also hits|training interaction left", log)
-
-
-def test_it_is_said_everywhere_with_the_name_of_the_setting(settings, tmp_path):
-    outcome = asked(settings, tmp_path, **SMALL)
-    why = outcome.result["withheld"]["why"]
-    assert outcome.result["withheld"]["min_group"] == 10
-    assert "--min_group=1" in why
-    assert why in " ".join(str(outcome).split())
-    assert why in (tmp_path / "out" / "run.log").read_text()
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert why in re.sub("</?code>", "", page)  # an option is set as code there
+    assert withheld["min_group"] == 10
+    assert "--min_group=1" in withheld["why"]
+    page = re.sub("</?code>", "", (tmp_path / "out" / "report.html").read_text())  # an option is set as code
+    for text in (" ".join(str(outcome).split()), log, page):
+        assert withheld["why"] in text
+    assert write_comparison([outcome.output_dir], tmp_path / "page.html").stat().st_size > 1000
 
 
 def test_the_command_line_shows_no_more(settings, tmp_path, flags, capsys, monkeypatch):
     (tmp_path / "r.csv").write_text(f"user_id\n{REQUESTER}\n")
-    given = flags(
-        min_group=10, report="none", forget=tmp_path / "r.csv", unlearn="obliviate", compare="retrain"
-    )
+    given = flags(min_group=10, report="none", forget=tmp_path / "r.csv", unlearn="obliviate")
     monkeypatch.setattr(sys, "argv", ["run_unlearn.py"])
     assert cli.main(["--model=BPR", "--dataset=tiny", *given]) == 0
-    table = [
-        line for line in capsys.readouterr().out.splitlines() if line.startswith(("original", "unlearned"))
-    ]
+    lines = capsys.readouterr().out.splitlines()
+    table = [line for line in lines if line.startswith(("original", "unlearned"))]
     assert table
     for line in table:
         figures = [float(x) for x in re.findall(r"\d\.\d{3,}", line)]
@@ -228,9 +220,9 @@ def test_the_command_line_shows_no_more(settings, tmp_path, flags, capsys, monke
 
 
 def test_injected_noise_is_shown_as_it_is(settings):
+    own = settings | {"inject_users": 0.1, "report": "none"}
     shown, all_of_it = (
-        run_unlearn("BPR", "tiny", config_dict=settings | {"inject_users": 0.1, "min_group": group}).record
-        for group in (10, 1)
+        run_unlearn("BPR", "tiny", config_dict=own | {"min_group": k}).record for k in (10, 1)
     )
     assert shown.withheld is None
     assert shown.forget.users < 10
@@ -246,23 +238,12 @@ def test_a_sweep_over_few_users_is_refused(settings, tmp_path):
         )  # fmt: skip
 
 
-def test_results_with_less_in_them_can_be_compared(settings, tmp_path):
-    outcomes = [
-        asked(settings, tmp_path, **SMALL, unlearn=name, output_dir=str(tmp_path / name), compare=["retrain"])
-        for name in ("obliviate", "finetune")
-    ]
-    page = write_comparison([outcome.output_dir for outcome in outcomes], tmp_path / "page.html")
-    assert page.stat().st_size > 1000
-
-
 def test_a_larger_request_is_rounded(settings):
     """19 users: all is there, in steps of which no user is worth more than one."""
     request = {"item_id": ["i1", "i31"]}
+    own = settings | {"unlearn": "obliviate", "report": "none"}
     exact, shown = (
-        run_unlearn(
-            "BPR", "tiny", forget=request, config_dict=settings | {"min_group": group, "unlearn": "obliviate"}
-        )
-        for group in (1, 10)
+        run_unlearn("BPR", "tiny", forget=request, config_dict=own | {"min_group": k}) for k in (1, 10)
     )
     assert exact.record.forget.users == 19
     for name, phase in shown.record.phases.items():
@@ -320,7 +301,7 @@ def results(draw, rate=None, everyone=None):
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(st.data(), values, metrics, st.sampled_from([2, 5, 10, 50]))
 def test_nothing_of_few_users_reaches_what_is_shown(data, rate, everyone, group):
-    """Two requests that differ in all that is theirs, and agree in what is about everybody, look the same."""
+    """Two requests that differ in all their figures, and agree in those of all users, look the same."""
     discretion = Discretion(group, ONE)
     first, second = (data.draw(results(rate, everyone)) for _ in range(2))
     second = dataclasses.replace(second, forget=first.forget)
@@ -373,7 +354,7 @@ def test_no_user_moves_a_mean_by_more_than_a_step(users, mean, own):
 
 @given(st.lists(st.integers(1, 3000), min_size=10, max_size=60), st.data(), st.integers(2, 10))
 def test_enough_users_have_as_many_interactions(histories, data, group):
-    """However many somebody deletes, at least `min_group` users could have deleted as many as are shown."""
+    """However many a user deletes, at least `min_group` users could have deleted as many as are shown."""
     user = data.draw(st.sampled_from(histories))
     deleted = data.draw(st.integers(1, user))
     usual = sorted(histories, reverse=True)[group - 1]
@@ -391,15 +372,8 @@ def test_counts_are_1_2_5_10_and_so_on(count):
 
 
 def test_steps():
-    assert [step_from(x) for x in (1.0, 0.1, 0.11, 1 / 943, 1 / 3, 7.0, 0.5)] == [
-        1,
-        0.1,
-        0.2,
-        0.002,
-        0.5,
-        10,
-        0.5,
-    ]
+    found = [step_from(x) for x in (1.0, 0.1, 0.11, 1 / 943, 1 / 3, 7.0, 0.5)]
+    assert found == [1, 0.1, 0.2, 0.002, 0.5, 10, 0.5]
     assert (coarse(0), coarse(3), coarse(20), coarse(21)) == (0, 5, 20, 50)
     assert (blunt(0.12345), blunt(1234), blunt(7)) == (0.12, 1200, 7)
     assert math.isnan(to_step(math.nan, 0.1))
@@ -447,3 +421,22 @@ def test_what_was_held_back_comes_back_from_a_file():
     assert RunResult.from_json(json.loads(json.dumps(result.to_json()))).withheld == Withheld(10, "few")
     for broken in (None, 3, {"min_group": "10", "why": "x"}, {"min_group": 10}, []):
         assert RunResult.from_json({"withheld": broken}).withheld is None
+
+
+def test_measures_declare_whose_figures_they_disclose():
+    """Each group decides alone whether its figures are shown; an undeclared measure is about compared pairs."""
+    crowd = ONE._replace(users=40, compared=40, matched=40, measured=40, emptied=40)
+    figures = {
+        "demotion_rate": 0.512, "other": 0.5, "attack": {"auc": 0.712, "pairs": 44}, "emptied": {"held_out": 0.5},
+        "uncleaned": {"demotion_rate": 0.312, "ndcg@20": 0.212},
+    }  # fmt: skip
+    hidden = {"matched": {"attack"}, "emptied": {"emptied"}, "measured": {"uncleaned"}}
+    for group, keys in hidden.items():
+        shown = Discretion(10, crowd._replace(**{group: 9}))._forgetting(figures)
+        assert set(figures) - set(shown) == keys - {"uncleaned"}
+        assert set(shown["uncleaned"]) == {"demotion_rate", *(["ndcg@20"] if group != "measured" else [])}
+    shown = Discretion(10, crowd)._forgetting(figures)
+    assert shown["attack"] == {"auc": 0.7, "pairs": 44}
+    assert (shown["demotion_rate"], shown["uncleaned"]["ndcg@20"]) == (0.5, 0.2)
+    with pytest.raises(ValueError, match="compared, matched"):
+        measure("own", title="", meaning="", good="", discloses="everyone")(lambda view: {})

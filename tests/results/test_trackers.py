@@ -8,15 +8,14 @@ import pytest
 
 from recbole_unlearn import UnlearnConfig, UnlearnError, cli, run_unlearn, tune_unlearn
 from recbole_unlearn.results import trackers
-from recbole_unlearn.results.trackers import figures
 
 
 class Wandb(types.ModuleType):
     """As much of wandb as is called, with what it was sent."""
 
-    def __init__(self, run=None):
+    def __init__(self):
         super().__init__("wandb")
-        self.run, self.started, self.finished, self.sent, self.summary = run, [], [], [], {}
+        self.run, self.started, self.finished, self.sent, self.summary = None, [], [], [], {}
 
     def init(self, **given):
         self.started.append(given)
@@ -36,9 +35,9 @@ class Wandb(types.ModuleType):
 class MLflow(types.ModuleType):
     """As much of mlflow as is called."""
 
-    def __init__(self, run=None):
+    def __init__(self):
         super().__init__("mlflow")
-        self.run, self.started, self.ended, self.params, self.metrics, self.tags = run, [], [], {}, {}, {}
+        self.run, self.started, self.ended, self.params, self.metrics, self.tags = None, [], [], {}, {}, {}
 
     def active_run(self):
         return self.run
@@ -65,74 +64,68 @@ class MLflow(types.ModuleType):
 
 @pytest.fixture
 def wandb(monkeypatch):
-    module = Wandb()
-    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setitem(sys.modules, "wandb", module := Wandb())
     return module
 
 
 @pytest.fixture
 def mlflow(monkeypatch):
-    module = MLflow()
-    monkeypatch.setitem(sys.modules, "mlflow", module)
+    monkeypatch.setitem(sys.modules, "mlflow", module := MLflow())
     return module
 
 
-def run(settings, **changes):
-    forget = changes.pop("forget", None)
+def run(settings, forget=None, compare=None, **changes):
     values = settings | {"report": "none", "inject_mode": "random", **changes}
-    return run_unlearn(
-        "BPR", "tiny", forget=forget, unlearn="finetune", compare="retrain", config_dict=values
-    )
+    return run_unlearn("BPR", "tiny", forget=forget, unlearn="finetune", compare=compare, config_dict=values)
 
 
-def test_wandb_gets_figures_and_curves_of_each_phase(settings, wandb, tmp_path):
-    outcome = run(settings, log_wandb=True, wandb_project="mine")
+def test_both_get_settings_figures_and_curves_of_each_phase(settings, wandb, mlflow, tmp_path):
+    outcome = run(settings, compare="retrain", log_wandb=True, wandb_project="mine", log_mlflow=True)
     (started,) = wandb.started
     assert started["project"] == "mine"
     assert started["config"]["learning_rate"] == 0.01
-    assert not [value for value in started["config"].values() if str(tmp_path) in str(value)]
-    phases = outcome.result["phases"]
-    assert wandb.summary["unlearned/ndcg@20"] == phases["unlearned"]["metrics"]["ndcg@20"]
-    assert wandb.summary["retrained/affected/ndcg@20"] == phases["retrained"]["affected"]["ndcg@20"]
-    assert wandb.summary["original/demotion_rate"] == phases["original"]["forgetting"]["demotion_rate"]
-    gap = phases["unlearned"]["forgetting"]["demotion_gap"]["mean"]
-    assert wandb.summary["unlearned/demotion_gap/mean"] == gap
-    assert wandb.summary["unlearned/seconds"] == phases["unlearned"]["seconds"]
-    assert wandb.summary["verdict"] == outcome.result["verdict"]["level"]
+    assert mlflow.started == ["finetune BPR tiny"]
+    assert (mlflow.params["learning_rate"], mlflow.params["model"]) == ("0.01", "BPR")
+    sent = [*started["config"].values(), *mlflow.params.values()]
+    assert not [value for value in sent if str(tmp_path) in str(value)]
+    phases, level = outcome.result["phases"], outcome.result["verdict"]["level"]
+    for name, value in {
+        "unlearned/ndcg@20": phases["unlearned"]["metrics"]["ndcg@20"],
+        "retrained/affected/ndcg@20": phases["retrained"]["affected"]["ndcg@20"],
+        "original/demotion_rate": phases["original"]["forgetting"]["demotion_rate"],
+        "unlearned/demotion_gap/mean": phases["unlearned"]["forgetting"]["demotion_gap"]["mean"],
+        "unlearned/seconds": phases["unlearned"]["seconds"],
+    }.items():
+        assert wandb.summary[name] == mlflow.metrics[name.replace("@", "_at_")] == value
+    assert wandb.summary["verdict"] == mlflow.tags["verdict"] == level
     names = {key for sent in wandb.sent for key in sent}
     assert {"original/train/train_loss", "retrained/train/train_loss", "original/valid/ndcg@20"} <= names
-    assert wandb.finished == [0]
+    assert (wandb.finished, mlflow.ended) == ([0], ["FINISHED"])
 
 
 def test_small_requests_are_sent_as_result_json_has_them(settings, wandb, mlflow):
     """No curve of a training by which a request of one user could be known again, and no figure either."""
-    outcome = run(
-        settings, forget={"user_id": ["u1"]}, min_group=10, log_wandb=True, log_mlflow=True, cache=False
-    )
+    own = {"min_group": 10, "log_wandb": True, "log_mlflow": True, "cache": False}
+    outcome = run(settings, forget={"user_id": ["u1"]}, compare="retrain", **own)
     assert {key.split("/")[0] for sent in wandb.sent for key in sent} == {"original"}
     assert not [key for key in {**wandb.summary, **mlflow.metrics} if "affected" in key or "attack" in key]
     assert wandb.summary["original/demotion_rate"] in (0.0, 0.5, 1.0)
-    assert wandb.summary == figures(outcome.record) | {"verdict": outcome.result["verdict"]["level"]}
+    assert wandb.summary == trackers.figures(outcome.record) | {"verdict": outcome.result["verdict"]["level"]}
 
 
-def test_a_run_of_the_users_is_used_and_left_open(settings, wandb, mlflow):
+def test_a_run_of_the_users_is_used_and_left_open_and_a_late_failure_loses_nothing(
+    settings, wandb, mlflow, tmp_path, monkeypatch, caplog
+):
+    def fail(metrics):
+        raise ConnectionError("no route to host\nmore")
+
     wandb.run, mlflow.run = wandb, "mine"
+    monkeypatch.setattr(mlflow, "log_metrics", fail)
     run(settings, log_wandb=True, log_mlflow=True)
     assert wandb.started == wandb.finished == mlflow.started == mlflow.ended == []
-    assert wandb.summary["unlearned/ndcg@20"] == mlflow.metrics["unlearned/ndcg_at_20"]
-
-
-def test_mlflow_gets_settings_and_figures(settings, mlflow, tmp_path):
-    outcome = run(settings, log_mlflow=True)
-    assert mlflow.started == ["finetune BPR tiny"]
-    assert mlflow.params["learning_rate"] == "0.01"
-    assert mlflow.params["model"] == "BPR"
-    assert not [value for value in mlflow.params.values() if str(tmp_path) in value]
-    assert (
-        mlflow.metrics["retrained/ndcg_at_20"] == outcome.result["phases"]["retrained"]["metrics"]["ndcg@20"]
-    )
-    assert mlflow.tags == {"verdict": outcome.result["verdict"]["level"]}
-    assert mlflow.ended == ["FINISHED"]
+    assert "unlearned/ndcg@20" in wandb.summary
+    assert (tmp_path / "out" / "result.json").exists()
+    assert "The figures are not in MLflow: no route to host." in caplog.messages
 
 
 def test_names_of_attacks_are_names_of_mlflow_too(make_config, mlflow):
@@ -142,7 +135,7 @@ def test_names_of_attacks_are_names_of_mlflow_too(make_config, mlflow):
 
 def test_a_failed_run_is_closed_as_failed(settings, wandb, mlflow):
     with pytest.raises(UnlearnError):
-        run(settings, forget={"user_id": ["nobody"]}, log_wandb=True, log_mlflow=True)
+        run(settings, forget={"user_id": ["unknown"]}, log_wandb=True, log_mlflow=True)
     assert (wandb.finished, mlflow.ended) == ([1], ["FAILED"])
 
 
@@ -164,31 +157,18 @@ def test_a_folder_named_wandb_is_no_package(make_config, monkeypatch):
         trackers.refuse_missing(make_config(log_wandb=True))
 
 
-def test_a_tracker_that_fails_at_the_end_loses_nothing(settings, mlflow, tmp_path, monkeypatch, caplog):
-    def fail(metrics):
-        raise ConnectionError("no route to host\nmore")
-
-    monkeypatch.setattr(mlflow, "log_metrics", fail)
-    run(settings, log_mlflow=True)
-    assert (tmp_path / "out" / "result.json").exists()
-    assert "The figures are not in MLflow: no route to host." in caplog.messages
-
-
 def test_a_tracker_that_cannot_start_is_refused_before_training(settings, wandb, monkeypatch):
     def fail(**given):
         raise RuntimeError("api_key not configured (no-tty). call wandb.login(key=[your_api_key])")
 
     monkeypatch.setattr(wandb, "init", fail)
-    with pytest.raises(
-        UnlearnError, match=r"api_key not configured.*WANDB_MODE=offline, or leave --log_wandb out"
-    ):
+    with pytest.raises(UnlearnError, match=r"api_key not.*WANDB_MODE=offline, or leave --log_wandb out"):
         run(settings, log_wandb=True)
 
 
 def test_a_sweep_logs_no_run(settings, wandb):
-    values = settings | {"log_wandb": True, "unlearn": "finetune"}
     with pytest.raises(UnlearnError, match="leave --log_wandb out"):
-        tune_unlearn("BPR", "tiny", config_dict=values)
+        tune_unlearn("BPR", "tiny", config_dict=settings | {"log_wandb": True, "unlearn": "finetune"})
 
 
 def test_nothing_is_imported_unasked(settings, monkeypatch):

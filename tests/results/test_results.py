@@ -1,0 +1,392 @@
+"""Results: the file is read back, shares of noise are left out, and tables, frames and notebooks show sense only."""
+
+import dataclasses
+import json
+import math
+import re
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from recbole_unlearn import run_unlearn
+from recbole_unlearn.measures import SHORT
+from recbole_unlearn.measures.verdict import verdict
+from recbole_unlearn.report import Entry, write_comparison
+from recbole_unlearn.report import recovered as recovered_by_runs
+from recbole_unlearn.results import (
+    LEVELS,
+    Forgotten,
+    LeftOut,
+    PhaseResult,
+    Placebo,
+    RunResult,
+    Verdict,
+    method_phases,
+    seen_from,
+)
+from recbole_unlearn.results.disclosure import Crowd, Discretion
+from recbole_unlearn.results.record import judged, left_out, recovered, speedup
+from recbole_unlearn.results.table import frame, notebook_html, table
+from recbole_unlearn.tuning import TuneResult
+from tests.test_text import FACTORS, FIGURES, NONSENSE
+
+ENOUGH = Crowd(users=40, compared=40, matched=40, measured=40, tested=900, usual=200)
+METRICS = [f"{name}@{k}" for name in ("recall", "ndcg", "hit", "mrr") for k in (5, 10, 20, 50)]
+RATES = st.floats(0, 1) | st.sampled_from([0.995, 0.9999, 1.0, 0.5])
+
+
+def run_of(phases, settings=None, **more):
+    return RunResult("BPR", "x", "obliviate", 1, settings or {}, Forgotten("file", 1, 1, 1), phases, **more)
+
+
+# ---- the file
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+KEYS = (
+    "schema", "model", "dataset", "method", "seed", "settings", "forget", "phases", "difficulty", "certificates",
+    "curves", "environment", "recovered", "recovered_left_out", "speedup", "verdict", "placebo", "withheld", "hashes",
+)  # fmt: skip
+PARTS = ("seconds", "metrics", "affected", "masked", "forgetting", "groups", "distribution", "before")
+
+
+@pytest.mark.parametrize("compare", [None, ["sisa", "retrain", "retrain"]])
+def test_a_result_comes_back_from_its_file(settings, tmp_path, compare):
+    outcome = run_unlearn(
+        "BPR", "tiny", unlearn="obliviate", compare=compare, config_dict=settings | {"report": "none"}
+    )
+    written = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert written == json.loads(json.dumps(outcome.result))
+    again = RunResult.from_json(written)
+    assert json.loads(json.dumps(again.to_json())) == written
+    assert list(again.to_json()) == list(written)
+    assert again.verdict.level in LEVELS
+    # Phases every run may have come first when a file is read; the lines are the same.
+    assert len(table(again).splitlines()) == len(str(outcome).splitlines())
+    assert table(again).splitlines()[-2:] == str(outcome).splitlines()[-2:]
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), TREES), st.dictionaries(st.sampled_from(PARTS), TREES))
+def test_whatever_is_in_a_file_is_read_or_left_out(tree, phase):
+    found = RunResult.from_json({**tree, "phases": {"original": phase, "unlearned": tree}})
+    for one in found.phases.values():
+        for group in (one.metrics, one.affected, one.unaffected, one.masked):
+            assert all(math.isfinite(value) for value in group.values())
+        assert one.demotion_rate is None or math.isfinite(one.demotion_rate)
+    json.dumps(PhaseResult.from_json(phase).to_json(), allow_nan=False)
+    assert str(table(found)) if found.phases else True
+
+
+# ---- the recovered share
+
+
+def moved(before, after, target, second=None):
+    values = {"original": before, "unlearned": after, "retrained": target, "retrained_2": second}
+    return {
+        name: PhaseResult(metrics={"ndcg@20": 0.3}, affected={"ndcg@20": value, "recall@10": 0.3})
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "target", "share"),
+    [(0.1, 0.2, 0.2, 1.0), (0.1, 0.15, 0.2, 0.5), (0.2, 0.1, 0.3, -1.0)],
+)
+def test_the_share_recovered(before, after, target, share):
+    found = moved(before, after, target)
+    errors = {"ndcg@20": 0.01, "recall@10": 0.0}
+    assert recovered(found, errors) == {"ndcg@20": pytest.approx(share)}  # recall did not move: no share
+    assert left_out(found, recovered(found, errors)).metrics == ["recall@10"]
+
+
+@pytest.mark.parametrize(
+    ("second", "error", "given"),
+    [
+        (None, 0.004, True),  # a move of .01 is more than twice the error
+        (None, 0.005, False),
+        (0.215, 0.001, True),
+        (0.225, 0.001, False),  # two seeds differ by .015
+        (0.21, 0.02, False),  # two seeds agree, by luck: the users of this run do not
+        (None, math.inf, False),  # one user
+        (None, None, False),  # no mean over users, and no second retraining
+        (0.215, None, True),
+    ],
+)
+def test_a_share_of_noise_is_left_out(second, error, given):
+    """The original is at .2, the retrained model at .21: a share of that was −1414 %."""
+    found = moved(0.2, 0.0586, 0.21, second)
+    shares = recovered(found, {"recall@10": 0.1} | ({} if error is None else {"ndcg@20": error}))
+    why = left_out(found, shares)
+    assert ("ndcg@20" in shares) == given
+    assert ("ndcg@20" in why.metrics) != given
+    assert ("--compare=retrain,retrain" in why.why) == (second is None)
+
+
+values = st.floats(0, 1)
+
+
+@given(values, values, values, st.floats(0, 0.3), st.none() | values)
+def test_a_share_that_is_given_is_of_a_move_beyond_noise(before, after, target, error, second):
+    found = moved(before, after, target, second)
+    shares, move = recovered(found, {"ndcg@20": error}), abs(target - before)
+    if "ndcg@20" in shares:
+        assert move > 2 * error
+        assert second is None or move > abs(target - second)
+        assert abs(shares["ndcg@20"]) <= abs(after - before) / move + 1e-4
+    named = left_out(found, shares)
+    assert {*shares, *([] if named is None else named.metrics)} == {"ndcg@20", "recall@10"}
+
+
+def test_what_is_left_out_is_in_the_file_and_the_table_unless_utility_is_withheld():
+    why = LeftOut(["ndcg@20"], "It would be noise.")
+    result = run_of(moved(0.2, 0.1, 0.21), recovered={"recall@10": 0.5}, left_out=why)
+    written = json.loads(json.dumps(result.to_json()))
+    assert written["recovered_left_out"] == {"metrics": ["ndcg@20"], "why": "It would be noise."}
+    again = RunResult.from_json(written)
+    assert again.left_out == why
+    assert "left out for ndcg@20: It would be noise." in table(again)
+    assert "recovered (NDCG@20" not in table(again)
+    for broken in (None, 3, [], {"metrics": "ndcg@20", "why": "x"}, {"metrics": ["ndcg@20"]}):
+        assert RunResult.from_json({"recovered_left_out": broken}).left_out is None
+    assert RunResult.from_json({"recovered": {}}).recovered == {}
+    assert Discretion(10, ENOUGH).shown(result).left_out == why
+    for few in ({"users": 3, "compared": 3}, {"measured": 3}):
+        hidden = Discretion(10, ENOUGH._replace(**few)).shown(result)
+        assert (hidden.recovered, hidden.left_out) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("is_moved", "share"), [([True], 0.5), ([False], None), ([True, False], None), ([True, True, False], 0.5)]
+)
+def test_several_runs_have_a_share_where_most_of_them_have(is_moved, share):
+    before, after, target = moved(0.1, 0.15, 0.2).values()
+    entries = [Entry("obliviate", str(n), after, before, target, one) for n, one in enumerate(is_moved)]
+    assert recovered_by_runs(entries) == (None if share is None else pytest.approx(share))
+
+
+def test_a_run_that_learned_nothing_has_no_share(settings, tmp_path):
+    """One epoch at a small learning rate: original and retrained model differ by their seeds alone."""
+    own = settings | {"epochs": 1, "learning_rate": 1e-5}
+    outcome = run_unlearn("BPR", "tiny", unlearn="obliviate", compare=["retrain", "retrain"], config_dict=own)
+    found = outcome.result
+    assert len(found["recovered_left_out"]["metrics"]) > len(found["recovered"])
+    assert "ndcg@20" in found["recovered_left_out"]["metrics"]
+    assert "of what retraining does for affected users" not in found["verdict"]["text"]
+    why = found["recovered_left_out"]["why"]
+    assert why in " ".join(str(outcome).split())
+    assert why in (tmp_path / "out" / "report.html").read_text()
+    assert "is a dash where" in write_comparison([outcome.output_dir], tmp_path / "page.html").read_text()
+
+
+# ---- tables
+
+
+@st.composite
+def phase_results(draw):
+    auc, half = draw(RATES), draw(st.floats(0, 0.02))
+    figures = {metric: draw(RATES) for metric in ("ndcg@20", "hit@5")}
+    return PhaseResult(
+        seconds=draw(st.none() | st.floats(0.001, 500)),
+        metrics=figures,
+        affected=figures,
+        forgetting={
+            "demotion_rate": draw(RATES),
+            "demotion_gap": {"mean": draw(FIGURES), "error": draw(st.floats(0, 0.1))},
+            "attack": {"auc": round(auc, 4), "low": max(0.0, auc - half), "high": min(1.0, auc + half)},
+        },
+    )
+
+
+@st.composite
+def results(draw):
+    names = ["original", "unlearned", "retrained", "finetune", "sisa"]
+    phases = {name: draw(phase_results()) for name in names}
+    # No other model is the retrained one.
+    phases["retrained"] = dataclasses.replace(phases["retrained"], seconds_from_cache=True)
+    phases["sisa"] = dataclasses.replace(phases["sisa"], before=draw(phase_results()))
+    phases = judged(phases, {name: {"ndcg@20": 0.01} for name in names}, 1)
+    small = st.integers(0, 2)
+    placebo = Placebo(0.5, *({"demotion": draw(FIGURES), "ks": draw(FIGURES)} for _ in range(2)))
+    first = phases["unlearned"]
+    return RunResult(
+        "BPR", "x", "obliviate", 1, {"metrics": ["Hit"], "topk": [5]},
+        Forgotten("file", draw(small), draw(small), draw(small)), phases, placebo=placebo,
+        recovered=first.recovered, speedup=draw(st.none() | FACTORS), verdict=first.verdict,
+    )  # fmt: skip
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(results(), st.booleans())
+def test_whatever_the_figures_are_the_table_makes_sense(result, rounded):
+    if rounded:
+        result = Discretion(10, ENOUGH).shown(result)
+    text = table(result)
+    assert not NONSENSE.search(text), NONSENSE.search(text)
+    assert max(map(len, text.splitlines())) <= 110
+    for name in method_phases(result.phases):
+        said = result.phases[name].verdict
+        assert SHORT[said.level] in text
+        assert not NONSENSE.search(said.text), said.text
+
+
+def measured(names=METRICS, **more):
+    figures = {name: 0.1 + 0.001 * n for n, name in enumerate(names)}
+    return PhaseResult(1.0, metrics=figures, affected=figures, forgetting={"demotion_rate": 0.5}, **more)
+
+
+def test_the_metrics_that_were_asked_for_are_shown():
+    text = table(run_of({"original": measured()}, {"metrics": ["Hit", "MRR"], "topk": [5]}))
+    assert text.splitlines()[0].split() == ["phase", "users", "H@5", "MRR@5", "demotion", "seconds"]
+    flat = " ".join(text.split())
+    for said in (
+        "H Hit",
+        "Also measured, in result.json: R@5, R@10",
+        "1 interaction of 1 user and 1 item (file).",
+    ):
+        assert said in flat
+
+
+@pytest.mark.parametrize("settings", [{}, {"metrics": "nonsense", "topk": None}])
+def test_a_file_that_does_not_say_shows_all_that_was_measured(settings):
+    text = table(run_of({"original": measured()}, settings))
+    shown = [word for line in text.splitlines() if line.startswith("phase") for word in line.split()[2:]]
+    assert len([word for word in shown if "@" in word]) == len(METRICS)
+    assert max(map(len, text.splitlines())) <= 110
+    assert "Also measured" not in text
+
+
+# ---- every method against retraining
+
+
+def test_a_method_with_an_original_of_its_own_is_judged_from_there():
+    one, other = measured(), measured(["ndcg@20"])
+    phases = {"original": one, "unlearned": one, "retrained": one, "sisa": measured(before=other)}
+    assert seen_from(phases, "sisa")["original"] == other
+    assert seen_from(phases, "unlearned")["original"] == one
+    assert method_phases([*phases, "retrained_2", "retrained_3"]) == ["unlearned", "sisa"]
+    assert judged(phases, {}, 3)["unlearned"].verdict is None  # it is the retrained model
+    alone = {"original": one, "unlearned": other, "finetune": other}
+    assert judged(alone, {}, 3) == alone
+
+
+def test_speed_ups_below_one_keep_their_digits():
+    def of(fast, slow):
+        return speedup({"unlearned": PhaseResult(fast), "retrained": PhaseResult(slow)})
+
+    assert [of(1, 29.138), of(79, 27), of(1000, 1.234), of(0, 3)] == [29.14, 0.34, 0.0012, None]
+
+
+def attacked(auc, half=0.0001, **more):
+    return PhaseResult(forgetting={"attack": {"auc": auc, "low": auc - half, "high": auc + half}, **more})
+
+
+def test_an_attack_that_does_as_well_is_not_said_to_differ():
+    """Near 1 the intervals are so narrow that 0.9999 and 0.9962 were told apart, both shown as 1.00."""
+    phases = {"original": attacked(0.6), "unlearned": attacked(0.9962), "retrained": attacked(0.9999)}
+    said = verdict(phases, {})
+    assert said.level == "near"
+    assert "about as well as on the retrained model (AUC 1.00, retrained 1.00)" in said.text
+
+
+def test_ranks_are_not_blamed_where_the_attack_decides():
+    def phase(gap, auc):
+        return attacked(auc, 0.01, demotion_rate=0.8 + gap, demotion_gap={"mean": gap, "error": 0.005})
+
+    phases = {"original": phase(-0.6, 0.9), "unlearned": phase(-0.01, 0.7), "retrained": phase(0.0, 0.5)}
+    said = verdict(phases, {})
+    assert said.level == "under"
+    assert said.text.startswith(
+        "Not fully forgotten: deleted items rank about where a retrained model puts them"
+    )
+    assert ", but an attacker does better than on the retrained model (AUC 0.70, retrained 0.50)" in said.text
+
+
+def test_every_compared_method_has_a_verdict_in_the_file_the_table_and_the_frame(settings):
+    own = settings | {"inject_users": 0.5, "report": "none"}
+    compare = ["finetune", "sisa", "retrain", "retrain"]
+    outcome = run_unlearn("BPR", "tiny", unlearn="obliviate", compare=compare, config_dict=own)
+    phases, judged = outcome.result["phases"], ["unlearned", "finetune", "sisa"]
+    assert [name for name in phases if "verdict" in phases[name]] == judged
+    text = str(outcome).split("against retraining")[1]
+    rows = {line.split()[0]: line for line in text.splitlines() if line}
+    for name in judged:
+        assert phases[name]["verdict"]["level"] in LEVELS
+        assert phases[name]["speedup"] > 0
+        assert set(phases[name]["recovered"]) <= set(phases[name]["metrics"])
+        assert SHORT[phases[name]["verdict"]["level"]] in rows[name]
+    assert "demotion_gap" in phases["sisa"]["before"]["forgetting"]
+    assert phases["unlearned"]["verdict"] == outcome.result["verdict"]
+    assert phases["unlearned"]["recovered"] == outcome.result["recovered"]
+
+    found = outcome.to_frame()
+    assert list(found) == ["phase", "group", "metric", "value"]
+    assert found["value"].notna().all()
+    assert not found.duplicated(["phase", "group", "metric"]).any()
+    wide = found.pivot(index=["phase", "group"], columns="metric", values="value")
+    for name, phase in phases.items():
+        assert wide.loc[(name, "all"), "ndcg@20"] == phase["metrics"]["ndcg@20"]
+        assert wide.loc[(name, "forgetting"), "demotion_rate"] == phase["forgetting"]["demotion_rate"]
+        assert wide.loc[(name, "time"), "seconds"] == phase["seconds"]
+    gap = phases["unlearned"]["forgetting"]["demotion_gap"]["mean"]
+    assert wide.loc[("unlearned", "forgetting"), "demotion_gap.mean"] == gap
+    shown = outcome._repr_html_()
+    assert outcome.result["verdict"]["text"].split(" (")[0] in shown
+    assert shown.count("<table") == shown.count("</table>") == 3
+
+
+def test_few_users_have_no_figures_in_any_verdict():
+    names = ["original", "unlearned", "retrained", "finetune"]
+    phases = {name: dataclasses.replace(measured(), seconds=1.0 + n) for n, name in enumerate(names)}
+    phases = judged(phases, {name: {"ndcg@20": 0.0} for name in phases}, 3)
+    few = ENOUGH._replace(users=3, compared=3, matched=3, measured=3)
+    hidden = Discretion(10, few).shown(run_of(phases)).phases
+    for name in ("unlearned", "finetune"):
+        assert hidden[name].verdict.level == phases[name].verdict.level
+        assert "0." not in hidden[name].verdict.text
+        assert hidden[name].recovered is None
+        assert hidden[name].speedup == phases[name].speedup
+    share = dataclasses.replace(phases["finetune"], recovered={"ndcg@20": 0.4321})
+    shown = Discretion(10, ENOUGH).shown(run_of({**phases, "finetune": share})).phases["finetune"]
+    assert shown.recovered == {"ndcg@20": 0.4}
+    assert "40% of what retraining does" in shown.verdict.text
+
+
+# ---- frames and notebooks
+
+
+def test_an_original_of_a_methods_own_has_rows():
+    result = run_of({"sisa": PhaseResult(before=PhaseResult(metrics={"ndcg@20": 0.1}))})
+    assert frame(result).values.tolist() == [["sisa before", "all", "ndcg@20", 0.1]]
+    nothing = frame(run_of({}))
+    assert len(nothing) == 0
+    assert nothing["value"].dtype == float
+
+
+def test_names_are_escaped_and_nothing_is_fetched():
+    evil = "<script>alert(1)</script>"
+    phases = {evil: PhaseResult(metrics={evil: 0.1}, forgetting={"demotion_rate": 0.5})}
+    result = RunResult(evil, evil, evil, 1, {}, Forgotten(evil, 1, 1, 1), phases, verdict=Verdict(evil, evil))
+    shown = notebook_html(result)
+    assert "<script" not in shown
+    assert not re.search(r"https?://|src=|href=", shown)
+
+
+def test_a_sweep_as_a_frame(tmp_path):
+    trials = [
+        {"number": 0, "state": "finished", "settings": {"rank": 4},
+         "reports": [{"step": 1, "score": 0.5}, {"step": 2, "score": 0.6}]},
+        {"number": 1, "state": "failed", "settings": {"rank": 8}, "reports": []},
+    ]  # fmt: skip
+    found = TuneResult({"trials": trials}, tmp_path).to_frame()
+    assert list(found) == ["trial", "state", "rank", "step", "score"]
+    assert found["trial"].tolist() == [0, 0, 1]
+    assert pd.isna(found["score"].iloc[-1])
