@@ -1,17 +1,35 @@
-"""Checkpoints of plain RecBole as a starting point."""
+"""Checkpoints of plain RecBole as a starting point, of its models and of people's own classes."""
 
+import os
 import pickle
+import sys
+from types import ModuleType
 
 import pytest
 import torch
+from recbole.model.general_recommender import BPR
 from recbole.utils import ModelType
 
-from recbole_unlearn import run_unlearn
+from recbole_unlearn import load_unlearned, run_unlearn
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import read_checkpoint
+from recbole_unlearn.files import StandIn, load_torch, only, read_checkpoint
+from tests.conftest import train_plain
 
-RUN = {"show_progress": False, "tensorboard": False, "demotion_negatives": 5, "min_group": 1}
+RUN = {
+    "show_progress": False, "tensorboard": False, "demotion_negatives": 5, "min_group": 1, "report": "none",
+    "cache": False,
+}  # fmt: skip
 NAMED = {"final_config_dict": {"model": "BPR", "dataset": "t"}}
+
+
+class Trap:
+    """Calls ``function`` when a careless unpickler meets it."""
+
+    def __init__(self, function, *args):
+        self.function, self.args = function, args
+
+    def __reduce__(self):
+        return self.function, self.args
 
 
 @pytest.fixture
@@ -111,13 +129,8 @@ def test_settings_in_a_checkpoint_are_never_evaluated(tmp_path, plain_checkpoint
 
 def test_pickles_a_checkpoint_points_to_are_not_read(tmp_path, plain_checkpoint, request_file, tiny_path):
     """RecBole would unpickle the saved dataset and loaders its config names."""
-
-    class Trap:
-        def __reduce__(self):
-            return open, (str(tmp_path / "ran"), "w")
-
     trap = tmp_path / "trap.pth"
-    trap.write_bytes(pickle.dumps(Trap()))
+    trap.write_bytes(pickle.dumps(Trap(open, str(tmp_path / "ran"), "w")))
     content = torch.load(plain_checkpoint, weights_only=False)
     for key in ("dataset_save_path", "dataloaders_save_path"):
         content["config"].final_config_dict[key] = str(trap)
@@ -126,4 +139,79 @@ def test_pickles_a_checkpoint_points_to_are_not_read(tmp_path, plain_checkpoint,
         checkpoint=tmp_path / "evil.pth", forget=request_file, output_dir=tmp_path / "o",
         config_dict=RUN | {"epochs": 1, "cache": False, "data_path": str(tiny_path)},
     )  # fmt: skip
+    assert not (tmp_path / "ran").exists()
+
+
+def own_class(monkeypatch, module):
+    """A model class that lives in ``module``, as pickle sees it."""
+
+    def __init__(self, config, dataset):
+        super(cls, self).__init__(config, dataset)
+        self.strength = config["own_strength"]
+
+    cls = type("OwnBPR", (BPR,), {"__module__": module, "__init__": __init__})
+    home = sys.modules.get(module) or ModuleType(module)
+    monkeypatch.setitem(sys.modules, module, home)
+    monkeypatch.setattr(home, "OwnBPR", cls, raising=False)
+    return cls
+
+
+OWN = {
+    "own_strength": 3,
+    "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},
+    "embedding_size": 8,
+}
+
+
+@pytest.mark.parametrize("module", ["__main__", "somebodys_models"])
+def test_from_recbole_to_the_second_request_and_back(monkeypatch, tmp_path, tiny_path, module):
+    cls = own_class(monkeypatch, module)
+    path = train_plain(cls, tmp_path / "saved", data_path=str(tiny_path), epochs=2, **OWN)
+    with pytest.raises(
+        UnlearnError, match=r"If OwnBPR is a model class of yours, give it: --model=package.module"
+    ):
+        read_checkpoint(path)
+    first = run_unlearn(
+        cls, checkpoint=path, forget={"user_id": ["u3", "u8"]}, output_dir=tmp_path / "one",
+        config_dict=RUN | {"data_path": str(tiny_path)},
+    )  # fmt: skip
+    assert type(first.model) is cls
+    # A setting that only the class reads, though it has no source to look at.
+    assert first.model.strength == 3
+    second = run_unlearn(
+        cls, checkpoint=tmp_path / "one" / "OwnBPR-unlearned.pth", forget={"user_id": ["u5", "u6"]},
+        unlearn="obliviate", output_dir=tmp_path / "two", config_dict=RUN,
+    )  # fmt: skip
+    loaded = load_unlearned(tmp_path / "two", model=cls)
+    assert type(loaded.model) is cls
+    for name, value in second.model.state_dict().items():
+        assert torch.equal(value, loaded.model.state_dict()[name])
+    assert len(loaded.recommend("u1", 3)) == 3
+    with pytest.raises(UnlearnError, match="If OwnBPR is a model class of yours"):
+        load_unlearned(tmp_path / "two")
+
+
+def test_another_class_is_not_the_one_of_the_checkpoint(monkeypatch, tmp_path, tiny_path, plain_checkpoint):
+    cls = own_class(monkeypatch, "somebodys_models")
+    path = train_plain(cls, tmp_path / "saved", data_path=str(tiny_path), epochs=2, **OWN)
+    with pytest.raises(
+        UnlearnError, match=r"somebodys_models\.OwnBPR"
+    ):  # consent to one name is not to another
+        run_unlearn(BPR, checkpoint=path, forget={"user_id": ["u3"]}, output_dir=tmp_path / "o")
+    with pytest.raises(UnlearnError, match="is of the model BPR, not OwnBPR"):
+        run_unlearn(cls, checkpoint=plain_checkpoint, forget={"user_id": ["u3"]}, output_dir=tmp_path / "o")
+    with pytest.raises(UnlearnError, match="is not a model class of RecBole"):
+        run_unlearn(dict, "tiny", output_dir=tmp_path / "o")
+
+
+def test_a_consented_name_is_never_imported_or_called(tmp_path):
+    """Not even when the class that is given has the name of something dangerous."""
+    torch.save({"config": Trap(os.mkdir, str(tmp_path / "ran"))}, tmp_path / "x.pth", pickle_protocol=4)
+    mkdir = type("mkdir", (BPR,), {})
+    for model in (None, BPR):
+        with pytest.raises(UnlearnError, match="mkdir") as error:
+            read_checkpoint(tmp_path / "x.pth", model)
+        assert "model class of yours" not in str(error.value)
+    found = load_torch(tmp_path / "x.pth", only(mkdir))
+    assert isinstance(found["config"], StandIn)
     assert not (tmp_path / "ran").exists()

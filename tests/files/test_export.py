@@ -1,9 +1,10 @@
-"""What is saved: usable by plain RecBole, and free of what was deleted."""
+"""The saved model: plain RecBole can use it, and nothing that was deleted is in it."""
 
 import os
 import pickle
 import pickletools
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,20 +17,31 @@ from recbole_unlearn import run_unlearn
 from recbole_unlearn.errors import UnlearnError
 
 GONE = ["u3", "u8"]
+QUIET = {"show_progress": False, "tensorboard": False, "cache": False, "min_group": 1}
+
+
+@pytest.fixture(scope="module")
+def unlearn(tiny_path, tmp_path_factory):
+    """``unlearn("BPR")``: the outcome of a run, the same one for all tests."""
+    found, features = {}, {"user": ["user_id", "city"], "item": ["item_id", "kind"]}
+    values = QUIET | {
+        "data_path": str(tiny_path), "epochs": 2, "eval_step": 1, "embedding_size": 8, "demotion_negatives": 5,
+        "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"], **features},
+    }  # fmt: skip
+
+    def run(model, **more):
+        if (model, *more) not in found:
+            given = {"forget": {"user_id": GONE}, "output_dir": tmp_path_factory.mktemp("run")}
+            found[model, *more] = run_unlearn(model, "tiny", config_dict=values | more, **given)
+        return found[model, *more]
+
+    return run
 
 
 @pytest.fixture
-def unlearn(settings):
-    def run(model="LightGCN", **changes):
-        features = {
-            "inter": ["user_id", "item_id", "rating", "timestamp"],
-            "user": ["user_id", "city"],
-            "item": ["item_id", "kind"],
-        }
-        values = settings | {"load_col": features} | changes
-        return run_unlearn(model, "tiny", forget={"user_id": GONE}, config_dict=values)
-
-    return run
+def copied(unlearn, tmp_path):
+    """The files of an unlearned BPR, to be moved or damaged."""
+    return shutil.copytree(unlearn("BPR").output_dir, tmp_path / "copy")
 
 
 def open_checkpoint(result, name):
@@ -37,7 +49,7 @@ def open_checkpoint(result, name):
 
 
 def test_the_checkpoint_keeps_nothing_of_what_was_deleted(unlearn):
-    result = unlearn()
+    result = unlearn("LightGCN")
     content = open_checkpoint(result, "LightGCN")
     assert content["optimizer"]["state"] == {}  # no moments
     assert content["other_parameter"] == {}  # no cached embeddings
@@ -45,38 +57,33 @@ def test_the_checkpoint_keeps_nothing_of_what_was_deleted(unlearn):
         "config", "epoch", "cur_step", "best_valid_score", "state_dict", "other_parameter", "optimizer",
         "unlearn_dataset_sha256",
     }  # fmt: skip
-    model = result.model
     rows = result.data.full.train.token2id("user_id", GONE)
-    graph = model.norm_adj_matrix.to_sparse_coo()
+    graph = result.model.norm_adj_matrix.to_sparse_coo()
     assert not np.isin(graph.indices()[0].numpy(), rows).any()
-    assert model.interaction_matrix.nnz == len(result.data.retain.train)
+    assert result.model.interaction_matrix.nnz == len(result.data.retain.train)
 
 
 def test_no_file_names_the_people(unlearn):
     """Every string of every file: no deleted user's token, no list of requests, nothing of the plugin."""
-    result = unlearn()
-    tokens = set(GONE)
-    for path in result.output_dir.rglob("*"):
+    for path in unlearn("LightGCN").output_dir.rglob("*"):
         if path.suffix == ".pth":
             raw = path.read_bytes()
             if zipfile.is_zipfile(path):
                 with zipfile.ZipFile(path) as archive:
                     raw = archive.read(next(n for n in archive.namelist() if n.endswith("data.pkl")))
             strings = {str(arg) for _, arg, _ in pickletools.genops(raw) if isinstance(arg, str)}
-            assert not tokens & strings, path
+            assert not set(GONE) & strings, path
             assert not any("recbole_unlearn" in text for text in strings), path
         elif path.is_file():
             text = path.read_text()
             if path.suffix == ".html":  # without plotly.js itself, whose variables have short names
                 text = text.replace(max(re.findall(r"<script.*?</script>", text, re.S), key=len), "")
-            words = set(text.replace('"', " ").replace(",", " ").split())
-            assert not tokens & words, path
+            assert not set(GONE) & set(text.replace('"', " ").replace(",", " ").split()), path
 
 
 def test_the_dataset_holds_the_retained_rows_only(unlearn):
-    result = unlearn()
-    with open(result.output_dir / "tiny-Dataset.pth", "rb") as stream:
-        dataset = pickle.load(stream)
+    result = unlearn("LightGCN")
+    dataset = pickle.loads((result.output_dir / "tiny-Dataset.pth").read_bytes())
     rows = result.data.full.train.token2id("user_id", GONE)
     assert not dataset.inter_feat["user_id"].isin(rows).any()
     assert len(dataset.inter_feat) == sum(len(part) for part in result.data.retain)
@@ -90,7 +97,7 @@ def test_the_dataset_holds_the_retained_rows_only(unlearn):
 
 PLAIN = """
 import sys
-sys.argv = ["plain"]
+files, sys.argv = sys.argv[1:], ["plain"]
 import numpy as np
 import torch
 for name in ("float_", "complex_", "unicode_"):  # numpy 2, on which RecBole itself does not start
@@ -107,98 +114,81 @@ import scipy.sparse as sp
 if not hasattr(sp.dok_matrix, "_update"):
     sp.dok_matrix._update = lambda self, entries: self._dict.update(entries)
 from recbole.utils import get_trainer
-config, model, dataset, train, valid, test = load_data_and_model(FILE)
-trainer = get_trainer(config["MODEL_TYPE"], config["model"])(config, model)
-trainer.eval_collector.data_collect(train)
-result = trainer.evaluate(test, load_best_model=False)
+for file in files:
+    config, model, dataset, train, valid, test = load_data_and_model(file)
+    trainer = get_trainer(config["MODEL_TYPE"], config["model"])(config, model)
+    trainer.eval_collector.data_collect(train)
+    result = trainer.evaluate(test, load_best_model=False)
+    print("RESULT", len(train._dataset), len(valid._dataset), len(test._dataset), result["ndcg@20"])
 assert not any(name.startswith("recbole_unlearn") for name in sys.modules)
-print("ROWS", len(train._dataset), len(valid._dataset), len(test._dataset))
-print("NDCG", result["ndcg@20"])
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["LightGCN", "FM"])
-def test_plain_recbole_loads_it_and_gets_the_same_figures(unlearn, model):
+def test_plain_recbole_loads_it_and_gets_the_same_figures(unlearn, tmp_path):
     """In a process of its own, without the plugin; torch is told to trust the file, as RecBole needs."""
-    result = unlearn(model)
-    script = PLAIN.replace("FILE", repr(str(result.output_dir / f"{model}-unlearned.pth")))
+    results = [unlearn(model) for model in ("LightGCN", "FM")]
+    files = [str(next(result.output_dir.glob("*-unlearned.pth"))) for result in results]
     environment = os.environ | {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, env=environment,
-        cwd=result.output_dir, check=False,
+        [sys.executable, "-W", "ignore", "-c", PLAIN, *files], capture_output=True, text=True, env=environment,
+        cwd=tmp_path, check=False,
     )  # fmt: skip
     if "NO RAY" in done.stdout:
         pytest.skip("recbole.quick_start needs Ray, which is not installed")
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("ROWS", "NDCG")))
-    assert lines["ROWS"] == " ".join(str(len(part)) for part in result.data.retain)
-    assert float(lines["NDCG"]) == pytest.approx(
-        result.result["phases"]["unlearned"]["metrics"]["ndcg@20"], abs=1e-4
-    )
+    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    for result, (*sizes, figure) in zip(results, lines, strict=True):
+        assert [int(size) for size in sizes] == [len(part) for part in result.data.retain]
+        ours = result.result["phases"]["unlearned"]["metrics"]["ndcg@20"]
+        assert float(figure) == pytest.approx(ours, abs=1e-4)
 
 
-def test_the_next_request_starts_where_the_last_one_ended(unlearn, settings, tmp_path):
+def test_the_next_request_starts_where_the_last_one_ended(unlearn, copied, tmp_path):
+    """Both files are found where they were moved together."""
     first = unlearn("BPR")
-    moved = tmp_path / "moved"
-    first.output_dir.rename(moved)  # both files are found when they are moved together
     train = first.data.retain.train
     user, item = (int(train.inter_feat[field][0]) for field in ("user_id", "item_id"))
     pair = (train.id2token("user_id", [user]), train.id2token("item_id", [item]))
-    second = run_unlearn(
-        checkpoint=moved / "BPR-unlearned.pth", forget=pair, output_dir=tmp_path / "second",
-        config_dict={"show_progress": False, "tensorboard": False, "cache": False, "min_group": 1},
-    )  # fmt: skip
+    given = {"checkpoint": copied / "BPR-unlearned.pth", "config_dict": QUIET}
+    second = run_unlearn(forget=pair, output_dir=tmp_path / "second", **given)
     before, after = first.result["phases"]["unlearned"], second.result["phases"]["original"]
     assert after["metrics"]["ndcg@20"] == pytest.approx(before["metrics"]["ndcg@20"], abs=1e-6)
     assert len(second.data.full.train) == len(train)
     assert second.result["forget"]["interactions"] == 1
     assert second.data.full.train.user_num == train.user_num
     with pytest.raises(UnlearnError, match="name a user or an item that is not in the dataset"):
-        run_unlearn(
-            checkpoint=moved / "BPR-unlearned.pth", forget={"user_id": GONE[:1]}, output_dir=tmp_path / "third",
-            config_dict={"show_progress": False, "tensorboard": False},
-        )  # fmt: skip
-
-
-def test_the_input_is_not_overwritten(unlearn, tmp_path):
-    first = unlearn("BPR")
-    path = first.output_dir / "BPR-unlearned.pth"
-    before = path.read_bytes()
+        run_unlearn(forget={"user_id": GONE[:1]}, output_dir=tmp_path / "third", **given)
+    whole = (copied / "BPR-unlearned.pth").read_bytes()
     with pytest.raises(UnlearnError, match="would overwrite the checkpoint you passed"):
-        run_unlearn(checkpoint=path, forget={"user_id": ["u1"]}, output_dir=first.output_dir)
-    assert path.read_bytes() == before
+        run_unlearn(checkpoint=copied / "BPR-unlearned.pth", forget={"user_id": ["u1"]}, output_dir=copied)
+    assert (copied / "BPR-unlearned.pth").read_bytes() == whole
 
 
 @pytest.mark.parametrize("damage", ["rows", "truncated", "other"])
-def test_a_damaged_dataset_is_refused(unlearn, tmp_path, damage):
-    first = unlearn("BPR")
-    path = first.output_dir / "tiny-Dataset.pth"
-    dataset = pickle.loads(path.read_bytes())
-    if damage == "rows":
-        dataset.inter_feat = dataset.inter_feat.iloc[:-1]
-        path.write_bytes(pickle.dumps(dataset))
-    elif damage == "truncated":
-        path.write_bytes(path.read_bytes()[:1000])
-    else:
-        path.write_bytes(pickle.dumps({"a": 1}))
+def test_a_damaged_dataset_is_refused(copied, tmp_path, damage):
+    path = copied / "tiny-Dataset.pth"
+    whole = path.read_bytes()
+    dataset = pickle.loads(whole)
+    dataset.inter_feat = dataset.inter_feat.iloc[:-1]
+    path.write_bytes(
+        {"rows": pickle.dumps(dataset), "truncated": whole[:1000], "other": pickle.dumps({"a": 1})}[damage]
+    )
     with pytest.raises(UnlearnError, match=r"tiny-Dataset\.pth"):
         run_unlearn(
-            checkpoint=first.output_dir / "BPR-unlearned.pth",
-            forget={"user_id": ["u1"]},
-            output_dir=tmp_path / "o",
+            checkpoint=copied / "BPR-unlearned.pth", forget={"user_id": ["u1"]}, output_dir=tmp_path / "o"
         )
 
 
 def test_nothing_is_saved_when_not_asked(unlearn):
-    result = unlearn("BPR", save_unlearned=False)
-    assert {path.name for path in result.output_dir.iterdir()} == {"report.html", "result.json", "run.log"}
+    names = {path.name for path in unlearn("BPR", save_unlearned=False).output_dir.iterdir()}
+    assert names == {"report.html", "result.json", "run.log"}
 
 
 @pytest.mark.parametrize("model", ["EASE", "ItemKNN", "MultiVAE", "DMF"])
 def test_models_that_keep_data_are_rebuilt_on_what_is_retained(unlearn, model):
-    result = unlearn(model, epochs=1, eval_step=1)
+    result = unlearn(model)
     rows = result.data.full.train.token2id("user_id", GONE)
     other = open_checkpoint(result, model)["other_parameter"]
     assert "i_embedding" not in other

@@ -164,7 +164,7 @@ ARRAY = b"cnumpy\n_frombuffer\n(h\x00cnumpy\ndtype\n(S'u1'\nI00\nI01\ntRI20000\n
 GREEDY = {
     "a list in too many places": pickle.dumps(_laughs(10, 12)),
     "arrays of the same bytes": b"\x80\x04" + RAW + b"(" + ARRAY * 200 + b"l.",
-    "an object for each byte": b"\x80\x04(" + b"]" * 300_000 + b"l.",
+    "an object for each byte": b"\x80\x04(" + b"]" * 200_000 + b"l.",
     "a huge memo": b"\x80\x04]r\xff\xff\xff\xff.",
     "a huge text": b"\x80\x04\x8d" + (2**40).to_bytes(8, "little") + b"x.",
     "a huge bytearray": b"\x80\x05\x96" + (2**40).to_bytes(8, "little") + b"x.",
