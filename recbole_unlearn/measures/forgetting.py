@@ -91,7 +91,7 @@ def _rate(values: torch.Tensor) -> float:
     return rounded(values.double().mean())
 
 
-# Histories of sequential models: `scores.py` says what cleaned, uncleaned and emptied histories are
+# Histories of sequential models; `scores.py` defines cleaned, uncleaned and emptied ones
 
 
 def _histories(view: View) -> tuple[HistoryQuestions, HistoryObservation]:
@@ -102,7 +102,7 @@ def _histories(view: View) -> tuple[HistoryQuestions, HistoryObservation]:
 
 @measure(
     "demotion_at_test", title="Demotion rate, at test", of_sequences=True, place=1,
-    meaning="the same after the user's cleaned history at test, instead of what was before the deleted item",
+    meaning="the same after the user's cleaned history at test, instead of the history before the deleted item",
     good="the retrained model's",
 )  # fmt: skip
 def _demotion_at_test(view: View) -> dict[str, Figure]:
@@ -112,7 +112,7 @@ def _demotion_at_test(view: View) -> dict[str, Figure]:
 
 @measure(
     "uncleaned", title="Uncleaned histories", of_sequences=True, place=2,
-    meaning="the same figures with histories that still have what was deleted: what the weights still know",
+    meaning="the same figures with histories that still hold the deleted interactions: the memory of the weights",
     good="the retrained model's",
     parts={"demotion_rate": ": demotion rate", "ndcg@20": ": NDCG@20 of affected users"},
     discloses={"demotion_rate": "compared", "*": "measured"},

@@ -18,8 +18,8 @@ Figures at cleaned histories mix two effects: weights that forgot, and histories
 there are more questions, at *uncleaned* histories, which still hold the deleted interactions:
 
 * A deleted interaction at the history that the original was trained with, and the test items of affected users after
-  their whole history. The original's figures at both kinds of histories show what cleaning alone does; those of the
-  unlearned and the retrained model at uncleaned ones show what the weights still know.
+  their whole history. The original's figures at both kinds of histories show the effect of cleaning alone; those of
+  the unlearned and the retrained model at uncleaned ones show the memory of the weights.
 * A deleted interaction with an empty prefix (its history is *emptied*, as all histories of a whole user are) can only
   be asked for at the uncleaned one. Its user may have no held-out interaction either, so those of other users are the
   control: a model that merely got worse ranks both lower.

@@ -64,7 +64,7 @@ SHORT = {
     "cannot_tell": "cannot tell",
     "unknown": "not known",
 }
-# The provisional verdict: in short, and what the expected level says.
+# The provisional verdict: in short, and in terms of the expected level.
 _LOOKS = {
     "near": ("Looks forgotten", "deleted items rank about where a model that never saw them should put them"),
     "under": (
@@ -115,9 +115,9 @@ def verdict(
     notice a model that is merely worse, so their gap is that beyond the gap of held-out pairs of other users, and the
     original has to be twice as far from the retrained model to be told from it.
 
-    Where no training interaction was ``deleted``, the original never saw what is to be forgotten. Without a retrained
-    model the level is *unknown*, and ``provisional`` says what it looks like. ``done_earlier``: the original is what
-    this same request left.
+    Where no training interaction was ``deleted``, the original never saw the request's interactions. Without a
+    retrained model the level is *unknown*, and ``provisional`` is the estimate. ``done_earlier``: the original is the
+    result of this same request.
     """
     if done_earlier:
         return Verdict("near", DONE)

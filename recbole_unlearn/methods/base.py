@@ -66,7 +66,9 @@ class UnlearnTask:
 class Outcome:
     """A method's statements about the model it made; every field may be left out."""
 
-    certificates: dict[str, Any] = dataclasses.field(default_factory=dict)  # what it can prove
+    certificates: dict[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # provable statements about the model
     curves: dict[str, Curve] = dataclasses.field(default_factory=dict)  # for the report
     seconds: float | None = None  # measured by the method itself; by default by a clock around it
     from_cache: bool = False
@@ -171,18 +173,11 @@ class UnlearnTrainer(PhaseTrainer):
         """
         optimizer = self._build_optimizer().state_dict()  # a new one, which has seen no gradient
         fitted = None if self.fitted is None else self.fitted.numpy()
+        windows = data.retain.for_model() if isinstance(data.retain, SequenceSplits) else None
         return write_model(
-            directory,
-            home,
-            self.config,
-            self.snapshot(),
-            optimizer,
-            data.retain.everything(),
-            data.clock,
-            fitted,
-            data.done,
-            data.retain.for_model() if isinstance(data.retain, SequenceSplits) else None,
-        )
+            directory, home, self.config, self.snapshot(), optimizer, data.retain.everything(), data.clock, fitted,
+            data.done, windows,
+        )  # fmt: skip
 
     def keep(self, task: UnlearnTask) -> Outcome:
         """The phase of a request without training interactions: the model is the original, bit for bit."""

@@ -90,7 +90,7 @@ class RequestLosses:
         return first_of_each(self.users) if self.by_user else torch.arange(len(self.users))
 
     def kept_units(self, interactions: torch.Tensor) -> torch.Tensor:
-        """Of ``interactions`` of D, those that a loss counts: all, or one for each user."""
+        """The ``interactions`` of D that a loss counts: all, or one for each user."""
         if not self.by_user:
             return interactions
         return interactions[first_of_each(self.index.ids["user"][interactions])]
@@ -184,7 +184,7 @@ class WindowLosses:
 
 
 def still(model: AbstractRecommender, config: UnlearnConfig) -> None:
-    """Evaluation mode. Training mode comes first: some models (SGL) draw there what their loss needs."""
+    """Evaluation mode. Training mode comes first: some models (SGL) draw there a graph that their loss needs."""
     init_seed(config["seed"], config["reproducibility"])
     model.train()
     model.eval()

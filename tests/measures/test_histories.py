@@ -48,7 +48,7 @@ def without(config, users, also=(), places=slice(3, 4)):
 
 
 class ByHistory:
-    """Stands in for a trainer: an item's score after a history is a number that only these two decide."""
+    """Replaces a trainer: an item's score is a function of the history and the item alone."""
 
     def batch_scores(self, batch, dataset):
         return self.of(batch["item_id_list"], dataset.item_num)
@@ -136,7 +136,7 @@ def test_a_model_that_did_nothing_has_the_originals_figures_and_a_retrained_one_
     assert measurement.distances(after, before)["ks"] == 0.0
     for key in keys[:4]:
         assert target.forgetting[key] != before.forgetting[key], key
-    # Cleaning alone changes what is asked, and so the original's answers.
+    # Cleaning alone changes the questions, and so the original's answers.
     assert before.forgetting["uncleaned"]["demotion_rate"] != before.forgetting["demotion_rate"]
 
 
@@ -195,7 +195,7 @@ def test_a_model_that_is_merely_worse_has_not_forgotten(config):
     assert gap(retrained, retrained) == {"mean": 0.0, "error": 0.0}
 
 
-# What may be shown
+# Disclosure
 
 
 def test_users_are_counted_by_the_histories_they_are_asked_at(config):

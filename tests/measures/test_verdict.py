@@ -275,7 +275,7 @@ def test_how_it_looks(start, end, level):
 @hypothesis_settings(max_examples=300, deadline=None)
 @given(st.floats(-1, 1), st.floats(-0.99, 0.99), st.floats(0.01, 0.5))
 def test_a_model_that_hardly_moved_never_looks_forgotten(start, step, unsure):
-    """Whatever the original is like: within what the expected level may be off, nothing has happened."""
+    """Whatever the original is like: a step within the error of the expected level is none."""
     assert looks(start, start + step * unsure, unsure) not in ("near", "over")
 
 
@@ -310,7 +310,7 @@ def test_what_was_done_is_seen(data, plan):
 
 
 def test_a_model_of_another_kind_cannot_be_judged(data, plan):
-    """It ranks held-out pairs last, and the ranker does not: what the ranker expects is not of this model."""
+    """It ranks held-out pairs last, and the ranker does not: its expected level does not apply to this model."""
     up = seen_as(data, plan, 100.0)
     last = dataclasses.replace(up.held_out, demoted=torch.ones_like(up.held_out.demoted))
     assert provisional(plan, data, up, up).looks == "under"
@@ -402,7 +402,7 @@ def test_of_few_users_nothing_is_said(found):
     few = shown(found, CROWD._replace(users=3, compared=3))
     assert few.provisional is None
     assert "not known" in few.text
-    assert shown(EXACT, CROWD._replace(users=3, compared=3)).provisional == EXACT  # nobody's figure
+    assert shown(EXACT, CROWD._replace(users=3, compared=3)).provisional == EXACT  # not a figure of users
 
 
 def test_a_run_without_retraining_has_it(settings, tmp_path):

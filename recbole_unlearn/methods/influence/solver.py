@@ -61,7 +61,7 @@ class Selection:
                 continue
             parameter = self.named[table.parameter]
             width = as_rows(parameter, table.axis).shape[1]
-            # Training interactions of each: its own, and for an item also those that draw it as a negative.
+            # Training interactions of each: its own, and for an item also the ones that draw it as a negative.
             weight = index.counts(table.side, chosen).clamp(min=1).float()
             weight = weight + len(index) / index.sizes["item"] if table.side == "item" else weight
             weight = weight.to(parameter.device, parameter.dtype)
@@ -112,7 +112,7 @@ class Selection:
         return torch.cat([part.weight.repeat_interleave(part.width) for part in self.parts])
 
     def gradient(self, loss: torch.Tensor, **graph: Any) -> dict[str, torch.Tensor]:
-        """∇L by parameter, of those that have a part in the loss."""
+        """∇L by parameter, without parameters that the loss does not depend on."""
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True, **graph)
         return {name: g for name, g in zip(self.names, found, strict=True) if g is not None}
 

@@ -6,13 +6,6 @@ The interactions are divided (`partition.py`), each part trains a model of its o
 
 from recbole_unlearn.methods.sharded.attention import AttentiveEnsemble, fit_attention, vectors
 from recbole_unlearn.methods.sharded.base import Ensemble, Shards, read_ensemble
-from recbole_unlearn.methods.sharded.partition import (
-    Partition,
-    by_interactions,
-    by_transport,
-    by_users,
-    item_blocks,
-    random_users,
-)
+from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.methods.sharded.receraser import ItemEnsemble
 from recbole_unlearn.methods.sharded.ultrare import WeightedEnsemble, ranking_weights

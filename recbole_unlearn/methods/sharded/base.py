@@ -134,7 +134,7 @@ class Shards:
         return shards
 
     def _config(self, shard: int) -> UnlearnConfig:
-        r"""A shard's config: a seed of its own, and as many epochs as let L slices cost what one does.
+        r"""A shard's config: a seed of its own, and epochs such that L slices cost as much as one.
 
         Step l sees l/L of the interactions, so with e epochs each the work is e (L + 1)/2 epochs over all of them.
         """
@@ -205,7 +205,7 @@ class Shards:
 
 
 class ShardedTrainer(UnlearnTrainer):
-    r"""K models on parts of D; those that saw S are trained again, on their part of D\S.
+    r"""K models on parts of D; a request trains the models that saw S again, on their part of D\S.
 
     Settings of all sharded methods: NAME_shards, NAME_epochs and NAME_learning_rate; NAME_slices where it has slices.
     """

@@ -9,7 +9,7 @@ Filled in, for recommenders: the unit is the user, whose interactions stay toget
 users. A user has a trained row in one shard's model only; in the others the row has its initial value (for graph
 models, no edges), and their scores weigh as much in the mean. Each shard has a seed of its own and stops on
 validation interactions of the users and items it knows. With L slices a step has 2/(L + 1) of the epochs, so that all
-slices together cost what a single one does.
+slices together cost as much as a single one.
 
 Avoided: restarting from weights that were trained on the deleted interactions (the paper of Obliviate speaks of the
 *saved model*, which may be read so); negatives that depend on other shards' interactions; and early stopping on other

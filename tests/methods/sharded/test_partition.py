@@ -1,4 +1,4 @@
-"""How rows are divided among shards: each rule against a plain reference, and what every partition must keep."""
+"""Partitions of the interactions: each rule against a plain reference, and properties of all of them."""
 
 import dataclasses
 import importlib.util
@@ -13,15 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.sharded import (
-    Partition,
-    by_interactions,
-    by_transport,
-    by_users,
-    item_blocks,
-    partition,
-    random_users,
-)
+from recbole_unlearn.methods.sharded import Partition, partition
 
 needs_transport = pytest.mark.skipif(importlib.util.find_spec("ot") is None, reason="needs POT")
 seeds = st.integers(0, 9999)
@@ -84,18 +76,12 @@ def spread(vectors, shard):
     )
 
 
-EVERY = [
-    "random_users",
-    "item_blocks",
-    "by_interactions",
-    "by_users",
-    pytest.param("by_transport", marks=needs_transport),
-]
-WHOLE_USERS = [EVERY[0], *EVERY[3:]]
+TRANSPORT = pytest.param("by_transport", marks=needs_transport)
+EVERY = ["random_users", "item_blocks", "by_interactions", "by_users", TRANSPORT]
 LEARNED = EVERY[2:]
 
 
-# What every partition keeps
+# Properties of every partition
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -124,16 +110,7 @@ def test_a_seed_decides(name):
     assert not torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("name", WHOLE_USERS)
-def test_users_stay_together(name):
-    data = make_data(4)
-    found = data.parts(name, 3)
-    assert found.items is None
-    for user in data.users.unique():
-        assert found.interactions[data.users == user].unique().tolist() == [found.users[user]]
-
-
-@pytest.mark.parametrize("name", ["random_users", pytest.param("by_transport", marks=needs_transport)])
+@pytest.mark.parametrize("name", ["random_users", TRANSPORT])
 @quick
 @given(seed=seeds, n=st.integers(1, 25), k=st.integers(1, 7), kinds=st.sampled_from([None, 1, 3]))
 def test_shards_of_one_size(name, seed, n, k, kinds):
@@ -147,9 +124,11 @@ def test_shards_of_one_size(name, seed, n, k, kinds):
 @given(seed=seeds, k=st.integers(1, 6), slack=st.sampled_from([1.0, 1.2, 2.0]))
 def test_shards_keep_to_their_cap(seed, k, slack):
     data = make_data(seed)
-    rows = by_interactions(data.users, data.items, data.p, data.q, k, seeded(seed), slack=slack).interactions
+    rows = partition.by_interactions(
+        data.users, data.items, data.p, data.q, k, seeded(seed), slack=slack
+    ).interactions
     assert rows.bincount().max() <= np.ceil(slack * len(data.users) / k)
-    users = by_users(data.users, data.p, k, seeded(seed), slack=slack).users
+    users = partition.by_users(data.users, data.p, k, seeded(seed), slack=slack).users
     assert users[1:-1].bincount().max() <= np.ceil(slack * 12 / k)
 
 
@@ -157,7 +136,7 @@ def test_users_count_once_however_many_rows_they_have():
     users = torch.tensor([1] * 50 + [2, 3, 4])
     p = torch.tensor([[0.0], [0.0], [0.1], [9.0], [9.1]])
     for seed in range(5):
-        found = by_users(users, p, 2, seeded(seed)).users
+        found = partition.by_users(users, p, 2, seeded(seed)).users
         assert found[1] == found[2] != found[3] == found[4]
 
 
@@ -169,7 +148,7 @@ def test_users_count_once_however_many_rows_they_have():
 def test_items_follow_the_majority(seed, k):
     data = make_data(seed, rows=80)
     found = data.parts("item_blocks", k, seed)
-    blocks = random_users(data.users, len(data.p), k, seeded(seed)).users
+    blocks = partition.random_users(data.users, len(data.p), k, seeded(seed)).users
     assert found.users is None
     wanted = [-1] * len(data.q)
     for item in range(1, len(data.q) - 1):
@@ -183,7 +162,7 @@ def test_items_follow_the_majority(seed, k):
 
 def test_a_tie_goes_to_the_lowest_block_and_a_block_without_items_gets_one():
     users, items = torch.tensor([1, 2, 1, 2, 1, 2]), torch.tensor([1, 1, 2, 2, 3, 3])
-    assert item_blocks(users, items, 3, 4, 2, seeded(0)).items.tolist() == [-1, 1, 0, 0]
+    assert partition.item_blocks(users, items, 3, 4, 2, seeded(0)).items.tolist() == [-1, 1, 0, 0]
 
 
 # The greedy fill
@@ -248,7 +227,7 @@ def test_distances_are_squared_and_exact():
     assert np.allclose(partition.distances(vectors, centroids), wanted, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("name", ["by_users", pytest.param("by_transport", marks=needs_transport)])
+@pytest.mark.parametrize("name", ["by_users", TRANSPORT])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_end_is_a_fixed_point(name, seed):
     """Users placed by their distance to the centroids of the result are where they are."""
@@ -269,7 +248,7 @@ def test_the_affinity_of_a_row_is_a_product():
     for row, s in itertools.product(range(len(users)), range(3)):
         user = (p[users[row]] - p[users[first[s]]]).square().sum()
         cost[row, s] = user * (q[items[row]] - q[items[first[s]]]).square().sum()
-    found = by_interactions(users, items, data.p, data.q, 3, seeded(7), rounds=1)
+    found = partition.by_interactions(users, items, data.p, data.q, 3, seeded(7), rounds=1)
     assert found.interactions.tolist() == one_by_one(cost, int(np.ceil(1.2 * len(users) / 3)))
     assert found.users is found.items is None
 
@@ -280,7 +259,7 @@ def test_clear_clusters_are_found(name, seed):
     data = make_clusters(seed)
     found = data.parts(name, 4, seed).interactions
     assert len(torch.unique(data.users % 4 * 4 + found)) == 4
-    by_chance = random_users(data.users, len(data.p), 4, seeded(seed)).interactions
+    by_chance = partition.random_users(data.users, len(data.p), 4, seeded(seed)).interactions
     assert spread(data.p[data.users], found) < 0.01 * spread(data.p[data.users], by_chance)
 
 
@@ -363,11 +342,10 @@ def test_more_shards_than_there_is_to_divide(name):
     nothing = Data(data.users[:0], data.items[:0], data.p, data.q)
     with pytest.raises(UnlearnError, match="no interactions"):
         nothing.parts(name, 1)
-
-
-def test_more_blocks_than_items():
-    with pytest.raises(UnlearnError, match="1 items with interactions among 2 shards"):
-        item_blocks(torch.tensor([1, 2]), torch.tensor([1, 1]), 3, 2, 2, seeded(0))
+    if name == "item_blocks":
+        one_item = Data(data.users, torch.ones_like(data.items), data.p, data.q)
+        with pytest.raises(UnlearnError, match="1 items with interactions among 2 shards"):
+            one_item.parts(name, 2)
 
 
 @pytest.mark.parametrize("name", LEARNED)
@@ -383,10 +361,3 @@ def test_embeddings_that_are_not_finite(name, value):
         data.p[3, 1], data.q[3, 1] = 0.0, value
         with pytest.raises(UnlearnError, match=r"item embeddings .* not finite"):
             data.parts(name, 2)
-
-
-@needs_transport
-def test_embeddings_may_be_parameters():
-    data = make_data(0)
-    found = by_transport(data.users, torch.nn.Parameter(data.p), 3, seeded(0))
-    assert torch.equal(found.interactions, by_transport(data.users, data.p, 3, seeded(0)).interactions)

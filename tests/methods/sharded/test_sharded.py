@@ -1,4 +1,4 @@
-"""SISA, RecEraser and UltraRE: what is restarted and what is kept, how models answer together, saving and loading."""
+"""SISA, RecEraser and UltraRE: restarts, kept shards, runs end to end, saving and loading."""
 
 import json
 import re
@@ -58,7 +58,7 @@ def without_user(splits, user):
     return without(splits, np.flatnonzero(splits.train.inter_feat["user_id"].numpy() == user)[::2])
 
 
-# What is restarted, what is kept
+# Restarted and kept shards
 
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN"])
@@ -411,25 +411,23 @@ def test_shards_come_from_the_cache_one_by_one(settings, tmp_path, monkeypatch):
     assert touched.startswith("unlearned shard")
 
 
-# On ml-100k
-
-
-def ml_100k(tmp_path, forget="injected", **changes):
-    config = {
-        "epochs": 20, "embedding_size": 32, "learning_rate": 0.0075, "eval_step": 10, "show_progress": False,
-        "tensorboard": False, "save_unlearned": False, "report": "none", "workers": 1,
-        "cache_dir": str(tmp_path / "cache"), "output_dir": str(tmp_path / "out"), "min_group": 1,
-    }  # fmt: skip
-    return run_unlearn("BPR", "ml-100k", forget=forget, config_dict=config | changes)
+def test_a_request_in_one_shard_trains_one_shard(settings, monkeypatch):
+    jobs, original = [], cache_module.train
+    monkeypatch.setattr(cache_module, "train", lambda *job: (jobs.append(job), original(*job))[1])
+    outcome = run(settings, "sisa", forget={"user_id": ["u3"]}, sisa_shards=4, epochs=1)
+    unlearned = [len(job[1].train) for job in jobs if job[2].startswith("unlearned")]
+    assert outcome.result["certificates"]["restarted"] == len(unlearned) == 1
+    assert 0.15 < unlearned[0] / len(outcome.data.retain.train) < 0.35  # about 1/4
 
 
 @pytest.mark.slow
-def test_with_noise_in_all_shards_an_ensemble_recovers_as_retraining_does(tmp_path):
-    outcome = ml_100k(
-        tmp_path, unlearn="finetune", compare=["retrain", "sisa"], inject_mode="random", finetune_epochs=1,
-        sisa_learning_rate=0.0075,
-    )  # fmt: skip
-    phases = outcome.result["phases"]
+def test_with_noise_in_all_shards_an_ensemble_recovers_as_retraining_does(ml_100k):
+    values = ml_100k("BPR") | {
+        "learning_rate": 0.0075, "eval_step": 10, "inject_mode": "random", "finetune_epochs": 1, "workers": 1,
+        "sisa_learning_rate": 0.0075, "placebo": False,
+    }  # fmt: skip
+    done = run_unlearn("BPR", "ml-100k", unlearn="finetune", compare=["retrain", "sisa"], config_dict=values)
+    phases = done.result["phases"]
 
     def gain(phase, before):
         return phase["affected"]["ndcg@20"] - before["affected"]["ndcg@20"]
@@ -441,14 +439,3 @@ def test_with_noise_in_all_shards_an_ensemble_recovers_as_retraining_does(tmp_pa
     rates = [part["forgetting"]["demotion_rate"] for part in (before, sisa, phases["retrained"])]
     assert rates[0] < 0.3
     assert rates[1] > rates[2] - 0.2
-
-
-def test_a_request_in_one_shard_trains_one_shard(tmp_path, monkeypatch):
-    rows = []
-    original = cache_module.train
-    noted = lambda *job: (rows.append((job[2], len(job[1].train))), original(*job))[1]  # noqa: E731
-    monkeypatch.setattr(cache_module, "train", noted)
-    outcome = ml_100k(tmp_path, unlearn="sisa", forget={"user_id": ["196"]}, epochs=1, eval_step=1)
-    unlearned = [number for label, number in rows if label.startswith("unlearned")]
-    assert outcome.result["certificates"]["restarted"] == len(unlearned) == 1
-    assert 0.15 < unlearned[0] / len(outcome.data.retain.train) < 0.35  # about 1/4
