@@ -219,7 +219,7 @@ def _of_bpr(
         SAMPLED
     )  # each item as the negative of any interaction
     numbers = witness.uniform(len(place))
-    drawn = Triples(numbers, *(index.ids[side][numbers] for side in SIDES), items[place])
+    drawn = Triples(numbers, index.ids["user"][numbers], index.ids["item"][numbers], items[place])
     fits = ~witness.retained.are_known(drawn.users, drawn.negatives)
     _, of_negative = slopes(drawn.part(fits))
     kinds.append((torch.full((len(items),), batch_size / index.sizes["item"]), -of_negative, place[fits]))
@@ -230,11 +230,9 @@ def _of_lightgcn(
     model: AbstractRecommender, tables: Sequence[Table], touched: Region, witness: Witness, batch_size: int
 ) -> dict[Table, torch.Tensor]:
     """The mean of squared gradients over batches; with adapters that change nothing the forward pass is done once."""
-    adapters = AdapterSet.on_region(model, tables, touched)
-    chosen = adapters.adapters
-    gradients = LightGCNGradients(adapters, chosen, witness)
+    gradients = LightGCNGradients(AdapterSet.on_region(model, tables, touched), witness)
     size = min(batch_size, witness.retained.size)
-    total = [torch.zeros_like(adapter.base) for adapter in chosen]
+    total = [torch.zeros_like(adapter.base) for adapter in gradients.chosen]
     for _ in range(BATCHES):
         gradients.own(witness.triples(witness.uniform(size)))
         for squares, gradient in zip(total, gradients.take(), strict=True):

@@ -23,17 +23,15 @@ from recbole_unlearn.training import fast_class, some_rows
 
 
 class RowGradients:
-    """Gradients of some adapters of a model, by autograd."""
+    """Gradients of the trained adapters of a model, by autograd."""
 
-    def __init__(
-        self, adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
-    ) -> None:
+    def __init__(self, adapters: AdapterSet, witness: Witness, whole: bool = False) -> None:
         """``whole``: return G itself instead of G B."""
-        self.adapters, self.chosen, self.witness, self.whole = adapters, chosen, witness, whole
-        self.model = adapters.model
+        self.adapters, self.witness, self.whole = adapters, witness, whole
+        self.chosen, self.model = adapters.trained, adapters.model
         named = dict(self.model.named_parameters())
         # Parameters that the model itself holds fixed (RecVAE's earlier encoder) have no gradient.
-        names = dict.fromkeys(adapter.name for adapter in chosen)
+        names = dict.fromkeys(adapter.name for adapter in self.chosen)
         self._names = [name for name in names if named[name].requires_grad]
         self._parameters = [named[name] for name in self._names]
         self._sums: dict[str, torch.Tensor] = {}
@@ -46,8 +44,7 @@ class RowGradients:
     def own(self, triples: Triples, weight: float = 1.0) -> float:
         """``weight`` times the model's own training loss on a batch; its gradient is added."""
         self.model.train()
-        counted = triples.part(self.witness.units(triples.users))
-        batch = self.witness.batch(counted)
+        batch = self.witness.batch(triples.part(self.witness.units(triples.users)))
         return self.add(lambda: training_loss(self.model, batch), weight)
 
     def add(self, loss: Callable[[], torch.Tensor], weight: float) -> float:
@@ -87,8 +84,9 @@ class RowGradients:
         taken = []
         for adapter in self.chosen:
             sums = self._sums.get(adapter.name)
-            zero = sums is None  # a table that the loss does not read
-            rows = torch.zeros_like(adapter.base) if zero else as_rows(sums, adapter.axis)[adapter.rows]
+            rows = (
+                torch.zeros_like(adapter.base) if sums is None else as_rows(sums, adapter.axis)[adapter.rows]
+            )
             taken.append(self._projected(rows, adapter))
         self._sums = {}
         return taken
@@ -178,11 +176,11 @@ class LightGCNGradients(RowGradients):
     """
 
     def _set_up(self) -> None:
-        chosen, whole = self.chosen, self.whole
+        chosen = self.chosen
         self.nodes = [a.rows + (0 if a.side == "user" else self.model.n_users) for a in chosen]
         first = chosen[0].b
         same = all(a.b.shape == first.shape and torch.equal(a.b, first) for a in chosen)
-        self._shared = same and not whole  # with ``whole`` each adapter trains its own B
+        self._shared = same and not self.whole  # with ``whole`` each adapter trains its own B
         eye = torch.eye(len(first), dtype=first.dtype, device=first.device)
         self._full = self._shared and torch.equal(first, eye)
         ego = self.model.get_ego_embeddings().detach()
@@ -312,9 +310,7 @@ _DECIDING = ("forward", "calculate_loss", "predict")
 _WRITTEN_OUT: dict[type, type[RowGradients]] = {BPR: BPRGradients, LightGCN: LightGCNGradients}
 
 
-def row_gradients(
-    adapters: AdapterSet, chosen: Sequence[Adapter], witness: Witness, whole: bool = False
-) -> RowGradients:
-    """The fastest gradients of ``chosen`` for the model; a witness of windows brings its own class."""
+def row_gradients(adapters: AdapterSet, witness: Witness, whole: bool = False) -> RowGradients:
+    """The fastest gradients for the model; a witness of windows brings its own class."""
     kind = getattr(witness, "gradients", None) or written_out(type(adapters.model))
-    return kind(adapters, chosen, witness, whole)
+    return kind(adapters, witness, whole)

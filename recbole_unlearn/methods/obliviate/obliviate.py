@@ -177,7 +177,7 @@ class Obliviate(UnlearnTrainer):
     on_knowledge = True
     forgets_more: ClassVar[Sequence[str]] = ("raise lua_limit", "set forget_kind=hard and raise lac_forget")
     forgets_less: ClassVar[Sequence[str]] = ("lower lua_limit", "set forget_kind=genuine")
-    of_pairs = ("forget_kind", "lac_forget", "lac_negatives", "lua_reach")
+    of_pairs: ClassVar[Sequence[str]] = ("forget_kind", "lac_forget", "lac_negatives", "lua_reach")
 
     @classmethod
     def check(cls, settings: Any, config: UnlearnConfig) -> None:
@@ -503,7 +503,7 @@ def limited(
 
 def deleted_gradients(adapters: AdapterSet, witness: Witness) -> tuple[list[torch.Tensor], float]:
     """g_S for the rows (n, d) of every trained adapter, and e. The model is at θ₀, B the identity."""
-    gradients = row_gradients(adapters, adapters.trained, witness)
+    gradients = row_gradients(adapters, witness)
     deleted = witness.retained.asked
     draws = max(1, min(DRAWS, BATCH // max(1, len(deleted))))
     for _ in range(draws):
@@ -637,7 +637,7 @@ def calibrate(
     trace, chosen = Trace([], []), adapters.trained
     if not chosen or len(interactions) == 0 or schedule.steps == 0:
         return trace
-    gradients = row_gradients(adapters, chosen, witness, objective.trains_b)
+    gradients = row_gradients(adapters, witness, objective.trains_b)
     trained = [x.a for x in chosen] + ([x.b for x in chosen] if objective.trains_b else [])
     optimizer = torch.optim.Adam(trained, lr=schedule.learning_rate)
     watched = witness.deleted(witness.watched)

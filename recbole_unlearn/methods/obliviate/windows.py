@@ -324,7 +324,7 @@ class WindowRequest(Request):
     def deleted_gradients(self) -> tuple[list[torch.Tensor], float]:
         """By the windows of S as they were; a target's own row makes up all of its score."""
         gradients, losses = (
-            row_gradients(self.adapters, self.adapters.trained, self.witness),
+            row_gradients(self.adapters, self.witness),
             self.witness.losses,
         )
         self.model.eval()

@@ -146,7 +146,7 @@ def test_written_out_gradients_equal_autograd(make_config, model, fast, make, ta
     batch = batch_of(witness)
     found = []
     for cls in (RowGradients, fast):
-        gradients = cls(adapters, adapters.adapters, witness, **take)
+        gradients = cls(adapters, witness, **take)
         loss = gradients.own(batch, 0.7)
         scores = gradients.scores(batch.users, batch.items)
         gradients.back(torch.linspace(-1, 1, len(scores)))
@@ -165,7 +165,7 @@ def test_models_with_written_out_gradients_use_them(make_config, model):
     data = divided(config)
     witness = make_witness(config, data)
     adapters = make_adapters(config, data, witness)
-    kind = type(row_gradients(adapters, adapters.adapters, witness))
+    kind = type(row_gradients(adapters, witness))
     assert kind is {"BPR": BPRGradients, "LightGCN": LightGCNGradients}[model]
 
 

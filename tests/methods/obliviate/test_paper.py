@@ -42,7 +42,7 @@ def test_the_objective_s_gradient_agrees_with_finite_differences(make_config, mo
     def make():
         """The same draws every time."""
         witness = make_witness(config, data, seed=5)
-        gradients = row_gradients(adapters, adapters.adapters, witness)
+        gradients = row_gradients(adapters, witness)
         gradients.changed()
         return objective.value(gradients, witness, batch), gradients.take()
 

@@ -161,7 +161,7 @@ def exact(trained):
     def make(model="SASRec", **changes):
         request = requested(*trained(model, **changes), precision=torch.float64, lua_scale=0.0)
         triples = next(request.witness.batches(request.retained_numbers(), 32, 1))
-        gradients = row_gradients(request.adapters, request.adapters.trained, request.witness)
+        gradients = row_gradients(request.adapters, request.witness)
         assert isinstance(gradients, WindowGradients)
         return request.model, gradients, request.witness.batch(triples), triples
 
@@ -228,7 +228,7 @@ def test_shared_layers_are_held_fixed_and_given_back(exact, monkeypatch):
     monkeypatch.setattr(model, "calculate_loss", failing)
     with pytest.raises(RuntimeError, match="too bad"):
         gradients.own(triples)
-    fresh = row_gradients(gradients.adapters, gradients.chosen, gradients.witness)
+    fresh = row_gradients(gradients.adapters, gradients.witness)
     with pytest.raises(RuntimeError, match="too bad"):  # while it finds out what to cut
         fresh.own(triples)
     assert len(seen) == 4
@@ -262,7 +262,7 @@ def test_cudnn_is_never_asked_for_gradients(trained, monkeypatch, state):
 def test_what_a_model_itself_holds_fixed_stays_so(exact):
     model, gradients, _, triples = exact()
     model.position_embedding.weight.requires_grad_(False)
-    row_gradients(gradients.adapters, gradients.chosen, gradients.witness).own(triples)
+    row_gradients(gradients.adapters, gradients.witness).own(triples)
     assert not model.position_embedding.weight.requires_grad
 
 
