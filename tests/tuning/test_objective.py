@@ -1,4 +1,4 @@
-"""What a sweep looks for, on which rows, and calibrations that are the beginning of longer ones."""
+"""The objective of a sweep, the interactions it reads, and calibrations that are the beginning of longer ones."""
 
 import dataclasses
 import pickle
@@ -37,13 +37,12 @@ def test_the_score_is_its_formula():
     assert judge.score(figures) == pytest.approx(utility / 0.2 - 2.0 * 0.2)
     over = Figures(0.3, 0.1, 1.0)  # forgetting more than the target counts like forgetting less
     assert judge.distance(over) == pytest.approx(0.1)
-    nobody = Figures(0.3, None, None)
-    assert judge.score(nobody) == pytest.approx(0.3 / 0.2)
+    assert judge.score(Figures(0.3, None, None)) == pytest.approx(0.3 / 0.2)
 
 
 @hypothesis_settings(max_examples=80, deadline=None)
 @given(st.lists(FIGURES, min_size=1, max_size=12), st.floats(0, 5))
-def test_the_front_is_what_nobody_beats_and_the_best_is_on_it(drawn, weight):
+def test_no_candidate_beats_one_of_the_front_and_the_best_is_on_it(drawn, weight):
     judge = Goal("m", 0.5, weight, 0.3, 0.5)
     found = [{"trial": k, "step": None, **judge.judge(figures)} for k, figures in enumerate(drawn)]
 
@@ -89,15 +88,31 @@ def measured(make_config):
     return config, data, trainer
 
 
-def test_utility_is_recboles_own_on_validation_rows(measured):
+def figures_of(config, data, trainer):
+    return Bench(config, validation_only(data), "ndcg@20", 10).measure(trainer)
+
+
+def of_a_run(config, view, trainer):
+    """The forgetting that a run measures on the same data."""
+    return Measurement(config, view, loaders(config, view.retain), 10).measure(trainer).forgetting
+
+
+def recboles_own(config, data, trainer):
+    """NDCG@20 of the validation interactions by RecBole's evaluation."""
+    config = config.replace(metric_decimal_place=6)
+    plain = compose(PhaseTrainer, config, trainer.model, "y")
+    found = plain.evaluate(loaders(config, data.retain).valid, load_best_model=False)["ndcg@20"]
+    return pytest.approx(found, abs=1e-6)
+
+
+def test_utility_and_demotion_rate_are_those_of_recbole_and_of_a_run(measured):
     config, data, trainer = measured
-    figures = Bench(config, validation_only(data), "ndcg@20", 10).measure(trainer)
-    own = loaders(config.replace(metric_decimal_place=6), data.retain)
-    trainer.evaluator.config = trainer.config  # its valid loader knows nothing of test rows
-    expected = compose(PhaseTrainer, config.replace(metric_decimal_place=6), trainer.model, "y").evaluate(
-        own.valid, load_best_model=False
-    )
-    assert figures.everyone == pytest.approx(expected["ndcg@20"], abs=1e-6)
+    view, figures = validation_only(data), figures_of(*measured)
+    assert figures.everyone == recboles_own(*measured)
+    assert figures.demotion == pytest.approx(of_a_run(config, view, trainer)["demotion_rate"], abs=1e-6)
+    few = compose(PhaseTrainer, config.replace(eval_batch_size=61), trainer.model, "x")  # one user at a time
+    deleted = Bench(config, view, "ndcg@20", 10).deleted
+    assert objective.demotion_rate(few, deleted, view.retain) == pytest.approx(figures.demotion)
 
 
 def test_test_rows_change_nothing(measured):
@@ -107,8 +122,7 @@ def test_test_rows_change_nothing(measured):
         full=Splits(data.full.train, data.full.valid, data.full.train),
         retain=Splits(data.retain.train, data.retain.valid, data.retain.train),
     )
-    found = [Bench(config, validation_only(each), "ndcg@20", 10).measure(trainer) for each in (data, other)]
-    assert found[0] == found[1]
+    assert figures_of(config, data, trainer) == figures_of(config, other, trainer)
     for part in (validation_only(data).full, validation_only(data).retain):
         assert part.test is part.valid
 
@@ -132,37 +146,20 @@ def test_of_sequences_validation_windows_are_measured_and_no_test_item_is_in_any
         assert len(after.sequences) == int((before.sequences.role != 2).sum())
         users = windows.test.inter_feat["user_id"]
         assert torch.equal(after.batch(users)["item_id_list"], windows.test.inter_feat["item_id_list"])
-    figures = Bench(config, view, "ndcg@20", 10).measure(trainer)
+    figures = figures_of(config, data, trainer)
     sent = pickle.loads(pickle.dumps(view))  # to another process
     assert Bench(config, sent, "ndcg@20", 10).measure(trainer) == figures
-    own = loaders(config.replace(metric_decimal_place=6), data.retain)
-    plain = compose(PhaseTrainer, config.replace(metric_decimal_place=6), trainer.model, "y")
-    expected = plain.evaluate(own.valid, load_best_model=False)
-    assert figures.everyone == pytest.approx(expected["ndcg@20"], abs=1e-6)
-    run = Measurement(config, view, loaders(config, view.retain), 10).measure(trainer)
-    assert figures.demotion == pytest.approx(run.forgetting["demotion_rate"], abs=1e-6)
+    assert figures.everyone == recboles_own(config, data, trainer)
+    assert figures.demotion == pytest.approx(of_a_run(config, view, trainer)["demotion_rate"], abs=1e-6)
 
 
 def test_of_whole_sequences_the_uncleaned_demotion_rate_is_measured(sequential):
     config, data, trainer = sequential
     whole = torch.isin(data.full.train.inter_feat["user_id"], torch.arange(1, 6)).numpy()
     nothing = [np.zeros(len(part), bool) for part in data.full[1:]]
-    view = validation_only(divide(data.full, Located(whole, *nothing), "x"))
-    run = Measurement(config, view, loaders(config, view.retain), 10).measure(trainer)
-    rate = Bench(config, view, "ndcg@20", 10).measure(trainer).demotion
-    assert rate == pytest.approx(run.forgetting["emptied"]["demotion_rate"], abs=1e-6)
-
-
-def test_the_demotion_rate_is_the_one_of_a_run(measured):
-    config, data, trainer = measured
-    view = validation_only(data)
-    rate = Bench(config, view, "ndcg@20", 10).measure(trainer).demotion
-    run = Measurement(config, view, loaders(config, view.retain), 10)
-    assert rate == pytest.approx(run.measure(trainer).forgetting["demotion_rate"], abs=1e-6)
-    few = compose(PhaseTrainer, config.replace(eval_batch_size=61), trainer.model, "x")  # one user at a time
-    assert objective.demotion_rate(
-        few, Bench(config, view, "ndcg@20", 10).deleted, view.retain
-    ) == pytest.approx(rate)
+    data = divide(data.full, Located(whole, *nothing), "x")
+    expected = of_a_run(config, validation_only(data), trainer)["emptied"]["demotion_rate"]
+    assert figures_of(config, data, trainer).demotion == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_split_without_validation_rows(make_config):

@@ -63,19 +63,24 @@ def small(settings, tmp_path):
     file.write_text(
         "rank: {choice: [2, full]}\nlac_steps: {choice: [4, 8]}\nlac_learning_rate: {loguniform: [0.001, 0.1]}\n"
     )
-    return settings | {
-        "tune": True,
-        "space": str(file),
-        "trials": 3,
-        "unlearn": "obliviate",
-        "report": "none",
+    sweep = {"tune": True, "space": str(file), "trials": 3, "unlearn": "obliviate", "report": "none"}
+    return settings | sweep
+
+
+def assert_gives(file, candidate, model, own):
+    """A run with the settings in ``file`` has the figures for which they were chosen."""
+    run = run_unlearn(model, "tiny", config_files=[str(file)], config_dict=own | {"output_dir": "again"})
+    trainer = compose(PhaseTrainer, run.config, run.model, "x")
+    figures = Bench(run.config, validation_only(run.data), "ndcg@20", 10).measure(trainer)
+    assert {key: round(value, 6) for key, value in dataclasses.asdict(figures).items()} == {
+        key: candidate[key] for key in ("everyone", "affected", "demotion")
     }
 
 
-def test_a_sweep_and_the_way_back_from_best_yaml(here, small, tmp_path):
+def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
     outcome = tune_unlearn("BPR", "tiny", config_dict=small | {"lac_negatives": 0.5})
-    result = outcome.result
-    assert json.loads((tmp_path / "out" / "tune.json").read_text()) == result
+    result, out = outcome.result, tmp_path / "out"
+    assert result == json.loads((out / "tune.json").read_text())
     assert [record["state"] for record in result["trials"]] == ["finished"] * 3
     reports = [report for record in result["trials"] for report in record["reports"]]
     assert max(report["score"] for report in reports) == result["best"]["score"]
@@ -85,27 +90,14 @@ def test_a_sweep_and_the_way_back_from_best_yaml(here, small, tmp_path):
     assert "Best, on validation interactions" in str(outcome)
     assert result["settings"]["lac_negatives"] == 0.5
     assert str(tmp_path) not in json.dumps(result)
-    assert len(list((tmp_path / "out" / "front").glob("*.yaml"))) == len(result["front"])
-    # best.yaml, as it is, and every file of the front, give the figures they were chosen for.
-    for file, candidate in [
-        ("best.yaml", result["best"]),
-        *((f"front/{k:02d}.yaml", each) for k, each in enumerate(result["front"], 1)),
-    ]:
-        values = yaml.safe_load((tmp_path / "out" / file).read_text())
-        assert values["unlearn"] == "obliviate"
-        assert values["lac_negatives"] == 0.5  # fixed for the sweep, so it belongs to its result
-        own = {k: v for k, v in small.items() if k not in ("tune", "space", "trials", "unlearn")}
-        run = run_unlearn(
-            "BPR",
-            "tiny",
-            config_files=[str(tmp_path / "out" / file)],
-            config_dict=own | {"output_dir": "again"},
-        )
-        trainer = compose(PhaseTrainer, run.config, run.model, "x")
-        figures = Bench(run.config, validation_only(run.data), "ndcg@20", 10).measure(trainer)
-        assert {k: round(v, 6) for k, v in dataclasses.asdict(figures).items()} == {
-            key: candidate[key] for key in ("everyone", "affected", "demotion")
-        }
+    assert len(list((out / "front").glob("*.yaml"))) == len(result["front"])
+    own = {k: v for k, v in small.items() if k not in ("tune", "space", "trials", "unlearn")}
+    front = [(out / "front" / f"{place:02d}.yaml", each) for place, each in enumerate(result["front"], 1)]
+    for file, candidate in [(out / "best.yaml", result["best"]), *front]:
+        values = yaml.safe_load(file.read_text())
+        # A setting that was fixed for the sweep belongs to its result.
+        assert (values["unlearn"], values["lac_negatives"]) == ("obliviate", 0.5)
+        assert_gives(file, candidate, "BPR", own)
 
 
 @pytest.mark.parametrize(
@@ -116,34 +108,15 @@ def test_a_sweep_of_a_sequential_model(here, settings, tmp_path, method, space):
     """Chosen by validation windows; best.yaml gives the figures it was chosen for."""
     file = tmp_path / "space.yaml"
     file.write_text(f"{space}\n")
-    own = {key: value for key, value in settings.items() if key != "embedding_size"}
-    own |= {
-        "MAX_ITEM_LIST_LENGTH": 6,
-        "hidden_size": 8,
-        "epochs": 2,
-        "report": "none",
-        "inject_mode": "random",
-    }
-    sweep = {
-        "tune": True,
-        "space": str(file),
-        "searcher": "grid",
-        "unlearn": method,
-        "compare": ["retrain"],
-    }
+    own = {key: value for key, value in settings.items() if key != "embedding_size"} | {
+        "MAX_ITEM_LIST_LENGTH": 6, "hidden_size": 8, "epochs": 2, "report": "none", "inject_mode": "random",
+    }  # fmt: skip
+    sweep = {"tune": True, "space": str(file), "searcher": "grid", "unlearn": method, "compare": ["retrain"]}
     result = tune_unlearn("GRU4Rec", "tiny", config_dict=own | sweep).result
     assert [record["state"] for record in result["trials"]] == ["finished"] * 2
     assert result["objective"]["target_source"] == "retrained"
     assert result["objective"]["target"] == result["retrained"]["demotion"]
-    run = run_unlearn(
-        "GRU4Rec", "tiny", config_files=[str(tmp_path / "out" / "best.yaml")],
-        config_dict=own | {"output_dir": "again"},
-    )  # fmt: skip
-    trainer = compose(PhaseTrainer, run.config, run.model, "x")
-    figures = Bench(run.config, validation_only(run.data), "ndcg@20", 10).measure(trainer)
-    assert {k: round(v, 6) for k, v in dataclasses.asdict(figures).items()} == {
-        key: result["best"][key] for key in ("everyone", "affected", "demotion")
-    }
+    assert_gives(tmp_path / "out" / "best.yaml", result["best"], "GRU4Rec", own)
 
 
 def untimed(value):
@@ -154,29 +127,19 @@ def untimed(value):
 
 def test_the_same_seed_gives_the_same_sweep_also_when_it_was_cut_short(here, small, tmp_path, monkeypatch):
     whole = tune_unlearn("BPR", "tiny", config_dict=small).result
-    monkeypatch.setattr(trial, "run_trial", _counted := _Counting(trial.run_trial))
+    calls, real = [], trial.run_trial
+    monkeypatch.setattr(trial, "run_trial", lambda *args: calls.append(args) or real(*args))
     halved = small | {"output_dir": "cut"}
     tune_unlearn("BPR", "tiny", config_dict=halved | {"trials": 2})
     path = tmp_path / "cut" / journal.NAME
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(
-        b"".join(lines[:2]) + lines[2][:40]
-    )  # as if it was killed while it wrote the second trial
+    path.write_bytes(b"".join(lines[:2]) + lines[2][:40])  # half of the second trial's line
     again = tune_unlearn("BPR", "tiny", config_dict=halved | {"resume": True}).result
     assert untimed(again) == untimed(whole)
-    assert _counted.calls == 2 + 2  # the first of them was not done again
+    assert len(calls) == 2 + 2  # the first of them was not done again
     finished = tune_unlearn("BPR", "tiny", config_dict=halved | {"resume": True}).result
     assert untimed(finished) == untimed(again)
-    assert _counted.calls == 4
-
-
-class _Counting:
-    def __init__(self, function):
-        self.function, self.calls = function, 0
-
-    def __call__(self, *args):
-        self.calls += 1
-        return self.function(*args)
+    assert len(calls) == 4
 
 
 def test_grid_search_with_the_retrained_models_target(here, small, tmp_path):
@@ -300,18 +263,14 @@ def test_searchers_that_are_not_installed(monkeypatch):
             backend.check(name, None)
 
 
-def test_model_based_searchers_have_no_grid(here, small, tmp_path, monkeypatch):
-    monkeypatch.setattr(backend, "is_installed", lambda name: True)
-    (tmp_path / "grid.yaml").write_text("rank: {grid: [2, full]}\n")
-    with pytest.raises(UnlearnError, match=r"optuna draws .* rank: \{choice"):
-        tune_unlearn(
-            "BPR", "tiny", config_dict=small | {"space": str(tmp_path / "grid.yaml"), "searcher": "optuna"}
-        )
-
-
-def test_a_run_is_not_a_sweep(small):
+def test_a_run_is_not_a_sweep_and_model_based_searchers_have_no_grid(here, small, tmp_path, monkeypatch):
     with pytest.raises(UnlearnError, match="tune_unlearn"):
         run_unlearn("BPR", "tiny", config_dict=small)
+    monkeypatch.setattr(backend, "is_installed", lambda name: True)
+    (tmp_path / "grid.yaml").write_text("rank: {grid: [2, full]}\n")
+    small |= {"space": str(tmp_path / "grid.yaml"), "searcher": "optuna"}
+    with pytest.raises(UnlearnError, match=r"optuna draws .* rank: \{choice"):
+        tune_unlearn("BPR", "tiny", config_dict=small)
 
 
 def test_an_interrupt_says_what_is_kept(small, monkeypatch, caplog, here):
@@ -336,16 +295,8 @@ def page_result(hostile="x"):
             "settings": {"rank": rank, "lac_steps": 20 + k}, "step": 20 + k, "seconds": 0.1 * k, "work_seconds": 0.3,
             "last": True, **judge.judge(Figures(0.2 + k / 300, 0.2, 0.5 + k / 100)),
         }  # fmt: skip
-        records.append(
-            {
-                "number": k,
-                "settings": report["settings"],
-                "state": "finished",
-                "error": None,
-                "node": "n",
-                "reports": [report],
-            }
-        )
+        record = {"number": k, "settings": report["settings"], "state": "finished", "error": None}
+        records.append(record | {"node": "n", "reports": [report]})
     failed = {"number": 30, "settings": {"rank": 4, "lac_steps": 9}, "state": "failed", "error": hostile}
     records.append(failed | {"node": None, "reports": []})
     candidates = [{"trial": r["number"], **r["reports"][0]} for r in records[:-1]]
@@ -381,7 +332,7 @@ def test_the_page_has_the_front_and_the_heat_maps(tmp_path):
     assert seconds["z"][0][0] == pytest.approx(0.4)
 
 
-def test_the_page_escapes_whatever_stands_in_a_sweep(tmp_path):
+def test_the_page_escapes_everything_in_a_sweep(tmp_path):
     hostile = "</script><script>window.hacked=1</script>\"'&<img src=x>"
     page = write_sweep(page_result(hostile), tmp_path).read_text()
     assert hostile not in page
