@@ -15,13 +15,14 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from recbole_unlearn.cluster import import_tune
 from recbole_unlearn.errors import UnlearnError, one_line
 from recbole_unlearn.settings import TuneSettings
+from recbole_unlearn.tuning.journal import Journal, Record
 from recbole_unlearn.tuning.space import Settings, Space, identity
 from recbole_unlearn.tuning.trial import Bench, Report, Shared, run_trial
 
@@ -38,16 +39,6 @@ _QUIET = {
     "TUNE_WARN_THRESHOLD_S": "60",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-
-
-class Listener(Protocol):
-    """Gets the reports of trials, in the process that drives them. An UnlearnError of it ends the sweep."""
-
-    def reported(self, number: int, index: int, report: Report, node: str) -> None:
-        """Get the ``index``-th report of a trial; it comes again when its process died and it started again."""
-
-    def ended(self, number: int, settings: Settings, error: str | None) -> None:
-        """Note that a trial has ended: finished, stopped by the scheduler, or with an ``error``."""
 
 
 def check(searcher: str, address: str | None) -> None:
@@ -74,8 +65,7 @@ def run_trials(
     shared: Shared,
     space: Space,
     listed: Sequence[Settings] | None,
-    known: Mapping[str, Mapping[str, Any]],
-    listener: Listener,
+    journal: Journal,
     options: TuneSettings,
     workers: int | None,
 ) -> None:
@@ -86,9 +76,8 @@ def run_trials(
         shared: the common start of all trials.
         space: the search space of a searcher.
         listed: the settings of all trials, None to let the searcher suggest them.
-        known: records of trials that were done before, by the identity of their settings. Their reports are
-            passed on again instead of doing the trials again, so that scheduler and searcher know of them.
-        listener: gets every report and every end.
+        journal: gets every report and every end; an error of it ends the sweep. The reports of trials that it knows
+            are passed on again instead of doing the trials again, so that scheduler and searcher know of them.
         options: searcher, scheduler, trials and looks.
         workers: trials at a time; as many as the cluster has CPUs when None.
 
@@ -96,8 +85,8 @@ def run_trials(
     from ray import tune
 
     configs = importlib.import_module("ray.tune" if hasattr(tune, "RunConfig") else "ray.air")
-    driver = _driver(tune, listener, space, listed)
-    parts = {"reference": [ray.put(shared)], "space": space, "listed": listed, "known": dict(known)}
+    driver, known = _driver(tune, journal, space, listed), journal.known
+    parts = {"reference": [ray.put(shared)], "space": space, "listed": listed, "known": known}
     how: dict[str, Any] = {"metric": "score", "mode": "max", "reuse_actors": True}
     how["max_concurrent_trials"] = workers or int(ray.cluster_resources().get("CPU", 1))
     if listed is None:
@@ -145,11 +134,11 @@ def _searcher(name: str, seed: int, points: list[Settings]) -> Any:
     return HyperOptSearch(random_state_seed=seed, points_to_evaluate=points or None)
 
 
-def _driver(tune: Any, listener: Listener, space: Space, listed: Sequence[Settings] | None) -> Any:
-    """A callback and stopper of Ray Tune that calls ``listener``; made here because its base classes are Ray's."""
+def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings] | None) -> Any:
+    """A callback and stopper of Ray Tune that calls ``journal``; made here because its base classes are Ray's."""
 
     class Driver(tune.Callback, tune.Stopper):
-        """Numbers the trials, passes on what they report, and stops all when the listener has failed."""
+        """Numbers the trials, passes on what they report, and stops all when the journal has failed."""
 
         error: UnlearnError | None = None
 
@@ -176,13 +165,11 @@ def _driver(tune: Any, listener: Listener, space: Space, listed: Sequence[Settin
                 self.failures[name] = result["failure"]
             elif "report" in result and index > self.seen[name]:  # Ray repeats the last result at the end
                 self.seen[name] = index
-                self._tell(listener.reported, self.numbers[name], index - 1, result["report"], result["node"])
+                self._tell(journal.reported, self.numbers[name], index - 1, result["report"], result["node"])
 
         def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
             values = _settings(space, listed, trial.config)
-            self._tell(
-                listener.ended, self.numbers[trial.trial_id], values, self.failures.get(trial.trial_id)
-            )
+            self._tell(journal.ended, self.numbers[trial.trial_id], values, self.failures.get(trial.trial_id))
 
         def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
             reason = "its process died (out of memory, or a node that was lost)"
@@ -212,7 +199,7 @@ def _trainable(
     reference: list[Any],
     space: Space,
     listed: Sequence[Settings] | None,
-    known: Mapping[str, Mapping[str, Any]],
+    known: Mapping[str, Record],
 ) -> None:
     """One trial in a process of Ray."""
     values = _settings(space, listed, config)

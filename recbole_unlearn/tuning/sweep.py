@@ -114,8 +114,7 @@ class _Sweep:
         with progress_bar(f"Tune {self.method.name}", total, shown, "trial") as kept.bar:
             try:
                 backend.run_trials(
-                    ray, shared, self.space, self.listed, kept.known, kept, self.options,
-                    self.pipeline.run_settings.workers,
+                    ray, shared, self.space, self.listed, kept, self.options, self.pipeline.run_settings.workers
                 )  # fmt: skip
             except KeyboardInterrupt:
                 number = counted(len(kept.records), "trial")

@@ -10,15 +10,14 @@ from recbole.config import Config
 from recbole.data import create_dataset, data_preparation
 from recbole.utils import init_seed
 
-from recbole_unlearn.data import Located, divide, load, loaders
+from recbole_unlearn.data import Located, append, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings import UnlearnConfig
 
 
 def pairs(dataset):
-    return list(
-        zip(dataset.inter_feat["user_id"].tolist(), dataset.inter_feat["item_id"].tolist(), strict=True)
-    )
+    columns = (dataset.inter_feat[field].tolist() for field in ("user_id", "item_id"))
+    return list(zip(*columns, strict=True))
 
 
 def located(splits, train=(), valid=(), test=()):
@@ -87,7 +86,10 @@ def test_deleted_pairs_become_negatives_and_are_not_masked(source_and_config):
     rows = torch.nonzero(source.splits.train.inter_feat["user_id"] == user).flatten().tolist()[:-2]
     divided = divide(source.splits, located(source.splits, rows), "python")
     deleted = {item for owner, item in pairs(divided.forget) if owner == user}
+    order = [pairs(split) for split in source.splits]
     before, after = loaders(config, source.splits), loaders(config, divided.retain)
+    list(before.train)
+    assert [pairs(split) for split in source.splits] == order  # loaders do not reorder the data
     assert deleted <= before.train._sampler.used_ids[user]
     assert not deleted & after.train._sampler.used_ids[user]
     drawn = after.train._sampler.sample_by_user_ids(np.full(3000, user), None, 1)
@@ -96,18 +98,8 @@ def test_deleted_pairs_become_negatives_and_are_not_masked(source_and_config):
     assert not deleted & set(after.test.uid2history_item[user].tolist())
 
 
-def test_loaders_do_not_reorder_the_data(source_and_config):
-    source, config = source_and_config
-    before = [pairs(split) for split in source.splits]
-    for _ in loaders(config, source.splits).train:
-        pass
-    assert [pairs(split) for split in source.splits] == before
-
-
 def test_pairs_that_stay_in_another_row_are_not_called_deleted(source_and_config):
     """The same pair twice in the data, one of them deleted by its timestamp: it is still known."""
-    from recbole_unlearn.data import append
-
     splits = source_and_config[0].splits
     twice = splits._replace(train=append(splits.train, splits.train.inter_feat[[0]]))
     divided = divide(twice, located(twice, [0, 1]), "python")
@@ -130,11 +122,13 @@ def test_a_dataset_recbole_cannot_read_is_one_line(tmp_path, make_config):
         load(make_config(data_path=str(tmp_path / "d")))
 
 
-def test_a_split_without_test_rows_is_refused(make_config):
-    with pytest.raises(UnlearnError, match="2 parts"):
-        load(make_config(eval_args={"split": {"RS": [0.8, 0.2]}}))
-
-
-def test_filters_that_leave_nothing_are_refused(make_config):
-    with pytest.raises(UnlearnError, match=r"RecBole cannot|no training interactions"):
-        load(make_config(val_interval={"rating": "[9,inf)"}))
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"eval_args": {"split": {"RS": [0.8, 0.2]}}}, "2 parts"),
+        ({"val_interval": {"rating": "[9,inf)"}}, "RecBole cannot|no training interactions"),
+    ],
+)
+def test_a_split_without_test_or_training_rows_is_refused(make_config, changes, said):
+    with pytest.raises(UnlearnError, match=said):
+        load(make_config(**changes))

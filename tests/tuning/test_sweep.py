@@ -31,12 +31,12 @@ from recbole_unlearn.tuning import (
 )
 
 
-def in_this_process(ray, shared, drawn, listed, known, listener, *options):
+def in_this_process(ray, shared, drawn, listed, kept, *options):
     """As `backend.run_trials`, without Ray; for random and grid search."""
     bench = shared.bench()
     for number, values in enumerate(listed):
-        if identity(values) in known:
-            listener.ended(number, values, None)
+        if identity(values) in kept.known:
+            kept.ended(number, values, None)
             continue
         reports = []
         try:
@@ -45,8 +45,8 @@ def in_this_process(ray, shared, drawn, listed, known, listener, *options):
         except UnlearnError as failure:
             error = one_line(failure)
         for index, report in enumerate(reports):
-            listener.reported(number, index, json.loads(json.dumps(report)), "here")
-        listener.ended(number, values, error)
+            kept.reported(number, index, json.loads(json.dumps(report)), "here")
+        kept.ended(number, values, error)
 
 
 @pytest.fixture
