@@ -1,8 +1,8 @@
 """The paper's synthetic protocol: noise is injected into the training data, and then has to be forgotten.
 
 A share of the users is drawn. Each gets new training interactions (their number is a share of those the user has)
-with items that the user has in no split. *Informed* injection draws these items from those that a clean model,
-trained on D, scores lowest for that user; *random* injection draws them from all unseen items. The original is then
+with items that the user has in no split. *Informed* injection draws from the items that a clean model, trained on
+D, scores lowest for that user; *random* injection draws them from all unseen items. The original is then
 trained on D' = D ∪ S, and the right answer to the request is a model of D.
 """
 

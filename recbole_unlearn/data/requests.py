@@ -476,7 +476,7 @@ def _report_missing(request: ForgetRequest, bad: np.ndarray, on_missing: str, wh
 
 
 class Candidates(NamedTuple):
-    """Interactions of a split among which a request is looked for: all of them, or those that an index found."""
+    """Interactions of a split among which a request is looked for: all of them, or the finds of an index."""
 
     split: Dataset
     numbers: np.ndarray | slice = slice(None)

@@ -29,7 +29,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Clock, Done, read_dataset
 from recbole_unlearn.settings import UnlearnConfig
 
-# What RecBole raises when a setting is not what it expects; it checks few of them.
+# Errors that RecBole raises at a setting it does not expect; it checks few of them.
 _OF_SETTINGS = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, NotImplementedError, AssertionError,
 )  # fmt: skip
@@ -53,7 +53,7 @@ class Source(NamedTuple):
 
 
 def fetch(config: UnlearnConfig) -> None:
-    """Make sure that the files of the dataset are there; those that RecBole knows are downloaded."""
+    """Make sure that the files of the dataset are there; RecBole's own datasets are downloaded."""
     name, suffixes = config["dataset"], config["benchmark_filename"]
     files = [f"{name}.{suffix}.inter" for suffix in suffixes] if suffixes else [f"{name}.inter"]
     ensure_dataset(name, config["data_path"], files, config["download_url"], bool(config["show_progress"]))

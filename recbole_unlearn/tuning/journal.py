@@ -59,7 +59,7 @@ def refuse_other(directory: Path, resume: bool) -> None:
 
 
 class Journal:
-    """Follows trials: collects their reports, and keeps those that have ended in memory and on disk."""
+    """Follows trials: collects their reports, and keeps ended trials in memory and on disk."""
 
     def __init__(self, directory: Path, sweep: str, resume: bool) -> None:
         """Start a journal in ``directory``, or continue the one there; ``sweep`` is its digest."""

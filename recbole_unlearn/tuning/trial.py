@@ -1,6 +1,6 @@
 """One trial: the method with some settings on the shared original, measured on validation interactions as it runs.
 
-:func:`prepare` makes what all trials share, once, in the process that drives the sweep; each worker gets it as data:
+:func:`prepare` makes the common start of all trials in the process that drives the sweep; workers get it as data:
 the config, the divided data, the original's weights. A trial reads no file and leaves none.
 """
 
@@ -85,7 +85,7 @@ def refuse_untunable(pipeline: Pipeline, options: TuneSettings) -> None:
 
 
 def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, Figures, Figures | None]:
-    """What trials share, with the objective; and the figures of the original and of the retrained model, if any."""
+    """The common start of trials, and the figures of the original and of the retrained model, if any."""
     config, method = pipeline.config, pipeline.methods[0].method
     if len(pipeline.data.forget) == 0:
         raise UnlearnError(

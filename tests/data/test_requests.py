@@ -67,7 +67,7 @@ def test_the_header_decides(tmp_path, columns, meant):
      ("user_id", "item_id", "user_id")],
 )  # fmt: skip
 def test_wrong_headers_say_what_is_expected(tmp_path, columns):
-    """Also a column beside one id column: a misspelt item_id would turn an interaction into a whole user."""
+    """Also a column next to one id column: a misspelt item_id would turn an interaction into a whole user."""
     path = tmp_path / "r.csv"
     path.write_text(",".join(columns) + "\n" + ",".join("1" for _ in columns) + "\n")
     with pytest.raises(UnlearnError, match=r"r\.csv: the header .*expected columns user_id,item_id"):
@@ -194,7 +194,7 @@ def test_binary_rubbish_is_refused(tmp_path, suffix):
      ({"user_id": [1, None]}, "neither a user nor an item is given in row 1"),
      ({"user_id": [1e18]}, "too large to be exact"), ({"user_id": [float("inf")]}, "too large to be exact")],
 )  # fmt: skip
-def test_what_is_no_request(forget, message):
+def test_other_python_values_are_refused(forget, message):
     with pytest.raises(UnlearnError, match=message) as error:
         read_request(forget, FIELDS)
     assert "\n" not in str(error.value)
@@ -208,7 +208,7 @@ SHAPES = st.sampled_from([list, tuple, pd.Series, pd.Index, lambda v: np.array(v
 
 
 @given(value=VALUES, other=VALUES, shape=SHAPES)
-def test_one_value_is_one_token_whatever_it_is(value, other, shape):
+def test_any_one_value_is_one_token(value, other, shape):
     """`{"user_id": "22"}` is user 22, never users 2 and 2."""
     for form in ({"user_id": value}, {"user_id": shape([value])}):
         assert asked(form) == [(str(value).strip(), None, None)]
@@ -238,7 +238,7 @@ NO_CELL = st.one_of(
     given=st.one_of(NO_COLUMN, st.tuples(st.just("22"), NO_CELL).map(list)),
     key=st.sampled_from(["user_id", "item_id"]),
 )
-def test_what_is_neither_a_value_nor_a_column_is_refused(given, key):
+def test_neither_a_value_nor_a_column_is_refused(given, key):
     with pytest.raises(UnlearnError, match=r"cannot be a|neither text nor a number in row 1") as error:
         read_request({key: given}, FIELDS)
     assert "\n" not in str(error.value)

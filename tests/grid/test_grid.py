@@ -215,7 +215,7 @@ def small(file, settings, tmp_path):
     return path, given | {"workers": 1, "show_progress": False, "output_dir": str(tmp_path / "grid")}
 
 
-def test_sequential_models_beside_others(file, small, tmp_path):
+def test_sequential_and_other_models_in_one_grid(file, small, tmp_path):
     """Each with the split and the negatives that it needs, in one table."""
     _, given = small
     given = {key: value for key, value in given.items() if key != "embedding_size"}
@@ -345,7 +345,7 @@ def test_all_failing_is_an_error(small, monkeypatch, tmp_path, capsys):
     assert reasons == {"tiny-BPR-0.2-1": "no way.", "tiny-BPR-0.2-2": "ValueError"}
 
 
-def test_an_interrupt_and_a_full_disk_keep_what_is_done(small, monkeypatch, tmp_path, capsys):
+def test_an_interrupt_and_a_full_disk_keep_finished_cells(small, monkeypatch, tmp_path, capsys):
     path, given = small
     ran = noted(monkeypatch, {"-2": KeyboardInterrupt()})
     assert cli.main([f"--grid={path}", *(f"--{key}={value}" for key, value in given.items())]) == 130
@@ -376,7 +376,7 @@ def test_an_interrupt_and_a_full_disk_keep_what_is_done(small, monkeypatch, tmp_
     assert ran == ["tiny-BPR-0.2-1", "tiny-BPR-0.2-2"]
 
 
-def test_what_can_be_refused_is_refused_before_training(small, monkeypatch, tmp_path):
+def test_bad_arguments_are_refused_before_training(small, monkeypatch, tmp_path):
     path, given = small
     ran = noted(monkeypatch)
     content = yaml.safe_load(path.read_text())

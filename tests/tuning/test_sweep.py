@@ -174,7 +174,7 @@ def test_failing_trials_are_named_and_the_others_count(here, small, tmp_path, ca
         tune_unlearn("BPR", "tiny", config_dict=small | {"output_dir": "bad"})
 
 
-def test_a_full_disk_keeps_what_is_finished(here, small, tmp_path, monkeypatch):
+def test_a_full_disk_keeps_finished_trials(here, small, tmp_path, monkeypatch):
     real, calls = journal.write_bytes, []
 
     def no_space(descriptor):
@@ -273,7 +273,7 @@ def test_a_run_is_not_a_sweep_and_model_based_searchers_have_no_grid(here, small
         tune_unlearn("BPR", "tiny", config_dict=small)
 
 
-def test_an_interrupt_says_what_is_kept(small, monkeypatch, caplog, here):
+def test_an_interrupt_says_how_many_trials_are_kept(small, monkeypatch, caplog, here):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
