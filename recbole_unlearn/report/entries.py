@@ -35,7 +35,7 @@ Pair = tuple[float | None, float | None]
 
 
 class Place(NamedTuple):
-    """What runs have in common that can be averaged; ``ratio`` is the share of users of an injected request."""
+    """Data, model and request of runs that can be averaged; ``ratio`` is the share of users with injected noise."""
 
     dataset: str
     model: str
@@ -67,12 +67,12 @@ class Entry(NamedTuple):
 
     @property
     def before(self) -> PhaseResult:
-        """What the phase started from: the run's original, or one of its own."""
+        """The original of the phase: the run's, or one of its own."""
         return self.phase.before or self.original
 
 
 class GridPlan(NamedTuple):
-    """What grids should have: the seeds of every phase by place, and why cells are missing, by their names."""
+    """The content that grids should have: seeds of every phase by place, and why cells are missing, by name."""
 
     seeds: Mapping[Place, Mapping[str, set[str]]]
     missing: Mapping[str, str]

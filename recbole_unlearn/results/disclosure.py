@@ -361,12 +361,16 @@ class Discretion:
         return None if users < self.min_group else replace(found, expected=_mean(found.expected, users))
 
     def _placebo(self, found: Placebo | None) -> Placebo | None:
-        """Figures of deleted pairs, rounded like those of the phases."""
+        """Figures of deleted pairs, rounded and left out like those of the phases."""
         if found is None or self.few:
             return None
         users, rate = self.crowd.compared, found.demotion_rate
-        rate = None if rate is None else _mean(rate, users)
-        return Placebo(rate, _means(found.mark, users), _means(found.memory, users))
+        hidden = {"attack"} if self._behind("matched") is None else set()
+        mark, memory = (
+            {key: _mean(value, users) for key, value in part.items() if key not in hidden}
+            for part in (found.mark, found.memory)
+        )
+        return Placebo(None if rate is None else _mean(rate, users), mark, memory)
 
     def _certificates(self, found: Mapping[str, Any]) -> dict[str, Any]:
         if self.few:

@@ -64,7 +64,7 @@ def rows(results, title, plan=NO_PLAN, subject="ml-1m"):
     return {cells[0]: dict(zip(found.head, cells, strict=True)) for cells in body}
 
 
-def test_utility_is_the_mean_over_seeds_beside_the_paper():
+def test_utility_is_the_mean_over_seeds_next_to_the_papers_figures():
     table = rows(RUNS, "NDCG@20")
     assert list(table) == ["retrained", "obliviate", "no_lua", "sisa"]
     assert table["obliviate"] == {

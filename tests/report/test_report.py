@@ -193,12 +193,14 @@ def compare(tmp_path):
 
 
 def test_the_report_has_all_parts_in_order(show):
-    reader = show(sample(date=DATE), {"epochs": 5})
+    placebo = {"mark": {"demotion": 0.05}, "memory": {"demotion": -0.09}}
+    reader = show(sample(date=DATE, placebo=placebo), {"epochs": 5})
     parts = [
         "seed 2020 · 17 November 2026, 17:24 UTC", "Forgets too little",
         "(demotion rate 0.811, retrained 0.941).\nAn attacker", "was to forget\n7,191", "Artificial noise:",
         "What to do", "96%\n", "29.1×", "7,191", "The methods against retraining", "Results",
-        "Scores of the deleted pairs", "Utility of affected users", "Forgetting", "Who gains and who loses",
+        "Scores of the deleted pairs", "Utility of affected users", "Forgetting", "Memory",
+        "Demotion rate\n−0.090\n+0.050", "Who gains and who loses",
         "Step by step", "Certificates", "How it was made", "Run on 17 November 2026", "python -m recbole_unlearn",
         "All 4 settings", "3.11.7",
     ]  # fmt: skip
@@ -292,11 +294,7 @@ def test_every_level_of_a_verdict_has_words(show):
 
 
 def test_plotly_knows_every_property_of_the_figures(show, compare):
-    drawn = [
-        figure
-        for one in (show(sample()), Reader(compare(sample(), sample("other"))))
-        for figure in one.figures
-    ]
+    drawn = show(sample()).figures + Reader(compare(sample(), sample("other"))).figures
     assert len(drawn) == 9
     for figure in drawn:
         go.Figure(figure)
@@ -316,11 +314,7 @@ def test_nothing_is_remote(tmp_path, compare):
 
 def test_without_retraining_it_says_which_claims_cannot_be_made(show):
     text = show(without_retraining()).text
-    for said in (
-        "No retrained model in this run.",
-        "--compare=retrain",
-        "7,191 interactions were to be forgotten.",
-    ):
+    for said in ("No retrained model", "--compare=retrain", "7,191 interactions were to be forgotten."):
         assert said in text
     for absent in ("Speed-up", "recovered\n", "Kolmogorov", "overlap", "floor", "Near the retrained"):
         assert absent not in text

@@ -23,6 +23,7 @@ from recbole_unlearn.results import (
     Forgotten,
     LeftOut,
     PhaseResult,
+    Placebo,
     RunResult,
     Verdict,
     Withheld,
@@ -166,7 +167,7 @@ def test_no_file_and_no_line_has_an_exact_figure(settings, tmp_path, capsys):
     assert telling(outcome.result) == {}
     home = tmp_path / "out"
     page = (home / "report.html").read_text()
-    # The epochs of the original are those of a model of everybody; of models of the request there are none.
+    # The epochs of the original are those of a model of all users; of models of the request there are none.
     _, log = (home / "run.log").read_text().split("Phase 2 of 6")
     assert "train loss" not in log
     texts = {
@@ -412,6 +413,15 @@ def test_what_a_phase_started_from_is_held_back_as_well():
     before = PhaseResult(affected={"ndcg@20": 0.12345}, forgetting={"demotion_rate": 0.61})
     shown = Discretion(10, ONE).phase(PhaseResult(before=before)).before
     assert (shown.affected, shown.forgetting) == ({}, {"demotion_rate": 0.5})
+
+
+def test_the_placebo_has_no_attack_where_the_phases_have_none():
+    crowd = ONE._replace(users=40, compared=40, matched=40, measured=40)
+    placebo = Placebo(0.512, {"attack": 0.112, "ks": 0.212}, {"attack": 0.1, "ks": 0.0})
+    result = RunResult(phases={"original": PhaseResult()}, placebo=placebo)
+    assert Discretion(10, crowd).shown(result).placebo.mark == {"attack": 0.1, "ks": 0.2}
+    hidden = Discretion(10, crowd._replace(matched=9)).shown(result).placebo
+    assert (hidden.demotion_rate, hidden.mark, hidden.memory) == (0.5, {"ks": 0.2}, {"ks": 0.0})
 
 
 def test_what_was_held_back_comes_back_from_a_file():
