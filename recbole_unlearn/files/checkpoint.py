@@ -130,6 +130,12 @@ class Checkpoint:
 # Reading
 
 
+def _require(fits: Any, path: Path, otherwise: str) -> None:
+    """Refuse the file or directory ``path`` with a message, unless it ``fits``."""
+    if not fits:
+        raise UnlearnError(f"{shown(path)} {otherwise}")
+
+
 def find_unlearned(place: Path) -> Path:
     """The one unlearned model in a directory; a file, and the directory of an ensemble, are that already."""
     if place.is_file() or (place / HEAD).is_file():
@@ -137,14 +143,10 @@ def find_unlearned(place: Path) -> Path:
     if not place.is_dir():
         raise UnlearnError(f"There is no file or directory {shown(place)}. Check the path.")
     found = [*place.glob("*-unlearned.pth"), *(head.parent for head in place.glob(f"*-unlearned/{HEAD}"))]
-    if not found:
-        raise UnlearnError(
-            f"{shown(place)} holds no unlearned model (MODEL-unlearned.pth); give the output directory of a run."
-        )
-    if len(found) > 1:
-        raise UnlearnError(
-            f"{shown(place)} holds {len(found)} unlearned models; give the path of one of them."
-        )
+    _require(
+        found, place, "holds no unlearned model (MODEL-unlearned.pth); give the output directory of a run."
+    )
+    _require(len(found) == 1, place, f"holds {len(found)} unlearned models; give the path of one of them.")
     return found[0]
 
 
@@ -164,8 +166,8 @@ def read_checkpoint(path: str | Path, model: type | None = None) -> Checkpoint:
         kept = _safe_settings(stored.settings, path, own)
         return Checkpoint(path, stored.model, stored.dataset, kept, None, stored.dataset_file, stored.method)
     content = load_torch(path, only(model))
-    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        raise UnlearnError(f"{shown(path)} is not a checkpoint of RecBole: it has no state_dict.")
+    whole = isinstance(content, dict) and isinstance(content.get("state_dict"), dict)
+    _require(whole, path, "is not a checkpoint of RecBole: it has no state_dict.")
     values = {k: v for k, v in _config_values(path, content).items() if isinstance(k, str) and is_plain(v)}
     trained = _trained(path, content)
     kept = _safe_settings(values, path)
@@ -182,12 +184,11 @@ def _config_values(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     """The settings of the config that a checkpoint holds, as they are in it."""
     config = content.get("config")
     state = config.state if isinstance(config, StandIn) else config
-    values = state.get("final_config_dict") if isinstance(state, dict) else None
-    if not isinstance(values, dict) or not all(isinstance(values.get(k), str) for k in ("model", "dataset")):
-        raise UnlearnError(
-            f"{shown(path)} does not say which model and dataset it is of; a checkpoint written by RecBole's "
-            "trainer does. Save it again with its config."
-        )
+    values: Any = state.get("final_config_dict") if isinstance(state, dict) else None
+    named = isinstance(values, dict) and all(isinstance(values.get(key), str) for key in ("model", "dataset"))
+    _require(
+        named, path, "does not say which model and dataset it is of. Save it again with RecBole's trainer."
+    )
     return values
 
 
@@ -204,8 +205,8 @@ def _safe_settings(values: Mapping[str, Any], path: Path, own: Sequence[str] = (
         if key not in ours and settings.about(key).role is not settings.Role.PLACE
     }
     for key, value in kept.items():
-        if len(key) > 100 or not _is_sensible(value):
-            raise UnlearnError(f"{shown(path)}: its setting {key[:100]!r} has a value that no training has.")
+        fits = len(key) <= 100 and _is_sensible(value)
+        _require(fits, path, f"has a setting {key[:100]!r} with a value that no training has.")
     return kept
 
 
@@ -227,24 +228,23 @@ def _check_sizes(path: Path, values: Mapping[str, Any], trained: Trained) -> Non
     for key, value in values.items():
         sizes = value if isinstance(value, (list, tuple)) else [value]
         numbers = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool)]
-        if _SIZE.search(key) and "batch" not in key and any(abs(size) > largest for size in numbers):
-            raise UnlearnError(f"{shown(path)}: {key}={value!r} is larger than anything in its weights.")
+        sized = _SIZE.search(key) and "batch" not in key
+        fits = not sized or all(abs(size) <= largest for size in numbers)
+        _require(fits, path, f"has {key}={str(value)[:100]}, larger than anything in its weights.")
 
 
 def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
     """The weights and the rest of a training: each checked, and left out where it is odd but not needed."""
     weights = {}
     for name, value in content["state_dict"].items():
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            raise UnlearnError(f"{shown(path)}: {str(name)[:100]!r} in its state_dict is not a tensor.")
-        if value.is_floating_point() and not torch.isfinite(value).all():
-            raise UnlearnError(
-                f"{shown(path)}: the weights {shown(name)} are not finite; this model cannot be used."
-            )
+        tensor = isinstance(value, torch.Tensor) and value.layout == torch.strided
+        _require(isinstance(name, str) and tensor, path, "has a state_dict of other than named tensors.")
+        finite = not value.is_floating_point() or torch.isfinite(value).all()
+        _require(finite, path, f"has weights {shown(name)} that are not finite; this model cannot be used.")
         weights[name] = value
     epoch = content.get("epoch", -1)
-    if type(epoch) is not int or not -1 <= epoch <= LARGEST_NUMBER:
-        raise UnlearnError(f"{shown(path)}: its epoch is not a number of epochs.")
+    counted = type(epoch) is int and -1 <= epoch <= LARGEST_NUMBER
+    _require(counted, path, "has an epoch that is not a number of epochs.")
     return Trained(weights, _optimizer(path, content.get("optimizer")), _other(path, content), epoch)
 
 
@@ -252,9 +252,8 @@ def _optimizer(path: Path, state: Any) -> dict[str, Any] | None:
     """The optimizer's state, or None where it is damaged: methods that read it then say so."""
     if state is None:
         return None
-    groups, moments = (
-        (state.get("param_groups"), state.get("state")) if isinstance(state, dict) else (None, None)
-    )
+    known = state if isinstance(state, dict) else {}
+    groups, moments = known.get("param_groups"), known.get("state")
     whole = (
         isinstance(groups, list)
         and isinstance(moments, dict)
@@ -275,18 +274,15 @@ def _other(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     other = content.get("other_parameter")
     if other is None:
         return {}
-    if isinstance(other, dict):
-        layers = {
-            k for k, v in other.items() if isinstance(v, StandIn) and v.maker.module == "recbole.model.layers"
-        }
-        other = {name: value for name, value in other.items() if name not in layers}
+    _require(isinstance(other, dict), path, "has other parameters that no model of RecBole keeps.")
     kinds = (torch.Tensor, np.ndarray, np.generic, sp.spmatrix, bool, int, float, str, type(None))
-    fits = isinstance(other, dict) and all(
-        isinstance(name, str) and isinstance(value, kinds) for name, value in other.items()
-    )
-    if not fits:
-        raise UnlearnError(f"{shown(path)}: its other_parameter is not what a model of RecBole keeps.")
-    return other
+    found = {}
+    for name, value in other.items():
+        if not isinstance(value, StandIn) or value.maker.module != "recbole.model.layers":
+            fits = isinstance(name, str) and isinstance(value, kinds)
+            _require(fits, path, "has other parameters that no model of RecBole keeps.")
+            found[name] = value
+    return found
 
 
 def _dataset_of(path: Path, values: Mapping[str, Any], digest: Any) -> Path | None:
@@ -299,19 +295,14 @@ def _dataset_of(path: Path, values: Mapping[str, Any], digest: Any) -> Path | No
     if values.get("benchmark_filename") != PARTS or not isinstance(recorded, str):
         return None
     name = recorded.replace("\\", "/").rsplit("/", 1)[-1]
-    if not name or name.startswith(".") or len(name) > 255:
-        raise UnlearnError(f"{shown(path)} does not say which dataset file in its directory it belongs to.")
-    dataset_file = path.parent / name
-    if not dataset_file.is_file():
-        raise UnlearnError(
-            f"{shown(path)} belongs to the dataset {shown(name)}, which is not in its directory. Copy both together."
-        )
-    if digest is not None and digest != file_digest(dataset_file):
-        raise UnlearnError(
-            f"{shown(dataset_file)} is not the dataset that {path.name} was written with: one of them is of another "
-            "run, or damaged. Use both files of one run."
-        )
-    return dataset_file
+    fits = name and not name.startswith(".") and len(name) <= 255
+    _require(fits, path, "does not say which dataset file in its directory it belongs to.")
+    file = path.parent / name
+    there = f"belongs to the dataset {shown(name)}, which is not in its directory. Copy both together."
+    _require(file.is_file(), path, there)
+    same = f"is not the dataset that {path.name} was written with, or damaged. Use both files of one run."
+    _require(digest is None or digest == file_digest(file), file, same)
+    return file
 
 
 def file_digest(path: Path) -> str:
@@ -342,22 +333,19 @@ class Stored:
 def read_head(path: Path) -> Stored:
     """Which ensemble ``path`` holds."""
     file = path / HEAD
+    _require(file.is_file(), path, f"is not the directory of an ensemble: it has no {HEAD}.")
     try:
         content = json.loads(read_regular(file, LARGEST_HEAD))
-    except (OSError, UnlearnError) as error:
-        raise UnlearnError(
-            f"{shown(path)} is not the directory of an ensemble: {HEAD} cannot be read. Check the path."
-        ) from error
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnlearnError(f"{shown(file)} is damaged: it is not JSON. Use another copy.") from error
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise UnlearnError(f"{shown(file)} is not of schema {SCHEMA}; it was written by another version.")
+    known = isinstance(content, dict) and content.get("schema") == SCHEMA
+    _require(known, file, f"is not of schema {SCHEMA}; it was written by another version.")
     kinds = {
         "method": str, "model": str, "dataset": str, "settings": dict, "shards": int, "slices": int, "rows": str,
     }  # fmt: skip
     for key, kind in kinds.items():
-        if not isinstance(content.get(key), kind):
-            raise UnlearnError(f"{shown(file)} is damaged: {key} is missing or odd.")
+        _require(isinstance(content.get(key), kind), file, f"is damaged: {key} is missing or odd.")
+    _require(Path(content["dataset"]).name == content["dataset"], file, "is damaged: dataset is a path.")
     return Stored(path, **{key: content[key] for key in kinds})
 
 
