@@ -2,6 +2,7 @@
 
 import logging
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,10 +15,31 @@ from recbole.utils import get_model, get_trainer, init_seed
 
 from recbole_unlearn import recbole_compat
 from recbole_unlearn.settings import UnlearnConfig
-from tests import background_commands
 
 ROOT = Path(__file__).resolve().parent.parent
 USERS, ITEMS = 40, 60
+
+
+def pytest_xdist_auto_num_workers(config) -> int:
+    """All tests run on several cores; the tests of a path that is given run in one process."""
+    paths = [
+        argument for argument in config.invocation_params.args if (ROOT / argument.split("::")[0]).exists()
+    ]
+    return 0 if paths else min(4, os.cpu_count() or 1)
+
+
+def run_command(command: list[str], folder: Path, **environment: str) -> str:
+    """The output of a command in ``folder`` with this checkout on its path; a failure with its error output."""
+    paths = [str(ROOT), *([environment.pop("PYTHONPATH")] if "PYTHONPATH" in environment else [])]
+    given = {
+        "OMP_NUM_THREADS": "1", "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }  # fmt: skip
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | given | environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -31,13 +53,6 @@ def own_key(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.delenv("RECBOLE_UNLEARN_KEY", raising=False)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def commands_beside(request, own_key, tmp_path_factory):
-    """Commands that tests wait for run from the start, beside the other tests."""
-    with background_commands.running(request.session.items, tmp_path_factory.mktemp):
         yield
 
 
@@ -123,7 +138,8 @@ QUICK = {
 @pytest.fixture(scope="session")
 def ml_100k(tmp_path_factory):
     """``ml_100k("BPR")``: settings of a run on ml-100k whose models are trained once for all tests."""
-    cache = tmp_path_factory.mktemp("trained")
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained"  # of all workers
 
     def make(model) -> dict:
         return QUICK[model] | {

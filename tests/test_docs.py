@@ -19,8 +19,7 @@ from recbole_unlearn.measures import measures
 from recbole_unlearn.methods import UnlearnTrainer, method
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.training import build_model
-from tests.background_commands import Beside
-from tests.conftest import ROOT, train_plain
+from tests.conftest import ROOT, run_command, train_plain
 
 README = (ROOT / "README.md").read_text()
 PAGES = [
@@ -64,15 +63,9 @@ def for_a_checkpoint_and_a_csv():
     )
 
 
-COMMANDS = Beside(
-    "test_docs.py::test_the_commands_for_a_checkpoint_and_a_csv_run",
-    ["bash", "-e", "-c", for_a_checkpoint_and_a_csv()],
-)
-
-
 @pytest.mark.slow
-def test_the_commands_for_a_checkpoint_and_a_csv_run():
-    COMMANDS.wait()
+def test_the_commands_for_a_checkpoint_and_a_csv_run(tmp_path):
+    run_command(["bash", "-e", "-c", for_a_checkpoint_and_a_csv()], tmp_path)
     written = [
         line.split("`")[1]
         for line in README.splitlines()
@@ -80,7 +73,7 @@ def test_the_commands_for_a_checkpoint_and_a_csv_run():
     ]
     assert len(written) == 5
     for name in written:
-        assert (COMMANDS.folder / "out" / name).is_file(), name
+        assert (tmp_path / "out" / name).is_file(), name
 
 
 def test_every_method_is_in_the_table_of_who_it_is_for():

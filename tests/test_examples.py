@@ -9,79 +9,56 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.background_commands import Beside
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 
 EXAMPLES = ROOT / "examples"
 
 
-def run(command, folder, **environment):
-    """Run a command; its output, or a failure with what it said."""
-    given = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
-    }
-    paths = [str(ROOT), *([environment.pop("PYTHONPATH")] if "PYTHONPATH" in environment else [])]
-    done = subprocess.run(
-        command, cwd=folder, env=given | environment | {"PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def script(test, name):
-    """An example that is called with a directory for what it leaves."""
+def run_example(name, folder):
+    """The output of an example, which is called with a directory for its files."""
     program = "bash" if name.endswith(".sh") else sys.executable
-    return Beside(f"test_examples.py::{test}", [program, str(EXAMPLES / name), "FOLDER/work"])
-
-
-CHECKPOINT_AND_CSV = script("test_a_checkpoint_and_a_csv", "checkpoint_and_csv.sh")
-FROM_PYTHON = script("test_from_python", "from_python.py")
-OWN_MODEL = script("test_a_model_of_ones_own", "own_model.py")
-SEQUENCES = script("test_a_sequential_model", "unlearn_sequences.py")
-WITH_FAISS = script("test_serving_with_faiss", "serve_with_faiss.py")
+    return run_command([program, str(EXAMPLES / name), str(folder / "work")], folder)
 
 
 @pytest.mark.slow
-def test_a_checkpoint_and_a_csv():
-    said, folder = CHECKPOINT_AND_CSV.wait(), CHECKPOINT_AND_CSV.folder
+def test_a_checkpoint_and_a_csv(tmp_path):
+    said = run_example("checkpoint_and_csv.sh", tmp_path)
     assert "BPR-unlearned.pth" in said
     first, second = (
-        json.loads((folder / "work" / day / "result.json").read_text()) for day in ("monday", "tuesday")
+        json.loads((tmp_path / "work" / day / "result.json").read_text()) for day in ("monday", "tuesday")
     )
     assert (first["forget"]["users"], second["forget"]["users"]) == (2, 1)
 
 
 @pytest.mark.slow
-def test_from_python():
-    said, folder = FROM_PYTHON.wait(), FROM_PYTHON.folder
+def test_from_python(tmp_path):
+    said = run_example("from_python.py", tmp_path)
     assert "interactions forgotten in" in said
-    assert (folder / "work" / "out" / "result.json").is_file()
+    assert (tmp_path / "work" / "out" / "result.json").is_file()
 
 
 @pytest.mark.slow
-def test_a_model_of_ones_own():
-    said, folder = OWN_MODEL.wait(), OWN_MODEL.folder
+def test_a_model_of_ones_own(tmp_path):
+    said = run_example("own_model.py", tmp_path)
     assert "retrained" in said
-    assert json.loads((folder / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
+    assert json.loads((tmp_path / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
     assert "rank" in said  # recommendations of what was loaded again
 
 
 @pytest.mark.slow
-def test_a_sequential_model():
-    said, folder = SEQUENCES.wait(), SEQUENCES.folder
+def test_a_sequential_model(tmp_path):
+    said = run_example("unlearn_sequences.py", tmp_path)
     forgotten = int(re.findall(r"(\d+) interactions of 2 users forgotten", said)[0])
     before, after = (int(number) for number in re.findall(r"windows: (\d+) before, (\d+) now", said)[0])
     assert before - after == forgotten > 0
     assert "20 items recommended to 2 users, 0 of them deleted ones." in said
-    assert (folder / "work" / "out" / "GRU4Rec-unlearned.pth").is_file()
+    assert (tmp_path / "work" / "out" / "GRU4Rec-unlearned.pth").is_file()
 
 
 @pytest.mark.slow
-def test_serving_with_faiss():
+def test_serving_with_faiss(tmp_path):
     pytest.importorskip("faiss")
-    said = WITH_FAISS.wait()
+    said = run_example("serve_with_faiss.py", tmp_path)
     steps = {line.split()[0]: line for line in said.splitlines() if "by the model alone" in line}
     assert list(steps) == ["before", "submitted", "done", "published", "retrained"]
     assert "recommended by flat, " in steps.pop("before")
@@ -95,8 +72,8 @@ def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
     """A package with an entry point and a YAML file: listed, helped, run, and refused as ours are."""
     site = tmp_path / "site"
     copy = tmp_path / "source"
-    run(["cp", "-r", str(EXAMPLES / "own_method"), str(copy)], tmp_path)
-    run(
+    run_command(["cp", "-r", str(EXAMPLES / "own_method"), str(copy)], tmp_path)
+    run_command(
         [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(site),
          str(copy)],
         tmp_path,
@@ -105,7 +82,7 @@ def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
     given = ["--model=BPR", "--dataset=tiny", "--unlearn=shrink", "--compare=retrain", *flags()]
     with ThreadPoolExecutor(2) as pool:
         _, listed, helped = pool.map(
-            lambda arguments: run([*tool, *arguments], tmp_path, PYTHONPATH=str(site)),
+            lambda arguments: run_command([*tool, *arguments], tmp_path, PYTHONPATH=str(site)),
             (given, ["--unlearn=?"], ["--help"]),
         )
     assert "shrink" in listed
@@ -119,27 +96,10 @@ def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
 TUTORIAL = json.loads((EXAMPLES / "tutorial.ipynb").read_text())
 
 
-def write_tutorial(folder):
-    """All code cells in one file, in order: run as `Restart and run all` does."""
-    code = ["".join(cell["source"]) for cell in TUTORIAL["cells"] if cell["cell_type"] == "code"]
-    (folder / "tutorial.py").write_text("\n\n".join(code))
-
-
-RUN_TUTORIAL = Beside(
-    "test_examples.py::test_the_tutorial", [sys.executable, "tutorial.py"], write_tutorial,
-    PYTHONPATH=f"{ROOT}{os.pathsep}{EXAMPLES}",
-)  # fmt: skip
-
-
 def test_the_tutorial_is_committed_without_outputs():
     for cell in TUTORIAL["cells"]:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
-
-
-@pytest.mark.slow
-def test_the_tutorial():
-    assert "retrained" in RUN_TUTORIAL.wait()
 
 
 BROKEN = """
@@ -180,8 +140,16 @@ def test_defaults_of_declarations_and_a_broken_package(tmp_path, flags):
         [flag for flag in tool if not flag.startswith("--output_dir")] + elsewhere, cwd=tmp_path, env=given,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     ) as beside:  # fmt: skip
-        run([*tool, "--unlearn=idle"], tmp_path, PYTHONPATH=str(site))
+        run_command([*tool, "--unlearn=idle"], tmp_path, PYTHONPATH=str(site))
         failed = beside.communicate()[1]
     assert json.loads((tmp_path / "out" / "result.json").read_text())["settings"]["idle_level"] == 3
     assert beside.returncode == 2
     assert "The unlearning method broken of another package cannot be used: ModuleNotFoundError" in failed
+
+
+@pytest.mark.slow
+def test_the_tutorial(tmp_path):
+    """All code cells in one file, in order: run as `Restart and run all` does."""
+    code = ["".join(cell["source"]) for cell in TUTORIAL["cells"] if cell["cell_type"] == "code"]
+    (tmp_path / "tutorial.py").write_text("\n\n".join(code))
+    assert "retrained" in run_command([sys.executable, "tutorial.py"], tmp_path, PYTHONPATH=str(EXAMPLES))

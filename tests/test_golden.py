@@ -18,8 +18,7 @@ from recbole_unlearn import cli
 from recbole_unlearn.data import load
 from recbole_unlearn.settings import CacheSettings, UnlearnConfig
 from recbole_unlearn.training import Trainings
-from tests.background_commands import Beside
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 from tests.golden import runs
 
 NAMES = json.loads((runs.HERE / "names.json").read_text())
@@ -30,17 +29,13 @@ def pinned(package):
     return re.search(rf"^{package}==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)[1]
 
 
-RUN = Beside(
-    "test_golden.py::test_results_are_the_same_to_the_last_digit",
-    [sys.executable, "-m", "tests.golden.runs", "FOLDER"], **runs.PINNED, XDG_CONFIG_HOME="FOLDER/config",
-)  # fmt: skip
-
-
 @pytest.fixture(scope="module")
-def results():
+def results(tmp_path_factory):
     """The golden runs, done now."""
-    RUN.wait()
-    return {path.stem: json.loads(path.read_text()) for path in RUN.folder.glob("*.json")}
+    folder = tmp_path_factory.mktemp("golden")
+    command = [sys.executable, "-m", "tests.golden.runs", str(folder)]
+    run_command(command, folder, **runs.PINNED, XDG_CONFIG_HOME=str(folder / "config"))
+    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
 SAME_VERSIONS = all(

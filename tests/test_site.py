@@ -11,8 +11,7 @@ from recbole_unlearn.measures import measures
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.results import schema
 from recbole_unlearn.settings import GROUPS, declared
-from tests.background_commands import Beside
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 
 pytestmark = pytest.mark.slow
 # A page may link to the web; it may not load anything from there.
@@ -23,19 +22,16 @@ FETCHES = re.compile(
 
 
 HAS_SPHINX = all(importlib.util.find_spec(package) for package in ("sphinx", "myst_parser", "furo"))
-BUILD = Beside(
-    "test_site.py",
-    [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", str(ROOT / "docs"), "-d", "FOLDER/work",
-     str(ROOT), "FOLDER/html"],
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def site():
+def site(tmp_path_factory):
     if not HAS_SPHINX:
         pytest.skip("Sphinx with its theme is not installed")
-    BUILD.wait()
-    return BUILD.folder / "html"
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", str(ROOT / "docs")]
+    run_command([*command, "-d", str(folder / "work"), str(ROOT), str(folder / "html")], folder)
+    return folder / "html"
 
 
 def test_every_page_is_there(site):
