@@ -19,29 +19,16 @@ import recbole
 import yaml
 from tabulate import tabulate
 
-from recbole_unlearn import __version__
+from recbole_unlearn import __version__, settings
 from recbole_unlearn.errors import EXIT_CODE, UnlearnError
 from recbole_unlearn.log import exit_code, saying, stopping
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.settings import (
-    GROUPS,
-    UnlearnConfig,
-    as_list,
-    declared,
-    default_config,
-    own_settings,
-    parse_value,
-    preset_of,
-    properties_dir,
-    read_yaml,
-    typed_class,
-)
 from recbole_unlearn.text import counted, width, wrapped
 
 # Names among RecBole's settings; taken as typed, like ours of type str.
 _NAMES = {"model", "dataset", "data_path", "config_files"}
 _RECBOLE = Path(recbole.__file__).parent / "properties"
-_DEFAULT = str(read_yaml(properties_dir() / "overall.yaml")["unlearn"])
+_DEFAULT = str(settings.read_yaml(settings.properties_dir() / "overall.yaml")["unlearn"])
 _COLUMN = 34  # where help texts begin
 OPENING = """Make a trained RecBole model forget interactions, and measure how well it did.
 
@@ -68,7 +55,7 @@ _BELOW = (
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """`--key=value` arguments as a dict; `--key value` is accepted too."""
-    names = _NAMES | {key for key, about in own_settings().items() if about.is_name}
+    names = _NAMES | {key for key, about in settings.own_settings().items() if about.is_name}
     values: dict[str, Any] = {}
     rest = list(arguments)
     while rest:
@@ -79,7 +66,7 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
         if not equals and rest and not rest[0].startswith("--"):
             text, equals = rest.pop(0), "="
         if equals:
-            value = text if key in names else parse_value(text)
+            value = text if key in names else settings.parse_value(text)
         elif key.startswith("no_"):
             key, value = key[3:], False
         else:
@@ -132,13 +119,13 @@ def _main(arguments: list[str]) -> int:
 
 def _model(typed: str | None) -> Any:
     """A model's name, or the class that package.module:Class names."""
-    return typed_class(typed) if isinstance(typed, str) and ":" in typed else typed
+    return settings.typed_class(typed) if isinstance(typed, str) and ":" in typed else typed
 
 
 def _run(values: dict[str, Any]) -> int:
     """One run, or with `--tune` a sweep of them."""
     files = values.pop("config_files", None)
-    files = files.split() if isinstance(files, str) and "," not in files else as_list(files)
+    files = files.split() if isinstance(files, str) and "," not in files else settings.as_list(files)
     model, dataset = _model(values.pop("model", None)), values.pop("dataset", None)
     result: Any
     if values.get("tune"):
@@ -180,7 +167,7 @@ def _compare(values: dict[str, Any]) -> int:
             f"--report=DIRECTORIES runs nothing, so --{others[0]} has no meaning there. "
             "Use --report=html to run with a report."
         )
-    names = [Path(name) for name in as_list(values["report"])]
+    names = [Path(name) for name in settings.as_list(values["report"])]
     target = Path(values.get("output_dir") or ".") / "comparison.html"
     print(write_comparison([found for name in names for found in results_in(name)], target, grids=names))
     return 0
@@ -216,17 +203,17 @@ def _choice() -> str:
 def help_text(model: str = "", dataset: str = "") -> str:
     """Examples, and all settings in groups with the defaults of a run of this model and dataset."""
     # The settings of a user's own class are not listed.
-    config = default_config("" if ":" in model else model, dataset)
+    config = settings.default_config("" if ":" in model else model, dataset)
     defaults = config.internal_config_dict
     requests = "Many requests one after the other, on a serving model: `recbole-unlearn requests --help`."
     lines = [OPENING, wrapped(requests), wrapped(_choice()), wrapped(_BELOW), ""]
     lines += ["Required, unless a checkpoint gives them:", "  --model", "  --dataset"]
-    for title, group in GROUPS.items():
-        lines += ["", f"{title}:", *_lines(declared(group), defaults)]
+    for title, group in settings.GROUPS.items():
+        lines += ["", f"{title}:", *_lines(settings.declared(group), defaults)]
     lines += _method_lines(config)
     comments, groups = _recbole_comments(), {title.lower(): keys for title, keys in config.parameters.items()}
     if (own := _RECBOLE / "model" / f"{model}.yaml").is_file():
-        groups[model] = sorted(set(read_yaml(own)).difference(*groups.values()))
+        groups[model] = sorted(set(settings.read_yaml(own)).difference(*groups.values()))
     for title, keys in groups.items():
         lines += ["", f"RecBole, {title}:"] if keys else []
         lines += [_line(key, defaults.get(key), comments.get(key, "")) for key in keys]
@@ -235,13 +222,13 @@ def help_text(model: str = "", dataset: str = "") -> str:
     )
 
 
-def _method_lines(config: UnlearnConfig) -> Iterator[str]:
+def _method_lines(config: settings.UnlearnConfig) -> Iterator[str]:
     """The settings of each method; of a preset those that differ from the method that it starts from."""
-    for one in sorted(METHODS.all(), key=lambda one: (preset_of(one.name) is not None, one.name)):
+    for one in sorted(METHODS.all(), key=lambda one: (settings.preset_of(one.name) is not None, one.name)):
         yield from ("", wrapped(f"Method {_marked(one)}: {one.help}", indent="  "))
-        base, values = preset_of(one.name), config.usual_values(one.name)
+        base, values = settings.preset_of(one.name), config.usual_values(one.name)
         if base is None:
-            yield from _lines(declared(one.Settings), values)
+            yield from _lines(settings.declared(one.Settings), values)
         else:
             other = config.usual_values(base)
             yield f"  As {base}, except for"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from recbole_unlearn.settings.declare import Role, setting
 
@@ -202,54 +202,33 @@ class Known(NamedTuple):
     per_run: bool = True  # as in `Declared`
 
 
-_DERIVED_PLACE = Known(role=Role.PLACE, derived=True)
-_DERIVED_PLACE_UNTRAINED = Known(role=Role.PLACE, trains=False, derived=True)
-RECBOLE: dict[str, Known] = {
-    "epochs": Known(1, whole=True),
-    "train_batch_size": Known(1, whole=True),
-    "eval_batch_size": Known(1, whole=True, trains=False, derived=True),
-    "embedding_size": Known(1, whole=True),
-    "stopping_step": Known(0, whole=True),
-    "seed": Known(0, whole=True, role=Role.SUBJECT),
-    "n_layers": Known(0, whole=True),
-    "train_rec_step": Known(1, whole=True),
-    "train_kg_step": Known(0, whole=True),
-    **dict.fromkeys(("weight_decay", "learning_rate", "dropout_prob", "reg_weight"), Known(0.0)),
-    "model": Known(role=Role.SUBJECT, derived=True),
-    "dataset": Known(role=Role.SUBJECT, derived=True),
-    "data_path": Known(role=Role.PLACE, trains=False),
-    "config_files": Known(role=Role.PLACE, trains=False, derived=True, per_run=False),
-    **dict.fromkeys(("config_file", "device", "single_spec", "local_rank"), _DERIVED_PLACE),
-    **dict.fromkeys(("checkpoint_dir", "gpu_id"), _DERIVED_PLACE_UNTRAINED),
-    # Fields that transforms of histories add.
-    **dict.fromkeys(
-        ("MASK_INDEX", "MASK_ITEM_SEQ", "POS_ITEMS", "NEG_ITEMS", "INVERSE_ITEM_SEQ"), _DERIVED_PLACE_UNTRAINED
-    ),
+def _keys(keys: str, **about: Any) -> dict[str, Known]:
+    return dict.fromkeys(keys.split(), Known(**about))
+
+
+RECBOLE: dict[str, Known] = (
+    _keys("epochs train_batch_size embedding_size train_rec_step", low=1, whole=True)
+    | _keys("stopping_step n_layers train_kg_step", low=0, whole=True)
+    | _keys("weight_decay learning_rate dropout_prob reg_weight", low=0.0)
+    | _keys("eval_batch_size", low=1, whole=True, trains=False, derived=True)
+    | _keys("seed", low=0, whole=True, role=Role.SUBJECT)
+    | _keys("model dataset", role=Role.SUBJECT, derived=True)
+    | _keys("data_path", role=Role.PLACE, trains=False)
     # Files that models open. Their weights depend on them, so they are part of a cache's key.
-    **dict.fromkeys(
-        (
-            "pre_model_path", "pretrain_path", "mf_pretrain_path", "mlp_pretrain_path", "warm_up", "xgb_model",
-            "lgb_model",
-        ),
-        Known(role=Role.PLACE),
-    ),
-    "show_progress": Known(role=Role.SPEED, trains=False, derived=True, per_run=False),
-    "state": Known(role=Role.SPEED, trains=False, derived=True),
-    "use_gpu": Known(role=Role.SPEED, trains=False),
-    **dict.fromkeys(("wandb_project", "loss_decimal_place", "worker"), Known(trains=False)),
-    # The two paths are always empty in a run.
-    **dict.fromkeys(
-        (
-            "save_dataset", "save_dataloaders", "dataset_save_path", "dataloaders_save_path", "log_wandb",
-            "test_neg_sample_args",
-        ),
-        Known(trains=False, derived=True),
-    ),
-    **dict.fromkeys(
-        (
-            "MODEL_TYPE", "MODEL_INPUT_TYPE", "eval_type", "valid_metric_bigger", "valid_neg_sample_args", "nproc",
-            "world_size", "offset", "ip", "port",
-        ),
-        Known(derived=True),
-    ),
-}  # fmt: skip
+    | _keys("pre_model_path pretrain_path mf_pretrain_path mlp_pretrain_path", role=Role.PLACE)
+    | _keys("warm_up xgb_model lgb_model", role=Role.PLACE)
+    | _keys("config_files", role=Role.PLACE, trains=False, derived=True, per_run=False)
+    | _keys("config_file device single_spec local_rank", role=Role.PLACE, derived=True)
+    | _keys("checkpoint_dir gpu_id", role=Role.PLACE, trains=False, derived=True)
+    # Fields that transforms of histories add.
+    | _keys("MASK_INDEX MASK_ITEM_SEQ POS_ITEMS NEG_ITEMS", role=Role.PLACE, trains=False, derived=True)
+    | _keys("INVERSE_ITEM_SEQ", role=Role.PLACE, trains=False, derived=True)
+    | _keys("show_progress", role=Role.SPEED, trains=False, derived=True, per_run=False)
+    | _keys("state", role=Role.SPEED, trains=False, derived=True)
+    | _keys("use_gpu", role=Role.SPEED, trains=False)
+    | _keys("wandb_project loss_decimal_place worker", trains=False)
+    | _keys("save_dataset save_dataloaders log_wandb test_neg_sample_args", trains=False, derived=True)
+    | _keys("dataset_save_path dataloaders_save_path", trains=False, derived=True)  # always empty in a run
+    | _keys("MODEL_TYPE MODEL_INPUT_TYPE eval_type valid_metric_bigger valid_neg_sample_args", derived=True)
+    | _keys("nproc world_size offset ip port", derived=True)
+)
