@@ -398,7 +398,8 @@ def carry_out(
         if any(match(request, *ids, Candidates(split), source.clock)[0].any() for split in splits):
             earlier = None
     if earlier is not None:
-        located = Located(*(np.zeros(len(part), dtype=bool) for part in splits))
+        train, valid, test = (np.zeros(len(part), dtype=bool) for part in splits)
+        located = Located(train, valid, test)
     else:
         hint = ""
         if done:

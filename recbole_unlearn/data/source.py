@@ -9,7 +9,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -151,7 +151,7 @@ def loaders(config: UnlearnConfig, splits: Splits) -> Loaders:
     whole = parts[0].copy(cat_interactions([part.inter_feat for part in parts]))
     is_graph = config["MODEL_TYPE"] == ModelType.KNOWLEDGE
     try:
-        samplers = [(sampler,) for sampler in create_samplers(config, whole, parts)]
+        samplers: list[tuple[Any, ...]] = [(own,) for own in create_samplers(config, whole, parts)]
     except ValueError as error:
         raise UnlearnError(f"RecBole cannot draw negatives from this data: {error}") from error
     shuffles = (

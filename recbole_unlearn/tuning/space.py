@@ -173,6 +173,10 @@ def _path(method: type[UnlearnTrainer], file: str | None, kind: str) -> Path:
     return path
 
 
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _checked(key: str, line: Any) -> list[Any]:
     """Values of a line that are allowed if and only if all of its values are; a line that is not valid is refused."""
     if not isinstance(line, dict) or len(line) != 1:
@@ -192,16 +196,14 @@ def _checked(key: str, line: Any) -> list[Any]:
         for value in values:
             if not (value is None or isinstance(value, (bool, int, float, str))):
                 raise UnlearnError(f"{key}: {value!r} is not a plain value.")
-            if isinstance(value, float) and not math.isfinite(value):
+            if not _is_finite(value):
                 raise UnlearnError(f"{key}: {value!r} is not a finite number.")
         if len({identity({key: value}) for value in values}) < len(values):
             raise UnlearnError(f"{key}: a value is there twice: {values!r}.")
         return values
     is_int = kind == "int"
-    numbers = [
-        v for v in values if isinstance(v, int) or (isinstance(v, float) and math.isfinite(v) and not is_int)
-    ]
-    numbers = [v for v in numbers if not isinstance(v, bool)]
+    kinds = int if is_int else (int, float)
+    numbers: list[Any] = [v for v in values if isinstance(v, kinds) and type(v) is not bool and _is_finite(v)]
     if len(numbers) < len(values) or len(values) not in ((2, 3) if is_int else (2,)):
         expected = "int needs two whole numbers and perhaps a step" if is_int else "a range needs two numbers"
         raise UnlearnError(f"{key}: {expected}, not {values!r}.")
