@@ -49,7 +49,7 @@ def one_thread():
 
 @pytest.fixture(autouse=True, scope="session")
 def own_key(tmp_path_factory):
-    """The key of hashes is made in a configuration of the tests, never in that of whoever runs them."""
+    """The key of hashes is made in a configuration of the tests, never in that of the user who runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.delenv("RECBOLE_UNLEARN_KEY", raising=False)
@@ -68,7 +68,7 @@ def own_directory(tmp_path, monkeypatch):
 
 
 def tiny_rows(seed: int = 0) -> list[tuple[str, str, float, float]]:
-    """Two taste groups of users and items; everybody mostly likes their own half."""
+    """Two taste groups of users and items; users mostly like their own half."""
     rng = np.random.default_rng(seed)
     rows = []
     for user in range(USERS):

@@ -71,7 +71,7 @@ def test_one_piece_needs_no_ray(no_ray):
 
 @pytest.mark.parametrize(("cores", "load", "pieces", "expected"), [
     (2, 1.0, 5, [1, 2, 3, 4]),  # 4 pieces left take 2 rounds: 2 · 0.02 s saved
-    (2, 1.0, 2, []),  # one piece is left: nothing to do beside it
+    (2, 1.0, 2, []),  # one piece is left: nothing to do in parallel
     (1, 1.0, 5, []),
     (2, 3.0, 5, []),  # others are busy on both cores
     (4, 3.0, 5, [1, 2, 3, 4]),  # two cores are left

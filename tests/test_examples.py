@@ -139,11 +139,11 @@ def test_defaults_of_declarations_and_a_broken_package(tmp_path, flags):
     with subprocess.Popen(
         [flag for flag in tool if not flag.startswith("--output_dir")] + elsewhere, cwd=tmp_path, env=given,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    ) as beside:  # fmt: skip
+    ) as other:  # fmt: skip
         run_command([*tool, "--unlearn=idle"], tmp_path, PYTHONPATH=str(site))
-        failed = beside.communicate()[1]
+        failed = other.communicate()[1]
     assert json.loads((tmp_path / "out" / "result.json").read_text())["settings"]["idle_level"] == 3
-    assert beside.returncode == 2
+    assert other.returncode == 2
     assert "The unlearning method broken of another package cannot be used: ModuleNotFoundError" in failed
 
 

@@ -198,7 +198,7 @@ def test_a_checkpoint_of_plain_recbole_is_a_start(small, tmp_path, model):
     )  # fmt: skip
     path = train_plain(model, tmp_path, **{key: values[key] for key in keys}, **OWN[model], seed=5)
     saved = torch.load(path, weights_only=False)
-    if model == "KGCN":  # as drawn by somebody with another state of numpy
+    if model == "KGCN":  # as drawn with another state of numpy
         drawn = saved["other_parameter"]
         order = torch.randperm(drawn["adj_entity"].shape[1] - 1) + 1
         drawn["adj_entity"][:, 1:], drawn["adj_relation"][:, 1:] = (

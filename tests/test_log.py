@@ -45,7 +45,7 @@ def test_the_log_has_every_epoch_and_the_screen_has_not(flags, tmp_path, capsys,
 
 
 def test_the_log_of_a_small_request_has_no_curves_of_it(settings, tmp_path):
-    """Whoever trains again without each single user knows the losses of a request of one user again."""
+    """Training again without each single user would give the same losses for the user of the request."""
     values = settings | {"report": "none", "min_group": 10, "cache": False}
     run_unlearn("BPR", "tiny", forget={"user_id": ["u1"]}, unlearn="retrain", config_dict=values)
     text = (tmp_path / "out" / "run.log").read_text()

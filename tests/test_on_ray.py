@@ -44,7 +44,7 @@ def two_workers():
 
 @pytest.fixture
 def tune():
-    """Ray Tune, which is not beside every Ray."""
+    """Ray Tune, which not every Ray has."""
     return pytest.importorskip("ray.tune")
 
 

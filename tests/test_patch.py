@@ -71,7 +71,7 @@ def test_it_is_done_once_and_undone(tmp_path):
     first.undo()
     first.undo()
     assert (torch.load, Collector.get_data_struct, sorted(np.__dict__)) == before
-    patch_recbole()  # nobody holds it, and it stays
+    patch_recbole()  # no reference is kept, and it stays
     gc.collect()
     assert torch.load is not before[0]
     patch._active.close()

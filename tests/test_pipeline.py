@@ -114,7 +114,7 @@ def test_a_user_nobody_trained_on_keeps_its_initial_row(settings):
     assert torch.equal(outcome.model.user_embedding.weight[row], fresh.user_embedding.weight[row])
     other = outcome.data.full.train.token2id("user_id", "u6")
     assert not torch.equal(outcome.model.user_embedding.weight[other], fresh.user_embedding.weight[other])
-    # Nobody else asked, so there is no affected user with test rows, and no share can be given.
+    # The deleted user has no test rows left, so there is no affected user and no share.
     assert outcome.result["phases"]["unlearned"]["affected"] == {}
     assert outcome.result["recovered"] == {}
     assert "–" in str(outcome)
@@ -148,11 +148,11 @@ def held_out_request(settings, model="BPR"):
 
 @pytest.mark.parametrize(
     ("model", "unlearn"),
-    [("BPR", "retrain"), ("BPR", "obliviate"), ("LightGCN", "finetune"), ("EASE", "obliviate"), ("Pop", "retrain"),
-     ("MultiVAE", "ifru"), ("BPR", "sisa"), ("BPR", "receraser")],
+    [("BPR", "obliviate"), ("LightGCN", "finetune"), ("EASE", "obliviate"), ("Pop", "retrain"), ("MultiVAE", "ifru"),
+     ("BPR", "receraser")],
 )  # fmt: skip
 def test_a_request_of_held_out_interactions_changes_no_weight(settings, model, unlearn, caplog):
-    """It used to be refused, and the interactions stayed in what was saved."""
+    """The interactions leave the retained data; the model is the original bit for bit."""
     users, items = held_out_request(settings, model)
     sharded = unlearn in ("sisa", "receraser")
     values = settings | {"min_group": 1} | ({f"{unlearn}_shards": 2} if sharded else {})

@@ -201,7 +201,7 @@ def test_every_run_has_a_date_and_an_id(first, values):
         "BPR", "tiny", config_dict=values | {"inject_mode": "random", "request_id": "T-1.b_2"}
     )
     assert noise.result["request"] == "T-1.b_2"
-    assert "hashes" not in noise.result  # nobody asked
+    assert "hashes" not in noise.result  # there is no request
     assert "request_id" not in noise.result["settings"]
     assert "hash_key" not in noise.result["settings"]
 

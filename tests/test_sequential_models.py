@@ -19,7 +19,7 @@ SMALL = {
     "dilations": [1], "prototype_size": 4,
 }  # fmt: skip
 FEATURES = ("SASRecF", "GRU4RecF", "FDSA")
-HOLD_DATA = (*FEATURES, "FEARec")  # their training data, beside weights
+HOLD_DATA = (*FEATURES, "FEARec")  # their training data, next to weights
 ONE_LOSS = ("CORE", "RepeatNet", "FPMC", "TransRec")
 
 

@@ -147,7 +147,7 @@ def loaded(tmp_path_factory, tiny_path):
     return load_unlearned(out.parent / "two")
 
 
-EVERYBODY = [f"u{n}" for n in range(USERS) if f"u{n}" != GONE_USER]
+ALL_USERS = [f"u{n}" for n in range(USERS) if f"u{n}" != GONE_USER]
 
 
 def test_they_are_those_of_recbole(loaded):
@@ -167,7 +167,7 @@ def test_they_are_those_of_recbole(loaded):
 
 
 def test_nothing_that_was_had_or_is_gone_is_recommended(loaded):
-    found = loaded.recommend(EVERYBODY, k=1000)
+    found = loaded.recommend(ALL_USERS, k=1000)
     assert not found["item"].str.startswith("[").any()  # no padding, no placeholder of an item that is gone
     assert GONE_ITEM not in set(found["item"])
     seen = set()
@@ -177,7 +177,7 @@ def test_nothing_that_was_had_or_is_gone_is_recommended(loaded):
         seen |= set(zip(*pairs, strict=True))
     shown = set(zip(found["user"], found["item"], strict=True))
     assert not shown & seen
-    assert len(shown | seen) == len(EVERYBODY) * (
+    assert len(shown | seen) == len(ALL_USERS) * (
         ITEMS - 1
     )  # and everything else is: k is larger than what is left
     assert len(shown) == len(found)
@@ -191,11 +191,11 @@ def test_what_is_masked_is_never_shown(loaded, tmp_path):
         assert loaded.recommend("u1", k=1, mask=mask)["item"].tolist() == best[1:]
     other = loaded.recommend("u2", k=5)
     assert loaded.recommend("u2", k=5, mask=pair).equals(other)  # a pair is masked for its user
-    for_all = loaded.recommend(EVERYBODY, k=60, mask={"item_id": [best[0]]})
+    for_all = loaded.recommend(ALL_USERS, k=60, mask={"item_id": [best[0]]})
     assert best[0] not in set(for_all["item"])
     assert loaded.recommend("u1", k=2)["item"].tolist() == best  # a mask is not kept
-    nobody = {"user_id": ["u1", "nobody"], "item_id": ["i-none", best[0]]}
-    assert loaded.recommend("u1", k=2, mask=nobody)["item"].tolist() == best
+    unknown = {"user_id": ["u1", "stranger"], "item_id": ["i-none", best[0]]}
+    assert loaded.recommend("u1", k=2, mask=unknown)["item"].tolist() == best
     assert loaded.recommend("u1", k=2, mask=pd.DataFrame(pair).iloc[:0])["item"].tolist() == best
 
 
@@ -218,7 +218,7 @@ def test_ways_to_name_users(loaded):
     ("users", "k", "message"),
     [
         (["u1", GONE_USER], 3, "1 of 2 users have no interaction in the retained data, the first of them at"),
-        (["[PAD]"], 3, "1 of 1 users"), (["[removed-1]", "nobody"], 3, "2 of 2 users"),
+        (["[PAD]"], 3, "1 of 1 users"), (["[removed-1]", "stranger"], 3, "2 of 2 users"),
         ([("u1",)], 3, "not a tuple"), ([None], 3, "not a NoneType"),
         (["u1"], 0, "k=0"), (["u1"], True, "k=True"), (["u1"], "3", "k='3'"),
     ],
@@ -227,4 +227,4 @@ def test_what_cannot_be_answered(loaded, users, k, message):
     with pytest.raises(UnlearnError) as error:
         loaded.recommend(users, k)
     assert message in str(error.value)
-    assert "nobody" not in str(error.value)
+    assert "stranger" not in str(error.value)

@@ -107,7 +107,7 @@ def test_a_model_without_pairs_is_one_built_without_them(make_config, model):
 
 def test_what_is_not_known_is_built_again(make_config):
     class Own(BPR):
-        """Somebody's own model, which may keep anything."""
+        """A user's model, which may keep anything."""
 
     config = make_config("LightGCN")
     splits = load(config).splits
