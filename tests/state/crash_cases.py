@@ -12,7 +12,6 @@ import argparse
 import collections
 import hashlib
 import itertools
-import json
 import multiprocessing
 import os
 import random
@@ -34,7 +33,12 @@ from recbole_unlearn.state import State, init_state, open_state, publish, worker
 
 CALLS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 STATEMENTS = ("BEGIN", "COMMIT", "VACUUM", "PRAGMA wal_checkpoint")
-LEFTOVERS = "belong to nothing"
+REQUESTS = {
+    "a": {"user_id": ["u3", "u3", "u5"], "item_id": ["i20", "i25", None]},
+    "b": {"user_id": "u8"},
+    "c": {"item_id": "i7"},
+    "d": {"user_id": ["u9", "u11"], "item_id": [None, None]},
+}
 Picture = dict[str, Any]
 
 
@@ -49,84 +53,59 @@ class Place(NamedTuple):
         """The state in ``folder``."""
         return open_state(folder, self.key)
 
+    def init(self, folder: Path) -> None:
+        """Make the state in ``folder``."""
+        init_state(folder, self.checkpoint, hash_key=self.key, data_path=str(self.data)).close()
 
-class Step(NamedTuple):
-    """A command, the state it starts from, and the whole states it goes through."""
-
-    do: Callable[[Place, Path], Any]
-    prepare: Callable[[State], Any] | None  # None: there is no state yet
-    stages: Callable[[State], Iterator[Any]]  # the same command, with a stop at each whole state
-
-
-REQUESTS = {
-    "a": {"user_id": ["u3", "u3", "u5"], "item_id": ["i20", "i25", None]},
-    "b": {"user_id": "u8"},
-    "c": {"item_id": "i7"},
-    "d": {"user_id": ["u9", "u11"], "item_id": [None, None]},
-}
+    def picture(self, folder: Path) -> Picture | None:
+        """The content of the state in ``folder``; None where there is none."""
+        if not folder.exists():
+            return None
+        with self.open(folder) as state:
+            return picture(state)
 
 
-def _submit(state: State, ids: str) -> None:
+def submit(state: State, ids: str) -> None:
+    """Submit some of the requests."""
     for id in ids:
         state.submit(REQUESTS[id], id=id, on_missing="skip")
 
 
-def _after(done: str, pending: str = "") -> Callable[[State], None]:
-    """Brings a new state to where some requests are done, and others pending."""
-
-    def prepare(state: State) -> None:
-        _submit(state, done)
-        state.run()
-        _submit(state, pending)
-
-    return prepare
-
-
-def _with(call: Callable[[State], Any]) -> Callable[[Place, Path], None]:
-    def do(place: Place, folder: Path) -> None:
-        with place.open(folder) as state:
-            call(state)
-
-    return do
-
-
-def _init(place: Place, folder: Path) -> None:
-    init_state(folder, place.checkpoint, hash_key=place.key, data_path=str(place.data)).close()
-
-
-def _submitting(state: State) -> Iterator[Any]:
-    yield _submit(state, "b")
+def _once(call: Callable[[State], Any]) -> Callable[[State], Iterator[Any]]:
+    return lambda state: (call(state) for _ in range(1))
 
 
 def _running(state: State) -> Iterator[Any]:
-    with worker.alone(state.core):
-        yield from worker.run(state.core, None)
+    yield from worker.run(state.core, None)
 
 
 def _rolling_back(state: State) -> Iterator[Any]:
-    with worker.alone(state.core):
-        yield worker.rollback(state.core, "b")
-        yield from worker.run(state.core, None)
-
-
-def _publishing(state: State) -> Iterator[Any]:
-    yield state.publish()
+    yield worker.rollback(state.core, "b")
+    yield from worker.run(state.core, None)
 
 
 def _retraining(state: State) -> Iterator[Any]:
-    with worker.alone(state.core):
-        yield from worker.run(state.core, None)
-        yield publish.retrain(state.core)
+    yield from worker.run(state.core, None)
+    yield publish.retrain(state.core)
+
+
+class Step(NamedTuple):
+    """A command, the requests that are done and pending before it, and the whole states it goes through."""
+
+    do: Callable[[State], Any]
+    done: str
+    pending: str
+    stages: Callable[[State], Iterator[Any]]  # the same command, with a stop at each whole state
 
 
 STEPS = {
-    "init": Step(_init, None, lambda state: iter(())),
-    "submit": Step(_with(lambda state: _submit(state, "b")), _after("a"), _submitting),
-    "run": Step(_with(State.run), _after("a", "bc"), _running),
-    "rollback": Step(_with(lambda state: state.rollback("b")), _after("abc", "d"), _rolling_back),
-    "publish": Step(_with(State.publish), _after("abc", "d"), _publishing),
-    "retrain": Step(_with(State.retrain), _after("a", "b"), _retraining),
+    "submit": Step(lambda state: submit(state, "b"), "a", "", _once(lambda state: submit(state, "b"))),
+    "run": Step(State.run, "a", "bc", _running),
+    "rollback": Step(lambda state: state.rollback("b"), "abc", "d", _rolling_back),
+    "publish": Step(State.publish, "abc", "d", _once(lambda state: publish.publish(state.core))),
+    "retrain": Step(State.retrain, "a", "b", _retraining),
 }
+ALL = ["init", *STEPS]
 
 
 class Kill(NamedTuple):
@@ -137,20 +116,35 @@ class Kill(NamedTuple):
     bytes: int | None = None  # a file that grows beyond them
     seconds: float | None = None
 
+    @property
+    def kind(self) -> str:
+        """For the counts."""
+        return "at a boundary" if self.at else "at a random moment" if self.seconds else "inside a write"
+
+
+NEVER = Kill()
+
 
 def _child(place: Place, folder: Path, step: str, kill: Kill, counted: Any) -> None:
     """Run a command in a process that is killed as ``kill`` says; exit code 0 when it succeeds."""
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    torch.set_num_threads(
+        1
+    )  # threads of the parent's pool are not in a forked process: torch would wait for them
     _count_boundaries(kill, counted)
     if kill.bytes is not None:
         signal.signal(
             signal.SIGXFSZ, signal.SIG_DFL
-        )  # Python ignores it; this way the process ends inside the write
+        )  # Python ignores it; so the process ends inside the write
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (kill.bytes, kill.bytes))
     try:
-        STEPS[step].do(place, folder)
+        if step == "init":
+            place.init(folder)
+        else:
+            with place.open(folder) as state:
+                STEPS[step].do(state)
     except UnlearnError as error:
         os._exit(3 if "exists already" in str(error) else 4)
     os._exit(0)
@@ -180,13 +174,13 @@ def _count_boundaries(kill: Kill, counted: Any) -> None:
         setattr(os, name, wrapped(getattr(os, name)))
 
 
-def _command(place: Place, folder: Path, step: str, kill: Kill | None = None) -> tuple[int, int]:
+def _command(place: Place, folder: Path, step: str, kill: Kill = NEVER) -> tuple[int, int]:
     """The exit code of a command that may be killed, and how many boundaries it came to."""
     context = multiprocessing.get_context("fork")
     counted = context.Value("i", 0, lock=False)
-    process = context.Process(target=_child, args=(place, folder, step, kill or Kill(), counted))
+    process = context.Process(target=_child, args=(place, folder, step, kill, counted))
     process.start()
-    if kill is not None and kill.seconds is not None:
+    if kill.seconds is not None:
         time.sleep(kill.seconds)
         process.kill()
     process.join()
@@ -194,13 +188,14 @@ def _command(place: Place, folder: Path, step: str, kill: Kill | None = None) ->
 
 
 def picture(state: State) -> Picture:
-    """All of a state that has a meaning: model, data, queue and ledger, without times and without names of files."""
+    """The content of a state: model, data, queue and ledger, without times and names of files."""
     live, rows = state.core.live, state.core.database.rows
     train = live.base.splits.train
-    entries = [
-        (entry["what"], entry.get("id"), entry.get("after"))
-        for entry in map(json.loads, state.ledger().splitlines())
-    ]
+    entries = [(one["what"], one.get("id"), one.get("after")) for one in state.core.database.entries()]
+    tables = {
+        "requests": "SELECT id, replace(status, 'running', 'pending') FROM requests",  # after a kill, pending again
+        **{name: f"SELECT * FROM {name}" for name in ("asked", "suppressed", "deleted")},
+    }
     return {
         "weights": _hash(live.state()),
         "moments": _hash(live.moments),
@@ -208,24 +203,17 @@ def picture(state: State) -> Picture:
         "fingerprint": state.core.fingerprint(),
         "interactions": [
             sorted(zip(*(index.ids[side][~index.removed].tolist() for side in ("user", "item")), strict=True))
-            for index in state.core.live.parts
+            for index in live.parts
         ],
         "tokens": [list(train.field2id_token[field]) for field in (train.uid_field, train.iid_field)],
-        # A request that a worker who was killed had begun is pending for the next.
-        "requests": [
-            (row["id"], row["status"].replace("running", "pending")) for row in rows("SELECT * FROM requests")
-        ],
-        **{
-            name: list(map(tuple, rows(f"SELECT * FROM {name}")))
-            for name in ("asked", "suppressed", "deleted")
-        },
+        **{name: list(map(tuple, rows(query))) for name, query in tables.items()},
         # Retraining that was killed at its very end is done again, to the same model, and entered again.
         "ledger": [
             now
-            for last, now in zip([None, *entries], entries, strict=False)
+            for last, now in itertools.pairwise([None, *entries])
             if last != now or now[0] != "retrained"
         ],
-    }
+    }  # fmt: skip
 
 
 def _hash(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -240,15 +228,8 @@ def _differences(first: Picture | None, second: Picture | None) -> list[str]:
     return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
 
-def _picture(place: Place, folder: Path) -> Picture | None:
-    if not folder.exists():
-        return None
-    with place.open(folder) as state:
-        return picture(state)
-
-
 class Campaign:
-    """Kills of all commands, and what was left each time."""
+    """Kills of all commands, and the state that was left each time."""
 
     def __init__(self, place: Place, folder: Path, seed: int = 0) -> None:
         self.place, self.folder, self.random = place, folder, random.Random(seed)
@@ -256,13 +237,12 @@ class Campaign:
         self.problems: list[str] = []
         self.killed = 0
         self._numbers = itertools.count()
-        self.ready: dict[str, Path] = {}
         self.stages: dict[str, list[Picture | None]] = {}
         self.boundaries: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
         self.largest: dict[str, int] = {}
-        _init(place, folder / "new")
-        for step in STEPS:
+        place.init(folder / "new")
+        for step in ALL:
             self._prepare(step)
 
     def run(self, kills: int) -> None:
@@ -276,120 +256,98 @@ class Campaign:
         others = kills // 2 if kills < 2 * len(everywhere) else kills - len(everywhere)
         chosen = kills - others
         plan = [everywhere[k * len(everywhere) // chosen] for k in range(chosen)]
-        for k, step in zip(range(others), itertools.cycle(STEPS), strict=False):
-            if k // len(STEPS) % 2:
-                plan.append((step, Kill(seconds=self.random.uniform(0.0, 1.05 * self.seconds[step]))))
+        for k, step in zip(range(others), itertools.cycle(ALL), strict=False):
+            if k // len(ALL) % 2:
+                plan.append((step, Kill(seconds=self.random.uniform(1e-9, 1.05 * self.seconds[step]))))
             else:
                 plan.append((step, Kill(bytes=int(self.largest[step] * self.random.random() ** 2))))
         for step, kill in plan:
             self._kill(step, kill)
-        while self.killed < kills:  # in the place of those that were over before
+        while self.killed < kills:  # for those that were over before
             self._kill(*self.random.choice(everywhere))
 
     def _prepare(self, step: str) -> None:
-        """The state that a command starts from, the states it goes through, and how long its way is."""
-        about, first = STEPS[step], self.folder / f"{step}-before"
-        self.ready[step] = first
-        if about.prepare is None:
-            self.stages[step] = [None, _picture(self.place, self.folder / "new")]
+        """The state before a command, the states it goes through, its boundaries and its time."""
+        if step == "init":
+            self.stages[step] = [None, self.place.picture(self.folder / "new")]
         else:
-            shutil.copytree(self.folder / "new", first)
-            with self.place.open(first) as state:
-                about.prepare(state)
+            shutil.copytree(self.folder / "new", self.folder / step)
+            with self.place.open(self.folder / step) as state:
+                submit(state, STEPS[step].done)
+                state.run()
+                submit(state, STEPS[step].pending)
             home = self._copy(step)
-            self.stages[step] = [_picture(self.place, home)]
-            with self.place.open(home) as state:
-                for _ in about.stages(state):
-                    self.stages[step].append(_picture(self.place, home))
+            self.stages[step] = [self.place.picture(home)]
+            with self.place.open(home) as state, worker.alone(state.core):
+                for _ in STEPS[step].stages(state):
+                    self.stages[step].append(self.place.picture(home))
         home, start = self._copy(step), time.monotonic()
         code, self.boundaries[step] = _command(self.place, home, step)
         self.seconds[step] = time.monotonic() - start
-        assert code == 0, f"{step} fails when nobody kills it"
+        assert code == 0, f"{step} fails without a kill"
         self.largest[step] = max(path.stat().st_size for path in home.rglob("*") if path.is_file())
 
     def _copy(self, step: str) -> Path:
         home = self.folder / f"k{next(self._numbers)}" / "S"
         home.parent.mkdir()
-        if self.ready[step].exists():
-            shutil.copytree(self.ready[step], home)
+        if step != "init":
+            shutil.copytree(self.folder / step, home)
         return home
 
     def _kill(self, step: str, kill: Kill) -> None:
         home = self._copy(step)
         code, _ = _command(self.place, home, step, kill)
-        kind = (
-            "at a boundary"
-            if kill.at
-            else "inside a write"
-            if kill.bytes is not None
-            else "at a random moment"
-        )
-        self.found[f"killed {kind}" if code < 0 else f"to be killed {kind}, but over before"] += 1
-        self.found[f"{step}: killed"] += code < 0
+        self.found[f"killed {kill.kind}" if code < 0 else f"to be killed {kill.kind}, but over before"] += 1
         self.killed += code < 0
         where = f"{step} {kill}"
         try:
-            self._look(step, home, where)
+            self._look(step, home)
             if self.random.random() < 0.25:
                 again = Kill(self.random.randint(1, self.boundaries[step]), self.random.random() < 0.5)
+                where += f", then {again}"
                 self.found["killed again"] += _command(self.place, home, step, again)[0] < 0
-                self._look(step, home, f"{where}, then {again}")
-            self._go_on(step, home, where)
+                self._look(step, home)
+            self._go_on(step, home)
         except Exception as error:  # all of them are findings
-            self._problem(f"{where}: {type(error).__name__}: {error}")
+            self.found["problems"] += 1
+            self.problems.append(f"{where}: {type(error).__name__}: {error}")
         else:
             shutil.rmtree(home.parent)
 
-    def _look(self, step: str, home: Path, where: str) -> None:
-        """At a copy: looking must not be what mends a state."""
+    def _look(self, step: str, home: Path) -> None:
+        """At a copy: looking must not repair a state."""
         copy = home.parent / "look"
         if home.exists():
             shutil.copytree(home, copy)
-        now, stages = _picture(self.place, copy), self.stages[step]
-        if now not in stages:
-            differ = min((_differences(now, stage) for stage in stages), key=len)
-            self._problem(f"{where}: half a state; it differs from the nearest whole one in {differ}")
-            return
+        now, stages = self.place.picture(copy), self.stages[step]
+        differ = min((_differences(now, stage) for stage in stages), key=len)
+        assert now in stages, f"half a state; it differs from the nearest whole one in {differ}"
         which = "before" if now == stages[0] else "after" if now == stages[-1] else "in between"
         self.found[f"{step}: left as {which}"] += 1
         if now is None:
             return
         with self.place.open(copy) as state:
-            try:
-                state.verify()
-                self.found["verify passes"] += 1
-            except UnlearnError as error:
-                self.found["verify names leftovers"] += LEFTOVERS in str(error)
-                if LEFTOVERS not in str(error):
-                    self._problem(f"{where}: {error}")
+            problem = state.fault()
+            self.found["verify names leftovers" if problem else "verify passes"] += 1
+            assert problem is None or "belong to nothing" in problem, problem
         shutil.rmtree(copy)
 
-    def _go_on(self, step: str, home: Path, where: str) -> None:
+    def _go_on(self, step: str, home: Path) -> None:
         """The same command again ends as if nothing had happened, and leaves nothing behind."""
         code, _ = _command(self.place, home, step)
-        if code != 0 and not (code == 3 and step == "init"):
-            self._problem(f"{where}: the same command again fails ({code})")
-            return
-        now, expected = _picture(self.place, home), self.stages[step][-1]
-        if now != expected:
-            self._problem(f"{where}: ends otherwise in {_differences(now, expected)}")
-            return
+        assert code == 0 or (code == 3 and step == "init"), f"the same command again fails ({code})"
+        differ = _differences(self.place.picture(home), self.stages[step][-1])
+        assert not differ, f"ends otherwise in {differ}"
         with self.place.open(home) as state:
             state.verify()
-            allowed = {"state.sqlite", "state.sqlite-wal", "state.sqlite-shm", "worker.sqlite", "files"}
-            left = {path.name for path in (*home.parent.iterdir(), *home.iterdir())} - allowed - {"S"}
-            if left:
-                self._problem(f"{where}: leaves {sorted(left)}")
-                return
+            allowed = {"state.sqlite", "state.sqlite-wal", "state.sqlite-shm", "worker.sqlite", "files", "S"}
+            left = {path.name for path in (*home.parent.iterdir(), *home.iterdir())} - allowed
+            assert not left, f"leaves {sorted(left)}"
         self.found["the same command again ends as an uninterrupted one"] += 1
-
-    def _problem(self, text: str) -> None:
-        self.found["problems"] += 1
-        self.problems.append(text)
 
 
 def main(arguments: list[str]) -> int:
-    """Kill commands on a state of BPR (or another model) on `tiny`, and print what was left."""
+    """Kill commands on a state of BPR (or another model) on `tiny`, and print the counts."""
     from tests.conftest import train_plain, write_tiny
     from tests.state.conftest import PLAIN
 
