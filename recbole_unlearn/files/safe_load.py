@@ -258,7 +258,8 @@ def _slice(builder: _Builder, made: StandIn) -> slice:
 
 
 def _encoded(builder: _Builder, made: StandIn) -> bytes:
-    text, *coding = made.args
+    """Bytes as protocols 0 to 2 have them: text in latin-1, and `bytes()` for none."""
+    text, *coding = made.args or ("",)
     fits = isinstance(text, str) and coding in ([], ["latin1"], ["latin-1"])
     require(fits, "bytes in an unknown coding")
     builder.charge(len(text))
@@ -472,7 +473,10 @@ def _as_is(builder: _Builder, made: StandIn) -> StandIn:
 
 # The globals that a file may name, by package and name; in whatever module of the package, since none is imported.
 _CONSTRUCTORS: dict[str, dict[str, Callable[[_Builder, StandIn], Any]]] = {
-    "builtins": {**dict.fromkeys(("set", "frozenset", "list", "tuple"), _several), "dict": _dict, "slice": _slice},
+    "builtins": {
+        **dict.fromkeys(("set", "frozenset", "list", "tuple"), _several), "dict": _dict, "slice": _slice,
+        "bytes": _encoded,
+    },
     "collections": {"OrderedDict": _dict, "defaultdict": _dict}, "_codecs": {"encode": _encoded},
     "torch": {
         "_rebuild_tensor": _tensor, "_rebuild_tensor_v2": _tensor, "_rebuild_parameter": _parameter,

@@ -25,7 +25,7 @@ _PUSHED = {
     "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
     "BINBYTES8", "BYTEARRAY8",
 }  # fmt: skip
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 
 
 class RefusedError(Exception):
@@ -106,76 +106,57 @@ class _Machine:
 
     def do(self, name: str, argument: Any) -> None:
         """Run one operation; all that are not here (extensions, buffers outside the file) are refused."""
-        stack = self.stack
+        stack, pop = self.stack, self.stack.pop
         match name:
             case _ if name in _PUSHED:
                 stack.append(argument)
-            case "MEMOIZE":
-                self.memo[len(self.memo)] = stack[-1]
-            case "PUT" | "BINPUT" | "LONG_BINPUT":
-                self.memo[argument] = stack[-1]
+            case "MEMOIZE" | "PUT" | "BINPUT" | "LONG_BINPUT":
+                self.memo[len(self.memo) if name == "MEMOIZE" else argument] = stack[-1]
             case "GET" | "BINGET" | "LONG_BINGET":
                 stack.append(self.memo[argument])
             case "MARK":
                 self.marks.append(len(stack))
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
+            case "NONE" | "NEWTRUE" | "NEWFALSE" | "EMPTY_TUPLE":
                 stack.append(_CONSTANTS[name])
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                last = [stack.pop() for _ in range(int(name[-1]))]
-                self._push(tuple(last[::-1]))
-            case "TUPLE":
-                self._push(tuple(self._popped()))
-            case "EMPTY_TUPLE":
-                stack.append(())
-            case "EMPTY_LIST":
-                self._push([])
-            case "EMPTY_DICT":
-                self._push({})
-            case "EMPTY_SET":
-                self._push(StandIn(Global("builtins", "set"), ()))
-            case "FROZENSET":
-                self._push(StandIn(Global("builtins", "frozenset"), (), values=self._popped()))
-            case "LIST":
-                self._push(self._popped())
+                self._push(tuple([pop() for _ in range(int(name[-1]))][::-1]))
+            case "TUPLE" | "LIST":
+                self._push(tuple(self._popped()) if name == "TUPLE" else self._popped())
+            case "EMPTY_LIST" | "EMPTY_DICT":
+                self._push([] if name == "EMPTY_LIST" else {})
+            case "EMPTY_SET" | "FROZENSET":
+                kind, values = ("set", ()) if name == "EMPTY_SET" else ("frozenset", self._popped())
+                self._push(StandIn(Global("builtins", kind), (), values=values))
+            case "APPEND" | "APPENDS" | "ADDITEMS":
+                self._add_values([pop()] if name == "APPEND" else self._popped())
+            case "SETITEM" | "SETITEMS":
+                self._add_entries([pop(), pop()][::-1] if name == "SETITEM" else self._popped())
             case "DICT":
                 found = self._popped()
                 self._push({})
                 self._add_entries(found)
-            case "APPEND":
-                value = stack.pop()
-                self._add_values([value])
-            case "APPENDS" | "ADDITEMS":
-                self._add_values(self._popped())
-            case "SETITEM":
-                value, key = stack.pop(), stack.pop()
-                self._add_entries([key, value])
-            case "SETITEMS":
-                self._add_entries(self._popped())
             case "GLOBAL":
                 stack.append(self._global(*argument.split(" ", 1)))
             case "STACK_GLOBAL":
-                text, module = stack.pop(), stack.pop()
+                text, module = pop(), pop()
                 stack.append(self._global(module, text))
-            case "REDUCE" | "NEWOBJ":
-                args, maker = stack.pop(), stack.pop()
-                self._make(maker, args)
-            case "NEWOBJ_EX":
-                keywords, args, maker = stack.pop(), stack.pop(), stack.pop()
-                self._make(maker, args, {"keywords": keywords})
-            case "OBJ":
-                maker, *rest = self._popped()
-                self._make(maker, tuple(rest))
-            case "INST":
-                self._make(self._global(*argument.split(" ", 1)), tuple(self._popped()))
+            case "REDUCE" | "NEWOBJ" | "NEWOBJ_EX":
+                state = {"keywords": pop()} if name == "NEWOBJ_EX" else None
+                args, maker = pop(), pop()
+                self._make(maker, args, state)
+            case "OBJ" | "INST":
+                found = [] if name == "OBJ" else [self._global(*argument.split(" ", 1))]
+                found += self._popped()
+                self._make(found[0], tuple(found[1:]))
             case "BUILD":
-                state = stack.pop()
+                state = pop()
                 require(isinstance(stack[-1], StandIn), "a state for something that is no object")
                 stack[-1].state = state
             case "BINPERSID":
-                self._push(Reference(stack.pop()))
+                self._push(Reference(pop()))
                 self.references.append(stack[-1])
             case "POP" if not self.marks or self.marks[-1] != len(stack):
-                stack.pop()
+                pop()
             case "POP" | "POP_MARK":
                 self._popped()
             case "DUP":

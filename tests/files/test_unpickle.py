@@ -145,6 +145,21 @@ def test_damaged_files_are_one_line(tmp_path_factory, cut, noise):
     assert "\n" not in str(error.value)
 
 
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+TREES = st.recursive(
+    SCALARS | st.sets(st.integers()) | st.frozensets(st.text()),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(tree=TREES, protocol=st.integers(0, 5))
+def test_plain_data_is_read_as_pickle_reads_it(tmp_path_factory, tree, protocol):
+    path = tmp_path_factory.mktemp("plain") / "x.pkl"
+    path.write_bytes(pickle.dumps(tree, protocol))
+    assert unpickle.load_pickle(path) == tree
+
+
 def test_a_missing_file_and_a_directory(tmp_path):
     for path in (tmp_path / "none.pth", tmp_path):
         with pytest.raises(UnlearnError, match="There is no file"):
