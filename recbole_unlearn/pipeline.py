@@ -329,7 +329,7 @@ class Pipeline:
             placebo=self._placebo(outcomes.values()),
             provisional=self._provisional(outcome.certificates),
             done_earlier=self.data.done_earlier,
-            stamp=self.evidence.stamp(),
+            **self.evidence.stamp(),
         )
         try:  # before anything is written
             json.dumps(result.to_json(), allow_nan=False)

@@ -34,7 +34,6 @@ from recbole_unlearn.report.page import (
     chip,
     counted,
     day,
-    decimal,
     difference,
     duration,
     lines,
@@ -133,9 +132,7 @@ def _mean(entries: list[Entry], of: FigureOf, digits: int = 3, distance_first: b
     known = [value for entry in entries if (value := of(entry.phase)) is not None]
     if not known:
         return MISSING
-    written = decimal(statistics.fmean(known), digits)
-    if len(known) > 1:
-        written += f" ± {decimal(statistics.stdev(known), digits)}"
+    written = paper_tables.spread(known, digits)
     away = _average(difference(of(entry.phase), of(entry.retrained)) for entry in entries)
     if away is None or entries[0].name == RETRAINED:
         return written

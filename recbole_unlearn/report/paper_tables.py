@@ -12,6 +12,7 @@ import functools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from recbole_unlearn.report.entries import (
@@ -27,7 +28,7 @@ from recbole_unlearn.report.entries import (
 )
 from recbole_unlearn.report.figures import metric_title
 from recbole_unlearn.report.page import MISSING, decimal, percent, phase_title, signed, times, without_gaps
-from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, RunResult
 from recbole_unlearn.settings import properties_dir, read_yaml
 
 CUTS = (10, 20, 50)
@@ -65,7 +66,7 @@ class Runs(NamedTuple):
 
     def spread(self, phase: str, of: FigureOf, digits: int = 4) -> str:
         """Mean ± standard deviation of a figure."""
-        return _spread(self.known(phase, of), digits)
+        return spread(self.known(phase, of), digits)
 
     def pairs(self, one: str, other: str, of: FigureOf) -> list[tuple[float, float]]:
         """A figure of two phases, in the runs that have both; none of retraining and itself."""
@@ -146,7 +147,7 @@ def _runs(results: Sequence[RunResult], plan: GridPlan) -> dict[Place, list[Runs
     return found
 
 
-def _spread(known: Sequence[float], digits: int, written: Callable[[float, int], str] = decimal) -> str:
+def spread(known: Sequence[float], digits: int, written: Callable[[float, int], str] = decimal) -> str:
     """Mean ± standard deviation, the latter where there are several."""
     if not known:
         return MISSING
@@ -165,12 +166,8 @@ def _arrow(first: float, second: float, change: bool) -> str:
     return written + (f" ({_change([(second, first)])})" if change and first else "")
 
 
-def _demotion(phase: PhaseResult) -> float | None:
-    return phase.demotion_rate
-
-
-def _seconds(phase: PhaseResult) -> float | None:
-    return phase.seconds
+_demotion: FigureOf = attrgetter("demotion_rate")
+_seconds: FigureOf = attrgetter("seconds")
 
 
 def _metric(key: str) -> FigureOf:
@@ -229,7 +226,7 @@ def _demotion_row(runs: Runs) -> Cells:
     return [
         runs.spread(BEFORE, _demotion, digits=3),
         runs.spread(AFTER, _demotion, digits=3),
-        _spread(away, 3, signed),
+        spread(away, 3, signed),
         signed(max(away, key=abs, default=None)),
         _arrow(printed[0], printed[1], change=False) if printed else MISSING,
     ]
@@ -249,7 +246,7 @@ def _time_row(runs: Runs) -> Cells:
     cached = any(entry.phase.seconds_from_cache for entry in runs.entries)
     both = runs.pairs(GOAL, AFTER, _seconds)
     return [
-        _spread(known, 2 if min(known, default=0.0) < 10 else 1) + ("*" if cached and known else ""),
+        spread(known, 2 if min(known, default=0.0) < 10 else 1) + ("*" if cached and known else ""),
         times(ratio_of_sums(both)),
         times(min((slow / fast for slow, fast in both if fast), default=None)),
         f"{printed[1]:.2f} of {printed[0]:.2f} ({times(printed[0] / printed[1])})" if printed else MISSING,

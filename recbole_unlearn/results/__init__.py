@@ -26,6 +26,5 @@ from recbole_unlearn.results.schema import (
     mapping,
     method_phases,
     number,
-    numbers,
     seen_from,
 )

@@ -43,12 +43,10 @@ from recbole_unlearn.results.schema import (
     RETRAINED,
     SECOND,
     UNLEARNED,
-    Curve,
     Forgotten,
     LeftOut,
     Metrics,
     PhaseResult,
-    Placebo,
     Provisional,
     RunResult,
     method_phases,
@@ -215,22 +213,15 @@ def build(
     forget: Forgotten,
     phases: dict[str, PhaseResult],
     *,
-    difficulty: dict[str, Any],
-    certificates: dict[str, Any],
-    curves: dict[str, dict[str, Curve]],
-    errors: Mapping[str, Metrics] | None = None,
-    placebo: Placebo | None = None,
-    provisional: Provisional | None = None,
-    done_earlier: str | None = None,
-    stamp: Mapping[str, Any] | None = None,
+    errors: Mapping[str, Metrics],
+    provisional: Provisional | None,
+    **more: Any,
 ) -> RunResult:
-    """The result of a finished run.
+    """The result of a finished run, with the fields of ``more`` as they are.
 
-    ``errors`` are those of :func:`judged`, ``provisional`` is the verdict without retraining, ``done_earlier`` the
-    day on which the same request was done, and ``stamp`` comes from :class:`Evidence`.
+    ``errors`` are those of :func:`judged`, ``provisional`` is the verdict without retraining.
     """
-    run = read(RunSettings, config)
-    errors = errors or {}
+    run, is_done = read(RunSettings, config), more.get("done_earlier") is not None
     shares = recovered(phases, errors.get(UNLEARNED, {})) if RETRAINED in phases else None
     return RunResult(
         model=config["model"],
@@ -240,15 +231,10 @@ def build(
         settings=plain_values(config),
         forget=forget,
         phases=judged(phases, errors, forget.interactions),
-        difficulty=difficulty,
-        certificates=certificates,
-        curves=curves,
         environment=environment(run.threads, config["device"]),
         recovered=shares,
         left_out=None if shares is None else left_out(phases, shares),
         speedup=speedup(phases),
-        placebo=placebo,
-        verdict=verdict(phases, shares or {}, forget.interactions, provisional, done_earlier is not None),
-        done_earlier=done_earlier,
-        **(stamp or {}),
+        verdict=verdict(phases, shares or {}, forget.interactions, provisional, is_done),
+        **more,
     )

@@ -293,8 +293,3 @@ def number(value: Any) -> Any:
     """A finite number, or None."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if is_number and abs(value) < _TOO_LARGE else None
-
-
-def numbers(tree: Any) -> dict[str, Any]:
-    """The finite numbers of a mapping."""
-    return {key: value for key, value in mapping(tree).items() if number(value) is not None}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -22,12 +21,7 @@ _HEADS = {
 _DIFFERENCES = {"demotion": "demotion rate", "attack": "attack AUC", "ks": "KS"}
 
 
-class Block(NamedTuple):
-    """One table: its head, its rows, and how many columns at the left are names."""
-
-    head: list[str]
-    rows: list[list[str]]
-    left: int
+Block = tuple[list[str], list[list[str]], int]  # head, rows, and how many columns at the left are names
 
 
 def table(result: RunResult) -> str:
@@ -44,7 +38,8 @@ def notebook_html(result: RunResult) -> str:
         looks = said.provisional.looks if said.provisional else said.level
         head += f": {escape(SHORT.get(looks, looks))}" + (" (provisional)" if said.provisional else "")
     tables = [
-        pd.DataFrame(one.rows, columns=one.head).to_html(index=False, border=0) for one in blocks(result)
+        pd.DataFrame(rows, columns=columns).to_html(index=False, border=0)
+        for columns, rows, _ in blocks(result)
     ]
     lines = [f"<p>{escape(line)}</p>" for line in closing_lines(result)]
     return "\n".join(["<div>", f"<p>{head}</p>", *tables, *lines, "</div>"])
@@ -129,7 +124,7 @@ def _utility(result: RunResult) -> Block:
         figures = [decimal(phase.metrics.get(metric)) for metric in metrics]
         rows.append([name, "all", *figures, decimal(phase.demotion_rate, 3), time])
         rows.append(["", "affected", *(decimal(phase.affected.get(metric)) for metric in metrics), "", ""])
-    return Block(["phase", "users", *map(_head, metrics), "demotion", "seconds"], rows, 2)
+    return ["phase", "users", *map(_head, metrics), "demotion", "seconds"], rows, 2
 
 
 def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
@@ -142,7 +137,7 @@ def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
             if any(value is not None for value in values):
                 rows.append([title, *(decimal(value, 3) for value in values)])
     names = ["retrained 2" if name == SECOND else name for name in phases]
-    return Block(["forgetting", *names], rows, 1)
+    return ["forgetting", *names], rows, 1
 
 
 def _methods(result: RunResult) -> Block | None:
@@ -163,14 +158,7 @@ def _methods(result: RunResult) -> Block | None:
         share, faster = percent((phase.recovered or {}).get("ndcg@20")), times(phase.speedup)
         rows.append([title, SHORT.get(verdict.level, verdict.level), *map(signed, gaps), share, faster])
     head = ["against retraining", "verdict", "demotion", "attack AUC", "N@20", "recovered", "speed-up"]
-    return Block(head, rows, 2)
-
-
-def _legend(metrics: Iterable[str]) -> str:
-    """The meaning of the column heads."""
-    known = [_HEADS[name] for name in dict.fromkeys(m.split("@")[0] for m in metrics) if name in _HEADS]
-    words = [f"{short} {title}" for short, title in known if short != title]
-    return f"{', '.join(words)}. " if words else ""
+    return head, rows, 2
 
 
 def closing_lines(result: RunResult) -> Iterator[str]:
@@ -211,7 +199,11 @@ def _about_columns(result: RunResult) -> Iterator[str]:
             f"Forgotten: {counted(forget.interactions, 'interaction')} of {counted(forget.users, 'user')} and "
             f"{counted(forget.items, 'item')} ({forget.source or MISSING})."
         )
-    yield f"{_legend([*shown, *measured])}{said}"
+    known = [
+        _HEADS[name] for name in dict.fromkeys(m.split("@")[0] for m in [*shown, *measured]) if name in _HEADS
+    ]
+    legend = ", ".join(f"{short} {title}" for short, title in known if short != title)
+    yield f"{legend}. {said}" if legend else said
     more = [_head(key) for key in measured if key not in shown]
     if more:
         yield f"Also measured, in result.json: {', '.join(more)}."
