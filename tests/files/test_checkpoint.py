@@ -62,7 +62,7 @@ def test_the_original_is_the_model_recbole_saved(plain_checkpoint, request_file,
     assert result.config["epochs"] == 3
     saved = torch.load(plain_checkpoint, weights_only=False)
     assert result.data.full.train.user_num == len(saved["state_dict"]["user_embedding.weight"])
-    # Whole users were forgotten: the retrained model still has their row as it was initialised.
+    # Whole users were forgotten: the retrained model still has their row as it was initialized.
     assert result.result["forget"]["orphan_users"] == 2
     assert {"mrr@10", "recall@50"} <= set(phases["unlearned"]["metrics"])
 
@@ -163,7 +163,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("module", ["__main__", "somebodys_models"])
+@pytest.mark.parametrize("module", ["__main__", "own_models"])
 def test_from_recbole_to_the_second_request_and_back(monkeypatch, tmp_path, tiny_path, module):
     cls = own_class(monkeypatch, module)
     path = train_plain(cls, tmp_path / "saved", data_path=str(tiny_path), epochs=2, **OWN)
@@ -192,11 +192,9 @@ def test_from_recbole_to_the_second_request_and_back(monkeypatch, tmp_path, tiny
 
 
 def test_another_class_is_not_the_one_of_the_checkpoint(monkeypatch, tmp_path, tiny_path, plain_checkpoint):
-    cls = own_class(monkeypatch, "somebodys_models")
+    cls = own_class(monkeypatch, "own_models")
     path = train_plain(cls, tmp_path / "saved", data_path=str(tiny_path), epochs=2, **OWN)
-    with pytest.raises(
-        UnlearnError, match=r"somebodys_models\.OwnBPR"
-    ):  # consent to one name is not to another
+    with pytest.raises(UnlearnError, match=r"own_models\.OwnBPR"):  # consent to one name is not to another
         run_unlearn(BPR, checkpoint=path, forget={"user_id": ["u3"]}, output_dir=tmp_path / "o")
     with pytest.raises(UnlearnError, match="is of the model BPR, not OwnBPR"):
         run_unlearn(cls, checkpoint=plain_checkpoint, forget={"user_id": ["u3"]}, output_dir=tmp_path / "o")

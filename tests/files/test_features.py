@@ -1,4 +1,4 @@
-"""Features that only a deleted user or item had: gone from what is saved, and their rows as they were initialised."""
+"""Features that only a deleted user or item had: not in the saved files, and their rows initialized again."""
 
 import pickle
 import pickletools
@@ -19,7 +19,7 @@ from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model, train
 from tests.conftest import ITEMS, USERS, tiny_rows
 
-USER, ITEM = 5, 7  # whom nobody shares these values with
+USER, ITEM = 5, 7  # the only ones with these values
 SECRETS = {"zip-5", "tv-5", "word-7"}
 COLUMNS = {
     "inter": ["user_id", "item_id", "device", "timestamp"],
@@ -37,7 +37,7 @@ MODELS = [
 
 @pytest.fixture(scope="module")
 def telling_path(tmp_path_factory):
-    """`tiny` with features: some of everybody, and some that only one user or one item has."""
+    """`tiny` with features: some that many have, and some that only one user or one item has."""
     root = tmp_path_factory.mktemp("data")
     folder = root / "telling"
     folder.mkdir()
@@ -62,7 +62,8 @@ def telling_path(tmp_path_factory):
 
 @pytest.fixture
 def values(settings, telling_path):
-    return settings | {"data_path": str(telling_path), "load_col": COLUMNS, "report": "none"}
+    more = {"data_path": str(telling_path), "load_col": COLUMNS, "report": "none", "epochs": 2}
+    return settings | more
 
 
 FORGET = {"user": {"user_id": [f"u{USER}"]}, "item": {"item_id": [f"i{ITEM}"]}}
@@ -129,7 +130,7 @@ def test_the_mean_of_a_column_does_not_tell_the_missing_number(values):
 
 
 @pytest.mark.parametrize("unlearn", ["obliviate", "finetune", "gradient_ascent", "rrl", "scif", "ifru"])
-def test_their_rows_are_as_they_were_initialised(values, unlearn):
+def test_their_rows_are_as_they_were_initialized(values, unlearn):
     """Every method that is not exact, on the embeddings and on the first-order weights."""
     check_rows("FM", values | {"load_col": CONTEXT}, unlearn, "user", {"city": "zip-5"})
 

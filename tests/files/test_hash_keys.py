@@ -50,7 +50,7 @@ def test_a_file_wins_over_the_environment_and_that_over_the_configuration(home, 
     assert "mellon" not in str(error.value)
 
 
-def test_a_key_for_everybody_is_warned_of(tmp_path, caplog):
+def test_a_key_that_others_can_read_is_warned_of(tmp_path, caplog):
     (tmp_path / "key").write_text("f" * 32)
     os.chmod(tmp_path / "key", 0o600)
     hash_keys.load_key(tmp_path / "key")
@@ -83,7 +83,7 @@ ROWS = st.one_of(
 
 
 def plain(rows):
-    """What a set of rows asks for, without what others cover."""
+    """The rows of a request that no other row covers."""
     rows = {(user, item, None if time != time else time) for user, item, time in rows}
     users, items = {u for u, i, _ in rows if i is None}, {i for u, i, _ in rows if u is None}
     return {

@@ -84,7 +84,7 @@ def test_a_run_that_fails_late_writes_no_model(settings, tmp_path, monkeypatch):
     assert set(names(tmp_path / "out")) <= {"run.log"}
 
 
-def test_a_model_beside_another_runs_dataset_is_refused(settings, tmp_path):
+def test_a_model_with_the_dataset_of_another_run_is_refused(settings, tmp_path):
     for user, folder in (("u1", "a"), ("u2", "b")):
         values = settings | {"output_dir": str(tmp_path / folder), "report": "none"}
         run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": [user]}, config_dict=values)
@@ -119,7 +119,7 @@ def test_the_log_is_not_written_through_a_link(settings, flags, tmp_path, comman
     assert victim.read_text() == "mine\n"
 
 
-def test_what_nobody_holds_is_removed(tmp_path):
+def test_files_without_a_lock_are_removed(tmp_path):
     stale, held = tmp_path / ".a.tmp", tmp_path / ".b.tmp"
     stale.mkdir()
     held.mkdir()
