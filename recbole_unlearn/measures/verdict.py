@@ -58,23 +58,15 @@ _WORDS = {
     "unknown": "How near this model is to a retrained one is not known: retraining was not run (--compare=retrain)",
 }
 SHORT = {
-    "near": "near retraining",
-    "under": "not fully forgotten",
-    "over": "forgotten too well",
-    "cannot_tell": "cannot tell",
-    "unknown": "not known",
-}
+    "near": "near retraining", "under": "not fully forgotten", "over": "forgotten too well",
+    "cannot_tell": "cannot tell", "unknown": "not known",
+}  # fmt: skip
 # The provisional verdict: in short, and in terms of the expected level.
+_RANKED = "deleted items rank {} a model that never saw them should put them"
 _LOOKS = {
-    "near": ("Looks forgotten", "deleted items rank about where a model that never saw them should put them"),
-    "under": (
-        "Looks not fully forgotten",
-        "deleted items rank higher than a model that never saw them should put them",
-    ),
-    "over": (
-        "Looks forgotten too well",
-        "deleted items rank lower than a model that never saw them should put them",
-    ),
+    "near": ("Looks forgotten", _RANKED.format("about where")),
+    "under": ("Looks not fully forgotten", _RANKED.format("higher than")),
+    "over": ("Looks forgotten too well", _RANKED.format("lower than")),
     "cannot_tell": (
         "Cannot tell without retraining",
         "the original does not rank deleted items clearly higher than a model that never saw them should",

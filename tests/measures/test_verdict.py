@@ -97,22 +97,17 @@ def placed(gap, auc, error=0.005, half=0.01):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("original", "unlearned", "second", "level"),
-    [
-        ((-0.6, 0.9), (-0.05, 0.52), None, "near"),
-        ((-0.6, 0.9), (-0.6, 0.9), None, "under"),  # nothing was done
-        ((-0.6, 0.9), (-0.2, 0.52), None, "under"),
-        ((-0.6, 0.9), (-0.05, 0.68), None, "under"),  # the attacker disagrees
-        ((-0.6, 0.9), (0.15, 0.5), None, "over"),
-        ((-0.6, 0.9), (0.0, 0.38), None, "over"),
-        ((-0.05, 0.9), (-0.04, 0.9), None, "under"),  # within .1 of retraining, as the original is
-        ((-0.004, 0.505), (-0.004, 0.505), None, "cannot_tell"),
-        ((-0.004, 0.9), (-0.004, 0.51), None, "near"),  # only the attacker can tell
-        ((-0.05, 0.9), (-0.03, 0.51), 0.02, "near"),  # two retrained models differ as much
-        ((-0.05, 0.51), (-0.05, 0.51), 0.03, "cannot_tell"),
-    ],
-)
+@pytest.mark.parametrize(("original", "unlearned", "second", "level"), [
+    ((-0.6, 0.9), (-0.05, 0.52), None, "near"), ((-0.6, 0.9), (-0.2, 0.52), None, "under"),
+    ((-0.6, 0.9), (0.15, 0.5), None, "over"), ((-0.6, 0.9), (0.0, 0.38), None, "over"),
+    ((-0.6, 0.9), (-0.6, 0.9), None, "under"),  # nothing was done
+    ((-0.6, 0.9), (-0.05, 0.68), None, "under"),  # the attacker disagrees
+    ((-0.05, 0.9), (-0.04, 0.9), None, "under"),  # within .1 of retraining, as the original is
+    ((-0.004, 0.505), (-0.004, 0.505), None, "cannot_tell"),
+    ((-0.004, 0.9), (-0.004, 0.51), None, "near"),  # only the attacker can tell
+    ((-0.05, 0.9), (-0.03, 0.51), 0.02, "near"),  # two retrained models differ as much
+    ((-0.05, 0.51), (-0.05, 0.51), 0.03, "cannot_tell"),
+])  # fmt: skip
 def test_a_verdict_can_fail(original, unlearned, second, level):
     phases = {"original": placed(*original), "unlearned": placed(*unlearned), "retrained": placed(0.0, 0.5)}
     if second is not None:
@@ -145,11 +140,7 @@ def test_nothing_fails_and_retraining_passes_on_ml_100k(ml_100k, model, kind):
     )  # fmt: skip
     phases = outcome.record.phases
     assert outcome.record.verdict.level == "under"
-    floor = {
-        "original": phases["original"],
-        "unlearned": phases["retrained_2"],
-        "retrained": phases["retrained"],
-    }
+    floor = {name: phases[name] for name in ("original", "retrained")} | {"unlearned": phases["retrained_2"]}
     assert verdict(floor, {}).level == "near"
 
 
@@ -217,24 +208,13 @@ def emptied(rate, retrained=0.5, error=0.01):
     return PhaseResult(forgetting={"demotion_rate": None, "emptied": {"demotion_rate": rate}, **gap})
 
 
-@pytest.mark.parametrize(
-    ("original", "unlearned", "level"),
-    [
-        (0.1, 0.1, "under"),
-        (0.1, 0.495, "near"),
-        (0.1, 0.7, "over"),
-        (0.49, 0.49, "cannot_tell"),
-        (0.47, 0.485, "cannot_tell"),
-        (0.45, 0.495, "near"),
-    ],  # half of a short way is not near
-)
+@pytest.mark.parametrize(("original", "unlearned", "level"), [
+    (0.1, 0.1, "under"), (0.1, 0.495, "near"), (0.1, 0.7, "over"), (0.49, 0.49, "cannot_tell"),
+    (0.47, 0.485, "cannot_tell"), (0.45, 0.495, "near"),  # half of a short way is not near
+])  # fmt: skip
 def test_whole_users_of_a_sequential_model_are_judged_at_uncleaned_histories(original, unlearned, level):
     """A model that did nothing never passes."""
-    phases = {
-        "original": emptied(original),
-        "unlearned": emptied(unlearned),
-        "retrained": emptied(0.5),
-    }
+    phases = {"original": emptied(original), "unlearned": emptied(unlearned), "retrained": emptied(0.5)}
     found = verdict(phases, {})
     assert found.level == level
     assert f"(demotion rate {unlearned:.3f}, retrained 0.500)" in found.text
@@ -253,21 +233,13 @@ def test_emptied_histories_decide_nothing_where_there_are_cleaned_ones():
 # Without retraining
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "level"),
-    [
-        (-0.6, -0.05, "near"),
-        (-0.6, 0.05, "near"),
-        (-0.6, -0.6, "under"),  # nothing was done
-        (-0.6, -0.2, "under"),
-        (-0.6, 0.2, "over"),
-        (-0.15, -0.15, "cannot_tell"),  # the original is too near to the expected level
-        (-0.15, 0.0, "cannot_tell"),
-        (0.3, 0.3, "cannot_tell"),  # above it from the start: no memory to be seen
-        (0.0, 0.4, "over"),
-        (-0.05, -0.4, "under"),  # deleted items were brought up
-    ],
-)
+@pytest.mark.parametrize(("start", "end", "level"), [
+    (-0.6, -0.05, "near"), (-0.6, 0.05, "near"), (-0.6, -0.2, "under"), (-0.6, 0.2, "over"), (0.0, 0.4, "over"),
+    (-0.6, -0.6, "under"),  # nothing was done
+    (-0.15, -0.15, "cannot_tell"), (-0.15, 0.0, "cannot_tell"),  # the original is too near to the expected level
+    (0.3, 0.3, "cannot_tell"),  # above it from the start: no memory to be seen
+    (-0.05, -0.4, "under"),  # deleted items were brought up
+])  # fmt: skip
 def test_how_it_looks(start, end, level):
     assert looks(start, end, 0.1) == level
 
