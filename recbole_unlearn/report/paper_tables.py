@@ -97,12 +97,11 @@ def published() -> dict[str, Any]:
 
 
 class _Kind(NamedTuple):
-    """A kind of table: its columns, the function that makes a row, and the methods that have one."""
+    """A kind of table: a function that makes a row, by column, and the methods that have one."""
 
     title: str
     caption: str
-    head: Cells
-    row: Callable[[Runs], Cells]
+    row: Callable[[Runs], dict[str, str]]
     chosen: Callable[[list[Runs]], list[Runs]] = lambda methods: methods
 
 
@@ -116,14 +115,14 @@ def tables(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table
         for dataset, request in subjects:
             bodies = {
                 place.model: [
-                    [phase_title(runs.name), *kind.row(runs), runs.counted()] for runs in kind.chosen(methods)
+                    {"Method": phase_title(runs.name), **kind.row(runs), "Runs": runs.counted()}
+                    for runs in kind.chosen(methods)
                 ]
                 for place, methods in everything.items()
                 if (place.dataset, place.request) == (dataset, request)
             }
-            head, rows = without_gaps(
-                ["Method", *kind.head, "Runs"], [row for body in bodies.values() for row in body]
-            )
+            every = [row for body in bodies.values() for row in body]
+            head, rows = without_gaps([*every[0]] if every else [], [[*row.values()] for row in every])
             if len(head) > 2:  # not only names and counts
                 left = iter(rows)
                 shown = {model: [next(left) for _ in body] for model, body in bodies.items() if body}
@@ -179,85 +178,84 @@ def _utility(metric: str, cut: int) -> _Kind:
     of = _metric(f"{metric}@{cut}")
     place = _METRICS.index(metric) * len(CUTS) + CUTS.index(cut)  # in the paper's lists
 
-    def row(runs: Runs) -> Cells:
+    def row(runs: Runs) -> dict[str, str]:
         held = runs.pairs(AFTER, GOAL, of)
         name, phase = (published()["reference"], RETRAINED) if runs.name == RETRAINED else (None, UNLEARNED)
         printed = runs.printed("utility", name) or {}
         has_both = phase in printed and ORIGINAL in printed
-        return [
-            runs.spread(BEFORE, of),
-            runs.spread(AFTER, of),
-            _change(runs.pairs(AFTER, BEFORE, of)),
-            _arrow(printed[ORIGINAL][place], printed[phase][place], change=True) if has_both else MISSING,
-            _change(held),
-            _change(
-                [min((pair for pair in held if pair[1]), key=lambda pair: pair[0] / pair[1], default=(0, 0))]
-            ),
-        ]
+        worst = min((pair for pair in held if pair[1]), key=lambda pair: pair[0] / pair[1], default=(0, 0))
+        paper = _arrow(printed[ORIGINAL][place], printed[phase][place], change=True) if has_both else MISSING
+        return {
+            "Before": runs.spread(BEFORE, of),
+            "After": runs.spread(AFTER, of),
+            "Change": _change(runs.pairs(AFTER, BEFORE, of)),
+            "Paper": paper,
+            "Gap": _change(held),
+            "Gap, worst": _change([worst]),
+        }
 
     return _Kind(
         f"{metric_title(metric)}@{cut}",
         "All users, before and after unlearning. Gap: against the retrained model of the same run.",
-        ["Before", "After", "Change", "Paper", "Gap", "Gap, worst"],
         row,
     )
 
 
-def _affected_row(runs: Runs) -> Cells:
-    cells = [runs.spread(BEFORE, affected_ndcg), runs.spread(AFTER, affected_ndcg)]
-    if runs.name == RETRAINED:
-        return [*cells, MISSING, MISSING]
+def _affected_row(runs: Runs) -> dict[str, str]:
     shares = [share for entry in runs.entries if (share := recovered([entry])) is not None]
-    return [*cells, percent(recovered(runs.entries)), percent(min(shares, default=None))]
+    is_goal = runs.name == RETRAINED
+    return {
+        "Before": runs.spread(BEFORE, affected_ndcg),
+        "After": runs.spread(AFTER, affected_ndcg),
+        "Recovered": percent(None if is_goal else recovered(runs.entries)),
+        "Recovered, worst": percent(None if is_goal else min(shares, default=None)),
+    }
 
 
 _AFFECTED = _Kind(
     "NDCG@20, affected users",
     "Users with a deleted interaction. Recovered: the share of retraining's effect on them; a dash where that is no "
     "more than two retrained models differ. The paper has no such figures.",
-    ["Before", "After", "Recovered", "Recovered, worst"],
     _affected_row,
 )
 
 
-def _demotion_row(runs: Runs) -> Cells:
+def _demotion_row(runs: Runs) -> dict[str, str]:
     printed = runs.printed("demotion")
     away = [a - b for a, b in runs.pairs(AFTER, GOAL, _demotion)]
-    return [
-        runs.spread(BEFORE, _demotion, digits=3),
-        runs.spread(AFTER, _demotion, digits=3),
-        spread(away, 3, signed),
-        signed(max(away, key=abs, default=None)),
-        _arrow(printed[0], printed[1], change=False) if printed else MISSING,
-    ]
+    return {
+        "Before": runs.spread(BEFORE, _demotion, digits=3),
+        "After": runs.spread(AFTER, _demotion, digits=3),
+        "Gap": spread(away, 3, signed),
+        "Gap, worst": signed(max(away, key=abs, default=None)),
+        "Paper": _arrow(printed[0], printed[1], change=False) if printed else MISSING,
+    }
 
 
 _DEMOTION = _Kind(
     "Demotion rate",
     "How often a deleted item scores below one its user never touched. The goal is the retrained model's rate, not "
     "1. Gap: the rate less the retrained model's of the same run.",
-    ["Before", "After", "Gap", "Gap, worst", "Paper"],
     _demotion_row,
 )
 
 
-def _time_row(runs: Runs) -> Cells:
-    known, printed = runs.known(AFTER, _seconds), runs.printed("time")
+def _time_row(runs: Runs) -> dict[str, str]:
+    known, both = runs.known(AFTER, _seconds), runs.pairs(GOAL, AFTER, _seconds)
     cached = any(entry.phase.seconds_from_cache for entry in runs.entries)
-    both = runs.pairs(GOAL, AFTER, _seconds)
-    return [
-        spread(known, 2 if min(known, default=0.0) < 10 else 1) + ("*" if cached and known else ""),
-        times(ratio_of_sums(both)),
-        times(min((slow / fast for slow, fast in both if fast), default=None)),
-        f"{printed[1]:.2f} of {printed[0]:.2f} ({times(printed[0] / printed[1])})" if printed else MISSING,
-    ]
+    slow, fast = runs.printed("time") or (None, None)
+    return {
+        "Seconds": spread(known, 2 if min(known, default=0.0) < 10 else 1) + "*" * bool(cached and known),
+        "Speed-up": times(ratio_of_sums(both)),
+        "Speed-up, worst": times(min((slow / fast for slow, fast in both if fast), default=None)),
+        "Paper": MISSING if slow is None else f"{fast:.2f} of {slow:.2f} ({times(slow / fast)})",
+    }
 
 
 _TIME = _Kind(
     "Time",
     "Seconds of a method's own work; retrained: of training again. Speed-up: the retrained model's seconds over the "
     "method's, of the same runs. * in part of an earlier run, from the cache. Paper: unlearning of retraining.",
-    ["Seconds", "Speed-up", "Speed-up, worst", "Paper"],
     _time_row,
 )
 
@@ -270,27 +268,26 @@ def _ablated(methods: list[Runs]) -> list[Runs]:
     return [runs for runs in methods if runs.name in parts | whole] if has_any else []
 
 
-def _ablation_row(runs: Runs) -> Cells:
+def _ablation_row(runs: Runs) -> dict[str, str]:
     printed = runs.printed("ablations")
     whole = (runs.printed("utility") or {}).get(UNLEARNED)
     if printed is None and whole is not None:
         printed = [whole[CUTS.index(20)], whole[len(CUTS) + CUTS.index(20)]]
     recall, ndcg = (decimal(value, 4) for value in printed or (None, None))
-    return [
-        runs.spread(AFTER, _metric("recall@20")),
-        recall,
-        runs.spread(AFTER, _metric("ndcg@20")),
-        ndcg,
-        runs.spread(AFTER, affected_ndcg),
-        runs.spread(AFTER, _demotion, digits=3),
-    ]
+    return {
+        "R@20": runs.spread(AFTER, _metric("recall@20")),
+        "R@20 paper": recall,
+        "N@20": runs.spread(AFTER, _metric("ndcg@20")),
+        "N@20 paper": ndcg,
+        "N@20 affected": runs.spread(AFTER, affected_ndcg),
+        "Demotion rate": runs.spread(AFTER, _demotion, digits=3),
+    }
 
 
 _ABLATIONS = _Kind(
     "Ablations",
     "After unlearning. no_lua, no_lac and no_distill leave out a part of obliviate_paper, the method as printed; "
     "obliviate is this project's own.",
-    ["R@20", "R@20 paper", "N@20", "N@20 paper", "N@20 affected", "Demotion rate"],
     _ablation_row,
     _ablated,
 )
