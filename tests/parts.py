@@ -1,4 +1,4 @@
-"""Shared by tests: divided data, a request of all kinds, a witness over the data, and adapters of a model."""
+"""Shared by tests of rows and of Obliviate: divided data, a witness set over it, adapters, unchanged weights."""
 
 import numpy as np
 import pandas as pd
@@ -36,6 +36,27 @@ def divided(config):
 def same(first, second):
     """Whether two sets of weights are the same bit for bit."""
     return all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def weights(model):
+    """A copy of the weights."""
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def check_outside(model, before, train, region):
+    """Everything but the rows of ``region`` is the same bit for bit; returns which of those changed, by parameter."""
+    named = dict(model.named_parameters())
+    outside = {name: torch.ones(value.shape, dtype=torch.bool) for name, value in named.items()}
+    changed = {}
+    for table in find_tables(model, train):
+        rows = region[table.side].ids + table.offset
+        as_rows(outside[table.parameter], table.axis)[rows] = False
+        both = (as_rows(values[table.parameter], table.axis)[rows] for values in (named, before))
+        changed[table.parameter] = torch.ne(*both).any(dim=1)
+    assert any(mask.any() for mask in outside.values())
+    for name, value in named.items():
+        assert torch.equal(value[outside[name]], before[name][outside[name]]), name
+    return changed
 
 
 def make_witness(config, data, negatives=1.0, seed=0):

@@ -98,8 +98,8 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
         gone = index.removed_of(side, ids)
         assert gone.sort().values.tolist() == sorted(order[:second])
         assert index.ids[side][gone].tolist() == sorted(index.ids[side][gone].tolist())  # id after id
-    nobody = torch.empty(0, dtype=torch.long)
-    after = RetainedIndex(index, nobody, nobody, index.removed)
+    nothing = torch.empty(0, dtype=torch.long)
+    after = RetainedIndex(index, nothing, nothing, index.removed)
     assert after.are_known(grid[:, 0], grid[:, 1]).tolist() == expected
     assert index.pairs.tolist() == sorted(index.pairs.tolist())
     assert [key for key in index.pairs.tolist() if key % index.sizes["item"]] == fresh.pairs.tolist()
@@ -121,7 +121,7 @@ def test_a_sample_has_each_interaction_once(pairs, most, seed):
         assert place.tolist() == sorted(place.tolist())
 
 
-def test_no_rows_of_nobody():
+def test_no_ids_have_no_rows():
     index = TrainIndex(Rows([(1, 2)]))
     assert len(index.of("user", torch.empty(0, dtype=torch.long))) == 0
 
@@ -132,8 +132,8 @@ def test_places_of_members(monkeypatch, limit):
     members = Members(torch.tensor([2, 5, 9]), torch.ones(3))
     assert members.place(torch.tensor([9, 1, 2, 100, 5])).tolist() == [2, -1, 0, -1, 1]
     assert members.contains(torch.tensor([3, 5])).tolist() == [False, True]
-    nobody = Members(torch.empty(0, dtype=torch.long), torch.empty(0))
-    assert nobody.place(torch.tensor([1])).tolist() == [-1]
+    nothing = Members(torch.empty(0, dtype=torch.long), torch.empty(0))
+    assert nothing.place(torch.tensor([1])).tolist() == [-1]
 
 
 def test_shares_are_counted(make_config):
@@ -163,7 +163,7 @@ def test_neighbours_join_by_their_share_and_no_more_than_the_cap():
     assert with_neighbours(region, retained, 1, 0.5, 0.0, cap=1)["item"].ids.tolist() == [1, 2]
     assert with_neighbours(region, retained, 1, 0.5, 0.06, cap=10)["item"].ids.tolist() == [1, 2]
     two = with_neighbours(region, retained, 2, 0.5, 0.0, 10)
-    assert two["user"].ids.tolist() == [1, 2, 3, 4]  # user 5 shares nothing with anybody
+    assert two["user"].ids.tolist() == [1, 2, 3, 4]  # user 5 shares no item
     assert region["item"].ids.tolist() == [1]  # the region itself is as it was
 
 

@@ -142,7 +142,7 @@ def test_values_of_features_have_rows(built, model):
     assert all(table.offset == 0 for table in found)
 
 
-def test_tables_that_somebody_added(built):
+def test_tables_of_a_derived_model(built):
     model, data = built("SASRec")
     users, items = data.user_num, data.item_num
     model.memory = torch.nn.Embedding(items, 3)

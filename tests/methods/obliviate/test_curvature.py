@@ -106,8 +106,8 @@ def scene(make_config):
             for value in net.parameters():
                 value.mul_(3.0)
         index = TrainIndex(splits.train).complete()
-        nobody = torch.empty(0, dtype=torch.long)
-        retained = RetainedIndex(index, nobody, nobody, index.removed)
+        nothing = torch.empty(0, dtype=torch.long)
+        retained = RetainedIndex(index, nothing, nothing, index.removed)
         ids = torch.tensor([2, 3, 7, 11])
         touched = Region(user=Members(ids, torch.ones(4)), item=Members(ids, torch.ones(4)))
         return config, net, Witness(config, retained, touched, torch.Generator().manual_seed(1)), touched

@@ -17,7 +17,7 @@ from tests.parts import Rows
 
 
 def without(index, deleted):
-    """What is left of an index, and the region of what is ``deleted`` (a mask)."""
+    """The rest of an index without the ``deleted`` interactions (a mask), and their region."""
     gone = [index.ids[side][deleted] for side in SIDES]
     return RetainedIndex(index, *gone, deleted), find_region(index, *gone)
 
