@@ -68,10 +68,7 @@ class Region(dict[Side, Members]):
 
 
 def find_region(
-    index: TrainIndex,
-    users: torch.Tensor,
-    items: torch.Tensor,
-    lost: torch.Tensor | None = None,
+    index: TrainIndex, users: torch.Tensor, items: torch.Tensor, lost: torch.Tensor | None = None
 ) -> Region:
     """The users and items of the deleted interactions (``users``, ``items``), with their deleted shares.
 

@@ -226,12 +226,9 @@ def _sides(name: str, size: int, sizes: Mapping[Side, int]) -> list[Side]:
 
 @torch.no_grad()
 def reset_rows(
-    model: AbstractRecommender,
-    initial: Mapping[str, torch.Tensor],
-    dataset: Dataset,
-    users: torch.Tensor,
+    model: AbstractRecommender, initial: Mapping[str, torch.Tensor], dataset: Dataset, users: torch.Tensor,
     items: torch.Tensor,
-) -> None:
+) -> None:  # fmt: skip
     """Give the rows of ``users`` and ``items`` in ``model`` their values in ``initial``.
 
     For orphans: in a model that never saw them their rows would still be initial.
@@ -246,11 +243,9 @@ def reset_rows(
 
 @torch.no_grad()
 def reset_features(
-    model: AbstractRecommender,
-    initial: Mapping[str, torch.Tensor],
-    features: Sequence[FieldTable],
+    model: AbstractRecommender, initial: Mapping[str, torch.Tensor], features: Sequence[FieldTable],
     values: Mapping[str, torch.Tensor],
-) -> None:
+) -> None:  # fmt: skip
     """Give the rows of ``values``, by field, in the tables ``features`` of ``model`` their values in ``initial``.
 
     For values that no training interaction has any more, such as the city of a deleted user.

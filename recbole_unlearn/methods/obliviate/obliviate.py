@@ -95,9 +95,7 @@ CERTIFIED = 8192  # pairs that certificates are computed from
 WARN_AFTER, WARN_SECONDS = 3, 10.0  # steps after which the time is estimated; shorter requests do not matter
 
 MODELS = "differentiable, with rows of users or items; closed forms (EASE), exactly"
-SAVE_ADAPTERS = (
-    "Also write the adapters to OUTPUT_DIR/adapters. They show who asked, and restore the original."
-)
+SAVE_ADAPTERS = "Also write OUTPUT_DIR/adapters, which show who asked and can restore the original."
 logger = logging.getLogger(__name__)
 
 
@@ -110,14 +108,9 @@ class ObliviateSettings:
         "same expected rank; noise goes down to the level of never-seen items; hard goes down without a limit.",
         choices=("auto", "genuine", "noise", "hard"),
     )
-    lua_target: str = setting(
-        "New start of contaminated rows, from their retained neighbours or none.",
-        choices=("neighbours", "none"),
-    )
+    lua_target: str = setting("New start of contaminated rows, or none.", choices=("neighbours", "none"))
     lua_reach: float = setting(
-        "Rows follow when this share of their neighbours starts again: 0 for all, 1 for none.",
-        low=0.0,
-        high=1.0,
+        "Rows follow if this share of neighbours starts again: 0 for all, 1 for none.", low=0.0, high=1.0
     )
     lua_rounds: int = setting("How often users and items start again in turn.", low=1)
     lua_scale: float = setting(
@@ -145,11 +138,9 @@ class ObliviateSettings:
         "Interactions in a step; when empty 8192, and for a sequential model as many windows as make nine tenths of "
         "all over the steps, at least 512.", low=1,
     )  # fmt: skip
-    lac_negatives: float = setting(
-        "How often the region's items are negatives, relative to training.", low=0.0
-    )
+    lac_negatives: float = setting("How often the region's items are negatives, relative to training.", low=0)
     lac_forget: float = setting(
-        "Weight of the loss on deleted interactions, if forget_kind is not auto.", low=0.0
+        "Weight of the loss on deleted interactions, unless forget_kind is auto.", low=0
     )
     save_adapters: bool = setting(SAVE_ADAPTERS, role=Role.SPEED)
 
@@ -247,9 +238,7 @@ class Request:
     """One request to a model that scores pairs; `windows.py` and `paper.py` have subclasses."""
 
     others: ClassVar[str] = "others follow"  # rows that move without being calibrated, for the log
-    low_rank: ClassVar[Callable[..., list[LowRank]]] = staticmethod(
-        project_shared
-    )  # one B for tables of one width
+    low_rank: ClassVar[Callable[..., list[LowRank]]] = staticmethod(project_shared)
 
     def __init__(self, trainer: UnlearnTrainer, task: UnlearnTask) -> None:
         self.trainer, self.task, self.options = trainer, task, task.settings
@@ -397,9 +386,7 @@ class Request:
         self._from_initial([table for table in self.tables if table.axis])
         trained = {(a.name, a.side): a for a in self.adapters.trained}
         column = dict.fromkeys(SIDES, 0)
-        for table in self.tables:
-            if table.axis:
-                continue
+        for table in [table for table in self.tables if table.axis == 0]:
             side, ids = table.side, found[0][table.side].ids
             width = as_rows(self.model.get_parameter(table.parameter)).shape[1]
             change = moved[side][:, column[side] : column[side] + width]
@@ -411,11 +398,9 @@ class Request:
                 follower = Adapter.on_rows(self.model, table, ids[~own], trained=False)
                 follower.shift = change[~own.to(change.device)]
                 self.adapters.adapters.append(follower)
-        logger.info(
-            "LUA: a new start of the request's rows from retained neighbours, in %s%s.",
-            counted(self.options.lua_rounds, "round"),
-            "" if len(self.adapters.adapters) == len(trained) else f"; {self.others}",
-        )
+        rounds = counted(self.options.lua_rounds, "round")
+        others = "" if len(self.adapters.adapters) == len(trained) else f"; {self.others}"
+        logger.info("LUA: new start of the request's rows from retained neighbours, %s%s.", rounds, others)
 
     def neighbours(self, tables: new_start.Tables) -> new_start.Neighbours:
         """All contaminated rows, and their neighbours by interactions."""
@@ -473,11 +458,9 @@ class Request:
 
     def deleted_scores(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores of deleted pairs, and of negatives of the same users."""
-        deleted, train = self.witness.deleted(CERTIFIED), self.index.train
-        own, other = (
-            pair_scores(self.model, train, deleted.users, i) for i in (deleted.items, deleted.negatives)
-        )
-        return own, other
+        _, users, items, negatives = self.witness.deleted(CERTIFIED)
+        of = functools.partial(pair_scores, self.model, self.index.train, users)
+        return of(items), of(negatives)
 
     def retained_scores(self) -> Callable[[], torch.Tensor]:
         """A function for the scores of some retained pairs by the model as it is."""
@@ -563,9 +546,7 @@ class Objective:
     """Own training loss on R + λ · loss on S: reverse ranking, or the squared distance to a stand-in's score."""
 
     forget: float = 0.0  # λ
-    standing: ExpectedStanding | None = (
-        None  # expected ranks of deleted pairs, for stand-ins and for the stop
-    )
+    standing: ExpectedStanding | None = None  # ranks to expect of deleted pairs, for stand-ins and the stop
     stand_ins: bool = False
     stop: bool = False  # the term on S ends when its pairs rank where never-seen ones would
     trains_b: ClassVar[bool] = False
@@ -611,10 +592,8 @@ def stand_in_loss(deleted: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor
 
 
 def loss_of_scores(
-    gradients: RowGradients,
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    loss_of: Callable[..., torch.Tensor],
-) -> float:
+    gradients: RowGradients, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], loss_of: Callable[..., torch.Tensor]
+) -> float:  # fmt: skip
     """``loss_of`` the scores of each of ``pairs`` (users, items); its gradient is added to ``gradients``."""
     users, items = (torch.cat(column) for column in zip(*pairs, strict=True))
     scores = gradients.scores(users, items).clone().requires_grad_()
@@ -701,12 +680,8 @@ def margin(own: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
     if len(own) == 0:
         return {}
     loss, mean = float(reverse_ranking_loss(own, other)), float((other - own).mean())
-    return {
-        "loss": _round(loss),
-        "bound": _round(margin_bound(loss)),
-        "mean": _round(mean),
-        "pairs": len(own),
-    }
+    found = {"loss": loss, "bound": margin_bound(loss), "mean": mean}
+    return {key: _round(value) for key, value in found.items()} | {"pairs": len(own)}
 
 
 def retained_change(adapters: AdapterSet, scores: Callable[[], torch.Tensor]) -> dict[str, Any]:
