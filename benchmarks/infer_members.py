@@ -129,7 +129,7 @@ def equations(known: Known, result: dict[str, Any], phase: str, kind: str) -> li
         if whole and key in forget:
             step = step_from(max(1.0, forget[key] / k)) / 2 if rounded else 0.01
             found.append(Equation(had.sum(axis=1), forget[key], step))
-    # Items that nobody has any more leave the test set, and take a little of other users' figures with them.
+    # Items without interactions leave the test set, and take a little of other users' figures with them.
     blur = 0.03 * forget.get("orphan_items", 0)
     for key, own in usual.items():
         if whole:
@@ -336,7 +336,7 @@ def repeat(args: argparse.Namespace) -> None:
         number = collections.Counter(found)
         alike = sorted(number[one] for one in found)
         print(
-            f"{view}: of {len(found)} users, {alike.count(1)} have a result like nobody else's; the median user has "
+            f"{view}: of {len(found)} users, {alike.count(1)} have a unique result; the median user has "
             f"the same as {alike[len(alike) // 2] - 1} others"
         )
 

@@ -28,7 +28,7 @@ VARIANTS = {
     "  rank 8": {"rank": 8},
     "  full rows": {"rank": "full"},
     "  one round": {"lua_rounds": 1},
-    "  nobody follows": {"lua_reach": 1.0},
+    "  no rows follow": {"lua_reach": 1.0},
     "  told it is noise": {"forget_kind": "noise"},
     "  told it is genuine": {"forget_kind": "genuine"},
 }

@@ -111,6 +111,20 @@ def test_troubleshooting_quotes_messages_that_exist():
             assert known, quoted
 
 
+def test_tests_that_the_docs_name_exist():
+    """A claim with a test in brackets: docs/guarantees.md, docs/method.md."""
+    defined = {
+        name
+        for file in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    for page in (ROOT / "docs").glob("*.md"):
+        named = set(re.findall(r"`(test_\w+)`", page.read_text())) - {
+            "test_rows_removed"
+        }  # a key of result.json
+        assert named <= defined, f"{page.name}: {named - defined}"
+
+
 def test_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):

@@ -51,7 +51,7 @@ def test_nothing_is_fetched_from_elsewhere(site):
 
 
 def test_the_reference_has_all_names(site):
-    """Whatever is registered, declared or exported is on its page, without a list that somebody keeps."""
+    """Whatever is registered, declared or exported is on its page, without a hand-kept list."""
     text = {path.stem: path.read_text() for path in (site / "docs" / "api").glob("*.html")}
     for name in recbole_unlearn.__all__:
         assert name.startswith("__") or f"recbole_unlearn.{name}" in text["python"]
