@@ -96,7 +96,7 @@ def _parser() -> _Parser:
         )
         for spec, about, options in (*_SHARED, *own):
             flag, _, value = spec.partition(" ")
-            given = {"metavar": value or flag} if value or not flag.startswith("-") else {}
+            given: dict[str, Any] = {"metavar": value or flag} if value or flag.isupper() else {}
             command.add_argument(
                 flag if flag.startswith("-") else flag.lower(), help=about, **given, **options
             )
