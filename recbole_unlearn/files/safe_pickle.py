@@ -89,7 +89,8 @@ def parse(stream: BinaryIO, size: int, allowed: Callable[[Global], bool]) -> tup
     for count, (operation, argument, _) in enumerate(pickletools.genops(stream)):
         if operation.name == "STOP":
             return machine.stack.pop(), machine.references
-        require(count <= MOST_OPERATIONS, "more operations than a model or a dataset takes")
+        if count > MOST_OPERATIONS:
+            raise RefusedError("more operations than a model or a dataset takes")
         machine.do(operation.name, argument)
     raise EOFError("the pickle has no end")
 
