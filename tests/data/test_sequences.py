@@ -24,7 +24,6 @@ HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\ttags:toke
 
 
 def raw_dataset(dataset="tiny", split="leave one out", length=5, **changes):
-    """A dataset of SASRec as RecBole's `create_dataset` returns it."""
     recbole_compat.restore_numpy_names()
     values = {
         "load_col": None, "train_neg_sample_args": None, "MAX_ITEM_LIST_LENGTH": length, "show_progress": False,
@@ -56,20 +55,28 @@ def write_rows(root, rows, name="drawn"):
     return str(root)
 
 
+def assert_recboles_own(**given_):
+    """Our windows are those of RecBole's `build()`, which are returned."""
+    built, raw = raw_dataset(**given_).build(), raw_dataset(**given_)
+    number, sequences = len(raw.inter_feat), Sequences.of(raw)
+    assert len(sequences) == number
+    assert_same(sequences.windows(), built)
+    return built
+
+
 @pytest.mark.parametrize("length", [1, 4, 50])
 @pytest.mark.parametrize("split", SPLITS)
 def test_windows_are_recboles_own(tiny_path, split, length):
-    given_ = {"data_path": str(tiny_path), "split": split, "length": length}
-    assert_same(Sequences.of(raw_dataset(**given_)).windows(), raw_dataset(**given_).build())
+    assert_recboles_own(data_path=str(tiny_path), split=split, length=length)
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_windows_of_ml_100k_are_recboles_own(split):
-    few = {"dataset": "ml-100k", "split": split, "length": 7, "user_inter_num_interval": "[20,22]"}
-    dataset = raw_dataset(**few)
-    times = dataset.inter_feat.groupby("user_id")["timestamp"]
-    assert times.transform(lambda t: t.duplicated()).mean() > 0.2  # many at the same time
-    assert_same(Sequences.of(dataset).windows(), raw_dataset(**few).build())
+    built = assert_recboles_own(dataset="ml-100k", split=split, length=7, user_inter_num_interval="[20,22]")
+    times = built[0].inter_feat
+    assert len(torch.unique(times["user_id"] * 2**32 + times["timestamp"].long())) < 0.8 * len(
+        times
+    )  # many ties
 
 
 ROWS = st.lists(
@@ -82,54 +89,43 @@ ROWS = st.lists(
 @given(rows=ROWS, split=st.sampled_from(sorted(SPLITS)), length=st.integers(1, 6))
 def test_windows_with_many_ties_are_recboles_own(tmp_path_factory, rows, split, length):
     path = write_rows(tmp_path_factory.getbasetemp(), rows)
-    given_ = {"dataset": "drawn", "data_path": path, "split": split, "length": length}
-    built = raw_dataset(**given_).build()
-    sequences = Sequences.of(raw_dataset(**given_))
-    assert_same(sequences.windows(), built)
-    assert len(sequences) == len(rows)
+    built = assert_recboles_own(dataset="drawn", data_path=path, split=split, length=length)
     assert_same(Sequences.recovered(Splits(*built)).windows(), built)
 
 
-def test_fields_for_the_split_alone_are_dropped_as_by_recbole(tiny_path):
-    given_ = {"data_path": str(tiny_path), "unused_col": {"inter": ["timestamp"]}}
-    built = raw_dataset(**given_).build()
+def test_fields_for_the_split_alone_are_dropped_and_numbers_with_buckets_are_listed_as_by_recbole(tiny_path):
+    built = assert_recboles_own(data_path=str(tiny_path), unused_col={"inter": ["timestamp"]})
     assert "timestamp" not in built[0].inter_feat.columns
-    assert_same(Sequences.of(raw_dataset(**given_)).windows(), built)
     with pytest.raises(UnlearnError, match="unused_col"):
         Sequences.recovered(Splits(*built))
-
-
-def test_numbers_with_buckets_are_listed(tiny_path):
-    given_ = {"data_path": str(tiny_path), "numerical_features": ["rating"], "discretization": {
-        "rating": {"method": "ED", "bucket": 3}}}  # fmt: skip
-    built = raw_dataset(**given_).build()
+    buckets = {"rating": {"method": "ED", "bucket": 3}}
+    built = assert_recboles_own(
+        data_path=str(tiny_path), numerical_features=["rating"], discretization=buckets
+    )
     assert built[0].inter_feat["rating_list"].shape[1:] == (5, 2)
-    assert_same(Sequences.of(raw_dataset(**given_)).windows(), built)
 
 
-def test_another_order_is_refused(tiny_path):
-    values = {"split": {"LS": "valid_and_test"}, "order": "RO", "mode": "full"}
-    with pytest.raises(UnlearnError, match="order to TO"):
-        Sequences.of(raw_dataset(data_path=str(tiny_path), eval_args=values))
-
-
-def test_data_without_times_is_refused(tiny_path):
-    dataset = raw_dataset(data_path=str(tiny_path), load_col={"inter": ["user_id", "item_id"]})
-    with pytest.raises(UnlearnError, match=r"load_col='\{inter: \[user_id, item_id, timestamp\]\}'"):
-        Sequences.of(dataset)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"eval_args": {"split": {"LS": "valid_and_test"}, "order": "RO", "mode": "full"}}, "order to TO"),
+        ({"load_col": {"inter": ["user_id", "item_id"]}}, r"load_col='\{inter: \[user_id, item_id, timestamp\]\}'"),
+    ],
+)  # fmt: skip
+def test_data_without_the_order_of_time_is_refused(tiny_path, changes, said):
+    with pytest.raises(UnlearnError, match=said):
+        Sequences.of(raw_dataset(data_path=str(tiny_path), **changes))
 
 
 def brute_force(sequences, keep):
-    """By target: the numbers of its history, made one interaction after the other."""
+    """By interaction: the numbers of its history among ``keep``, made one interaction after the other."""
     feat = sequences.raw.inter_feat
     users, times = feat["user_id"].tolist(), feat["timestamp"].tolist()
     found, so_far = {}, {}
-    order = sorted(range(len(users)), key=lambda row: (users[row], times[row], row))
-    for row in order:
+    for row in sorted(range(len(users)), key=lambda row: (users[row], times[row], row)):
+        own = so_far.setdefault(users[row], [])
+        found[row] = own[-sequences.length :]
         if keep[row]:
-            own = so_far.setdefault(users[row], [])
-            if own:
-                found[row] = own[-sequences.length :]
             own.append(row)
     return found
 
@@ -163,36 +159,17 @@ def as_rows(sequences, windows):
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_deleting_follows_the_definition(drawn, data):
-    gone = data.draw(st.sets(st.integers(0, len(drawn) - 1)))
-    deleted = torch.zeros(len(drawn), dtype=torch.bool)
-    deleted[list(gone)] = True
-    after = brute_force(drawn, ~deleted)
-    parts = [as_rows(drawn, part.inter_feat) for part in drawn.windows(~deleted)]
-    for role, part in enumerate(parts):
-        assert part == {row: history for row, history in after.items() if drawn.role[row] == role}
-    # The same from the interactions that are left.
-    for part, other in zip(drawn.only(~deleted).windows(), drawn.windows(~deleted), strict=True):
+    """Windows, the same from the interactions that are left, and the retained prefix of each deleted interaction."""
+    keep = torch.ones(len(drawn), dtype=torch.bool)
+    keep[list(data.draw(st.sets(st.integers(0, len(drawn) - 1))))] = False
+    windows, after = drawn.windows(keep), brute_force(drawn, keep)
+    for role, part in enumerate(windows):
+        expected = {row: after[row] for row in after if keep[row] and after[row] and drawn.role[row] == role}
+        assert as_rows(drawn, part.inter_feat) == expected
+    for part, other in zip(drawn.only(keep).windows(), windows, strict=True):
         assert all(torch.equal(part.inter_feat[f], other.inter_feat[f]) for f in other.inter_feat.columns)
-
-
-@hypothesis_settings(max_examples=20, deadline=None)
-@given(data=st.data())
-def test_the_prefix_of_a_deleted_interaction_is_what_is_retained_before_it(drawn, data):
-    gone = data.draw(st.sets(st.integers(0, len(drawn) - 1), min_size=1))
-    deleted = torch.zeros(len(drawn), dtype=torch.bool)
-    deleted[list(gone)] = True
-    rows = deleted.nonzero().flatten()
-    found = as_rows(drawn, drawn.prefix(rows, ~deleted))
-    feat = drawn.raw.inter_feat
-    for row in rows.tolist():
-        earlier = [
-            other
-            for other in sorted(range(len(drawn)), key=lambda n: (float(feat["timestamp"][n]), n))
-            if feat["user_id"][other] == feat["user_id"][row]
-            and (float(feat["timestamp"][other]), other) < (float(feat["timestamp"][row]), row)
-            and other not in gone
-        ]
-        assert found[row] == earlier[-drawn.length :]
+    deleted = (~keep).nonzero().flatten()
+    assert as_rows(drawn, drawn.prefix(deleted, keep)) == {row: after[row] for row in deleted.tolist()}
 
 
 def test_everything_can_be_deleted(drawn):

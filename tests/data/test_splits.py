@@ -1,5 +1,7 @@
 """Forget and retain data: the same ids, nothing of S left in samplers, loaders and masks."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -13,11 +15,7 @@ from recbole.utils import init_seed
 from recbole_unlearn.data import Located, append, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings import UnlearnConfig
-
-
-def pairs(dataset):
-    columns = (dataset.inter_feat[field].tolist() for field in ("user_id", "item_id"))
-    return list(zip(*columns, strict=True))
+from tests.data.conftest import pairs
 
 
 def located(splits, train=(), valid=(), test=()):
@@ -27,13 +25,6 @@ def located(splits, train=(), valid=(), test=()):
         mask[list(rows)] = True
         masks.append(mask)
     return Located(*masks)
-
-
-@pytest.fixture(scope="module")
-def source_and_config(tiny_path, tmp_path_factory):
-    values = {"data_path": str(tiny_path), "checkpoint_dir": str(tmp_path_factory.mktemp("w"))}
-    config = UnlearnConfig("BPR", "tiny", config_dict=values | {"show_progress": False})
-    return load(config), config
 
 
 def test_the_split_is_recboles_own(tiny_path, tmp_path):
@@ -49,8 +40,7 @@ def test_the_split_is_recboles_own(tiny_path, tmp_path):
 
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_dividing_loses_nothing_and_keeps_ids(source_and_config, data):
-    splits = source_and_config[0].splits
+def test_dividing_loses_nothing_and_keeps_ids(splits, data):
     rows = data.draw(st.sets(st.integers(0, len(splits.train) - 1), min_size=1, max_size=200))
     divided = divide(splits, located(splits, rows), "python")
     everything = pairs(splits.train)
@@ -67,29 +57,23 @@ def test_dividing_loses_nothing_and_keeps_ids(source_and_config, data):
     assert divided.summary()["interactions"] == len(rows)
 
 
-def test_held_out_rows_of_a_request_leave_every_phase(source_and_config):
-    splits = source_and_config[0].splits
+def test_held_out_interactions_of_a_request_leave_every_phase_but_not_all_of_them(splits):
     divided = divide(splits, located(splits, [0], [1, 2], [3]), "python")
     assert (divided.counts["valid_rows_removed"], divided.counts["test_rows_removed"]) == (2, 1)
     assert pairs(splits.test)[3] not in pairs(divided.retain.test)
-
-
-def test_a_request_that_leaves_nothing_to_measure_is_refused(source_and_config):
-    splits = source_and_config[0].splits
     with pytest.raises(UnlearnError, match="no test interaction is left"):
         divide(splits, located(splits, [0], [], range(len(splits.test))), "python")
 
 
-def test_deleted_pairs_become_negatives_and_are_not_masked(source_and_config):
-    source, config = source_and_config
-    user = int(source.splits.train.inter_feat["user_id"][0])
-    rows = torch.nonzero(source.splits.train.inter_feat["user_id"] == user).flatten().tolist()[:-2]
-    divided = divide(source.splits, located(source.splits, rows), "python")
+def test_deleted_pairs_become_negatives_and_are_not_masked(splits, tiny_config):
+    user = int(splits.train.inter_feat["user_id"][0])
+    rows = torch.nonzero(splits.train.inter_feat["user_id"] == user).flatten().tolist()[:-2]
+    divided = divide(splits, located(splits, rows), "python")
     deleted = {item for owner, item in pairs(divided.forget) if owner == user}
-    order = [pairs(split) for split in source.splits]
-    before, after = loaders(config, source.splits), loaders(config, divided.retain)
+    order = [pairs(split) for split in splits]
+    before, after = loaders(tiny_config, splits), loaders(tiny_config, divided.retain)
     list(before.train)
-    assert [pairs(split) for split in source.splits] == order  # loaders do not reorder the data
+    assert [pairs(split) for split in splits] == order  # loaders do not reorder the data
     assert deleted <= before.train._sampler.used_ids[user]
     assert not deleted & after.train._sampler.used_ids[user]
     drawn = after.train._sampler.sample_by_user_ids(np.full(3000, user), None, 1)
@@ -98,28 +82,16 @@ def test_deleted_pairs_become_negatives_and_are_not_masked(source_and_config):
     assert not deleted & set(after.test.uid2history_item[user].tolist())
 
 
-def test_pairs_that_stay_in_another_row_are_not_called_deleted(source_and_config):
+def test_pairs_that_stay_in_another_row_are_not_called_deleted(splits):
     """The same pair twice in the data, one of them deleted by its timestamp: it is still known."""
-    splits = source_and_config[0].splits
     twice = splits._replace(train=append(splits.train, splits.train.inter_feat[[0]]))
     divided = divide(twice, located(twice, [0, 1]), "python")
     users, items = divided.forget_pairs
     assert list(zip(users.tolist(), items.tolist(), strict=True)) == [pairs(splits.train)[1]]
 
 
-def test_a_fingerprint_sees_every_row(source_and_config):
-    splits = source_and_config[0].splits
-    other = divide(splits, located(splits, [5]), "python").retain
-    assert splits.digest() == source_and_config[0].splits.digest()
-    assert splits.digest() != other.digest()
-
-
-def test_a_dataset_recbole_cannot_read_is_one_line(tmp_path, make_config):
-    folder = tmp_path / "d" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "tiny.inter").write_text("nothing useful\n")
-    with pytest.raises(UnlearnError, match="RecBole cannot load the dataset tiny"):
-        load(make_config(data_path=str(tmp_path / "d")))
+def test_a_digest_sees_every_interaction(splits):
+    assert splits.digest() != divide(splits, located(splits, [5]), "python").retain.digest()
 
 
 @pytest.mark.parametrize(
@@ -127,8 +99,11 @@ def test_a_dataset_recbole_cannot_read_is_one_line(tmp_path, make_config):
     [
         ({"eval_args": {"split": {"RS": [0.8, 0.2]}}}, "2 parts"),
         ({"val_interval": {"rating": "[9,inf)"}}, "RecBole cannot|no training interactions"),
+        ({"data_path": "."}, "RecBole cannot load the dataset tiny"),
     ],
 )
-def test_a_split_without_test_or_training_rows_is_refused(make_config, changes, said):
+def test_data_that_cannot_be_loaded_or_split_is_refused(make_config, changes, said):
+    Path("tiny").mkdir()
+    Path("tiny/tiny.inter").write_text("nothing useful\n")
     with pytest.raises(UnlearnError, match=said):
         load(make_config(**changes))

@@ -18,32 +18,20 @@ from recbole_unlearn.errors import UnlearnError, one_line
 from recbole_unlearn.report import sweep as sweep_page
 from recbole_unlearn.report import write_sweep
 from recbole_unlearn.training import PhaseTrainer, compose
-from recbole_unlearn.tuning import (
-    Bench,
-    Figures,
-    Goal,
-    backend,
-    identity,
-    journal,
-    objective,
-    trial,
-    validation_only,
-)
+from recbole_unlearn.tuning import Bench, Figures, Goal, backend, identity, journal, trial, validation_only
+from recbole_unlearn.tuning.objective import best, front
 
 
 def in_this_process(ray, shared, drawn, listed, kept, *options):
     """As `backend.run_trials`, without Ray; for random and grid search."""
     bench = shared.bench()
     for number, values in enumerate(listed):
-        if identity(values) in kept.known:
-            kept.ended(number, values, None)
-            continue
-        reports = []
-        try:
-            trial.run_trial(shared, bench, values, reports.append)
-            error = None
-        except UnlearnError as failure:
-            error = one_line(failure)
+        reports, error = [], None
+        if identity(values) not in kept.known:
+            try:
+                trial.run_trial(shared, bench, values, reports.append)
+            except UnlearnError as failure:
+                error = one_line(failure)
         for index, report in enumerate(reports):
             kept.reported(number, index, json.loads(json.dumps(report)), "here")
         kept.ended(number, values, error)
@@ -57,14 +45,26 @@ def here(monkeypatch):
 
 
 @pytest.fixture
-def small(settings, tmp_path):
+def space(tmp_path):
+    """``space(text)``: the path of a search space."""
+
+    def write(text):
+        (tmp_path / "space.yaml").write_text(text)
+        return str(tmp_path / "space.yaml")
+
+    return write
+
+
+@pytest.fixture
+def small(settings, space):
     """Settings of a small sweep of obliviate."""
-    file = tmp_path / "small.yaml"
-    file.write_text(
-        "rank: {choice: [2, full]}\nlac_steps: {choice: [4, 8]}\nlac_learning_rate: {loguniform: [0.001, 0.1]}\n"
-    )
-    sweep = {"tune": True, "space": str(file), "trials": 3, "unlearn": "obliviate", "report": "none"}
+    text = "rank: {choice: [2, full]}\nlac_steps: {choice: [4, 8]}\nlac_learning_rate: {loguniform: [0.001, 0.1]}\n"
+    sweep = {"tune": True, "space": space(text), "trials": 3, "unlearn": "obliviate", "report": "none"}
     return settings | sweep
+
+
+def sweep(config, model="BPR", **changes):
+    return tune_unlearn(model, "tiny", config_dict=config | changes)
 
 
 def assert_gives(file, candidate, model, own):
@@ -78,7 +78,7 @@ def assert_gives(file, candidate, model, own):
 
 
 def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
-    outcome = tune_unlearn("BPR", "tiny", config_dict=small | {"lac_negatives": 0.5})
+    outcome = sweep(small, lac_negatives=0.5)
     result, out = outcome.result, tmp_path / "out"
     assert result == json.loads((out / "tune.json").read_text())
     assert [record["state"] for record in result["trials"]] == ["finished"] * 3
@@ -88,12 +88,11 @@ def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
     assert all(found in ([1, 2, 3, 4], [2, 4, 6, 8]) for found in steps)
     assert result["objective"]["target_source"] == "expected"
     assert "Best, on validation interactions" in str(outcome)
-    assert result["settings"]["lac_negatives"] == 0.5
     assert str(tmp_path) not in json.dumps(result)
     assert len(list((out / "front").glob("*.yaml"))) == len(result["front"])
     own = {k: v for k, v in small.items() if k not in ("tune", "space", "trials", "unlearn")}
-    front = [(out / "front" / f"{place:02d}.yaml", each) for place, each in enumerate(result["front"], 1)]
-    for file, candidate in [(out / "best.yaml", result["best"]), *front]:
+    on_front = [(out / "front" / f"{place:02d}.yaml", each) for place, each in enumerate(result["front"], 1)]
+    for file, candidate in [(out / "best.yaml", result["best"]), *on_front]:
         values = yaml.safe_load(file.read_text())
         # A setting that was fixed for the sweep belongs to its result.
         assert (values["unlearn"], values["lac_negatives"]) == ("obliviate", 0.5)
@@ -101,21 +100,24 @@ def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "space"),
+    ("method", "text"),
     [("finetune", "finetune_epochs: {grid: [1, 3]}"), ("obliviate", "lac_steps: {grid: [4, 8]}")],
 )
-def test_a_sweep_of_a_sequential_model(here, settings, tmp_path, method, space):
-    """Chosen by validation windows; best.yaml gives the figures it was chosen for."""
-    file = tmp_path / "space.yaml"
-    file.write_text(f"{space}\n")
-    own = {key: value for key, value in settings.items() if key != "embedding_size"} | {
-        "MAX_ITEM_LIST_LENGTH": 6, "hidden_size": 8, "epochs": 2, "report": "none", "inject_mode": "random",
+def test_a_sweep_of_a_sequential_model(here, settings, space, tmp_path, method, text):
+    """Grid search with the retrained model's target, chosen by validation windows."""
+    del settings["embedding_size"]
+    own = settings | {
+        "MAX_ITEM_LIST_LENGTH": 6, "hidden_size": 8, "epochs": 2, "report": "html", "inject_mode": "random",
     }  # fmt: skip
-    sweep = {"tune": True, "space": str(file), "searcher": "grid", "unlearn": method, "compare": ["retrain"]}
-    result = tune_unlearn("GRU4Rec", "tiny", config_dict=own | sweep).result
-    assert [record["state"] for record in result["trials"]] == ["finished"] * 2
+    asked = {"space": space(text), "searcher": "grid", "unlearn": method, "compare": ["retrain"]}
+    result = sweep(own, "GRU4Rec", tune=True, tune_looks=1, **asked).result
+    assert [(record["state"], len(record["reports"])) for record in result["trials"]] == [("finished", 1)] * 2
     assert result["objective"]["target_source"] == "retrained"
     assert result["objective"]["target"] == result["retrained"]["demotion"]
+    assert result["retrained"]["distance"] == 0
+    page = (tmp_path / "out" / "tune.html").read_text()
+    assert "Content-Security-Policy" in page
+    assert ("Share of retraining recovered by lac_steps and steps" in page) == (method == "obliviate")
     assert_gives(tmp_path / "out" / "best.yaml", result["best"], "GRU4Rec", own)
 
 
@@ -126,52 +128,28 @@ def untimed(value):
 
 
 def test_the_same_seed_gives_the_same_sweep_also_when_it_was_cut_short(here, small, tmp_path, monkeypatch):
-    whole = tune_unlearn("BPR", "tiny", config_dict=small).result
+    whole = sweep(small).result
     calls, real = [], trial.run_trial
     monkeypatch.setattr(trial, "run_trial", lambda *args: calls.append(args) or real(*args))
     halved = small | {"output_dir": "cut"}
-    tune_unlearn("BPR", "tiny", config_dict=halved | {"trials": 2})
+    sweep(halved, trials=2)
     path = tmp_path / "cut" / journal.NAME
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:2]) + lines[2][:40])  # half of the second trial's line
-    again = tune_unlearn("BPR", "tiny", config_dict=halved | {"resume": True}).result
-    assert untimed(again) == untimed(whole)
-    assert len(calls) == 2 + 2  # the first of them was not done again
-    finished = tune_unlearn("BPR", "tiny", config_dict=halved | {"resume": True}).result
-    assert untimed(finished) == untimed(again)
-    assert len(calls) == 4
+    for _ in range(2):  # the second time, nothing is left to do
+        assert untimed(sweep(halved, resume=True).result) == untimed(whole)
+        assert len(calls) == 2 + 2  # the first of the trials was not done again
 
 
-def test_grid_search_with_the_retrained_models_target(here, small, tmp_path):
-    file = tmp_path / "grid.yaml"
-    file.write_text("rank: {choice: [2, full]}\nlac_steps: {grid: [4, 8]}\n")
-    found = tune_unlearn(
-        "BPR", "tiny", compare="retrain",
-        config_dict=small | {"space": str(file), "searcher": "grid", "tune_looks": 1, "report": "html"},
-    ).result  # fmt: skip
-    assert len(found["trials"]) == 4
-    assert [len(record["reports"]) for record in found["trials"]] == [1] * 4
-    assert found["objective"]["target_source"] == "retrained"
-    assert found["objective"]["target"] == pytest.approx(found["retrained"]["demotion"], abs=1e-6)
-    assert found["retrained"]["distance"] == 0
-    page = (tmp_path / "out" / "tune.html").read_text()
-    assert "Share of retraining recovered by rank and steps" in page
-    assert "Content-Security-Policy" in page
-
-
-def test_failing_trials_are_named_and_the_others_count(here, small, tmp_path, capsys):
-    file = tmp_path / "fail.yaml"
-    file.write_text("lac_learning_rate: {grid: [0.01, 1.0e+30]}\n")
-    small |= {"space": str(file), "searcher": "grid", "lac_batch_size": 64}
-    outcome = tune_unlearn("BPR", "tiny", config_dict=small)
+def test_failing_trials_are_named_and_the_others_count(here, small, space, tmp_path):
+    small |= {"searcher": "grid", "lac_batch_size": 64}
+    outcome = sweep(small, space=space("lac_learning_rate: {grid: [0.01, 1.0e+30]}\n"))
     assert [record["state"] for record in outcome.result["trials"]] == ["finished", "failed"]
     assert "Trial 1 failed: " in str(outcome)
     assert outcome.result["best"]["trial"] == 0
-    write_sweep(outcome.result, tmp_path)
-    assert "Trials that failed." in (tmp_path / "tune.html").read_text()
-    file.write_text("lac_learning_rate: {grid: [1.0e+30, 1.0e+31]}\n")
+    assert "Trials that failed." in write_sweep(outcome.result, tmp_path).read_text()
     with pytest.raises(UnlearnError, match="All 2 trials failed; the first one: "):
-        tune_unlearn("BPR", "tiny", config_dict=small | {"output_dir": "bad"})
+        sweep(small, space=space("lac_learning_rate: {grid: [1.0e+30, 1.0e+31]}\n"), output_dir="bad")
 
 
 def test_a_full_disk_keeps_finished_trials(here, small, tmp_path, monkeypatch):
@@ -189,25 +167,32 @@ def test_a_full_disk_keeps_finished_trials(here, small, tmp_path, monkeypatch):
 
     monkeypatch.setattr(journal, "write_bytes", full)
     with pytest.raises(UnlearnError, match=r"No space left on device.*Finished trials are kept.*--resume"):
-        tune_unlearn("BPR", "tiny", config_dict=small)
-    lines = (tmp_path / "out" / journal.NAME).read_text().splitlines()
-    assert len([json.loads(line) for line in lines]) == 3
-    found = tune_unlearn("BPR", "tiny", config_dict=small | {"resume": True}).result
-    assert len(found["trials"]) == 3
+        sweep(small)
+    assert len(list(map(json.loads, (tmp_path / "out" / journal.NAME).read_text().splitlines()))) == 3
+    assert len(sweep(small, resume=True).result["trials"]) == 3
+
+
+def test_an_interrupt_says_how_many_trials_are_kept(here, small, monkeypatch, caplog):
+    monkeypatch.setattr(trial, "run_trial", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        sweep(small)
+    assert "finished trials are kept (0 trials); continue with --resume" in caplog.text
 
 
 def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
-    with pytest.raises(UnlearnError, match=r"no sweep in .* to resume"):
-        tune_unlearn("BPR", "tiny", config_dict=small | {"resume": True})
-    tune_unlearn("BPR", "tiny", config_dict=small | {"trials": 1})
-    with pytest.raises(UnlearnError, match="holds a sweep already"):
-        tune_unlearn("BPR", "tiny", config_dict=small)
+    def refused(said, **changes):
+        with pytest.raises(UnlearnError, match=said):
+            sweep(small, **changes)
+
+    refused(r"no sweep in .* to resume", resume=True)
+    sweep(small, trials=1)
+    refused("holds a sweep already")
     for changed in ({"tune_weight": 2.0}, {"epochs": 3}, {"lac_batch_size": 64}, {"tune_looks": 2}):
-        with pytest.raises(UnlearnError, match="another original, data, space or objective"):
-            tune_unlearn("BPR", "tiny", config_dict=small | {"resume": True} | changed)
+        refused("another original, data, space or objective", resume=True, **changed)
     (tmp_path / "out" / journal.NAME).write_text('{"sweep": 1}\nnonsense\n')
-    with pytest.raises(UnlearnError, match="damaged"):
-        tune_unlearn("BPR", "tiny", config_dict=small | {"resume": True})
+    refused("damaged", resume=True)
+    with pytest.raises(UnlearnError, match="tune_unlearn"):
+        run_unlearn("BPR", "tiny", config_dict=small)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +201,7 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
         ({"tune_metric": "NDCG@15"}, "tune_metric=NDCG@15 is not measured"),
         ({"searcher": "grid"}, "Grid search cannot go through the range of lac_learning_rate"),
         ({"searcher": "genetic"}, "searcher='genetic' is not valid"),
+        ({"searcher": "optuna", "space": "listed.yaml"}, "not go through the grid of rank"),
         ({"compare": "obliviate_paper"}, "compares with retrain, not with obliviate_paper"),
         ({"unlearn": "retrain", "space": None}, "retrain has no search space"),
         ({"unlearn": "sisa", "space": None}, "sisa trains an original of its own"),
@@ -225,9 +211,11 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
         ({"space": "nowhere.yaml"}, "Cannot read the search space nowhere.yaml"),
     ],
 )
-def test_bad_input_is_one_line_and_nothing_is_trained(small, monkeypatch, capsys, changes, said):
-    pytest.importorskip("ray")
+def test_bad_input_is_one_line_and_nothing_is_trained(small, tmp_path, monkeypatch, capsys, changes, said):
+    pytest.importorskip("ray.tune")
+    monkeypatch.setattr(backend, "is_installed", lambda name: True)
     monkeypatch.setattr("recbole_unlearn.pipeline.Pipeline.prepare", lambda *args: pytest.fail("too late"))
+    (tmp_path / "listed.yaml").write_text("rank: {grid: [2, full]}\n")
     flags = [f"--{key}={value}" for key, value in (small | changes).items() if value is not None]
     assert cli.main(["--model=BPR", "--dataset=tiny", *flags]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -235,91 +223,55 @@ def test_bad_input_is_one_line_and_nothing_is_trained(small, monkeypatch, capsys
     assert said in error
 
 
-def test_ray_without_tune(monkeypatch):
-    pytest.importorskip("ray")
-    monkeypatch.setitem(sys.modules, "ray.tune", None)
-    with pytest.raises(UnlearnError, match=r"Ray Tune is not installed .*recbole-unlearn\[tune\]"):
-        backend.check("random", None)
-
-
-def test_ray_tune_that_does_not_fit_numpy_says_what_to_install(monkeypatch, tmp_path):
+def test_packages_that_are_not_installed_or_do_not_fit(monkeypatch, tmp_path):
     """Plain `pip install` of the wheel brings Ray 2.6 and numpy 2, where `import ray.tune` ends in np.bool8."""
-    pytest.importorskip("ray")
-    broken = "import numpy\nraise AttributeError(\"module 'numpy' has no attribute 'bool8'.\\nMore.\")\n"
-    (tmp_path / "tune.py").write_text(broken)
-    monkeypatch.setattr(sys.modules["ray"], "__path__", [str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "ray.tune", raising=False)
-    with pytest.raises(UnlearnError, match="cannot be used here: module 'numpy' has no") as error:
-        backend.check("random", None)
-    assert 'pip install "recbole==1.2.0" "ray[tune]>=2.40"' in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_searchers_that_are_not_installed(monkeypatch):
     pytest.importorskip("ray.tune")
     monkeypatch.setattr(backend, "is_installed", lambda name: False)
     for name in ("optuna", "hyperopt"):
         with pytest.raises(UnlearnError, match=f"pip install {name}"):
             backend.check(name, None)
-
-
-def test_a_run_is_not_a_sweep_and_model_based_searchers_have_no_grid(here, small, tmp_path, monkeypatch):
-    with pytest.raises(UnlearnError, match="tune_unlearn"):
-        run_unlearn("BPR", "tiny", config_dict=small)
-    monkeypatch.setattr(backend, "is_installed", lambda name: True)
-    (tmp_path / "grid.yaml").write_text("rank: {grid: [2, full]}\n")
-    small |= {"space": str(tmp_path / "grid.yaml"), "searcher": "optuna"}
-    with pytest.raises(UnlearnError, match=r"optuna draws .* rank: \{choice"):
-        tune_unlearn("BPR", "tiny", config_dict=small)
-
-
-def test_an_interrupt_says_how_many_trials_are_kept(small, monkeypatch, caplog, here):
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(backend, "run_trials", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        tune_unlearn("BPR", "tiny", config_dict=small)
-    assert "finished trials are kept (0 trials); continue with --resume" in caplog.text
+    broken = "import numpy\nraise AttributeError(\"module 'numpy' has no attribute 'bool8'.\\nMore.\")\n"
+    (tmp_path / "tune.py").write_text(broken)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["ray"], "__path__", [str(tmp_path)])
+        patch.delitem(sys.modules, "ray.tune")
+        with pytest.raises(UnlearnError, match="cannot be used here: module 'numpy' has no") as error:
+            backend.check("random", None)
+    assert 'pip install "recbole==1.2.0" "ray[tune]>=2.40"' in str(error.value)
+    assert "\n" not in str(error.value)
+    monkeypatch.setitem(sys.modules, "ray.tune", None)
+    with pytest.raises(UnlearnError, match=r"Ray Tune is not installed .*recbole-unlearn\[tune\]"):
+        backend.check("random", None)
 
 
 # The page
 
 
-def page_result(hostile="x"):
+def page_of(tmp_path, hostile="x", **changes):
+    """The page of thirty trials with a report each and one that failed, and the figures in it."""
     judge = Goal("ndcg@20", 0.5, 1.0, 0.2, 0.9)
-    records = []
+    records, candidates = [], []
     for k in range(30):
-        rank = [4, 8, "full", hostile][k % 4]
-        report = {
-            "settings": {"rank": rank, "lac_steps": 20 + k}, "step": 20 + k, "seconds": 0.1 * k, "work_seconds": 0.3,
-            "last": True, **judge.judge(Figures(0.2 + k / 300, 0.2, 0.5 + k / 100)),
-        }  # fmt: skip
-        record = {"number": k, "settings": report["settings"], "state": "finished", "error": None}
-        records.append(record | {"node": "n", "reports": [report]})
-    failed = {"number": 30, "settings": {"rank": 4, "lac_steps": 9}, "state": "failed", "error": hostile}
-    records.append(failed | {"node": None, "reports": []})
-    candidates = [{"trial": r["number"], **r["reports"][0]} for r in records[:-1]]
-    figures = judge.judge(Figures(0.2, 0.2, 0.1))
-    return {
+        values = {"rank": [4, 8, "full", hostile][k % 4], "lac_steps": 20 + k}
+        judged = judge.judge(Figures(0.2 + k / 300, 0.2, 0.5 + k / 100))
+        report = {"settings": values, "step": 20 + k, **judged, "seconds": 0.1 * k, "last": True}
+        record = {"number": k, "settings": values, "state": "finished", "error": None, "node": "n"}
+        records.append(record | {"reports": [report | {"work_seconds": 0.3}]})
+        candidates.append({"trial": k, **report})
+    records.append(record | {"number": 30, "state": "failed", "error": hostile, "reports": []})
+    goal = {"metric": "ndcg@20", "affected": 0.5, "weight": 1.0, "target": 0.9, "target_source": "expected"}
+    result = {
         "model": "BPR", "dataset": hostile, "method": "obliviate", "seed": 1, "forget": {"interactions": 3},
-        "objective": {
-            "metric": "ndcg@20", "affected": 0.5, "weight": 1.0, "target": 0.9, "target_source": "expected",
-        },
-        "space": {"rank": {"choice": [4, 8, "full", hostile]}, "lac_steps": {"int": [20, 60, 1]}},
-        "searcher": "random", "scheduler": "none", "original": figures, "retrained": None,
-        "best": objective.best(candidates),
-        "front": objective.front(candidates), "trials": records, "environment": {},
+        "objective": goal, "space": {"rank": {"choice": [4, 8, "full", hostile]}, "lac_steps": {"int": [20, 60, 1]}},
+        "searcher": "random", "scheduler": "none", "original": judge.judge(Figures(0.2, 0.2, 0.1)),
+        "retrained": None, "best": best(candidates), "front": front(candidates), "trials": records, "environment": {},
     }  # fmt: skip
-
-
-def figures_of(page):
-    return [json.loads(html.unescape(found)) for found in re.findall(r'data-figure="([^"]*)"', page)]
+    page = write_sweep(result | changes, tmp_path).read_text()
+    return page, [json.loads(html.unescape(found)) for found in re.findall(r'data-figure="([^"]*)"', page)]
 
 
 def test_the_page_has_the_front_and_the_heat_maps(tmp_path):
-    page = write_sweep(page_result(), tmp_path).read_text()
-    drawn = figures_of(page)
+    _, drawn = page_of(tmp_path)
     assert [figure["data"][0]["type"] for figure in drawn] == ["scatter", "heatmap", "heatmap", "heatmap"]
     for figure in drawn:
         go.Figure(figure)  # plotly refuses what it does not know
@@ -330,22 +282,13 @@ def test_the_page_has_the_front_and_the_heat_maps(tmp_path):
     # The cell of rank 4 and the first steps has what the best of trials 0 and 4 has.
     assert demotion["z"][0][0] == pytest.approx(0.54)
     assert seconds["z"][0][0] == pytest.approx(0.4)
+    assert len(page_of(tmp_path, space={})[1]) == 1  # no settings, no maps
 
 
 def test_the_page_escapes_everything_in_a_sweep(tmp_path):
     hostile = "</script><script>window.hacked=1</script>\"'&<img src=x>"
-    page = write_sweep(page_result(hostile), tmp_path).read_text()
+    page, drawn = page_of(tmp_path, hostile)
     assert hostile not in page
     assert "<img src=x" not in page
     assert "script-src" in page
-    assert all("<img" not in json.dumps(figure) for figure in figures_of(page))
-
-
-def test_a_sweep_of_one_setting_has_no_map(tmp_path):
-    result = page_result()
-    result["space"] = {"rank": {"choice": [4]}}
-    for record in result["trials"]:
-        for report in record["reports"]:
-            report["step"] = None
-    result["objective"]["target"] = None
-    assert figures_of(write_sweep(result, tmp_path).read_text()) == []
+    assert all("<img" not in json.dumps(figure) for figure in drawn)
