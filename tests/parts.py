@@ -91,6 +91,13 @@ def make_adapters(config, data, witness, rank=None, shared=False, seed=0):
     return found
 
 
+def problem(config, negatives=1.0, **about):
+    """Divided data, a witness set over it, and adapters of a new model on its region."""
+    data = divided(config)
+    witness = make_witness(config, data, negatives)
+    return data, witness, make_adapters(config, data, witness, **about)
+
+
 def request_of_all_kinds(splits):
     """Users u3 and u4 and item i5 as a whole; of three users two training, a validation and a test interaction."""
     rows = []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recbole.model.general_recommender import BPR, LightGCN
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.obliviate import Adapter, AdapterSet
+from recbole_unlearn.methods.obliviate import AdapterSet
 from recbole_unlearn.methods.obliviate import adapters as module
 from recbole_unlearn.methods.obliviate.fast_gradients import (
     BPRGradients,
@@ -20,7 +20,7 @@ from recbole_unlearn.methods.obliviate.fast_gradients import (
     written_out,
 )
 from recbole_unlearn.training import build_model, fast_class, fast_models
-from tests.parts import divided, make_adapters, make_witness
+from tests.parts import check_outside, problem, same, weights
 
 
 @hypothesis_settings(max_examples=30, deadline=None)
@@ -48,60 +48,50 @@ def test_all_deltas_at_one_rank():
     for low, delta in zip(one, deltas, strict=True):
         kept = (low.a @ low.b.T).square().sum() / delta.square().sum()
         assert low.energy == pytest.approx(float(kept), abs=1e-5)
-
-
-def test_nothing_to_project():
-    low = module.project_shared([torch.zeros(3, 4)], 2)[0]
-    assert low.energy == 1.0
-    assert torch.allclose(low.b.T @ low.b, torch.eye(2))
+    (nothing,) = module.project_shared([torch.zeros(3, 4)], 2)
+    assert nothing.energy == 1.0
+    assert torch.allclose(nothing.b.T @ nothing.b, torch.eye(2))
 
 
 def test_adapters_change_their_rows_and_give_them_back(make_config):
-    model = build_model(make_config(), divided(make_config()).retain)
-    before = model.user_embedding.weight.detach().clone()
-    rows = torch.tensor([2, 5])
-    a, b = torch.randn(2, 3), torch.linalg.qr(torch.randn(8, 3))[0]
-    adapters = AdapterSet(model, [Adapter("user_embedding.weight", rows, a, b, before[rows].clone())])
-    adapters.attach()
-    after = model.user_embedding.weight
-    assert torch.allclose(after[rows], before[rows] + a @ b.T)
-    others = torch.ones(len(before), dtype=torch.bool)
-    others[rows] = False
-    assert torch.equal(after[others], before[others])
-    assert adapters.drift() == pytest.approx(float((a @ b.T).square().sum()), rel=1e-5)
+    data, witness, adapters = problem(make_config(), rank=3)
+    model, attached = adapters.model, weights(adapters.model)
     adapters.detach()
-    assert torch.equal(model.user_embedding.weight, before)  # bit for bit
+    before = weights(model)
+    assert same(before, weights(build_model(make_config(), data.retain)))  # bit for bit
     adapters.attach()
+    assert same(attached, weights(model))
+    check_outside(model, before, data.full.train, witness.region)
+    total = 0.0
+    for adapter in adapters.adapters:
+        change = adapter.a @ adapter.b.T
+        assert torch.allclose(
+            attached[adapter.name][adapter.rows], before[adapter.name][adapter.rows] + change
+        )
+        total += float(change.square().sum())
+    assert adapters.drift() == pytest.approx(total, rel=1e-5)
     assert adapters.merge() is model
     assert adapters.adapters == []
 
 
 @pytest.mark.parametrize("model", ["BPR", "FM", "MultiVAE", "DMF"])
 def test_adapters_are_saved_and_loaded(make_config, tmp_path, model):
-    config = make_config(model)
-    data = divided(config)
-    witness = make_witness(config, data)
-    adapters = make_adapters(config, data, witness, rank=3)
-    attached = {name: value.detach().clone() for name, value in adapters.model.named_parameters()}
+    _, _, adapters = problem(make_config(model), rank=3)
+    attached = weights(adapters.model)
     adapters.save(tmp_path / "kept", method="obliviate")
-    for name, value in adapters.model.named_parameters():
-        assert torch.equal(value, attached[name])  # saving changes nothing
+    assert same(attached, weights(adapters.model))  # saving changes nothing
     written = json.loads((tmp_path / "kept" / module.CONFIG).read_text())
     assert written["method"] == "obliviate"
     adapters.detach()
     assert written["base"] == module.weights_digest(adapters.model)
-    again = AdapterSet.load(adapters.model, tmp_path / "kept")
-    again.attach()
-    for name, value in adapters.model.named_parameters():
-        assert torch.equal(value, attached[name])  # bit for bit
+    AdapterSet.load(adapters.model, tmp_path / "kept").attach()
+    assert same(attached, weights(adapters.model))  # bit for bit
     with pytest.raises(UnlearnError, match="another model"):
         AdapterSet.load(adapters.model, tmp_path / "kept")  # attached: not the base any more
 
 
 def test_adapters_that_cannot_be_read(make_config, tmp_path):
-    config = make_config()
-    data = divided(config)
-    adapters = make_adapters(config, data, make_witness(config, data))
+    _, _, adapters = problem(make_config())
     adapters.detach()
     with pytest.raises(UnlearnError, match="Cannot read adapters"):
         AdapterSet.load(adapters.model, tmp_path)
@@ -120,33 +110,25 @@ def test_adapters_that_cannot_be_read(make_config, tmp_path):
 # Gradients
 
 
-def batch_of(witness, size=200):
-    return next(witness.batches(witness.interactions(), size, 1))
+SHAPES = [({}, False), ({"rank": 3, "shared": True}, False), ({"rank": 3}, False), ({"rank": 3}, True)]
 
 
-CASES = [
-    ("BPR", BPRGradients, {}, {}),
-    ("BPR", BPRGradients, {"rank": 3}, {}),
-    ("BPR", BPRGradients, {"rank": 3}, {"whole": True}),
-    ("LightGCN", LightGCNGradients, {}, {}),
-    ("LightGCN", LightGCNGradients, {"rank": 3, "shared": True}, {}),
-    ("LightGCN", LightGCNGradients, {"rank": 3}, {}),
-    ("LightGCN", LightGCNGradients, {"rank": 3}, {"whole": True}),
-]
-
-
-@pytest.mark.parametrize(("model", "fast", "make", "take"), CASES)
-@pytest.mark.parametrize("power", [False, True])
-def test_written_out_gradients_equal_autograd(make_config, model, fast, make, take, power):
-    changes = {"reg_weight": 0.3, "require_pow": power} if model == "LightGCN" else {}
-    config = make_config(model, **changes)
-    data = divided(config)
-    witness = make_witness(config, data)
-    adapters = make_adapters(config, data, witness, **make)
-    batch = batch_of(witness)
+@pytest.mark.parametrize(("about", "whole"), SHAPES)
+@pytest.mark.parametrize(
+    ("model", "fast", "changes"),
+    [
+        ("BPR", BPRGradients, {}),
+        ("LightGCN", LightGCNGradients, {"reg_weight": 0.3, "require_pow": False}),
+        ("LightGCN", LightGCNGradients, {"reg_weight": 0.3, "require_pow": True}),
+    ],
+)
+def test_written_out_gradients_equal_autograd(make_config, model, fast, changes, about, whole):
+    _, witness, adapters = problem(make_config(model, **changes), **about)
+    assert type(row_gradients(adapters, witness)) is fast
+    batch = next(witness.batches(witness.interactions(), 200, 1))
     found = []
     for cls in (RowGradients, fast):
-        gradients = cls(adapters, witness, **take)
+        gradients = cls(adapters, witness, whole)
         loss = gradients.own(batch, 0.7)
         scores = gradients.scores(batch.users, batch.items)
         gradients.back(torch.linspace(-1, 1, len(scores)))
@@ -157,16 +139,6 @@ def test_written_out_gradients_equal_autograd(make_config, model, fast, make, ta
     for a, b in zip(slow, quick, strict=True):
         assert a.abs().max() > 0
         assert torch.allclose(a, b, atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("model", ["BPR", "LightGCN"])
-def test_models_with_written_out_gradients_use_them(make_config, model):
-    config = make_config(model)
-    data = divided(config)
-    witness = make_witness(config, data)
-    adapters = make_adapters(config, data, witness)
-    kind = type(row_gradients(adapters, witness))
-    assert kind is {"BPR": BPRGradients, "LightGCN": LightGCNGradients}[model]
 
 
 class OwnLoss(BPR):

@@ -9,7 +9,6 @@ from recbole_unlearn.rows import (
     Members,
     Region,
     RetainedIndex,
-    Table,
     TrainIndex,
     Witness,
     as_batch,
@@ -19,35 +18,33 @@ from recbole_unlearn.rows import (
 from recbole_unlearn.training import build_model, train
 
 
+def trained_by(make_config, learner):
+    """A new model, the state of an optimizer that trained one, the config and the data."""
+    config = make_config(learner=learner, epochs=1)
+    splits = load(config).splits
+    return build_model(config, splits), train(config, splits, "x").optimizer, config, splits
+
+
 @pytest.mark.parametrize(
     ("learner", "key"),
     [("adam", "exp_avg_sq"), ("adamw", "exp_avg_sq"), ("rmsprop", "square_avg"), ("adagrad", "sum")],
 )
 def test_moments_are_read_from_the_optimizer(make_config, learner, key):
-    config = make_config(learner=learner, epochs=2)
-    splits = load(config).splits
-    trained = train(config, splits, "x")
-    model = build_model(config, splits)
-    moments = curvature.from_optimizer(model, trained.optimizer)
-    raw = trained.optimizer["state"][1][key]
-    step = float(trained.optimizer["state"][1]["step"])
+    model, optimizer, *_ = trained_by(make_config, learner)
+    moments = curvature.from_optimizer(model, optimizer)
+    raw, step = optimizer["state"][1][key], float(optimizer["state"][1]["step"])
     expected = {"exp_avg_sq": raw / (1 - 0.999**step), "square_avg": raw, "sum": raw / step}[key]
     assert torch.allclose(moments["item_embedding.weight"], expected)
     assert list(moments) == ["user_embedding.weight", "item_embedding.weight"]
 
 
 def test_without_moments_there_is_fisher_information(make_config, caplog):
-    config = make_config(learner="sgd", epochs=1)
-    splits = load(config).splits
-    trained = train(config, splits, "x")
-    model = build_model(config, splits)
-    with pytest.raises(curvature.UnusableStateError, match=r"keeps no second moments|there is none"):
-        curvature.from_optimizer(model, trained.optimizer)
-    with pytest.raises(curvature.UnusableStateError, match="there is none"):
-        curvature.from_optimizer(model, None)
+    model, optimizer, config, splits = trained_by(make_config, "sgd")
+    for state, reason in ((optimizer, r"keeps no second moments|there is none"), (None, "there is none")):
+        with pytest.raises(curvature.UnusableStateError, match=reason):
+            curvature.from_optimizer(model, state)
     batch = as_batch(config, splits.train, torch.arange(8), torch.arange(1, 9))
-    caplog.set_level("INFO")
-    assert curvature.read_state(model, trained.optimizer, 3) is None
+    assert curvature.read_state(model, optimizer, 3) is None
     assert "is not used: " in caplog.text
     assert "Curvature is the Fisher information of retained interactions" in caplog.text
     moments, read = curvature.from_retained(model, [batch, batch])
@@ -56,47 +53,39 @@ def test_without_moments_there_is_fisher_information(make_config, caplog):
     assert torch.allclose(moments["user_embedding.weight"], gradient.square())
 
 
+DAMAGE = [
+    (lambda v: v[:, :4], "have another shape"), (lambda v: v.fill_(float("nan")), "not squares of gradients"),
+    (lambda v: v - 1.0, "not squares of gradients"), (lambda v: v + 1e30, "not squares of gradients"),
+    (lambda v: v * 0.0, "all moments are zero"), (lambda v: 3, "another shape"),
+]  # fmt: skip
+STEPS = [("x", "damaged"), (0, "damaged|not squares"), (None, "damaged"), (torch.zeros(3), "damaged")]
+
+
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda state: state.update(exp_avg_sq=state["exp_avg_sq"][:, :4]), "have another shape"),
-        (
-            lambda state: state.update(exp_avg_sq=state["exp_avg_sq"].fill_(float("nan"))),
-            "not squares of gradients",
-        ),
-        (lambda state: state.update(exp_avg_sq=state["exp_avg_sq"] - 1.0), "not squares of gradients"),
-        (lambda state: state.update(exp_avg_sq=state["exp_avg_sq"] + 1e30), "not squares of gradients"),
-        (lambda state: state.update(exp_avg_sq=state["exp_avg_sq"] * 0.0), "all moments are zero"),
-        (lambda state: state.update(step="x"), "damaged"),
-        (lambda state: state.update(step=0), "damaged|not squares"),
-        (lambda state: state.update(exp_avg_sq=3), "another shape"),
-        (lambda state: state.pop("step"), "damaged"),
-        (lambda state: state.update(step=torch.zeros(3)), "damaged"),
-    ],
+    ("key", "change", "reason"),
+    [("exp_avg_sq", *case) for case in DAMAGE] + [("step", lambda v, to=to: to, why) for to, why in STEPS],
 )
-def test_moments_that_cannot_be_are_noticed(make_config, caplog, change, reason):
+def test_moments_that_cannot_be_are_noticed(make_config, caplog, key, change, reason):
     """Zero, absurd or foreign moments would make a downdate of any size; they are not used, and one line says so."""
-    config = make_config(epochs=1)
-    splits = load(config).splits
-    trained = train(config, splits, "x")
-    for state in trained.optimizer["state"].values():
-        change(state)
-    model = build_model(config, splits)
+    model, optimizer, *_ = trained_by(make_config, "adam")
+    for state in optimizer["state"].values():
+        state[key] = change(state[key])
+        if state[key] is None:
+            del state[key]
     with pytest.raises(curvature.UnusableStateError, match=reason):
-        curvature.from_optimizer(model, trained.optimizer)
-    assert curvature.read_state(model, trained.optimizer, 3) is None
+        curvature.from_optimizer(model, optimizer)
+    assert curvature.read_state(model, optimizer, 3) is None
     assert caplog.text.count("The optimizer's state is not used") == 1
 
 
 # Of single rows, after a request
-
 
 BATCH = 16
 
 
 @pytest.fixture
 def scene(make_config):
-    """``scene("BPR")``: config, model, witness over all of `tiny`, and some rows of both sides."""
+    """``scene("BPR")``: a model, its tables, a witness over all of `tiny`, and some rows of both sides."""
 
     def make(model, **changes):
         config = make_config(model, train_batch_size=BATCH, **changes)
@@ -110,19 +99,10 @@ def scene(make_config):
         retained = RetainedIndex(index, nothing, nothing, index.removed)
         ids = torch.tensor([2, 3, 7, 11])
         touched = Region(user=Members(ids, torch.ones(4)), item=Members(ids, torch.ones(4)))
-        return config, net, Witness(config, retained, touched, torch.Generator().manual_seed(1)), touched
+        witness = Witness(config, retained, touched, torch.Generator().manual_seed(1))
+        return net, find_tables(net, splits.train), witness, touched
 
     return make
-
-
-def drawn(net, witness, batches):
-    """The mean over ``batches`` of the squared gradient of a batch of BATCH, by parameter."""
-    totals = {}
-    for _ in range(batches):
-        batch = witness.batch(witness.triples(witness.uniform(BATCH)))
-        for name, gradient in loss_gradients(net, batch)[1].items():
-            totals[name] = totals.get(name, 0.0) + gradient.square() / batches
-    return totals
 
 
 @pytest.mark.parametrize("model", ["BPR", "NeuMF", "LightGCN"])
@@ -131,10 +111,13 @@ def test_they_are_what_an_optimizer_would_gather(scene, model, monkeypatch):
     more = {"mf_train": True, "mlp_train": True, "dropout_prob": 0.0} if model == "NeuMF" else {}
     monkeypatch.setattr(curvature, "BATCHES", 200)
     monkeypatch.setattr(curvature, "SAMPLED", 32 if model == "NeuMF" else 1000)
-    _, net, witness, touched = scene(model, **more)
-    expected = drawn(net, witness, 1500)
+    net, tables, witness, touched = scene(model, **more)
+    expected = {name: torch.zeros_like(value) for name, value in net.named_parameters()}
+    for _ in range(1500):
+        batch = witness.batch(witness.triples(witness.uniform(BATCH)))
+        for name, gradient in loss_gradients(net, batch)[1].items():
+            expected[name] += gradient.square() / 1500
     moments = {name: torch.full_like(value, 7.0) for name, value in expected.items()}
-    tables = find_tables(net, witness.index.train)
     curvature.refresh(moments, net, tables, touched, witness, BATCH)
     for table in tables:
         ids = touched[table.side].ids
@@ -150,8 +133,7 @@ def test_they_are_what_an_optimizer_would_gather(scene, model, monkeypatch):
 @pytest.mark.parametrize("power", [False, True])
 def test_lightgcn_is_written_out(scene, power):
     """The same as by autograd, up to rounding."""
-    _, net, witness, touched = scene("LightGCN", require_pow=power, reg_weight=0.1)
-    tables = find_tables(net, witness.index.train)
+    net, tables, witness, touched = scene("LightGCN", require_pow=power, reg_weight=0.1)
     found = []
     for way in (curvature._of_lightgcn, curvature._by_autograd):
         witness.generator.manual_seed(3)
@@ -161,12 +143,10 @@ def test_lightgcn_is_written_out(scene, power):
 
 
 def test_a_row_with_nothing_left_has_no_moment(scene):
-    _, net, witness, touched = scene("BPR")
-    index = witness.index
-    index.remove(index.of("user", torch.tensor([3])))
+    net, tables, witness, touched = scene("BPR")
+    witness.index.remove(witness.index.of("user", torch.tensor([3])))
     moments = {name: torch.full_like(value, 7.0) for name, value in net.named_parameters()}
-    curvature.refresh(moments, net, find_tables(net, index.train), touched, witness, BATCH)
+    curvature.refresh(moments, net, tables, touched, witness, BATCH)
     rows = moments["user_embedding.weight"]
     assert (rows[3] == 0.0).all()
     assert (rows[2] > 0.0).all()
-    assert Table("user_embedding.weight", "user") in find_tables(net, index.train)

@@ -1,6 +1,6 @@
 """Obliviate: the downdate, the calibration and the certificates against closed forms, then runs on many models."""
 
-import json
+import functools
 import math
 
 import pytest
@@ -15,9 +15,10 @@ from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.cli import main
 from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.obliviate import Adapter, AdapterSet, curvature, new_start, obliviate
-from recbole_unlearn.methods.obliviate.fast_gradients import row_gradients
+from recbole_unlearn.methods.obliviate import Adapter, AdapterSet, curvature, new_start, obliviate, paper
+from recbole_unlearn.methods.obliviate.fast_gradients import BPRGradients, row_gradients
 from recbole_unlearn.methods.obliviate.obliviate import Objective, Schedule, calibrate
+from recbole_unlearn.methods.obliviate.paper import PaperObjective
 from recbole_unlearn.rows import (
     ClosedFormRanker,
     ExpectedStanding,
@@ -31,7 +32,7 @@ from recbole_unlearn.rows import (
 )
 from recbole_unlearn.rows import closed_form as level
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train
-from tests.parts import check_outside, divided, make_adapters, make_witness
+from tests.parts import check_outside, divided, make_witness, problem, same, weights
 
 # The downdate
 
@@ -79,9 +80,8 @@ def at_zero(adapters):
 @pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF"])
 def test_the_gradient_of_s_is_a_sum_for_the_rows_of_the_region(make_config, monkeypatch, model):
     monkeypatch.setattr(obliviate, "DRAWS", 1)
-    config = make_config(model, reg_weight=0.0) if model == "LightGCN" else make_config(model)
-    data = divided(config)
-    adapters = make_adapters(config, data, make_witness(config, data))
+    config = make_config(model, **({"reg_weight": 0.0} if model == "LightGCN" else {}))
+    data, _, adapters = problem(config)
     train(config, data.full, "x").load_weights(adapters.model)
     at_zero(adapters)
     torch.manual_seed(0)
@@ -100,9 +100,7 @@ def test_the_gradient_of_s_is_a_sum_for_the_rows_of_the_region(make_config, monk
 def test_the_downdate_goes_up_the_deleted_loss(make_config):
     """Paper error 1, on a model: by the optimizer's own state, a step makes the loss on S larger."""
     config = make_config(epochs=15)
-    data = divided(config)
-    witness = make_witness(config, data)
-    adapters = make_adapters(config, data, witness)
+    data, witness, adapters = problem(config)
     trained = train(config, data.full, "x")
     trained.load_weights(adapters.model)
     at_zero(adapters)
@@ -145,7 +143,8 @@ def test_losses_equal_their_formulas(pairs):
     reverse = sum(math.log1p(math.exp(a - b)) for a, b in pairs) / len(pairs)
     assert float(reverse_ranking_loss(first, second)) == pytest.approx(reverse)
     square = sum((a - b) ** 2 for a, b in pairs) / len(pairs)
-    assert float(obliviate.stand_in_loss(first, second)) == pytest.approx(square)
+    for squared in (obliviate.stand_in_loss, paper.distillation_loss):
+        assert float(squared(first, second)) == pytest.approx(square)
 
 
 def test_the_forgetting_losses_push_deleted_items_the_right_way():
@@ -158,12 +157,15 @@ def test_the_forgetting_losses_push_deleted_items_the_right_way():
     assert other.grad is None  # which is not moved
 
 
+TERMS = {"reverse": Objective(0.5), "paper": PaperObjective(0.5),
+         "distill": PaperObjective(distill=2.0, teacher=lambda numbers: torch.zeros(len(numbers)))}  # fmt: skip
+
+
 @pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF", "MultiVAE"])
-def test_the_objective_s_gradient_agrees_with_finite_differences(make_config, model):
+@pytest.mark.parametrize("term", TERMS)
+def test_the_objective_s_gradient_agrees_with_finite_differences(make_config, model, term):
     config = make_config(model, **({"dropout_prob": 0.0} if model in ("NeuMF", "MultiVAE") else {}))
-    data = divided(config)
-    base = make_witness(config, data)
-    adapters = make_adapters(config, data, base)
+    data, base, adapters = problem(config)
     batch = next(base.batches(base.interactions(), 50, 1))
 
     def make(objective):
@@ -174,18 +176,20 @@ def test_the_objective_s_gradient_agrees_with_finite_differences(make_config, mo
         torch.manual_seed(1)
         return objective.value(gradients, witness, batch), gradients.take()
 
-    standing = ExpectedStanding(base, base.deleted(100))
-    stand_ins, plain = (make(Objective(*more))[1] for more in ((0.5, standing, True), ()))
-    assert any(not torch.equal(*pair) for pair in zip(stand_ins, plain, strict=True))
-    if model == "MultiVAE":
-        return  # its loss samples, so no differences
-    _, slopes = make(Objective(0.5))
+    if term == "reverse":
+        standing = ExpectedStanding(base, base.deleted(100))
+        stand_ins, plain = (make(Objective(*more))[1] for more in ((0.5, standing, True), ()))
+        assert any(not torch.equal(*pair) for pair in zip(stand_ins, plain, strict=True))
+        if model == "MultiVAE":
+            return  # its own loss samples, so no differences
+    _, slopes = make(TERMS[term])
+    assert any(slope.abs().max() > 0 for slope in slopes)
     for k, adapter in enumerate(adapters.adapters):
         spot = divmod(int(slopes[k].abs().argmax()), slopes[k].shape[1])
         values = []
         for sign in (1, -1):
             adapter.a[spot] += sign * 1e-2
-            values.append(make(Objective(0.5))[0])
+            values.append(make(TERMS[term])[0])
             adapter.a[spot] -= sign * 1e-2
         assert (values[0] - values[1]) / 2e-2 == pytest.approx(float(slopes[k][spot]), rel=0.05, abs=2e-4)
 
@@ -198,14 +202,7 @@ def calibrated(adapters, witness, objective, schedule):
 @pytest.fixture
 def scene(make_config):
     """``scene("BPR", rank=3)``: a witness, and adapters of a model on its region."""
-
-    def make(model="BPR", **about):
-        config = make_config(model)
-        data = divided(config)
-        witness = make_witness(config, data)
-        return witness, make_adapters(config, data, witness, **about)
-
-    return make
+    return lambda model="BPR", **about: problem(make_config(model), **about)[1:]
 
 
 def test_calibration_lowers_its_objective_with_b_fixed(scene):
@@ -252,19 +249,20 @@ def test_a_small_request_takes_few_steps():
     assert Schedule(3, 0.1, 8192, horizon=30).within(2000) == Schedule(3, 0.1, 8192, horizon=4)
 
 
-def test_it_stops_at_the_level_of_never_seen_items(scene):
+def test_it_stops_at_the_level_of_never_seen_items(scene, monkeypatch):
     """Paper error 6: not as far down as it goes, but as far as a model that never saw them would put them."""
+    monkeypatch.setattr(BPRGradients, "own", lambda self, batch: 0.0)  # the term on S alone
     for stop in (False, True):
         witness, adapters = scene()
         standing = ExpectedStanding(witness, witness.deleted(1000))
         standing.percentile[:] = 0.6
-        trace = calibrated(
-            adapters, witness, Objective(20.0, standing, stop=stop), Schedule(300, 0.005, 1000, 300)
-        )
+        objective = Objective(1.0, standing, stop=stop)
+        trace = calibrated(adapters, witness, objective, Schedule(300, 0.005, 1000, 300))
         assert len(trace.values) == 300  # the term on R goes on to the end
         assert [step for step, _ in trace.demotion][:3] == [0, 10, 20]
-        highest = max(rate for _, rate in trace.demotion)
-        assert (0.5 <= highest < 0.8) if stop else highest > 0.8
+        assert (trace.values[-1] == 0.0) == stop  # the term on S does not
+        reached = row_gradients(adapters, witness).demotion(standing.deleted)
+        assert (0.6 <= reached < 0.8) if stop else reached > 0.8
 
 
 def test_a_loss_that_is_not_a_number_stops_it(scene):
@@ -360,20 +358,18 @@ def test_the_bound_holds_for_the_mean(margins):
 
 def test_the_change_on_retained_pairs_is_measured(scene):
     witness, adapters = scene()
-    model, train = adapters.model, witness.index.train
-    attached = model.user_embedding.weight.detach().clone()
-    users, items = (train.inter_feat[field][:50] for field in ("user_id", "item_id"))
-    found = obliviate.retained_change(adapters, lambda: pair_scores(model, train, users, items))
-    assert torch.equal(model.user_embedding.weight, attached)
-    after = pair_scores(model, train, users, items)
+    pairs = (witness.index.train.inter_feat[field][:50] for field in ("user_id", "item_id"))
+    scores = functools.partial(pair_scores, adapters.model, witness.index.train, *pairs)
+    after, attached = scores(), weights(adapters.model)
+    found = obliviate.retained_change(adapters, scores)
+    assert same(attached, weights(adapters.model))
     adapters.detach()
-    before = pair_scores(model, train, users, items)
-    assert found["largest"] == pytest.approx(float((after - before).abs().max()), abs=1e-5)
+    assert found["largest"] == pytest.approx(float((after - scores()).abs().max()), abs=1e-5)
 
 
 # Runs
 
-QUICK = {"lac_steps": 6, "lac_batch_size": 64, "save_unlearned": False}
+QUICK = {"lac_steps": 6, "lac_batch_size": 64, "save_unlearned": False, "report": "none", "eval_step": 9}
 MODELS = {
     "BPR": {}, "LightGCN": {}, "NGCF": {}, "NeuMF": {}, "DMF": {}, "SGL": {}, "SimpleX": {"history_len": 10},
     "MultiVAE": {}, "FM": {}, "DeepFM": {},
@@ -386,17 +382,19 @@ def run(settings, model="BPR", **changes):
     return run_unlearn(model, "tiny", **({"unlearn": "obliviate"} | asked), config_dict=config)
 
 
-def contaminated(data):
-    """The rows that may change."""
-    index = TrainIndex(data.full.train)
+def outside_is_unchanged(outcome):
+    """Rows that are not contaminated stay bit for bit; returns those that are, and which of them changed."""
+    data, index = outcome.data, TrainIndex(outcome.data.full.train)
     pairs = [data.forget.inter_feat[field] for field in ("user_id", "item_id")]
-    return new_start.spread(find_region(index, *pairs), RetainedIndex(index, *pairs, data.deleted), 0.02)
+    near = new_start.spread(find_region(index, *pairs), RetainedIndex(index, *pairs, data.deleted), 0.02)
+    original = train(outcome.config, data.full, "original").state_dict
+    return near, check_outside(outcome.model, original, data.full.train, near)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_it_works_on_many_models(settings, model):
     """Noise, by the same command for every model; rows that are not contaminated stay bit for bit."""
-    outcome = run(settings, model, cache=False)
+    outcome = run(settings, model, epochs=2)
     phases, certificates = outcome.result["phases"], outcome.result["certificates"]
     assert phases["unlearned"]["metrics"] != phases["original"]["metrics"]
     assert certificates["drift"] > 0
@@ -404,8 +402,7 @@ def test_it_works_on_many_models(settings, model):
     assert {"energy", "margin", "retained", "rows", "rank"} <= set(certificates)
     assert certificates["retained"]["largest"] > 0
     assert "recovered" not in outcome.result  # retraining did not run
-    original = train(outcome.config, outcome.data.full, "original").state_dict
-    check_outside(outcome.model, original, outcome.data.full.train, contaminated(outcome.data))
+    outside_is_unchanged(outcome)
 
 
 @pytest.mark.parametrize("unlearn", ["obliviate", "obliviate_paper"])
@@ -433,15 +430,14 @@ def test_it_forgets_noise_and_keeps_what_is_liked(ml_100k):
 @pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF", "MultiVAE"])
 def test_one_interaction_is_not_too_small_a_request(settings, model):
     """The commonest request takes a small share of its user's rows; the model must change all the same."""
-    splits = load(UnlearnConfig(model, "tiny", config_dict=settings)).splits
-    user, item = (int(splits.train.inter_feat[field][0]) for field in ("user_id", "item_id"))
-    pair = (splits.train.id2token("user_id", [user]), splits.train.id2token("item_id", [item]))
-    outcome = run(settings, model, forget=pair)
-    original = train(outcome.config, outcome.data.full, "original").state_dict
-    near = contaminated(outcome.data)
-    changed = check_outside(outcome.model, original, outcome.data.full.train, near)
+    data = load(UnlearnConfig(model, "tiny", config_dict=settings)).splits.train
+    user, item = (int(data.inter_feat[field][0]) for field in ("user_id", "item_id"))
+    outcome = run(
+        settings, model, forget=(data.id2token("user_id", [user]), data.id2token("item_id", [item]))
+    )
+    near, changed = outside_is_unchanged(outcome)
     rows = {table.side: near[table.side].ids[changed[table.parameter]].tolist()
-            for table in find_tables(outcome.model, outcome.data.full.train)}  # fmt: skip
+            for table in find_tables(outcome.model, data)}  # fmt: skip
     assert user in rows.get("user", [user])
     assert item in rows["item"] or user in rows.get("user", [])
 
@@ -455,8 +451,7 @@ def test_kinds_of_requests(settings, kind):
 def test_same_seed_same_weights_and_its_time_is_checked(settings, monkeypatch):
     slow = []
     monkeypatch.setattr(obliviate, "warn_if_slow", lambda *seconds: slow.append(seconds))
-    first, second = (run(settings).model.state_dict() for _ in range(2))
-    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert same(*(run(settings).model.state_dict() for _ in range(2)))
     assert len(slow) == 2  # once a request
 
 
@@ -487,22 +482,17 @@ def test_a_whole_item_is_pushed_down_as_an_unseen_one_is(settings):
     row = outcome.data.full.train.token2id("item_id", "i3")
     fresh = build_model(outcome.config, outcome.data.retain)
     assert not torch.equal(outcome.model.item_embedding.weight[row], fresh.item_embedding.weight[row])
-    users = torch.arange(1, outcome.data.full.train.user_num)
-    trainer = compose(PhaseTrainer, outcome.config, outcome.model, "x")
-    scores = trainer.scores(users, outcome.data.retain.train)
+    scores = scores_of(outcome, torch.arange(1, outcome.data.full.train.user_num))
     assert scores[:, row].mean() < scores[:, 1:].mean() - 0.1
 
 
 def test_adapters_are_written_only_when_asked_and_fit_the_original(settings):
     assert not (run(settings).output_dir / "adapters").exists()
-    outcome = run(settings, save_adapters=True, cache=False)
+    outcome = run(settings, save_adapters=True)
     original = build_model(outcome.config, outcome.data.retain)
     train(outcome.config, outcome.data.full, "original").load_weights(original)
     AdapterSet.load(original, outcome.output_dir / "adapters").merge()
-    for name, value in outcome.model.named_parameters():
-        assert torch.equal(value, original.get_parameter(name))
-    written = json.loads((outcome.output_dir / "adapters" / "adapters.json").read_text())
-    assert written["method"] == "obliviate"
+    assert same(weights(outcome.model), weights(original))
 
 
 def test_a_model_of_one_s_own_needs_no_fast_path(settings):
@@ -513,22 +503,18 @@ def test_a_model_of_one_s_own_needs_no_fast_path(settings):
             user_e, item_e = super().forward(user, item)
             return torch.tanh(user_e), item_e
 
-    phases = run(settings, Mine, cache=False).result["phases"]
+    phases = run(settings, Mine).result["phases"]
     assert phases["unlearned"]["metrics"] != phases["original"]["metrics"]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rank": "much"}, "rank='much'"),
-        ({"rank": 0}, "rank=0"),
-        ({"rank": True}, "rank=True"),
-        ({"lua_target": "moon"}, "lua_target='moon'"),
-        ({"forget_kind": "some"}, "forget_kind='some'"),
-        ({"lac_distill": 0.5}, "lac_distill is a setting of no_distill"),
-        ({"lac_learning_rate": 1e30}, "not"),
+        ({"rank": "much"}, "rank='much'"), ({"rank": 0}, "rank=0"), ({"rank": True}, "rank=True"),
+        ({"lua_target": "moon"}, "lua_target='moon'"), ({"forget_kind": "some"}, "forget_kind='some'"),
+        ({"lac_distill": 0.5}, "lac_distill is a setting of no_distill"), ({"lac_learning_rate": 1e30}, "not"),
     ],
-)
+)  # fmt: skip
 def test_impossible_settings_are_refused(settings, changes, message):
     with pytest.raises(UnlearnError, match=message):
         run(settings, **changes)
@@ -554,10 +540,11 @@ def test_models_that_are_not_supported_are_named(flags, capsys, model, instead):
     assert instead in error
 
 
+def scores_of(outcome, users):
+    return compose(PhaseTrainer, outcome.config, outcome.model, "x").scores(users, outcome.data.retain.train)
+
+
 def test_the_model_is_left_ready_for_evaluation(settings):
     outcome = run(settings, "LightGCN")
-    trainer = compose(PhaseTrainer, outcome.config, outcome.model, "x")
-    users = torch.tensor([1])
-    scores = trainer.scores(users, outcome.data.retain.train)
     user, item = outcome.model.forward()
-    assert torch.allclose(scores[0, 1:], (user[users] @ item.T)[0, 1:], atol=1e-6)
+    assert torch.allclose(scores_of(outcome, torch.tensor([1]))[0, 1:], (user[1] @ item.T)[1:], atol=1e-6)

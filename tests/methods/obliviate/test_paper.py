@@ -2,60 +2,18 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 from tqdm import tqdm
 
 from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.methods.obliviate import Adapter, paper
-from recbole_unlearn.methods.obliviate.fast_gradients import row_gradients
 from recbole_unlearn.methods.obliviate.obliviate import Schedule, calibrate
 from recbole_unlearn.methods.obliviate.paper import PaperObjective
-from tests.parts import divided, make_adapters, make_witness
-
-
-@hypothesis_settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=8))
-def test_distillation_equals_its_formula(pairs):
-    first, second = (torch.tensor(column, dtype=torch.float64) for column in zip(*pairs, strict=True))
-    square = sum((a - b) ** 2 for a, b in pairs) / len(pairs)
-    assert float(paper.distillation_loss(first, second)) == pytest.approx(square)
+from tests.parts import problem
 
 
 def test_the_hardest_of_some_candidates():
     scores = torch.tensor([[0.1, 0.9, 0.3], [2.0, 1.0, 0.0]])
     assert paper.hardest(scores, torch.tensor([[5, 6, 7], [8, 9, 10]])).tolist() == [6, 8]
-
-
-@pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF", "MultiVAE"])
-@pytest.mark.parametrize("weights", [{"forget": 0.5}, {"distill": 2.0}], ids=["reverse", "distill"])
-def test_the_objective_s_gradient_agrees_with_finite_differences(make_config, model, weights):
-    config = make_config(model, **({"dropout_prob": 0.0} if model in ("NeuMF", "MultiVAE") else {}))
-    data = divided(config)
-    base = make_witness(config, data)
-    adapters = make_adapters(config, data, base)
-    batch = next(base.batches(base.interactions(), 50, 1))
-    teacher = torch.zeros(len(data.full.train))
-    objective = PaperObjective(**weights, teacher=lambda rows: teacher[rows])
-
-    def make():
-        """The same draws every time."""
-        witness = make_witness(config, data, seed=5)
-        gradients = row_gradients(adapters, witness)
-        gradients.changed()
-        return objective.value(gradients, witness, batch), gradients.take()
-
-    _, slopes = make()
-    assert any(slope.abs().max() > 0 for slope in slopes)
-    for k, adapter in enumerate(adapters.adapters):
-        spot = divmod(int(slopes[k].abs().argmax()), slopes[k].shape[1])
-        values = []
-        for sign in (1, -1):
-            adapter.a[spot] += sign * 1e-2
-            values.append(make()[0])
-            adapter.a[spot] -= sign * 1e-2
-        assert (values[0] - values[1]) / 2e-2 == pytest.approx(float(slopes[k][spot]), rel=0.05, abs=2e-4)
 
 
 def test_gradients_of_both_factors_with_the_drift():
@@ -84,10 +42,7 @@ def test_with_b_fixed_the_change_is_linear_in_what_is_trained_and_else_it_is_not
 
 def test_drift_stays_below_its_bound(make_config):
     """‖Δθ‖² ≤ L(φ₀)/λ wherever L(φ) ≤ L(φ₀), bilinear or not."""
-    config = make_config()
-    data = divided(config)
-    witness = make_witness(config, data, negatives=0.0)
-    adapters = make_adapters(config, data, witness, rank=2)
+    _, witness, adapters = problem(make_config(), negatives=0.0, rank=2)
     before = [adapter.b.clone() for adapter in adapters.adapters]
     with tqdm(disable=True) as bar:
         plan, rows = Schedule(60, 0.05, 10**6, 60), witness.interactions()
