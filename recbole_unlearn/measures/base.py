@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from recbole_unlearn.measures.scores import Observation, Questions
 from recbole_unlearn.registry import Registry
@@ -34,20 +35,22 @@ class View:
         return self.retrained
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Measure:
     """A measure and its documentation."""
 
     key: str  # under `forgetting`; it may have entries KEY@K for several K
+    of: Callable[[View], dict[str, Figure]]
     title: str  # with {k} where there are several
     meaning: str
     good: str
-    parts: Mapping[str, str]  # the figures of an entry that has several, with their titles
-    is_distance: bool  # to the retrained model: 0 or 1 is equal, and there is none without retraining
-    of_sequences: bool  # of sequential models alone
+    parts: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # figures of an entry, with their titles
+    is_distance: bool = False  # to the retrained model: 0 or 1 is equal, and there is none without retraining
+    of_sequences: bool = False  # of sequential models alone
     discloses: Mapping[str, str]  # the users behind each part, "*" for all others: results/disclosure.py
-    place: int  # in tables, lowest first
-    of: Callable[[View], dict[str, Figure]]
+    place: int = 100  # in tables, lowest first
 
     def figures(self, entries: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str]]:
         """The path of every figure of this measure in ``entries``, with its title."""
@@ -66,18 +69,9 @@ MEASURES: Registry[Measure] = Registry("measure", "recbole_unlearn.measures", "r
 
 
 def measure(
-    key: str,
-    *,
-    title: str,
-    meaning: str,
-    good: str,
-    parts: Mapping[str, str] | None = None,
-    is_distance: bool = False,
-    of_sequences: bool = False,
-    discloses: str | Mapping[str, str] = "compared",
-    place: int = 100,
+    key: str, *, discloses: str | Mapping[str, str] = "compared", **fields: Any
 ) -> Callable[[Callable[[View], dict[str, Figure]]], Callable[[View], dict[str, Figure]]]:
-    """Decorator: make a function of a :class:`View` a measure.
+    """Decorator: make a function of a :class:`View` a measure, with ``fields`` of :class:`Measure`.
 
     The function returns the measure's entries; none when it cannot be taken. ``discloses`` names the users behind the
     figures, which decides when these are withheld: one of ``GROUPS``, or a mapping from parts to them.
@@ -87,10 +81,7 @@ def measure(
         groups = {"*": discloses} if isinstance(discloses, str) else {"*": "compared", **discloses}
         if not set(groups.values()) <= set(GROUPS):
             raise ValueError(f"A measure discloses figures of one of {', '.join(GROUPS)}.")
-        one = Measure(
-            key, title, meaning, good, parts or {}, is_distance, of_sequences, groups, place, function
-        )
-        MEASURES.add(key, one, function)
+        MEASURES.add(key, Measure(key=key, of=function, discloses=groups, **fields), function)
         return function
 
     return add

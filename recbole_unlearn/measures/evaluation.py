@@ -23,7 +23,7 @@ from recbole.utils import EvaluatorType
 from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import Loaders, SequenceSplits, UnlearnData
 from recbole_unlearn.measures.base import DECIMALS, View, measures, rounded
-from recbole_unlearn.measures.forgetting import common_edges, histogram, kolmogorov_smirnov
+from recbole_unlearn.measures.forgetting import histograms, kolmogorov_smirnov
 from recbole_unlearn.measures.scores import HistoryQuestions, Observation, Questions, deleted_pairs, observe
 from recbole_unlearn.results.schema import Distribution, Figure, Metrics, Placebo
 from recbole_unlearn.settings import UnlearnConfig
@@ -75,9 +75,8 @@ def utility(
     trainer.eval_collector, trainer.evaluator = recbole_compat.TensorCollector(config), evaluator
     try:
         trainer.eval_collector.data_collect(data.train)
-        everyone = trainer.evaluate(
-            data.test, load_best_model=False, show_progress=bool(config["show_progress"])
-        )
+        is_shown = bool(config["show_progress"])
+        everyone = trainer.evaluate(data.test, load_best_model=False, show_progress=is_shown)
     finally:
         trainer.eval_collector, trainer.evaluator = held
     struct = evaluator.kept
@@ -86,11 +85,9 @@ def utility(
     else:
         users = torch.as_tensor(np.asarray(data.test.uid_list))
     is_affected = torch.isin(users, affected)
-    groups = {"affected": is_affected, "unaffected": ~is_affected}
-    means = {"metrics": dict(everyone)} | {
-        name: dict(evaluator.evaluate(_only(struct, mask))) if mask.any() else {}
-        for name, mask in groups.items()
-    }
+    means = {"metrics": dict(everyone)}
+    for name, mask in (("affected", is_affected), ("unaffected", ~is_affected)):
+        means[name] = dict(evaluator.evaluate(_only(struct, mask))) if mask.any() else {}
     return means, evaluator.by_user(_only(struct, is_affected)) if is_affected.any() else {}
 
 
@@ -121,39 +118,28 @@ def paired_errors(before: Measured, after: Measured) -> Metrics:
     With d_u = after_u − before_u of the n affected users: error = √(Σ (d_u − mean)² / (n − 1)) / √n; infinite for a
     single user.
     """
-    moves = {key: after.affected[key] - values for key, values in before.affected.items()}
-    return {
-        key: float(move.std() / math.sqrt(len(move))) if len(move) > 1 else math.inf
-        for key, move in moves.items()
-    }
+    moves = {key: after.affected[key] - own for key, own in before.affected.items()}
+    return {key: float(d.std() / math.sqrt(len(d))) if len(d) > 1 else math.inf for key, d in moves.items()}
 
 
 class Measurement:
     """All measures of one run: the same questions to every model, and the distances to the retrained one."""
 
     def __init__(self, config: UnlearnConfig, data: UnlearnData, test: Loaders, negatives: int) -> None:
-        self.config, self.data, self.test = config, data, test
+        self.config, self.data, self.test, seed = config, data, test, config["seed"]
         self.questions: Questions
         if isinstance(data.retain, SequenceSplits):
-            self.questions = HistoryQuestions.ask(data, negatives, config["seed"])
+            self.questions = HistoryQuestions.ask(data, negatives, seed)
         else:
-            self.questions = Questions.of(
-                data, deleted_pairs(data, negatives, config["seed"]), config["seed"]
-            )
+            self.questions = Questions.of(data, deleted_pairs(data, negatives, seed), seed)
 
     def measure(self, trainer: PhaseTrainer, before: Measured | None = None) -> Measured:
         """The figures of a model by itself, and of it together with the model it started from."""
         seen = observe(trainer, self.questions, self.data.retain)
         found, affected = utility(trainer, self.config, self.test, self.data.affected_users)
         view = View(self.questions, seen, None if before is None else before.seen)
-        return Measured(
-            found,
-            self.masked(seen, found["unaffected"]),
-            self._figures(view, distances=False),
-            by_group(self.questions, self.data, seen.top),
-            seen,
-            affected,
-        )
+        masked, groups = self.masked(seen, found["unaffected"]), by_group(self.questions, self.data, seen.top)
+        return Measured(found, masked, self._figures(view, distances=False), groups, seen, affected)
 
     def _figures(self, view: View, distances: bool) -> dict[str, Figure]:
         """The figures of all measures for this kind of model."""
@@ -174,9 +160,7 @@ class Measurement:
         """Histograms of the deleted pairs' scores, with the same edges for all models."""
         if len(self.questions.deleted) == 0:
             return {}
-        scores = {name: one.seen.deleted.score for name, one in models.items()}
-        edges = common_edges(list(scores.values()))
-        return {name: histogram(score, edges) for name, score in scores.items()}
+        return histograms({name: one.seen.deleted.score for name, one in models.items()})
 
     def masked(self, seen: Observation, unaffected: dict[str, float]) -> dict[str, float]:
         """Recall and NDCG over all users when deleted items are masked too.
@@ -200,13 +184,8 @@ class Measurement:
         config = config.replace(metrics=list(REPORTED_METRICS), topk=topk)
         masked = Evaluator(config).evaluate(struct)
         share = len(users) / len(tested)
-        return {
-            name: rounded(share * masked[name] + (1 - share) * unaffected.get(name, 0.0)) for name in names
-        }
-
-
-USERS = ("low", "middle", "high")
-ITEMS = ("tail", "middle", "head")
+        rest = {name: (1 - share) * unaffected.get(name, 0.0) for name in names}
+        return {name: rounded(share * masked[name] + rest[name]) for name in names}
 
 
 def thirds(values: torch.Tensor) -> torch.Tensor:
@@ -216,10 +195,8 @@ def thirds(values: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cuts, values, right=True)
 
 
-def by_group(
-    questions: Questions, data: UnlearnData, top: torch.Tensor, k: int = 20
-) -> dict[str, dict[str, Any]]:
-    """Recall@K of users by activity (mean over users), and of test interactions by popularity (share found).
+def by_group(questions: Questions, data: UnlearnData, top: torch.Tensor) -> dict[str, dict[str, Any]]:
+    """Recall@20 of users by activity (mean over users), and of test interactions by popularity (share found).
 
     Users are split into thirds by the number of their retained interactions, test interactions by their item's.
     """
@@ -228,28 +205,22 @@ def by_group(
     looked_at = torch.isin(users, questions.users)
     users, items = users[looked_at], items[looked_at]
     row = torch.searchsorted(questions.users, users)
-    found = (top[row, :k] == items[:, None]).any(dim=1).float()
+    found = (top[row, :20] == items[:, None]).any(dim=1).float()
     total = torch.bincount(row, minlength=len(questions.users))
     recall = torch.zeros(len(questions.users)).index_add_(0, row, found) / total.clamp(min=1)
     tested = (total > 0).nonzero().flatten()
     train = data.retain.train
-    activity = thirds(
-        torch.bincount(train.inter_feat[train.uid_field], minlength=train.user_num)[questions.users[tested]]
-    )
+    had = torch.bincount(train.inter_feat[train.uid_field], minlength=train.user_num)
+    activity = thirds(had[questions.users[tested]])
     popularity = thirds(torch.bincount(train.inter_feat[train.iid_field], minlength=train.item_num)[items])
 
     def means(values: torch.Tensor, group: torch.Tensor, names: Sequence[str], unit: str) -> dict[str, Any]:
-        parts = {name: values[group == n] for n, name in enumerate(names)}
-        return {
-            name: {f"recall@{k}": rounded(part.mean()), unit: len(part)}
-            for name, part in parts.items()
-            if len(part)
-        }
+        parts = {name: values[group == n] for n, name in enumerate(names) if (group == n).any()}
+        return {name: {"recall@20": rounded(part.mean()), unit: len(part)} for name, part in parts.items()}
 
-    return {
-        "user_activity": means(recall[tested], activity, USERS, "users"),
-        "item_popularity": means(found, popularity, ITEMS, "rows"),
-    }
+    users_by_activity = means(recall[tested], activity, ("low", "middle", "high"), "users")
+    items_by_popularity = means(found, popularity, ("tail", "middle", "head"), "rows")
+    return {"user_activity": users_by_activity, "item_popularity": items_by_popularity}
 
 
 def compare(unlearned: Measured, placebo: Measured, retrained: Measured) -> Placebo:
@@ -261,11 +232,8 @@ def compare(unlearned: Measured, placebo: Measured, retrained: Measured) -> Plac
         mark = method(retrained) − retrained,    memory = method(original) − method(retrained)
     """
     rate = placebo.forgetting.get("demotion_rate")
-    return Placebo(
-        rate if isinstance(rate, float) else None,
-        mark=_difference(placebo, retrained),
-        memory=_difference(unlearned, placebo),
-    )
+    mark, memory = _difference(placebo, retrained), _difference(unlearned, placebo)
+    return Placebo(rate if isinstance(rate, float) else None, mark, memory)
 
 
 def _difference(after: Measured, before: Measured) -> Metrics:

@@ -7,7 +7,7 @@ distances to the retrained model (gaps, score distributions, ranked lists).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,10 +173,7 @@ FOLDS = 5
 
 
 def features(*standings: Standing) -> np.ndarray:
-    """The attacker's view of each pair (m, 2k): its score and its share of demotions under each of k models.
-
-    With two models (before and after) a linear classifier also has their difference.
-    """
+    """The attacker's view of each pair (m, 2k): its score and its share of demotions under each of k models."""
     return torch.stack([x for s in standings for x in (s.score, s.demoted)], dim=1).double().numpy()
 
 
@@ -186,11 +183,9 @@ def auc_interval(members: np.ndarray, others: np.ndarray) -> tuple[float, float,
     With V₁₀ the share of non-members below each member and V₀₁ the share of members above each non-member,
     Var(AUC) = Var(V₁₀)/m + Var(V₀₁)/n.
     """
-    above = _share_below(others, members)
-    below = 1.0 - _share_below(members, others)
+    above, below = _share_below(others, members), 1.0 - _share_below(members, others)
     auc = float(above.mean())
-    variance = above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below)
-    half = 1.96 * float(np.sqrt(variance))
+    half = 1.96 * float(np.sqrt(above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below)))
     return auc, max(0.0, auc - half), min(1.0, auc + half)
 
 
@@ -203,8 +198,7 @@ def _share_below(reference: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def tpr_at_fpr(members: np.ndarray, others: np.ndarray, fpr: float = 0.01) -> float:
     """The share of members found when at most ``fpr`` of non-members are accused."""
-    threshold = np.quantile(others, 1.0 - fpr, method="higher")
-    return float((members > threshold).mean())
+    return float((members > np.quantile(others, 1.0 - fpr, method="higher")).mean())
 
 
 def attack(members: np.ndarray, others: np.ndarray, users: np.ndarray) -> dict[str, Any] | None:
@@ -294,16 +288,14 @@ def _wasserstein_distance(view: View) -> dict[str, Figure]:
 BINS = 60  # of the histograms of a run
 
 
-def common_edges(scores: list[torch.Tensor]) -> np.ndarray:
-    """Edges of bins that serve all of ``scores``."""
-    low, high = np.quantile(torch.cat(scores).numpy(), [0.001, 0.999])
-    return np.linspace(low, high, BINS + 1)
-
-
-def histogram(scores: torch.Tensor, edges: np.ndarray) -> Distribution:
-    """Counts between ``edges``; values outside count in the first or last bin."""
-    counts = np.histogram(np.clip(scores.numpy(), edges[0], edges[-1]), bins=edges)[0]
-    return Distribution([round(float(edge), 4) for edge in edges], counts.tolist())
+def histograms(scores: Mapping[str, torch.Tensor]) -> dict[str, Distribution]:
+    """Counts in the same bins for all of ``scores``; values outside count in the first or last bin."""
+    low, high = np.quantile(torch.cat(list(scores.values())).numpy(), [0.001, 0.999])
+    edges, found = np.linspace(low, high, BINS + 1), {}
+    for name, values in scores.items():
+        counts = np.histogram(np.clip(values.numpy(), edges[0], edges[-1]), bins=edges)[0]
+        found[name] = Distribution([round(float(edge), 4) for edge in edges], counts.tolist())
+    return found
 
 
 # Ranked lists
@@ -391,11 +383,9 @@ def difficulty(model: AbstractRecommender, data: UnlearnData, seed: int) -> dict
     found: dict[str, Any] = {}
     fields = {"user": train.uid_field, "item": train.iid_field}
     for side, size in (("user", train.user_num), ("item", train.item_num)):
-        gone, had = (
-            torch.bincount(part.inter_feat[fields[side]], minlength=size) for part in (forget, train)
-        )
-        share = (gone / had.clamp(min=1))[gone > 0]
-        found[f"deleted_share_{side}s"] = rounded(share.mean())
+        both = (part.inter_feat[fields[side]] for part in (forget, train))
+        gone, had = (torch.bincount(ids, minlength=size) for ids in both)
+        found[f"deleted_share_{side}s"] = rounded((gone / had.clamp(min=1))[gone > 0].mean())
     tables = [t for t in find_tables(model, train) if t.axis == 0]
     # A sequential model has no rows of users; a table of positions may be as long as one.
     if not isinstance(data.full, SequenceSplits) and {t.side for t in tables} == {"user", "item"}:

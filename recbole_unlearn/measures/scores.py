@@ -96,10 +96,8 @@ def match(deleted: Pairs, data: UnlearnData, rng: np.random.Generator) -> tuple[
     train = data.full.train
     popularity = np.bincount(train.inter_feat[train.iid_field].numpy(), minlength=train.item_num)
     parts = [data.retain.valid, data.retain.test]
-    users, items = (
-        np.concatenate([part.inter_feat[field].numpy() for part in parts])
-        for field in (train.uid_field, train.iid_field)
-    )
+    feats, fields = [part.inter_feat for part in parts], (train.uid_field, train.iid_field)
+    users, items = (np.concatenate([feat[field].numpy() for feat in feats]) for field in fields)
     order = np.argsort(users, kind="stable")
     users, items = users[order], items[order]
     chosen, matches = [], []

@@ -202,19 +202,15 @@ def _demotion(phases: Mapping[str, PhaseResult]) -> _Way | None:
 
 def _attack(phases: Mapping[str, PhaseResult]) -> _Way | None:
     """The attacker's AUC with its confidence intervals."""
-    found = [
-        phases.get(name, PhaseResult()).forgetting.get("attack") for name in (ORIGINAL, UNLEARNED, RETRAINED)
-    ]
+    held = (phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, RETRAINED))
+    found = [phase.forgetting.get("attack") for phase in held]
     if not all(isinstance(one, Mapping) and {"auc", "low", "high"} <= one.keys() for one in found):
         return None
     before, after, target = cast("list[Mapping[str, float]]", found)
-    slack = max(LEAST, _half(after) + _half(target))  # near 1 the intervals are too narrow to be of use
     start, end = before["auc"] - target["auc"], after["auc"] - target["auc"]
-    return _Way(start, end, slack, abs(start) > max(LEAST, _half(before) + _half(target)))
-
-
-def _half(attack: Mapping[str, float]) -> float:
-    return (attack["high"] - attack["low"]) / 2
+    half = [(one["high"] - one["low"]) / 2 for one in (before, after, target)]
+    slack = max(LEAST, half[1] + half[2])  # near 1 the intervals are too narrow to be of use
+    return _Way(start, end, slack, abs(start) > max(LEAST, half[0] + half[2]))
 
 
 def sentence(
@@ -267,13 +263,9 @@ def _looks(found: Provisional, phases: Mapping[str, PhaseResult]) -> str:
 
 
 def provisional(
-    questions: Questions,
-    data: UnlearnData,
-    original: Observation,
-    unlearned: Observation,
-    least: int = 1,
+    questions: Questions, data: UnlearnData, original: Observation, unlearned: Observation, least: int = 1,
     seed: int = 0,
-) -> Provisional | None:
+) -> Provisional | None:  # fmt: skip
     """The provisional verdict on the unlearned model; None where no deleted pair can be compared.
 
     Users without a retained interaction are left out: their preferences are unknown. With fewer than ``least`` others
@@ -291,18 +283,12 @@ def provisional(
         return NOTHING_LEFT
     ranker = ClosedFormRanker(retained)
     demoted = _demoted(ranker, questions.deleted, picked)
-    gaps = [
-        clustered(seen.deleted.demoted[picked].double() - demoted, users) for seen in (original, unlearned)
-    ]
+    ranks = (seen.deleted.demoted[picked].double() for seen in (original, unlearned))
+    gaps = [clustered(rank - demoted, users) for rank in ranks]
     held_out = _known(questions.held_out, retained, seed)
     other = original.held_out.demoted[held_out].double() - _demoted(ranker, questions.held_out, held_out)
-    level = float(demoted.mean())
-    unsure = max(
-        LEAST,
-        UNSURE * level,
-        abs(float(other.mean())) if len(other) else 0.0,
-        *(2 * error for _, error in gaps),
-    )
+    level, kind = float(demoted.mean()), abs(float(other.mean())) if len(other) else 0.0
+    unsure = max(LEAST, UNSURE * level, kind, *(2 * error for _, error in gaps))
     return Provisional(looks(gaps[0][0], gaps[1][0], unsure), _RANKER, rounded(level), number)
 
 

@@ -143,8 +143,11 @@ def test_distances_of_distributions(a, b):
 
 
 def test_a_histogram_counts_everything():
-    found = forgetting.histogram(torch.tensor([-9.0, 0.1, 0.2, 9.0]), np.linspace(-1, 1, 5)).to_json()
-    assert found == {"edges": [-1.0, -0.5, 0.0, 0.5, 1.0], "counts": [1, 0, 2, 1]}
+    scores = {"a": torch.linspace(-1, 1, 2001), "b": torch.tensor([-9.0, 9.0, 0.1])}
+    found = forgetting.histograms(scores)
+    assert found["a"].edges == found["b"].edges
+    assert [sum(one.counts) for one in found.values()] == [2001, 3]
+    assert (found["b"].counts[0], found["b"].counts[-1]) == (1, 1)
 
 
 @hypothesis_settings(max_examples=40, deadline=None)

@@ -160,21 +160,17 @@ class AttentiveEnsemble(Ensemble):
 
 
 def fit_attention(
-    ensemble: AttentiveEnsemble,
-    epochs: int,
-    patience: int,
-    generator: torch.Generator,
-    score: Callable[[], float],
+    ensemble: AttentiveEnsemble, epochs: int, patience: int, generator: torch.Generator, score: Callable[[], float],
     bar: tqdm,
-) -> list[tuple[int, float]]:
+) -> list[tuple[int, float]]:  # fmt: skip
     """Train with BPR on the ensemble's dataset, and keep the epoch with the best ``score`` (higher is better).
 
     Stops after ``patience`` epochs without a gain. Returns (epoch, mean loss) of all epochs.
     """
     index = TrainIndex(ensemble.dataset)
     all_pairs = RetainedIndex.whole(index)
-    parameters = [ensemble.turn, ensemble.shift]
-    parameters += [*ensemble.of_user.parameters(), *ensemble.of_item.parameters()]
+    attentions = [*ensemble.of_user.parameters(), *ensemble.of_item.parameters()]
+    parameters = [ensemble.turn, ensemble.shift, *attentions]
     optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, weight_decay=L2)
     device = ensemble.turn.device
     ensemble.eval()

@@ -99,6 +99,18 @@ class Ensemble(AbstractRecommender):
         """The weights of the rule, without those of the models."""
         return {k: v for k, v in self.state_dict().items() if not k.startswith("models.")}
 
+    def load_rule(self, rule: Weights, path: Path | None) -> None:
+        """Put the stored weights of the rule of the ensemble in ``path`` into this one, if they fit it."""
+        own = self.own_state()
+        for name in sorted(own.keys() | rule.keys()):
+            there, here = (list(some[name].shape) if name in some else "missing" for some in (rule, own))
+            if there != here:
+                raise UnlearnError(
+                    f"The rule of {path} does not fit: {name} is {there} there and {here} here. It was written with "
+                    "other settings or by another version; train the ensemble again, without --checkpoint."
+                )
+        self.load_state_dict({**self.state_dict(), **rule})
+
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
@@ -118,13 +130,8 @@ class Shards:
 
     @classmethod
     def new(
-        cls,
-        config: UnlearnConfig,
-        splits: Splits,
-        partition: Partition,
-        depth: int,
-        generator: torch.Generator,
-    ) -> Shards:
+        cls, config: UnlearnConfig, splits: Splits, partition: Partition, depth: int, generator: torch.Generator
+    ) -> Shards:  # fmt: skip
         """Untrained shards, each with initial weights of its own."""
         slices = torch.randint(0, depth, (len(partition.interactions),), generator=generator)
         shards = cls(config, partition, slices, depth, [], [[] for _ in range(partition.number)])
@@ -165,16 +172,12 @@ class Shards:
         partition = self.partition.without(gone, users, items)
         return dataclasses.replace(self, partition=partition, slices=self.slices[~gone], steps=kept)
 
-    def missing(self) -> list[int]:
-        """Shards that have steps to train."""
-        return [shard for shard, steps in enumerate(self.steps) if len(steps) < self.depth]
-
     def trained(
         self, splits: Splits, train_all: Callable[[Sequence[Job]], list[Trained]], label: str
     ) -> tuple[Shards, dict[int, list[Trained]]]:
         """The shards with all steps trained on ``splits``, and the new trainings by shard."""
         steps = [list(held) for held in self.steps]
-        new: dict[int, list[Trained]] = {shard: [] for shard in self.missing()}
+        new: dict[int, list[Trained]] = {n: [] for n, held in enumerate(steps) if len(held) < self.depth}
         for step in range(self.depth):
             due = [shard for shard in new if len(steps[shard]) == step]
             jobs, places = [], []
@@ -221,11 +224,6 @@ class ShardedTrainer(UnlearnTrainer):
         """Epochs of a shard's training."""
         return getattr(settings, f"{cls.name}_epochs") or int(config["epochs"])
 
-    def shard_config(self, task: UnlearnTask) -> UnlearnConfig:
-        """The config of a shard's training."""
-        keys = ("epochs", "learning_rate")
-        return task.config.given(**{key: getattr(task.settings, f"{self.name}_{key}") for key in keys})
-
     def pretrain(self, task: UnlearnTask) -> Trained | None:
         """The model whose embeddings the interactions are divided by, the plain original; None without one."""
         return task.original or task.train(task.config, task.data.full, "pretrained")
@@ -234,10 +232,8 @@ class ShardedTrainer(UnlearnTrainer):
         """The shard of each training interaction."""
         raise NotImplementedError(f"{type(self).__name__} does not implement divide().")
 
-    def ensemble(
-        self, task: UnlearnTask, splits: Splits, models: list[Any], partition: Partition
-    ) -> Ensemble:
-        """The models with the rule that combines them, by default the mean of their scores."""
+    def ensemble(self, task: UnlearnTask, splits: Splits, models: list[Any]) -> Ensemble:
+        """The models of :attr:`shards` with the rule that combines them, by default the mean of their scores."""
         return Ensemble(task.config, models)
 
     def fit_rule(self, task: UnlearnTask, ensemble: Ensemble, splits: Splits) -> dict[str, Curve]:
@@ -246,7 +242,8 @@ class ShardedTrainer(UnlearnTrainer):
 
     def originate(self, task: UnlearnTask) -> Outcome:
         """Train the ensemble on D, or read it from the directory it was saved to."""
-        full, config = task.data.full, self.shard_config(task)
+        given = {key: getattr(task.settings, f"{self.name}_{key}") for key in ("epochs", "learning_rate")}
+        full, config = task.data.full, task.config.given(**given)
         if task.stored is not None:
             self.shards, rule = read_ensemble(task.stored, config, full)
             self.model = self._combined(task, full, rule)[0]
@@ -272,11 +269,10 @@ class ShardedTrainer(UnlearnTrainer):
         start, looked = time.perf_counter(), self.validation_seconds
         models = self.shards.models(splits)
         init_seed(task.config["seed"], task.config["reproducibility"])
-        ensemble, curves = self.ensemble(task, splits, models, self.shards.partition), {}
-        if rule is None:
-            curves = self.fit_rule(task, ensemble, splits)
-        else:
-            ensemble.load_state_dict({**ensemble.state_dict(), **rule})
+        ensemble = self.ensemble(task, splits, models)
+        curves = self.fit_rule(task, ensemble, splits) if rule is None else {}
+        if rule is not None:
+            ensemble.load_rule(rule, task.stored)
         clear_caches(ensemble)
         ensemble.eval()
         return ensemble, curves, time.perf_counter() - start - (self.validation_seconds - looked)
@@ -285,7 +281,6 @@ class ShardedTrainer(UnlearnTrainer):
         """Restart the shards that saw a deleted interaction, and fit the rule again."""
         start = time.perf_counter()
         shards = self.shards.without(task.data)
-        touched = shards.missing()
         logger.info("%s: the shards that hold deleted interactions start again.", self.name)
         finding = time.perf_counter() - start
         self.shards, new = shards.trained(task.data.retain, task.train_all, self.label)
@@ -294,7 +289,7 @@ class ShardedTrainer(UnlearnTrainer):
         return Outcome(
             {
                 "shards": shards.partition.number,
-                "restarted": len(touched),
+                "restarted": len(new),
                 "shard_seconds": {str(shard + 1): round(value, 4) for shard, value in spent.items()},
                 "rule_seconds": round(rule_seconds, 4),
             },
@@ -321,8 +316,8 @@ class ShardedTrainer(UnlearnTrainer):
                 _save(folder / f"shard-{shard}.safetensors", named)
             partition = shards.partition
             places = {"rows": partition.interactions, "slices": shards.slices}
-            places |= {"users": partition.users} if partition.users is not None else {}
-            places |= {"items": partition.items} if partition.items is not None else {}
+            sides = {"users": partition.users, "items": partition.items}
+            places |= {side: shard for side, shard in sides.items() if shard is not None}
             _save(folder / _RULE, {"partition": places, "rule": self.model.own_state()})
             values = plain_settings(config.to_recbole().final_config_dict) | config.method_values(self.name)
             stored = Stored(
@@ -345,10 +340,10 @@ def read_ensemble(path: Path, config: UnlearnConfig, splits: Splits) -> tuple[Sh
             f"{path} is of other interactions than its dataset file holds. Use the directory as it was written."
         )
     groups = _load(path / _RULE)
-    places = groups.get("partition", {})
-    number = len(splits.train)
-    for name in ("rows", "slices"):
-        if name not in places or places[name].shape != (number,):
+    places, number = groups.get("partition", {}), len(splits.train)
+    sizes = {"rows": number, "slices": number, "users": splits.train.user_num, "items": splits.train.item_num}
+    for name, size in sizes.items():
+        if not (places[name].shape == (size,) if name in places else name in ("users", "items")):
             raise UnlearnError(f"{path / _RULE} is damaged: {name} does not fit the {number} interactions.")
     partition = Partition(stored.shards, places["rows"], places.get("users"), places.get("items"))
     wanted = ["initial", *(f"slice-{k}" for k in range(stored.slices))]

@@ -2,10 +2,11 @@
 
 SISA divides users at random, RecEraser keeps interactions (or users) together that are near each other in a
 pretrained embedding, UltraRE does so in shards of one size, and the light variant of the Obliviate paper gives each
-item to the block of users that has most of its interactions. All are pure functions of ids, embeddings and a
-generator, on the CPU; ids are those of the dataset, where 0 is padding and has no interactions. The inner steps
-divide *points*, which are interactions or users, as numpy arrays: numpy breaks ties in a fixed order, torch does not
-promise to.
+item to the block of users that has most of its interactions. All are pure functions on the CPU of the ``users`` and
+``items`` (|D|,) of the interactions, pretrained embeddings ``p`` (user_num, d) and ``q`` (item_num, d) of users and
+items, the number ``k`` of shards and a generator; ids are those of the dataset, where 0 is padding and has no
+interactions. The inner steps divide *points*, which are interactions or users, as numpy arrays: numpy breaks ties in
+a fixed order, torch does not promise to.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from recbole_unlearn.errors import UnlearnError
 ROUNDS = 50  # of alternating between shards and centroids, at most
 SLACK = 1.2  # a shard holds up to this times its equal share
 MAX_PIVOTS = 10**9  # of the exact transport: it ends by itself, long before
+Step = Callable[[np.ndarray], np.ndarray]  # shards (n,) to costs (n, k), or costs to shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +33,11 @@ class Partition:
 
     number: int  # K
     interactions: torch.Tensor  # (|D|,) int64, the shard of each training interaction
-    users: (
-        torch.Tensor | None
-    )  # (user_num,) int64, -1 without interactions; None where users are in many shards
+    users: torch.Tensor | None  # (user_num,) int64, -1 without interactions; None if users are in many shards
     items: torch.Tensor | None  # (item_num,) int64, likewise
 
     def without(self, deleted: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> Partition:
-        """The partition without the interactions ``deleted`` (a mask); the shards of orphans become -1.
-
-        ``users`` and ``items`` (|D|,) are the ids of all interactions.
-        """
+        """The partition without the interactions ``deleted`` (a mask); the shards of orphans become -1."""
         left = ~deleted
 
         def kept(shard: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor | None:
@@ -56,10 +53,7 @@ class Partition:
 
 
 def random_users(users: torch.Tensor, user_num: int, k: int, generator: torch.Generator) -> Partition:
-    """SISA: users in random order, dealt out to ``k`` shards, which differ by one user at most.
-
-    ``users`` (|D|,) are the users of the interactions.
-    """
+    """SISA: users in random order, dealt out to the shards, which differ by one user at most."""
     present = users.unique()
     _check_number(k, len(present), "users with interactions")
     shuffled = present[torch.randperm(len(present), generator=generator)]
@@ -71,9 +65,9 @@ def item_blocks(
 ) -> Partition:
     """The light co-partition of the Obliviate paper: b(i) = argmax_s #{(u, i) in D : b(u) = s}.
 
-    Users are divided at random into ``k`` blocks as in :func:`random_users`; an item, and with it all its
-    interactions, goes to the block whose users have most of them, the lowest of several. ``users`` and ``items``
-    (|D|,) are those of the interactions. A block that wins no item gets the one that it misses by least.
+    Users are divided at random into blocks as in :func:`random_users`; an item, and with it all its interactions,
+    goes to the block whose users have most of them, the lowest of several. A block that wins no item gets the one
+    that it misses by least.
     """
     blocks = random_users(users, user_num, k, generator)
     present = items.unique()
@@ -91,10 +85,9 @@ def by_interactions(
 ) -> Partition:  # fmt: skip
     """RecEraser's InBP: by the affinity -‖p_u - c_u‖²·‖q_i - c_i‖² of interactions to shards' centroids (c_u, c_i).
 
-    ``users`` and ``items`` (|D|,) are those of the interactions, ``p`` (user_num, d) and ``q`` (item_num, d) are
-    pretrained embeddings. The first centroids are ``k`` random interactions. A round fills the shards in order of
-    affinity (:func:`fill`) up to ⌈slack·|D|/k⌉ interactions, then moves each centroid to the mean of its interactions
-    in every dimension (the authors' code takes one mean over all dimensions, which ruins it), until nothing changes.
+    The first centroids are ``k`` random interactions. A round fills the shards in order of affinity (:func:`fill`) up
+    to ⌈slack·|D|/k⌉ interactions, then moves each centroid to the mean of its interactions in every dimension (the
+    authors' code takes one mean over all dimensions, which ruins it), until nothing changes.
     """
     _check_number(k, len(users), "interactions")
     cap = math.ceil(slack * len(users) / k)
@@ -114,8 +107,7 @@ def by_users(
 ) -> Partition:
     """RecEraser's UBP: as :func:`by_interactions`, with whole users and the affinity -‖p_u - c‖².
 
-    ``users`` (|D|,) are those of the interactions, ``p`` (user_num, d) their pretrained embeddings. Of n users with
-    interactions, each counted once however many they have, a shard takes up to ⌈slack·n/k⌉.
+    Of n users with interactions, each counted once however many they have, a shard takes up to ⌈slack·n/k⌉.
     """
     return _cluster_users(users, p, k, generator, lambda c: fill(c, math.ceil(slack * len(c) / k)))
 
@@ -123,9 +115,8 @@ def by_users(
 def by_transport(users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator) -> Partition:
     """UltraRE: k-means of users in shards of one size, n/k users rounded up or down (:func:`transport`).
 
-    ``users`` (|D|,) are those of the interactions, ``p`` (user_num, d) their pretrained embeddings. The first
-    centroids are ``k`` random users. The exact transport takes a second a round with 30 000 users, and over four
-    times that with twice as many.
+    The first centroids are ``k`` random users. The exact transport takes a second a round with 30 000 users, and over
+    four times that with twice as many.
     """
     return _cluster_users(users, p, k, generator, transport)
 
@@ -216,12 +207,7 @@ def distances(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
 
 
 def _alternate(
-    n: int,
-    k: int,
-    generator: torch.Generator,
-    cost: Callable[[np.ndarray], np.ndarray],
-    place: Callable[[np.ndarray], np.ndarray],
-    rounds: int = ROUNDS,
+    n: int, k: int, generator: torch.Generator, cost: Step, place: Step, rounds: int = ROUNDS
 ) -> np.ndarray:
     """Shards (n,) from costs (n, k) and costs from shards, in turn; at first each of k random points is a shard."""
     shard = np.full(n, -1, dtype=np.int64)
@@ -235,11 +221,7 @@ def _alternate(
 
 
 def _cluster_users(
-    users: torch.Tensor,
-    p: torch.Tensor,
-    k: int,
-    generator: torch.Generator,
-    place: Callable[[np.ndarray], np.ndarray],
+    users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator, place: Step
 ) -> Partition:
     """k-means of the users that have interactions, where ``place`` turns distances (n, k) into shards (n,)."""
     present, _, vectors = _embedded(users, p, "user")

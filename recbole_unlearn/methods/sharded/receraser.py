@@ -22,6 +22,7 @@ and the aggregation saw none of them. The light variant divides by counts of int
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,13 +83,11 @@ class RecEraser(ShardedTrainer):
             return by_users(users, p, k, generator)
         return by_interactions(users, items, p, q, k, generator)
 
-    def ensemble(
-        self, task: UnlearnTask, splits: Splits, models: list[Any], partition: Partition
-    ) -> Ensemble:
+    def ensemble(self, task: UnlearnTask, splits: Splits, models: list[Any]) -> Ensemble:
         """By the item's shard, by attention, or the mean."""
         if task.settings.receraser_partition == "items":
-            assert partition.items is not None, "blocks are of items"
-            return ItemEnsemble(task.config, models, partition.items)
+            assert self.shards.partition.items is not None, "blocks are of items"
+            return ItemEnsemble(task.config, models, self.shards.partition.items)
         if task.settings.receraser_aggregation == "mean":
             return Ensemble(task.config, models)
         return AttentiveEnsemble(task.config, models, splits.train)
@@ -102,15 +101,8 @@ class RecEraser(ShardedTrainer):
         generator = torch.Generator().manual_seed(task.config["seed"])
         epochs, patience = task.settings.receraser_attention_epochs, int(task.config["stopping_step"])
         with progress_bar(f"Attention {self.label}", epochs, bool(task.config["show_progress"])) as bar:
-            losses = fit_attention(
-                ensemble,
-                epochs,
-                patience,
-                generator,
-                lambda: self.validation_score(ensemble, data.valid),
-                bar,
-            )
-        return {"loss": losses}
+            score = functools.partial(self.validation_score, ensemble, data.valid)
+            return {"loss": fit_attention(ensemble, epochs, patience, generator, score, bar)}
 
 
 class ItemEnsemble(Ensemble):

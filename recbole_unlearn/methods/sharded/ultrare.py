@@ -68,14 +68,12 @@ class UltraRE(ShardedTrainer):
         train, (p, _) = task.data.full.train, row_vectors(task, pretrained)
         return by_transport(train.inter_feat[train.uid_field], p, task.settings.ultrare_shards, generator)
 
-    def ensemble(
-        self, task: UnlearnTask, splits: Splits, models: list[Any], partition: Partition
-    ) -> Ensemble:
+    def ensemble(self, task: UnlearnTask, splits: Splits, models: list[Any]) -> Ensemble:
         """Weights by cluster, or the mean."""
         if task.settings.ultrare_combination == "mean":
             return Ensemble(task.config, models)
-        assert partition.users is not None, "clusters are of users"
-        return WeightedEnsemble(task.config, models, partition.users)
+        assert self.shards.partition.users is not None, "clusters are of users"
+        return WeightedEnsemble(task.config, models, self.shards.partition.users)
 
     def fit_rule(self, task: UnlearnTask, ensemble: Ensemble, splits: Splits) -> dict[str, Curve]:
         """A regression for each cluster that has interactions."""

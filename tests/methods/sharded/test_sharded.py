@@ -344,6 +344,13 @@ def short(path):
     save_file({**values, "partition.rows": values["partition.rows"][:5].clone()}, path)
 
 
+def other_width(path):
+    """The rule of an attention with half the hidden units, as `receraser_attention_size` once allowed."""
+    values = load_file(path)
+    narrow = values["rule.of_user.inner.weight"][::2].clone()
+    save_file({**values, "rule.of_user.inner.weight": narrow}, path)
+
+
 def changed(**values):
     return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
@@ -357,7 +364,9 @@ def test_a_damaged_directory_is_refused_in_one_line(saved, settings, tmp_path):
         (SHARD, lambda path: path.unlink(), "Cannot read"), (SHARD, cut, "Cannot read"),
         (SHARD, not_finite, "not finite"),
         (SHARD, lambda path: save_file({"initial.x": torch.zeros(1)}, path), "does not hold all slices"),
-        (RULE, short, "does not fit"), (HEAD, lambda path: path.write_text("{"), "not JSON"),
+        (RULE, short, "does not fit"),
+        (RULE, other_width, r"of_user.inner.weight is \[16, 8\] there and \[32, 8\] here.*train the ensemble again"),
+        (HEAD, lambda path: path.write_text("{"), "not JSON"),
         (HEAD, changed(schema=9), "schema 1"), (HEAD, changed(shards="three"), "shards"),
         (HEAD, changed(rows="0" * 64), "other interactions"),
         (HEAD, lambda path: path.unlink(), "not the directory of an ensemble"),
