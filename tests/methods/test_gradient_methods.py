@@ -1,7 +1,6 @@
 """The gradient-based baselines: their numerics against closed forms, and each of them end to end."""
 
 import copy
-import dataclasses
 
 import pytest
 import torch
@@ -13,10 +12,9 @@ from recbole.model.general_recommender.bpr import BPR
 from recbole.utils import InputType
 from torch.nn.functional import softplus
 
-from recbole_unlearn import registry, run_unlearn
-from recbole_unlearn import settings as plugin_settings
+from recbole_unlearn import run_unlearn
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods import RequestLosses, UnlearnTask, rrl, tie
+from recbole_unlearn.methods import RequestLosses, rrl
 from recbole_unlearn.methods.influence import (
     HessianProduct,
     Selection,
@@ -39,17 +37,11 @@ from recbole_unlearn.rows import (
     pair_scores,
     training_loss,
 )
-from recbole_unlearn.training import build_model, compose, train
-from tests.parts import Rows, divided, make_witness, same
+from recbole_unlearn.training import build_model, train
+from tests.methods.conftest import QUICK, make_task, run
+from tests.parts import Rows, divided, make_witness, same, weights
 
 METHODS = ["finetune", "gradient_ascent", "ifru", "rrl", "scif"]
-QUICK = {
-    "finetune": {"finetune_epochs": 2},
-    "gradient_ascent": {"gradient_ascent_steps": 8, "gradient_ascent_batch_size": 64},
-    "rrl": {"rrl_steps": 8, "rrl_batch_size": 64},
-    "scif": {"scif_steps": 10},
-    "ifru": {"ifru_steps": 10},
-}
 ORIGINALS = {}  # trained once for all tests of this file
 
 
@@ -64,27 +56,14 @@ def begin(make_config):
     """``begin("rrl", "BPR", epochs=2, rrl_steps=9)``: the trainer of a method on a trained original, and its task."""
 
     def make(method, model="BPR", epochs=1, original=None, **changes):
-        cls, config = registry.METHODS.get(method), make_config(model, epochs=epochs)
+        config = make_config(model, epochs=epochs)
         data = divided(config)
-        if original is None:
-            if (model, epochs) not in ORIGINALS:
-                ORIGINALS[model, epochs] = train(config, data.full, "original")
-            original = copy.deepcopy(ORIGINALS[model, epochs])
-        net = build_model(config, data.retain)
-        initial = {name: value.detach().clone() for name, value in net.named_parameters()}
-        original.load_weights(net)
-        options = plugin_settings.read(cls.Settings, config.method_values(method) | QUICK[method] | changes)
-        task = UnlearnTask(config, data, original, initial, options, train)
-        task = dataclasses.replace(task, prepared_index=TrainIndex(data.full.train).complete())
-        return compose(cls, config, net, "unlearned"), task
+        if original is None and (model, epochs) not in ORIGINALS:
+            ORIGINALS[model, epochs] = train(config, data.full, "original")
+        original = original or copy.deepcopy(ORIGINALS[model, epochs])
+        return make_task(config, data, method, original, **changes)
 
     return make
-
-
-def run(settings, method, model="BPR", **changes):
-    forget = {key: changes.pop(key) for key in ("forget",) if key in changes}
-    config = settings | QUICK[method] | {"save_unlearned": False, "report": "none"} | changes
-    return run_unlearn(model, "tiny", unlearn=method, **forget, config_dict=config)
 
 
 def region_of(users=(), items=()):
@@ -175,7 +154,7 @@ def test_a_selection_reads_and_writes_its_rows_only():
             self.other = torch.nn.Parameter(torch.randn(4))
 
     net = Net()
-    before = {name: value.detach().clone() for name, value in net.named_parameters()}
+    before = weights(net)
     index = TrainIndex(Rows([(1, 1), (1, 2), (2, 3)]))
     tables = [Table("users", "user"), Table("columns", "item", 0, 1)]
     selection = Selection(net, tables, region_of([1, 4], [3]), index)
@@ -319,13 +298,8 @@ def test_the_spillover_is_the_change_of_the_retained_loss(begin, monkeypatch):
         expected.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)]))
     assert torch.allclose(found, expected[0] - expected[1], atol=1e-4)
     assert float(found.norm()) > 0
-
-
-def test_there_is_no_spillover_without_a_graph(begin):
-    trainer, task = begin("ifru")
-    request = RequestLosses(task, trainer.model)
-    assert not ifru.knows_its_data(request)
-    assert list(trainer._spillover(request)) == []
+    trainer, task = begin("ifru")  # BPR has no graph
+    assert list(trainer._spillover(RequestLosses(task, trainer.model))) == []
 
 
 def test_pruning_keeps_the_heaviest_neighbours_and_never_drops_a_deleted_node(monkeypatch):
@@ -348,9 +322,8 @@ def test_pruning_keeps_the_heaviest_neighbours_and_never_drops_a_deleted_node(mo
 
 
 def test_members_by_the_share_they_lose():
-    region = find_region(
-        TrainIndex(Rows([(1, 1), (1, 2), (2, 2)])), torch.tensor([1, 2]), torch.tensor([1, 2])
-    )
+    deleted = torch.tensor([1, 2])
+    region = find_region(TrainIndex(Rows([(1, 1), (1, 2), (2, 2)])), deleted, deleted)
     assert losing(region, less_than=1.0)["user"].ids.tolist() == [1]
     assert losing(region, less_than=1.0)["item"].ids.tolist() == [2]
     assert losing(region, more_than=0.5)["user"].ids.tolist() == [2]
@@ -528,15 +501,6 @@ def test_an_autoencoder_s_loss_on_deleted_rows_is_what_they_added(begin, make_co
     assert torch.allclose(request.deleted_loss(chosen), expected, atol=1e-4)
 
 
-def test_tied_models_share_their_weights(make_config):
-    config = make_config("LightGCN")
-    data = divided(config)
-    one, other = build_model(config, data.retain), build_model(config, data.full)
-    tie(other, one)
-    assert other.user_embedding.weight is one.user_embedding.weight
-    assert not torch.equal(other.forward()[0], one.forward()[0])
-
-
 # All of them, end to end
 
 
@@ -582,9 +546,7 @@ def test_every_method_on_many_models(begin, model, method):
 
 def test_all_in_one_run(settings):
     """The command people give, on the injected noise."""
-    config = settings | {"save_unlearned": False, "report": "none"}
-    for values in QUICK.values():
-        config |= values
+    config = settings | {"report": "none"} | {k: v for name in METHODS for k, v in QUICK[name].items()}
     outcome = run_unlearn("LightGCN", "tiny", unlearn=METHODS[0], compare=METHODS[1:], config_dict=config)
     phases = outcome.result["phases"]
     assert list(phases) == ["original", "unlearned", *METHODS[1:]]
@@ -602,24 +564,21 @@ def test_a_whole_user_is_forgotten(settings, method):
     assert torch.equal(outcome.model.user_embedding.weight[row], fresh.user_embedding.weight[row])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", QUICK)
 def test_closed_form_models_are_refused(settings, method):
     with pytest.raises(UnlearnError, match="--unlearn=obliviate or --unlearn=retrain, which are exact"):
         run(settings, method, "EASE", epochs=1)
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "message"),
-    [
-        ("finetune", {"finetune_epochs": 0}, "finetune_epochs=0"),
-        ("finetune", {"finetune_learning_rate": 1e30}, "Training of the unlearned model failed|not finite"),
-        ("gradient_ascent", {"gradient_ascent_tolerance": -0.1}, "gradient_ascent_tolerance=-0.1"),
-        ("gradient_ascent", {"gradient_ascent_learning_rate": 1e30}, "gradient_ascent failed"),
-        ("rrl", {"rrl_learning_rate": 1e30}, "rrl failed"),
-        ("scif", {"scif_cap": "much"}, "scif_cap='much'"),
-        ("ifru", {"rrl_steps": 3}, "rrl_steps is a setting of rrl"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("method", "changes", "message"), [
+    ("finetune", {"finetune_epochs": 0}, "finetune_epochs=0"),
+    ("finetune", {"finetune_learning_rate": 1e30}, "Training of the unlearned model failed|not finite"),
+    ("gradient_ascent", {"gradient_ascent_tolerance": -0.1}, "gradient_ascent_tolerance=-0.1"),
+    ("gradient_ascent", {"gradient_ascent_learning_rate": 1e30}, "gradient_ascent failed"),
+    ("rrl", {"rrl_learning_rate": 1e30}, "rrl failed"),
+    ("scif", {"scif_cap": "much"}, "scif_cap='much'"),
+    ("ifru", {"rrl_steps": 3}, "rrl_steps is a setting of rrl"),
+])  # fmt: skip
 def test_settings_they_cannot_work_with(settings, method, changes, message):
     with pytest.raises(UnlearnError, match=message):
         run(settings, method, **{"epochs": 1} | changes)

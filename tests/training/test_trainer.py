@@ -14,8 +14,16 @@ from recbole_unlearn.training import PhaseTrainer, build_model, check_finite, co
 from tests.conftest import train_plain
 
 
-def trainer_for(config, splits):
-    return compose(PhaseTrainer, config, build_model(config, splits), "test")
+@pytest.fixture
+def made(make_config):
+    """``made("FM")``: a config over `tiny`, its splits, and a trainer of an untrained model."""
+
+    def make(model="BPR", **changes):
+        config = make_config(model, **changes)
+        splits = load(config).splits
+        return config, splits, compose(PhaseTrainer, config, build_model(config, splits), "test")
+
+    return make
 
 
 def test_weights_equal_those_of_recboles_own_trainer(make_config, settings, tmp_path):
@@ -32,11 +40,9 @@ def test_weights_equal_those_of_recboles_own_trainer(make_config, settings, tmp_
         assert torch.equal(ours.optimizer["state"][index]["exp_avg_sq"], state["exp_avg_sq"])
 
 
-def test_weights_and_optimizer_are_of_the_best_epoch(make_config, monkeypatch):
+def test_weights_and_optimizer_are_of_the_best_epoch(made, monkeypatch):
     """The pair belongs together: the live optimizer is the last epoch's, the snapshot the best one's."""
-    config = make_config(epochs=6, eval_step=1, stopping_step=10)
-    splits = load(config).splits
-    trainer = trainer_for(config, splits)
+    config, splits, trainer = made(epochs=6, eval_step=1, stopping_step=10)
     scores = iter([0.1, 0.2, 0.9, 0.3, 0.2, 0.1])
     monkeypatch.setattr(type(trainer), "_valid_epoch", lambda self, *a, **k: (next(scores), {}))
     best = trainer.train(loaders(config, splits))
@@ -48,10 +54,8 @@ def test_weights_and_optimizer_are_of_the_best_epoch(make_config, monkeypatch):
         assert torch.equal(value, best.state_dict[name])
 
 
-def test_validation_is_not_part_of_the_time(make_config, monkeypatch):
-    config = make_config()
-    splits = load(config).splits
-    trainer = trainer_for(config, splits)
+def test_validation_is_not_part_of_the_time(made, monkeypatch):
+    config, splits, trainer = made()
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr("recbole_unlearn.training.trainer.time.perf_counter", lambda: float(next(clock)))
     trained = trainer.train(loaders(config, splits))
@@ -59,19 +63,16 @@ def test_validation_is_not_part_of_the_time(make_config, monkeypatch):
     assert trained.seconds == 50.0 - 20.0
 
 
-def test_a_loss_that_is_not_a_number_stops_training(make_config, monkeypatch):
-    config = make_config()
-    splits = load(config).splits
-    trainer = trainer_for(config, splits)
+def test_a_loss_that_is_not_a_number_stops_training(made, monkeypatch):
+    config, splits, trainer = made()
     for bad in (float("nan"), float("inf")):
         monkeypatch.setattr(trainer.model, "calculate_loss", lambda batch, bad=bad: torch.tensor(bad))
         with pytest.raises(UnlearnError, match=r"test model failed: the loss is (nan|inf).*learning_rate"):
             trainer.train(loaders(config, splits))
 
 
-def test_weights_that_are_not_finite_are_refused(make_config):
-    config = make_config()
-    model = build_model(config, load(config).splits)
+def test_weights_that_are_not_finite_are_refused(made):
+    model = made()[2].model
     check_finite(model, "good")
     with torch.no_grad():
         model.item_embedding.weight[3, 2] = float("inf")
@@ -79,10 +80,8 @@ def test_weights_that_are_not_finite_are_refused(make_config):
         check_finite(model, "bad")
 
 
-def test_cached_embeddings_do_not_outlive_a_change_of_weights(make_config):
-    config = make_config("LightGCN")
-    splits = load(config).splits
-    trainer = trainer_for(config, splits)
+def test_cached_embeddings_do_not_outlive_a_change_of_weights(made):
+    _, splits, trainer = made("LightGCN")
     users = torch.tensor([1, 2])
     before = trainer.scores(users, splits.train)
     assert trainer.model.restore_user_e is not None
@@ -92,48 +91,40 @@ def test_cached_embeddings_do_not_outlive_a_change_of_weights(make_config):
     assert not torch.allclose(before[:, 1:], trainer.scores(users, splits.train)[:, 1:])
 
 
-def test_scores_are_the_models_full_sort(make_config):
+def test_scores_are_the_models_full_sort(made):
     for model in ("BPR", "FM"):  # FM has no full_sort_predict: RecBole's way round must give the same form
-        config = make_config(model)
-        splits = load(config).splits
-        trainer = trainer_for(config, splits)
+        _, splits, trainer = made(model)
         scores = trainer.scores(torch.tensor([3, 1]), splits.train)
         assert scores.shape == (2, splits.train.item_num)
         assert torch.isneginf(scores[:, 0]).all()
         assert torch.isfinite(scores[:, 1:]).all()
 
 
-def test_weights_of_another_size_are_explained(make_config):
-    small, large = make_config(), make_config(embedding_size=16)
-    splits = load(small).splits
-    trained = trainer_for(small, splits).snapshot()
+def test_weights_of_another_size_are_explained(made):
+    small, large = made()[2], made(embedding_size=16)[2]
+    trained = small.snapshot()
     with pytest.raises(UnlearnError, match=r"item_embedding.weight is \[61, 8\] there and \[61, 16\] here"):
-        trained.load_weights(build_model(large, splits))
+        trained.load_weights(large.model)
     del trained.state_dict["item_embedding.weight"]
     with pytest.raises(UnlearnError, match=r"item_embedding\.weight is only in the model"):
-        trained.load_weights(build_model(small, splits))
+        trained.load_weights(small.model)
 
 
 @pytest.mark.parametrize("model", ["RecVAE", "MultiVAE", "EASE", "Pop", "SimpleX", "NeuMF", "DMF"])
-def test_models_with_their_own_trainer_or_loader_train(make_config, model):
-    config = make_config(model, epochs=2, eval_step=1)
-    splits = load(config).splits
-    trainer = trainer_for(config, splits)
+def test_models_with_their_own_trainer_or_loader_train(made, model):
+    config, splits, trainer = made(model, epochs=2, eval_step=1)
     assert isinstance(trainer, get_trainer(config["MODEL_TYPE"], model))
     trained = trainer.train(loaders(config, splits))
     scores = trainer.scores(torch.tensor([1]), splits.train)
     again = build_model(config, splits)
     trained.load_into(again)
-    assert torch.allclose(
-        compose(PhaseTrainer, config, again, "again").scores(torch.tensor([1]), splits.train), scores
-    )
+    found = compose(PhaseTrainer, config, again, "again").scores(torch.tensor([1]), splits.train)
+    assert torch.allclose(found, scores)
 
 
-def test_metrics_over_plain_numbers_work(make_config):
+def test_metrics_over_plain_numbers_work(made):
     """RecBole 1.2.1 calls .cpu() on them (ItemCoverage needs the number of items)."""
-    config = make_config(metrics=["NDCG", "ItemCoverage", "GiniIndex"], valid_metric="NDCG@10")
-    splits = load(config).splits
-    trainer = trainer_for(config, splits)
+    config, splits, trainer = made(metrics=["NDCG", "ItemCoverage", "GiniIndex"], valid_metric="NDCG@10")
     trained = trainer.train(loaders(config, splits))
     assert trained.epoch >= 0
     assert 0 < trainer.best_valid_result["itemcoverage@10"] <= 1

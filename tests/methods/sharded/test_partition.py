@@ -311,22 +311,6 @@ def test_without_drops_rows_and_forgets_orphans():
     assert whole.users.tolist() == [-1, 0, 1, 1]
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_without_nothing_and_without_everything(name):
-    data = make_data(6)
-    found = data.parts(name, 3)
-    none = torch.zeros(len(data.users), dtype=torch.bool)
-    every = ~none
-    for field in ("interactions", "users", "items"):
-        before = getattr(found, field)
-        same = getattr(found.without(none, data.users, data.items), field)
-        gone = getattr(found.without(every, data.users, data.items), field)
-        assert (same is None) == (gone is None) == (before is None)
-        if before is not None:
-            assert torch.equal(same, before)
-            assert (gone == -1).all()
-
-
 # Errors
 
 
@@ -335,17 +319,15 @@ def test_more_shards_than_there_is_to_divide(name):
     data = make_data(0, n=3, rows=0)
     assert data.parts(name, 1).interactions.tolist() == [0, 0, 0]
     assert data.parts(name, 3).interactions.unique().tolist() == [0, 1, 2]
-    with pytest.raises(UnlearnError, match=r"^Cannot divide 3 .* among 4 shards: use 3 or fewer\.$"):
-        data.parts(name, 4)
-    with pytest.raises(UnlearnError, match="into 0 shards: use 1 or more"):
-        data.parts(name, 0)
-    nothing = Data(data.users[:0], data.items[:0], data.p, data.q)
-    with pytest.raises(UnlearnError, match="no interactions"):
-        nothing.parts(name, 1)
-    if name == "item_blocks":
-        one_item = Data(data.users, torch.ones_like(data.items), data.p, data.q)
-        with pytest.raises(UnlearnError, match="1 items with interactions among 2 shards"):
-            one_item.parts(name, 2)
+    one_item, nothing = torch.ones_like(data.items), data.items[:0]
+    for own, k, message in (
+        (data, 4, r"^Cannot divide 3 .* among 4 shards: use 3 or fewer\.$"),
+        (data, 0, "into 0 shards: use 1 or more"),
+        (Data(nothing, nothing, data.p, data.q), 1, "no interactions"),
+        *([(Data(data.users, one_item, data.p, data.q), 2, "1 items with")] if name == "item_blocks" else []),
+    ):
+        with pytest.raises(UnlearnError, match=message):
+            own.parts(name, k)
 
 
 @pytest.mark.parametrize("name", LEARNED)

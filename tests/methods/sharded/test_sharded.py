@@ -9,41 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recbole_unlearn import registry, run_unlearn, unlearn_model
-from recbole_unlearn import settings as plugin_settings
+from recbole_unlearn import run_unlearn, unlearn_model
 from recbole_unlearn.data import Located, divide, load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import read_head
-from recbole_unlearn.methods import UnlearnTask
 from recbole_unlearn.methods.sharded import AttentiveEnsemble, Partition, Shards, read_ensemble
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train, train_all
 from recbole_unlearn.training import trainings as cache_module
+from tests.methods.conftest import QUICK, make_task, run
 from tests.parts import divided, same
 
 METHODS = ["sisa", "receraser", "ultrare"]
-QUICK = {
-    "sisa": {"sisa_shards": 3},
-    "receraser": {"receraser_shards": 3, "receraser_attention_epochs": 3},
-    "ultrare": {"ultrare_shards": 3},
-}
-
-
-def run(settings, method, model="BPR", **changes):
-    forget = {key: changes.pop(key) for key in ("forget", "compare", "checkpoint") if key in changes}
-    quick = {} if "checkpoint" in forget else QUICK[method]
-    config = settings | quick | {"report": "none"} | changes
-    model, dataset = (None, None) if "checkpoint" in forget else (model, "tiny")
-    return run_unlearn(model, dataset, unlearn=method, **forget, config_dict=config)
-
-
-def make_task(config, data, method, all_jobs=train_all, **changes):
-    cls = registry.METHODS.get(method)
-    model = build_model(config, data.retain)
-    initial = {name: value.detach().clone() for name, value in model.named_parameters()}
-    values = config.method_values(method) | QUICK[method] | changes
-    options = plugin_settings.read(cls.Settings, values)
-    task = UnlearnTask(config, data, None, initial, options, train, train_all=all_jobs)
-    return compose(cls, config, model, "unlearned"), task
 
 
 def without(splits, rows):
@@ -109,7 +85,7 @@ def test_a_restarted_shard_is_one_that_never_saw_the_rows(make_config):
         seen.append(jobs)
         return train_all(jobs)
 
-    trainer, task = make_task(config, data, "sisa", watched)
+    trainer, task = make_task(config, data, "sisa", all_jobs=watched)
     trainer.originate(task)
     initial = [dict(weights) for weights in trainer.shards.initial]
     trainer.run(task)
@@ -119,8 +95,7 @@ def test_a_restarted_shard_is_one_that_never_saw_the_rows(make_config):
     assert len(first) == 3
     assert same(initial[shard], job.start)
     assert same(first[shard].start, job.start)
-    rows = job.splits.train.inter_feat
-    assert len(rows) == len(first[shard].splits.train) - int(data.deleted.sum())
+    assert len(job.splits.train) == len(first[shard].splits.train) - int(data.deleted.sum())
     exact = train(*job)
     assert same(exact.state_dict, trainer.model.models[shard].state_dict())
     assert job.config["seed"] == config["seed"] + shard
@@ -256,17 +231,11 @@ def test_a_compared_ensemble_leaves_the_plain_original(settings):
     assert (outcome.output_dir / "BPR-unlearned.pth").is_file()
 
 
-def test_a_model_you_hold_is_no_ensemble(make_config):
+def test_a_model_you_hold_is_no_ensemble(make_config, settings):
     config = make_config()
     splits = load(config).splits
     with pytest.raises(UnlearnError, match="several models"):
         unlearn_model(config, build_model(config, splits), splits, {"user_id": ["u1"]}, method="sisa")
-
-
-def test_refusals(settings):
-    for method in METHODS:
-        with pytest.raises(UnlearnError, match="closed form"):
-            run(settings, method, "Pop")
     with pytest.raises(UnlearnError, match="use 40 or fewer"):
         run(settings, "sisa", sisa_shards=41)
 
@@ -311,6 +280,8 @@ def test_the_directory_holds_nothing_of_what_was_deleted(saved):
     left = len(outcome.data.retain.train)
     groups = load_file(path / "rule.safetensors")
     assert groups["partition.rows"].shape == groups["partition.slices"].shape == (left,)
+    assert groups["partition.users"][outcome.data.full.train.token2id("user_id", "u3")] == -1
+    assert (groups["partition.users"] >= 0).sum() == 39
     content = b"".join(file.read_bytes() for file in path.iterdir())
     tokens = re.findall(rb"u\d+", content)
     assert b"u4" in tokens
@@ -323,12 +294,9 @@ def test_the_directory_holds_nothing_of_what_was_deleted(saved):
     assert head["settings"]["receraser_shards"] == 3
 
 
-def test_shards_forget_users_without_rows(settings, tmp_path):
-    outcome = run(settings, "sisa", forget={"user_id": ["u3"]}, epochs=1)
-    row = outcome.data.full.train.token2id("user_id", "u3")
-    groups = load_file(tmp_path / "out" / "BPR-unlearned" / "rule.safetensors")
-    assert groups["partition.users"][row] == -1
-    assert (groups["partition.users"] >= 0).sum() == 39
+def halved(name):
+    """Every other row of a tensor; of an attention's, as an old `receraser_attention_size` of half the width."""
+    return lambda path: save_file({**(held := load_file(path)), name: held[name][::2].clone()}, path)
 
 
 def cut(path):
@@ -339,33 +307,26 @@ def not_finite(path):
     save_file({k: torch.full_like(v, float("nan")) for k, v in load_file(path).items()}, path)
 
 
-def short(path):
-    values = load_file(path)
-    save_file({**values, "partition.rows": values["partition.rows"][:5].clone()}, path)
-
-
-def other_width(path):
-    """The rule of an attention with half the hidden units, as `receraser_attention_size` once allowed."""
-    values = load_file(path)
-    narrow = values["rule.of_user.inner.weight"][::2].clone()
-    save_file({**values, "rule.of_user.inner.weight": narrow}, path)
-
-
 def changed(**values):
     return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
+def without_rule(path):
+    save_file({key: value for key, value in load_file(path).items() if not key.startswith("rule.")}, path)
+
+
+OLD = r"of_user.inner.weight is \[16, 8\] there and \[32, 8\] here.*train the ensemble again"
 SHARD, RULE, HEAD = "shard-1.safetensors", "rule.safetensors", "ensemble.json"
 
 
 def test_a_damaged_directory_is_refused_in_one_line(saved, settings, tmp_path):
     _, path = saved
     for file, damage, message in (
+        (RULE, halved("partition.rows"), "rows does not fit"), (RULE, halved("partition.users"), "users does not"),
+        (RULE, halved("rule.of_user.inner.weight"), OLD), (RULE, without_rule, "is missing there"),
         (SHARD, lambda path: path.unlink(), "Cannot read"), (SHARD, cut, "Cannot read"),
         (SHARD, not_finite, "not finite"),
         (SHARD, lambda path: save_file({"initial.x": torch.zeros(1)}, path), "does not hold all slices"),
-        (RULE, short, "does not fit"),
-        (RULE, other_width, r"of_user.inner.weight is \[16, 8\] there and \[32, 8\] here.*train the ensemble again"),
         (HEAD, lambda path: path.write_text("{"), "not JSON"),
         (HEAD, changed(schema=9), "schema 1"), (HEAD, changed(shards="three"), "shards"),
         (HEAD, changed(rows="0" * 64), "other interactions"),
@@ -407,26 +368,19 @@ def test_a_full_disk_leaves_the_old_directory(saved, settings, monkeypatch):
 # Trained before, trained elsewhere
 
 
-def test_shards_come_from_the_cache_one_by_one(settings, tmp_path, monkeypatch):
+def test_a_request_trains_one_shard_and_the_cache_keeps_the_others(settings, tmp_path, monkeypatch):
     """A second request takes shards from the cache, but for the one that the first request deleted from: not kept."""
-    calls = []
-    original = cache_module.train
-    monkeypatch.setattr(cache_module, "train", lambda *job: (calls.append(job[2]), original(*job))[1])
-    run(settings, "sisa", forget={"user_id": ["u3"]}, epochs=1)
-    assert len(calls) == 4
-    run(settings | {"output_dir": str(tmp_path / "b")}, "sisa", forget={"user_id": ["u7"]}, epochs=1)
-    again, touched = calls[4:]
-    assert again in calls[:3]
-    assert touched.startswith("unlearned shard")
-
-
-def test_a_request_in_one_shard_trains_one_shard(settings, monkeypatch):
     jobs, original = [], cache_module.train
     monkeypatch.setattr(cache_module, "train", lambda *job: (jobs.append(job), original(*job))[1])
-    outcome = run(settings, "sisa", forget={"user_id": ["u3"]}, sisa_shards=4, epochs=1)
-    unlearned = [len(job[1].train) for job in jobs if job[2].startswith("unlearned")]
-    assert outcome.result["certificates"]["restarted"] == len(unlearned) == 1
-    assert 0.15 < unlearned[0] / len(outcome.data.retain.train) < 0.35  # about 1/4
+    outcome = run(settings, "sisa", forget={"user_id": ["u3"]}, epochs=1)
+    labels = [job[2] for job in jobs]
+    assert outcome.result["certificates"]["restarted"] == 1
+    assert [label.startswith("unlearned shard") for label in labels] == [False, False, False, True]
+    assert 0.2 < len(jobs[3][1].train) / len(outcome.data.retain.train) < 0.45  # about a third
+    run(settings | {"output_dir": str(tmp_path / "b")}, "sisa", forget={"user_id": ["u7"]}, epochs=1)
+    again, touched = (job[2] for job in jobs[4:])
+    assert again in labels[:3]
+    assert touched.startswith("unlearned shard")
 
 
 @pytest.mark.slow
