@@ -45,6 +45,8 @@ from recbole_unlearn.report.page import (
 )
 from recbole_unlearn.results import RETRAINED, RunResult
 
+TABLES = ("tables.md", "tables.tex")  # templates, and names of the files
+
 
 def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[Path] = ()) -> Path:
     """Read `result.json` of each directory, write one page about them to ``target``, and return its path.
@@ -55,18 +57,16 @@ def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[
     if not directories:
         raise UnlearnError("Nothing to compare. Name the output directories of one or more runs.")
     results = [read_result(Path(directory) / "result.json") for directory in directories]
-    plan = read_plan(grids)
-    tables = paper_tables.tables(results, plan)
+    contents = rendered(results, read_plan(grids))
     # Made after all refusals, so that no empty directory stays.
     target = make_directory(Path(target).parent) / Path(target).name
-    write_bytes(target, page_of(results, plan))
-    write_bytes(target.with_name("tables.md"), paper_tables.markdown(tables, plan).encode())
-    write_bytes(target.with_name("tables.tex"), paper_tables.latex(tables, plan).encode())
+    for path, content in zip((target, *map(target.with_name, TABLES)), contents, strict=True):
+        write_bytes(path, content)
     return target
 
 
-def page_of(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> bytes:
-    """The page about ``results``."""
+def rendered(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[bytes]:
+    """The page about ``results``, and their tables as Markdown and as LaTeX."""
     groups = grouped(results)
     names = list(dict.fromkeys(entry.name for entries in groups.values() for entry in entries))
     looks = figures.looks(names)
@@ -83,17 +83,19 @@ def page_of(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> bytes:
     total, *others = (counted(amount, noun) for noun, amount in amounts.items())
     dates = sorted(str(result.date) for result in results if day(result.date))
     ends = list(dict.fromkeys(str(day(date)) for date in (dates[:1] + dates[-1:])))
-    return render(
-        "comparison.html",
-        title="Unlearning methods compared",
-        subject=f"{total}: {', '.join(others)}" + (f" · {' to '.join(ends)}" if ends else ""),
-        has_noise=any(place.request.startswith(INJECTED) for place in groups),
-        rows=rows,
-        figures={place.title: _drawings(entries, looks) for place, entries in groups.items()},
-        tables=list(paper_tables.by_title(paper_tables.tables(results, plan))),
-        note=paper_tables.NOTE,
-        missing=plan.missing,
-    )
+    tables = paper_tables.tables(results, plan)
+    values = {
+        "title": "Unlearning methods compared",
+        "subject": f"{total}: {', '.join(others)}" + (f" · {' to '.join(ends)}" if ends else ""),
+        "has_noise": any(place.request.startswith(INJECTED) for place in groups),
+        "rows": rows,
+        "figures": {place.title: _drawings(entries, looks) for place, entries in groups.items()},
+        "tables": tables,
+        "by_title": {one.title: [table for table in tables if table.title == one.title] for one in tables},
+        "note": paper_tables.NOTE,
+        "missing": plan.missing,
+    }
+    return [render(template, **values) for template in ("comparison.html", *TABLES)]
 
 
 def _row(name: str, entries: list[Entry], color: str) -> list[str]:

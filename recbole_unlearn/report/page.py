@@ -24,9 +24,10 @@ from recbole_unlearn.text import MISSING
 
 
 def render(template: str, **values: Any) -> bytes:
-    """A page from a file of `templates/`, which extends `base.html`; it needs a ``title``."""
-    page = _environment().get_template(template).render(plotlyjs=get_plotlyjs, **values)
-    return page.encode("utf-8", "replace")  # a lone surrogate, which JSON can carry, has no UTF-8
+    """The content of a file from one of `templates/`; a page extends `base.html`, which needs a ``title``."""
+    made = _environment(template.rpartition(".")[2]).get_template(template)
+    # A lone surrogate, which JSON can carry, has no UTF-8.
+    return made.render(plotlyjs=get_plotlyjs, **values).encode("utf-8", "replace")
 
 
 def write_page(target: Path, template: str, **values: Any) -> Path:
@@ -36,7 +37,8 @@ def write_page(target: Path, template: str, **values: Any) -> Path:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _environment(kind: str) -> jinja2.Environment:
+    """Every value that a template prints is escaped for its ``kind``: html, md or tex."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("recbole_unlearn.report"),
         autoescape=True,
@@ -44,28 +46,37 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    own = (
-        chip,
-        count,
-        counted,
-        day,
-        decimal,
-        duration,
-        lines,
-        listed,
-        percent,
-        plain,
-        prose,
-        shell,
-        signed,
-        times,
-    )
-    made.filters |= {one.__name__: one for one in own} | {"json": _json}
-    return made
+    own = (chip, count, counted, day, decimal, duration, flat, lines, listed, percent, plain, prose, shell, signed,
+           times)  # fmt: skip
+    made.filters |= {one.__name__: one for one in own}
+    made.filters["json"] = functools.partial(json.dumps, separators=(",", ":"), allow_nan=False)
+    if kind == "html":
+        return made
+    return made.overlay(
+        autoescape=False, finalize={"md": markdown_text, "tex": latex_text}[kind], keep_trailing_newline=True,
+        block_start_string="<%", block_end_string="%>", variable_start_string="<<", variable_end_string=">>",
+        comment_start_string="<#", comment_end_string="#>",
+    )  # fmt: skip
 
 
-def _json(figure: Mapping[str, Any]) -> str:
-    return json.dumps(figure, separators=(",", ":"), allow_nan=False)
+def markdown_text(value: Any) -> str:
+    """Text on one line in which Markdown finds no markup of its own; an underscore inside a word is none."""
+    return re.sub(r"([\\`*\[\]<>|#])", r"\\\1", " ".join(str(value).split()))
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "→": r"$\to$", "−": r"$-$", "×": r"$\times$",
+    "–": "--", "·": r"$\cdot$", "“": "``", "”": "''", "’": "'", "\N{NO-BREAK SPACE}": "~",
+    "\t": " ", "\r": " ", "\n": " ",
+}  # fmt: skip
+
+
+def latex_text(value: Any) -> str:
+    """Text as LaTeX prints it, on one line; a character that ASCII cannot write becomes its number, as in U+4E2D."""
+    signs = (_LATEX.get(sign, sign if sign >= " " else "") for sign in str(value))
+    return "".join(sign if sign.isascii() else f"U+{ord(sign):04X}" for sign in signs)
 
 
 def chip(title: str, color: str) -> Markup:
@@ -197,11 +208,6 @@ def names_a_path(value: Any) -> bool:
     return any(
         t.startswith("~") or PurePosixPath(t).is_absolute() or PureWindowsPath(t).is_absolute() for t in texts
     )
-
-
-def described(tree: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The leaves of ``tree`` for a table of names and values."""
-    return [(name, plain(value)) for name, value in flat(tree)]
 
 
 def without_gaps(head: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:

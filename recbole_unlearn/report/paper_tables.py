@@ -1,17 +1,15 @@
-r"""The tables of the paper, made from results: utility, affected users, demotion rate, time and ablations.
+"""The tables of the paper, made from results: utility, affected users, demotion rate, time and ablations.
 
 A row is a method, averaged over the runs that are there (mean ± standard deviation), with their number, the worst of
 them, and the paper's own figures (`properties/paper.yaml`) where it has some for that dataset, model and ratio. A
-method starts from its own original where it has one. Markdown and LaTeX write the same text; LaTeX is a whole
-document that needs booktabs and geometry, ASCII only: characters that TeX would read as a command are escaped.
+method starts from its own original where it has one. `templates/tables.md` and `templates/tables.tex` write them.
 """
 
 from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -39,7 +37,6 @@ NOTE = (
     "others, and its Amazon set is Amazon Fashion, in place of which amazon-music is used."
 )
 BEFORE, AFTER, GOAL = "before", "phase", "retrained"  # attributes of an entry
-Cells = list[str]
 
 
 class Table(NamedTuple):
@@ -48,8 +45,8 @@ class Table(NamedTuple):
     title: str
     subject: str
     caption: str
-    head: Cells
-    bodies: dict[str, list[Cells]]
+    head: list[str]
+    bodies: dict[str, list[list[str]]]
 
 
 class Runs(NamedTuple):
@@ -75,11 +72,6 @@ class Runs(NamedTuple):
         both = ((of(getattr(entry, one)), of(getattr(entry, other))) for entry in self.entries)
         return [(a, b) for a, b in both if a is not None and b is not None]
 
-    def counted(self) -> str:
-        """How many runs there are, and of how many where some are missing."""
-        found = len(self.entries)
-        return str(found) if found >= self.planned else f"{found} of {self.planned}"
-
     def printed(self, part: str, name: str | None = None) -> Any:
         """The paper's figures of the method under ``part``; None where it has none."""
         figures = published()
@@ -96,27 +88,26 @@ def published() -> dict[str, Any]:
     return read_yaml(properties_dir() / "paper.yaml")
 
 
-class _Kind(NamedTuple):
-    """A kind of table: a function that makes a row, by column, and the methods that have one."""
-
-    title: str
-    caption: str
-    row: Callable[[Runs], dict[str, str]]
-    chosen: Callable[[list[Runs]], list[Runs]] = lambda methods: methods
-
-
 def tables(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table]:
     """All tables that ``results`` have figures for; rows and runs of the ``plan`` that are missing are shown so."""
     everything = _runs(results, plan)
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
-    utility = [_utility(metric, cut) for metric in _METRICS for cut in CUTS]
+    kinds = {
+        f"{metric_title(metric)}@{cut}": (_UTILITY, _utility(metric, cut))
+        for metric in _METRICS
+        for cut in CUTS
+    }
     made = []
-    for kind in [*utility, _AFFECTED, _DEMOTION, _TIME, _ABLATIONS]:
+    for title, (caption, row) in (kinds | _KINDS).items():
         for dataset, request in subjects:
             bodies = {
                 place.model: [
-                    {"Method": phase_title(runs.name), **kind.row(runs), "Runs": runs.counted()}
-                    for runs in kind.chosen(methods)
+                    {
+                        "Method": phase_title(runs.name),
+                        **row(runs),
+                        "Runs": _counted(len(runs.entries), runs.planned),
+                    }
+                    for runs in (_ablated(methods) if row is _ablation else methods)
                 ]
                 for place, methods in everything.items()
                 if (place.dataset, place.request) == (dataset, request)
@@ -126,8 +117,12 @@ def tables(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table
             if len(head) > 2:  # not only names and counts
                 left = iter(rows)
                 shown = {model: [next(left) for _ in body] for model, body in bodies.items() if body}
-                made.append(Table(kind.title, f"{dataset} · {request}", kind.caption, head, shown))
+                made.append(Table(title, f"{dataset} · {request}", caption, head, shown))
     return made
+
+
+def _counted(found: int, planned: int) -> str:
+    return str(found) if found >= planned else f"{found} of {planned}"
 
 
 def _runs(results: Sequence[RunResult], plan: GridPlan) -> dict[Place, list[Runs]]:
@@ -165,7 +160,7 @@ def _arrow(first: float, second: float, change: bool) -> str:
     return written + (f" ({_change([(second, first)])})" if change and first else "")
 
 
-_demotion: FigureOf = attrgetter("demotion_rate")
+_rate: FigureOf = attrgetter("demotion_rate")
 _seconds: FigureOf = attrgetter("seconds")
 
 
@@ -173,7 +168,12 @@ def _metric(key: str) -> FigureOf:
     return lambda phase: phase.metrics.get(key)
 
 
-def _utility(metric: str, cut: int) -> _Kind:
+# A kind of table is a caption and a function that makes the row of a method, by column.
+Row = Callable[[Runs], dict[str, str]]
+_UTILITY = "All users, before and after unlearning. Gap: against the retrained model of the same run."
+
+
+def _utility(metric: str, cut: int) -> Row:
     """One metric of all users, before and after."""
     of = _metric(f"{metric}@{cut}")
     place = _METRICS.index(metric) * len(CUTS) + CUTS.index(cut)  # in the paper's lists
@@ -184,24 +184,19 @@ def _utility(metric: str, cut: int) -> _Kind:
         printed = runs.printed("utility", name) or {}
         has_both = phase in printed and ORIGINAL in printed
         worst = min((pair for pair in held if pair[1]), key=lambda pair: pair[0] / pair[1], default=(0, 0))
-        paper = _arrow(printed[ORIGINAL][place], printed[phase][place], change=True) if has_both else MISSING
         return {
             "Before": runs.spread(BEFORE, of),
             "After": runs.spread(AFTER, of),
             "Change": _change(runs.pairs(AFTER, BEFORE, of)),
-            "Paper": paper,
+            "Paper": _arrow(printed[ORIGINAL][place], printed[phase][place], True) if has_both else MISSING,
             "Gap": _change(held),
             "Gap, worst": _change([worst]),
         }
 
-    return _Kind(
-        f"{metric_title(metric)}@{cut}",
-        "All users, before and after unlearning. Gap: against the retrained model of the same run.",
-        row,
-    )
+    return row
 
 
-def _affected_row(runs: Runs) -> dict[str, str]:
+def _affected(runs: Runs) -> dict[str, str]:
     shares = [share for entry in runs.entries if (share := recovered([entry])) is not None]
     is_goal = runs.name == RETRAINED
     return {
@@ -212,35 +207,19 @@ def _affected_row(runs: Runs) -> dict[str, str]:
     }
 
 
-_AFFECTED = _Kind(
-    "NDCG@20, affected users",
-    "Users with a deleted interaction. Recovered: the share of retraining's effect on them; a dash where that is no "
-    "more than two retrained models differ. The paper has no such figures.",
-    _affected_row,
-)
-
-
-def _demotion_row(runs: Runs) -> dict[str, str]:
+def _demotion(runs: Runs) -> dict[str, str]:
     printed = runs.printed("demotion")
-    away = [a - b for a, b in runs.pairs(AFTER, GOAL, _demotion)]
+    away = [a - b for a, b in runs.pairs(AFTER, GOAL, _rate)]
     return {
-        "Before": runs.spread(BEFORE, _demotion, digits=3),
-        "After": runs.spread(AFTER, _demotion, digits=3),
+        "Before": runs.spread(BEFORE, _rate, digits=3),
+        "After": runs.spread(AFTER, _rate, digits=3),
         "Gap": spread(away, 3, signed),
         "Gap, worst": signed(max(away, key=abs, default=None)),
         "Paper": _arrow(printed[0], printed[1], change=False) if printed else MISSING,
     }
 
 
-_DEMOTION = _Kind(
-    "Demotion rate",
-    "How often a deleted item scores below one its user never touched. The goal is the retrained model's rate, not "
-    "1. Gap: the rate less the retrained model's of the same run.",
-    _demotion_row,
-)
-
-
-def _time_row(runs: Runs) -> dict[str, str]:
+def _time(runs: Runs) -> dict[str, str]:
     known, both = runs.known(AFTER, _seconds), runs.pairs(GOAL, AFTER, _seconds)
     cached = any(entry.phase.seconds_from_cache for entry in runs.entries)
     slow, fast = runs.printed("time") or (None, None)
@@ -252,23 +231,7 @@ def _time_row(runs: Runs) -> dict[str, str]:
     }
 
 
-_TIME = _Kind(
-    "Time",
-    "Seconds of a method's own work; retrained: of training again. Speed-up: the retrained model's seconds over the "
-    "method's, of the same runs. * in part of an earlier run, from the cache. Paper: unlearning of retraining.",
-    _time_row,
-)
-
-
-def _ablated(methods: list[Runs]) -> list[Runs]:
-    """The ablations, and the methods they are ablations of; none where no ablation ran."""
-    parts = {name for models in published()["ablations"].values() for own in models.values() for name in own}
-    whole = {RETRAINED, *published()["same_as"], *published()["same_as"].values()}
-    has_any = any(runs.name in parts for runs in methods)
-    return [runs for runs in methods if runs.name in parts | whole] if has_any else []
-
-
-def _ablation_row(runs: Runs) -> dict[str, str]:
+def _ablation(runs: Runs) -> dict[str, str]:
     printed = runs.printed("ablations")
     whole = (runs.printed("utility") or {}).get(UNLEARNED)
     if printed is None and whole is not None:
@@ -280,103 +243,30 @@ def _ablation_row(runs: Runs) -> dict[str, str]:
         "N@20": runs.spread(AFTER, _metric("ndcg@20")),
         "N@20 paper": ndcg,
         "N@20 affected": runs.spread(AFTER, affected_ndcg),
-        "Demotion rate": runs.spread(AFTER, _demotion, digits=3),
+        "Demotion rate": runs.spread(AFTER, _rate, digits=3),
     }
 
 
-_ABLATIONS = _Kind(
-    "Ablations",
-    "After unlearning. no_lua, no_lac and no_distill leave out a part of obliviate_paper, the method as printed; "
-    "obliviate is this project's own.",
-    _ablation_row,
-    _ablated,
-)
+def _ablated(methods: list[Runs]) -> list[Runs]:
+    """The ablations, and the methods they are ablations of; none where no ablation ran."""
+    parts = {name for models in published()["ablations"].values() for own in models.values() for name in own}
+    whole = {RETRAINED, *published()["same_as"], *published()["same_as"].values()}
+    has_any = any(runs.name in parts for runs in methods)
+    return [runs for runs in methods if runs.name in parts | whole] if has_any else []
 
 
-# ---- Markdown and LaTeX
-
-
-def by_title(tables: Sequence[Table]) -> Iterator[tuple[str, list[Table]]]:
-    """Tables of the same title together."""
-    for title, group in groupby(tables, key=lambda table: table.title):
-        yield title, list(group)
-
-
-def markdown(tables: Sequence[Table], plan: GridPlan) -> str:
-    """The tables as Markdown."""
-    lines = ["# Tables", "", NOTE]
-    for title, group in by_title(tables):
-        lines += ["", f"## {title}", "", group[0].caption]
-        for table in group:
-            empty = [""] * (len(table.head) - 1)
-            lines += ["", f"### {_marked(table.subject)}", "", markdown_row(table.head)]
-            lines += ["|" + "---|" + "---:|" * len(empty)]
-            for model, rows in table.bodies.items():
-                lines += [f"| {' | '.join([f'**{_marked(model)}**', *empty])} |", *map(markdown_row, rows)]
-    if plan.missing:
-        lines += ["", "## Missing", ""]
-        lines += [f"- {_marked(name)}: {_marked(why)}" for name, why in plan.missing.items()]
-    return "\n".join(lines) + "\n"
-
-
-def markdown_row(cells: Iterable[str]) -> str:
-    """A line of a table."""
-    return "| " + " | ".join(map(_marked, cells)) + " |"
-
-
-def _marked(text: str) -> str:
-    """Text on one line in which Markdown finds no markup of its own; an underscore inside a word is none."""
-    return "".join(f"\\{sign}" if sign in "\\`*[]<>|#" else sign for sign in " ".join(text.split()))
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
-    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "→": r"$\to$", "−": r"$-$", "×": r"$\times$",
-    "–": "--", "·": r"$\cdot$", "“": "``", "”": "''", "’": "'", "\N{NO-BREAK SPACE}": "~",
+_KINDS: dict[str, tuple[str, Row]] = {
+    "NDCG@20, affected users": (
+        "Users with a deleted interaction. Recovered: the share of retraining's effect on them; a dash where that is "
+        "no more than two retrained models differ. The paper has no such figures.", _affected),
+    "Demotion rate": (
+        "How often a deleted item scores below one its user never touched. The goal is the retrained model's rate, "
+        "not 1. Gap: the rate less the retrained model's of the same run.", _demotion),
+    "Time": (
+        "Seconds of a method's own work; retrained: of training again. Speed-up: the retrained model's seconds over "
+        "the method's, of the same runs. * in part of an earlier run, from the cache. Paper: unlearning of "
+        "retraining.", _time),
+    "Ablations": (
+        "After unlearning. no_lua, no_lac and no_distill leave out a part of obliviate_paper, the method as printed; "
+        "obliviate is this project's own.", _ablation),
 }  # fmt: skip
-_PREAMBLE = r"""% Written by recbole-unlearn; take single tables from it, or compile it as it is.
-\documentclass[10pt]{article}
-\usepackage[T1]{fontenc}
-\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}  % outlines, where T1 has bitmaps otherwise
-\usepackage{booktabs}
-\usepackage[a4paper,landscape,margin=12mm]{geometry}
-\begin{document}
-"""
-_AT_ONCE = 4  # tables that LaTeX has to hold before it may place them; it gives up at 18
-
-
-def latex(tables: Sequence[Table], plan: GridPlan) -> str:
-    """The tables as a LaTeX document."""
-    lines = [_PREAMBLE, rf"\noindent {escaped(NOTE)}", ""]
-    for place, table in enumerate(tables):
-        width = len(table.head)
-        lines += [
-            *([r"\clearpage"] if place % _AT_ONCE == 0 else []),
-            r"\begin{table}[p]",
-            r"\centering\scriptsize\setlength{\tabcolsep}{3pt}",
-            rf"\caption{{\textbf{{{escaped(table.title)}, {escaped(table.subject)}.}} {escaped(table.caption)}}}",
-            rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
-            r"\toprule",
-            _tex_row(table.head),
-        ]
-        for model, rows in table.bodies.items():
-            lines += [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\textbf{{{escaped(model)}}}}} \\"]
-            lines += map(_tex_row, rows)
-        lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
-    if plan.missing:
-        lines += [r"\clearpage", r"\section*{Missing}", r"\begin{itemize}"]
-        lines += [rf"\item {escaped(name)}: {escaped(why)}" for name, why in plan.missing.items()]
-        lines += [r"\end{itemize}"]
-    return "\n".join([*lines, r"\end{document}", ""])
-
-
-def _tex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(escaped, cells)) + r" \\"
-
-
-def escaped(text: str) -> str:
-    r"""Text as LaTeX prints it, on one line; a character that ASCII cannot write becomes its number, as in U+4E2D."""
-    line = "".join(" " if sign in "\t\r\n" else sign for sign in text if sign >= " " or sign in "\t\r\n")
-    signs = (_LATEX.get(sign, sign) for sign in line)
-    return "".join(sign if sign.isascii() else f"U+{ord(sign):04X}" for sign in signs)

@@ -27,7 +27,6 @@ from recbole_unlearn.report.page import (
     count,
     counted,
     decimal,
-    described,
     difference,
     duration,
     flat,
@@ -120,12 +119,10 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
             name: (figures.damage(phases, name), gains_and_losses(phases, name)) for name in figures.GROUPINGS
         },
         curves=_curves(result),
-        certificates=certificates(result.certificates),
         command=None if given is None else command(result, given),
         compared=[name for name in phases if name not in OWN],
-        asked=described({k: v for k, v in result.forget.to_json().items() if v is not None} | result.difficulty),
-        settings=[(k, plain(v)) for k, v in flat(result.settings) if not names_a_path(v)],
-        environment=described(result.environment),
+        asked={k: v for k, v in result.forget.to_json().items() if v is not None} | result.difficulty,
+        settings=[(key, value) for key, value in flat(result.settings) if not names_a_path(value)],
         left_out=", ".join(map(figures.metric_title, result.left_out.metrics if result.left_out else ())),
     )  # fmt: skip
 
@@ -430,7 +427,7 @@ def gains_and_losses(phases: figures.Phases, grouping: str) -> str:
     return " ".join(parts)
 
 
-# ---- curves, certificates, command
+# ---- curves and command
 
 _CURVES = {  # titles of what our methods record by step; any other curve has its own name
     "loss": "objective",
@@ -450,44 +447,6 @@ def _curves(result: RunResult) -> list[tuple[figures.Figure | None, str, str]]:
         figure = figures.curve(result.curves, kind, title, goal, is_share)
         drawn.append((figure, f"{title[:1].upper()}{title[1:]} by step.", ""))
     return drawn
-
-
-CERTIFICATES = {
-    "exact": "The model is a formula of its data, and was computed again from the retained interactions.",
-    "curvature": "The source of the curvature: how firmly each weight was learned.",
-    "energy": "Share of the first step that is kept when it is compressed to its rank.",
-    "lua_scale": "Factor of the first step.",
-    "lac": "Steps of the calibration, and its objective at the first and last one, which should fall.",
-    "rows": "Rows that were changed, by table; those following were moved by their neighbors alone, uncalibrated.",
-    "rank": "Directions in which a changed row may move, by table.",
-    "drift": "Squared length of the whole change of the weights.",
-    "drift_bound": "The value that the drift is proven not to exceed.",
-    "margin": "Score of a random item minus that of the deleted item, over deleted pairs, and its proven least.",
-    "retained": "How far scores of retained pairs moved.",
-    "level": "Demotion rate to expect of a model that never saw the deleted interactions.",
-    "shards": "Parts of the data, each with a model of its own.",
-    "restarted": "Shards that held a deleted interaction and were trained again; no other has seen one.",
-    "shard_seconds": "Seconds to train each of these shards again.",
-    "rule_seconds": "Seconds to combine the shards.",
-    "solver": "Steps, damping and relative error of the solver; with negative curvature it stopped early.",
-    "capped": "Rows whose step was cut to its greatest length (scif_cap).",
-    "norm": "Length of the step of all rows together.",
-    "spillover": "Effect of the deleted interactions through the graph, relative to their own effect.",
-    "steps": "Steps that were taken and kept.",
-    "retained_loss": "Loss of retained interactions at the first and last step, which should not rise.",
-    "objective": "Objective at the first and last step, which should fall.",
-}
-
-
-def certificates(found: Mapping[str, Any]) -> Rows:
-    """Rows of the table of certificates: name with its meaning, and value, or the parts of it on a line each."""
-    rows: Rows = []
-    for key, value in found.items():
-        parts = [f"{name} {plain(one)}" for name, one in flat(value)] if isinstance(value, Mapping) else []
-        meaning = [CERTIFICATES[key]] if key in CERTIFICATES else []
-        if value not in ({}, [], None):
-            rows.append([lines(key, *meaning), lines("", *parts) if parts else plain(value)])
-    return rows
 
 
 def command(result: RunResult, given: Mapping[str, Any]) -> str | None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from recbole_unlearn.report import figures
 from recbole_unlearn.report.page import (
     decimal,
-    described,
     duration,
     lines,
     percent,
@@ -54,7 +53,6 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
         "weight of forgetting": objective["weight"],
         "space": {key: plain(domain) for key, domain in result["space"].items()},
     }
-    parts = {"The sweep": how, "The request": result["forget"], "Environment": result["environment"]}
     return write_page(
         Path(directory) / NAME,
         "tune.html",
@@ -63,14 +61,13 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
         result=result,
         metric=metric,
         candidates=candidates,
-        failed=[(f"trial {r['number']}", plain(r["error"])) for r in trials if r["state"] == "failed"],
+        failed=[(f"trial {r['number']}", r["error"]) for r in trials if r["state"] == "failed"],
         cards=_key_figures(result, metric, references),
-        best=[(key, plain(value)) for key, value in result["best"]["settings"].items()],
         front=None if objective["target"] is None else _front(result, metric, references, candidates),
         maps=_maps(result, metric, references, candidates),
         trials=_trials(result, good),
         seconds=sum(one["work_seconds"] for r in trials for one in r["reports"] if one["last"]),
-        record={title: described(part) for title, part in parts.items()},
+        record={"The sweep": how, "The request": result["forget"], "Environment": result["environment"]},
     )
 
 

@@ -13,6 +13,7 @@ from recbole_unlearn.report import (
     NO_PLAN,
     PLAN_FILE,
     comparison,
+    page,
     paper_tables,
     read_plan,
     results_in,
@@ -54,6 +55,11 @@ RUNS = [result(1, -0.08), result(2), result(3, 0.08)]
 def tables(results, plan=NO_PLAN):
     """The tables of what files with this content are read as."""
     return paper_tables.tables([RunResult.from_json(one) for one in results], plan)
+
+
+def rendered(results):
+    """The page, and the tables as Markdown and LaTeX."""
+    return [one.decode() for one in comparison.rendered([RunResult.from_json(one) for one in results])]
 
 
 def rows(results, title, plan=NO_PLAN, subject="ml-1m"):
@@ -124,11 +130,7 @@ def test_ratios_datasets_and_models_stay_apart():
     assert found[0].bodies["LightGCN"][1][-1] == "1"
     # The paper has no figures for these, so there is no column for them.
     assert [any(head == "Paper" for head in table.head) for table in found] == [True, False, False]
-    page = comparison.page_of([RunResult.from_json(one) for one in results]).decode()
-    assert page.count("ml-1m · BPR · injected informed, 5% of users") > 0
-
-
-def test_no_table_of_ablations_without_one():
+    assert "ml-1m · BPR · injected informed, 5% of users" in rendered(results)[0]
     alone = result(1)
     del alone["phases"]["no_lua"]
     assert "Ablations" not in [table.title for table in tables([alone])]
@@ -161,15 +163,10 @@ def test_what_is_missing_is_shown_as_missing(tmp_path):
     yelp = rows([result(1)], "NDCG@20", plan, "yelp2018")
     assert yelp["obliviate"]["Runs"] == "0 of 1"
     assert results_in(grid) == [grid / "ml-1m-BPR-0.2-1", grid / "ml-1m-BPR-0.2-2"]
-    assert (
-        write_comparison(results_in(grid), tmp_path / "comparison.html", [grid])
-        == tmp_path / "comparison.html"
-    )
-    text = Reader(tmp_path / "comparison.html").text
-    for page in (text, (tmp_path / "tables.md").read_text(), (tmp_path / "tables.tex").read_text()):
-        assert "2 of 3" in page
-        assert "out of luck" in page
-        assert "no one-to-one comparison" in page
+    text = Reader(write_comparison(results_in(grid), tmp_path / "comparison.html", [grid])).text
+    for written in (text, *((tmp_path / name).read_text() for name in comparison.TABLES)):
+        for part in ("2 of 3", "out of luck", "no one-to-one comparison"):
+            assert part in written
 
 
 @pytest.mark.parametrize(
@@ -181,16 +178,16 @@ def test_a_damaged_plan_is_no_plan(tmp_path, content):
     assert read_plan([tmp_path]) == NO_PLAN
 
 
-def test_results_with_gaps_and_hostile_names_are_written(tmp_path):
+def test_results_with_gaps_and_hostile_names_are_written():
     odd = {
         "schema": 1,
         "phases": {"unlearned": {}, HOSTILE: {"metrics": {"ndcg@20": 0.1}, "seconds": "soon"}},
     }
     odd |= {"dataset": HOSTILE, "model": HOSTILE, "method": HOSTILE, "forget": {"source": HOSTILE}}
-    found = tables([odd, *RUNS])
-    assert b"<img" not in comparison.page_of([RunResult.from_json(one) for one in [odd, *RUNS]])
-    assert not re.search(r"(?<!\\)[<>]", paper_tables.markdown(found, NO_PLAN))
-    check_latex(paper_tables.latex(found, NO_PLAN))
+    content, markdown, latex = rendered([odd, *RUNS])
+    assert "<img" not in content
+    assert not re.search(r"(?<!\\)[<>]", markdown)
+    check_latex(latex)
     assert tables([{"phases": {"unlearned": {}}}]) == []
 
 
@@ -216,8 +213,8 @@ def check_latex(text):
     assert not re.search(r"[#%_^]|\\", bare)
 
 
-def test_latex_has_the_structure_of_one(tmp_path):
-    text = paper_tables.latex(tables([*RUNS, result(1, dataset="my_data")]), NO_PLAN)
+def test_latex_has_the_structure_of_one():
+    text = rendered([*RUNS, result(1, dataset="my_data")])[2]
     check_latex(text)
     assert r"\usepackage{booktabs}" in text
     assert r"no\_lua & " in text
@@ -226,18 +223,17 @@ def test_latex_has_the_structure_of_one(tmp_path):
 
 
 @given(st.text(max_size=30))
-def test_any_text_can_stand_in_latex_and_markdown(text):
-    written = paper_tables.escaped(text)
+def test_any_text_can_be_written_in_latex_and_markdown(text):
+    written = page.latex_text(text)
     check_latex(rf"\begin{{document}}{written}\end{{document}}")
-    assert "\n" not in written
-    cell = paper_tables.markdown_row([text, "x"])
-    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", cell)) == 3
-    assert "\n" not in cell
+    cell = page.markdown_text(text)
+    assert not re.search(r"(?<!\\)(?:\\\\)*[|<`*#]", cell)
+    assert "\n" not in written + cell
 
 
 @given(st.text(alphabet=string.ascii_letters + string.digits + "_.+-", max_size=12))
 def test_names_survive_latex(name):
-    assert paper_tables.escaped(name).replace(r"\_", "_") == name
+    assert page.latex_text(name).replace(r"\_", "_") == name
 
 
 def test_the_papers_figures_are_those_of_its_text():

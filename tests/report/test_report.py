@@ -9,7 +9,9 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 from html.parser import HTMLParser
+from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
@@ -29,6 +31,7 @@ VERDICT = (
     "retrained 0.941); an attacker does differently than on the retrained model (AUC 0.61, retrained 0.53); "
     "96% of what retraining does for affected users is recovered; 29 times faster than retraining."
 )
+PLACEBO = {"mark": {"demotion": 0.05}, "memory": {"demotion": -0.09}}
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=alert(1)>\"'&<a href='https://evil.example/'>"
 
 
@@ -153,37 +156,38 @@ class Reader(HTMLParser):
             self.text += data.strip() + "\n"
 
 
-def after(reader, title, start="\nForgetting\n"):
-    """The cells after a row's heading in the table of measures."""
-    return reader.text.split(start, 1)[1].split(f"\n{title}\n", 1)[1][:120]
+def show(tree, given=None):
+    """The page of what a result.json with this content is read as, without plotly.js."""
+    result = tree if isinstance(tree, RunResult) else RunResult.from_json(tree)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        patch.setattr(page, "get_plotlyjs", lambda: "")
+        return Reader(write_report(result, Path(directory), given))
 
 
-@pytest.fixture
-def light(monkeypatch):
-    """Pages without plotly.js, for tests that do not draw."""
-    monkeypatch.setattr("recbole_unlearn.report.page.get_plotlyjs", lambda: "")
+def words(tree):
+    return " ".join(show(tree).text.split())
 
 
-@pytest.fixture
-def show(light, tmp_path):
-    """Write the report of what a result.json with this content is read as, and read the page."""
-
-    def shown(tree, given=None):
-        result = tree if isinstance(tree, RunResult) else RunResult.from_json(tree)
-        return Reader(write_report(result, tmp_path, given))
-
-    return shown
+@pytest.fixture(scope="module")
+def whole():
+    """The page of a run with everything."""
+    tree = sample(date=DATE, placebo=PLACEBO)
+    tree["settings"] |= {"inject_users": 0.2, "inject_amount": 0.8}
+    tree["certificates"] |= {"proof": "yes", "lac": {}}
+    tree["curves"]["fine_tune"] = {
+        "loss": [[1, 0.5], [2, 0.4]], "residual": [[1, 0.1], [2, 0.01]], "own_idea": [[1, 7.0], [2, 8.0]],
+        "single": [[1, 0.2]], "empty": [],
+    }  # fmt: skip
+    return show(tree, {"epochs": 5})
 
 
 @pytest.fixture
 def compare(tmp_path):
     def write(*results):
-        directories = []
-        for place, result in enumerate(results):
-            directory = tmp_path / f"run{place}"
+        directories = [tmp_path / f"run{place}" for place in range(len(results))]
+        for directory, result in zip(directories, results, strict=True):
             directory.mkdir()
             (directory / "result.json").write_text(json.dumps(result))
-            directories.append(directory)
         return write_comparison(directories, tmp_path / "comparison.html")
 
     return write
@@ -192,51 +196,35 @@ def compare(tmp_path):
 # ---- what is on the page
 
 
-def test_the_report_has_all_parts_in_order(show):
-    placebo = {"mark": {"demotion": 0.05}, "memory": {"demotion": -0.09}}
-    reader = show(sample(date=DATE, placebo=placebo), {"epochs": 5})
+def test_the_report_has_all_parts_in_order(whole):
+    """Forgetting is a distance to retraining, with a floor; for an attack, which has only a goal, it comes first."""
     parts = [
         "seed 2020 · 17 November 2026, 17:24 UTC", "Forgets too little",
-        "(demotion rate 0.811, retrained 0.941).\nAn attacker", "was to forget\n7,191", "Artificial noise:",
-        "What to do", "96%\n", "29.1×", "7,191", "The methods against retraining", "Results",
-        "Scores of the deleted pairs", "Utility of affected users", "Forgetting", "Memory",
-        "Demotion rate\n−0.090\n+0.050", "Who gains and who loses",
-        "Step by step", "Certificates", "How it was made", "Run on 17 November 2026", "python -m recbole_unlearn",
-        "All 4 settings", "3.11.7",
+        "(demotion rate 0.811, retrained 0.941). An attacker",
+        "A LightGCN model of the dataset ml-100k was to forget 7,191 interactions of 188 users and 756 items. The "
+        "original was trained in 27.1 s. The method obliviate changed it in 1.5 s. The result is compared with two "
+        "models retrained from scratch without them (43.7 s and 44.2 s) and fine_tune (6.3 s).",
+        "Artificial noise:", "added to 20% of the users, to each 80% of their training interactions, so",
+        "What to do", "NDCG@20 recovered 96% ", "Attack AUC off by +0.080 is 0.610 goal 0.530 ", "29.1×", "7,191",
+        "The methods against retraining", "obliviate (unlearned) not fully forgotten 96% −0.130 +0.080 ", "Results",
+        "Scores of the deleted pairs", "Utility of affected users", "Forgetting",
+        "Demotion rate 0.811 −0.130 0.941 0.025 −0.916 0.402 −0.539 0.005 ",
+        "Attack: AUC +0.080 is 0.610 0.590 to 0.630 0.530 0.510 to 0.550 +0.400 is 0.930 ", "Goal here: 0.530",
+        "Top-20 overlap, affected users 0.540 – 0.240 0.370 0.610 ", "Memory", "Demotion rate −0.090 +0.050",
+        "Who gains and who loses", "Step by step", "Certificates", "energy Share of the first step", "0.9823",
+        "mean 1.235 bound −0.3 proof yes How it was made", "Run on 17 November 2026", "python -m recbole_unlearn",
+        "All 6 settings", "3.11.7",
     ]  # fmt: skip
-    start = 0
+    start, text = 0, " ".join(whole.text.split())
     for part in parts:
-        start = reader.text.index(part, start)
-    assert len(reader.figures) == 7
-    assert not reader.open
+        start = text.index(part, start)
+    assert not whole.open
     for strange in (None, "yesterday", "0001-01-01T00:00:00+09:00", 7):
         assert "Run on" not in show(sample(date=strange)).text
 
 
-def test_forgetting_is_a_distance_to_retraining_with_a_floor(show):
-    reader = show(sample())
-    cells = re.findall(r"\S+", after(reader, "Demotion rate"))[:8]
-    assert cells == ["0.811", "−0.130", "0.941", "0.025", "−0.916", "0.402", "−0.539", "0.005"]
-    assert "0.540\n–\n0.240\n0.370\n0.610\n" in after(reader, "Top-20 overlap, affected users")
-
-
-def test_an_attack_is_shown_by_its_distance_and_its_goal(show):
-    """A model that never saw noise tells it apart as well: neither a small nor a large AUC is good."""
-    reader = show(sample())
-    cells = after(reader, "Attack: AUC")
-    assert cells.startswith("+0.080\nis 0.610\n0.590 to 0.630\n0.530\n0.510 to 0.550\n+0.400\nis 0.930\n")
-    assert "Goal here: 0.530" in reader.text
-    assert "Attack AUC off by\n+0.080\nis 0.610\ngoal 0.530\n" in reader.text
-    assert "Attack AUC" not in show(without_retraining()).text  # it has no goal there
-
-
-def test_every_recorded_curve_is_drawn(show):
-    result = sample()
-    result["curves"]["fine_tune"] = {
-        "loss": [[1, 0.5], [2, 0.4]], "residual": [[1, 0.1], [2, 0.01]], "own_idea": [[1, 7.0], [2, 8.0]],
-        "single": [[1, 0.2]], "empty": [],
-    }  # fmt: skip
-    drawn = {f["layout"]["yaxis"]["title"]["text"]: f["data"] for f in show(result).figures}
+def test_every_recorded_curve_is_drawn(whole):
+    drawn = {f["layout"]["yaxis"]["title"]["text"]: f["data"] for f in whole.figures}
     named = {title: [trace["name"] for trace in traces] for title, traces in drawn.items()}
     assert named["objective"] == ["unlearned", "fine_tune"]
     assert named["demotion rate of deleted pairs"] == ["unlearned", "retrained"]  # and its goal
@@ -246,7 +234,7 @@ def test_every_recorded_curve_is_drawn(show):
     assert not {"empty", "single"} & set(named)
 
 
-def test_measures_are_in_the_order_of_the_registry_and_explained_once(show, monkeypatch):
+def test_measures_are_in_the_order_of_the_registry_and_explained_once(monkeypatch):
     base.measures()  # all of them are found, and not into a copy
     monkeypatch.setattr(base.MEASURES, "entries", dict(base.MEASURES.entries))
     own = {"title": "Surprise@{k}", "meaning": "how <odd> it is", "good": "little", "parts": {"all": ", all"}}
@@ -264,7 +252,7 @@ def test_measures_are_in_the_order_of_the_registry_and_explained_once(show, monk
         assert text.count(f"\n{one.meaning}\nGood: {one.good}\n") == (not one.of_sequences)
 
 
-def test_the_histories_of_a_sequential_model_have_a_section(show):
+def test_the_histories_of_a_sequential_model_have_a_section():
     result = sample(model="SASRec")
     for name, own in result["phases"].items():
         rate = own["forgetting"]["demotion_rate"]
@@ -280,45 +268,23 @@ def test_the_histories_of_a_sequential_model_have_a_section(show):
         assert "uncleaned" not in show(other).text.split("\nForgetting\n")[-1]
 
 
-def test_compared_methods_come_after_the_references(tmp_path, light):
+def test_compared_methods_come_after_the_references():
     """The pipeline makes phases in the order they were asked for."""
     result = read()
     turned = dataclasses.replace(result, phases=dict(reversed(result.phases.items())))
-    assert write_report(turned, tmp_path).read_bytes() == write_report(result, tmp_path).read_bytes()
+    assert show(turned).text == show(result).text
 
 
-def test_every_level_of_a_verdict_has_words(show):
-    assert tuple(run_report.HEADINGS) == tuple(SHORT) == LEVELS
-    result = sample(verdict={"level": "cannot_tell", "text": "Both are near."})
-    assert "These figures cannot tell\nBoth are near.\n" in show(result).text
-
-
-def test_plotly_knows_every_property_of_the_figures(show, compare):
-    drawn = show(sample()).figures + Reader(compare(sample(), sample("other"))).figures
-    assert len(drawn) == 9
-    for figure in drawn:
-        go.Figure(figure)
-
-
-def test_nothing_is_remote(tmp_path, compare):
-    for path in (write_report(read(), tmp_path), compare(sample())):
+def test_nothing_is_remote_and_plotly_knows_every_property(tmp_path, compare):
+    for path, drawn in (write_report(read(), tmp_path), 7), (compare(sample(), sample("other")), 2):
         reader, text = Reader(path), path.read_text()
         assert not {"src", "href", "srcset", "action", "data", "poster"} & set(reader.attributes)
         assert not {"link", "a", "img", "iframe", "object", "embed", "base"} & set(reader.tags)
         assert reader.tags.count("script") == 2
         assert "default-src 'none'" in html.unescape(text[:1000])
         assert text.count("plotly.js v") == 1
-        style = text.split("<style>")[1].split("</style>")[0]
-        assert not re.search(r"url\(|@import", style)
-
-
-def test_without_retraining_it_says_which_claims_cannot_be_made(show):
-    text = show(without_retraining()).text
-    for said in ("No retrained model", "--compare=retrain", "7,191 interactions were to be forgotten."):
-        assert said in text
-    for absent in ("Speed-up", "recovered\n", "Kolmogorov", "overlap", "floor", "Near the retrained"):
-        assert absent not in text
-    assert "Time to forget" in text
+        assert not re.search(r"url\(|@import", text.split("<style>")[1].split("</style>")[0])
+        assert len([go.Figure(figure) for figure in reader.figures]) == drawn
 
 
 def paths(tree, above=()):
@@ -333,17 +299,14 @@ def paths(tree, above=()):
     ["absent", None, "text", [], math.nan, 10**400],
     ids=["absent", "none", "text", "list", "nan", "huge"],
 )
-def test_any_key_may_be_missing_or_strange(tmp_path, light, monkeypatch, instead):
-    monkeypatch.setattr("recbole_unlearn.report.page.write_bytes", lambda path, content: None)
-    result = sample(date=DATE, placebo={"mark": {"ks": 0.1}, "memory": {"ks": 0.2}})
+def test_any_key_may_be_missing_or_strange(tmp_path, monkeypatch, instead):
+    monkeypatch.setattr(page, "write_bytes", lambda path, content: None)
+    monkeypatch.setattr(page, "get_plotlyjs", lambda: "")
+    result = sample(date=DATE, placebo=PLACEBO)
     del result["phases"]["retrained_2"], result["phases"]["fine_tune"]
     for own in result["phases"].values():
-        del (
-            own["masked"],
-            own["unaffected"],
-            own["groups"]["item_popularity"],
-            own["forgetting"]["resurfacing@50"],
-        )
+        del own["masked"], own["unaffected"], own["groups"]["item_popularity"]
+        del own["forgetting"]["resurfacing@50"]
         own["metrics"] = own["affected"] = {"ndcg@20": 0.2}
     for *above, last in [path for path in paths(result) if path[:2] != ("phases", "original")]:
         changed = copy.deepcopy(result)
@@ -356,18 +319,18 @@ def test_any_key_may_be_missing_or_strange(tmp_path, light, monkeypatch, instead
             parent[last] = instead
         assert write_report(RunResult.from_json(changed), tmp_path).name == "report.html"
         if len(above) < 3:
-            assert b"</html>" in comparison.page_of([RunResult.from_json(changed)])
+            assert b"</html>" in comparison.rendered([RunResult.from_json(changed)])[0]
     assert write_report(RunResult.from_json({}), tmp_path).name == "report.html"
 
 
-def test_what_is_missing_is_never_zero(show):
+def test_what_is_missing_is_never_zero():
     result = sample()
     del result["phases"]["unlearned"]["forgetting"]["demotion_rate"], result["phases"]["unlearned"]["seconds"]
     result["phases"]["original"]["seconds"] = None
-    reader = show(result)
-    assert reader.text.count("Demotion rate\n") == 2  # in both tables, not among the key figures
-    assert after(reader, "Demotion rate").startswith("–\n0.941\n0.025\n−0.916")
-    assert reader.text.count("loaded\n") == 3
+    text = show(result).text
+    assert text.count("Demotion rate\n") == 2  # in both tables, not among the key figures
+    assert "\nDemotion rate\n–\n0.941\n0.025\n−0.916\n" in text.split("\nForgetting\n")[1]
+    assert text.count("loaded\n") == 3
     assert page.decimal(None) == page.percent(None) == page.duration(None) == "–"
 
 
@@ -381,8 +344,8 @@ def poisoned(tree):
     return HOSTILE if isinstance(tree, str) else tree
 
 
-def test_hostile_text_stays_text(show, compare):
-    result = poisoned(sample(date=DATE, placebo={"mark": {"ks": 0.1}, "memory": {"ks": 0.2}}))
+def test_hostile_text_stays_text(compare):
+    result = poisoned(sample(date=DATE, placebo=PLACEBO))
     for reader in (show(result, {HOSTILE: HOSTILE, "compare": [HOSTILE]}), Reader(compare(result))):
         assert reader.tags.count("script") == 2
         assert not {"img", "a"} & set(reader.tags)
@@ -393,96 +356,56 @@ def test_hostile_text_stays_text(show, compare):
         assert "&lt;img" in json.dumps(reader.figures)
 
 
-def test_settings_that_name_a_path_are_left_out(show):
-    secret = {
-        "a": "/home/jane/x",
-        "b": "~/x",
-        "c": "C:\\Users\\jane",
-        "d": ["/home/jane"],
-        "e": {"f": "/jane"},
-    }
-    result = sample()
-    result["settings"] |= secret
-    text = show(result, secret | {"checkpoint": "jane", "data_path": "jane"}).text
+def test_settings_that_name_a_path_are_left_out():
+    secret = {"a": "/jane/x", "b": "~/jane", "c": "C:\\Users\\jane", "d": ["/home/jane"], "e": {"f": "/jane"}}
+    text = show(
+        sample(settings={"k": 1, "l": 2} | secret), secret | {"checkpoint": "jane", "data_path": "jane"}
+    ).text
     assert "jane" not in text
-    assert "All 4 settings" in text
-
-
-def test_an_unwritable_directory_is_one_line(light, tmp_path):
-    with pytest.raises(UnlearnError, match="Cannot write"):
-        write_report(read(), tmp_path / "missing")
+    assert "All 2 settings" in text
 
 
 # ---- words
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("One (a 1; b 2); two; 3% is three.", ["One (a 1; b 2).", "Two.", "3% is three."]),
-        ("Looks so: x; provisional: it rests. Only y.", ["Looks so: x.", "Provisional: it rests. Only y."]),
-        ("", ["."]),
-    ],
-)
-def test_a_verdict_is_whole_sentences(text, parts):
-    assert run_report.sentences(text) == parts
+def test_a_verdict_is_whole_sentences():
+    said = run_report.sentences("One (a 1; b 2); two; 3% is three; provisional: it rests. Only y.")
+    assert said == ["One (a 1; b 2).", "Two.", "3% is three.", "Provisional: it rests. Only y."]
+    assert run_report.sentences("") == ["."]
 
 
-def words(reader):
-    return " ".join(reader.text.split())
-
-
-def test_the_first_paragraph_says_what_was_done(show):
-    assert (
-        "A LightGCN model of the dataset ml-100k was to forget 7,191 interactions of 188 users and 756 items. "
-        "The original was trained in 27.1 s. The method obliviate changed it in 1.5 s. The result is compared with "
-        "two models retrained from scratch without them (43.7 s and 44.2 s) and fine_tune (6.3 s)."
-    ) in words(show(sample()))
-    text = words(show(sample(forget={"source": "file", "interactions": 0, "users": 0, "items": 0})))
-    assert (
-        "was not trained on. The original was trained in 27.1 s. So obliviate had nothing to change." in text
-    )
+def test_the_account_of_other_runs():
+    text = words(sample(forget={"source": "file", "interactions": 0, "users": 0, "items": 0}))
+    assert "not trained on. The original was trained in 27.1 s. So obliviate had nothing to change." in text
+    assert "Artificial noise:" not in text
     exact = sample(method="retrain", verdict={"level": "near", "text": "Near."})
     del exact["phases"]["retrained_2"]
     exact["phases"]["original"]["seconds"] = None
-    text = words(show(exact))
+    text = words(exact)
     assert "The original came from a checkpoint. The method retrain trained a new model without these" in text
     assert "retrained from scratch" not in text
     assert "What to do" not in text
-    assert [run_report.article(name) for name in ("BPR", "NCF", "ItemKNN", "")] == [
-        "A BPR",
-        "An NCF",
-        "An ItemKNN",
-        "A",
-    ]
+    named = [run_report.article(name) for name in ("BPR", "NCF", "ItemKNN", "")]
+    assert named == ["A BPR", "An NCF", "An ItemKNN", "A"]
 
 
-def test_one_is_singular_and_small_requests_are_rough(show):
+def test_one_is_singular_and_small_requests_are_rough():
     reader = show(few())
-    assert "up to 1 interaction of 1 user and up to 1 item, given from a file of requests." in words(reader)
     assert not re.search(r"\b1 (users|items|interactions|rows|steps)\b", reader.text)
-    assert "The verdict is from the exact figures." in words(reader)
+    text = " ".join(reader.text.split())
+    assert "up to 1 interaction of 1 user and up to 1 item, given from a file of requests." in text
+    assert "The verdict is from the exact figures." in text
 
 
-def test_noise_is_named_at_the_top_and_a_request_is_not(show):
-    result = sample(settings={"inject_users": 0.2, "inject_amount": 0.8})
-    text = words(show(result))
-    assert "for the user, added to 20% of the users, to each 80% of their training interactions, so" in text
-    assert text.index("Artificial noise:") < text.index("NDCG@20 recovered")
-    assert "Artificial noise:" not in show(sample(forget={"source": "file", "interactions": 3})).text
+def test_a_method_names_settings_of_its_own():
+    for trainer in METHODS.all():
+        for way in [*trainer.forgets_more, *trainer.forgets_less]:
+            assert re.match(r"(raise|lower|set) ", way)
+            assert set(re.findall(r"\w+_\w+|rank", way)) <= set(names(trainer.Settings))
+        assert bool(trainer.forgets_more) == bool(trainer.forgets_less)
 
 
-@pytest.mark.parametrize("trainer", METHODS.all(), ids=lambda trainer: trainer.name)
-def test_a_method_names_settings_of_its_own(trainer):
-    for way in [*trainer.forgets_more, *trainer.forgets_less]:
-        assert re.match(r"(raise|lower|set) ", way)
-        assert set(re.findall(r"\w+_\w+|rank", way)) <= set(names(trainer.Settings))
-    assert bool(trainer.forgets_more) == bool(trainer.forgets_less)
-
-
-UNDER, OVER, UNSURE = (
-    {"verdict": {"level": level, "text": "X."}} for level in ("under", "over", "cannot_tell")
-)
+UNDER, OVER, UNSURE = ({"verdict": {"level": one, "text": "X."}} for one in ("under", "over", "cannot_tell"))
 FILE = {"forget": {"source": "file", "interactions": 2}}
 
 
@@ -499,31 +422,34 @@ FILE = {"forget": {"source": "file", "interactions": 2}}
         ({"method": "retrain"}, "is exact: what differs is chance", "which is exact"),
         ({"method": "sisa"}, "is an ensemble", "raise"),
         ({**UNSURE, **FILE}, "--forget=injected", "too little"),
-        (UNSURE, "larger request", "--forget=injected"),
+        (UNSURE, "These figures cannot tell X. ", "--forget=injected"),
     ],
 )  # fmt: skip
-def test_advice_by_verdict_and_method(show, changes, said, absent):
-    text = words(show(sample(**changes)))
+def test_advice_by_verdict_and_method(changes, said, absent):
+    text = words(sample(**changes))
     assert said in text
     assert absent not in text
 
 
-def test_advice_without_retraining(show):
+def test_without_retraining_it_says_which_claims_cannot_be_made():
+    assert tuple(run_report.HEADINGS) == tuple(SHORT) == LEVELS
     looks = {"level": "unknown", "text": "L.", "provisional": {"looks": "under", "rests_on": "a ranker"}}
     for verdict in (None, looks):
-        text = words(show(without_retraining(verdict=verdict)))
+        text = words(without_retraining(verdict=verdict))
         assert "Run it again with --compare=retrain to have" in text
         assert ("To make obliviate forget more" in text) == (verdict is looks)
+        assert ("7,191 interactions were to be forgotten." in text) == (verdict is None)
+        assert "Time to forget" in text
+        for absent in ("Speed-up", "recovered ", "Kolmogorov", "overlap", "floor", "Near the", "Attack AUC"):
+            assert absent not in text
 
 
-def test_every_compared_method_has_its_verdict(show):
+def test_every_compared_method_has_its_verdict():
     result = read()
     own = {"verdict": Verdict("near", "x"), "recovered": {"ndcg@20": 0.5}, "speedup": 0.04}
     result.phases["fine_tune"] = dataclasses.replace(result.phases["fine_tune"], **own)
     text = show(result).text
     assert "In this run, fine_tune came near the retrained model." in text
-    text = text.split("The methods against retraining")[1]
-    assert "obliviate (unlearned)\nnot fully forgotten\n96%\n−0.130\n+0.080\n" in text
     assert f"fine_tune\n{SHORT['near']}\n50%\n−0.539\n+0.250\n" in text
     assert "0.04×" in text
     del result.phases["fine_tune"]
@@ -540,13 +466,16 @@ def grouped(before, after, retrained=None, users=(300, 300)):
 
 
 def test_gains_are_named_as_well_as_losses():
-    text = run_report.gains_and_losses(grouped((0.1, 0.2), (0.15, 0.17), (0.1, 0.2)), "user_activity")
-    assert "Better than with the original: the least active users (+0.050)." in text
-    assert "Worse: the most active users (−0.030)." in text
-    assert "Farthest from the retrained model: the least active users (+0.050)." in text
-    assert "Worse" not in run_report.gains_and_losses(grouped((0.1, 0.2), (0.15, 0.2)), "user_activity")
-    same = run_report.gains_and_losses(grouped((0.1, 0.2), (0.1, 0.2)), "user_activity")
-    assert same == "No group gains or loses."
+    def told(after, *retrained):
+        return run_report.gains_and_losses(grouped((0.1, 0.2), after, *retrained), "user_activity")
+
+    better = "Better than with the original: the least active users (+0.050)."
+    assert told((0.15, 0.17), (0.1, 0.2)) == (
+        f"{better} Worse: the most active users (−0.030). "
+        "Farthest from the retrained model: the least active users (+0.050)."
+    )
+    assert told((0.15, 0.2)) == better
+    assert told((0.1, 0.2)) == "No group gains or loses."
 
 
 @pytest.mark.parametrize(
@@ -554,26 +483,10 @@ def test_gains_are_named_as_well_as_losses():
     [(31, (0.1, 0.2), False), (30, (0.1, 0.2), True), (30, (0.1, 0.15), False), (30, (0.1, 0.185), True)],
     ids=["enough", "too small", "small but harmful", "small change"],
 )
-def test_a_small_request_hides_gains_and_losses_unless_there_is_harm(show, users, after, is_small):
+def test_a_small_request_hides_gains_and_losses_unless_there_is_harm(users, after, is_small):
     phases = grouped((0.1, 0.2), after, (0.1, 0.2))
     result = RunResult("BPR", "d", "m", 1, {}, read(forget={"users": users}).forget, phases)
-    assert run_report.is_small(result, phases) is is_small
     assert ("Who gains" in show(result).text) is not is_small
-
-
-def test_certificates_are_a_table_with_meanings(show):
-    found = {
-        "lua_scale": 0.05,
-        "margin": {"mean": -2.1, "pairs": 7000},
-        "proof": "yes",
-        "lac": {},
-        "rows": [1, {}],
-    }
-    text = show(sample(certificates=found)).text.split("\nCertificates\n")[1]
-    assert f"lua_scale\n{run_report.CERTIFICATES['lua_scale']}\n0.05\n" in text
-    assert "mean −2.1\npairs 7,000\n" in text
-    assert "proof\nyes\n" in text
-    assert "lac\n" not in text
 
 
 def test_the_command_repeats_the_run():
@@ -594,10 +507,8 @@ def test_the_command_repeats_the_run():
 
 def test_a_strange_setting_cannot_write_a_command_of_its_own():
     evil = "'; rm -rf ~ #"
-    line = run_report.command(
-        read(model=evil, dataset=evil, method=evil), {evil: evil, "epochs": "2001-99-99", "compare": [evil]}
-    )
-    words = shlex.split(line)
+    given = {evil: evil, "epochs": "2001-99-99", "compare": [evil]}
+    words = shlex.split(run_report.command(read(model=evil, dataset=evil, method=evil), given))
     assert words[3] == f"--model=PACKAGE.MODULE:{evil}"
     assert f"--compare={evil}" in words
     assert all(word.startswith("--") for word in words[3:])
@@ -607,10 +518,8 @@ def test_a_strange_setting_cannot_write_a_command_of_its_own():
 # ---- the comparison
 
 
-def test_the_comparison_averages_seeds_and_counts_a_model_once(light, compare):
-    runs = [
-        sample(method, seed=seed, date=DATE) for method in ("obliviate", "other") for seed in (2020, 2023)
-    ]
+def test_the_comparison_averages_seeds_and_counts_a_model_once(compare):
+    runs = [sample(name, seed=seed, date=DATE) for name in ("obliviate", "other") for seed in (2020, 2023)]
     for run in runs[2:]:
         run["phases"]["unlearned"] = phase(0.2, 0.5, 0.7, 2.0, 0, near=0.5)
     exact = sample("retrain", dataset="ml-1m")
@@ -636,16 +545,12 @@ def test_the_comparison_averages_seeds_and_counts_a_model_once(light, compare):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (None, "No such file"),
-        ("{", "not JSON"),
-        ("\udcff", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("[]", "schema 1"),
-        ('{"schema": 2, "phases": {"original": {}}}', "schema 1"),
+        (None, "No such file"), ("{", "not JSON"), ("\udcff", "not JSON"), ("[" * 100_000, "not JSON"),
+        ("[]", "schema 1"), ('{"schema": 2, "phases": {"original": {}}}', "schema 1"),
         ('{"schema": 1, "phases": []}', "no phases"),
     ],
     ids=["missing", "cut off", "bytes", "deep", "list", "schema", "odd phases"],
-)
+)  # fmt: skip
 def test_a_bad_directory_is_named_in_one_line(tmp_path, content, why):
     if content is not None:
         (tmp_path / "result.json").write_text(content, errors="surrogateescape")
@@ -654,6 +559,9 @@ def test_a_bad_directory_is_named_in_one_line(tmp_path, content, why):
     assert str(tmp_path / "result.json") in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "comparison.html").exists()
+
+
+def test_nothing_to_compare_is_refused(tmp_path):
     with pytest.raises(UnlearnError, match="Nothing to compare"):
         write_comparison([], tmp_path / "comparison.html")
 
@@ -661,18 +569,9 @@ def test_a_bad_directory_is_named_in_one_line(tmp_path, content, why):
 # ---- numbers, axes and colors
 
 
-@pytest.mark.parametrize(
-    ("seconds", "written"),
-    [
-        (0.0312, "0.031 s"),
-        (1.5, "1.5 s"),
-        (99.99, "1 min 40 s"),
-        (296.02, "4 min 56 s"),
-        (7500, "2 h 05 min"),
-    ],
-)
-def test_durations(seconds, written):
-    assert page.duration(seconds).replace("\N{NO-BREAK SPACE}", " ") == written
+def test_durations():
+    written = {0.0312: "0.031 s", 1.5: "1.5 s", 99.99: "1 min 40 s", 296.02: "4 min 56 s", 7500: "2 h 05 min"}
+    assert {key: page.duration(key).replace("\N{NO-BREAK SPACE}", " ") for key in written} == written
 
 
 def test_the_share_of_a_bin_and_the_change_of_a_group():
@@ -705,13 +604,11 @@ def test_axes_of_shares_start_at_zero_and_others_have_a_least_span():
     assert points["data"][0]["cliponaxis"] is False
 
 
-@pytest.mark.parametrize(
-    ("largest", "step"), [(0, 1), (1, 1), (6, 1), (7, 2), (12, 2), (13, 5), (31, 10), (5000, 1000)]
-)
-def test_counts_over_time_have_whole_ticks(largest, step):
-    drawn = figures.over_time({"done": [("2026-01-01", 0), ("2026-01-02", largest)]}, "requests", whole=True)
-    axis = drawn["layout"]["yaxis"]
-    assert (axis["tick0"], axis["dtick"]) == (0, step)
+def test_counts_over_time_have_whole_ticks():
+    for largest, step in {0: 1, 1: 1, 6: 1, 7: 2, 12: 2, 13: 5, 31: 10, 5000: 1000}.items():
+        series = {"done": [("2026-01-01", 0), ("2026-01-02", largest)]}
+        axis = figures.over_time(series, "requests", whole=True)["layout"]["yaxis"]
+        assert (axis["tick0"], axis["dtick"]) == (0, step)
     assert "dtick" not in figures.over_time({"drift": [("2026-01-01", 0.5)]}, "drift")["layout"]["yaxis"]
 
 
@@ -727,8 +624,8 @@ def contrast(first, second):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_text_can_be_read_in_light_and_dark(light, tmp_path):
-    style = write_report(read(), tmp_path).read_text().split("<style>")[1]
+def test_text_can_be_read_in_light_and_dark():
+    style = page.render("base.html", title="").decode().split("<style>")[1]
     light_style, dark_style = style.split("prefers-color-scheme: dark", 1)
     for part in (light_style, dark_style.split("* {")[0]):
         colors = dict(re.findall(r"--(\w+): (#\w{6})", part))
@@ -788,12 +685,9 @@ def test_chromium_draws_the_pages_in_light_and_dark_and_on_a_phone(tmp_path, com
         assert console == []
         assert len(re.findall(r'<svg class="main-svg"', dom)) >= plots
         assert f'data-probe="|0|{night if dark else white}|true"' in dom
-    phone = (
-        tmp_path / "phone.html"
-    )  # it shows the column of the retrained model, and scrolls inside tables only
-    phone.write_text(
-        PHONE.format(page=html.escape(single.read_text().replace("</body>", PHONE_PROBE + "</body>")))
-    )
+    phone = tmp_path / "phone.html"  # shows the column of the retrained model; only tables scroll sideways
+    probed = single.read_text().replace("</body>", PHONE_PROBE + "</body>")
+    phone.write_text(PHONE.format(page=html.escape(probed)))
     dom, console = browse(phone, tmp_path)
     assert console == []
     assert 'data-probe="390|true|true"' in dom
