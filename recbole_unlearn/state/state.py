@@ -213,7 +213,10 @@ class State:
         return verify.check(self.core, dataset)
 
     def recommend(self, user: str, k: int = 10) -> pd.DataFrame:
-        """The ``k`` best items of a user (item, score), without items they have and without suppressed pairs."""
+        """The ``k`` best items of a user (item, score).
+
+        Without items they have, items without a training interaction, and suppressed pairs.
+        """
         if k < 1:
             raise UnlearnError(f"k={k} is not a number of items; give at least 1.")
         live = self.core.live
@@ -224,6 +227,8 @@ class State:
                 "The model does not know this user: there is no training interaction of theirs."
             )
         scores = live.trainer.scores(id, train)[0]
+        # A published item has a blank for its name, which the suppression list does not know.
+        scores[live.index.counts("item", torch.arange(len(scores))) == 0] = -torch.inf
         for index in live.parts[:2]:  # as in RecBole's evaluation: training and validation
             scores[index.ends("user", id)] = -torch.inf
         hidden, names = self.core.suppression(), train.field2id_token[train.iid_field]

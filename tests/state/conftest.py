@@ -1,10 +1,13 @@
 """A state of a small model, and requests to it."""
 
+import contextlib
+import functools
 import json
 import shutil
 
 import pytest
 
+from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import init_state, open_state
 from tests.conftest import tiny_rows, train_plain
 
@@ -12,8 +15,6 @@ PLAIN = {
     "epochs": 3, "embedding_size": 8, "train_batch_size": 64, "learning_rate": 0.01,
     "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},
 }  # fmt: skip
-
-
 # Context-aware models are trained on sampled negatives and ranked, as properties/model_type/context.yaml has it.
 CONTEXT = {
     "load_col": PLAIN["load_col"] | {"user": ["user_id", "city"], "item": ["item_id", "kind"]},
@@ -36,13 +37,11 @@ def key_file(tmp_path_factory):
 @pytest.fixture(scope="session")
 def checkpoints(tiny_path, tmp_path_factory):
     """``checkpoints("BPR")``: a checkpoint of RecBole's own trainer, trained once."""
-    made = {}
 
+    @functools.cache
     def make(model):
-        if model not in made:
-            values = {**PLAIN, **(CONTEXT if model in ("FM", "NFM") else {}), "data_path": str(tiny_path)}
-            made[model] = train_plain(model, tmp_path_factory.mktemp(model), **values)
-        return made[model]
+        values = {**PLAIN, **(CONTEXT if model in ("FM", "NFM") else {}), "data_path": str(tiny_path)}
+        return train_plain(model, tmp_path_factory.mktemp(model), **values)
 
     return make
 
@@ -50,32 +49,55 @@ def checkpoints(tiny_path, tmp_path_factory):
 @pytest.fixture(scope="session")
 def fresh(checkpoints, tiny_path, key_file, tmp_path_factory):
     """``fresh("BPR")``: a new state, to copy."""
-    made = {}
 
+    @functools.cache
     def make(model):
-        if model not in made:
-            folder = tmp_path_factory.mktemp(f"state-{model}") / "S"
-            init_state(folder, checkpoints(model), hash_key=key_file, data_path=str(tiny_path)).close()
-            made[model] = folder
-        return made[model]
+        folder = tmp_path_factory.mktemp(f"state-{model}") / "S"
+        init_state(folder, checkpoints(model), hash_key=key_file, data_path=str(tiny_path)).close()
+        return folder
 
     return make
 
 
+@pytest.fixture(scope="session")
+def busy_folder(fresh, key_file, tmp_path_factory):
+    """A state with one request done and one pending, to copy."""
+    folder = tmp_path_factory.mktemp("busy") / "S"
+    shutil.copytree(fresh("BPR"), folder)
+    with open_state(folder, key_file) as state:
+        done(state, a=some("u3", 4))
+        state.submit({"user_id": "u8"}, id="b")
+    return folder
+
+
 @pytest.fixture
-def make_state(fresh, key_file, tmp_path):
-    """``make_state("BPR")``: a state of its own."""
-    opened = []
+def copied(key_file, tmp_path):
+    """``copied(folder)``: a copy of a state, open until the test ends."""
+    with contextlib.ExitStack() as opened:
 
-    def make(model="BPR", name="S"):
-        folder = tmp_path / name
-        shutil.copytree(fresh(model), folder)
-        opened.append(open_state(folder, key_file))
-        return opened[-1]
+        def copy(folder, name="S"):
+            shutil.copytree(folder, tmp_path / name)
+            return opened.enter_context(open_state(tmp_path / name, key_file))
 
-    yield make
-    for state in opened:
-        state.close()
+        yield copy
+
+
+@pytest.fixture
+def make_state(fresh, copied):
+    """``make_state("BPR")``: a new state of its own."""
+    return lambda model="BPR", name="S": copied(fresh(model), name)
+
+
+@pytest.fixture
+def busy(copied, busy_folder):
+    return copied(busy_folder)
+
+
+def refused(what, call, *args, **kwargs):
+    """Refused, in one line that has ``what``."""
+    with pytest.raises(UnlearnError, match=what) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value)
 
 
 def done(state, *requests, **by_id):

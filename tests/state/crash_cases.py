@@ -1,14 +1,12 @@
 """Commands on a state that are killed: at every boundary at which something reaches the disk, in the middle of a
 write, and at random moments.
 
-`python -m tests.state.crash_cases --kills 200` prints the counts. After every kill the state is one of those that an
+`KILLS=200 pytest -s tests/state -k killed` prints the counts. After every kill the state is one of those that an
 uninterrupted command goes through, its ledger is whole, and the same command again ends as if nothing had happened.
-Anything else is printed as it is, and the exit code is 1.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import hashlib
 import itertools
@@ -19,17 +17,15 @@ import resource
 import shutil
 import signal
 import sqlite3
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.state import State, init_state, open_state, publish, worker
+from recbole_unlearn.state import State, open_state, publish, worker
 
 CALLS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 STATEMENTS = ("BEGIN", "COMMIT", "VACUUM", "PRAGMA wal_checkpoint")
@@ -42,51 +38,10 @@ REQUESTS = {
 Picture = dict[str, Any]
 
 
-class Place(NamedTuple):
-    """Where commands find what they need."""
-
-    checkpoint: Path
-    data: Path
-    key: Path
-
-    def open(self, folder: Path) -> State:
-        """The state in ``folder``."""
-        return open_state(folder, self.key)
-
-    def init(self, folder: Path) -> None:
-        """Make the state in ``folder``."""
-        init_state(folder, self.checkpoint, hash_key=self.key, data_path=str(self.data)).close()
-
-    def picture(self, folder: Path) -> Picture | None:
-        """The content of the state in ``folder``; None where there is none."""
-        if not folder.exists():
-            return None
-        with self.open(folder) as state:
-            return picture(state)
-
-
 def submit(state: State, ids: str) -> None:
     """Submit some of the requests."""
     for id in ids:
         state.submit(REQUESTS[id], id=id, on_missing="skip")
-
-
-def _once(call: Callable[[State], Any]) -> Callable[[State], Iterator[Any]]:
-    return lambda state: (call(state) for _ in range(1))
-
-
-def _running(state: State) -> Iterator[Any]:
-    yield from worker.run(state.core, None)
-
-
-def _rolling_back(state: State) -> Iterator[Any]:
-    yield worker.rollback(state.core, "b")
-    yield from worker.run(state.core, None)
-
-
-def _retraining(state: State) -> Iterator[Any]:
-    yield from worker.run(state.core, None)
-    yield publish.retrain(state.core)
 
 
 class Step(NamedTuple):
@@ -95,16 +50,22 @@ class Step(NamedTuple):
     do: Callable[[State], Any]
     done: str
     pending: str
-    stages: Callable[[State], Iterator[Any]]  # the same command, with a stop at each whole state
+    stages: Callable[[State], Iterable[Any]]  # the same command, with a stop at each whole state
 
 
 STEPS = {
-    "submit": Step(lambda state: submit(state, "b"), "a", "", _once(lambda state: submit(state, "b"))),
-    "run": Step(State.run, "a", "bc", _running),
-    "rollback": Step(lambda state: state.rollback("b"), "abc", "d", _rolling_back),
-    "publish": Step(State.publish, "abc", "d", _once(lambda state: publish.publish(state.core))),
-    "retrain": Step(State.retrain, "a", "b", _retraining),
-}
+    "submit": Step(lambda state: submit(state, "b"), "a", "", lambda state: [submit(state, "b")]),
+    "run": Step(State.run, "a", "bc", lambda state: worker.run(state.core, None)),
+    "rollback": Step(
+        lambda state: state.rollback("b"), "abc", "d",
+        lambda state: itertools.chain([worker.rollback(state.core, "b")], worker.run(state.core, None)),
+    ),
+    "publish": Step(State.publish, "abc", "d", lambda state: [publish.publish(state.core)]),
+    "retrain": Step(
+        State.retrain, "a", "b",
+        lambda state: itertools.chain(worker.run(state.core, None), map(publish.retrain, [state.core])),
+    ),
+}  # fmt: skip
 ALL = ["init", *STEPS]
 
 
@@ -125,29 +86,51 @@ class Kill(NamedTuple):
 NEVER = Kill()
 
 
-def _child(place: Place, folder: Path, step: str, kill: Kill, counted: Any) -> None:
-    """Run a command in a process that is killed as ``kill`` says; exit code 0 when it succeeds."""
-    for stream in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    torch.set_num_threads(
-        1
-    )  # threads of the parent's pool are not in a forked process: torch would wait for them
-    _count_boundaries(kill, counted)
-    if kill.bytes is not None:
-        signal.signal(
-            signal.SIGXFSZ, signal.SIG_DFL
-        )  # Python ignores it; so the process ends inside the write
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (kill.bytes, kill.bytes))
-    try:
-        if step == "init":
-            place.init(folder)
-        else:
-            with place.open(folder) as state:
-                STEPS[step].do(state)
-    except UnlearnError as error:
-        os._exit(3 if "exists already" in str(error) else 4)
-    os._exit(0)
+def forked(call: Callable[..., Any], *args: Any) -> Any:
+    """Start a call in a process of its own; its exit code is 0 when the call returns.
+
+    Threads of the parent's pool are not in a forked process, and torch would wait for them: it has one thread.
+    """
+
+    def alone() -> None:
+        torch.set_num_threads(1)
+        try:
+            call(*args)
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+        os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=alone)
+    process.start()
+    return process
+
+
+def _command(do: Callable[[], Any], kill: Kill = NEVER) -> tuple[int, int]:
+    """The exit code of a command in a process that is killed as ``kill`` says, and the boundaries it came to."""
+    counted = multiprocessing.get_context("fork").Value("i", 0, lock=False)
+
+    def killed() -> None:
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        _count_boundaries(kill, counted)
+        if (
+            kill.bytes is not None
+        ):  # Python ignores the signal; without that, the process ends inside the write
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (kill.bytes, kill.bytes))
+        try:
+            do()
+        except UnlearnError as error:
+            os._exit(3 if "exists already" in str(error) else 4)
+
+    process = forked(killed)
+    if kill.seconds is not None:
+        time.sleep(kill.seconds)
+        process.kill()
+    process.join()
+    return int(process.exitcode or 0), int(counted.value)
 
 
 def _count_boundaries(kill: Kill, counted: Any) -> None:
@@ -172,19 +155,6 @@ def _count_boundaries(kill: Kill, counted: Any) -> None:
     sqlite3.connect = lambda *args, **kwargs: connect(*args, **kwargs, factory=Connection)  # type: ignore[assignment]
     for name in CALLS:
         setattr(os, name, wrapped(getattr(os, name)))
-
-
-def _command(place: Place, folder: Path, step: str, kill: Kill = NEVER) -> tuple[int, int]:
-    """The exit code of a command that may be killed, and how many boundaries it came to."""
-    context = multiprocessing.get_context("fork")
-    counted = context.Value("i", 0, lock=False)
-    process = context.Process(target=_child, args=(place, folder, step, kill, counted))
-    process.start()
-    if kill.seconds is not None:
-        time.sleep(kill.seconds)
-        process.kill()
-    process.join()
-    return int(process.exitcode or 0), int(counted.value)
 
 
 def picture(state: State) -> Picture:
@@ -216,6 +186,12 @@ def picture(state: State) -> Picture:
     }  # fmt: skip
 
 
+def looked_at(folder: Path, key: Path) -> Picture:
+    """The content of the state in ``folder`` as another process sees it."""
+    with open_state(folder, key) as state:
+        return picture(state)
+
+
 def _hash(tensors: Mapping[str, torch.Tensor]) -> str:
     found = hashlib.sha256()
     for name in sorted(tensors):
@@ -231,17 +207,16 @@ def _differences(first: Picture | None, second: Picture | None) -> list[str]:
 class Campaign:
     """Kills of all commands, and the state that was left each time."""
 
-    def __init__(self, place: Place, folder: Path, seed: int = 0) -> None:
-        self.place, self.folder, self.random = place, folder, random.Random(seed)
+    def __init__(self, init: Callable[[Path], Any], key: Path, folder: Path) -> None:
+        """``init`` makes a state in a folder."""
+        self._init, self.key, self.folder, self.random = init, key, folder, random.Random(0)
         self.found: collections.Counter[str] = collections.Counter()
         self.problems: list[str] = []
-        self.killed = 0
-        self._numbers = itertools.count()
+        self.killed, self._numbers = 0, itertools.count()
         self.stages: dict[str, list[Picture | None]] = {}
-        self.boundaries: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
-        self.largest: dict[str, int] = {}
-        place.init(folder / "new")
+        # By command: its boundaries, its time, and the bytes of the largest file.
+        self.boundaries, self.seconds, self.largest = dict[str, int](), dict[str, float](), dict[str, int]()
+        self._command("init", folder / "new")
         for step in ALL:
             self._prepare(step)
 
@@ -269,23 +244,33 @@ class Campaign:
     def _prepare(self, step: str) -> None:
         """The state before a command, the states it goes through, its boundaries and its time."""
         if step == "init":
-            self.stages[step] = [None, self.place.picture(self.folder / "new")]
+            self.stages[step] = [None, looked_at(self.folder / "new", self.key)]
         else:
             shutil.copytree(self.folder / "new", self.folder / step)
-            with self.place.open(self.folder / step) as state:
+            with open_state(self.folder / step, self.key) as state:
                 submit(state, STEPS[step].done)
                 state.run()
                 submit(state, STEPS[step].pending)
             home = self._copy(step)
-            self.stages[step] = [self.place.picture(home)]
-            with self.place.open(home) as state, worker.alone(state.core):
+            self.stages[step] = [looked_at(home, self.key)]
+            with open_state(home, self.key) as state, worker.alone(state.core):
                 for _ in STEPS[step].stages(state):
-                    self.stages[step].append(self.place.picture(home))
+                    self.stages[step].append(looked_at(home, self.key))
         home, start = self._copy(step), time.monotonic()
-        code, self.boundaries[step] = _command(self.place, home, step)
+        code, self.boundaries[step] = self._command(step, home)
         self.seconds[step] = time.monotonic() - start
         assert code == 0, f"{step} fails without a kill"
         self.largest[step] = max(path.stat().st_size for path in home.rglob("*") if path.is_file())
+
+    def _command(self, step: str, home: Path, kill: Kill = NEVER) -> tuple[int, int]:
+        def do() -> None:
+            if step == "init":
+                self._init(home)
+            else:
+                with open_state(home, self.key) as state:
+                    STEPS[step].do(state)
+
+        return _command(do, kill)
 
     def _copy(self, step: str) -> Path:
         home = self.folder / f"k{next(self._numbers)}" / "S"
@@ -296,7 +281,7 @@ class Campaign:
 
     def _kill(self, step: str, kill: Kill) -> None:
         home = self._copy(step)
-        code, _ = _command(self.place, home, step, kill)
+        code, _ = self._command(step, home, kill)
         self.found[f"killed {kill.kind}" if code < 0 else f"to be killed {kill.kind}, but over before"] += 1
         self.killed += code < 0
         where = f"{step} {kill}"
@@ -305,7 +290,7 @@ class Campaign:
             if self.random.random() < 0.25:
                 again = Kill(self.random.randint(1, self.boundaries[step]), self.random.random() < 0.5)
                 where += f", then {again}"
-                self.found["killed again"] += _command(self.place, home, step, again)[0] < 0
+                self.found["killed again"] += self._command(step, home, again)[0] < 0
                 self._look(step, home)
             self._go_on(step, home)
         except Exception as error:  # all of them are findings
@@ -316,65 +301,29 @@ class Campaign:
 
     def _look(self, step: str, home: Path) -> None:
         """At a copy: looking must not repair a state."""
-        copy = home.parent / "look"
+        copy, stages = home.parent / "look", self.stages[step]
+        now, problem = None, None
         if home.exists():
             shutil.copytree(home, copy)
-        now, stages = self.place.picture(copy), self.stages[step]
+            with open_state(copy, self.key) as state:
+                now, problem = picture(state), state.fault()
+            shutil.rmtree(copy)
+            self.found["verify names leftovers" if problem else "verify passes"] += 1
         differ = min((_differences(now, stage) for stage in stages), key=len)
         assert now in stages, f"half a state; it differs from the nearest whole one in {differ}"
+        assert problem is None or "belong to nothing" in problem, problem
         which = "before" if now == stages[0] else "after" if now == stages[-1] else "in between"
         self.found[f"{step}: left as {which}"] += 1
-        if now is None:
-            return
-        with self.place.open(copy) as state:
-            problem = state.fault()
-            self.found["verify names leftovers" if problem else "verify passes"] += 1
-            assert problem is None or "belong to nothing" in problem, problem
-        shutil.rmtree(copy)
 
     def _go_on(self, step: str, home: Path) -> None:
         """The same command again ends as if nothing had happened, and leaves nothing behind."""
-        code, _ = _command(self.place, home, step)
+        code, _ = self._command(step, home)
         assert code == 0 or (code == 3 and step == "init"), f"the same command again fails ({code})"
-        differ = _differences(self.place.picture(home), self.stages[step][-1])
-        assert not differ, f"ends otherwise in {differ}"
-        with self.place.open(home) as state:
+        with open_state(home, self.key) as state:
+            differ = _differences(picture(state), self.stages[step][-1])
+            assert not differ, f"ends otherwise in {differ}"
             state.verify()
             allowed = {"state.sqlite", "state.sqlite-wal", "state.sqlite-shm", "worker.sqlite", "files", "S"}
             left = {path.name for path in (*home.parent.iterdir(), *home.iterdir())} - allowed
             assert not left, f"leaves {sorted(left)}"
         self.found["the same command again ends as an uninterrupted one"] += 1
-
-
-def main(arguments: list[str]) -> int:
-    """Kill commands on a state of BPR (or another model) on `tiny`, and print the counts."""
-    from tests.conftest import train_plain, write_tiny
-    from tests.state.conftest import PLAIN
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--model", default="BPR")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    sys.argv = sys.argv[:1]
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        root = Path(folder)
-        write_tiny(root / "data")
-        (root / "key").write_text("0123456789abcdef" * 4)
-        (root / "key").chmod(0o600)
-        (root / "kills").mkdir()
-        checkpoint = train_plain(options.model, root / "model", data_path=str(root / "data"), **PLAIN)
-        campaign = Campaign(Place(checkpoint, root / "data", root / "key"), root / "kills", options.seed)
-        print("boundaries:", campaign.boundaries)
-        campaign.run(options.kills)
-    for what, number in sorted(campaign.found.items()):
-        print(f"{number:5d}  {what}")
-    for problem in campaign.problems:
-        print(problem)
-    return 1 if campaign.problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

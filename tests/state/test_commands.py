@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import shutil
 import signal
-import subprocess
 import sys
 import time
+from unittest import mock
 
+import pandas as pd
 import pytest
 
 from recbole_unlearn import cli
@@ -15,6 +17,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import commands, open_state
 from tests.conftest import ROOT, tiny_rows, train_plain
 from tests.state.conftest import PLAIN, some
+from tests.state.crash_cases import forked
 
 
 @pytest.fixture
@@ -36,8 +39,8 @@ def requests(tmp_path):
 
     def write(user, number=None):
         path = tmp_path / f"{user}-{number}.csv"
-        rows = [(user, "")] if number is None else list(zip(*some(user, number).values(), strict=True))
-        path.write_text("user_id,item_id\n" + "".join(f"{u},{i}\n" for u, i in rows))
+        wish = {"user_id": [user]} if number is None else some(user, number)
+        pd.DataFrame(wish).to_csv(path, index=False)
         return path
 
     return write
@@ -74,9 +77,7 @@ def test_a_request_from_submission_to_publication(
     assert re.search(r"^T-1 done: .*; in [\d.e-]+ s\n1 request done, 0 failed\.$", out, re.M)
     assert command("run", state)[1] == "0 requests done, 0 failed.\n"
     assert command("check", state, tiny_path / "tiny")[:2] == (1, "tiny.inter: 6 deleted pairs\n")
-    assert command("rollback", state, "T-1")[1].startswith(
-        "T-1 rolled back; 0 other requests carried out again"
-    )
+    assert "T-1 rolled back; 0 other requests carried out again" in command("rollback", state, "T-1")[1]
     assert command("check", state, tiny_path / "tiny")[:2] == (0, "tiny.inter: 0 deleted pairs\n")
     command("submit", state, given, "--id=T-2")
     command("run", state, "--window=1h")
@@ -111,6 +112,7 @@ def test_no_user_or_item_is_named(command, requests, make_state):
         code, out, err = command(*arguments)
         assert code == 0, err
         assert not tokens & set(re.findall(r"\w+", out))
+        assert arguments[0] != "ledger" or ROOT.name not in out  # nor a path
     page = re.sub(r"(?s)<script.*?</script>|<style.*?</style>", "", (state.parent / "page.html").read_text())
     assert not tokens & set(re.findall(r"\w+", page))
 
@@ -165,18 +167,19 @@ def test_wrong_times_keys_and_ids(command, requests, make_state, tmp_path, capsy
     assert "This is not the key" in capsys.readouterr().err
 
 
-def test_a_request_that_fails_ends_with_one_and_says_why(command, requests, make_state, monkeypatch):
+def test_a_request_that_fails_and_a_command_that_is_stopped(command, requests, make_state, monkeypatch):
+    """Exit codes 1 and 130, each with one line that says why."""
     state = make_state().core.folder
     command("submit", state, requests("u3", 2), "--id=bad")
-
-    def fail(self, numbers):
-        raise UnlearnError("The weights are not finite.")
-
-    monkeypatch.setattr("recbole_unlearn.state.live.LiveModel.forget", fail)
+    bad = UnlearnError("The weights are not finite.")
+    monkeypatch.setattr("recbole_unlearn.state.live.LiveModel.forget", mock.Mock(side_effect=bad))
     code, out, _ = command("run", state)
     assert code == 1
     assert re.search("^bad failed: .*The weights are not finite.$", out, re.M)
     assert "bad failed: The weights are not finite." in command("status", state)[1]
+    monkeypatch.setattr("recbole_unlearn.state.publish.publish", mock.Mock(side_effect=KeyboardInterrupt))
+    said = (130, "", "Stopped; the state is as its last finished step left it.\n")
+    assert command("publish", state) == said
 
 
 def test_help_lists_commands_with_examples(capsys):
@@ -191,31 +194,35 @@ def test_help_lists_commands_with_examples(capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_worker_that_watches_is_stopped_with_nothing_half_done(make_state, key_file, number):
-    state = make_state()
-    folder = str(state.core.folder)
-    worker = subprocess.Popen(
-        [sys.executable, f"{ROOT}/run_unlearn.py", "requests", "run", folder, "--watch", f"--hash_key={key_file}"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+def test_a_worker_that_watches_is_stopped_with_nothing_half_done(fresh, key_file, tmp_path, number):
+    folder = shutil.copytree(fresh("BPR"), tmp_path / "S")
+    (out, to_out), (err, to_err) = os.pipe(), os.pipe()
+
+    def watch():
         # Tests that run in the background of a shell inherit that Ctrl-C is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-    try:
-        assert "Waiting for requests" in worker.stderr.readline()
-        state.submit(some("u3", 2), id="a")
-        assert worker.stdout.readline().startswith("a done: ")
-        state.submit(some("u8", 2), id="b")
-        assert worker.stdout.readline().startswith("b done: ")
-        worker.send_signal(number)
-        out, err = worker.communicate(timeout=60)
-    finally:
-        worker.kill()
-    assert (worker.returncode, out, err) == (0, "", "Stopped; 2 requests done, 0 failed.\n")
-    state.verify()
-    assert state.run() == []
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.stdout, sys.stderr = os.fdopen(to_out, "w"), os.fdopen(to_err, "w", buffering=1)
+        code = cli.main(["requests", "run", str(folder), "--watch", f"--hash_key={key_file}"])
+        sys.stdout.flush()
+        os._exit(code)
+
+    worker = forked(watch)
+    for end in (to_out, to_err):
+        os.close(end)  # so that reading ends with the process
+    with os.fdopen(out) as said, os.fdopen(err) as log, open_state(folder, key_file) as state:
+        assert "Waiting for requests" in log.readline()
+        for id, user in (("a", "u3"), ("b", "u8")):
+            state.submit(some(user, 2), id=id)
+            assert said.readline().startswith(f"{id} done: ")
+        os.kill(worker.pid, number)
+        assert (said.read(), log.read()) == ("", "Stopped; 2 requests done, 0 failed.\n")
+        worker.join()
+        assert worker.exitcode == 0
+        state.verify()
+        assert state.run() == []
 
 
-def test_a_signal_waits_for_the_request_at_hand(make_state, key_file, monkeypatch, capsys, request):
+def test_a_signal_waits_for_the_request_at_hand(make_state, command, monkeypatch, request):
     """Ctrl-C in the middle of the first of two requests: it is done and said, the second stays pending."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
@@ -230,23 +237,10 @@ def test_a_signal_waits_for_the_request_at_hand(make_state, key_file, monkeypatc
         return forget(self, numbers)
 
     monkeypatch.setattr("recbole_unlearn.state.live.LiveModel.forget", interrupted)
-    assert cli.main(["requests", "run", str(state.core.folder), f"--hash_key={key_file}"]) == 130
-    said = capsys.readouterr()
-    assert said.out.startswith("a done: ")
-    assert said.err == "Stopped; 1 request done, 0 failed.\n"
+    code, out, err = command("run", state.core.folder)
+    assert (code, err) == (130, "Stopped; 1 request done, 0 failed.\n")
+    assert out.startswith("a done: ")
     assert state.status().requests["status"].tolist() == ["done", "pending"]
-
-
-def test_other_commands_that_are_stopped_leave_the_state(make_state, key_file, monkeypatch, capsys):
-    state = make_state()
-    state.submit(some("u3", 2))
-
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("recbole_unlearn.state.publish.publish", interrupted)
-    assert cli.main(["requests", "publish", str(state.core.folder), f"--hash_key={key_file}"]) == 130
-    assert capsys.readouterr().err == "Stopped; the state is as its last finished step left it.\n"
 
 
 def test_every_command_and_option_is_in_the_docs():

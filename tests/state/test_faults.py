@@ -2,56 +2,25 @@
 
 import contextlib
 import errno
-import multiprocessing
 import os
 import resource
+import shutil
 import sqlite3
 
 import pytest
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.state import deltas, init_state, open_state, worker
-from tests.state.conftest import done, items_of, some
-from tests.state.crash_cases import Campaign, Place, picture
-
-
-def looked_at(folder, key_file):
-    """A state as another process sees it."""
-    with open_state(folder, key_file) as state:
-        return picture(state)
-
-
-def refused(call, what):
-    """Refused, in one line."""
-    with pytest.raises(UnlearnError, match=what) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-
-
-@pytest.fixture
-def make_busy(make_state):
-    """``make_busy()``: a state with one request done and one pending."""
-
-    def make(name="S"):
-        state = make_state(name=name)
-        done(state, a=some("u3", 4))
-        state.submit({"user_id": "u8"}, id="b")
-        return state
-
-    return make
-
-
-@pytest.fixture
-def busy(make_busy):
-    return make_busy()
-
+from recbole_unlearn.state import State, deltas, init_state, open_state, worker
+from tests.conftest import tiny_rows
+from tests.state.conftest import done, items_of, refused, some
+from tests.state.crash_cases import Campaign, forked, looked_at, picture
 
 WORK = {
-    "run": lambda state: state.run(),
+    "run": State.run,
     "rollback": lambda state: state.rollback("a"),
-    "publish": lambda state: state.publish(),
-    "retrain": lambda state: state.retrain(),
+    "publish": State.publish,
+    "retrain": State.retrain,
 }
 COMMANDS = {**WORK, "submit": lambda state: state.submit({"item_id": "i7"}, id="c")}
 
@@ -73,17 +42,15 @@ def no_space_from(monkeypatch, call, number):
 
 
 @pytest.mark.parametrize("command", WORK)
-def test_a_full_disk_leaves_a_whole_state_in_memory_and_on_the_disk(
-    make_busy, key_file, monkeypatch, command
-):
+def test_a_full_disk_leaves_a_whole_state(copied, busy_folder, key_file, monkeypatch, command):
     """Each write in turn fails; the same process goes on, and ends as one that never had a full disk."""
-    state, expected = make_busy(), make_busy("expected")
+    state, expected = copied(busy_folder), copied(busy_folder, "expected")
     folder = state.core.folder
     WORK[command](expected)
     assert picture(state) == looked_at(folder, key_file)  # loaded
     for number in (1, 2):
         with no_space_from(monkeypatch, "fsync", number):
-            refused(lambda: WORK[command](state), "No space left on device")
+            refused("No space left on device", WORK[command], state)
         assert picture(state) == looked_at(folder, key_file)
         assert not {"running", "failed"} & set(state.status().requests["status"])
     WORK[command](state)
@@ -120,7 +87,7 @@ def test_a_full_database_takes_no_request_and_goes_on(busy, key_file):
     before = picture(busy)
     connection.execute(f"PRAGMA max_page_count={connection.execute('PRAGMA page_count').fetchone()[0]}")
     wish = {"user_id": [f"u{n}" for n in range(10, 40)]}
-    refused(lambda: busy.submit(wish, id="large"), "database or disk is full. Check the disk")
+    refused("database or disk is full. Check the disk", busy.submit, wish, id="large")
     assert picture(busy) == before == looked_at(busy.core.folder, key_file)
     connection.execute("PRAGMA max_page_count=1000000")
     assert busy.submit(wish, id="large").status == "pending"
@@ -131,32 +98,35 @@ def test_a_full_database_takes_no_request_and_goes_on(busy, key_file):
 def test_a_database_that_cannot_be_written_to(busy, key_file, command):
     before = picture(busy)
     busy.core.database.connection.execute("PRAGMA query_only=ON")
-    refused(lambda: COMMANDS[command](busy), "readonly database. Check the disk and its permissions")
+    refused("readonly database. Check the disk and its permissions", COMMANDS[command], busy)
     assert picture(busy) == before == looked_at(busy.core.folder, key_file)
 
 
-def no_database(*args, **kwargs):
-    raise sqlite3.OperationalError("unable to open database file")
+def fails(error):
+    """A function that raises ``error``."""
+
+    def call(*args, **kwargs):
+        raise error
+
+    return call
+
+
+NO_DATABASE = fails(sqlite3.OperationalError("unable to open database file"))
 
 
 def test_a_disk_that_cannot_be_written_to(busy, key_file, checkpoints, tiny_path, monkeypatch, tmp_path):
     before, given = picture(busy), {"hash_key": key_file, "data_path": str(tiny_path)}
-
-    def read_only(*args, **kwargs):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
+    read_only = fails(OSError(errno.EROFS, os.strerror(errno.EROFS)))
     with monkeypatch.context() as patch:
         for module, name in ((os, "unlink"), (os, "replace"), (os, "mkdir"), (deltas.tempfile, "mkstemp")):
             patch.setattr(module, name, read_only)
-        refused(busy.run, "Read-only file system")
+        refused("Read-only file system", busy.run)
         assert picture(busy) == before
-        refused(busy.publish, "Read-only file system")
-        refused(
-            lambda: init_state(tmp_path / "n" / "S", checkpoints("BPR"), **given), "Read-only file system"
-        )
+        refused("Read-only file system", busy.publish)
+        refused("Read-only file system", init_state, tmp_path / "n" / "S", checkpoints("BPR"), **given)
     with monkeypatch.context() as patch:  # also of the worker's lock
-        patch.setattr(sqlite3, "connect", no_database)
-        refused(busy.run, "unable to open database file. Check the disk")
+        patch.setattr(sqlite3, "connect", NO_DATABASE)
+        refused("unable to open database file. Check the disk", busy.run)
     assert picture(busy) == before == looked_at(busy.core.folder, key_file)
     busy.run()
     busy.verify()
@@ -170,7 +140,7 @@ def test_a_folder_without_permission_to_write(busy, key_file):
     try:
         if os.access(folder, os.W_OK):
             pytest.skip("root may write everywhere")
-        refused(lambda: open_state(folder, key_file).run(), "Check the disk and its permissions")
+        refused("Check the disk and its permissions", lambda: open_state(folder, key_file).run())
     finally:
         for path in (folder, *folder.iterdir()):
             path.chmod(path.stat().st_mode | 0o200)
@@ -178,30 +148,14 @@ def test_a_folder_without_permission_to_write(busy, key_file):
         assert state.run()[0].status == "done"
 
 
-def in_another_process(call):
-    """Start ``call`` in a process of its own; returns it."""
-
-    def alone():
-        try:
-            call()
-        except BaseException as error:
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-            os._exit(1)
-        os._exit(0)
-
-    process = multiprocessing.get_context("fork").Process(target=alone)
-    process.start()
-    return process
-
-
-def test_two_processes_submit_while_a_worker_works_and_publishes(make_state, key_file):
-    """Forty requests of two processes, each for one interaction, while a third takes them from the queue."""
-    folder = make_state().core.folder
-    everything = sum(len(part) for part in looked_at(folder, key_file)["interactions"])
+def test_two_processes_submit_while_a_worker_works_and_publishes(fresh, key_file, tmp_path):
+    """Requests of two processes, each for one interaction, while a third takes them from the queue."""
+    folder = shutil.copytree(fresh("BPR"), tmp_path / "S")  # not open here: a fork must not inherit it
+    users = range(12)
 
     def submitter(which):
         with open_state(folder, key_file) as state:
-            for n in range(20):
+            for n in users:
                 state.submit({"user_id": f"u{n}", "item_id": items_of(f"u{n}")[which]}, id=f"{which}-{n}")
 
     def work():
@@ -210,7 +164,7 @@ def test_two_processes_submit_while_a_worker_works_and_publishes(make_state, key
                 state.run()
                 state.publish()
 
-    processes = [in_another_process(call) for call in (lambda: submitter(0), lambda: submitter(1), work)]
+    processes = [forked(submitter, 0), forked(submitter, 1), forked(work)]
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0, 0]
@@ -220,13 +174,14 @@ def test_two_processes_submit_while_a_worker_works_and_publishes(make_state, key
         state.publish()
         state.verify()
         requests = state.status().requests
-        assert sorted(requests["id"]) == sorted(f"{which}-{n}" for which in range(2) for n in range(20))
+        assert sorted(requests["id"]) == sorted(f"{which}-{n}" for which in range(2) for n in users)
         assert set(requests["status"]) == {"published"}
-        assert sum(len(part) for part in picture(state)["interactions"]) == everything - 40
+        left = sum(len(part) for part in picture(state)["interactions"])
+        assert left == len(tiny_rows()) - 2 * len(users)
 
 
-def test_a_second_worker_is_refused_and_a_submission_is_not(busy, key_file):
-    folder = busy.core.folder
+def test_a_second_worker_is_refused_and_a_submission_is_not(busy_folder, key_file, tmp_path):
+    folder = shutil.copytree(busy_folder, tmp_path / "S")
     reading, writing = os.pipe()
 
     def work():
@@ -234,17 +189,19 @@ def test_a_second_worker_is_refused_and_a_submission_is_not(busy, key_file):
             for receipt in state.watch(every=0.01):
                 os.write(writing, receipt.id.encode())
 
-    process = in_another_process(work)
-    assert os.read(reading, 1) == b"b"
-    for command in WORK.values():
-        refused(lambda command=command: command(busy), "Another process is working on the state")
-    busy.submit({"item_id": "i7"}, id="c")
-    assert os.read(reading, 1) == b"c"
-    process.kill()  # and its lock is free again
-    process.join()
-    busy.run()
-    assert set(busy.status().requests["status"]) == {"done"}
-    busy.verify()
+    process = forked(work)
+    os.close(writing)  # so that reading ends with the process
+    with open_state(folder, key_file) as state:
+        assert os.read(reading, 1) == b"b"
+        for command in WORK.values():
+            refused("Another process is working on the state", command, state)
+        state.submit({"item_id": "i7"}, id="c")
+        assert os.read(reading, 1) == b"c"
+        process.kill()  # and its lock is free again
+        process.join()
+        state.run()
+        assert set(state.status().requests["status"]) == {"done"}
+        state.verify()
 
 
 @pytest.mark.parametrize("command", WORK)
@@ -284,8 +241,8 @@ def test_publication_waits_for_a_reader_of_the_database(busy):
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM asked").fetchall()
     busy.core.database.connection.execute("PRAGMA busy_timeout=50")
-    refused(busy.publish, "another process is using it")
-    refused(busy.verify, "belong to nothing")
+    refused("another process is using it", busy.publish)
+    refused("belong to nothing", busy.verify)
     reader.close()
     busy.run()
     busy.verify()
@@ -298,7 +255,7 @@ def test_requests_that_would_empty_the_data_together(make_state, monkeypatch):
     users = [f"u{n}" for n in range(40)]
     state = make_state()
     state.submit({"user_id": users[:20]}, id="half")
-    refused(lambda: state.submit({"user_id": users[20:]}), "no training interaction would be left")
+    refused("no training interaction would be left", state.submit, {"user_id": users[20:]})
     assert state.submit({"user_id": users[20:39]}, id="less").status == "pending"
     assert [receipt.status for receipt in state.run()] == ["done", "done"]
     state.verify()
@@ -330,11 +287,11 @@ def test_a_pending_pair_whose_user_is_published_stays_deleted(make_state, tmp_pa
 def test_an_interrupted_publication_is_finished_by_the_next_worker(busy, monkeypatch):
     database, wiped = type(busy.core.database), []
     with monkeypatch.context() as patch:
-        patch.setattr(database, "wipe", no_database)
+        patch.setattr(database, "wipe", NO_DATABASE)
         with pytest.raises(sqlite3.OperationalError):
             busy.publish()
     assert (busy.core.folder / "state.sqlite-wal").stat().st_size > 0
-    refused(busy.verify, "belong to nothing")
+    refused("belong to nothing", busy.verify)
     wipe = database.wipe
     monkeypatch.setattr(database, "wipe", lambda self: wiped.append(wipe(self)))
     busy.run()
@@ -357,18 +314,15 @@ def test_rolling_back_leaves_nothing_of_the_request(busy):
     assert busy.submit(some("u3", 4), id="again").status == "pending"
 
 
-def test_a_status_that_differs_from_the_ledger_is_found(busy):
-    busy.run()
-    busy.rollback("a")
-    busy.verify()
-    busy.core.database.connection.execute("UPDATE requests SET status = 'pending' WHERE id = 'b'")
-    refused(busy.verify, "the request b is pending in the queue, and done in the ledger")
-
-
 @pytest.mark.slow
 def test_commands_that_are_killed(checkpoints, tiny_path, key_file, tmp_path):
-    """A sample; `python -m tests.state.crash_cases --kills 200` is the whole of it."""
-    campaign = Campaign(Place(checkpoints("BPR"), tiny_path, key_file), tmp_path)
-    campaign.run(24)
-    assert campaign.problems == []
-    assert campaign.killed == 24
+    """A sample; `KILLS=200 pytest -s tests/state -k killed` kills more and prints what was left."""
+    kills, checkpoint = int(os.environ.get("KILLS", "24")), checkpoints("BPR")
+
+    def init(folder):
+        init_state(folder, checkpoint, hash_key=key_file, data_path=str(tiny_path)).close()
+
+    campaign = Campaign(init, key_file, tmp_path)
+    campaign.run(kills)
+    print("boundaries:", campaign.boundaries, *sorted(campaign.found.items()), sep="\n")
+    assert (campaign.problems, campaign.killed) == ([], kills)

@@ -4,10 +4,10 @@ The users and items of this dataset have long and odd names (quotes, line breaks
 searched for as bytes; every search is tried first on a state that is not published, where it has to find something.
 """
 
+import functools
 import json
 import logging
 import pickletools
-import shutil
 import struct
 
 import pandas as pd
@@ -43,41 +43,25 @@ def city(user):
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory, key_file):
     """``odd("BPR")``: a new state of a model on that dataset, to copy."""
-    root, made = tmp_path_factory.mktemp("odd"), {}
+    root = tmp_path_factory.mktemp("odd")
     (root / "odd").mkdir()
     rows = [(name(user), name(item), rating, time) for user, item, rating, time in tiny_rows()]
-    columns = ["user_id:token", "item_id:token", "rating:float", "timestamp:float"]
-    pd.DataFrame(rows, columns=columns).to_csv(root / "odd" / "odd.inter", sep="\t", index=False)
     users = [(name(f"u{n}"), city(f"u{n}")) for n in range(40)]
-    pd.DataFrame(users, columns=["user_id:token", "city:token"]).to_csv(
-        root / "odd" / "odd.user", sep="\t", index=False
-    )
+    for kind, content, columns in (
+        ("inter", rows, ["user_id:token", "item_id:token", "rating:float", "timestamp:float"]),
+        ("user", users, ["user_id:token", "city:token"]),
+    ):
+        pd.DataFrame(content, columns=columns).to_csv(root / "odd" / f"odd.{kind}", sep="\t", index=False)
 
+    @functools.cache
     def make(model):
-        if model not in made:
-            settings = {**PLAIN, "data_path": str(root), "load_col": LOADED}
-            place = tmp_path_factory.mktemp(f"odd-{model}")
-            checkpoint = train_plain(model, place, dataset="odd", **settings)
-            made[model] = place / "S"
-            init_state(made[model], checkpoint, hash_key=key_file, data_path=str(root)).close()
-        return made[model]
+        place = tmp_path_factory.mktemp(f"odd-{model}")
+        settings = {**PLAIN, "data_path": str(root), "load_col": LOADED}
+        checkpoint = train_plain(model, place, dataset="odd", **settings)
+        init_state(place / "S", checkpoint, hash_key=key_file, data_path=str(root)).close()
+        return place / "S"
 
     return make
-
-
-@pytest.fixture
-def make_odd(odd, key_file, tmp_path):
-    """``make_odd("BPR")``: a state of its own."""
-    opened = []
-
-    def make(model="BPR"):
-        shutil.copytree(odd(model), tmp_path / "S")
-        opened.append(open_state(tmp_path / "S", key_file))
-        return opened[-1]
-
-    yield make
-    for state in opened:
-        state.close()
 
 
 def traces(folder, words):
@@ -132,35 +116,28 @@ def pairs_of(state, parts=slice(None)):
     }
 
 
+EVERY = [(name(user), name(item)) for user, item, _, _ in tiny_rows()]
 REQUESTS = [
     {"user_id": [name("u8"), name("u5")]},
     {"item_id": name("i7")},
-    {
-        "user_id": [name("u3")] * 2,
-        "item_id": [name(item) for user, item, _, _ in tiny_rows() if user == "u3"][:2],
-    },
+    {"user_id": [name("u3")] * 2, "item_id": [item for user, item in EVERY if user == name("u3")][:2]},
 ]
 GONE = [name("u8"), name("u5"), name("i7"), city("u8"), city("u5")]
 
 
-def deleted_pairs():
-    every = {(name(user), name(item)) for user, item, _, _ in tiny_rows()}
-    single = set(zip(REQUESTS[2]["user_id"], REQUESTS[2]["item_id"], strict=True))
-    return {pair for pair in every if pair[0] in GONE or pair[1] in GONE} | single
-
-
 @pytest.mark.parametrize("model", ["BPR", "LightGCN"])
 @pytest.mark.parametrize("final", ["publish", "retrain"])
-def test_nothing_of_what_was_deleted_is_left(make_odd, key_file, caplog, tmp_path, model, final):
+def test_nothing_of_what_was_deleted_is_left(copied, odd, key_file, caplog, tmp_path, model, final):
     caplog.set_level(logging.DEBUG)
-    state = make_odd(model)
+    state = copied(odd(model))
     here = set(tmp_path.iterdir())
     folder, names = state.core.folder, state.core.live.base.splits.train
     live, trained = state.core.live, pairs_of(state, slice(1))
     before = {"weights": live.state(), "moments": {key: value.clone() for key, value in live.moments.items()}}
     done(state, *REQUESTS)
     state.submit({"user_id": name("u9")}, id="later")
-    gone, there = deleted_pairs(), pairs_of(state)
+    there = pairs_of(state)
+    gone = {pair for pair in EVERY if {*pair} & {*GONE}} | set(zip(*REQUESTS[2].values(), strict=True))
     users = torch.tensor([names.token2id("user_id", name(user)) for user in ("u5", "u8")])
     items = torch.tensor([names.token2id("item_id", name("i7"))])
     rows = [
@@ -188,7 +165,15 @@ def test_nothing_of_what_was_deleted_is_left(make_odd, key_file, caplog, tmp_pat
         assert pairs_of(again) == (kept if final == "publish" else {p for p in kept if p[0] != name("u9")})
         again.verify()
     assert state.core.store.names() == set(state.core.version().base)
-    # A user with interactions left keeps their name.
+    # Blanks instead of deleted names; a user with interactions left keeps their name.
+    after = state.core.live.base.splits.train
+    for field, ids in (("user_id", users), ("item_id", items)):
+        assert list(after.field2id_token[field][ids.numpy()]) == [f"[removed-{id}]" for id in ids.tolist()]
+        assert not {*GONE} & after.field2token_id[field].keys()
+    content = state.core.store.read(state.core.version().base[2])
+    words = {argument for _, argument, _ in pickletools.genops(content) if isinstance(argument, str)}
+    assert (name("u9") in words) == (final == "publish")
+    assert not {*GONE} & words
     assert traces(folder, [name("u3")]) == traces(folder, [city("u3")]) == {state.core.version().base[2]}
     _nothing_in_the_database(state, final)
     _no_moment_is_as_it_was(state, before["moments"], gone & trained, names)
@@ -218,26 +203,9 @@ def _no_moment_is_as_it_was(state, before, gone, names):
         assert (before[key][ids] != after[key][ids]).any(dim=1).all()
 
 
-def test_the_dataset_has_blanks_for_deleted_names(make_odd):
-    state = make_odd()
-    names = state.core.live.base.splits.train
-    ids = {word: names.token2id(f"{word.split('-')[0]}_id", word) for word in (name("u8"), name("i7"))}
-    done(state, *REQUESTS)
-    state.publish()
-    after = state.core.live.base.splits.train
-    for word, id in ids.items():
-        field = f"{word.split('-')[0]}_id"
-        assert after.id2token(field, id) == f"[removed-{id}]"
-        assert word not in after.field2token_id[field]
-    content = state.core.store.read(state.core.version().base[2])
-    words = {argument for _, argument, _ in pickletools.genops(content) if isinstance(argument, str)}
-    assert name("u9") in words
-    assert not set(GONE) & words
-
-
-def test_names_of_any_kind_are_deleted_from_end_to_end(make_odd, tmp_path):
+def test_names_of_any_kind_are_deleted_from_end_to_end(copied, odd, tmp_path):
     """By file, by DataFrame and by dict: quotes, line breaks, unicode, what looks like SQL."""
-    state = make_odd()
+    state = copied(odd("BPR"))
     assert {name(user) for user in ("u3", "u5", "u8", "u9")} <= {user for user, _ in pairs_of(state)}
     pd.DataFrame({"user_id": [name("u3"), name("u5")]}).to_csv(tmp_path / "r.csv", index=False)
     state.submit(tmp_path / "r.csv", id="file")
@@ -251,9 +219,8 @@ def test_names_of_any_kind_are_deleted_from_end_to_end(make_odd, tmp_path):
     left = pairs_of(state)
     assert not {name("u3"), name("u5")} & {user for user, _ in left}
     assert name("i20") not in {item for _, item in left}
-    pd.DataFrame({"user_id": [name("u3"), name("u8")], "item_id": [name("i20"), name("i7")]}).to_csv(
-        tmp_path / "new.csv", index=False
-    )
+    new = {"user_id": [name("u3"), name("u8")], "item_id": [name("i20"), name("i7")]}
+    pd.DataFrame(new).to_csv(tmp_path / "new.csv", index=False)
     assert state.check(tmp_path / "new.csv") == {"new.csv": 1}
     state.verify()
     assert traces(state.core.folder, [name("u3"), name("u5"), name("i20")]) == set()

@@ -3,10 +3,11 @@
 import datetime
 import html
 import re
+import shutil
 
 import pytest
 
-from recbole_unlearn.state import MOST_DRIFT, history, status, write_status
+from recbole_unlearn.state import MOST_DRIFT, history, open_state, status, write_status
 from recbole_unlearn.state.status import overview
 from tests.report.test_report import CHROMIUM, PHONE, PROBE, Reader, browse
 from tests.state.conftest import some
@@ -16,26 +17,32 @@ parent.document.body.dataset.probe = [innerWidth, document.documentElement.scrol
 </script>"""
 
 
+@pytest.fixture(scope="module")
+def every_kind(fresh, key_file, tmp_path_factory):
+    """A state with requests of every kind, to copy."""
+    folder = shutil.copytree(fresh("BPR"), tmp_path_factory.mktemp("every") / "S")
+    with open_state(folder, key_file) as state:
+        for user in ("u3", "u8"):
+            state.submit(some(user, 3), id=f"first-{user}")
+        state.run(window="1h")
+        state.publish()
+        for user, days in (("u5", 3), ("u6", 30), ("u7", 9)):
+            state.submit(some(user, 2), id=f"T-{user}", deadline=f"{days}d")
+            state.run()
+        state.rollback("T-u6")
+        for user, days in (("u9", 1), ("u10", 12), ("u11", 40)):
+            state.submit(some(user, 2), id=f"late-{user}", deadline=f"{days}d")
+        for change in (
+            "status = 'failed', why = 'The weights are not finite.' WHERE id = 'late-u10'",
+            "due = '2020-01-01T00:00:00+00:00' WHERE id = 'late-u9'",
+        ):
+            state.core.database.connection.execute(f"UPDATE requests SET {change}")
+    return folder
+
+
 @pytest.fixture
-def busy(make_state):
-    """A state with requests of every kind."""
-    state = make_state()
-    for user in ("u3", "u8"):
-        state.submit(some(user, 3), id=f"first-{user}")
-    state.run(window="1h")
-    state.publish()
-    for user, days in (("u5", 3), ("u6", 30), ("u7", 9)):
-        state.submit(some(user, 2), id=f"T-{user}", deadline=f"{days}d")
-        state.run()
-    state.rollback("T-u6")
-    for user, days in (("u9", 1), ("u10", 12), ("u11", 40)):
-        state.submit(some(user, 2), id=f"late-{user}", deadline=f"{days}d")
-    for change in (
-        "status = 'failed', why = 'The weights are not finite.' WHERE id = 'late-u10'",
-        "due = '2020-01-01T00:00:00+00:00' WHERE id = 'late-u9'",
-    ):
-        state.core.database.connection.execute(f"UPDATE requests SET {change}")
-    return state
+def busy(copied, every_kind):
+    return copied(every_kind)
 
 
 def test_the_ledger_gives_the_budget_that_the_database_has(busy):
@@ -66,7 +73,7 @@ def test_due_in_words():
     assert status.due({"due": None, "status": "pending"}) == "–"
 
 
-def test_the_table_has_every_request_and_fits(busy):
+def test_the_table_has_every_request_and_says_when_retraining_is_due(busy):
     text = status.status_text(busy.core.database, "S")
     assert max(map(len, text.splitlines())) <= 110
     assert text.startswith("BPR on tiny: 8 requests, 1 overdue.")
@@ -74,15 +81,10 @@ def test_the_table_has_every_request_and_fits(busy):
         assert len(re.findall(rf"^{id} ", text, re.M)) == 1 + (id == "late-u10")
     assert "late-u10 failed: The weights are not finite." in text
     assert busy.status().head in text
-
-
-def test_retraining_is_due_when_the_budget_is_spent(busy):
-    busy.core.database.connection.execute("UPDATE base SET norm = norm / 1e9")
-    seen = busy.status()
+    busy.core.database.connection.execute("UPDATE base SET norm = norm / 1e9")  # so the budget is spent
+    seen, text = busy.status(), status.status_text(busy.core.database, "S")
     assert (seen.retraining_is_due, seen.drift > MOST_DRIFT) == (True, True)
-    assert "Retraining is due: `recbole-unlearn requests retrain S`" in status.status_text(
-        busy.core.database, "S"
-    )
+    assert "Retraining is due: `recbole-unlearn requests retrain S`" in text
 
 
 def test_what_the_page_says(busy, tmp_path, monkeypatch):
@@ -97,33 +99,24 @@ def test_what_the_page_says(busy, tmp_path, monkeypatch):
     ):  # fmt: skip
         assert said in reader.text, said
     titles = [{trace["name"] for trace in figure["data"]} for figure in reader.figures]
-    assert titles == [
-        {"done", "submitted"},
-        {"waits", "due", "overdue"},
-        {"deleted", "budget"},
-        {"drift", "budget"},
-    ]
+    lines = [{"done", "submitted"}, {"waits", "due", "overdue"}, {"deleted", "budget"}, {"drift", "budget"}]
+    assert titles == lines
     assert reader.figures[0]["data"][0]["y"][-1] == 4  # done, of which two are published
     assert reader.figures[0]["layout"]["yaxis"]["dtick"] == 2  # of eight requests, no half ones
 
 
-def test_a_page_of_a_new_state(make_state, tmp_path, monkeypatch):
+def test_a_page_of_a_new_state_and_of_measures_against_a_retrained_model(make_state, tmp_path, monkeypatch):
     monkeypatch.setattr("recbole_unlearn.report.page.get_plotlyjs", lambda: "")
-    reader = Reader(write_status(make_state().core.database, tmp_path / "page.html"))
+    database = make_state().core.database
+    reader = Reader(write_status(database, tmp_path / "page.html"))
     assert "No request was submitted yet." in reader.text
     assert "No request is overdue, and retraining is not due." in reader.text
     assert len(reader.figures) == 2
-
-
-def test_measures_against_a_retrained_model_are_shown(make_state, tmp_path, monkeypatch):
-    monkeypatch.setattr("recbole_unlearn.report.page.get_plotlyjs", lambda: "")
-    core = make_state().core
-    with core.database.transaction() as write:
+    with database.transaction() as write:
         write.enter("measured", measures={"seconds": 1.0, "overlap@20": {"all": 0.8125}})
-    reader = Reader(write_status(core.database, tmp_path / "page.html"))
-    assert "Distance to retraining" in reader.text
-    assert "overlap@20, all" in reader.text
-    assert "0.8125" in reader.text
+    reader = Reader(write_status(database, tmp_path / "page.html"))
+    for said in ("Distance to retraining", "overlap@20, all", "0.8125"):
+        assert said in reader.text
 
 
 @pytest.mark.slow
