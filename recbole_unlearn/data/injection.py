@@ -25,17 +25,9 @@ Scorer = Callable[[torch.Tensor], torch.Tensor]
 def inject(
     clean: Splits, settings: ForgetSettings, seed: int, scorer: Scorer | None
 ) -> tuple[Splits, Located]:
-    """Add noise to the training interactions.
+    """Add noise to the training interactions of D; returns D' and the interactions of it that were injected.
 
-    Args:
-        clean: the data as it is, D.
-        settings: how many users, how many interactions, from which pool.
-        seed: of the draw.
-        scorer: user ids (n,) to scores (n, items) by the clean model; None draws any unseen item.
-
-    Returns:
-        D' and the interactions of it that were injected.
-
+    ``scorer`` maps user ids (n,) to scores (n, items) by the clean model; None draws any unseen item.
     """
     rng = np.random.default_rng(seed)
     users, amounts = _choose_users(clean.train, settings, rng)
@@ -58,7 +50,7 @@ def inject(
     train = append(clean.train, Interaction(columns))
     mask = np.zeros(len(train), dtype=bool)
     mask[len(clean.train) :] = True
-    if not mask.any():
+    if not mask.any():  # the users who were drawn have all items
         raise UnlearnError("The synthetic protocol injected nothing; raise inject_users or inject_amount.")
     located = Located(mask, np.zeros(len(clean.valid), bool), np.zeros(len(clean.test), bool))
     return clean.with_train(train), located
@@ -96,14 +88,10 @@ def _touched(clean: Splits, users: np.ndarray) -> np.ndarray:
 def _choose_items(
     touched: np.ndarray, amount: int, scores: torch.Tensor | None, pool: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """``amount`` unseen items, from the lowest ``pool`` share of them when there are scores.
-
-    The pool is never smaller than the amount, and never larger than what is unseen.
-    """
+    """``amount`` unseen items (fewer if there are no more), of the lowest ``pool`` share when there are scores."""
     unseen = np.flatnonzero(~touched)
     amount = min(amount, len(unseen))
     if scores is not None:
         size = max(amount, int(np.ceil(pool * len(unseen))))
-        order = np.argsort(scores.numpy()[unseen], kind="stable")
-        unseen = unseen[order[:size]]
+        unseen = unseen[np.argsort(scores.numpy()[unseen], kind="stable")[:size]]
     return np.sort(rng.choice(unseen, amount, replace=False))

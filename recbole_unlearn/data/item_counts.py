@@ -57,15 +57,10 @@ def lost_at_least(fitted: torch.Tensor, retained: torch.Tensor) -> torch.Tensor:
 def fitted_after(
     fitted: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor, refitted: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """``fitted`` after a request (items,).
+    """``fitted`` (items,) after a request; None for a model that was trained on the data it has.
 
-    Args:
-        fitted: its value before; None for a model that was trained on D.
-        before: training interactions of each item in D.
-        after: the same without S.
-        refitted: items whose rows were fitted again to the retained interactions. If it is all of them, the model is
-            as one trained on these, and nothing is kept.
-
+    ``before`` and ``after`` are the training interactions of each item in D and without S, ``refitted`` are the items
+    whose rows were fitted again to the retained interactions, or None.
     """
     if refitted is not None and len(refitted) == len(after):
         return None

@@ -123,9 +123,7 @@ def read_request(forget: Any, fields: Fields) -> ForgetRequest:
     if number == 0:
         raise UnlearnError(f"{table.name} asks for nothing: it has a header but no rows.")
     user, item, time = (cells.get(key, [None] * number) for key in ("user", "item", "time"))
-    has_user, has_item, has_time = (
-        np.array([cell is not None for cell in part]) for part in (user, item, time)
-    )
+    has_user, has_item, has_time = (np.array([c is not None for c in part]) for part in (user, item, time))
     table.refuse(~has_user & ~has_item, "neither a user nor an item is given", "; fill one in")
     table.refuse(
         has_time & ~(has_user & has_item), f"{fields.time} is given with a whole user or item",
@@ -133,17 +131,12 @@ def read_request(forget: Any, fields: Fields) -> ForgetRequest:
     )  # fmt: skip
     if {"user", "item"} <= set(cells) and not all(has_user & has_item):
         # Without numbers: there may be a line for each interaction of one user.
-        logger.warning(
-            "%s: rows with an empty cell mean all interactions of a user or of an item.", table.name
-        )
+        logger.warning("%s: rows with an empty cell mean all interactions of a user or an item.", table.name)
     times = pd.to_numeric(pd.Series(time, dtype=object), errors="coerce").to_numpy(dtype=np.float64)
     table.refuse(has_time & ~np.isfinite(times), f"{fields.time} is not a number")
-    columns = {
-        "user": pd.Series(_tokens(table, fields.user, user), dtype=object),
-        "item": pd.Series(_tokens(table, fields.item, item), dtype=object),
-        "time": times,
-    }
-    unique = pd.DataFrame(columns).drop_duplicates()
+    users, items = _tokens(table, fields.user, user), _tokens(table, fields.item, item)
+    columns = {name: pd.Series(own, dtype=object) for name, own in (("user", users), ("item", items))}
+    unique = pd.DataFrame({**columns, "time": times}).drop_duplicates()
     rows = np.array(table.rows[:number])[unique.index]
     return ForgetRequest(unique.reset_index(drop=True), table.name, rows, table.unit)
 
@@ -298,10 +291,8 @@ def _text(content: bytes) -> str:
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
-        kind = encoding.removesuffix("-sig").upper()
-        raise _UnreadableError(
-            f"it is not {kind} text from byte {error.start} on; save it as UTF-8"
-        ) from error
+        said = f"it is not {encoding.removesuffix('-sig').upper()} text from byte {error.start} on"
+        raise _UnreadableError(f"{said}; save it as UTF-8") from error
 
 
 def _separated(name: str, content: bytes, separator: str = ",") -> _Table:
@@ -393,22 +384,19 @@ def carry_out(
     splits, done = source.splits, source.done
     earlier = next((one for one in done if one.digest == digest), None)
     if earlier is not None:
-        # However certain the hash is: interactions that are still there are deleted.
         ids = ids_of(request, splits[0])
-        if any(match(request, *ids, Candidates(split), source.clock)[0].any() for split in splits):
-            earlier = None
-    if earlier is not None:
-        train, valid, test = (np.zeros(len(part), dtype=bool) for part in splits)
+        train, valid, test = (match(request, *ids, Candidates(split), source.clock)[0] for split in splits)
         located = Located(train, valid, test)
-    else:
+        if train.any() or valid.any() or test.any():
+            # However certain the hash is: interactions that are still there are deleted.
+            earlier = None
+    if earlier is None:
         hint = ""
         if done:
-            number = (
-                f"{len(done)} request{'s were' if len(done) > 1 else ' was'} carried out on this model before"
-            )
+            number = f"{len(done)} request{'s were' if len(done) > 1 else ' was'}"
             hint = (
-                f" ({number}; one that comes again is recognised if it is given as a whole and with the same key, "
-                "--hash_key.)"
+                f" ({number} carried out on this model before; one that comes again is recognised if it is given as "
+                "a whole and with the same key, --hash_key.)"
             )
         located = locate(request, splits, on_missing, source.clock, hint)
     data = divide(splits, located, kind, source.clock, source.fitted)
@@ -424,13 +412,8 @@ def locate(
 ) -> Located:
     """Find the interactions of ``splits`` (train, valid, test) that ``request`` means.
 
-    Args:
-        request: what to forget.
-        splits: RecBole datasets that share their ids.
-        on_missing: "error" stops at a token or a pair that is nowhere in the data, "skip" leaves it out.
-        clock: maps the request's timestamps to the dataset's, which RecBole may have normalised.
-        hint: added to the error about something missing.
-
+    ``on_missing`` "error" stops at a token or a pair that is nowhere in the data, with ``hint`` in the message, and
+    "skip" leaves it out; ``clock`` maps the request's timestamps to the dataset's, which RecBole may have normalised.
     """
     users, items = ids_of(request, splits[0])
     unknown = (users == 0) | (items == 0)
@@ -471,9 +454,8 @@ def _report_missing(request: ForgetRequest, bad: np.ndarray, on_missing: str, wh
             f"({request.where(bad)}). Correct them, or leave them out with --on_missing=skip.{hint}"
         )
     # Without their number: there may be a line for each interaction of one user.
-    logger.warning(
-        "%s: requests that %s were skipped; --on_missing=error gives their numbers.", request.name, what
-    )
+    said = "%s: requests that %s were skipped; --on_missing=error gives their numbers."
+    logger.warning(said, request.name, what)
 
 
 class Candidates(NamedTuple):

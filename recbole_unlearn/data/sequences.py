@@ -133,10 +133,7 @@ class Sequences:
         return Sequences(raw, role, self.length, self.usable[keep], self.numbers[keep])
 
     def latest(self, users: torch.Tensor) -> Interaction:
-        """Windows (m) of ``users`` (m,) with their last training and validation interactions, and no target.
-
-        Where one interaction is left out for test, these are the histories of the test windows.
-        """
+        """Windows (m) of ``users`` (m,) with their last training and validation interactions, and no target."""
         kept = self._order[(self.role != TEST)[self._order]]
         owners = self.raw.inter_feat[self.raw.uid_field][kept]
         start, end = torch.searchsorted(owners, users), torch.searchsorted(owners, users, right=True)
@@ -245,18 +242,20 @@ class SequenceSplits(Splits):
     """The splits of a sequential model: interactions, and the windows made of them that its models read."""
 
     sequences: Sequences
+    roles = (TRAIN, VALID, TEST)  # of the three parts
 
     @classmethod
     def of(cls, sequences: Sequences) -> SequenceSplits:
         """The interactions by their roles, without held-out ones that are only in histories."""
-        made = cls(*(sequences.part(role) for role in (TRAIN, VALID, TEST)))
+        made = cls(*(sequences.part(role) for role in cls.roles))
         made.sequences = sequences
         return made
 
     @functools.cached_property
     def windows(self) -> Splits:
         """All windows, as datasets of RecBole."""
-        return self.sequences.windows()
+        windows = self.sequences.windows()
+        return Splits(*(windows[role] for role in self.roles))
 
     def for_model(self) -> Splits:
         """The windows."""
@@ -334,19 +333,7 @@ class SequenceSplits(Splits):
 class _Validated(SequenceSplits):
     """Splits whose validation interactions have the role of test ones, and are both parts."""
 
-    @classmethod
-    def of(cls, sequences: Sequences) -> _Validated:
-        """The training part, and the held-out part twice."""
-        train, held_out = sequences.part(TRAIN), sequences.part(TEST)
-        made = cls(train, held_out, held_out)
-        made.sequences = sequences
-        return made
-
-    @functools.cached_property
-    def windows(self) -> Splits:
-        """The training windows, and the held-out windows twice."""
-        train, _, held_out = self.sequences.windows()
-        return Splits(train, held_out, held_out)
+    roles = (TRAIN, TEST, TEST)
 
 
 def _roles(parts: Sequence[Sized]) -> torch.Tensor:

@@ -62,10 +62,7 @@ def fetch(config: UnlearnConfig) -> None:
 def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
     """Load and split the dataset exactly as a RecBole run with this config does.
 
-    Args:
-        config: names the dataset, its filters and its split.
-        saved: the retained data of an earlier request, to continue from instead of the source files.
-
+    ``saved`` is the retained data of an earlier request, to continue from instead of the source files.
     """
     name = config["dataset"]
     init_seed(config["seed"], config["reproducibility"])
@@ -92,7 +89,7 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
         raise UnlearnError(f"RecBole cannot split the dataset {name}: {error}. Check eval_args.") from error
     if len(splits.train) == 0:
         raise UnlearnError(
-            f"The dataset {name} has no training interactions after filtering; check val_interval."
+            f"Dataset {name} has no training interactions after filtering; check val_interval."
         )
     return Source(splits, clock, None if fitted is None else torch.from_numpy(fitted), done)
 
@@ -154,23 +151,16 @@ def loaders(config: UnlearnConfig, splits: Splits) -> Loaders:
         samplers: list[tuple[Any, ...]] = [(own,) for own in create_samplers(config, whole, parts)]
     except ValueError as error:
         raise UnlearnError(f"RecBole cannot draw negatives from this data: {error}") from error
-    shuffles = (
-        bool(config["shuffle"]) or is_graph,
-        False,
-        False,
-    )  # a graph is always shuffled, as in RecBole
+    shuffle = bool(config["shuffle"]) or is_graph  # a graph is always shuffled, as in RecBole
     try:
         if is_graph:  # training also draws facts of the graph
             drawn = config["train_neg_sample_args"]
             samplers[0] += (KGSampler(whole, drawn["distribution"], drawn["alpha"]),)
-        return Loaders(
-            *(
-                get_dataloader(config, phase)(config, part, *sampler, shuffle=shuffle)
-                for phase, part, sampler, shuffle in zip(
-                    Loaders._fields, parts, samplers, shuffles, strict=True
-                )
-            )
-        )
+        made = [
+            get_dataloader(config, phase)(config, part, *own, shuffle=shuffle and phase == "train")
+            for phase, part, own in zip(Loaders._fields, parts, samplers, strict=True)
+        ]
+        return Loaders(*made)
     except _OF_SETTINGS as error:
         raise UnlearnError(
             f"RecBole cannot make batches with these settings: {error}. Check train_batch_size, eval_args and "

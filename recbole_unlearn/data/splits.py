@@ -29,6 +29,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Clock, Done, used_values
 
 INJECTED = "injected"  # the source of a request that the synthetic protocol made
+_LESS = "Ask for less, or use a larger dataset."
 
 
 class _Parts(NamedTuple):
@@ -159,8 +160,7 @@ class UnlearnData:
     def unread(self) -> tuple[torch.Tensor, torch.Tensor]:
         r"""Users and items that training on D reads and training on D\S does not.
 
-        These are the orphans, and for a sequential model also those of users who keep a single training interaction,
-        which is in no window.
+        Orphans, and for a sequential model also those of users who keep a single interaction, which is in no window.
         """
         before, after = self.full.in_windows(), self.retain.in_windows()
         if before is None or after is None:
@@ -194,8 +194,8 @@ class UnlearnData:
     def summary(self) -> dict[str, Any]:
         """Counts for result.json: how much was asked for, and what the rules above left out."""
         users, items = (len(torch.unique(ids)) for ids in _pairs(self.forget))
-        number = len(self.forget)
-        return {"source": self.source, "interactions": number, "users": users, "items": items, **self.counts}
+        about = {"source": self.source, "interactions": len(self.forget), "users": users, "items": items}
+        return about | self.counts
 
 
 def _pairs(dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
@@ -225,15 +225,11 @@ def divide(
         retain = Splits(*with_facts_in_use(retain))
     if len(retain.for_model().train) == 0:
         raise UnlearnError(
-            "After this request no user has two training interactions left, so there is no sequence to train on. "
-            "Ask for less, or use a larger dataset."
+            f"After this request no user has two training interactions, so there is no sequence to train on. {_LESS}"
         )
     for part, label in ((retain.valid, "validation"), (retain.test, "test")):
         if len(part) == 0:
-            raise UnlearnError(
-                f"After this request no {label} interaction is left to measure with. Ask for less, or use a "
-                "larger dataset."
-            )
+            raise UnlearnError(f"After this request no {label} interaction is left to measure with. {_LESS}")
     counts = {
         "skipped_requests": located.skipped,
         "valid_rows_removed": int(remove[1].sum()),

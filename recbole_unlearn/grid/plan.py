@@ -77,10 +77,8 @@ class Cell:
     def settings(self) -> dict[str, Any]:
         """The settings of its run."""
         first, *others = self.methods
-        return {
-            **self.values, "seed": self.seed, "inject_users": self.ratio, "forget": "injected", "unlearn": first,
-            "compare": others,
-        }  # fmt: skip
+        own = {"seed": self.seed, "inject_users": self.ratio, "unlearn": first, "compare": others}
+        return {**self.values, "forget": "injected", **own}
 
 
 def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:
@@ -101,16 +99,17 @@ def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:
 def _refuse_cell_settings(values: Mapping[Any, Any], in_file: bool = False) -> None:
     """Refuse settings that a grid gives its runs by other means, and in a file also places on one machine."""
     for key in values:
+        problem = ""
         if not isinstance(key, str):
-            raise UnlearnError(f"settings: {key!r} is not the name of a setting.")
-        if key in _OF_CELLS:
-            raise UnlearnError(
-                f"{key} differs between the runs of a grid: list its values under {_OF_CELLS[key]}."
-            )
-        if not about(key).per_run:
-            raise UnlearnError(f"{key} is not a setting of the runs of a grid; leave it out.")
-        if in_file and about(key).role is Role.PLACE:
-            raise UnlearnError(f"{key} is a place on one machine: give --{key} on the command line instead.")
+            problem = f"settings: {key!r} is not the name of a setting"
+        elif key in _OF_CELLS:
+            problem = f"{key} differs between the runs of a grid: list its values under {_OF_CELLS[key]}"
+        elif not about(key).per_run:
+            problem = f"{key} is not a setting of the runs of a grid; leave it out"
+        elif in_file and about(key).role is Role.PLACE:
+            problem = f"{key} is a place on one machine: give --{key} on the command line instead"
+        if problem:
+            raise UnlearnError(f"{problem}.")
 
 
 def _blocks(content: dict[Any, Any]) -> Iterator[dict[str, Any]]:
@@ -120,7 +119,7 @@ def _blocks(content: dict[Any, Any]) -> Iterator[dict[str, Any]]:
     blocks = content.get("grids", [{}])
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
         raise UnlearnError(
-            "grids is not a list of grids; expected for example '- {models: [BPR], seeds: [1]}'."
+            "grids is not a list of grids; expected for example '- {models: [BPR], seeds: 1}'."
         )
     for number, block in enumerate(blocks, 1):
         try:
@@ -166,11 +165,10 @@ def _cells(block: dict[str, Any], given: Mapping[str, Any]) -> list[Cell]:
 
 def _list(block: dict[str, Any], key: str) -> list[Any]:
     """The values under ``key``, each checked; a single one need not be in brackets."""
-    if key not in block:
-        raise UnlearnError(f"{key} is missing; expected for example {_EXAMPLES[key]}.")
-    values = block[key] if isinstance(block[key], list) else [block[key]]
+    values = block[key] if isinstance(block.get(key), list) else [block.get(key)]
     if not values or values == [None]:
-        raise UnlearnError(f"{key} is empty; expected for example {_EXAMPLES[key]}.")
+        problem = "empty" if key in block else "missing"
+        raise UnlearnError(f"{key} is {problem}; expected for example {_EXAMPLES[key]}.")
     checked = [_value(key, value) for value in values]
     _refuse_twice(key, checked)
     return checked
@@ -179,29 +177,26 @@ def _list(block: dict[str, Any], key: str) -> list[Any]:
 def _refuse_twice(what: str, values: list[Any]) -> None:
     for place, value in enumerate(values):
         if value in values[:place]:
-            raise UnlearnError(
-                f"{what}: {value if str(value).isprintable() else repr(value)} is there twice; leave one out."
-            )
+            shown = value if str(value).isprintable() else repr(value)
+            raise UnlearnError(f"{what}: {shown} is there twice; leave one out.")
 
 
 def _value(key: str, value: Any) -> Any:
     """A value of the list ``key``: a seed, a share of users, or a name."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    kind = type(value)  # a bool is no number
     if key == "seeds":
-        if not is_number or isinstance(value, float) or not 0 <= value < 2**31:
-            raise UnlearnError(
-                f"{key}: {value!r} is not a seed; expected a whole number from 0 on, below 2^31."
-            )
-        return value
-    if key == "ratios":
-        if not is_number or not 0 < value <= 1:
-            raise UnlearnError(
-                f"{key}: {value!r} is not a share of users; expected a number above 0 and at most 1."
-            )
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
-        raise UnlearnError(f"{key}: {value!r} is not a name.")
-    return str(value)
+        fits, expected = (
+            kind is int and 0 <= value < 2**31,
+            "a seed; expected a whole number from 0 on, below 2^31",
+        )
+    elif key == "ratios":
+        fits = kind in (int, float) and 0 < value <= 1
+        expected = "a share of users; expected a number above 0 and at most 1"
+    else:
+        fits, expected = kind in (str, int) and bool(str(value).strip()), "a name"
+    if not fits:
+        raise UnlearnError(f"{key}: {value!r} is not {expected}.")
+    return value if key == "seeds" else float(value) if key == "ratios" else str(value)
 
 
 def _methods(names: list[str]) -> tuple[str, ...]:
@@ -209,7 +204,7 @@ def _methods(names: list[str]) -> tuple[str, ...]:
     exact = [name for name in names if METHODS.get(name).exact]
     if not exact:
         raise UnlearnError(
-            "methods: retrain is missing; every figure is compared with the retrained model's."
+            "methods: retrain is missing; all figures are compared with the retrained model's."
         )
     others = [name for name in names if name not in exact]
     return (*others[:1], *exact, *others[1:])

@@ -57,10 +57,8 @@ class GridResult:
             if cell.name in self.failed:
                 continue
             result = self._result(cell)
-            own = {
-                "cell": cell.name, "model": cell.model, "dataset": cell.dataset, "ratio": cell.ratio,
-                "seed": cell.seed, "method": result.method,
-            }  # fmt: skip
+            own = {key: getattr(cell, key) for key in ("model", "dataset", "ratio", "seed")}
+            own = {"cell": cell.name, **own, "method": result.method}
             figures = frame_of(result)
             parts.append(pd.DataFrame(own, index=figures.index).join(figures))
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
@@ -114,12 +112,8 @@ class _Grid:
         self.run_settings = run
         self.left = [cell for cell in cells if not _is_done(directory, cell)]
         # A cell that failed before stays on record until it has been tried again.
-        names = {cell.name for cell in self.left}
-        self.failed = {
-            name: why
-            for name, why in report.read_json(directory / report.FAILED_FILE).items()
-            if name in names
-        }
+        before = report.read_json(directory / report.FAILED_FILE)
+        self.failed = {cell.name: before[cell.name] for cell in self.left if cell.name in before}
 
     def run(self) -> GridResult:
         """Do the cells that are left, then write the tables."""
@@ -131,19 +125,18 @@ class _Grid:
         plan = [{key: getattr(cell, key) for key in keys} for cell in self.cells]
         write_json(self.directory / report.PLAN_FILE, {"schema": SCHEMA, "cells": plan})
         self._write_failed()
+        number = counted(len(self.cells), "cell")
         with progress_bar("Grid", len(self.cells), self.show_progress, "cell") as bar:
             bar.update(len(self.cells) - len(self.left))
             try:
                 self._work(bar)
             except KeyboardInterrupt:
                 done = sum(_is_done(self.directory, cell) for cell in self.cells)
-                logger.warning("Stopped: a result for %d of %s.", done, counted(len(self.cells), "cell"))
+                logger.warning("Stopped: a result for %d of %s.", done, number)
                 raise
         if len(self.failed) == len(self.cells):
             reason = self.failed[self.cells[0].name]
-            raise UnlearnError(
-                f"All {counted(len(self.cells), 'cell')} of the grid failed; the first one: {reason}"
-            )
+            raise UnlearnError(f"All {number} of the grid failed; the first one: {reason}")
         page = self.directory / "comparison.html"
         report.write_comparison(report.results_in(self.directory), page, grids=[self.directory])
         files = [page, page.with_name("tables.md"), page.with_name("tables.tex")]
@@ -157,20 +150,16 @@ class _Grid:
                 self.failed[cell.name] = one_line(outcome)
                 logger.warning("%s failed: %s", cell.name, self.failed[cell.name])
             else:
-                self._keep(cell, outcome)
+                with new_directory(self.directory / cell.name) as folder:
+                    for name, data in outcome.items():
+                        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                        (folder / name).write_bytes(data)
+                    write_json(folder / ASKED, _plain(cell.asked))
                 self.failed.pop(cell.name, None)
                 logger.info("%s: %s", cell.name, _summary(self.directory / cell.name))
             self._write_failed()
             bar.set_postfix_str(f"{len(self.failed)} failed" if self.failed else "")
             bar.update()
-
-    def _keep(self, cell: Cell, content: dict[str, bytes]) -> None:
-        with new_directory(self.directory / cell.name) as folder:
-            for name, data in content.items():
-                path = folder / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
-            write_json(folder / ASKED, _plain(cell.asked))
 
     def _write_failed(self) -> None:
         if self.failed:
@@ -204,8 +193,8 @@ def _is_done(directory: Path, cell: Cell) -> bool:
     folder = directory / cell.name
     if not (folder / "result.json").exists():
         return False
-    found, asked = report.read_json(folder / ASKED), _plain(cell.asked)
-    for part, own in asked.items():  # methods, settings, methods_settings
+    found = report.read_json(folder / ASKED)
+    for part, own in _plain(cell.asked).items():  # methods, settings, methods_settings
         before = found.get(part)
         if before == own:
             continue

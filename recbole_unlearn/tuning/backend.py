@@ -9,6 +9,7 @@ experiment is saved every few seconds only, and an experiment that is restored c
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
@@ -30,21 +31,19 @@ WORST = -1e6  # the score that Ray gets for a failed trial; it needs a number
 DEATHS = 1  # how often a trial whose process died is tried again
 REDUCTION = 2  # ASHA lets one trial in so many continue
 
+# The classes of Ray, and how they call their seed.
+_SEARCHERS = {"optuna": ("OptunaSearch", "seed"), "hyperopt": ("HyperOptSearch", "random_state_seed")}
 _QUIET = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
-    "TUNE_WARN_THRESHOLD_S": "60",
-    "RAY_AIR_NEW_OUTPUT": "0",
-}
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1", "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_WARN_THRESHOLD_S": "60", "RAY_AIR_NEW_OUTPUT": "0",
+}  # fmt: skip
 
 
 def check(searcher: str, address: str | None) -> None:
     """Refuse a sweep that Ray cannot run, before anything is trained."""
     import_tune()
-    if searcher in ("optuna", "hyperopt") and not is_installed(searcher):
+    if searcher in _SEARCHERS and not is_installed(searcher):
         raise UnlearnError(
             f"searcher={searcher} needs the package {searcher}: pip install {searcher}, or use --searcher=random."
         )
@@ -69,18 +68,11 @@ def run_trials(
     options: TuneSettings,
     workers: int | None,
 ) -> None:
-    """Run the trials ``listed``, or as many as a model-based searcher may suggest.
+    """Run the trials ``listed``; None: as many as a model-based searcher may suggest.
 
-    Args:
-        ray: the module, connected.
-        shared: the common start of all trials.
-        space: the search space of a searcher.
-        listed: the settings of all trials, None to let the searcher suggest them.
-        journal: gets every report and every end; an error of it ends the sweep. The reports of trials that it knows
-            are passed on again instead of doing the trials again, so that scheduler and searcher know of them.
-        options: searcher, scheduler, trials and looks.
-        workers: trials at a time; as many as the cluster has CPUs when None.
-
+    The journal gets every report and every end; an error of it ends the sweep. The reports of trials that it knows
+    are passed on again instead of doing the trials again, so that scheduler and searcher know of them. Without
+    ``workers``, as many trials run at a time as the cluster has CPUs.
     """
     from ray import tune
 
@@ -91,9 +83,14 @@ def run_trials(
     how["max_concurrent_trials"] = workers or int(ray.cluster_resources().get("CPU", 1))
     if listed is None:
         points = [record["settings"] for record in known.values()]
+        name, seed_key = _SEARCHERS[options.searcher]
+        searcher = getattr(importlib.import_module(f"ray.tune.search.{options.searcher}"), name)
         # With the seed of the first part, a resumed sweep would suggest what that part suggested.
-        seed = shared.config["seed"] + len(points)
-        how |= {"search_alg": _searcher(options.searcher, seed, points), "num_samples": options.trials}
+        seed = {seed_key: shared.config["seed"] + len(points)}
+        how |= {
+            "search_alg": searcher(points_to_evaluate=points or None, **seed),
+            "num_samples": options.trials,
+        }
         domains = {key: space.domain(key) for key in space.lines}
     else:
         domains = {"position": tune.grid_search(list(range(len(listed))))}
@@ -123,17 +120,6 @@ def run_trials(
         raise driver.error
 
 
-def _searcher(name: str, seed: int, points: list[Settings]) -> Any:
-    """A model-based searcher of Ray that begins with ``points``."""
-    if name == "optuna":
-        from ray.tune.search.optuna import OptunaSearch
-
-        return OptunaSearch(seed=seed, points_to_evaluate=points or None)
-    from ray.tune.search.hyperopt import HyperOptSearch
-
-    return HyperOptSearch(random_state_seed=seed, points_to_evaluate=points or None)
-
-
 def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings] | None) -> Any:
     """A callback and stopper of Ray Tune that calls ``journal``; made here because its base classes are Ray's."""
 
@@ -153,13 +139,11 @@ def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings
         def stop_all(self) -> bool:
             return self.error is not None
 
-        def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        def on_trial_start(self, trial: Any, **info: Any) -> None:
             self.numbers.setdefault(trial.trial_id, trial.config.get("position", len(self.numbers)))
             self.seen[trial.trial_id] = 0
 
-        def on_trial_result(
-            self, iteration: int, trials: list, trial: Any, result: dict, **info: Any
-        ) -> None:
+        def on_trial_result(self, trial: Any, result: dict, **info: Any) -> None:
             name, index = trial.trial_id, result["training_iteration"]
             if "failure" in result:
                 self.failures[name] = result["failure"]
@@ -167,14 +151,14 @@ def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings
                 self.seen[name] = index
                 self._tell(journal.reported, self.numbers[name], index - 1, result["report"], result["node"])
 
-        def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        def on_trial_complete(self, trial: Any, **info: Any) -> None:
             values = _settings(space, listed, trial.config)
             self._tell(journal.ended, self.numbers[trial.trial_id], values, self.failures.get(trial.trial_id))
 
-        def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        def on_trial_error(self, trial: Any, **info: Any) -> None:
             reason = "its process died (out of memory, or a node that was lost)"
             self.failures.setdefault(trial.trial_id, reason)
-            self.on_trial_complete(iteration, trials, trial)
+            self.on_trial_complete(trial)
 
         def _tell(self, method: Any, *arguments: Any) -> None:
             try:
@@ -202,69 +186,52 @@ def _trainable(
     known: Mapping[str, Record],
 ) -> None:
     """One trial in a process of Ray."""
-    values = _settings(space, listed, config)
-    node = importlib.import_module("ray").get_runtime_context().get_node_id()
+    from ray import get_runtime_context, tune
+
+    # Ray moved the function in its second generation.
+    place = tune if hasattr(tune, "RunConfig") else importlib.import_module("ray.air.session")
+    values, node = _settings(space, listed, config), get_runtime_context().get_node_id()
 
     def tell(report: Report) -> None:
-        _report({"score": report["score"], "report": report, "node": node})
+        place.report({"score": report["score"], "report": report, "node": node})
 
     if identity(values) in known:
         for report in known[identity(values)]["reports"]:
             tell(report)
         return
     try:
-        shared, bench = _received(reference[0])
-        run_trial(shared, bench, values, tell)
+        run_trial(*_received(reference[0]), values, tell)
     except Exception as error:  # of any kind: the sweep continues, and the table names it
-        _report({"score": WORST, "failure": one_line(error), "node": node})
+        place.report({"score": WORST, "failure": one_line(error), "node": node})
 
 
-def _report(values: dict[str, Any]) -> None:
-    """Report to the driver; Ray moved the function in its second generation."""
-    from ray import tune
-
-    if hasattr(tune, "RunConfig"):
-        tune.report(values)
-    else:
-        from ray.air import session
-
-        session.report(values)
-
-
-_SHARED: dict[Any, tuple[Shared, Bench]] = {}
-
-
+@functools.lru_cache(maxsize=1)
 def _received(reference: Any) -> tuple[Shared, Bench]:
     """The common start of all trials, and the measurement; fetched and made once a process."""
-    if reference not in _SHARED:
-        shared = importlib.import_module("ray").get(reference)
-        # Torch imports its compiler with the first step of an optimizer: seconds that are not the first trial's work.
-        weight = torch.zeros(1, requires_grad=True)
-        weight.sum().backward()
-        torch.optim.Adam([weight]).step()
-        _SHARED.clear()
-        _SHARED[reference] = shared, shared.bench()
-    return _SHARED[reference]
+    shared = importlib.import_module("ray").get(reference)
+    # Torch imports its compiler with the first step of an optimizer: seconds that are not the first trial's work.
+    weight = torch.zeros(1, requires_grad=True)
+    weight.sum().backward()
+    torch.optim.Adam([weight]).step()
+    return shared, shared.bench()
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Ray Tune without its tables, log files, signal handler and warnings."""
-    loggers = [logging.getLogger(name) for name in ("ray", "ray.tune", "ray.train", "optuna", "hyperopt")]
-    levels = [logger.level for logger in loggers]
-    before = {name: os.environ.get(name) for name in _QUIET}
+    loggers = map(logging.getLogger, ("ray", "ray.tune", "ray.train", "optuna", "hyperopt"))
+    levels = {logger: logger.level for logger in loggers}
+    before = {name: os.environ[name] for name in _QUIET if name in os.environ}
     os.environ.update(_QUIET)
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for logger in loggers:
-                logger.setLevel(logging.CRITICAL)
             yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-        for logger, level in zip(loggers, levels, strict=True):
+        for name in _QUIET:
+            del os.environ[name]
+        os.environ.update(before)
+        for logger, level in levels.items():
             logger.setLevel(level)

@@ -23,7 +23,7 @@ from recbole_unlearn.tuning.space import Settings, Space, identity
 from recbole_unlearn.tuning.trial import Report, Shared
 
 NAME = "trials.jsonl"
-FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
+STATES = FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 
 Record = dict[str, Any]  # number, settings, state, error, node, reports
 

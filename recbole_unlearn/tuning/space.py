@@ -80,20 +80,19 @@ class Space:
     def grid(self, keys: Iterable[str] | None = None) -> list[Settings]:
         """All combinations of ``keys``, by default of all settings; ranges have none."""
         keys = list(self.lines if keys is None else keys)
-        columns = []
-        for key in keys:
-            if (values := self.values(key)) is None:
-                raise UnlearnError(
-                    f"Grid search cannot go through the range of {key}: list its values, "
-                    f"{key}: {{grid: [...]}}, or use --searcher=random."
-                )
-            columns.append(values)
-        size = math.prod(map(len, columns))
-        if size > LARGEST:
+        columns = [self.values(key) for key in keys]
+        listed = [values for values in columns if values is not None]
+        if len(listed) < len(keys):
+            key = keys[columns.index(None)]
+            raise UnlearnError(
+                f"Grid search cannot go through the range of {key}: list its values, {key}: {{grid: [...]}}, or use "
+                "--searcher=random."
+            )
+        if (size := math.prod(map(len, listed))) > LARGEST:
             raise UnlearnError(
                 f"The grid has {size} combinations, more than {LARGEST}: leave values out, or use --searcher=random."
             )
-        return [dict(zip(keys, row, strict=True)) for row in itertools.product(*columns)]
+        return [dict(zip(keys, row, strict=True)) for row in itertools.product(*listed)]
 
     def random(self, trials: int, seed: int) -> list[Settings]:
         """``trials`` distinct draws for every combination of the settings with `grid`; fewer when there are no more.
@@ -179,11 +178,11 @@ def _is_finite(value: Any) -> bool:
 
 def _checked(key: str, line: Any) -> list[Any]:
     """Values of a line that are allowed if and only if all of its values are; a line that is not valid is refused."""
-    if not isinstance(line, dict) or len(line) != 1:
-        several = isinstance(line, dict) and len(line) > 1
+    number = len(line) if isinstance(line, dict) else 0
+    if number != 1:
+        expected = ", ".join(f"{{{kind}: {example}}}" for kind, example in KINDS.items())
         raise UnlearnError(
-            f"{key} has {'several kinds of values' if several else 'no kind of values'}; expected one of "
-            f"{', '.join(f'{{{kind}: {example}}}' for kind, example in KINDS.items())}."
+            f"{key} has {'several kinds' if number else 'no kind'} of values; expected one of {expected}."
         )
     ((kind, values),) = line.items()
     if kind not in KINDS:
@@ -194,10 +193,8 @@ def _checked(key: str, line: Any) -> list[Any]:
         raise UnlearnError(f"{key}: {kind} needs a list of values, not {values!r}.")
     if kind in ("choice", "grid"):
         for value in values:
-            if not (value is None or isinstance(value, (bool, int, float, str))):
-                raise UnlearnError(f"{key}: {value!r} is not a plain value.")
-            if not _is_finite(value):
-                raise UnlearnError(f"{key}: {value!r} is not a finite number.")
+            if not (value is None or isinstance(value, (bool, int, float, str))) or not _is_finite(value):
+                raise UnlearnError(f"{key}: {value!r} is not a plain value or a finite number.")
         if len({identity({key: value}) for value in values}) < len(values):
             raise UnlearnError(f"{key}: a value is there twice: {values!r}.")
         return values

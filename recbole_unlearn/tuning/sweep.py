@@ -26,7 +26,7 @@ from recbole_unlearn.session import Arguments, opened
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, wrapped
 from recbole_unlearn.tuning import backend, journal
 from recbole_unlearn.tuning import space as spaces
-from recbole_unlearn.tuning.objective import Candidate, Figures, best, front
+from recbole_unlearn.tuning.objective import Candidate, best, front
 from recbole_unlearn.tuning.space import Settings, identity
 from recbole_unlearn.tuning.trial import Shared, prepare, refuse_untunable
 
@@ -45,15 +45,15 @@ class TuneResult:
 
     def to_frame(self) -> pd.DataFrame:
         """The trials: a row for each measurement of one, with its settings and figures; failed ones have none."""
-        return pd.DataFrame(
-            [
-                {"trial": record["number"], "state": record["state"], **record["settings"], **report}
-                for record in self.result["trials"]
-                for report in record["reports"] or [{}]
-            ]
-        )
+        rows = [
+            {"trial": record["number"], "state": record["state"], **record["settings"], **report}
+            for record in self.result["trials"]
+            for report in record["reports"] or [{}]
+        ]
+        return pd.DataFrame(rows)
 
     def __str__(self) -> str:
+        """The best of every trial, best first; then lines about the best and about failures."""
         return _table(self.result)
 
 
@@ -92,11 +92,10 @@ class _Sweep:
                 ray = stack.enter_context(cluster.session(run.ray_address, run.workers))
             start = time.perf_counter()
             self.pipeline.prepare(forget)
-            shared, original, retrained = prepare(self.pipeline, self.options)
+            shared, references = prepare(self.pipeline, self.options)
             seconds = round(time.perf_counter() - start, 2)
-            kept = journal.Journal(
-                self.directory, journal.sweep_digest(shared, self.space), self.options.resume
-            )
+            digest = journal.sweep_digest(shared, self.space)
+            kept = journal.Journal(self.directory, digest, self.options.resume)
             if self.listed is None:
                 is_left = len(kept.known) < self.options.trials
             else:
@@ -104,32 +103,23 @@ class _Sweep:
             if is_left:
                 ray = ray or stack.enter_context(cluster.session(run.ray_address, run.workers))
                 self._run_trials(ray, shared, kept)
-        content = self._content(shared, original, retrained, kept, seconds)
-        self._write(content, shared)
+        content = {**self._content(shared, kept), **references, "prepare_seconds": seconds}
+        self._write(content)
         return TuneResult(content, self.directory)
 
     def _run_trials(self, ray: Any, shared: Shared, kept: journal.Journal) -> None:
         total = self.options.trials if self.listed is None else len(self.listed)
-        shown = bool(self.config["show_progress"])
+        shown, workers = bool(self.config["show_progress"]), self.pipeline.run_settings.workers
         with progress_bar(f"Tune {self.method.name}", total, shown, "trial") as kept.bar:
             try:
-                backend.run_trials(
-                    ray, shared, self.space, self.listed, kept, self.options, self.pipeline.run_settings.workers
-                )  # fmt: skip
+                backend.run_trials(ray, shared, self.space, self.listed, kept, self.options, workers)
             except KeyboardInterrupt:
                 number = counted(len(kept.records), "trial")
                 logger.warning("Stopped: finished trials are kept (%s); continue with --resume.", number)
                 raise
 
-    def _content(
-        self,
-        shared: Shared,
-        original: Figures,
-        retrained: Figures | None,
-        kept: journal.Journal,
-        prepare_seconds: float,
-    ) -> dict[str, Any]:
-        """The content of `tune.json`."""
+    def _content(self, shared: Shared, kept: journal.Journal) -> dict[str, Any]:
+        """The content of `tune.json` without the figures of original and retrained model."""
         config, goal = self.config, shared.goal
         records = sorted(kept.records.values(), key=lambda record: record["number"])
         candidates = [
@@ -141,6 +131,8 @@ class _Sweep:
         if not candidates:
             reasons = [record["error"] for record in records if record["error"]]
             raise UnlearnError(f"All {counted(len(records), 'trial')} failed; the first one: {reasons[0]}")
+        objective = {name: getattr(goal, name) for name in ("metric", "affected", "weight", "target")}
+        source = "retrained" if len(self.pipeline.methods) > 1 else "expected"
         return {
             "schema": SCHEMA,
             "model": config["model"],
@@ -150,40 +142,32 @@ class _Sweep:
             # A sweep that was cut short and resumed is the same sweep.
             "settings": {k: v for k, v in plain_values(config).items() if k != "resume"},
             "forget": self.pipeline.forgotten.to_json(),
-            "objective": {
-                "metric": goal.metric,
-                "affected": goal.affected,
-                "weight": goal.weight,
-                "target": goal.target,
-                "target_source": "expected" if retrained is None else "retrained",
-            },
+            "objective": objective | {"target_source": source},
             "space": dict(self.space.lines),
             "searcher": self.options.searcher,
             "scheduler": self.options.scheduler,
-            "original": goal.judge(original),
-            "retrained": None if retrained is None else goal.judge(retrained),
             "best": best(candidates),
             "front": front(candidates),
             "trials": records,
-            "prepare_seconds": prepare_seconds,
             "environment": environment(shared.threads, config["device"]),
         }
 
-    def _write(self, content: dict[str, Any], shared: Shared) -> None:
+    def _write(self, content: dict[str, Any]) -> None:
         directory = self.directory
         write_json(directory / "tune.json", content)
-        self._write_settings(directory / "best.yaml", content["best"], "The best settings", shared)
+        metric = content["objective"]["metric"]
+        self._write_settings(directory / "best.yaml", content["best"], "The best settings", metric)
         with new_directory(directory / "front") as folder:
             for place, candidate in enumerate(content["front"], 1):
                 about = f"Settings {place} of the front"
-                self._write_settings(folder / f"{place:02d}.yaml", candidate, about, shared)
+                self._write_settings(folder / f"{place:02d}.yaml", candidate, about, metric)
         if self.pipeline.run_settings.report != "none":
             from recbole_unlearn.report import write_sweep  # plotly, only where something is drawn
 
             logger.info("Report: %s", write_sweep(content, directory))
         logger.info("Best settings: %s", directory / "best.yaml")
 
-    def _write_settings(self, path: Path, candidate: Candidate, about: str, shared: Shared) -> None:
+    def _write_settings(self, path: Path, candidate: Candidate, about: str, metric: str) -> None:
         """Settings for `--config_files`: those of the candidate, and those of the method that the user had set."""
         config, own = self.config, settings.names(self.method.Settings)
         fixed = {key: value for key, value in config.external_config_dict.items() if key in own}
@@ -191,7 +175,7 @@ class _Sweep:
         lines = [
             f"{about} of a sweep of {self.method.name} with {config['model']} on {config['dataset']}, "
             f"seed {config['seed']}, trial {candidate['trial']}.",
-            f"On validation interactions: {shared.goal.metric} {decimal(candidate['everyone'])} (all users), "
+            f"On validation interactions: {metric} {decimal(candidate['everyone'])} (all users), "
             f"{decimal(candidate['affected'])} (affected), demotion rate {decimal(candidate['demotion'], 3)}, "
             f"score {decimal(candidate['score'])}.",
             f"Use it with the same command: --config_files={path.name} instead of --tune.",
@@ -201,29 +185,24 @@ class _Sweep:
 
 
 def _table(result: dict[str, Any]) -> str:
-    """`tune.json` as a table: the best of every trial, best first; then lines about the best and about failures."""
     keys, records, objective = list(result["space"]), result["trials"], result["objective"]
-    good = [record for record in records if record["state"] != journal.FAILED]
+    states = {state: [r for r in records if r["state"] == state] for state in journal.STATES}
+    good = [*states[journal.FINISHED], *states[journal.STOPPED]]
     tops = [(best([{"trial": r["number"], **report} for report in r["reports"]]), r) for r in good]
-    has_steps = any(top["step"] is not None for top, _ in tops)
-    columns = [*keys, *(["steps"] if has_steps else [])]
-    rows = [
-        [name, *[""] * len(columns), *_cells(result[name])]
-        for name in ("original", "retrained")
-        if result[name]
-    ]
+    steps = ["steps"] if any(top["step"] is not None for top, _ in tops) else []
+    references = [(name, result[name]) for name in ("original", "retrained") if result[name]]
+    rows = [[name, *[""] * len([*keys, *steps]), *_cells(figures)] for name, figures in references]
     for top, record in sorted(tops, key=lambda pair: -pair[0]["score"])[:ROWS]:
         name = f"trial {record['number']}" + ("*" if record["state"] == journal.STOPPED else "")
         values = [_plain(record["settings"].get(key)) for key in keys]
-        rows.append([name, *values, *([str(top["step"])] if has_steps else []), *_cells(top)])
-    head = ["", *columns, objective["metric"], "affected", "demotion", "score", "seconds"]
+        rows.append([name, *values, *(str(top["step"]) for _ in steps), *_cells(top)])
+    head = ["", *keys, *steps, objective["metric"], "affected", "demotion", "score", "seconds"]
     lines = []
     if len(good) > ROWS:
         lines.append(f"The best {ROWS} of {counted(len(good), 'trial')}; tune.json has all.")
-    if any(record["state"] == journal.STOPPED for record in records):
+    if states[journal.STOPPED]:
         lines.append("* stopped early by the scheduler.")
-    failed = [record for record in records if record["state"] == journal.FAILED]
-    lines += [f"Trial {record['number']} failed: {record['error']}" for record in failed]
+    lines += [f"Trial {record['number']} failed: {record['error']}" for record in states[journal.FAILED]]
     chosen = ", ".join(f"{key}={_plain(value)}" for key, value in result["best"]["settings"].items())
     lines.append(f"Best, on validation interactions: trial {result['best']['trial']}, {chosen}.")
     if objective["target"] is not None:
@@ -235,14 +214,11 @@ def _table(result: dict[str, Any]) -> str:
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:
-    seconds = figures.get("seconds")
-    return [
-        decimal(figures["everyone"]),
-        decimal(figures["affected"]),
-        decimal(figures["demotion"], 3),
-        decimal(figures["score"]),
-        "" if seconds is None else f"{seconds:.2f}",
+    cells = [
+        decimal(figures[key], 3 if key == "demotion" else 4)
+        for key in ("everyone", "affected", "demotion", "score")
     ]
+    return [*cells, decimal(figures["seconds"], 2) if "seconds" in figures else ""]
 
 
 def _plain(value: Any) -> str:

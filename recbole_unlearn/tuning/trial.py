@@ -27,7 +27,7 @@ from recbole_unlearn.settings import TuneSettings, UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
 from recbole_unlearn.tuning.objective import (
     Bench,
-    Figures,
+    Candidate,
     Goal,
     expected_demotion,
     read_metric,
@@ -84,8 +84,8 @@ def refuse_untunable(pipeline: Pipeline, options: TuneSettings) -> None:
             )
 
 
-def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, Figures, Figures | None]:
-    """The common start of trials, and the figures of the original and of the retrained model, if any."""
+def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str, Candidate | None]]:
+    """The common start of trials, and the figures of the original and of the retrained model, None without one."""
     config, method = pipeline.config, pipeline.methods[0].method
     if len(pipeline.data.forget) == 0:
         raise UnlearnError(
@@ -100,35 +100,28 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, Figures,
     data, negatives = validation_only(pipeline.data), pipeline.evaluation.demotion_negatives
     metric = read_metric(options, config, data.full.train.item_num)
     bench = Bench(config, data, metric, negatives)
-    goal = Goal(metric, options.tune_affected, options.tune_weight)
     model = build_model(config, data.full)
     pipeline.original.load_into(model)
     original, retrained = bench.measure(compose(PhaseTrainer, config, model, "original")), None
-    if len(pipeline.methods) > 1:
-        exact = pipeline.methods[1]
+    for exact in pipeline.methods[1:2]:
         trainer, task = begin(
-            exact.method,
-            exact.settings,
-            config,
-            pipeline.data,
-            pipeline.original,
-            pipeline.trainings,
-            "retrained",
-        )
+            exact.method, exact.settings, config, pipeline.data, pipeline.original, pipeline.trainings, "retrained"
+        )  # fmt: skip
         trainer.run(task)
         retrained = bench.measure(trainer)
     target = expected_demotion(config, data) if retrained is None else retrained.demotion
-    # Rounded, so that the last bits of another machine do not make another sweep of it.
-    target = None if target is None else round(target, DECIMALS)
-    goal = dataclasses.replace(goal, original=round(goal.utility(original), DECIMALS), target=target)
+    goal = Goal(metric, options.tune_affected, options.tune_weight)
     if target is not None:
+        target = round(target, DECIMALS)  # the last bits of another machine do not make another sweep of it
         source = "the level of never-seen items" if retrained is None else "the retrained model's"
         logger.info("Demotion rate to reach: %.3f (%s).", target, source)
+    goal = dataclasses.replace(goal, original=round(goal.utility(original), DECIMALS), target=target)
     shared = Shared(
         config, data, pipeline.original, method, config.method_values(method.name), goal,
         options.tune_looks, negatives, pipeline.run_settings.threads,
     )  # fmt: skip
-    return shared, original, retrained
+    judged = None if retrained is None else goal.judge(retrained)
+    return shared, {"original": goal.judge(original), "retrained": judged}
 
 
 def look_steps(total: int, looks: int) -> frozenset[int]:
@@ -152,16 +145,10 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
 
     def report(trainer: UnlearnTrainer, step: int, seconds: float, last: bool = False) -> None:
         changed = {} if last else method.settings_after(options, step)
-        emit(
-            {
-                "settings": {**values, **changed},
-                "step": step if total else None,
-                **shared.goal.judge(bench.measure(trainer)),
-                "seconds": round(seconds, 4),
-                "work_seconds": round(time.perf_counter() - start, 4),
-                "last": last,
-            }
-        )
+        figures = shared.goal.judge(bench.measure(trainer))
+        work = round(time.perf_counter() - start, 4)
+        about = {"settings": {**values, **changed}, "step": step if total else None}
+        emit({**about, **figures, "seconds": round(seconds, 4), "work_seconds": work, "last": last})
 
     watch = Watch(look_steps(total, shared.looks), report) if total else None
     with tempfile.TemporaryDirectory() as work:

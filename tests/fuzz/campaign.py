@@ -11,9 +11,11 @@ import contextlib
 import io
 import multiprocessing
 import os
+import queue
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
@@ -28,24 +30,13 @@ def prepare(folder: Path, data_path: Path) -> None:
     from recbole_unlearn import run_unlearn
     from tests.conftest import train_plain
 
-    values = {
-        "data_path": str(data_path), "epochs": 1, "embedding_size": 4, "show_progress": False, "tensorboard": False,
-        "cache": False, "demotion_negatives": 5,
-    }  # fmt: skip
+    values = {"show_progress": False, "tensorboard": False, "cache": False, "demotion_negatives": 5}
     columns = {"load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]}}
-    plain = train_plain(
-        "BPR", folder / "plain", data_path=str(data_path), epochs=1, embedding_size=4, **columns
-    )
-    shutil.copy(plain, folder / "plain.pth")
+    own = {"data_path": str(data_path), "epochs": 1, "embedding_size": 4, **columns}
+    shutil.copy(train_plain("BPR", folder / "plain", **own), folder / "plain.pth")
     for method, target in (("obliviate", "first"), ("sisa", "second")):
-        run_unlearn(
-            "BPR",
-            "tiny",
-            forget={"user_id": ["u1"]},
-            unlearn=method,
-            output_dir=folder / target,
-            config_dict={**values, **columns},
-        )
+        request = {"forget": {"user_id": ["u1"]}, "unlearn": method, "output_dir": folder / target}
+        run_unlearn("BPR", "tiny", config_dict={**values, **own}, **request)
     for name in ("BPR-unlearned.pth", "tiny-Dataset.pth", "result.json"):
         shutil.copy(folder / "first" / name, folder / name)
     shutil.copytree(folder / "second" / "BPR-unlearned", folder / "ensemble")
@@ -62,13 +53,11 @@ def outcome(arguments: list[str]) -> str:
     except BaseException:
         return "traceback: " + traceback.format_exc()
     lines = [line for line in failed.getvalue().splitlines() if line.startswith("Error:")]
-    if code == 0:
-        return "ran"
-    if code == 1:
-        return "partly"  # some cells of a grid failed, each with a line
-    return (
-        "refused" if code == 2 and len(lines) == 1 else f"traceback: code {code}, {failed.getvalue()[-500:]}"
-    )
+    if code in (0, 1):
+        return ("ran", "partly")[code]  # partly: some cells of a grid failed, each with a line
+    if code == 2 and len(lines) == 1:
+        return "refused"
+    return f"traceback: code {code}, {failed.getvalue()[-500:]}"
 
 
 def work(
@@ -126,9 +115,6 @@ class _Lane:
         self.inbox.put(None)
 
     def step(self) -> dict[int, str]:
-        import queue
-        import time
-
         if self.process is None:
             self._start()
             self.current, self.since = None, time.monotonic()
@@ -144,7 +130,7 @@ class _Lane:
             seed = self.current if self.current is not None else self.left[0]
             self.left = [s for s in self.left if s != seed]
             self.process, self.done = None, not self.left
-            return {seed: "hang" if hangs else f"crash {self.process_code()}"}
+            return {seed: "hang" if hangs else "crash of the worker"}
         self.since = time.monotonic()
         if what == "started":
             self.current = seed
@@ -154,17 +140,11 @@ class _Lane:
         self.done = not self.left
         return {seed: what}
 
-    def process_code(self) -> str:
-        return "of the worker"
-
 
 def counts(found: dict[int, str]) -> dict[str, int]:
     """How many cases ended in each way."""
     kinds = collections.Counter(what.split(":")[0].split(" ")[0] for what in found.values())
-    return {
-        kind: kinds.get(kind, 0)
-        for kind in ("refused", "ran", "partly", "traceback", "crash", "hang", "code")
-    }
+    return {kind: kinds[kind] for kind in (*GOOD, "traceback", "crash", "hang", "code")}
 
 
 if __name__ == "__main__":

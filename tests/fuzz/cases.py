@@ -264,8 +264,8 @@ class Maker:
                 "unlearn",
                 "compare",
                 "rank",
-                "benchmark_filename",
             ]
+            keys.append("benchmark_filename")
             text = json.dumps({r.choice(keys): r.choice(ODD)(r)}, default=str)
         file = folder / "c.yaml"
         if r.random() < 0.03:
@@ -273,11 +273,8 @@ class Maker:
 
             os.mkfifo(file)
         else:
-            file.write_bytes(
-                damaged(text.encode("utf-8", "replace"), r)
-                if r.random() < 0.3
-                else text.encode("utf-8", "replace")
-            )
+            content = text.encode("utf-8", "replace")
+            file.write_bytes(damaged(content, r) if r.random() < 0.3 else content)
         return self._plain_run(folder, f"--config_files={file}")
 
     def grid_file(self, r: random.Random, folder: Path) -> list[str]:
@@ -287,21 +284,15 @@ class Maker:
         }  # fmt: skip
         bad = changed(good, r)
         if r.random() < 0.3:
-            bad = {
-                **good,
-                "settings": {
-                    r.choice(["output_dir", "data_path", "cache_dir", "download_url", "x"]): "/elsewhere"
-                },
-            }
+            key = r.choice(["output_dir", "data_path", "cache_dir", "download_url", "x"])
+            bad = good | {"settings": {key: "/elsewhere"}}
         (folder / "g.yaml").write_text(json.dumps(bad, default=str))
-        more = [
+        places = [
+            f"--grid={folder / 'g.yaml'}",
+            f"--output_dir={folder / 'out'}",
             f"--data_path={self.data_path}",
-            "--no_cache",
-            "--report=none",
-            "--workers=1",
-            "--embedding_size=4",
         ]
-        return [f"--grid={folder / 'g.yaml'}", f"--output_dir={folder / 'out'}", *more]
+        return [*places, "--no_cache", "--report=none", "--workers=1", "--embedding_size=4"]
 
     def request_file(self, r: random.Random, folder: Path) -> list[str]:
         texts = [
@@ -322,18 +313,15 @@ class Maker:
         for _ in range(r.choice([1, 3])):
             content = changed(content, r)
         text = json.dumps(content, default=str)
-        (folder / "run" / "result.json").write_text(
-            text if r.random() < 0.8 else text[: r.randrange(len(text))]
-        )
+        text = text if r.random() < 0.8 else text[: r.randrange(len(text))]
+        (folder / "run" / "result.json").write_text(text)
         return [f"--report={folder / 'run'}", f"--output_dir={folder / 'out'}"]
 
     def space_file(self, r: random.Random, folder: Path) -> list[str]:
-        good = {
-            "rank": {"choice": [2, 4]},
-            "lac_steps": {"int": [2, 4]},
-            "lac_learning_rate": {"loguniform": [0.001, 0.1]},
-        }
-        bad = changed(good, r)
+        rates = {"loguniform": [0.001, 0.1]}
+        bad = changed(
+            {"rank": {"choice": [2, 4]}, "lac_steps": {"int": [2, 4]}, "lac_learning_rate": rates}, r
+        )
         bad["lac_nothing"] = 1  # never runs: a sweep starts Ray
         (folder / "s.yaml").write_text(json.dumps(bad, default=str))
         run = [a for a in self._plain_run(folder) if not a.startswith("--unlearn")]

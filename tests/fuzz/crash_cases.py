@@ -130,27 +130,17 @@ def _verdict(out: Path, before: dict[str, str] | None, kind: int) -> str:
         return "the user's file is damaged"
     now = state(out)
     if now is None:
-        left = [
-            path
-            for path in out.rglob("*.pth")
-            if not any(part.startswith(".") for part in path.relative_to(out).parts)
-        ]
-        return (
-            "as before"
-            if before is None and not left
-            else "without a result, which the next run says"
-            if before
-            else "half"
-        )
+        if before:
+            return "without a result, which the next run says"
+        left = [path.relative_to(out).parts for path in out.rglob("*.pth")]
+        is_half = any(not any(part.startswith(".") for part in parts) for parts in left)
+        return "half" if is_half else "as before"
     if now == before:
         return "as before"
     try:
         seed = json.loads((out / "result.json").read_text())["seed"]
-        return (
-            "the whole new result"
-            if whole(out, 2)
-            else f"mixed: seed {seed}, {sorted(p.name for p in out.iterdir())}"
-        )
+        mixed = f"mixed: seed {seed}, {sorted(p.name for p in out.iterdir())}"
+        return "the whole new result" if whole(out, 2) else mixed
     except Exception as error:
         return f"mixed: {error}"
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
@@ -44,19 +45,15 @@ def here(monkeypatch):
     monkeypatch.setattr("recbole_unlearn.cluster.session", lambda *args: contextlib.nullcontext(True))
 
 
-@pytest.fixture
-def space(tmp_path):
-    """``space(text)``: the path of a search space."""
-
-    def write(text):
-        (tmp_path / "space.yaml").write_text(text)
-        return str(tmp_path / "space.yaml")
-
-    return write
+def space(text):
+    """The path of a search space."""
+    path = Path("space.yaml").resolve()
+    path.write_text(text)
+    return str(path)
 
 
 @pytest.fixture
-def small(settings, space):
+def small(settings):
     """Settings of a small sweep of obliviate."""
     text = "rank: {choice: [2, full]}\nlac_steps: {choice: [4, 8]}\nlac_learning_rate: {loguniform: [0.001, 0.1]}\n"
     sweep = {"tune": True, "space": space(text), "trials": 3, "unlearn": "obliviate", "report": "none"}
@@ -103,7 +100,7 @@ def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
     ("method", "text"),
     [("finetune", "finetune_epochs: {grid: [1, 3]}"), ("obliviate", "lac_steps: {grid: [4, 8]}")],
 )
-def test_a_sweep_of_a_sequential_model(here, settings, space, tmp_path, method, text):
+def test_a_sweep_of_a_sequential_model(here, settings, tmp_path, method, text):
     """Grid search with the retrained model's target, chosen by validation windows."""
     del settings["embedding_size"]
     own = settings | {
@@ -141,7 +138,7 @@ def test_the_same_seed_gives_the_same_sweep_also_when_it_was_cut_short(here, sma
         assert len(calls) == 2 + 2  # the first of the trials was not done again
 
 
-def test_failing_trials_are_named_and_the_others_count(here, small, space, tmp_path):
+def test_failing_trials_are_named_and_the_others_count(here, small, tmp_path):
     small |= {"searcher": "grid", "lac_batch_size": 64}
     outcome = sweep(small, space=space("lac_learning_rate: {grid: [0.01, 1.0e+30]}\n"))
     assert [record["state"] for record in outcome.result["trials"]] == ["finished", "failed"]
