@@ -98,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str]) -> int:
     if arguments[:1] == ["requests"]:
-        from recbole_unlearn.state import main as requests
+        from recbole_unlearn import state
 
-        return requests(arguments[1:], parse, _model)
+        return state.main(arguments[1:], parse, _model)
     if "--version" in arguments:
         print(f"recbole-unlearn {__version__}")
         return 0
@@ -127,15 +127,16 @@ def _run(values: dict[str, Any]) -> int:
     files = values.pop("config_files", None)
     files = files.split() if isinstance(files, str) and "," not in files else settings.as_list(files)
     model, dataset = _model(values.pop("model", None)), values.pop("dataset", None)
-    result: Any
+    run: Any
     if values.get("tune"):
-        from recbole_unlearn.tuning import tune_unlearn
+        from recbole_unlearn import tuning
 
-        result, written = tune_unlearn(model, dataset, config_files=files, config_dict=values), "tune.json"
+        run, written = tuning.tune_unlearn, "tune.json"
     else:
-        from recbole_unlearn.quick_start import run_unlearn
+        from recbole_unlearn import quick_start
 
-        result, written = run_unlearn(model, dataset, config_files=files, config_dict=values), "result.json"
+        run, written = quick_start.run_unlearn, "result.json"
+    result = run(model, dataset, config_files=files, config_dict=values)
     with saying(f"the result was written before, to {result.output_dir}."):
         print(f"\n{result}\n{result.output_dir / written}")
     return 0
@@ -143,10 +144,10 @@ def _run(values: dict[str, Any]) -> int:
 
 def _grid(values: dict[str, Any]) -> int:
     """`--grid=FILE`: the runs of a grid that have no result yet, and the tables of all of them."""
-    from recbole_unlearn.grid import run_grid
+    from recbole_unlearn import grid
 
     try:
-        result = run_grid(values.pop("grid"), config_dict=values)
+        result = grid.run_grid(values.pop("grid"), config_dict=values)
     except KeyboardInterrupt as stop:
         stop.args = ("finished cells are kept, and the same command continues.",)
         raise
@@ -159,7 +160,7 @@ def _grid(values: dict[str, Any]) -> int:
 
 def _compare(values: dict[str, Any]) -> int:
     """`--report=DIR1,DIR2,...`: one page over the results in those directories, or in directories below them."""
-    from recbole_unlearn.report import results_in, write_comparison
+    from recbole_unlearn import report
 
     others = sorted(set(values) - {"report", "output_dir"})
     if others:
@@ -169,7 +170,8 @@ def _compare(values: dict[str, Any]) -> int:
         )
     names = [Path(name) for name in settings.as_list(values["report"])]
     target = Path(values.get("output_dir") or ".") / "comparison.html"
-    print(write_comparison([found for name in names for found in results_in(name)], target, grids=names))
+    found = [one for name in names for one in report.results_in(name)]
+    print(report.write_comparison(found, target, grids=names))
     return 0
 
 

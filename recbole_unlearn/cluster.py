@@ -1,8 +1,7 @@
 """Ray: a session on this machine or on a cluster, and independent pieces of work on it.
 
-Ray is imported here only, and only when work is to run on it. :func:`session` connects to a cluster, or starts Ray on
-this machine for as long as it is needed; :class:`Workers` does a list of pieces of work, one after the other in this
-process or on Ray. A piece of work carries its data with it: no shared disk is assumed.
+Ray is imported here only, and only when work is to run on it. A piece of work carries its data with it: no shared
+disk is assumed.
 """
 
 from __future__ import annotations
@@ -40,9 +39,8 @@ def import_ray() -> Any:
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module("pyarrow")
     except ModuleNotFoundError as error:
-        raise UnlearnError(
-            'Ray is not installed; use pip install "recbole-unlearn[tune]", or --workers=1 to do without.'
-        ) from error
+        how = 'use pip install "recbole-unlearn[tune]", or --workers=1 to do without.'
+        raise UnlearnError(f"Ray is not installed; {how}") from error
     except ImportError as error:
         raise UnlearnError(f"Ray cannot be used here: {_reason(error)}. {GO_TOGETHER}") from error
     return ray
@@ -54,13 +52,11 @@ def import_tune() -> Any:
     try:
         return importlib.import_module("ray.tune")
     except ModuleNotFoundError as error:
-        raise UnlearnError(
-            f'Ray Tune is not installed ({error}); use pip install "recbole-unlearn[tune]".'
-        ) from error
+        how = 'use pip install "recbole-unlearn[tune]".'
+        raise UnlearnError(f"Ray Tune is not installed ({error}); {how}") from error
     except (ImportError, AttributeError) as error:
-        raise UnlearnError(
-            f"Ray Tune of Ray {ray.__version__} cannot be used here: {_reason(error)}. {GO_TOGETHER}"
-        ) from error
+        what = f"Ray Tune of Ray {ray.__version__}"
+        raise UnlearnError(f"{what} cannot be used here: {_reason(error)}. {GO_TOGETHER}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -88,9 +84,7 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
         host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
         if colon and port.isdigit():  # refuse a host that does not answer; Ray itself tries for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-        with (
-            own_handlers()
-        ):  # Ray's handler of SIGTERM would end a command with Ray's exit code and no message
+        with own_handlers():  # with Ray's own, SIGTERM would end a command with no message
             ray.init(**options)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError) as error:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
@@ -104,13 +98,10 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
 
 
 class Workers:
-    """Does independent pieces of work.
+    """Does independent pieces of work, one after the other in this process or on Ray.
 
-    Args:
-        number: pieces at a time. 1 never starts Ray; None starts it if that saves time, judged by the time of the
-            first piece.
-        address: of a Ray cluster, which is then always used.
-
+    ``number`` pieces at a time: 1 never starts Ray; None starts it if that saves time, judged by the time of the
+    first piece. A Ray cluster at ``address`` is always used.
     """
 
     def __init__(self, number: int | None = 1, address: str | None = None) -> None:
@@ -125,9 +116,9 @@ class Workers:
         """
         left = list(range(len(pieces)))
         seconds: float | None = None  # of the last piece
+        result: Any
         while left and not self._ray_pays(len(left), seconds):
             start = time.perf_counter()
-            result: Any
             try:
                 result = work(*pieces[left[0]])
             except Exception as error:
@@ -150,7 +141,7 @@ class Workers:
         if self.number is not None or seconds is None:
             return (self.number or 1) > 1 and left > 1
         rounds = -(-left // _idle_cores())
-        return (left - rounds) * seconds > START_SECONDS and _installed()
+        return (left - rounds) * seconds > START_SECONDS and importlib.util.find_spec("ray") is not None
 
     def _on_ray(
         self, work: Callable[..., Any], pieces: Sequence[tuple], left: Sequence[int]
@@ -192,10 +183,6 @@ def _idle_cores() -> int:
     """Cores that other processes leave free; this process itself counts as one in the load."""
     others = max(0.0, os.getloadavg()[0] - 1.0) if hasattr(os, "getloadavg") else 0.0
     return max(1, round((os.cpu_count() or 1) - others))
-
-
-def _installed() -> bool:
-    return importlib.util.find_spec("ray") is not None
 
 
 def _with_threads(threads: int, work: Callable[..., Any], piece: tuple) -> Any:

@@ -1,11 +1,10 @@
 """The log of a run, progress bars, and the signals that stop a command.
 
 RecBole logs through Python's root logger, so handlers are added there for the time of a run. RecBole's own lines
-(epochs, losses, validation scores) go to OUTPUT_DIR/run.log; the screen shows ours, and all warnings. Lines contain
-counts of users, never their names.
+(epochs, losses, validation scores) go to OUTPUT_DIR/run.log; the screen shows ours, and all warnings.
 
-Ctrl-C and SIGTERM end a command in the same way: by an exception, so that all files of the run are cleaned up.
-:func:`stopping` is for the command line only; the signal handlers of a Python caller are not changed.
+Ctrl-C and SIGTERM end a command by an exception, so that all files of the run are cleaned up. :func:`stopping` is for
+the command line only; the signal handlers of a Python caller are not changed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class _OneLine(logging.Formatter):
     """One line per message, without RecBole's colours."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name is logging's
-        """The line, without a traceback."""
         return " ".join(_COLOURS.sub("", super().formatMessage(record)).split("\n"))
 
 
@@ -64,9 +62,8 @@ class LogFile(logging.FileHandler):
         try:
             return os.fdopen(os.open(self.baseFilename, flags, 0o666), "a", encoding=self.encoding)
         except OSError as error:
-            raise UnlearnError(
-                f"Cannot write the log {self.baseFilename}: {error.strerror}. Remove it, or choose another directory."
-            ) from error
+            why = f"{error.strerror}. Remove it, or choose another directory."
+            raise UnlearnError(f"Cannot write the log {self.baseFilename}: {why}") from error
 
 
 @contextlib.contextmanager

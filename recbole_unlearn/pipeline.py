@@ -17,7 +17,7 @@ import pandas as pd
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
-from recbole_unlearn import settings
+from recbole_unlearn import measures, results, settings
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.data import (
     INJECTED,
@@ -35,35 +35,16 @@ from recbole_unlearn.data import (
 )
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, Trained, write_json
-from recbole_unlearn.measures import (
-    EXACT,
-    Measured,
-    Measurement,
-    compare,
-    difficulty,
-    paired_errors,
-    provisional,
-)
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.progress import CLEAN, PLACEBO, MethodPhase, Plan, log_figures, log_request
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.results import (
-    ORIGINAL,
-    RETRAINED,
-    UNLEARNED,
-    Forgotten,
-    PhaseResult,
-    Placebo,
-    Provisional,
-    RunResult,
-    record,
-)
+from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult, record
 from recbole_unlearn.results.disclosure import Discretion
 from recbole_unlearn.results.record import Evidence
 from recbole_unlearn.results.table import frame, notebook_html, table
 from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose, forget_neighbours
+from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose, forget_neighbours, loaded
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +80,7 @@ class UnlearnResult:
 class _Phase:
     """A measured model, the time to make it, and the measured model that it started from."""
 
-    measured: Measured
+    measured: measures.Measured
     seconds: float | None
     from_cache: bool
     start: _Phase | None = None  # None for an original
@@ -157,8 +138,8 @@ class Pipeline:
                 loaded=self.checkpoint is not None, placebo=self.evaluation.placebo,
             )  # fmt: skip
             self.prepare(forget)
-            test = loaders(self.config, self.data.retain)
-            self.measurement = Measurement(self.config, self.data, test, self.evaluation.demotion_negatives)
+            test, number = loaders(self.config, self.data.retain), self.evaluation.demotion_negatives
+            self.measurement = measures.Measurement(self.config, self.data, test, number)
             if not self.methods[0].method.own_original:
                 self._measure_original(*self._original)
             done = [self._run_method(phase) for phase in self.methods]
@@ -176,6 +157,9 @@ class Pipeline:
             self.plan.methods = self.methods = self.methods[:1]
         if not is_injected(forget):
             self.trainings.protect(self.data)
+        counts = self.data.summary()
+        own = {key: counts.pop(key) for key in ("source", "interactions", "users", "items")}
+        self._exact_size = results.Forgotten(**own, counts=counts)
         self.discretion = Discretion.of(self.data, self.evaluation.min_group)
         log_request(self.config, self.data, self.forgotten, self.discretion.withheld)
         self._announce({"full": self.data.full, "retain": self.data.retain}, len(self.data.forget) > 0)
@@ -197,20 +181,18 @@ class Pipeline:
         source = load(self.config)
         clean = source.splits
         self._announce({CLEAN: clean})
-        scorer = self._clean_scorer(clean) if options.inject_mode == "informed" else None
+        scorer: Scorer | None = None
+        if options.inject_mode == "informed":  # a model of the clean data chooses the items, and nothing else
+            self._begin(CLEAN)
+            trainer, _ = self.trainings.trainer(self.config, clean, CLEAN)
+            scorer = lambda users: trainer.batch_scores(clean.batch(users), clean.train)  # noqa: E731
         full, located = inject(clean, options, self.config["seed"], scorer)
         return divide(full, located, f"{INJECTED} {options.inject_mode}", source.clock)
 
-    def _clean_scorer(self, clean: Splits) -> Scorer:
-        """The scores of a model of the clean data, which chooses the injected items and nothing else."""
-        self._begin(CLEAN)
-        trainer, _ = self.trainings.trainer(self.config, clean, CLEAN)
-        return lambda users: trainer.batch_scores(clean.batch(users), clean.train)
-
     @property
-    def forgotten(self) -> Forgotten:
+    def forgotten(self) -> results.Forgotten:
         """The size of the request, as far as it may be shown."""
-        return self.discretion.forgotten(_forgotten(self.data))
+        return self.discretion.forgotten(self._exact_size)
 
     def _announce(self, splits: Mapping[str, Splits], changes: bool = True) -> None:
         """Log the plan; before noise is injected, the size of D is an estimate."""
@@ -243,9 +225,7 @@ class Pipeline:
         trained = None if self.checkpoint is None else self.checkpoint.trained
         if trained is None:
             return self.trainings.trainer(self.config, self.data.full, ORIGINAL)
-        model = build_model(self.config, self.data.full)
-        trained.load_into(model)
-        return compose(PhaseTrainer, self.config, model, ORIGINAL), trained
+        return loaded(self.config, self.data.full, ORIGINAL, trained), trained
 
     @functools.cached_property
     def _plain_original(self) -> _Phase:
@@ -255,7 +235,7 @@ class Pipeline:
     def _measure_original(self, trainer: PhaseTrainer, made: Trained | Outcome) -> _Phase:
         """The original of the run: its hash, how difficult the request is for it, and its figures."""
         self.evidence.add_model("original", trainer.model, self.config)
-        self.difficulty = difficulty(trainer.model, self.data, self.config["seed"])
+        self.difficulty = measures.difficulty(trainer.model, self.data, self.config["seed"])
         self.phases[ORIGINAL] = self._measure(ORIGINAL, trainer, made)
         return self.phases[ORIGINAL]
 
@@ -311,16 +291,14 @@ class Pipeline:
         if self.methods[0].method.exact and RETRAINED not in self.phases and len(self.data.forget):
             self.phases[RETRAINED] = self.phases[UNLEARNED]
         phases, errors = self._phase_results(), {}
-        if (
-            RETRAINED in self.phases
-        ):  # how sure it is that retraining moved affected users from a phase's start
+        if RETRAINED in self.phases:  # how sure it is that retraining moved affected users from a start
             target = self.phases[RETRAINED].measured
             starts = {name: phase.start or phase for name, phase in self.phases.items()}
-            errors = {name: paired_errors(start.measured, target) for name, start in starts.items()}
+            errors = {name: measures.paired_errors(start.measured, target) for name, start in starts.items()}
         self.evidence.add_model("result", trainer.model, self.config)
         result = record.build(
             self.config,
-            _forgotten(self.data),
+            self._exact_size,
             phases,
             difficulty=self.difficulty,
             certificates=outcome.certificates,
@@ -345,19 +323,19 @@ class Pipeline:
         measured = {name: phase.measured for name, phase in self.phases.items()}
         distributions = self.measurement.distributions(measured)
         distances = functools.partial(self.measurement.distances, retrained=measured.get(RETRAINED))
-        results = {}
+        found = {}
         for name, phase in self.phases.items():
             start = None if phase.start is self.phases[ORIGINAL] else phase.start
-            results[name] = phase.result(
+            found[name] = phase.result(
                 distances(phase.measured),
                 masked=phase.measured.masked,
                 groups=phase.measured.groups,
                 before=None if start is None else start.result(distances(start.measured)),
                 distribution=distributions.get(name),
             )
-        return results
+        return found
 
-    def _placebo(self, outcomes: Iterable[Outcome]) -> Placebo | None:
+    def _placebo(self, outcomes: Iterable[Outcome]) -> results.Placebo | None:
         """The method on the retrained model, measured: one unlearning, no training."""
         first = self.methods[0]
         trained = next((one.trained for one in outcomes if one.trained is not None), None)
@@ -372,20 +350,21 @@ class Pipeline:
         trainer.run(task)
         retrained = self.phases[RETRAINED].measured
         measured = self.measurement.measure(trainer, retrained)
-        return compare(self.phases[UNLEARNED].measured, measured, retrained)
+        return measures.compare(self.phases[UNLEARNED].measured, measured, retrained)
 
-    def _provisional(self, certificates: Mapping[str, Any]) -> Provisional | None:
+    def _provisional(self, certificates: Mapping[str, Any]) -> results.Provisional | None:
         """A provisional judgement of the unlearned model when no retrained model was asked for."""
         if RETRAINED in self.phases or len(self.data.forget) == 0:
             return None
         if certificates.get("exact"):
-            return EXACT
+            return measures.EXACT
         # It replaces retraining by a simple ranker, which cannot rank by the history that a sequential model reads.
         if self.discretion.few or isinstance(self.data.retain, SequenceSplits):
             return None
         before, after = (self.phases[name].measured.seen for name in (ORIGINAL, UNLEARNED))
         least = 1 if self.discretion.shows_all else self.evaluation.min_group
-        return provisional(self.measurement.questions, self.data, before, after, least, self.config["seed"])
+        questions, seed = self.measurement.questions, self.config["seed"]
+        return measures.provisional(questions, self.data, before, after, least, seed)
 
     def _write(self, result: RunResult, trainer: UnlearnTrainer) -> None:
         """The unlearned model, result.json and the report; cached models that saw S are removed."""
@@ -398,21 +377,15 @@ class Pipeline:
         self.trainings.forget(self.data)
         logger.info("Result: %s", self.home / "result.json")
         if self.run_settings.report != "none":
-            from recbole_unlearn.report import write_report  # imports plotly
+            from recbole_unlearn import report  # imports plotly
 
-            page = write_report(result, self.directory, self.config.external_config_dict)
+            page = report.write_report(result, self.directory, self.config.external_config_dict)
             logger.info("Report: %s", self.home / page.name)
 
 
 def is_injected(forget: Any) -> bool:
     """Whether noise is injected instead of reading a request."""
     return isinstance(forget, str) and forget == INJECTED
-
-
-def _forgotten(data: UnlearnData) -> Forgotten:
-    counts = data.summary()
-    own = {key: counts.pop(key) for key in ("source", "interactions", "users", "items")}
-    return Forgotten(**own, counts=counts)
 
 
 def planned_methods(config: UnlearnConfig) -> list[MethodPhase]:

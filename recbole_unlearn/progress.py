@@ -1,9 +1,7 @@
-"""Messages of a run about its work: the plan and its time, the size of the request, the main figures of each model.
+"""Messages of a run: its plan and time, the size of the request, the main figures of each model.
 
-A :class:`Plan` knows the phases of a run. The time of an epoch is measured, since it is unknown before the first one:
-all trainings of a run have the same model, and an epoch takes time in proportion to its interactions. Early stopping
-shortens trainings, so estimates are upper limits. Work other than training is not estimated.
-
+The time of an epoch is measured: all trainings of a run have the same model, and an epoch takes time in proportion to
+its interactions. Early stopping shortens trainings, so estimates are upper limits; only training is estimated.
 Messages have counts, never names of users; figures of few users were rounded or removed before.
 """
 
@@ -35,12 +33,12 @@ _DIMENSIONS, _BATCH = 64, 8192  # quicker values for models that machine.yaml do
 
 @dataclasses.dataclass(frozen=True)
 class MethodPhase:
-    """A method of a run: the name of its phase, its class and settings, and how often it ran before in the run."""
+    """A method of a run."""
 
-    name: str
+    name: str  # of the phase
     method: type[UnlearnTrainer]
     settings: Any
-    repeat: int = 0
+    repeat: int = 0  # how often the method ran before in the run
 
     @property
     def own_original(self) -> str:
@@ -50,7 +48,7 @@ class MethodPhase:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One phase: its name, a description, and its training if it has one."""
+    """One phase, with its training if it has one."""
 
     name: str
     what: str
@@ -80,11 +78,9 @@ class Plan:
     _pace: float | None = None  # seconds for one interaction of one epoch
     _advised: bool = False
 
-    @property
-    def stops_early(self) -> bool:
-        """Whether early stopping can end a training before its last epoch."""
-        config = self.config
-        return 0 < config["eval_step"] * (config["stopping_step"] + 1) < config["epochs"]
+    def __post_init__(self) -> None:
+        last = self.config["eval_step"] * (self.config["stopping_step"] + 1)
+        self._limit = "at most " if 0 < last < self.config["epochs"] else ""  # where trainings can stop early
 
     def announce(
         self, full: int, retain: int, changes: bool, has: Callable[[UnlearnConfig, str], bool]
@@ -96,14 +92,14 @@ class Plan:
         """
         first_time, self.steps = not self.steps, self.phases(full, retain, changes, has)
         if first_time:
-            phases = []
-            for number, step in enumerate(self.steps, 1):
-                about = "cached" if step.cached else self._epochs(step)
-                phases.append(f"{number} {step.what}" + (f" ({about})" if about else ""))
-            logger.info(
-                "Plan for %s on %s, with %s: %s.",
-                self.config["model"], self.config["dataset"], self.source, ", ".join(phases),
-            )  # fmt: skip
+            phases = [f"{number} {step.what}" for number, step in enumerate(self.steps, 1)]
+            for at, step in enumerate(self.steps):
+                if step.cached or step.epochs:
+                    phases[at] += (
+                        " (cached)" if step.cached else f" ({self._limit}{counted(step.epochs, 'epoch')})"
+                    )
+            model, dataset = self.config["model"], self.config["dataset"]
+            logger.info("Plan for %s on %s, with %s: %s.", model, dataset, self.source, ", ".join(phases))
 
     def phases(
         self, full: int, retain: int, changes: bool, has: Callable[[UnlearnConfig, str], bool]
@@ -112,8 +108,9 @@ class Plan:
         config, first = self.config, self.methods[0].method
         closed_form = config["MODEL_TYPE"] == ModelType.TRADITIONAL
         epochs = 0 if closed_form else int(config["epochs"])
-        original = Step(ORIGINAL, "train original", epochs, full, has(config, "full"))
-        original = Step(ORIGINAL, "measure the original") if self.loaded else original
+        original = Step(ORIGINAL, "measure the original")
+        if not self.loaded:
+            original = Step(ORIGINAL, "train original", epochs, full, has(config, "full"))
         steps = [Step(CLEAN, "train clean", epochs, retain, has(config, CLEAN))] if self.informed else []
         steps += [] if first.own_original else [original]
         for position, phase in enumerate(self.methods):
@@ -138,18 +135,13 @@ class Plan:
             steps.append(Step(PLACEBO, f"{first.name} on the retrained model, as a placebo"))
         return steps
 
-    def _epochs(self, step: Step) -> str:
-        if not step.epochs:
-            return ""
-        return ("at most " if self.stops_early else "") + counted(step.epochs, "epoch")
-
     def begin(self, name: str) -> None:
         """Log that the phase of this name begins."""
         self._at = next(position for position, step in enumerate(self.steps) if step.name == name)
         step = self.steps[self._at]
         parts = [f"Phase {self._at + 1} of {len(self.steps)}: {step.what}"]
         if step.work:
-            parts.append(self._epochs(step))
+            parts.append(self._limit + counted(step.epochs, "epoch"))
             parts += [] if self._pace is None else [f"about {duration(step.work * self._pace)}"]
         rest = self._rest()
         later = f" (about {duration(rest)} of training after it)" if rest else ""
@@ -173,50 +165,41 @@ class Plan:
         if spent < self._next or left < _RELIABLE:
             return
         self._next = spent + min(_SELDOM, max(_AGAIN, spent))
-        limit = "at most about" if self.stops_early else "about"
         rest = self._rest()
         more = f", and {duration(rest)} of training after it" if rest else ""
         with tqdm.external_write_mode():  # keeps a progress bar on the screen intact
-            logger.info("Training %s: %s %s left%s.", self._label, limit, duration(left), more)
+            logger.info("Training %s: %sabout %s left%s.", self._label, self._limit, duration(left), more)
             if left + rest > LONG and not self._advised:
                 self._advised = True
                 logger.info("This run may take %s. %s", duration(left + rest), self.quicker(left + rest))
 
     def quicker(self, seconds: float) -> str:
-        """A sentence on settings that make a run of ``seconds`` quicker.
+        """Settings that make a run of ``seconds`` quicker: those of machine.yaml, or smaller rows and larger batches.
 
-        They are those of `properties/grid/machine.yaml` for the model, on this dataset if possible; otherwise smaller
-        rows and larger batches. A loaded model has its size, and retraining it with other settings would not be
-        comparable.
+        A loaded model has its size, and retraining it with other settings would not be comparable.
         """
-        config = self.config
+        if self.loaded and self.methods[0].method.exact:
+            return "--unlearn=obliviate does not train again."
         if self.loaded:
-            exact = self.methods[0].method.exact
-            none = "Without retrain in --compare, nothing is trained again."
-            return "--unlearn=obliviate does not train again." if exact else none
-        model, dataset = config["model"], config["dataset"]
+            return "Without retrain in --compare, nothing is trained again."
+        config, model, dataset = self.config, self.config["model"], self.config["dataset"]
         grids = read_yaml(properties_dir() / "grid" / "machine.yaml")["grids"]
         fitting = [grid for grid in grids if model in grid["models"] and "settings" in grid]
-        changes, source = {}, ""
-        if fitting:
-            grid = min(fitting, key=lambda grid: dataset not in grid["datasets"])
+        grid = min(fitting, key=lambda grid: dataset not in grid["datasets"], default=None)
+        if grid is not None and config["epochs"] > grid["settings"]["epochs"]:
+            changes = grid["settings"]
             where = dataset if dataset in grid["datasets"] else grid["datasets"][0]
             source = f", as this project has them for {model} on {where}"
-            if config["epochs"] > grid["settings"].get("epochs", 0):
-                changes = {key: value for key, value in grid["settings"].items() if config[key] != value}
-        if not changes:
+        else:
+            size, batch = config["embedding_size"] or 0, config["train_batch_size"]
+            changes = {"embedding_size": min(size, _DIMENSIONS), "train_batch_size": max(batch, _BATCH)}
             source = ""
-            changes |= (
-                {"embedding_size": _DIMENSIONS} if (config["embedding_size"] or 0) > _DIMENSIONS else {}
-            )
-            changes |= {"train_batch_size": _BATCH} if config["train_batch_size"] < _BATCH else {}
-        if not changes:
-            return ""
+        changes = {key: value for key, value in changes.items() if value != (config[key] or 0)}
         flags = " ".join(f"--{key}={value}" for key, value in changes.items())
         now = ", ".join(str(config[key]) for key in changes)
         share = changes.get("epochs", config["epochs"]) / config["epochs"]
         then = f", about {duration(share * seconds)} or less" if share < 1 else ""
-        return f"Quicker{then}: {flags} (now {now}){source}."
+        return f"Quicker{then}: {flags} (now {now}){source}." if changes else ""
 
 
 def duration(seconds: float) -> str:
@@ -239,36 +222,33 @@ def log_request(
             "change.", data.done_earlier,
         )  # fmt: skip
         return
+    about = "about " if withheld else ""
+    total, users = counted(len(data.full.train), "training interaction"), counted(forget.users, "user")
     logger.info(
-        "%s with %s on %s: forgetting %s%d of %s, of %s and %s.",
-        config["unlearn"], config["model"], config["dataset"], "about " if withheld else "", forget.interactions,
-        counted(len(data.full.train), "training interaction"), counted(forget.users, "user"),
-        counted(forget.items, "item"),
-    )  # fmt: skip
+        f"{config['unlearn']} with {config['model']} on {config['dataset']}: forgetting {about}{forget.interactions} "
+        f"of {total}, of {users} and {counted(forget.items, 'item')}."
+    )
     if withheld is not None:
         logger.info(withheld.why)
-    counts = forget.counts
     if len(data.forget) == 0:
         logger.info(
             "The request hits validation and test interactions alone. No model was trained on them, so no weight has "
             "to change; they leave the retained data."
         )
-        return
-    if counts and (counts["valid_rows_removed"] or counts["test_rows_removed"]):
-        logger.warning(
-            "The request also hits %s and %s. No model trained on them; they are left out of those splits for every "
-            "phase.",
-            counted(counts["valid_rows_removed"], "validation interaction"),
-            counted(counts["test_rows_removed"], "test interaction"),
-        )  # fmt: skip
-    if counts and (counts["orphan_users"] or counts["orphan_items"]):
-        logger.warning(
-            "Without any training interaction left: %s and %s. They are treated as never seen, and %s of theirs left "
-            "out of utility.",
-            counted(counts["orphan_users"], "user"),
-            counted(counts["orphan_items"], "item"),
-            counted(counts["orphan_test_rows"], "test interaction"),
-        )  # fmt: skip
+    elif counts := forget.counts:
+        valid, test = counts["valid_rows_removed"], counts["test_rows_removed"]
+        if valid or test:
+            logger.warning(
+                "The request also hits %s and %s. No model trained on them; they are left out of those splits for "
+                "every phase.", counted(valid, "validation interaction"), counted(test, "test interaction"),
+            )  # fmt: skip
+        if counts["orphan_users"] or counts["orphan_items"]:
+            left_out = counted(counts["orphan_test_rows"], "test interaction")
+            logger.warning(
+                "Without any training interaction left: %s and %s. They are treated as never seen, and %s of theirs "
+                "left out of utility.",
+                counted(counts["orphan_users"], "user"), counted(counts["orphan_items"], "item"), left_out,
+            )  # fmt: skip
 
 
 def log_figures(name: str, phase: PhaseResult) -> None:

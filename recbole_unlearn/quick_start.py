@@ -36,7 +36,7 @@ from recbole_unlearn.files import Trained
 from recbole_unlearn.pipeline import UnlearnResult, begin, checked_settings
 from recbole_unlearn.recbole_compat import other_parameters, own_randomness
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.session import Arguments, Request, opened, own_threads
+from recbole_unlearn.session import Request, opened, own_threads
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import Trainings
 
@@ -69,18 +69,18 @@ def run_unlearn(
         config_dict: any further setting of RecBole or of the plugin.
 
     """
-    given = Arguments(
-        model, dataset, forget, unlearn, compare, checkpoint, config_files, output_dir, config_dict
-    )
-    with opened(given) as (pipeline, wanted):
-        if pipeline.config["tune"]:
-            raise UnlearnError(
-                "tune makes a sweep of runs: give --tune on the command line, or use tune_unlearn()."
-            )
-        if pipeline.config["grid"]:
-            raise UnlearnError(
-                "grid makes many runs: give --grid=FILE on the command line, or use run_grid()."
-            )
+    with opened(
+        model, dataset, forget=forget, unlearn=unlearn, compare=compare, checkpoint=checkpoint,
+        config_files=config_files, output_dir=output_dir, config_dict=config_dict,
+    ) as (pipeline, wanted):  # fmt: skip
+        for key, option, function in (
+            ("tune", "--tune", "tune_unlearn"),
+            ("grid", "--grid=FILE", "run_grid"),
+        ):
+            if pipeline.config[key]:
+                raise UnlearnError(
+                    f"{key} makes many runs: give {option} on the command line, or use {function}()."
+                )
         return pipeline.run(wanted)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,17 +12,9 @@ import pandas as pd
 import torch
 from recbole.utils import get_local_time
 
-from recbole_unlearn import settings
+from recbole_unlearn import files, settings
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import (
-    Checkpoint,
-    claimed,
-    made,
-    read_checkpoint,
-    refuse_overwriting,
-    refuse_result,
-    staged,
-)
+from recbole_unlearn.files import Checkpoint
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.pipeline import Pipeline, planned_methods
@@ -35,67 +26,49 @@ from recbole_unlearn.settings import UnlearnConfig
 Request: TypeAlias = str | Path | pd.DataFrame | dict | tuple
 
 
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """The arguments of :func:`~recbole_unlearn.quick_start.run_unlearn`."""
-
-    model: str | type | None = None
-    dataset: str | None = None
-    forget: Request | None = None
-    unlearn: str | None = None
-    compare: str | Sequence[str] | None = None
-    checkpoint: str | Path | None = None
-    config_files: Sequence[str] | None = None
-    output_dir: str | Path | None = None
-    config_dict: dict[str, Any] | None = None
-
-    def values(self) -> dict[str, Any]:
-        """All settings among them; an argument has priority over ``config_dict``."""
-        if not isinstance(
-            (self.config_dict or {}).get("forget", ""), str
-        ):  # the message must not print its values
-            raise UnlearnError(
-                "forget in config_dict has to be the name of a file. Give Python data as run_unlearn(forget=...)."
-            )
-        named = {
-            "unlearn": self.unlearn,
-            "compare": None if self.compare is None else settings.as_list(self.compare),
-            "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
-            "output_dir": None if self.output_dir is None else str(self.output_dir),
-            "forget": str(self.forget) if isinstance(self.forget, (str, Path)) else None,
-        }
-        return {**(self.config_dict or {}), **{k: v for k, v in named.items() if v is not None}}
-
-
 @contextlib.contextmanager
-def opened(given: Arguments, as_one: bool = True) -> Iterator[tuple[Pipeline, Any]]:
-    """A pipeline with its directory, log and threads, and the request.
+def opened(
+    model: str | type | None = None, dataset: str | None = None, *, forget: Request | None = None,
+    unlearn: str | None = None, compare: str | Sequence[str] | None = None, checkpoint: str | Path | None = None,
+    config_files: Sequence[str] | None = None, output_dir: str | Path | None = None,
+    config_dict: dict[str, Any] | None = None, as_one: bool = True,
+) -> Iterator[tuple[Pipeline, Any]]:  # fmt: skip
+    """A pipeline with its directory, log and threads, and the request; arguments have priority over ``config_dict``.
 
     With ``as_one`` the files of a run appear together when it has ended; a sweep writes its files one by one.
     Everything that can be refused without reading the data is refused here, before a file is written.
     """
+    values = dict(config_dict or {})
+    if not isinstance(values.get("forget", ""), str):  # the message must not print its values
+        raise UnlearnError(
+            "forget in config_dict has to be the name of a file. Give Python data as run_unlearn(forget=...)."
+        )
+    is_name = forget is None or isinstance(forget, (str, Path))
+    named: dict[str, Any] = {"unlearn": unlearn, "checkpoint": checkpoint, "output_dir": output_dir}
+    named |= {"forget": forget if is_name else None}
+    values |= {key: str(value) for key, value in named.items() if value is not None}
+    values |= {} if compare is None else {"compare": settings.as_list(compare)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(own_environment())
-        values = given.values()
-        model = given.model or values.get("model")
+        model = model or values.get("model")
         own = model if isinstance(model, type) else None
-        original = read_checkpoint(values["checkpoint"], own) if values.get("checkpoint") else None
-        config = configured(given.model, given.dataset, list(given.config_files or []), values, original)
+        original = files.read_checkpoint(values["checkpoint"], own) if values.get("checkpoint") else None
+        config = configured(model, dataset, list(config_files or []), values, original)
         check_methods(config)
         refuse_missing(config)
         run = settings.read(settings.RunSettings, config)
         cache = settings.read(settings.CacheSettings, config)
         name = f"{config['model']}-{config['dataset']}-{config['unlearn']}-{get_local_time()}"
         directory = Path(run.output_dir or Path("saved") / name)
-        refuse_overwriting(directory, config, original.path if original else None)
+        files.refuse_overwriting(directory, config, original.path if original else None)
         if as_one:
-            refuse_result(directory, run.replace)
-            place, home = stack.enter_context(staged(directory))
+            files.refuse_result(directory, run.replace)
+            place, home = stack.enter_context(files.staged(directory))
         else:
-            place = home = stack.enter_context(made(directory))
-            stack.enter_context(claimed(home))
+            place = home = stack.enter_context(files.made(directory))
+            stack.enter_context(files.claimed(home))
         if cache.cache:
-            stack.enter_context(made(cache.cache_dir))
+            stack.enter_context(files.made(cache.cache_dir))
         stack.enter_context(own_randomness())
         stack.enter_context(own_threads(run.threads))
         log = stack.enter_context(logging_to(place, config["state"] or "INFO"))
@@ -105,11 +78,10 @@ def opened(given: Arguments, as_one: bool = True) -> Iterator[tuple[Pipeline, An
             output_dir=str(place), checkpoint_dir=work, dataset_save_path=None,
             dataloaders_save_path=None, save_dataset=False, save_dataloaders=False,
         )  # fmt: skip
-        is_name = given.forget is None or isinstance(given.forget, (str, Path))
         pipeline: Pipeline | None = None
         try:
             pipeline = Pipeline(config, place, home, original)
-            yield pipeline, config["forget"] if is_name else given.forget
+            yield pipeline, config["forget"] if is_name else forget
         except UnlearnError:
             if pipeline is None or not pipeline.has_worked:  # a refusal leaves no file
                 log.take_back()
@@ -124,15 +96,12 @@ def check_methods(config: UnlearnConfig) -> None:
 
 
 def configured(
-    model: str | type | None,
-    dataset: str | None,
-    files: list[str],
-    values: dict[str, Any],
+    model: str | type | None, dataset: str | None, config_files: list[str], values: dict[str, Any],
     checkpoint: Checkpoint | None,
-) -> UnlearnConfig:
+) -> UnlearnConfig:  # fmt: skip
     """The config of a run; a checkpoint determines model and dataset."""
     if checkpoint is None:
-        return UnlearnConfig(model, dataset, files, values)
+        return UnlearnConfig(model, dataset, config_files, values)
     path = shown(checkpoint.path)
     for given, own, key in (
         (model or values.get("model"), checkpoint.model, "model"),
@@ -143,9 +112,8 @@ def configured(
             raise UnlearnError(
                 f"{path} is of the {key} {own}, not {name}: leave --{key} out, or give the right checkpoint."
             )
-    config = UnlearnConfig(
-        model or checkpoint.model, checkpoint.dataset, files, values, inherited=checkpoint.settings
-    )
+    model = model or checkpoint.model
+    config = UnlearnConfig(model, checkpoint.dataset, config_files, values, inherited=checkpoint.settings)
     _refuse_unnamed_data(config, checkpoint)
     method = config["unlearn"]
     if checkpoint.method is not None and method != checkpoint.method:

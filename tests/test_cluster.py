@@ -79,7 +79,7 @@ def test_one_piece_needs_no_ray(no_ray):
 def test_ray_is_started_when_it_pays(no_ray, monkeypatch, cores, load, pieces, expected):
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(cluster, "START_SECONDS", 0.03)
-    monkeypatch.setattr(cluster, "_installed", lambda: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert dict(Workers(None).do(waits, [(k,) for k in range(pieces)])) == {k: k for k in range(pieces)}
     assert no_ray == expected
@@ -87,7 +87,7 @@ def test_ray_is_started_when_it_pays(no_ray, monkeypatch, cores, load, pieces, e
 
 def test_without_ray_work_is_done_here(no_ray, monkeypatch):
     monkeypatch.setattr(cluster, "START_SECONDS", 0.0)
-    monkeypatch.setattr(cluster, "_installed", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     assert len(list(Workers(None).do(waits, [(1,)] * 4))) == 4
     assert no_ray == []

@@ -12,7 +12,7 @@ from recbole_unlearn import UnlearnConfig, cli, pipeline, run_unlearn, unlearn_m
 from recbole_unlearn.data import load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.results import Forgotten, PhaseResult, RunResult, table
-from recbole_unlearn.training import build_model, train, trainings
+from recbole_unlearn.training import build_model, train
 from recbole_unlearn.training import trainer as training_phase
 from tests.conftest import tiny_rows
 
@@ -373,7 +373,7 @@ def test_every_model_is_built_once(settings, monkeypatch):
     """The clean model and the original are scored by the model that was trained, not by a second one."""
     built = []
     make = training_phase.build_model
-    for module in (training_phase, trainings, pipeline):
+    for module in (training_phase, pipeline):
         monkeypatch.setattr(module, "build_model", lambda *args: (built.append(args), make(*args))[1])
     run_unlearn("BPR", "tiny", unlearn="obliviate", config_dict=settings | {"report": "none", "cache": False})
     assert len(built) == 3  # clean, original, unlearned

@@ -27,7 +27,7 @@ from recbole_unlearn.grid.plan import Cell, load
 from recbole_unlearn.log import logging_to, on_terminal, progress_bar
 from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.results.table import frame as frame_of
-from recbole_unlearn.session import Arguments, opened
+from recbole_unlearn.session import opened
 from recbole_unlearn.settings import RunSettings, UnlearnConfig, packaged, read
 from recbole_unlearn.text import counted, drawn, speed, wrapped
 
@@ -172,8 +172,10 @@ def run_cell(cell: Cell) -> dict[str, bytes]:
     """Do one run in a temporary directory; returns the content of its files by their names."""
     with tempfile.TemporaryDirectory(prefix="recbole-unlearn-") as work:
         folder = Path(work) / cell.name
-        given = Arguments(cell.model, cell.dataset, output_dir=folder, config_dict=cell.settings())
-        with opened(given) as (pipeline, wanted):
+        with opened(cell.model, cell.dataset, output_dir=folder, config_dict=cell.settings()) as (
+            pipeline,
+            wanted,
+        ):
             pipeline.run(wanted)
         found = sorted(path for path in folder.rglob("*") if path.is_file())
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}

@@ -146,7 +146,7 @@ class Measurement:
         taken = [one for one in measures() if one.is_distance == distances]
         if not isinstance(self.questions, HistoryQuestions):
             taken = [one for one in taken if not one.of_sequences]
-        elif distances and len(self.questions.deleted) == 0:  # sequences may have emptied pairs
+        if distances and len(self.questions.deleted) == 0:  # sequences may have emptied pairs
             taken = [one for one in taken if one.of_sequences]
         return {key: value for one in taken for key, value in one.of(view).items()}
 

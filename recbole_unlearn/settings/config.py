@@ -5,15 +5,15 @@ Order, later wins: RecBole's own defaults, then `properties/overall.yaml`, `mode
 A method's settings (`properties/method/NAME.yaml`) are kept apart, because one run may compare several
 methods that share a key; see :meth:`UnlearnConfig.method_values`.
 
-Three habits of RecBole's `Config` are left out on purpose: it reads `sys.argv` (also pytest's and
-Ray's), it calls `eval` on strings, and it silently keeps an unknown key. RecBole also checks few of its settings: a
-word instead of a number fails in the middle of a training, a batch size of 0 never ends, and a validation metric that
-is not measured is missed after the first epoch. All of these are refused here, before anything is loaded or trained.
+RecBole's `Config` reads `sys.argv` (also pytest's and Ray's), calls `eval` on strings and keeps unknown keys; this
+one does not. RecBole also checks few values: a word instead of a number fails in the middle of a training, a batch
+size of 0 never ends. All of these are refused here, before anything is loaded or trained.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -69,28 +69,18 @@ class _Trusted(dict[str, Any]):
 
 
 class UnlearnConfig(Config):
-    """RecBole's configuration with the settings of an unlearning run.
+    """RecBole's configuration with the settings of an unlearning run; the first four arguments are RecBole's.
 
-    Args:
-        model: name of a RecBole model, or a model class.
-        dataset: name of the dataset.
-        config_file_list: YAML files in RecBole's manner.
-        config_dict: settings that win over the files.
-        inherited: settings of an existing checkpoint. They win over all property files, and the user's settings win
-            over them; keys that neither RecBole nor the model knows are left out.
-
+    ``inherited`` are settings of an existing checkpoint. They win over all property files, and the user's settings
+    win over them; keys that neither RecBole nor the model knows are left out.
     """
 
     leaves_curves: bool = True  # see without_curves
 
     def __init__(
-        self,
-        model: str | type | None = None,
-        dataset: str | None = None,
-        config_file_list: list[str] | None = None,
-        config_dict: Mapping[str, Any] | None = None,
-        inherited: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, model: str | type | None = None, dataset: str | None = None, config_file_list: list[str] | None = None,
+        config_dict: Mapping[str, Any] | None = None, inherited: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.inherited = inherited if isinstance(inherited, _Trusted) else dict(inherited or {})
         try:
             super().__init__(model, dataset, config_file_list, config_dict)
@@ -152,9 +142,8 @@ class UnlearnConfig(Config):
                 "models; a model of your own is given as --model=package.module:Class, or as the class in Python."
             )
         if not isinstance(model, str) and not supported.is_recommender(model):
-            raise UnlearnError(
-                f"{model!r:.200} is not a model class of RecBole; derive it from one of its recommenders."
-            )
+            what = f"{model!r:.200} is not a model class of RecBole"
+            raise UnlearnError(f"{what}; derive it from one of its recommenders.")
         if not re.fullmatch(r"\w[\w.+-]{0,199}", str(dataset)):
             raise UnlearnError(f"dataset={dataset!r} is not a name; give the folder with --data_path.")
         try:
@@ -189,45 +178,37 @@ class UnlearnConfig(Config):
         chosen = self.method_names()
         known = read | set(self.inherited) | _keys_of(chosen)
         for key in self.external_config_dict:
-            if key not in known and (owners := _owners(key)):
-                raise UnlearnError(
-                    f"{key} is a setting of {', '.join(owners)}, but this run uses {', '.join(chosen)}."
-                )
+            if key not in known and (owners := ", ".join(_owners(key))):
+                raise UnlearnError(f"{key} is a setting of {owners}, but this run uses {', '.join(chosen)}.")
             if key not in known:
-                raise UnlearnError(
-                    f"Unknown setting {key!r}.{nearest(key, known)} --help lists all settings."
-                )
+                near = nearest(key, known)
+                raise UnlearnError(f"Unknown setting {key!r}.{near} --help lists all settings.")
         _refuse_impossible(self.external_config_dict, self.internal_config_dict, ours)
         # A model that exists was trained on one split of one dataset; no setting may draw another.
-        for key in [*dataset_arguments, "seed", "eval_args", "repeatable"]:
-            if key in self.inherited and key in self.external_config_dict:
-                old, new = self.inherited[key], self.external_config_dict[key]
-                if old != new:
-                    raise UnlearnError(
-                        f"{key}={new!r} differs from the checkpoint's {old!r}, so the data would be split "
-                        f"in another way than the model was trained on. Leave {key} out."
-                    )
-
-    def _is_chosen(self, key: str) -> bool:
-        """Whether a checkpoint or the user set ``key``."""
-        return key in self.inherited or key in self.external_config_dict
+        for key in sorted(self.inherited.keys() & {*dataset_arguments, "seed", "eval_args", "repeatable"}):
+            old, new = self.inherited[key], self.external_config_dict.get(key, self.inherited[key])
+            if old != new:
+                raise UnlearnError(
+                    f"{key}={new!r} differs from the checkpoint's {old!r}, so the data would be split in another way "
+                    f"than the model was trained on. Leave {key} out."
+                )
 
     def _init_device(self) -> None:
         """As RecBole, which writes ``gpu_id`` to CUDA_VISIBLE_DEVICES; where only the latter is set, it stays."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible is not None and not self._is_chosen("gpu_id"):
+        if visible is not None and "gpu_id" not in {**self.inherited, **self.external_config_dict}:
             self.final_config_dict["gpu_id"] = visible
         super()._init_device()
 
     def _set_default_parameters(self) -> None:
-        data_path = self.external_config_dict.get("data_path", self.inherited.get("data_path"))
+        chosen = {**self.inherited, **self.external_config_dict}
         super()._set_default_parameters()
-        if self.dataset == "ml-100k" and data_path:
+        if self.dataset == "ml-100k" and chosen.get("data_path"):
             # RecBole always takes its own copy of ml-100k; a folder the user names comes first.
-            folder = Path(data_path) / self.dataset
+            folder = Path(chosen["data_path"]) / self.dataset
             if folder.is_dir():
                 self.final_config_dict["data_path"] = str(folder)
-        if not self._is_chosen("show_progress") and not on_terminal():
+        if "show_progress" not in chosen and not on_terminal():
             self.final_config_dict["show_progress"] = False
 
     def method_names(self) -> list[str]:
@@ -277,11 +258,10 @@ class UnlearnConfig(Config):
         """A copy with some keys changed, for RecBole and for the methods of this run; this one is left as it is."""
         chosen = self.method_names()  # a worker is sent the method itself, and may not know one of its name
         of_methods = _keys_of(method.name for method in METHODS.all() if method.name in chosen)
-        for key in changes:
-            if key not in self.final_config_dict and key not in of_methods:
-                owners = ", ".join(_owners(key))
-                why = f"it is a setting of {owners}, which this run does not use" if owners else "unknown"
-                raise UnlearnError(f"{key} cannot be changed: {why}.")
+        for key in sorted(changes.keys() - self.final_config_dict.keys() - of_methods):
+            owners = ", ".join(_owners(key))
+            why = f"it is a setting of {owners}, which this run does not use" if owners else "unknown"
+            raise UnlearnError(f"{key} cannot be changed: {why}.")
         other = copy.copy(self)
         other.final_config_dict = {**self.final_config_dict, **changes}
         own = {key: value for key, value in changes.items() if key in of_methods}
@@ -331,8 +311,6 @@ class UnlearnConfig(Config):
 
 
 class _AnyModel(GeneralRecommender):
-    """A model without settings of its own."""
-
     input_type = InputType.PAIRWISE
 
 
@@ -371,8 +349,7 @@ def preset_of(name: str) -> str | None:
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a finished RecBole config that may be given to a new one.
 
-    Left out are keys RecBole derives again, paths to pickled data, and values that are not plain data
-    (a checkpoint read safely holds inert stand-ins there).
+    Without keys that RecBole derives again, and values that are not plain data (inert objects of a safe reading).
     """
     derived = {key for key, known in RECBOLE.items() if known.derived}
     kept = {key: value for key, value in values.items() if key not in derived and is_plain(value)}
@@ -417,13 +394,10 @@ def _keys_read_by(model_class: type) -> set[str]:
         module = inspect.getmodule(base)
         if module is None or base is object or module.__name__.startswith("torch"):
             continue
-        try:
-            source = inspect.getsource(module)
-        except (OSError, TypeError):
-            source = ""
         if not base.__module__.startswith("recbole."):
             keys.update(_words_in(base))
-        keys.update(re.findall(r"""config\[\s*["'](\w+)["']\s*\]""", source))
+        with contextlib.suppress(OSError, TypeError):  # a class without source
+            keys.update(re.findall(r"""config\[\s*["'](\w+)["']\s*\]""", inspect.getsource(module)))
     return keys
 
 
@@ -465,9 +439,8 @@ def _expected(key: str, value: Any, default: Any) -> tuple[str, bool]:
     if isinstance(default, dict):
         return "a mapping", isinstance(value, dict | None)
     if isinstance(default, list):
-        return "a list", isinstance(value, list | tuple | str | Integral | None) and not isinstance(
-            value, bool
-        )
+        kinds = list | tuple | str | Integral | None
+        return "a list", isinstance(value, kinds) and not isinstance(value, bool)
     if known.whole:
         return f"a whole number{least}", enough and isinstance(value, Integral)
     return f"a number{least}", enough or not isinstance(default, Real)
@@ -483,9 +456,8 @@ def _refuse_code_and_paths(config: Config) -> None:
         if not isinstance(names, (list, tuple)) or not all(
             isinstance(name, str) and re.fullmatch(r"\w[\w.+-]{0,99}", name) for name in names
         ):
-            raise UnlearnError(
-                f"{key}={config[key]!r} is not valid: expected a list of names, without paths."
-            )
+            why = "expected a list of names, without paths"
+            raise UnlearnError(f"{key}={config[key]!r} is not valid: {why}.")
 
 
 def refuse_unmeasured(config: Config) -> None:
@@ -493,7 +465,7 @@ def refuse_unmeasured(config: Config) -> None:
     metrics, topk = config["metrics"], config["topk"]
     if not metrics or not topk:
         raise UnlearnError(
-            "metrics and topk are empty, so nothing is measured. Use for example --metrics=NDCG."
+            "metrics or topk is empty, so nothing is measured. Use for example --metrics=NDCG."
         )
     name, at, cut = str(config["valid_metric"]).lower().partition("@")
     if name not in [metric.lower() for metric in metrics] or (at and cut not in map(str, topk)):

@@ -1,10 +1,8 @@
 """How a setting is declared, and how its value is read.
 
-A dataclass (in `groups.py` or in a method's file) declares each key once: its type, its help text, its limits and
-its :class:`Role`. Everything else that depends on a key is derived from that declaration: `--help`, how the command
-line reads it, whether it goes to `result.json`, whether a grid may set it. The *value* of a key is in one place only,
-`properties/*.yaml` (a method outside this package may give a default instead), so that `--help`, the documentation
-and a run always agree. :func:`read` takes the values from a config and checks them.
+A dataclass (in `groups.py` or in a method's file) declares each key once: type, help text, limits and :class:`Role`.
+`--help`, how the command line reads it, whether it goes to `result.json` and whether a grid may set it are derived
+from that. The *value* of a key is in `properties/*.yaml` only (a method outside this package may give a default).
 """
 
 from __future__ import annotations
@@ -56,13 +54,12 @@ class Declared:
         """The accepted values, in words."""
         if self.choices:
             return f"choose from {', '.join(self.choices)}"
-        text = " or ".join(
-            _TYPE_WORDS.get(t, t.__name__) for t in self.types if not (t is str and self.words)
-        )
-        if self.low is not None:
-            text += (
-                f", at least {self.low:g}" if self.high is None else f" from {self.low:g} to {self.high:g}"
-            )
+        kinds = [kind for kind in self.types if not (kind is str and self.words)]
+        text = " or ".join(_TYPE_WORDS.get(kind, kind.__name__) for kind in kinds)
+        if self.low is not None and self.high is not None:
+            text += f" from {self.low:g} to {self.high:g}"
+        elif self.low is not None:
+            text += f", at least {self.low:g}"
         return f"expected {text}" + (f", or {' or '.join(self.words)}" if self.words else "")
 
     def checked(self, value: Any) -> Any:
@@ -71,9 +68,8 @@ class Declared:
             return None
         if list in self.types:
             return as_list(value)
-        if isinstance(value, (int, float)) and not isinstance(
-            value, bool
-        ):  # YAML does not know which is meant
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            # YAML does not know which is meant.
             if self.types == (str,):
                 value = str(value)
             elif int not in self.types and float in self.types:
@@ -83,8 +79,8 @@ class Declared:
             allowed = self.choices or self.words
             fits = fits and (not allowed or value in allowed)
         elif fits and not isinstance(value, bool):  # false for nan
-            low, high = (-float("inf") if self.low is None else self.low), self.high
-            fits = low <= value <= (float("inf") if high is None else high)
+            fits = value == value and (self.low is None or self.low <= value)
+            fits = fits and (self.high is None or value <= self.high)
         if not fits:
             raise UnlearnError(f"{self.name}={value!r} is not valid: {self.expected()}.")
         return value

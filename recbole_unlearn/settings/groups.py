@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from recbole_unlearn.settings.declare import Role, setting
 
+# fmt: off
+
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
@@ -22,13 +24,11 @@ class RunSettings:
     )
     checkpoint: str | None = setting(
         "A checkpoint of RecBole to start from; model, dataset and settings are read from it.",
-        role=Role.PLACE,
-        per_run=False,
+        role=Role.PLACE, per_run=False,
     )
     output_dir: str | None = setting(
         "Where result.json, the log and the unlearned model go; by default a new folder in saved/.",
-        role=Role.PLACE,
-        per_run=False,
+        role=Role.PLACE, per_run=False,
     )
     replace: bool = setting(
         "Replace the result of an earlier run in OUTPUT_DIR; its unlearned model is removed.", role=Role.SPEED
@@ -39,14 +39,11 @@ class RunSettings:
     threads: int = setting("CPU threads of torch; a run with another number may differ.", low=1, high=1024)
     workers: int | None = setting(
         "Models trained at a time; 1 never starts Ray, empty starts it on this machine when that saves time.",
-        low=1,
-        role=Role.SPEED,
-        per_run=False,
+        low=1, role=Role.SPEED, per_run=False,
     )
     ray_address: str | None = setting(
         "A Ray cluster to work on (for example auto, or ray://HOST:10001); docs/many-runs.md.",
-        role=Role.PLACE,
-        per_run=False,
+        role=Role.PLACE, per_run=False,
     )
     tensorboard: bool = setting("Write training curves to OUTPUT_DIR/tensorboard.", role=Role.SPEED)
     log_mlflow: bool = setting(
@@ -69,8 +66,7 @@ class ForgetSettings:
     forget: str = setting(
         "A file of deletion requests (.csv, .tsv, .jsonl, .parquet; text also with .gz), or 'injected' for the "
         "paper's synthetic protocol.",
-        role=Role.PLACE,
-        per_run=False,
+        role=Role.PLACE, per_run=False,
     )
     on_missing: str = setting(
         "A request for an interaction that is not in the training data: stop, or skip it.",
@@ -85,8 +81,7 @@ class ForgetSettings:
     )
     inject_pool: float = setting(
         "injected, informed: share of a user's unseen items, lowest scores first, to draw from.",
-        low=0.0,
-        high=1.0,
+        low=0.0, high=1.0,
     )
 
 
@@ -96,14 +91,12 @@ class RecordSettings:
 
     request_id: str | None = setting(
         "A name for this run in result.json (letters, digits, -_.); a random one when empty.",
-        role=Role.SUBJECT,
-        per_run=False,
+        role=Role.SUBJECT, per_run=False,
     )
     hash_key: str | None = setting(
         "A file with the key of the hashes in result.json; when empty, RECBOLE_UNLEARN_KEY, or a key that is made in "
         "~/.config/recbole_unlearn.",
-        role=Role.PLACE,
-        per_run=False,
+        role=Role.PLACE, per_run=False,
     )
 
 
@@ -131,8 +124,7 @@ class TuneSettings:
     tune: bool = setting("Sweep over the method's settings instead of running it once.", per_run=False)
     space: str | None = setting(
         "A YAML file with the search space, or the name of a method whose space to use; the method's own when empty.",
-        role=Role.PLACE,
-        per_run=False,
+        role=Role.PLACE, per_run=False,
     )
     trials: int = setting("Trials of a sweep; grid search does all combinations instead.", low=1)
     searcher: str = setting(
@@ -151,8 +143,7 @@ class TuneSettings:
     tune_weight: float = setting("Weight of forgetting against utility.", low=0.0)
     resume: bool = setting(
         "Continue the sweep in OUTPUT_DIR; finished trials are not done again.",
-        role=Role.SPEED,
-        per_run=False,
+        role=Role.SPEED, per_run=False,
     )
 
 
@@ -177,6 +168,7 @@ class CacheSettings:
         "GiB to keep at most; the least recently used go first.", low=0.0, role=Role.SPEED
     )
 
+# fmt: on
 
 GROUPS: dict[str, type] = {
     "Run": RunSettings,
@@ -196,9 +188,7 @@ class Known(NamedTuple):
     whole: bool = False  # a whole number
     role: Role = Role.RESULT
     trains: bool = True  # False when it changes nothing in a trained model
-    derived: bool = (
-        False  # RecBole derives it for one process on one machine; never carried to another config
-    )
+    derived: bool = False  # RecBole derives it for one process on one machine; no other config gets it
     per_run: bool = True  # as in `Declared`
 
 

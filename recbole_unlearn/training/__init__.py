@@ -21,6 +21,7 @@ from recbole_unlearn.training.trainer import (
     build_model,
     check_finite,
     compose,
+    loaded,
     train,
     train_all,
     train_here,

@@ -13,7 +13,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from recbole.data.interaction import Interaction
@@ -29,6 +29,7 @@ from recbole_unlearn.log import progress_bar
 from recbole_unlearn.settings import UnlearnConfig, refuse_unmeasured
 from recbole_unlearn.training.fast_models import fast_class
 
+Weights: TypeAlias = dict[str, torch.Tensor]
 # Exceptions of RecBole's constructors for a setting of the wrong type or value.
 _BAD_SETTING = (
     ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError,
@@ -49,9 +50,8 @@ def build_model(config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
 
 def _not_built(what: str, error: Exception) -> UnlearnError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    return UnlearnError(
-        f"RecBole cannot build {what} with these settings: {reason}. Check the model's own settings."
-    )
+    problem = f"RecBole cannot build {what} with these settings: {reason}"
+    return UnlearnError(f"{problem}. Check the model's own settings.")
 
 
 def _missing_package(config: UnlearnConfig, error: ImportError) -> UnlearnError:
@@ -73,8 +73,7 @@ class EpochCurves:
     """Losses and validation scores of each epoch for the open W&B run, as `original/train/train_loss`.
 
     It replaces RecBole's `WandbLogger`, which gives all trainings of a run the same names, and sends the test figures
-    of every evaluation (a small request could be recognised in them) and the whole config with its paths. Without
-    W&B it sends nothing.
+    of every evaluation (a small request could be recognised in them) and the whole config with its paths.
     """
 
     def __init__(self, config: UnlearnConfig, label: str) -> None:
@@ -185,12 +184,8 @@ class PhaseTrainer(_Trainer):
         return Trained(state, optimizer, recbole_compat.other_parameters(self.model), epoch)
 
     def evaluate(
-        self,
-        eval_data: Any,
-        load_best_model: bool = True,
-        model_file: str | None = None,
-        show_progress: bool = False,
-    ) -> Any:
+        self, eval_data: Any, load_best_model: bool = True, model_file: str | None = None, show_progress: bool = False
+    ) -> Any:  # fmt: skip
         """RecBole's evaluation; the best model comes from memory, never from a pickle."""
         if load_best_model and self.best is not None:
             self.best.load_into(self.model)
@@ -220,6 +215,13 @@ class PhaseTrainer(_Trainer):
         return self._full_sort_batch_eval((batch, None, None, None))[1].cpu()
 
 
+def loaded(config: UnlearnConfig, splits: Splits, label: str, trained: Trained) -> PhaseTrainer:
+    """A trainer that holds a trained model of ``splits``."""
+    model = build_model(config, splits)
+    trained.load_into(model)
+    return compose(PhaseTrainer, config, model, label)
+
+
 def compose(cls: type[PhaseTrainer], config: UnlearnConfig, model: AbstractRecommender, label: str) -> Any:
     """An instance of ``cls`` mixed into the trainer RecBole uses for this model."""
     base = get_trainer(config["MODEL_TYPE"], config["model"])
@@ -244,16 +246,12 @@ class Job(NamedTuple):
     config: UnlearnConfig
     splits: Splits
     label: str
-    start: dict[str, torch.Tensor] | None = None
+    start: Weights | None = None
 
 
 def train_here(
-    config: UnlearnConfig,
-    splits: Splits,
-    label: str,
-    start: dict[str, torch.Tensor] | None = None,
-    watcher: Watcher | None = None,
-) -> tuple[PhaseTrainer, Trained]:
+    config: UnlearnConfig, splits: Splits, label: str, start: Weights | None = None, watcher: Watcher | None = None
+) -> tuple[PhaseTrainer, Trained]:  # fmt: skip
     """Train a new model on ``splits``, see :class:`Job`; also returns the trainer that holds it."""
     model = build_model(config, splits)
     if start is not None:
@@ -262,15 +260,9 @@ def train_here(
     return trainer, trainer.train(loaders(config, splits), watcher)
 
 
-def train(
-    config: UnlearnConfig,
-    splits: Splits,
-    label: str,
-    start: dict[str, torch.Tensor] | None = None,
-    watcher: Watcher | None = None,
-) -> Trained:
+def train(*job: Any, **more: Any) -> Trained:
     """As :func:`train_here`, without the trainer."""
-    return train_here(config, splits, label, start, watcher)[1]
+    return train_here(*job, **more)[1]
 
 
 def train_all(jobs: Sequence[Job]) -> list[Trained]:

@@ -21,31 +21,15 @@ import recbole
 import torch
 from recbole.data.dataset import Dataset
 
-from recbole_unlearn import __version__
+from recbole_unlearn import __version__, files
 from recbole_unlearn.cluster import Workers
 from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import (
-    Trained,
-    file_digest,
-    load_torch,
-    make_directory,
-    remove_stale,
-    write_json,
-    write_torch,
-)
+from recbole_unlearn.files import Trained
 from recbole_unlearn.settings import RECBOLE, CacheSettings, Known, UnlearnConfig, own_settings
 from recbole_unlearn.text import counted
 from recbole_unlearn.training.fast_models import cache_name
-from recbole_unlearn.training.trainer import (
-    Job,
-    PhaseTrainer,
-    Watcher,
-    build_model,
-    compose,
-    train,
-    train_here,
-)
+from recbole_unlearn.training.trainer import Job, PhaseTrainer, Watcher, Weights, loaded, train, train_here
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +43,9 @@ class Cache:
     """
 
     def __init__(self, folder: str, gibibytes: float) -> None:
-        self.folder = make_directory(folder)
+        self.folder = files.make_directory(folder)
         self.limit = gibibytes * 2**30
-        remove_stale(self.folder, ".*.tmp")
+        files.remove_stale(self.folder, ".*.tmp")
 
     def path(self, key: str) -> Path:
         """The file of an entry, whether it exists or not."""
@@ -73,9 +57,9 @@ class Cache:
         if not path.is_file():
             return None
         try:
-            if self._note(path).get("sha256") not in (None, file_digest(path)):
+            if self._note(path).get("sha256") not in (None, files.file_digest(path)):
                 raise UnlearnError(f"{path} is damaged: its checksum is another.")
-            trained = Trained(**{**load_torch(path), "from_cache": True})
+            trained = Trained(**{**files.load_torch(path), "from_cache": True})
         except (UnlearnError, TypeError, OSError) as error:
             logger.warning("Cached model not used, training again: %s", error)
             return None
@@ -85,12 +69,10 @@ class Cache:
     def keep(self, key: str, trained: Trained, data: str) -> None:
         """Write an entry; ``data`` is the digest of its training data."""
         path = self.path(key)
-        try:
-            self.folder.mkdir(
-                parents=True, exist_ok=True
-            )  # another run may have removed it while it was empty
-            write_torch(path, {f.name: getattr(trained, f.name) for f in dataclasses.fields(Trained)})
-            write_json(path.with_suffix(".json"), {"sha256": file_digest(path), "data": data})
+        try:  # another run may have removed the folder while it was empty
+            self.folder.mkdir(parents=True, exist_ok=True)
+            files.write_torch(path, {f.name: getattr(trained, f.name) for f in dataclasses.fields(Trained)})
+            files.write_json(path.with_suffix(".json"), {"sha256": files.file_digest(path), "data": data})
             total = 0
             entries = sorted(self.folder.glob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
             for position, entry in enumerate(entries):  # the newest always stays
@@ -103,11 +85,8 @@ class Cache:
 
     def remove(self, keys: set[str], data: str) -> int:
         """Remove the entries under ``keys`` and those trained on ``data``; returns how many there were."""
-        found = [
-            path
-            for path in self.folder.glob("*.pt")
-            if path.stem in keys or self._note(path).get("data") == data
-        ]
+        entries = self.folder.glob("*.pt")
+        found = [path for path in entries if path.stem in keys or self._note(path).get("data") == data]
         for path in found:
             self._remove(path)
         return len(found)
@@ -126,9 +105,7 @@ class Cache:
             file.unlink(missing_ok=True)
 
 
-def _train_anywhere(
-    config: UnlearnConfig, splits: Splits, label: str, start: dict[str, torch.Tensor] | None
-) -> Trained:
+def _train_anywhere(config: UnlearnConfig, splits: Splits, label: str, start: Weights | None) -> Trained:
     """A training that needs and leaves no file, so that it can run on another machine."""
     with tempfile.TemporaryDirectory() as work:
         apart = config.replace(checkpoint_dir=work, output_dir=None).without_curves()
@@ -157,18 +134,12 @@ class Trainings:
         """Remove the models that saw the deleted interactions, as far as the cache knows them."""
         if self.cache is None or self._deleted is None:
             return
-        removed = self.cache.remove(self._found_deleted, data.full.digest())
-        if removed:
-            logger.info(
-                "Removed from the cache: %s trained on the deleted interactions.", counted(removed, "model")
-            )
+        if removed := self.cache.remove(self._found_deleted, data.full.digest()):
+            models = counted(removed, "model")
+            logger.info("Removed from the cache: %s trained on the deleted interactions.", models)
 
     def train(
-        self,
-        config: UnlearnConfig,
-        splits: Splits,
-        label: str,
-        start: dict[str, torch.Tensor] | None = None,
+        self, config: UnlearnConfig, splits: Splits, label: str, start: Weights | None = None
     ) -> Trained:
         """A model of ``splits`` trained with ``config``, from the cache if it is there."""
         job = Job(config, splits, label, start)
@@ -177,13 +148,10 @@ class Trainings:
     def trainer(self, config: UnlearnConfig, splits: Splits, label: str) -> tuple[PhaseTrainer, Trained]:
         """As :meth:`train`, with the trainer that holds the model."""
         job = Job(config, splits, label)
-        found = self._find(job)
-        if found is None:
-            trainer, trained = train_here(*job, self.watcher)
-            return trainer, self._keep(job, trained)
-        model = build_model(config, splits)
-        found.load_into(model)
-        return compose(PhaseTrainer, config, model, label), found
+        if (found := self._find(job)) is not None:
+            return loaded(config, splits, label, found), found
+        trainer, trained = train_here(*job, self.watcher)
+        return trainer, self._keep(job, trained)
 
     def train_all(self, jobs: Sequence[Job]) -> list[Trained]:
         """As :meth:`train` for independent trainings, several at a time if asked for or if it saves time."""
@@ -224,11 +192,7 @@ class Trainings:
         return any(bool(torch.isin(_pairs(part), deleted).any()) for part in (splits.train, splits.valid))
 
     def key(
-        self,
-        config: UnlearnConfig,
-        splits: Splits,
-        label: str = "",
-        start: dict[str, torch.Tensor] | None = None,
+        self, config: UnlearnConfig, splits: Splits, label: str = "", start: Weights | None = None
     ) -> str:
         """The digest that names an entry; the label is for people and has no part in it."""
         ours = own_settings()

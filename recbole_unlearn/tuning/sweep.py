@@ -22,7 +22,7 @@ from recbole_unlearn.files import new_directory, write_bytes, write_json
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.pipeline import Pipeline
 from recbole_unlearn.results.record import environment, plain_values
-from recbole_unlearn.session import Arguments, opened
+from recbole_unlearn.session import opened
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, wrapped
 from recbole_unlearn.tuning import backend, journal
 from recbole_unlearn.tuning import space as spaces
@@ -59,7 +59,7 @@ class TuneResult:
 
 def tune_unlearn(model: str | type | None = None, dataset: str | None = None, **arguments: Any) -> TuneResult:
     """Sweep over a method's settings; the arguments are those of :func:`~recbole_unlearn.quick_start.run_unlearn`."""
-    with opened(Arguments(model, dataset, **arguments), as_one=False) as (pipeline, wanted):
+    with opened(model, dataset, **arguments, as_one=False) as (pipeline, wanted):
         return _Sweep(pipeline).run(wanted)
 
 
