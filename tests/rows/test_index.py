@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from recbole_unlearn.data import load
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients
 from recbole_unlearn.rows import (
+    OTHER,
+    SIDES,
     Members,
     RetainedIndex,
     TrainIndex,
@@ -22,9 +24,17 @@ from recbole_unlearn.rows import (
 from recbole_unlearn.rows import index as index_module
 from recbole_unlearn.rows import region as region_module
 from recbole_unlearn.training import build_model
-from tests.parts import Rows, divided, make_adapters, make_witness
+from tests.parts import Rows, divided, make_witness, problem
 
 PAIRS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 8)), min_size=1, max_size=40)
+
+
+def indices(table, *lists):
+    """Indices of lists of pairs, with or without the table of pairs."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not table:
+            patch.setattr(index_module, "TABLE_BYTES", 0)
+        return [TrainIndex(Rows(pairs)) for pairs in lists]
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
@@ -32,16 +42,10 @@ PAIRS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 8)), min_size=1, ma
 def test_the_index_agrees_with_counting(pairs, data, table):
     """Any rows, any deletion, doubled pairs included; with and without the table of pairs."""
     gone = data.draw(st.lists(st.booleans(), min_size=len(pairs), max_size=len(pairs)))
-    before = index_module.TABLE_BYTES
-    index_module.TABLE_BYTES = before if table else 0
-    try:
-        index = TrainIndex(Rows(pairs))
-    finally:
-        index_module.TABLE_BYTES = before
+    (index,) = indices(table, pairs)
     assert (index.table is not None) == table
     deleted = torch.tensor(gone)
-    users, items = (index.ids[side][deleted] for side in ("user", "item"))
-    retained = RetainedIndex(index, users, items, deleted)
+    retained = RetainedIndex(index, *(index.ids[side][deleted] for side in SIDES), deleted)
     left = [pair for pair, out in zip(pairs, gone, strict=True) if not out]
     assert retained.size == len(left)
     for side, place in (("user", 0), ("item", 1)):
@@ -53,13 +57,11 @@ def test_the_index_agrees_with_counting(pairs, data, table):
         assert index.ids[side][rows].tolist() == sorted(pair[place] for pair in pairs)
         assert sorted(retained.only(rows).tolist()) == [k for k, out in enumerate(gone) if not out]
     grid = torch.cartesian_prod(torch.arange(1, 8), torch.arange(1, 9))
-    known = retained.are_known(grid[:, 0], grid[:, 1])
-    assert known.tolist() == [tuple(pair) in left for pair in grid.tolist()]
-    drawn = retained.negatives(torch.arange(1, 8).repeat(30), torch.Generator().manual_seed(0), tries=60)
+    assert retained.are_known(*grid.T).tolist() == [tuple(pair) in left for pair in grid.tolist()]
+    users = torch.arange(1, 8).repeat(30)
+    drawn = retained.negatives(users, torch.Generator().manual_seed(0), tries=60)
     full = {u for u in range(1, 8) if len({i for v, i in left if v == u}) == 8}
-    assert not {
-        (u, i) for u, i in zip(list(range(1, 8)) * 30, drawn.tolist(), strict=True) if u not in full
-    } & set(left)
+    assert all(u in full or (u, i) not in left for u, i in zip(users.tolist(), drawn.tolist(), strict=True))
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
@@ -68,39 +70,31 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
     """Two requests, one after the other, the second worked on in place: all that is asked of an index agrees."""
     order = data.draw(st.permutations(range(len(pairs))))
     first, second = sorted(data.draw(st.tuples(*[st.integers(0, len(pairs))] * 2)))
-    before = index_module.TABLE_BYTES
-    index_module.TABLE_BYTES = before if table else 0
-    try:
-        index = TrainIndex(Rows(pairs))
-        left = sorted(order[second:])
-        fresh = TrainIndex(Rows([pairs[k] for k in left]))
-    finally:
-        index_module.TABLE_BYTES = before
+    left = sorted(order[second:])
+    index, fresh = indices(table, pairs, [pairs[k] for k in left])
     index.remove(torch.tensor(order[:first], dtype=torch.long))
     numbers = torch.tensor(order[first:second], dtype=torch.long)
     index.removed[numbers] = True
-    asked = (index.ids[side][numbers] for side in ("user", "item"))
-    retained = RetainedIndex(index, *asked, index.removed, numbers)
+    retained = RetainedIndex(index, *(index.ids[side][numbers] for side in SIDES), index.removed, numbers)
     assert retained.asked.tolist() == sorted(order[first:second])
     assert retained.size == len(left)
     grid = torch.cartesian_prod(torch.arange(1, 8), torch.arange(1, 9))
     expected = [tuple(pair) in {pairs[k] for k in left} for pair in grid.tolist()]
-    assert retained.are_known(grid[:, 0], grid[:, 1]).tolist() == expected
+    assert retained.are_known(*grid.T).tolist() == expected
     index.remove(numbers)
     index.remove(torch.tensor(order[:second] + order[:1] * bool(second), dtype=torch.long))  # gone already
     assert len(index) == len(fresh) == len(left)
-    for side in ("user", "item"):
+    for side in SIDES:
         ids = torch.arange(index.sizes[side])
         assert torch.equal(index.counts(side, ids), fresh.counts(side, ids))
         assert index.of(side, ids).tolist() == [left[k] for k in fresh.of(side, ids).tolist()]
-        other = "item" if side == "user" else "user"
-        assert torch.equal(index.ends(side, ids), index.ids[other][index.of(side, ids)])
+        assert torch.equal(index.ends(side, ids), index.ids[OTHER[side]][index.of(side, ids)])
         gone = index.removed_of(side, ids)
         assert gone.sort().values.tolist() == sorted(order[:second])
         assert index.ids[side][gone].tolist() == sorted(index.ids[side][gone].tolist())  # id after id
     nothing = torch.empty(0, dtype=torch.long)
     after = RetainedIndex(index, nothing, nothing, index.removed)
-    assert after.are_known(grid[:, 0], grid[:, 1]).tolist() == expected
+    assert after.are_known(*grid.T).tolist() == expected
     assert index.pairs.tolist() == sorted(index.pairs.tolist())
     assert [key for key in index.pairs.tolist() if key % index.sizes["item"]] == fresh.pairs.tolist()
 
@@ -109,21 +103,15 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
 @given(PAIRS, st.integers(1, 5), st.integers(0, 99))
 def test_a_sample_has_each_interaction_once(pairs, most, seed):
     index = TrainIndex(Rows(pairs))
-    for side in ("user", "item"):
+    for side in SIDES:
         ids = torch.arange(1, index.sizes[side])
         numbers, place = index.sample(side, ids, most, torch.Generator().manual_seed(seed))
         assert torch.equal(index.ids[side][numbers], ids[place])
-        assert (
-            torch.bincount(place, minlength=len(ids)).tolist()
-            == index.counts(side, ids).clamp(max=most).tolist()
-        )
+        counts = index.counts(side, ids).clamp(max=most)
+        assert torch.equal(torch.bincount(place, minlength=len(ids)), counts)
         assert len(torch.unique(numbers)) == len(numbers)
         assert place.tolist() == sorted(place.tolist())
-
-
-def test_no_ids_have_no_rows():
-    index = TrainIndex(Rows([(1, 2)]))
-    assert len(index.of("user", torch.empty(0, dtype=torch.long))) == 0
+        assert len(index.of(side, ids[:0])) == 0
 
 
 @pytest.mark.parametrize("limit", [0, 2**17])
@@ -136,9 +124,15 @@ def test_places_of_members(monkeypatch, limit):
     assert nothing.place(torch.tensor([1])).tolist() == [-1]
 
 
-def test_shares_are_counted(make_config):
+@pytest.fixture
+def tiny(make_config):
+    """The divided data of `tiny`, and a witness set over it."""
     data = divided(make_config())
-    region = make_witness(make_config(), data).region
+    return data, make_witness(make_config(), data)
+
+
+def test_shares_are_counted(tiny):
+    data, region = tiny[0], tiny[1].region
     full, gone = (part.inter_feat["item_id"].tolist() for part in (data.full.train, data.forget))
     shares = {item: gone.count(item) / full.count(item) for item in set(gone)}
     expected = sorted(shares)
@@ -151,34 +145,26 @@ def test_neighbours_join_by_their_share_and_no_more_than_the_cap():
     """User 1 loses a row; its item 2 is shared with user 2 alone, item 3 with many."""
     pairs = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3), (4, 3), (5, 4)]
     index = TrainIndex(Rows(pairs))
-    deleted = torch.tensor([True] + [False] * 7)
-    users, items = index.ids["user"][:1], index.ids["item"][:1]
-    retained = RetainedIndex(index, users, items, deleted)
-    region = find_region(index, users, items)
-    assert (region["user"].ids.tolist(), region["item"].ids.tolist()) == ([1], [1])
-    one = with_neighbours(region, retained, hops=1, decay=0.5, least=0.0, cap=10)
-    assert one["item"].ids.tolist() == [1, 2, 3]
+    asked = index.ids["user"][:1], index.ids["item"][:1]
+    retained = RetainedIndex(index, *asked, torch.tensor([True] + [False] * 7))
+    region = find_region(index, *asked)
+
+    def near(side, hops=1, least=0.0, cap=10):
+        found = with_neighbours(region, retained, hops, 0.5, least, cap)[side]
+        return dict(zip(found.ids.tolist(), found.share.tolist(), strict=True))
+
     third = 1 / 3  # of user 1's rows
-    assert one["item"].share.tolist() == pytest.approx([1.0, 0.5 * third / 2, 0.5 * third / 4])
-    assert with_neighbours(region, retained, 1, 0.5, 0.0, cap=1)["item"].ids.tolist() == [1, 2]
-    assert with_neighbours(region, retained, 1, 0.5, 0.06, cap=10)["item"].ids.tolist() == [1, 2]
-    two = with_neighbours(region, retained, 2, 0.5, 0.0, 10)
-    assert two["user"].ids.tolist() == [1, 2, 3, 4]  # user 5 shares no item
-    assert region["item"].ids.tolist() == [1]  # the region itself is as it was
+    assert near("item") == pytest.approx({1: 1.0, 2: 0.5 * third / 2, 3: 0.5 * third / 4})
+    assert list(near("item", cap=1)) == list(near("item", least=0.06)) == [1, 2]
+    assert list(near("user", hops=2)) == [1, 2, 3, 4]  # user 5 shares no item
+    assert (region["user"].ids.tolist(), region["item"].ids.tolist()) == ([1], [1])  # as it was
 
 
-def test_witness_rows_touch_the_region(make_config):
-    data = divided(make_config())
-    witness = make_witness(make_config(), data)
-    users, items = (witness.index.ids[side] for side in ("user", "item"))
-    touched = witness.region["user"].contains(users) | witness.region["item"].contains(items)
-    assert torch.equal(witness.interactions(), (touched & ~data.deleted).nonzero().flatten())
-
-
-def test_batches_are_epochs_of_retained_rows(make_config):
-    data = divided(make_config())
-    witness = make_witness(make_config(), data, negatives=0.0)
+def test_batches_are_epochs_of_retained_rows_that_touch_the_region(make_config, tiny):
+    data, witness = tiny[0], make_witness(make_config(), tiny[0], negatives=0.0)
     rows = witness.interactions()
+    touched = [witness.region[side].contains(witness.index.ids[side]) for side in SIDES]
+    assert torch.equal(rows, ((touched[0] | touched[1]) & ~data.deleted).nonzero().flatten())
     steps = -(-len(rows) // 50)
     once = torch.cat([batch.numbers for batch in witness.batches(rows, 50, steps)])
     assert torch.equal(once.sort().values, rows)
@@ -189,9 +175,8 @@ def test_batches_are_epochs_of_retained_rows(make_config):
         assert not witness.retained.are_known(batch.users, batch.negatives).any()
 
 
-def test_items_of_the_region_are_negatives_as_often_as_in_training(make_config):
-    data = divided(make_config())
-    witness = make_witness(make_config(), data)
+def test_items_of_the_region_are_negatives_as_often_as_in_training(make_config, tiny):
+    data, witness = tiny
     often = witness.retained.size * len(witness.region["item"]) / witness.index.sizes["item"]
     assert witness.extra() == round(often)
     assert make_witness(make_config(), data, negatives=0.0).extra() == 0
@@ -201,9 +186,8 @@ def test_items_of_the_region_are_negatives_as_often_as_in_training(make_config):
     assert not data.deleted[drawn.numbers].any()
 
 
-def test_deleted_pairs_and_the_buffer(make_config):
-    data = divided(make_config())
-    witness = make_witness(make_config(), data)
+def test_deleted_pairs_and_the_buffer(tiny):
+    data, witness = tiny
     wanted = set(zip(*(data.forget.inter_feat[f].tolist() for f in ("user_id", "item_id")), strict=True))
     deleted = witness.deleted(10**6)
     assert set(zip(deleted.users.tolist(), deleted.items.tolist(), strict=True)) == wanted
@@ -224,7 +208,7 @@ def test_batches_have_the_form_the_model_takes(make_config, model):
 
 # Models that learn and score by user: every user once
 
-BY_USER = ["MultiVAE", "MultiDAE", "CDAE", "RecVAE", "MacridVAE", "ENMF"]
+AUTOENCODERS = ["MultiVAE", "MultiDAE", "CDAE", "RecVAE", "MacridVAE"]
 
 
 @pytest.fixture
@@ -244,31 +228,18 @@ def sizes(monkeypatch):
     return watch
 
 
-@pytest.mark.parametrize("model", BY_USER)
-def test_a_loss_has_every_user_of_its_interactions_once(make_config, sizes, model):
-    config = make_config(model)
-    data = divided(config)
-    witness = make_witness(config, data)
-    adapters = make_adapters(config, data, witness)
-    gradients = RowGradients(adapters, witness)
+@pytest.mark.parametrize("model", [*AUTOENCODERS, "ENMF", "NeuMF"])
+def test_a_loss_has_every_user_once_and_one_by_interaction_all_of_them(make_config, sizes, model):
+    _, witness, adapters = problem(make_config(model))
     triples = witness.triples(witness.interactions())
     seen = sizes(adapters.model, "calculate_loss")
-    gradients.own(triples)
-    assert seen == [len(torch.unique(triples.users))]
-    assert seen[0] < len(triples.users)
+    RowGradients(adapters, witness).own(triples)
+    once, every = len(torch.unique(triples.users)), len(triples.users)
+    assert seen == [2 * every if model == "NeuMF" else once]  # and a negative for each
+    assert once < every
 
 
-def test_a_loss_by_interaction_has_all_of_them(make_config):
-    config = make_config("NeuMF")
-    data = divided(config)
-    witness = make_witness(config, data)
-    triples = witness.triples(witness.interactions())
-    assert all(
-        torch.equal(*pair) for pair in zip(triples.part(witness.units(triples.users)), triples, strict=True)
-    )
-
-
-@pytest.mark.parametrize("model", ["MultiVAE", "MultiDAE", "CDAE", "RecVAE", "MacridVAE"])
+@pytest.mark.parametrize("model", AUTOENCODERS)
 def test_an_autoencoder_scores_every_user_once_and_as_it_does_by_pair(make_config, sizes, model):
     config = make_config(model)
     data = divided(config)

@@ -4,53 +4,34 @@ import pytest
 import torch
 
 from recbole_unlearn.data import load
-from recbole_unlearn.rows import Table, as_rows, find_features, find_tables, reset_rows
+from recbole_unlearn.rows import SIDES, Table, as_rows, find_features, find_tables, reset_rows
 from recbole_unlearn.settings import SEQUENTIAL, UnlearnConfig
 from recbole_unlearn.training import build_model
 from tests.conftest import USERS
+from tests.parts import Rows
 
 
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ("BPR", {("user_embedding.weight", "user", 0), ("item_embedding.weight", "item", 0)}),
-        ("LightGCN", {("user_embedding.weight", "user", 0), ("item_embedding.weight", "item", 0)}),
-        (
-            "NeuMF",
-            {
-                (f"{side}_{part}_embedding.weight", side, 0)
-                for side in ("user", "item")
-                for part in ("mf", "mlp")
-            },
-        ),
-        (
-            "MultiVAE",
-            {
-                ("encoder.0.weight", "item", 0, 1),
-                ("decoder.2.weight", "item", 0, 0),
-                ("decoder.2.bias", "item", 0, 0),
-            },
-        ),
+        ("BPR", {("user_embedding.weight", "user"), ("item_embedding.weight", "item")}),
+        ("LightGCN", {("user_embedding.weight", "user"), ("item_embedding.weight", "item")}),
+        ("NeuMF", {(f"{side}_{part}_embedding.weight", side, 0) for side in SIDES for part in ("mf", "mlp")}),
+        ("MultiVAE", {("encoder.0.weight", "item", 0, 1), ("decoder.2.weight", "item"), ("decoder.2.bias", "item")}),
         ("DMF", {("user_linear.weight", "item", 0, 1), ("item_linear.weight", "user", 0, 1)}),
     ],
-)
+)  # fmt: skip
 def test_tables_are_found(make_config, model, expected):
     config = make_config(model)
     splits = load(config).splits
     assert set(find_tables(build_model(config, splits), splits.train)) == {Table(*row) for row in expected}
 
 
-def test_equally_many_users_and_items_are_told_apart_by_name(make_config, monkeypatch):
-    config = make_config()
-    dataset = load(config).splits.train
-    same = type(
-        "Same", (), {"user_num": 50, "item_num": 50, "uid_field": "user_id", "iid_field": "item_id"}
-    )()
-    model = build_model(config, load(config).splits)
-    model.user_embedding = torch.nn.Embedding(50, 2)
-    model.item_embedding = torch.nn.Embedding(50, 2)
-    assert {table.side for table in find_tables(model, same)} == {"user", "item"}
-    assert dataset.user_num != dataset.item_num
+def test_equally_many_users_and_items_are_told_apart_by_name(make_config):
+    model = build_model(make_config(), load(make_config()).splits)
+    model.user_embedding, model.item_embedding = torch.nn.Embedding(50, 2), torch.nn.Embedding(50, 2)
+    found = find_tables(model, Rows([], users=50, items=50))
+    assert {(table.parameter, table.side) for table in found} == set(BOTH.items())
 
 
 def test_matrices_are_seen_along_the_right_axis():
@@ -72,16 +53,12 @@ def test_only_the_named_rows_are_reset(make_config, model):
     users, items = torch.tensor([2, 5]), torch.tensor([7])
     reset_rows(changed, dict(fresh.named_parameters()), splits.train, users, items)
     tables = find_tables(changed, splits.train)
-    assert {table.side for table in tables} == {"user", "item"}
-    now, then = dict(changed.named_parameters()), dict(fresh.named_parameters())
-    for name, value in now.items():
-        difference = value - then[name]
-        expected = torch.ones_like(difference)
-        for table in tables:
-            if table.parameter == name:
-                ids = users if table.side == "user" else items
-                expected[ids + table.offset] = 0.0
-        assert torch.allclose(difference, expected), name
+    assert {table.side for table in tables} == set(SIDES)
+    expected = {name: torch.ones_like(value) for name, value in fresh.named_parameters()}
+    for table in tables:
+        expected[table.parameter][(users if table.side == "user" else items) + table.offset] = 0.0
+    for name, value in changed.named_parameters():
+        assert torch.allclose(value - fresh.get_parameter(name), expected[name]), name
 
 
 # Sequential models, whatever else is as long as there are users or items
@@ -90,19 +67,14 @@ ITEMS = {"item_embedding.weight": "item"}
 BOTH = ITEMS | {"user_embedding.weight": "user"}
 EXPECTED = {
     "BERT4Rec": ITEMS | {"output_bias": "item"},
-    "RepeatNet": {
-        "item_matrix.weight": "item",
-        "explore_recommendation_decoder.matrix_for_explore.weight": "item",
-    },
-    "FPMC": {"UI_emb.weight": "user"}
-    | dict.fromkeys(["IU_emb.weight", "LI_emb.weight", "IL_emb.weight"], "item"),
+    "RepeatNet": dict.fromkeys(
+        ["item_matrix.weight", "explore_recommendation_decoder.matrix_for_explore.weight"], "item"
+    ),
+    "FPMC": {f"{name}_emb.weight": "user" if name == "UI" else "item" for name in ("UI", "IU", "LI", "IL")},
     "TransRec": BOTH | {"bias.weight": "item"},
     "HGN": BOTH | {"item_embedding_for_prediction.weight": "item"},
     "NPE": BOTH | {"embedding_seq_item.weight": "item"},
-    "Caser": BOTH,
-    "HRM": BOTH,
-    "SHAN": BOTH,
-}
+} | dict.fromkeys(["Caser", "HRM", "SHAN"], BOTH)
 WIDTHS = ("hidden_size", "embedding_size", "inner_size", "prototype_size")
 FEATURES = ("SASRecF", "GRU4RecF", "FDSA")
 
@@ -150,9 +122,10 @@ def test_tables_of_a_derived_model(built):
     model.user_scale = torch.nn.Linear(4, users)
     model.item_encoder = torch.nn.Sequential(torch.nn.Linear(4, items))
     model.warmth = torch.nn.Parameter(torch.tensor(1.0))
-    assert sides(model, data) == ITEMS | {
+    added = {
         "memory.weight": "item",
         "item_bias": "item",
         "user_scale.weight": "user",
         "user_scale.bias": "user",
     }
+    assert sides(model, data) == ITEMS | added

@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from recbole_unlearn import run_unlearn
 from recbole_unlearn import settings as groups
-from recbole_unlearn.data import TRAIN, Located, divide, load
+from recbole_unlearn.data import TRAIN, load
 from recbole_unlearn.methods import Watch
 from recbole_unlearn.methods.obliviate import windows
 from recbole_unlearn.methods.obliviate.fast_gradients import row_gradients
@@ -22,7 +22,7 @@ from recbole_unlearn.rows import TrainIndex, as_rows, find_region, find_tables, 
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import Trainings, train
 from tests.conftest import tiny_rows, write_tiny
-from tests.parts import check_outside, same, weights
+from tests.parts import check_outside, divided, same, weights
 
 OBLIVIATE = METHODS.get("obliviate")
 LENGTH = 6
@@ -40,8 +40,7 @@ def repeats(tmp_path_factory):
     """`tiny` in which every user meets three items a second time, later or earlier."""
     root = tmp_path_factory.mktemp("repeats")
     write_tiny(root)
-    rng = np.random.default_rng(1)
-    seen = Counter()
+    rng, seen = np.random.default_rng(1), Counter()
     with (root / "tiny" / "tiny.inter").open("a") as file:
         for user, item, rating, _ in tiny_rows():
             seen[user] += 1
@@ -65,25 +64,16 @@ def trained(repeats, tmp_path_factory):
                 "checkpoint_dir": str(tmp_path_factory.mktemp("work")),
             }  # fmt: skip
             config = UnlearnConfig(model, "tiny", config_dict=values | SMALL[model] | changes)
-            data = divided(config)
+            data = divided(config, third_of)
             made[key] = config, data, train(config, data.full, "original")
         return made[key]
 
     return make
 
 
-def divided(config):
-    """`tiny` without every third training interaction of users 1 to 8, and without the first three of user 9.
-
-    Of repeated ones, one or both.
-    """
-    splits = load(config).splits
-    mask = np.zeros(len(splits.train), bool)
-    users = splits.train.inter_feat["user_id"].numpy()
-    mask[np.flatnonzero(users <= 8)[::3]] = True
-    mask[np.flatnonzero(users == 9)[:3]] = True
-    nothing = [np.zeros(len(part), bool) for part in (splits.valid, splits.test)]
-    return divide(splits, Located(mask, *nothing), "x")
+def third_of(users):
+    """Every third training interaction of users 1 to 8, and the first three of user 9; of repeats, one or both."""
+    return np.concatenate([np.flatnonzero(users <= 8)[::3], np.flatnonzero(users == 9)[:3]])
 
 
 def begun(config, data, original, **changes):
@@ -112,36 +102,26 @@ def requested(config, data, original, precision=None, **changes):
 
 
 def histories(data):
-    """By place of an interaction in the data: user, item, role, whether it is kept, and what is kept before it."""
+    """By place of an interaction in the data: user, item, role, whether it is kept, and the items kept before it."""
     sequences = data.full.sequences
     feat = sequences.raw.inter_feat
-    columns = [feat[name].tolist() for name in ("user_id", "item_id", "timestamp")]
-    kept = [True] * len(sequences)
+    users, items, times = (feat[name].tolist() for name in ("user_id", "item_id", "timestamp"))
+    roles, kept = sequences.role.tolist(), [True] * len(sequences)
     for place in (sequences.role == TRAIN).nonzero().flatten()[data.deleted].tolist():
         kept[place] = False
-    rows = sorted(
-        range(len(sequences)), key=lambda k: (columns[0][k], int(sequences.role[k]), columns[2][k], k)
-    )
-    found, before, user = {}, [], None
-    for place in rows:
-        if columns[0][place] != user:
-            user, before = columns[0][place], []
-        clean = [item for item, stays in before if stays][-LENGTH:]
-        found[place] = (
-            user, columns[1][place], int(sequences.role[place]), kept[place], clean, len(before) > 0,
-        )  # fmt: skip
-        before.append((columns[1][place], kept[place]))
+    found, before = {}, defaultdict(list)
+    for place in sorted(range(len(users)), key=lambda k: (users[k], roles[k], times[k], k)):
+        mine = before[users[place]]
+        clean = [item for item, stays in mine if stays][-LENGTH:]
+        found[place] = users[place], items[place], roles[place], kept[place], clean, len(mine) > 0
+        mine.append((items[place], kept[place]))
     return found
 
 
 def windows_in(batch):
     """A batch's windows as (user, target, history)."""
-    return [
-        (int(user), int(item), tuple(history[:length].tolist()))
-        for user, item, history, length in zip(
-            *(batch[name] for name in ("user_id", "item_id", "item_id_list", "item_length")), strict=True
-        )
-    ]
+    columns = (batch[name].tolist() for name in ("user_id", "item_id", "item_id_list", "item_length"))
+    return [(user, item, tuple(history[:n])) for user, item, history, n in zip(*columns, strict=True)]
 
 
 # Gradients
@@ -191,9 +171,10 @@ def test_rows_learn_from_how_they_are_scored_and_not_from_histories(exact, model
     assert not torch.allclose(found, 2.0 * whole[adapter.rows], atol=1e-4)
 
 
-@pytest.mark.parametrize("model", ["SASRec", "GRU4Rec", "HGN"])
-def test_a_loss_of_pairs_is_cut_nowhere(exact, model):
-    changes = {} if model == "HGN" else {"loss_type": "BPR"}
+@pytest.mark.parametrize(
+    ("model", "changes"), [("SASRec", {"loss_type": "BPR"}), ("GRU4Rec", {"loss_type": "BPR"}), ("HGN", {})]
+)
+def test_a_loss_of_pairs_is_cut_nowhere(exact, model, changes):
     model, gradients, batch, _ = exact(model, **changes)
     model.eval()
     gradients.add(lambda: training_loss(model, batch), 1.0)
@@ -219,11 +200,10 @@ def test_shared_layers_are_held_fixed_and_given_back(exact, monkeypatch):
     monkeypatch.setattr(model, "calculate_loss", watched)
     gradients.own(triples)
     monkeypatch.setattr(model, "calculate_loss", failing)
-    with pytest.raises(RuntimeError, match="too bad"):
-        gradients.own(triples)
-    fresh = row_gradients(gradients.adapters, gradients.witness)
-    with pytest.raises(RuntimeError, match="too bad"):  # while it finds out what to cut
-        fresh.own(triples)
+    # The second fails while it finds out what to cut.
+    for one in (gradients, row_gradients(gradients.adapters, gradients.witness)):
+        with pytest.raises(RuntimeError, match="too bad"):
+            one.own(triples)
     assert len(seen) == 4
     assert all(names == {"item_embedding.weight"} for names in seen)
     for parameter in model.parameters():
@@ -341,9 +321,7 @@ def test_the_new_start_is_in_the_adapters_alone(trained, model):
     before = weights(request.model)
     request.start_again()
     assert same(before, weights(request.model))
-    shifts = [adapter.shift for adapter in request.adapters.adapters]
-    assert all(shift is not None for shift in shifts)
-    assert all(shift.any() for shift in shifts)
+    assert all(adapter.shift.any() for adapter in request.adapters.adapters)
 
 
 # Windows
@@ -363,15 +341,12 @@ def witness(trained):
 
 
 def test_batches_are_of_retained_windows(witness):
-    retained = Counter(
-        (user, item, tuple(clean))
-        for user, item, role, kept, clean, _ in histories(witness.data).values()
-        if role == TRAIN and kept and clean
-    )
-    found = witness()
-    assert Counter(windows_in(found.windows)) == retained
-    numbers = torch.arange(len(found.windows))
-    for triples in found.batches(numbers, 50, 20):
+    known, found = histories(witness.data).values(), witness()
+    retained = [
+        (u, i, tuple(clean)) for u, i, role, kept, clean, _ in known if role == TRAIN and kept and clean
+    ]
+    assert Counter(windows_in(found.windows)) == Counter(retained)
+    for triples in found.batches(torch.arange(len(found.windows)), 50, 20):
         batch = found.batch(triples)
         assert windows_in(batch) == windows_in(found.windows[triples.numbers])
         assert torch.equal(batch["user_id"], triples.users)
@@ -422,9 +397,9 @@ def test_windows_of_a_step_touch_the_region(witness):
     region = {side: set(members.ids.tolist()) for side, members in found.region.items()}
     assert region["user"] == set(witness.data.forget.inter_feat["user_id"].tolist())
     touch = [
-        number
-        for number, (user, item, _) in enumerate(windows_in(found.windows))
-        if user in region["user"] or item in region["item"]
+        k
+        for k, (u, i, _) in enumerate(windows_in(found.windows))
+        if u in region["user"] or i in region["item"]
     ]
     assert 0 < len(touch) < len(found.windows)
     assert found.interactions().tolist() == touch
@@ -482,20 +457,34 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
+def settings(settings):
+    """Of models without an ``embedding_size``."""
+    settings.pop("embedding_size")
+    return settings | {"MAX_ITEM_LIST_LENGTH": LENGTH}
+
+
+@pytest.fixture
 def run(settings, cache):
     """``run(forget=...)``: Obliviate of SASRec on `tiny`, without a request on noise; originals are trained once."""
 
     def start(**changes):
-        values = (
-            settings | SMALL["SASRec"] | {"MAX_ITEM_LIST_LENGTH": LENGTH, "epochs": 10, "cache_dir": cache}
-        )
-        values |= {"eval_step": 20, "report": "none", "lac_batch_size": 64}
-        values.pop("embedding_size")
         asked = {key: changes.pop(key) for key in ("forget", "compare", "checkpoint") if key in changes}
-        named = {} if "checkpoint" in asked else {"model": "SASRec", "dataset": "tiny"}
-        kept = ("output_dir", "replace", "show_progress", "tensorboard", "min_group", "report", "cache_dir")
-        values = values if named else {key: values[key] for key in kept}
-        return run_unlearn(**named, **asked, unlearn="obliviate", config_dict=values | changes)
+        values = settings | {"cache_dir": cache, "report": "none"}
+        if "checkpoint" in asked:  # which has all other settings
+            kept = (
+                "output_dir",
+                "replace",
+                "show_progress",
+                "tensorboard",
+                "min_group",
+                "report",
+                "cache_dir",
+            )
+            values = {key: values[key] for key in kept}
+        else:
+            asked |= {"model": "SASRec", "dataset": "tiny"}
+            values |= SMALL["SASRec"] | {"epochs": 10, "eval_step": 20, "lac_batch_size": 64}
+        return run_unlearn(**asked, unlearn="obliviate", config_dict=values | changes)
 
     return start
 
@@ -537,9 +526,7 @@ def test_a_whole_item_is_one_of_the_rarest(run):
 
 def test_first_interactions_have_no_window_to_undo(run, settings):
     """They were no target. The items start again, and nothing is downdated."""
-    values = settings | {"MAX_ITEM_LIST_LENGTH": LENGTH}
-    values.pop("embedding_size")
-    splits = load(UnlearnConfig("SASRec", "tiny", config_dict=values)).splits
+    splits = load(UnlearnConfig("SASRec", "tiny", config_dict=settings)).splits
     first = splits.sequences.raw.inter_feat[splits.sequences.lengths() == 0][:6]
     pairs = tuple(splits.train.id2token(name, first[name].numpy()) for name in ("user_id", "item_id"))
     result = run(forget=tuple(map(list, pairs)))
@@ -552,19 +539,16 @@ def test_first_interactions_have_no_window_to_undo(run, settings):
 
 def test_items_remember_what_earlier_requests_took(run, tmp_path):
     """A request takes less than a tenth of an item, and moves its row; the second one makes it more, and fits it."""
-    splits = load(run(forget={"user_id": ["u1"]}).config).splits
-    feat = splits.train.inter_feat
-    item = int(torch.bincount(feat["item_id"]).argmax())
-    owners = splits.train.id2token("user_id", feat["user_id"][feat["item_id"] == item].numpy())
-    token = splits.train.id2token("item_id", item)
+    data = load(run(forget={"user_id": ["u1"]}).config).splits.train
+    users, items = (data.inter_feat[name] for name in ("user_id", "item_id"))
+    item = int(torch.bincount(items).argmax())
+    owners, token = data.id2token("user_id", users[items == item].numpy()), data.id2token("item_id", item)
     assert 12 <= len(owners) < 20
     moved, fitted = {"item_embedding.weight, following": 1}, {"item_embedding.weight": 1}
     first = run(forget=([owners[0]], [token]), output_dir=str(tmp_path / "first"))
     assert first.result["certificates"]["rows"] == moved
-    assert run(forget=([owners[1]], [token])).result["certificates"]["rows"] == moved
-    second = run(
-        checkpoint=first.output_dir / "SASRec-unlearned.pth", forget=([owners[1]], [token]),
-        output_dir=str(tmp_path / "second"),
-    )  # fmt: skip
+    asked = {"forget": ([owners[1]], [token]), "output_dir": str(tmp_path / "second")}
+    assert run(**asked).result["certificates"]["rows"] == moved
+    second = run(checkpoint=first.output_dir / "SASRec-unlearned.pth", **asked)
     assert second.result["certificates"]["rows"] == fitted
     assert second.result["certificates"]["curvature"] == "Fisher information of retained interactions"
