@@ -86,28 +86,20 @@ def _trace(name: str, look: Look, points: Iterable[tuple[Any, Any]], mode: str =
 
 
 def _figure(
-    traces: list[dict[str, Any]],
-    x_title: str,
-    y_title: str,
-    x_axis: Mapping[str, Any] | None = None,
-    y_axis: Mapping[str, Any] | None = None,
+    traces: list[Figure], x_title: str, y_title: str, x_axis: Mapping[str, Any], y_axis: Mapping[str, Any]
 ) -> Figure | None:
     if not traces:
         return None
     axis = {"automargin": True, "zeroline": False, "ticks": "", "fixedrange": True}
     layout: dict[str, Any] = {
-        "autosize": True,
-        "margin": {"l": 56, "r": 16, "t": 8, "b": 48},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, sans-serif", "size": 13},
-        "showlegend": True,
+        "autosize": True, "margin": {"l": 56, "r": 16, "t": 8, "b": 48},
+        "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, sans-serif", "size": 13}, "showlegend": True,
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}},
-        "hovermode": "closest",
-        "bargap": 0.25,
-        "xaxis": {**axis, "title": {"text": label(x_title)}, "showgrid": False, **(x_axis or {})},
-        "yaxis": {**axis, "title": {"text": label(y_title), "standoff": 10}, **(y_axis or {})},
-    }
+        "hovermode": "closest", "bargap": 0.25,
+        "xaxis": {**axis, "title": {"text": label(x_title)}, "showgrid": False, **x_axis},
+        "yaxis": {**axis, "title": {"text": label(y_title), "standoff": 10}, **y_axis},
+    }  # fmt: skip
     return {"data": traces, "layout": layout}
 
 
@@ -127,7 +119,7 @@ def distribution(phases: Phases) -> Figure | None:
             trace |= {"fill": "tozeroy", "fillcolor": f"rgba({red},{green},{blue},0.14)"}
         traces.append(trace)
     axis = {**_FROM_ZERO, "tickformat": ".0%"}
-    return _figure(traces, "normalized score of a deleted pair", "share of deleted pairs", y_axis=axis)
+    return _figure(traces, "normalized score of a deleted pair", "share of deleted pairs", {}, axis)
 
 
 def by_k(phases: Phases, metric: str) -> Figure | None:
@@ -160,19 +152,14 @@ def damage(phases: Phases, grouping: str) -> Figure | None:
     for name, look in looks(phases).items():
         known = changes(phases, name, grouping) if name != ORIGINAL else {}
         if known:
-            sizes = [before[group].get(size) for group in known]
-            titles = [
-                label(group) + ("" if amount is None else f"<br>{amount:,.0f} {unit}")
-                for group, amount in zip(known, sizes, strict=True)
-            ]
+            sizes = [f"<br>{before[one][size]:,.0f} {unit}" if size in before[one] else "" for one in known]
+            titles = [label(group) + amount for group, amount in zip(known, sizes, strict=True)]
             bars = {"type": "bar", "name": label(phase_title(name)), "x": titles, "y": list(known.values())}
             traces.append(bars | {"marker": {"color": look.color}})
-    heights: list[float] = [height for trace in traces for height in trace["y"]]
-    # Room beyond the bars on their own side.
-    ends = [
-        min([-LEAST_CHANGE, *(1.1 * h for h in heights)]),
-        max([LEAST_CHANGE, *(1.1 * h for h in heights)]),
-    ]
+    heights = [
+        1.1 * height for trace in traces for height in trace["y"]
+    ]  # room beyond the bars on their side
+    ends = [min([-LEAST_CHANGE, *heights]), max([LEAST_CHANGE, *heights])]
     axis = {"zeroline": True, "zerolinewidth": 2, "range": ends, "tickformat": ".2f"}
     return _figure(traces, grouping.replace("_", " "), "change of recall@20", _CATEGORIES, axis)
 
@@ -199,7 +186,7 @@ def curve(
     axis: Mapping[str, Any] = {"range": [0, 1.02]} if is_share else _FROM_ZERO
     if values and min(values) < 0:
         axis = {"range": span(values)}
-    return _figure(traces, "step", y_title, y_axis=axis)
+    return _figure(traces, "step", y_title, {}, axis)
 
 
 def _level(traces: Sequence[Figure], name: str, height: float) -> list[Figure]:
@@ -272,10 +259,8 @@ def heat(
         "colorbar": {"tickformat": form, "thickness": 14, "outlinewidth": 0},
         "hovertemplate": f"%{{y}}, %{{x}}: %{{z:{form}}}<extra></extra>", "xgap": 1, "ygap": 1,
     }  # fmt: skip
-    figure = _figure([trace], x_title, y_title, _CATEGORIES, {**_CATEGORIES, "showgrid": False})
-    assert figure is not None
-    figure["layout"]["showlegend"] = False
-    return figure
+    drawn = _figure([trace], x_title, y_title, _CATEGORIES, {**_CATEGORIES, "showgrid": False})
+    return drawn and drawn | {"layout": drawn["layout"] | {"showlegend": False}}
 
 
 def over_time(

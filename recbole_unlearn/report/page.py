@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
 from recbole_unlearn import text
@@ -87,9 +87,7 @@ def chip(title: str, color: str) -> Markup:
 
 def lines(first: str, *below: str) -> Markup:
     """``first``, and the lines ``below`` it small."""
-    return Markup("{}{}").format(
-        first, Markup("").join(Markup("<small>{}</small>").format(one) for one in below)
-    )
+    return escape(first) + Markup("").join(Markup("<small>{}</small>").format(one) for one in below)
 
 
 def prose(sentence: str) -> Markup:

@@ -6,9 +6,11 @@ headings and captions.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from recbole_unlearn.report import figures
 from recbole_unlearn.report.page import (
@@ -28,9 +30,7 @@ BINS = 6  # of a heat map's axis, where there are more values than MOST
 MOST = 8
 
 Sweep = Mapping[str, Any]
-TrialReport = dict[
-    str, Any
-]  # figures of a trial after some steps: a candidate, with the settings of its trial
+TrialReport = dict[str, Any]  # figures of a trial after some steps: a candidate, with settings of its trial
 
 
 def write_sweep(result: Sweep, directory: Path) -> Path:
@@ -120,14 +120,6 @@ def _front(
     return figure, ["Trial", "Utility", "Demotion rate", "Distance", "Score", *keys], rows
 
 
-class _Axis(NamedTuple):
-    """An axis of the heat maps."""
-
-    title: str
-    labels: list[str]
-    place: Callable[[TrialReport], int | None]  # where a candidate belongs, None for nowhere
-
-
 def _maps(
     result: Sweep, metric: str, references: Mapping[str, TrialReport], candidates: Sequence[TrialReport]
 ) -> list[tuple[figures.Figure | None, str, str]]:
@@ -136,18 +128,13 @@ def _maps(
     stepped = any(candidate["step"] is not None for candidate in candidates)
     if not keys or (len(keys) < 2 and not stepped):
         return []
-    y = _axis(keys[0], candidates, lambda candidate: candidate["asked"].get(keys[0]))
-    if stepped:
-        x = _axis("steps", candidates, lambda candidate: candidate["step"])
-    else:
-        x = _axis(keys[1], candidates, lambda candidate: candidate["asked"].get(keys[1]))
-    cells: dict[tuple[int, int], TrialReport] = {}
-    for candidate in candidates:
-        column, row = x.place(candidate), y.place(candidate)
-        if column is None or row is None:
-            continue
-        if (column, row) not in cells or candidate["score"] > cells[column, row]["score"]:
-            cells[column, row] = candidate
+    y_title, x_title = keys[0], "steps" if stepped else keys[1]
+    ranked = sorted(candidates, key=lambda candidate: -candidate["score"])
+    rows, down = _axis([one["asked"].get(y_title) for one in ranked])
+    columns, across = _axis([one["step"] if stepped else one["asked"].get(x_title) for one in ranked])
+    cells: dict[tuple[int | None, int | None], TrialReport] = {}
+    for candidate, row, column in zip(ranked, down, across, strict=True):
+        cells.setdefault((row, column), candidate)
     # (utility − original) / (retrained − original), where retraining moved it.
     start = references[ORIGINAL]["utility"]
     gap = references[RETRAINED]["utility"] - start if RETRAINED in references else 0.0
@@ -161,40 +148,42 @@ def _maps(
     drawn = []
     for title, value, form in views:
         heights = [
-            [value(cells[column, row]) if (column, row) in cells else None for column in range(len(x.labels))]
-            for row in range(len(y.labels))
+            [value(cells[row, column]) if (row, column) in cells else None for column in range(len(columns))]
+            for row in range(len(rows))
         ]
-        figure = figures.heat(x.labels, y.labels, heights, x.title, y.title, form)
-        drawn.append((figure, f"{title} by {y.title} and {x.title}.", "The best candidate of each cell."))
+        figure = figures.heat(columns, rows, heights, x_title, y_title, form)
+        drawn.append((figure, f"{title} by {y_title} and {x_title}.", "The best candidate of each cell."))
     return drawn
 
 
-def _axis(title: str, candidates: Sequence[TrialReport], of: Callable[[TrialReport], Any]) -> _Axis:
-    """An axis of single values, or of bins with about equally many where numbers are too many."""
-    values = [of(candidate) for candidate in candidates]
+def _axis(values: Sequence[Any]) -> tuple[list[str], list[int | None]]:
+    """Labels of an axis, and the place of each of ``values`` on it; None, which is unknown, has none.
+
+    Numbers come first, each with its own place, or in bins with about equally many where they are too many.
+    """
     numbers = sorted({value for value in values if number(value) is not None})
     others = sorted({str(value) for value in values if value is not None and number(value) is None})
-    groups = [[value] for value in numbers]
-    if len(numbers) > MOST:
-        cuts = sorted({numbers[len(numbers) * k // BINS] for k in range(BINS)})
-        groups = [
-            [v for v in numbers if low <= v and (high is None or v < high)]
-            for low, high in zip(cuts, [*cuts[1:], None], strict=True)
-        ]
-    labels = [plain(g[0]) if len(g) == 1 else f"{plain(g[0])} to {plain(g[-1])}" for g in groups] + others
-    places = {value: place for place, group in enumerate(groups) for value in group}
-    named = {value: len(groups) + place for place, value in enumerate(others)}
-    return _Axis(
-        title, labels, lambda c: places.get(of(c)) if number(of(c)) is not None else named.get(str(of(c)))
+    starts = (
+        numbers if len(numbers) <= MOST else sorted({numbers[len(numbers) * k // BINS] for k in range(BINS)})
     )
+    bins = [list(own) for _, own in groupby(numbers, key=lambda value: bisect_right(starts, value))]
+    labels = [plain(one[0]) if len(one) == 1 else f"{plain(one[0])} to {plain(one[-1])}" for one in bins]
+
+    def place(value: Any) -> int | None:
+        if value is None:
+            return None
+        return (
+            len(bins) + others.index(str(value)) if number(value) is None else bisect_right(starts, value) - 1
+        )
+
+    return labels + others, list(map(place, values))
 
 
 def _trials(result: Sweep, good: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A row per trial with its best candidate, best first."""
-    rows = []
-    for record in good:
-        top = max(record["reports"], key=lambda report: report["score"])
-        cells = [
+    tops = [(max(record["reports"], key=lambda report: report["score"]), record) for record in good]
+    return [
+        [
             f"trial {record['number']}",
             *(plain(record["settings"].get(key)) for key in result["space"]),
             plain(top["step"]),
@@ -205,5 +194,5 @@ def _trials(result: Sweep, good: Sequence[Mapping[str, Any]]) -> list[list[str]]
             duration(top["seconds"]),
             record["state"],
         ]
-        rows.append((top["score"], cells))
-    return [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
+        for top, record in sorted(tops, key=lambda pair: -pair[0]["score"])
+    ]
