@@ -74,22 +74,27 @@ def rendered(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[byt
     for place, entries in groups.items():
         runs = {name: [entry for entry in entries if entry.name == name] for name in names}
         rows[place.title] = [_row(name, own, looks[name].color) for name, own in runs.items() if own]
-    amounts = {
-        "run": len(results),
-        "method": sum(name not in REFERENCES for name in names),
-        "dataset": len({place.dataset for place in groups}),
-        "model": len({place.model for place in groups}),
-    }
-    total, *others = (counted(amount, noun) for noun, amount in amounts.items())
+    datasets, models = ({getattr(place, side) for place in groups} for side in ("dataset", "model"))
+    methods = [name for name in names if name not in REFERENCES]
+    amounts = {"method": len(methods), "dataset": len(datasets), "model": len(models)}
+    counts = ", ".join(counted(amount, noun) for noun, amount in amounts.items())
     dates = sorted(str(result.date) for result in results if day(result.date))
     ends = list(dict.fromkeys(str(day(date)) for date in (dates[:1] + dates[-1:])))
     tables = paper_tables.tables(results, plan)
     values = {
         "title": "Unlearning methods compared",
-        "subject": f"{total}: {', '.join(others)}" + (f" · {' to '.join(ends)}" if ends else ""),
+        "subject": " · ".join(
+            [f"{counted(len(results), 'run')}: {counts}", *([" to ".join(ends)] if ends else [])]
+        ),
         "has_noise": any(place.request.startswith(INJECTED) for place in groups),
         "rows": rows,
-        "figures": {place.title: _drawings(entries, looks) for place, entries in groups.items()},
+        "figures": {
+            place.title: [
+                _trade_off(entries, looks, "demotion_rate", "demotion rate"),
+                _trade_off(entries, looks, "seconds", "seconds"),
+            ]
+            for place, entries in groups.items()
+        },
         "tables": tables,
         "by_title": {one.title: [table for table in tables if table.title == one.title] for one in tables},
         "note": paper_tables.NOTE,
@@ -142,19 +147,10 @@ def _mean(entries: list[Entry], of: FigureOf, digits: int = 3, distance_first: b
     return lines(distance, f"is {written}") if distance_first else lines(written, distance)
 
 
-def _drawings(
-    entries: list[Entry], looks: dict[str, figures.Look]
-) -> list[tuple[figures.Figure | None, str, str]]:
-    """Utility against forgetting, and utility against time."""
-
-    def drawn(of: FigureOf, x_title: str, logarithmic: bool) -> figures.Figure | None:
-        known = [(entry.name, of(entry.phase), affected_ndcg(entry.phase)) for entry in entries]
-        points = [(name, x, y) for name, x, y in known if x is not None and y is not None]
-        return figures.trade_off(points, looks, x_title, "NDCG@20, affected users", logarithmic)
-
-    rate = drawn(lambda phase: phase.demotion_rate, "demotion rate", False)
-    time = drawn(lambda phase: phase.seconds, "seconds", True)
-    return [
-        (rate, "Utility against forgetting.", "Retraining is the goal."),
-        (time, "Utility against time.", "Further left is faster."),
-    ]
+def _trade_off(
+    entries: list[Entry], looks: dict[str, figures.Look], x: str, title: str
+) -> figures.Figure | None:
+    """Utility against the attribute ``x`` of phases."""
+    known = [(entry.name, getattr(entry.phase, x), affected_ndcg(entry.phase)) for entry in entries]
+    points = [(name, x, y) for name, x, y in known if x is not None and y is not None]
+    return figures.trade_off(points, looks, title, "NDCG@20, affected users", logarithmic=x == "seconds")

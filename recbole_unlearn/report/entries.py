@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, dataset: str | None, model: str | None, source: str | None, ratio: float | None) -> Place:
-        """With dashes for unknown parts."""
+        """The place with dashes for unknown parts."""
         request = (source or MISSING) + ("" if ratio is None else f", {100 * ratio:.6g}% of users")
         return cls(dataset or MISSING, model or MISSING, request, ratio)
 
@@ -117,10 +117,9 @@ def read_result(path: Path) -> RunResult:
 def read_json(path: Path) -> dict[str, Any]:
     """A mapping that the plugin wrote; empty when there is none, or none that can be read."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return mapping(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def read_plan(directories: Iterable[Path]) -> GridPlan:
@@ -131,9 +130,8 @@ def read_plan(directories: Iterable[Path]) -> GridPlan:
         failed = read_json(directory / FAILED_FILE)
         cells = read_json(directory / PLAN_FILE).get("cells")
         for cell in map(mapping, cells if isinstance(cells, list) else ()):
-            dataset, model, source, name, seed = (
-                _text(cell.get(key)) for key in ("dataset", "model", "source", "name", "seed")
-            )
+            keys = ("dataset", "model", "source", "name", "seed")
+            dataset, model, source, name, seed = (_text(cell.get(key)) for key in keys)
             phases = cell.get("phases")
             if name is None or seed is None or not isinstance(phases, list):
                 continue

@@ -64,7 +64,6 @@ from recbole_unlearn.settings import (
     properties_dir,
 )
 
-NAME = "report.html"
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
 HEADINGS = {
@@ -88,7 +87,7 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
     level = "unknown" if said is None else said.level
     share, amount = (number(result.settings.get(key)) for key in ("inject_users", "inject_amount"))
     return write_page(
-        Path(directory) / NAME,
+        Path(directory) / "report.html",
         "report.html",
         title=f"Unlearning report: {run}",
         run=run,
@@ -213,9 +212,11 @@ def key_figures(result: RunResult) -> list[tuple[str, str, str]]:
     if share is not None:
         before, after, aim = (decimal(affected_ndcg(phase)) for phase in (original, own, goal))
         utility = "NDCG@20 recovered", percent(share), f"affected users\n{before} → {after}\nretrained {aim}"
+    # Without a goal, the attacker's AUC would only mislead.
     auc, aim_auc = own.figure("attack", "auc"), goal.figure("attack", "auc")
+    attack = f"is {decimal(auc)}\ngoal {decimal(aim_auc)}"
     shared, floor = (phase.figure("overlap@20", "affected") for phase in (own, again))
-    has_goal = result.retrained is not None
+    shared = None if result.retrained is None else shared
     second = "" if floor is None else f"\nretrained 2: {percent(floor)}"
     time = "Time to forget", duration(own.seconds), ""
     if result.speedup is not None:
@@ -223,22 +224,14 @@ def key_figures(result: RunResult) -> list[tuple[str, str, str]]:
         time = "Speed-up", times(result.speedup), context
     forget, rough = result.forget, _roughly(result)
     sizes = [(forget.users, "user", ""), (forget.items, "item", rough)]
+    asked = "\n".join(f"{near}{counted(n, noun)}" for n, noun, near in sizes if n is not None)
     entries = [
         utility,
         rate("Demotion rate", lambda phase: phase.demotion_rate, 1 if is_few(result) else 3),
-        # Without a goal, the attacker's AUC would only mislead.
-        (
-            "Attack AUC off by",
-            signed(difference(auc, aim_auc)),
-            f"is {decimal(auc)}\ngoal {decimal(aim_auc)}",
-        ),
-        ("Top-20 overlap", percent(shared if has_goal else None), f"affected users\nwith retrained{second}"),
+        ("Attack AUC off by", signed(difference(auc, aim_auc)), attack),
+        ("Top-20 overlap", percent(shared), f"affected users\nwith retrained{second}"),
         time,
-        (
-            f"Interactions{', ' + rough.strip() if rough else ' forgotten'}",
-            count(forget.interactions),
-            "\n".join(f"{near}{counted(n, noun)}" for n, noun, near in sizes if n is not None),
-        ),
+        (f"Interactions{', ' + rough.strip() if rough else ' forgotten'}", count(forget.interactions), asked),
     ]
     return [entry for entry in entries if entry[1] != MISSING]
 
@@ -249,8 +242,9 @@ def _heading(name: str, phases: figures.Phases) -> Markup:
 
 def _side_by_side(phases: figures.Phases) -> list[str]:
     """The names of phases in the order of tables: the unlearned model next to its goal, which a phone then shows."""
-    order = dict.fromkeys([UNLEARNED, RETRAINED, SECOND, ORIGINAL, *phases])
-    return [name for name in order if name in phases]
+    return [
+        name for name in dict.fromkeys([UNLEARNED, RETRAINED, SECOND, ORIGINAL, *phases]) if name in phases
+    ]
 
 
 def _methods(result: RunResult, phases: figures.Phases) -> tuple[list[str], Rows] | None:
@@ -288,20 +282,21 @@ def _utility(result: RunResult, phases: figures.Phases) -> tuple[list[str], dict
         "All users, deleted items masked": "masked",
     }
     metrics = list(dict.fromkeys(m for _, one in shown for of in groups.values() for m in getattr(one, of)))
-    bodies = {
-        title: [
-            [
-                head,
-                *(decimal(getattr(phase, of).get(m), 1 if is_few(result) else 4) for m in metrics),
-                _seconds(phase) if of == "metrics" else "",
-            ]
-            for head, phase in shown
-            if getattr(phase, of)
+    digits = 1 if is_few(result) else 4
+    bodies: dict[str, Rows] = {}
+    for title, of in groups.items():
+        known = [(head, getattr(one, of), _seconds(one) if of == "metrics" else "") for head, one in shown]
+        rows = [
+            [head, *(decimal(own.get(m), digits) for m in metrics), time] for head, own, time in known if own
         ]
-        for title, of in groups.items()
-    }
-    head = ["Phase", *map(figures.metric_title, metrics), "Time"]
-    return (head, {title: rows for title, rows in bodies.items() if rows}) if metrics else None
+        bodies |= {title: rows} if rows else {}
+    return (["Phase", *map(figures.metric_title, metrics), "Time"], bodies) if metrics else None
+
+
+_GOAL = (
+    "Goal here: {}, which an attacker gets from a model that never saw the pairs. Closer to it is better; smaller or "
+    "larger is not."
+)
 
 
 def _forgetting(phases: figures.Phases) -> tuple[list[str], Rows] | None:
@@ -326,21 +321,19 @@ def _forgetting(phases: figures.Phases) -> tuple[list[str], Rows] | None:
                 continue
             goal = None if one.is_distance else values.get(RETRAINED)
             attack = path[0].startswith("attack")  # has no better side at all, and only a goal
-            goals = {name: None if name == RETRAINED else goal for name in columns}
-            cells = [_cell(phases[name], path, aim, attack) for name, aim in goals.items()]
+            cells = [
+                _cell(phases[name], path, None if name == RETRAINED else goal, attack) for name in columns
+            ]
             if SECOND in phases:
                 floor = values[SECOND] if one.is_distance else difference(values[SECOND], goal)
                 cells.append(decimal(None if floor is None else abs(floor)))
             rows.append([title, *cells])
-            if below and attack and goal is not None:
-                below.append(
-                    f"Goal here: {decimal(goal)}, which an attacker gets from a model that never saw the pairs. "
-                    "Closer to it is better; smaller or larger is not."
-                )
-            rows += [[lines("", *below)]] if below else []
-            below = []
-    floor_head = ["floor"] if SECOND in phases else []
-    head = ["Measure", *(_heading(name, phases) for name in columns), *floor_head]
+            if below:
+                if attack and goal is not None:
+                    below.append(_GOAL.format(decimal(goal)))
+                rows.append([lines("", *below)])
+                below = []
+    head = ["Measure", *(_heading(name, phases) for name in columns), *["floor"] * (SECOND in phases)]
     return (head, rows) if rows else None
 
 
@@ -363,13 +356,16 @@ def _histories(phases: figures.Phases) -> tuple[list[str], Rows] | None:
         return None
     head = ["Phase", "Demotion rate, cleaned", "Uncleaned", "Cleaned, at test", "Emptied, uncleaned",
             "NDCG@20 of affected users, cleaned", "Uncleaned"]  # fmt: skip
+    rates = [
+        ("demotion_rate",),
+        ("uncleaned", "demotion_rate"),
+        ("demotion_at_test",),
+        ("emptied", "demotion_rate"),
+    ]
     rows: Rows = [
         [
             _heading(name, phases),
-            decimal(phases[name].demotion_rate),
-            decimal(phases[name].figure("uncleaned", "demotion_rate")),
-            decimal(phases[name].figure("demotion_at_test")),
-            decimal(phases[name].figure("emptied", "demotion_rate")),
+            *(decimal(phases[name].figure(*path)) for path in rates),
             decimal(affected_ndcg(phases[name]), 4),
             decimal(phases[name].figure("uncleaned", "ndcg@20"), 4),
         ]

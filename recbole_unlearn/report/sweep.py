@@ -25,7 +25,6 @@ from recbole_unlearn.report.page import (
 )
 from recbole_unlearn.results import ORIGINAL, RETRAINED, number
 
-NAME = "tune.html"
 BINS = 6  # of a heat map's axis, where there are more values than MOST
 MOST = 8
 
@@ -40,11 +39,12 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
     metric = figures.metric_title(objective["metric"])
     references = {name: result[name] for name in (ORIGINAL, RETRAINED) if result[name]}
     good = [record for record in trials if record["state"] != "failed"]
-    candidates = [
-        {**report, "trial": record["number"], "asked": record["settings"]}
-        for record in good
-        for report in record["reports"]
+    own = [
+        (report, {"trial": one["number"], "asked": one["settings"]})
+        for one in good
+        for report in one["reports"]
     ]
+    candidates = [report | about for report, about in own]
     affected = objective["affected"]
     how = {
         "searcher": result["searcher"],
@@ -54,7 +54,7 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
         "space": {key: plain(domain) for key, domain in result["space"].items()},
     }
     return write_page(
-        Path(directory) / NAME,
+        Path(directory) / "tune.html",
         "tune.html",
         title=f"Sweep: {run}",
         run=run,
@@ -62,31 +62,13 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
         metric=metric,
         candidates=candidates,
         failed=[(f"trial {r['number']}", r["error"]) for r in trials if r["state"] == "failed"],
-        cards=_key_figures(result, metric, references),
+        references=references,
         front=None if objective["target"] is None else _front(result, metric, references, candidates),
         maps=_maps(result, metric, references, candidates),
         trials=_trials(result, good),
         seconds=sum(one["work_seconds"] for r in trials for one in r["reports"] if one["last"]),
         record={"The sweep": how, "The request": result["forget"], "Environment": result["environment"]},
     )
-
-
-def _key_figures(
-    result: Sweep, metric: str, references: Mapping[str, TrialReport]
-) -> list[tuple[str, str, str]]:
-    best, objective = result["best"], result["objective"]
-
-    def held(key: str) -> str:
-        return "\n".join(f"{name} {decimal(own[key])}" for name, own in references.items())
-
-    goal = {RETRAINED: "retrained", "expected": "expected of never-seen items"}[objective["target_source"]]
-    return [
-        (f"{metric}, all users", decimal(best["everyone"]), held("everyone")),
-        (f"{metric}, affected", decimal(best["affected"]), held("affected")),
-        ("Demotion rate", decimal(best["demotion"]), f"to reach: {decimal(objective['target'])}\n{goal}"),
-        ("Score", decimal(best["score"]), held("score")),
-        ("Time to forget", duration(best["seconds"]), ""),
-    ]
 
 
 def _front(
