@@ -61,7 +61,7 @@ class Crowd(NamedTuple):
 
     users: int  # with a deleted interaction
     compared: (
-        int  # of them, with a deleted pair that no retained interaction has, and a history to score it at
+        int  # of them, with a deleted pair that no retained interaction has, and a history for its score
     )
     matched: int  # of those, with held-out interactions: the attacks are about them
     measured: int  # with a deleted interaction and with test interactions
@@ -129,9 +129,7 @@ def _count(count: float, users: int) -> int:
 def _blunt_tree(value: Any) -> Any:
     """All numbers of a tree with two significant digits; times are not about users."""
     if isinstance(value, Mapping):
-        return {
-            key: inner if str(key).endswith("seconds") else _blunt_tree(inner) for key, inner in value.items()
-        }
+        return {key: one if str(key).endswith("seconds") else _blunt_tree(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [_blunt_tree(inner) for inner in value]
     return blunt(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
@@ -177,11 +175,9 @@ class Discretion:
         crowd = self.crowd
         if group == "measured":
             return None if self._hides_utility else crowd.measured
-        users = {
-            "compared": crowd.compared,
-            "matched": crowd.matched,
-            "emptied": min(crowd.emptied, crowd.tested - crowd.measured),  # with users of no deleted one
-        }[group]
+        users = {"compared": crowd.compared, "matched": crowd.matched, "emptied": crowd.emptied}[group]
+        if group == "emptied":  # these are shown with users who have no deleted interaction
+            users = min(users, crowd.tested - crowd.measured)
         return None if self._too_few(users) else users
 
     @property
@@ -205,15 +201,13 @@ class Discretion:
         users = self.crowd.users
         most = max(1, users * self.crowd.usual)
 
-        def size(count: int | None) -> int | None:
-            if count is None:
-                return None
+        def size(count: int) -> int:
             return coarse(min(count, most)) if self.few else _count(count, users)
 
-        counts = {} if self.few else {key: _count(count, users) for key, count in forget.counts.items()}
-        return replace(
-            forget, interactions=size(forget.interactions), items=size(forget.items), counts=counts
-        )
+        sizes = {"interactions": forget.interactions, "items": forget.items}
+        shown: dict[str, Any] = {key: None if count is None else size(count) for key, count in sizes.items()}
+        counts = {} if self.few else {key: size(count) for key, count in forget.counts.items()}
+        return replace(forget, **shown, counts=counts)
 
     def phase(self, phase: PhaseResult) -> PhaseResult:
         """The figures of one model by itself; its comparison with the retrained model is added by :meth:`shown`.
@@ -226,14 +220,13 @@ class Discretion:
         before = None if phase.before is None else self.phase(phase.before)
         crowd, rate = self.crowd, phase.demotion_rate
         if self.few:
-            enough = max(1, crowd.tested) >= _MANY * self.min_group
-            return PhaseResult(
-                phase.seconds,
-                phase.seconds_from_cache,
-                metrics={k: to_step(v, _UTILITY_STEP) for k, v in phase.metrics.items()} if enough else {},
-                forgetting={"demotion_rate": None if rate is None else to_step(rate, _RATE_STEP)},
-                before=before,
-            )
+            metrics = phase.metrics if max(1, crowd.tested) >= _MANY * self.min_group else {}
+            metrics = {key: to_step(value, _UTILITY_STEP) for key, value in metrics.items()}
+            figures: dict[str, Figure] = {
+                "demotion_rate": None if rate is None else to_step(rate, _RATE_STEP)
+            }
+            times = phase.seconds, phase.seconds_from_cache
+            return PhaseResult(*times, metrics=metrics, forgetting=figures, before=before)
         hides = self._hides_utility
         return replace(
             phase,
@@ -276,17 +269,11 @@ class Discretion:
         def is_large(part: Metrics) -> bool:
             return min((part[key] for key in sizes if key in part), default=0) >= self.min_group
 
-        return {
-            name: {
-                part: {
-                    key: _count(int(value), third) if key in sizes else _mean(value, third)
-                    for key, value in own.items()
-                }
-                for part, own in parts.items()
-            }
-            for name, parts in groups.items()
-            if all(map(is_large, parts.values()))
-        }
+        def rough(part: Metrics) -> Metrics:
+            return {key: (_count if key in sizes else _mean)(value, third) for key, value in part.items()}
+
+        large = {name: parts for name, parts in groups.items() if all(map(is_large, parts.values()))}
+        return {name: {part: rough(own) for part, own in parts.items()} for name, parts in large.items()}
 
     def _distribution(self, found: Distribution | None) -> Distribution | None:
         """The histogram of very many users, in steps of what an average one adds to it."""
@@ -294,9 +281,8 @@ class Discretion:
         if found is None or users < _HISTOGRAM * self.min_group:
             return None
         step = step_from(max(1.0, sum(found.counts) / users))
-        return Distribution(
-            [round(edge, 2) for edge in found.edges], [to_step(count, step) for count in found.counts]
-        )
+        counts = [to_step(count, step) for count in found.counts]
+        return Distribution([round(edge, 2) for edge in found.edges], counts)
 
     def shown(self, result: RunResult) -> RunResult:
         """The result that may be seen: in `result.json`, in the report and in the table."""
@@ -334,8 +320,9 @@ class Discretion:
 
     def _shares(self, found: Metrics | None) -> Metrics | None:
         """Shares that were recovered, in steps of a tenth."""
-        hidden = found is None or self._hides_utility
-        return None if hidden else {key: to_step(value, 0.1) for key, value in (found or {}).items()}
+        if found is None or self._hides_utility:
+            return None
+        return {key: to_step(value, 0.1) for key, value in found.items()}
 
     def _verdict(
         self, found: Verdict | None, phases: Mapping[str, PhaseResult], shares: Metrics
@@ -351,14 +338,12 @@ class Discretion:
 
     def _provisional(self, found: Provisional | None) -> Provisional | None:
         """Left out where it rests on figures of few users; one that rests on a certificate has none."""
-        if found is None or found == EXACT:
-            return found
-        if self.few:
-            return None
-        if found.expected is None:
+        if found is None or found == EXACT or (found.expected is None and not self.few):
             return found
         users = found.users or 0
-        return None if users < self.min_group else replace(found, expected=_mean(found.expected, users))
+        if self.few or found.expected is None or users < self.min_group:
+            return None
+        return replace(found, expected=_mean(found.expected, users))
 
     def _placebo(self, found: Placebo | None) -> Placebo | None:
         """Figures of deleted pairs, rounded and left out like those of the phases."""

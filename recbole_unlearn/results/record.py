@@ -18,7 +18,7 @@ together with the second retraining because two seeds may agree by luck. With on
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 import platform
 import re
@@ -69,13 +69,10 @@ def recovered(phases: Mapping[str, PhaseResult], errors: Mapping[str, float]) ->
     ``errors`` are standard errors of retrained − original. A metric without one is no mean over users, and needs a
     second retraining.
     """
-    before, after, target, again = (
-        phases.get(name, PhaseResult()).affected for name in (ORIGINAL, UNLEARNED, RETRAINED, SECOND)
-    )
+    held = (phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, RETRAINED, SECOND))
+    before, after, target, again = (phase.affected for phase in held)
     shares = {}
-    for metric in target:
-        if metric not in before or metric not in after:
-            continue
+    for metric in (key for key in target if key in before and key in after):
         noise = [abs(target[metric] - again[metric])] if metric in again else []
         noise += [2 * errors[metric]] if metric in errors else []
         moved = target[metric] - before[metric]
@@ -113,35 +110,22 @@ def judged(
             continue
         seen = seen_from(phases, name)
         shares = recovered(seen, errors.get(name, {}))
-        found[name] = replace(
-            phases[name], verdict=verdict(seen, shares, deleted), recovered=shares, speedup=speedup(seen)
-        )
+        said = verdict(seen, shares, deleted)
+        found[name] = replace(phases[name], verdict=said, recovered=shares, speedup=speedup(seen))
     return found
 
 
 def environment(threads: int, device: Any) -> dict[str, Any]:
     """The machine and the versions a result was made with."""
-    versions = {name: _version(name) for name in ("numpy", "scipy", "pandas", "ray")}
+    versions = {}
+    for package in ("numpy", "scipy", "pandas", "ray"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
     return {
-        "recbole_unlearn": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "recbole": recbole.__version__,
-        **{name: version for name, version in versions.items() if version},
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "device": str(device),
-    }
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+        "recbole_unlearn": __version__, "python": platform.python_version(), "torch": torch.__version__,
+        "recbole": recbole.__version__, **versions, "platform": platform.platform(), "processor": _processor(),
+        "cores": os.cpu_count(), "threads": threads, "device": str(device),
+    }  # fmt: skip
 
 
 def _processor() -> str:
@@ -209,14 +193,9 @@ class Evidence:
 
 
 def build(
-    config: UnlearnConfig,
-    forget: Forgotten,
-    phases: dict[str, PhaseResult],
-    *,
-    errors: Mapping[str, Metrics],
-    provisional: Provisional | None,
-    **more: Any,
-) -> RunResult:
+    config: UnlearnConfig, forget: Forgotten, phases: dict[str, PhaseResult], *, errors: Mapping[str, Metrics],
+    provisional: Provisional | None, **more: Any,
+) -> RunResult:  # fmt: skip
     """The result of a finished run, with the fields of ``more`` as they are.
 
     ``errors`` are those of :func:`judged`, ``provisional`` is the verdict without retraining.

@@ -37,10 +37,8 @@ def notebook_html(result: RunResult) -> str:
     if (said := result.verdict) is not None:
         looks = said.provisional.looks if said.provisional else said.level
         head += f": {escape(SHORT.get(looks, looks))}" + (" (provisional)" if said.provisional else "")
-    tables = [
-        pd.DataFrame(rows, columns=columns).to_html(index=False, border=0)
-        for columns, rows, _ in blocks(result)
-    ]
+    frames = [pd.DataFrame(rows, columns=columns) for columns, rows, _ in blocks(result)]
+    tables = [one.to_html(index=False, border=0) for one in frames]
     lines = [f"<p>{escape(line)}</p>" for line in closing_lines(result)]
     return "\n".join(["<div>", f"<p>{head}</p>", *tables, *lines, "</div>"])
 
@@ -67,20 +65,14 @@ def _figures(phase: PhaseResult) -> Iterator[tuple[str, str, float]]:
     """Group, metric and value of each figure that is known."""
     measured: dict[str, float | None] = {}
     for key, figure in phase.forgetting.items():
-        parts = (
-            {f"{key}.{part}": value for part, value in figure.items()} if isinstance(figure, dict) else None
-        )
-        measured |= {key: figure} if parts is None else parts  # type: ignore[dict-item]
+        parts = figure if isinstance(figure, dict) else {"": figure}
+        measured |= {f"{key}.{part}" if part else key: value for part, value in parts.items()}
     groups: dict[str, Mapping[str, float | None]] = {
-        "all": phase.metrics,
-        "affected": phase.affected,
-        "unaffected": phase.unaffected,
-        "masked": phase.masked,
+        "all": phase.metrics, "affected": phase.affected, "unaffected": phase.unaffected, "masked": phase.masked,
         **{f"{name}: {part}": own for name, parts in phase.groups.items() for part, own in parts.items()},
-        "recovered": phase.recovered or {},
-        "forgetting": measured,
+        "recovered": phase.recovered or {}, "forgetting": measured,
         "time": {"seconds": phase.seconds, "speedup": phase.speedup},
-    }
+    }  # fmt: skip
     for group, figures in groups.items():
         yield from ((group, metric, value) for metric, value in figures.items() if value is not None)
 
@@ -99,10 +91,8 @@ def asked_metrics(result: RunResult) -> list[str]:
 
     measured = list(dict.fromkeys(key for phase in result.phases.values() for key in phase.metrics))
     names, cuts = chosen("metrics"), chosen("topk")
-    parts = {key: key.partition("@") for key in measured}
-    return [
-        key for key, (name, at, k) in parts.items() if name in names and (not at or k in cuts)
-    ] or measured
+    parts = ((key, *key.partition("@")) for key in measured)
+    return [key for key, name, at, k in parts if name in names and (not at or k in cuts)] or measured
 
 
 def _head(metric: str) -> str:
@@ -142,9 +132,8 @@ def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
 
 def _methods(result: RunResult) -> Block | None:
     """A row per method with its gaps to retraining and its verdict, where there are several methods."""
-    judged = [
-        (name, phase, phase.verdict) for name, phase in result.phases.items() if phase.verdict is not None
-    ]
+    phases = result.phases.items()
+    judged = [(name, phase, phase.verdict) for name, phase in phases if phase.verdict is not None]
     if len(judged) < 2:
         return None
     target = result.retrained or PhaseResult()
@@ -199,9 +188,8 @@ def _about_columns(result: RunResult) -> Iterator[str]:
             f"Forgotten: {counted(forget.interactions, 'interaction')} of {counted(forget.users, 'user')} and "
             f"{counted(forget.items, 'item')} ({forget.source or MISSING})."
         )
-    known = [
-        _HEADS[name] for name in dict.fromkeys(m.split("@")[0] for m in [*shown, *measured]) if name in _HEADS
-    ]
+    names = dict.fromkeys(metric.split("@")[0] for metric in [*shown, *measured])
+    known = [_HEADS[name] for name in names if name in _HEADS]
     legend = ", ".join(f"{short} {title}" for short, title in known if short != title)
     yield f"{legend}. {said}" if legend else said
     more = [_head(key) for key in measured if key not in shown]
