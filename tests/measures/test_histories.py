@@ -211,6 +211,7 @@ def test_users_are_counted_by_the_histories_they_are_asked_at(config):
 
 
 FIGURES = {
+    "attack": {"auc": 0.7123, "pairs": 44}, "own": 0.6789,  # a measure that declares nothing
     "demotion_rate": 0.1234, "demotion_at_test": 0.2345, "uncleaned": {"demotion_rate": 0.3456, "ndcg@20": 0.4567},
     "emptied": {"demotion_rate": 0.5678}, "emptied_gap": {"mean": 0.0123, "error": 0.0456},
 }  # fmt: skip
@@ -219,6 +220,7 @@ CROWD = Crowd(users=40, compared=20, matched=20, measured=10, tested=900, usual=
 
 def test_figures_are_rounded_by_the_users_behind_them():
     assert Discretion(10, CROWD)._forgetting(FIGURES) == {
+        "attack": {"auc": 0.7, "pairs": 45}, "own": 0.7,
         "demotion_rate": 0.1, "demotion_at_test": 0.25, "uncleaned": {"demotion_rate": 0.35, "ndcg@20": 0.5},
         "emptied": {"demotion_rate": 0.56}, "emptied_gap": {"mean": 0.02, "error": 0.04},
     }  # fmt: skip
@@ -226,7 +228,8 @@ def test_figures_are_rounded_by_the_users_behind_them():
 
 @pytest.mark.parametrize(("changes", "gone"), [
     ({"emptied": 9}, {"emptied", "emptied_gap"}),
-    ({"compared": 9}, {"demotion_rate", "demotion_at_test", "uncleaned"}),
+    ({"compared": 9}, {"demotion_rate", "demotion_at_test", "uncleaned", "own"}),
+    ({"matched": 9}, {"attack"}),
     ({"measured": 9}, {"uncleaned.ndcg@20"}),
     ({"tested": 15}, {"emptied", "emptied_gap", "uncleaned.ndcg@20"}),
 ])  # fmt: skip

@@ -386,19 +386,30 @@ def test_with_a_minimum_of_one_nothing_changes(result):
     assert Discretion(10, ONE, injected=True).shown(result) is result
 
 
-def test_a_grouping_with_a_small_part_is_left_out():
-    crowd = ONE._replace(users=40, compared=40, matched=40, measured=40)
-    parts = {"low": {"recall@20": 0.31234, "users": 7}, "high": {"recall@20": 0.51234, "users": 300}}
-    phase = PhaseResult(
-        groups={"user_activity": parts, "item_popularity": {"head": {"recall@20": 0.5, "rows": 90}}}
-    )
-    assert set(Discretion(10, crowd).phase(phase).groups) == {"item_popularity"}
+def test_a_measure_discloses_figures_of_a_known_group():
+    with pytest.raises(ValueError, match="compared, matched"):
+        measure("own", title="", meaning="", good="", discloses="everyone")(lambda view: {})
 
 
-def test_means_over_all_users_have_a_decimal_if_one_user_is_lost_in_it():
-    phase = PhaseResult(metrics={"ndcg@20": 0.26789})
-    assert Discretion(10, ONE).phase(phase).metrics == {"ndcg@20": 0.3}
-    assert Discretion(10, ONE._replace(tested=99)).phase(phase).metrics == {}
+MANY = ONE._replace(users=40, compared=40, matched=40, measured=40)
+SMALL_PART = {"low": {"recall@20": 0.31234, "users": 7}, "high": {"recall@20": 0.51234, "users": 300}}
+LARGE_PART = {"head": {"recall@20": 0.5, "rows": 90}}
+
+
+@pytest.mark.parametrize(("crowd", "phase", "shown"), [
+    # A grouping with a small part is left out as a whole.
+    (MANY, {"groups": {"user_activity": SMALL_PART, "item_popularity": LARGE_PART}},
+     {"groups": {"item_popularity": LARGE_PART}}),
+    # Means over all users have a decimal if one user is lost in it.
+    (ONE, {"metrics": {"ndcg@20": 0.26789}}, {"metrics": {"ndcg@20": 0.3}}),
+    (ONE._replace(tested=99), {"metrics": {"ndcg@20": 0.26789}}, {"metrics": {}}),
+    # The original that a phase started from is held back as well.
+    (ONE, {"before": PhaseResult(affected={"ndcg@20": 0.12345}, forgetting={"demotion_rate": 0.61})},
+     {"before": PhaseResult(forgetting={"demotion_rate": 0.5})}),
+])  # fmt: skip
+def test_a_phase_shows_no_figure_of_few_users(crowd, phase, shown):
+    found = Discretion(10, crowd).phase(PhaseResult(**phase))
+    assert {key: getattr(found, key) for key in shown} == shown
 
 
 def test_a_histogram_is_of_very_many_users():
@@ -409,18 +420,11 @@ def test_a_histogram_is_of_very_many_users():
     assert shown == Distribution([0.12, 1.0, 2.0], [4320, 12340])
 
 
-def test_what_a_phase_started_from_is_held_back_as_well():
-    before = PhaseResult(affected={"ndcg@20": 0.12345}, forgetting={"demotion_rate": 0.61})
-    shown = Discretion(10, ONE).phase(PhaseResult(before=before)).before
-    assert (shown.affected, shown.forgetting) == ({}, {"demotion_rate": 0.5})
-
-
 def test_the_placebo_has_no_attack_where_the_phases_have_none():
-    crowd = ONE._replace(users=40, compared=40, matched=40, measured=40)
     placebo = Placebo(0.512, {"attack": 0.112, "ks": 0.212}, {"attack": 0.1, "ks": 0.0})
     result = RunResult(phases={"original": PhaseResult()}, placebo=placebo)
-    assert Discretion(10, crowd).shown(result).placebo.mark == {"attack": 0.1, "ks": 0.2}
-    hidden = Discretion(10, crowd._replace(matched=9)).shown(result).placebo
+    assert Discretion(10, MANY).shown(result).placebo.mark == {"attack": 0.1, "ks": 0.2}
+    hidden = Discretion(10, MANY._replace(matched=9)).shown(result).placebo
     assert (hidden.demotion_rate, hidden.mark, hidden.memory) == (0.5, {"ks": 0.2}, {"ks": 0.0})
 
 
@@ -431,22 +435,3 @@ def test_what_was_held_back_comes_back_from_a_file():
     assert RunResult.from_json(json.loads(json.dumps(result.to_json()))).withheld == Withheld(10, "few")
     for broken in (None, 3, {"min_group": "10", "why": "x"}, {"min_group": 10}, []):
         assert RunResult.from_json({"withheld": broken}).withheld is None
-
-
-def test_measures_declare_whose_figures_they_disclose():
-    """Each group decides alone whether its figures are shown; an undeclared measure is about compared pairs."""
-    crowd = ONE._replace(users=40, compared=40, matched=40, measured=40, emptied=40)
-    figures = {
-        "demotion_rate": 0.512, "other": 0.5, "attack": {"auc": 0.712, "pairs": 44}, "emptied": {"held_out": 0.5},
-        "uncleaned": {"demotion_rate": 0.312, "ndcg@20": 0.212},
-    }  # fmt: skip
-    hidden = {"matched": {"attack"}, "emptied": {"emptied"}, "measured": {"uncleaned"}}
-    for group, keys in hidden.items():
-        shown = Discretion(10, crowd._replace(**{group: 9}))._forgetting(figures)
-        assert set(figures) - set(shown) == keys - {"uncleaned"}
-        assert set(shown["uncleaned"]) == {"demotion_rate", *(["ndcg@20"] if group != "measured" else [])}
-    shown = Discretion(10, crowd)._forgetting(figures)
-    assert shown["attack"] == {"auc": 0.7, "pairs": 44}
-    assert (shown["demotion_rate"], shown["uncleaned"]["ndcg@20"]) == (0.5, 0.2)
-    with pytest.raises(ValueError, match="compared, matched"):
-        measure("own", title="", meaning="", good="", discloses="everyone")(lambda view: {})

@@ -75,7 +75,8 @@ def mlflow(monkeypatch):
 
 
 def run(settings, forget=None, compare=None, **changes):
-    values = settings | {"report": "none", "inject_mode": "random", **changes}
+    quick = {"epochs": 2, "eval_step": 1, "finetune_epochs": 1}
+    values = settings | quick | {"report": "none", "inject_mode": "random", **changes}
     return run_unlearn("BPR", "tiny", forget=forget, unlearn="finetune", compare=compare, config_dict=values)
 
 
