@@ -23,13 +23,17 @@ class Rows:
         self.user_num, self.item_num = users, items
 
 
+def without(splits, rows):
+    """A request for some training interactions, by their numbers or a mask."""
+    mask = np.zeros(len(splits.train), bool)
+    mask[rows] = True
+    return divide(splits, Located(mask, *(np.zeros(len(part), bool) for part in splits[1:])), "x")
+
+
 def divided(config, choose=lambda users: np.flatnonzero(users <= 5)[::2]):
     """`tiny` without the training interactions that are chosen by their users: every other one of users 1 to 5."""
     splits = load(config).splits
-    mask = np.zeros(len(splits.train), bool)
-    mask[choose(splits.train.inter_feat["user_id"].numpy())] = True
-    nothing = [np.zeros(len(part), bool) for part in (splits.valid, splits.test)]
-    return divide(splits, Located(mask, *nothing), "x")
+    return without(splits, choose(splits.train.inter_feat["user_id"].numpy()))
 
 
 def same(first, second):

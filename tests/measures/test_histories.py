@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recbole_unlearn.data import Located, divide, load, loaders
+from recbole_unlearn.data import load, loaders
 from recbole_unlearn.measures import (
     EMPTIED,
     NOTHING,
@@ -21,6 +21,7 @@ from recbole_unlearn.measures import (
 from recbole_unlearn.results import Verdict
 from recbole_unlearn.results.disclosure import Crowd, Discretion
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train_here
+from tests.parts import without
 
 SMALL = {"MAX_ITEM_LIST_LENGTH": 6, "hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1}
 
@@ -33,18 +34,15 @@ def config(make_config, settings):
 
 @pytest.fixture
 def data(config):
-    return without(config, [6, 7], also=range(1, 6), places=slice(None, None, 2))
+    return without_users(config, [6, 7], also=range(1, 6), places=slice(None, None, 2))
 
 
-def without(config, users, also=(), places=slice(3, 4)):
+def without_users(config, users, also=(), places=slice(3, 4)):
     """`tiny` without all training interactions of ``users``, and without those of ``also`` at ``places``."""
     splits = load(config).splits
     owners = splits.train.inter_feat["user_id"].numpy()
-    mask = np.isin(owners, users)
-    for user in also:
-        mask[np.flatnonzero(owners == user)[places]] = True
-    nothing = [np.zeros(len(part), bool) for part in splits[1:]]
-    return divide(splits, Located(mask, *nothing), "x")
+    some = [np.flatnonzero(owners == user)[places] for user in also]
+    return without(splits, np.concatenate([np.flatnonzero(np.isin(owners, users)), *some]))
 
 
 class ByHistory:
@@ -106,7 +104,7 @@ def test_deleted_items_are_asked_for_at_the_histories_they_were_trained_with(dat
 def test_utility_is_recboles_where_histories_are_the_same(make_config, settings, model):
     settings.pop("embedding_size", None)
     config = make_config(model, **(SMALL if model == "SASRec" else {"MAX_ITEM_LIST_LENGTH": 6}))
-    data = without(config, [6, 7], also=range(1, 6), places=slice(None, None, 2))
+    data = without_users(config, [6, 7], also=range(1, 6), places=slice(None, None, 2))
     trainer = compose(PhaseTrainer, config, build_model(config, data.retain), "x")
     measurement = Measurement(config, data, loaders(config, data.retain), 10)
     measured = measurement.measure(trainer)
@@ -141,7 +139,7 @@ def test_a_model_that_did_nothing_has_the_originals_figures_and_a_retrained_one_
 
 
 def test_whole_users_are_asked_for_at_uncleaned_histories_alone(config):
-    data = without(config, [3, 4, 5])
+    data = without_users(config, [3, 4, 5])
     questions = HistoryQuestions.ask(data, 10, 0)
     assert len(questions.deleted) == 0
     assert torch.unique(questions.emptied.users).tolist() == [3, 4, 5]
@@ -172,7 +170,7 @@ class Knowing(ByHistory):
 
 def test_a_model_that_is_merely_worse_has_not_forgotten(config):
     """The gap of emptied histories is what they lose beyond held-out items of others."""
-    data = without(config, [3, 4, 5])
+    data = without_users(config, [3, 4, 5])
     questions = HistoryQuestions.ask(data, 10, 0)
     held_out = questions.control_windows
     emptied = questions.emptied_windows[torch.arange(len(questions.emptied))]
@@ -200,11 +198,11 @@ def test_a_model_that_is_merely_worse_has_not_forgotten(config):
 
 def test_users_are_counted_by_the_histories_they_are_asked_at(config):
     """Ten whole users and one with a single deleted item: the demotion rate is that one user's."""
-    data = without(config, range(1, 11), also=[20])
+    data = without_users(config, range(1, 11), also=[20])
     crowd = Crowd.of(data, 10)
     assert (crowd.users, crowd.compared, crowd.emptied) == (11, 1, 10)
     assert Discretion(10, crowd).few
-    whole = Crowd.of(without(config, range(1, 11)), 10)
+    whole = Crowd.of(without_users(config, range(1, 11)), 10)
     assert (whole.compared, whole.emptied) == (0, 10)
     assert not Discretion(10, whole).few
     assert Discretion(10, whole._replace(emptied=9)).few

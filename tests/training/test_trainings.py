@@ -1,15 +1,15 @@
 """The cache: what is the same is not trained twice, what differs is."""
 
-import numpy as np
 import pytest
 import torch
 
 from recbole_unlearn import UnlearnConfig, run_unlearn
-from recbole_unlearn.data import Located, divide, load
+from recbole_unlearn.data import load
 from recbole_unlearn.files.atomic import atomic
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.training import Trainings
 from recbole_unlearn.training import trainings as module
+from tests.parts import without
 
 
 @pytest.fixture
@@ -55,9 +55,7 @@ def test_everything_that_matters_is_in_the_key(make_config, tmp_path):
     config = make_config()
     splits = load(config).splits
     cache = make_cache(tmp_path / "c")
-    mask = np.zeros(len(splits.train), bool)
-    mask[0] = True
-    other = divide(splits, Located(mask, *(np.zeros(len(part), bool) for part in splits[1:])), "")
+    other = without(splits, 0)
     keys = [
         cache.key(config, splits),
         cache.key(config.replace(seed=1), splits),

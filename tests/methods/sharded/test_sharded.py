@@ -10,23 +10,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recbole_unlearn import run_unlearn, unlearn_model
-from recbole_unlearn.data import Located, divide, load, loaders
+from recbole_unlearn.data import load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import read_head
 from recbole_unlearn.methods.sharded import AttentiveEnsemble, Partition, Shards, read_ensemble
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train, train_all
 from recbole_unlearn.training import trainings as cache_module
 from tests.methods.conftest import QUICK, make_task, run
-from tests.parts import divided, same
+from tests.parts import divided, same, without
 
 METHODS = ["sisa", "receraser", "ultrare"]
-
-
-def without(splits, rows):
-    """A request for some training rows, by their numbers."""
-    mask = np.zeros(len(splits.train), bool)
-    mask[rows] = True
-    return divide(splits, Located(mask, *(np.zeros(len(part), bool) for part in splits[1:])), "x")
 
 
 def without_user(splits, user):
