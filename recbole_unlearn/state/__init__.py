@@ -9,7 +9,7 @@ and the model in memory (`live.py`).
 from recbole_unlearn.state.commands import main
 from recbole_unlearn.state.context import Receipt
 from recbole_unlearn.state.deltas import Change, Store
-from recbole_unlearn.state.export import Moved, Vectors, find_vectors, load_suppression
+from recbole_unlearn.state.export import Vectors, find_vectors, load_suppression, moved
 from recbole_unlearn.state.live import LiveModel, read_moments, squared_norm
 from recbole_unlearn.state.state import State, init_state, open_state
 from recbole_unlearn.state.status import MOST_DRIFT, history, write_status

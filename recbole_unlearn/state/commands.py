@@ -11,7 +11,7 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -90,25 +90,23 @@ def _parser() -> _Parser:
         dest="command", metavar="COMMAND", title="commands", parser_class=_Parser
     )
     for name, (_, help, more, own) in COMMANDS.items():
-        description = wrapped(f"{help[:1].upper()}{help[1:]}. {more}".strip())
+        text = wrapped(f"{help[:1].upper()}{help[1:]}. {more}".strip())
         command = commands.add_parser(
-            name, help=help, description=description, formatter_class=style, allow_abbrev=False
+            name, help=help, description=text, formatter_class=style, allow_abbrev=False
         )
         for spec, about, options in (*_SHARED, *own):
             flag, _, value = spec.partition(" ")
             given: dict[str, Any] = {"metavar": value or flag} if value or flag.isupper() else {}
-            command.add_argument(
-                flag if flag.startswith("-") else flag.lower(), help=about, **given, **options
-            )
+            plain = flag if flag.startswith("-") else flag.lower()
+            command.add_argument(plain, help=about, **given, **options)
     return parser
 
 
 def _init(_: None, given: Any) -> int:
     if given.data_path is not None:
         given.settings["data_path"] = given.data_path
-    with init_state(
-        given.state, given.checkpoint, model=given.model, hash_key=given.hash_key, **given.settings
-    ) as state:
+    key, model = given.hash_key, given.model
+    with init_state(given.state, given.checkpoint, model=model, hash_key=key, **given.settings) as state:
         seen = state.status()
     print(f"{shown(given.state)}: new state of {seen.model} on {seen.dataset}.")
     print(f"Ledger: 1 entry, head {seen.head}")
@@ -132,35 +130,29 @@ def _asks(receipt: Receipt) -> str:
 
 
 def _run(state: State, given: Any) -> int:
-    window = None if given.window is None else span(given.window)
+    """Carry out requests; a signal waits until those that are carried out together are finished and printed."""
+    core, window = state.core, None if given.window is None else span(given.window)
     seen: list[Receipt] = []
-    with worker.alone(state.core):
+    with worker.alone(core):
         try:
-            for receipts in _batches(state, window, given.watch):
-                seen += receipts
+            if given.watch or core.database.value("SELECT 1 FROM requests WHERE status = 'pending'"):
+                _ = core.live  # takes longest, and may be interrupted
+            if given.watch:
+                print("Waiting for requests; Ctrl-C stops.", file=sys.stderr)
+            while True:
+                with uninterrupted():
+                    done = worker.step(core, window)
+                    _print(done)
+                    seen += done
+                if not done and not given.watch:
+                    break
+                if not done:
+                    time.sleep(_POLL)
         except KeyboardInterrupt as stop:
             print(f"Stopped; {_summary(seen)}", file=sys.stderr)
             return _failed(seen) if given.watch else exit_code(stop)
     print(_summary(seen))
     return _failed(seen)
-
-
-def _batches(state: State, window: Any, watch: bool) -> Iterator[list[Receipt]]:
-    """Requests that were carried out together; a signal waits until a batch is finished and printed."""
-    core = state.core
-    if watch or core.database.value("SELECT 1 FROM requests WHERE status = 'pending'"):
-        _ = core.live  # takes longest, and may be interrupted
-    if watch:
-        print("Waiting for requests; Ctrl-C stops.", file=sys.stderr)
-    while True:
-        with uninterrupted():
-            done = worker.step(core, window)
-            _print(done)
-            yield done
-        if not done:
-            if not watch:
-                return
-            time.sleep(_POLL)
 
 
 def _print(receipts: Iterable[Receipt]) -> None:
@@ -233,9 +225,8 @@ def _export(state: State, given: Any) -> int:
 
 
 def _retrain(state: State, given: Any) -> int:
-    print(
-        f"Trained on the retained data in {state.retrain():.1f} s; all requests that were done are published."
-    )
+    seconds = state.retrain()
+    print(f"Trained on the retained data in {seconds:.1f} s; all requests that were done are published.")
     return 0
 
 

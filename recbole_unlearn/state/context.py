@@ -73,11 +73,11 @@ class Suppression:
 
     def __contains__(self, pair: tuple[str, str]) -> bool:
         """Whether a pair (user token, item token) is suppressed, by itself or with its item."""
-        user, item = pair
+        item = pair[1]
         if pair in self._pairs or item in self._items:
             return True
         return bool(self._hashes) and any(
-            pair_hash(self._key, *one) in self._hashes for one in ((user, item), (None, item))
+            pair_hash(self._key, *one) in self._hashes for one in (pair, (None, item))
         )
 
     def hashes(self) -> set[str]:
@@ -97,11 +97,7 @@ class Core:
     """The files, the database and the key of a state, and its model in memory."""
 
     def __init__(
-        self,
-        folder: str | Path,
-        hash_key: str | Path | None = None,
-        model: type | None = None,
-        new: bool = False,
+        self, folder: str | Path, hash_key: str | Path | None, model: type | None, new: bool = False
     ) -> None:
         """``model`` is the class of a model that RecBole does not have."""
         self.folder = Path(folder).resolve()
@@ -120,26 +116,20 @@ class Core:
     def config(self) -> UnlearnConfig:
         """The settings of the training and of obliviate."""
         own = {
-            **self.about("own"),
-            "unlearn": "obliviate",
-            "compare": [],
-            "show_progress": False,
-            "cache": False,
+            **self.about("own"), "unlearn": "obliviate", "compare": [], "show_progress": False, "cache": False,
             "checkpoint_dir": str(self.folder),  # RecBole's trainers create this folder
-        }
-        name, model = self.about("model"), self._model
+        }  # fmt: skip
+        name, model, dataset = self.about("model"), self._model, self.about("dataset")
         if model is not None and model.__name__ != name:
             raise UnlearnError(
-                f"The model of the state is a {name}, and the class that was given is {model.__name__}."
+                f"The model of the state is a {name}, and the class given is {model.__name__}."
             )
         if model is None and name not in model_names():
             raise UnlearnError(
                 f"{name} is a model class of your own: give it with --model=package.module:{name}, or "
                 f"open_state(..., model={name})."
             )
-        return UnlearnConfig(
-            model or name, self.about("dataset"), config_dict=own, inherited=self.about("settings")
-        )
+        return UnlearnConfig(model or name, dataset, config_dict=own, inherited=self.about("settings"))
 
     def fingerprint(self) -> str:
         """Identifies the current model: the fingerprint of the last change, or of the base."""
@@ -206,14 +196,12 @@ class Core:
 
     def tokens(self, requests: Sequence[int]) -> set[Tokens]:
         """The suppressed pairs of requests that are not published."""
-        train = self.live.base.splits.train
+        train, query = self.live.base.splits.train, "SELECT user, item FROM suppressed WHERE request = ?"
         users, items = (train.field2id_token[field] for field in (train.uid_field, train.iid_field))
         return {
             (str(users[user]) if user else None, str(items[item]) if item else None)
             for request in requests
-            for user, item in self.database.rows(
-                "SELECT user, item FROM suppressed WHERE request = ?", request
-            )
+            for user, item in self.database.rows(query, request)
         }
 
     def suppression(self) -> Suppression:

@@ -102,8 +102,8 @@ class Transaction:
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> int | None:
         """Add rows; returns the number of the last one."""
         marks, number = ", ".join("?" * len(columns)), None
+        query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
         for row in rows:
-            query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
             number = self._execute(query, row).lastrowid
         return number
 
@@ -132,9 +132,8 @@ class Transaction:
         last = self._execute("SELECT number, link FROM ledger ORDER BY number DESC LIMIT 1").fetchone()
         number, before = last or (0, START)
         text = canonical({"number": number + 1, "what": what, "time": now(), **more})
-        self.insert(
-            "ledger", ("number", "entry", "link"), [(number + 1, text, _link(self._key, before, text))]
-        )
+        row = (number + 1, text, _link(self._key, before, text))
+        self.insert("ledger", ("number", "entry", "link"), [row])
 
 
 def _link(key: bytes, before: str, entry: str) -> str:

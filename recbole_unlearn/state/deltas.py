@@ -10,7 +10,6 @@ All files are written by :class:`Store`: whole, named by the SHA-256 of their co
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import stat
@@ -51,8 +50,7 @@ class Store:
     def write(self, content: bytes, suffix: str = ".safetensors") -> str:
         """Write ``content`` and flush it to the disk, unless it is there already; returns the file's name."""
         name = digest(content) + suffix
-        target = self.path(name)
-        if target.is_file():
+        if self.path(name).is_file():
             return name
         try:
             descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=_TEMPORARY)
@@ -61,7 +59,7 @@ class Store:
                     stream.write(content)
                     stream.flush()
                     os.fsync(stream.fileno())
-                os.replace(temporary, target)
+                os.replace(temporary, self.path(name))
             except BaseException:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
@@ -119,29 +117,22 @@ class Store:
 
 
 def _destroy(path: Path) -> None:
+    """Replace a file's content by zeros, where the file system writes in place, and remove it; or a directory."""
     if path.is_dir() and not path.is_symlink():
         for entry in path.iterdir():
             _destroy(entry)
         path.rmdir()
         return
-    with contextlib.suppress(OSError):  # a link, or a full disk: then it can only be removed
-        _overwrite(path)
-    path.unlink(missing_ok=True)
-
-
-def _overwrite(path: Path) -> None:
-    """Replace a file's content by zeros, where the file system writes in place."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # a link or a full disk: only removed
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        stack.callback(os.close, descriptor)
         about = os.fstat(descriptor)
         if stat.S_ISREG(about.st_mode):
-            left = about.st_size
-            zeros = bytes(min(left, 2**20))
+            left, zeros = about.st_size, bytes(min(about.st_size, 2**20))
             while left > 0:
                 left -= os.write(descriptor, zeros[: min(left, len(zeros))])
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    path.unlink(missing_ok=True)
 
 
 def sync(folder: Path) -> None:
@@ -179,8 +170,7 @@ def write_base(
         return Base(*files, store.write(path.read_bytes(), ".pth"))
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """New values of some rows of a parameter."""
 
     ids: torch.Tensor  # (n,)
@@ -209,8 +199,7 @@ def _as_rows(value: torch.Tensor) -> torch.Tensor:
     return value.reshape(1) if value.dim() == 0 else value
 
 
-@dataclasses.dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """The effect of a request on a model: new rows of its weights and second moments, and new item counts."""
 
     weights: dict[str, Rows]
@@ -243,10 +232,8 @@ class Change:
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Tensors as the bytes of a safetensors file."""
-    content: bytes = save(
-        {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    )
-    return content
+    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    return bytes(save(plain))
 
 
 def unpack(content: bytes) -> Tensors:

@@ -30,7 +30,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,32 +62,25 @@ ABOUT, VECTORS, DELTA = "export.json", "embeddings.safetensors", "delta.safetens
 TABLES = ("users", "items")
 COMPARED = 64  # users whose scores are compared
 CLOSE = 1e-4
-Pair = tuple[torch.Tensor, torch.Tensor]  # of users and items
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Vectors:
+class Vectors(NamedTuple):
     """Vectors of users or of items; rows that are not in use are zeros."""
 
     values: torch.Tensor  # (n, d)
     rows: np.ndarray  # in use, ascending: those with a training interaction
 
 
-@dataclasses.dataclass(frozen=True)
-class Moved:
-    """The changes that lead an index of vectors from one export to the next."""
+def moved(before: Vectors, after: Vectors) -> dict[str, torch.Tensor]:
+    """The changes that lead an index of vectors from one export to the next, exact to the bit.
 
-    rows: np.ndarray  # that are new or have another vector
-    values: torch.Tensor  # (len(rows), d)
-    removed: np.ndarray  # rows that are not in use any more
-
-    @classmethod
-    def between(cls, before: Vectors, after: Vectors) -> Moved:
-        """Exact: all other rows have the same vector to the bit."""
-        differs = (before.values != after.values).any(dim=1).numpy()
-        rows = after.rows[differs[after.rows] | ~np.isin(after.rows, before.rows)]
-        return cls(rows, after.values[torch.from_numpy(rows)], np.setdiff1d(before.rows, after.rows))
+    `rows` are new or have other `vectors` (len(rows), d); `removed` are rows that are not in use any more.
+    """
+    differs = (before.values != after.values).any(dim=1).numpy()
+    rows = torch.from_numpy(after.rows[differs[after.rows] | ~np.isin(after.rows, before.rows)])
+    removed = torch.from_numpy(np.setdiff1d(before.rows, after.rows))
+    return {"rows": rows, "vectors": after.values[rows], "removed": removed}
 
 
 class Exported(NamedTuple):
@@ -101,16 +94,6 @@ class Exported(NamedTuple):
     whole_bytes: int | None  # of all vectors
 
 
-class Taken(NamedTuple):
-    """The model, and what the database says of that same model."""
-
-    live: LiveModel
-    fingerprint: str
-    counts: dict[str, int]  # of requests by status
-    hashes: set[str]
-    done: tuple[Done, ...]
-
-
 def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None = None) -> Exported:
     """Write the model as it is now into the new directory ``out``; see :meth:`State.export`."""
     target = Path(out).resolve()
@@ -119,8 +102,8 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
     if target.is_relative_to(core.folder):
         raise UnlearnError(f"{shown(target)} is inside the state. Choose a directory outside of it.")
     before, earlier = (None, None) if since is None else _read_earlier(core, Path(since))
-    taken, model = _take(core), core.about("model")
-    vectors = find_vectors(taken.live)
+    live, fingerprint, counts, hashes, done = _take(core)
+    model, vectors = core.about("model"), find_vectors(live)
     if vectors is None:
         if earlier is not None:
             raise UnlearnError(f"{model} has no vectors, so there is no delta. Export it without `since`.")
@@ -130,75 +113,64 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnlearnError(
-            f"Cannot make {shown(target)}: {error.strerror or error}. Choose another."
-        ) from error
-    data = dataclasses.replace(taken.live.retained(), done=taken.done)
-    delta = None
+        why = error.strerror or error
+        raise UnlearnError(f"Cannot make {shown(target)}: {why}. Choose another.") from error
+    data = dataclasses.replace(live.retained(), done=done)
+    about: dict[str, Any] = {
+        "schema": SCHEMA, "date": now(), "model": model, "dataset": core.about("dataset"), "fingerprint": fingerprint,
+        "counts": {
+            "interactions": len(data.retain.train), "held_out": len(data.retain.valid) + len(data.retain.test),
+            "suppressed": len(hashes), **counts,
+        },
+        "vectors": None, "delta": None,
+    }  # fmt: skip
+    whole = None
     with new_directory(target) as place:
-        taken.live.trainer.save(place, data, target)
-        hashes = sorted(taken.hashes)
+        live.trainer.save(place, data, target)
         check = _list_hash(core.key, hashes)
         write_json(place / "suppression.json", {"schema": SCHEMA, "check": check, "hashes": hashes})
         if vectors is not None:
-            write_vectors(place, taken.live.base.splits.train, vectors)
+            about["vectors"] = write_vectors(place, live.base.splits.train, vectors)
+            whole = (place / VECTORS).stat().st_size
             if earlier is not None:
-                delta = {
-                    "before": before,
-                    "after": taken.fingerprint,
-                    **_write_delta(place, earlier, vectors),
-                }
-        files: dict[str, Any] = {
+                delta = {side: moved(*pair) for side, *pair in zip(TABLES, earlier, vectors, strict=True)}
+                named = {f"{side}.{key}": part for side, one in delta.items() for key, part in one.items()}
+                write_bytes(place / DELTA, pack(named))
+                about["delta"] = {
+                    "before": before, "after": fingerprint,
+                    **{
+                        side: {"moved": len(one["rows"]), "removed": len(one["removed"])}
+                        for side, one in delta.items()
+                    },
+                    "bytes": (place / DELTA).stat().st_size, "whole_bytes": whole,
+                }  # fmt: skip
+        about["files"] = {
             path.name: {"sha256": file_digest(path), "bytes": path.stat().st_size}
             for path in sorted(place.iterdir())
         }
-        whole = files[VECTORS]["bytes"] if vectors else None
-        if delta is not None:
-            delta |= {"bytes": files[DELTA]["bytes"], "whole_bytes": whole}
-        write_json(
-            place / ABOUT,
-            {
-                "schema": SCHEMA, "date": now(), "model": model, "dataset": core.about("dataset"),
-                "fingerprint": taken.fingerprint,
-                "counts": {
-                    "interactions": len(data.retain.train),
-                    "held_out": len(data.retain.valid) + len(data.retain.test),
-                    "suppressed": len(hashes), **taken.counts,
-                },
-                "vectors": None if vectors is None else {
-                    "dimension": vectors[0].values.shape[1],
-                    **{
-                        side: {"rows": len(one.values), "in_use": len(one.rows)}
-                        for side, one in zip(TABLES, vectors, strict=True)
-                    },
-                },
-                "delta": delta, "files": files, "versions": versions(),
-            },
-        )  # fmt: skip
-    if any(taken.counts.values()):
+        write_json(place / ABOUT, {**about, "versions": versions()})
+    if any(counts.values()):
         logger.warning(
             "Requests that are in the suppression list but not yet in the exported model: %d pending, %d failed.",
-            taken.counts["pending"],
-            taken.counts["failed"],
+            counts["pending"],
+            counts["failed"],
         )
-    bytes = None if delta is None else delta["bytes"]
-    return Exported(target, taken.fingerprint, vectors is not None, taken.counts["pending"], bytes, whole)
+    bytes = about["delta"] and about["delta"]["bytes"]
+    return Exported(target, fingerprint, vectors is not None, counts["pending"], bytes, whole)
 
 
-def _take(core: Core) -> Taken:
+def _take(core: Core) -> tuple[LiveModel, str, dict[str, int], list[str], tuple[Done, ...]]:
+    """The model, and from the same moment its fingerprint, numbers of requests, suppressed hashes and requests."""
     while True:
         version, live = core.refreshed(), core.live
         with core.database.transaction():
             if core.version() != version:
                 continue  # another process has changed the state
             rows = core.database.rows("SELECT digest, finished, status FROM requests ORDER BY number")
-            statuses = [row["status"] for row in rows]
-            counts = {
-                "pending": statuses.count("pending") + statuses.count("running"),
-                "failed": statuses.count("failed"),
-            }
+            statuses = [row["status"].replace("running", "pending") for row in rows]
+            counts = {status: statuses.count(status) for status in ("pending", "failed")}
             done = (Done(row[0], row[1][:10]) for row in rows if row["status"] in ("done", "published"))
-            return Taken(live, core.fingerprint(), counts, core.suppression().hashes(), tuple(done))
+            return live, core.fingerprint(), counts, sorted(core.suppression().hashes()), tuple(done)
 
 
 @torch.no_grad()
@@ -228,7 +200,7 @@ def _in_use(values: torch.Tensor, rows: torch.Tensor) -> Vectors:
     return Vectors(kept, rows.numpy())
 
 
-def _places(live: LiveModel) -> Iterator[Pair]:
+def _places(live: LiveModel) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Matrices of a model that has just scored: those it caches, those `forward()` returns, and its tables."""
     model = live.model
     cached = getattr(model, "restore_user_e", None), getattr(model, "restore_item_e", None)
@@ -238,11 +210,7 @@ def _places(live: LiveModel) -> Iterator[Pair]:
     given = inspect.signature(model.forward).parameters.values()
     if all(one.default is not inspect.Parameter.empty or one.kind in kinds for one in given):
         made = model.forward()
-        if (
-            isinstance(made, tuple)
-            and all(isinstance(part, torch.Tensor) for part in made[:2])
-            and len(made) > 1
-        ):
+        if isinstance(made, tuple) and [isinstance(part, torch.Tensor) for part in made[:2]] == [True, True]:
             yield made[0], made[1]
     named = dict(model.named_parameters())
     tables: dict[str, list[torch.Tensor]] = {"user": [], "item": []}
@@ -252,31 +220,21 @@ def _places(live: LiveModel) -> Iterator[Pair]:
     yield from itertools.product(tables["user"], tables["item"])
 
 
-def write_vectors(place: Path, train: Dataset, vectors: tuple[Vectors, Vectors]) -> None:
-    """Write the vectors of all rows, and the tokens of those in use."""
+def write_vectors(place: Path, train: Dataset, vectors: tuple[Vectors, Vectors]) -> dict[str, Any]:
+    """Write the vectors of all rows, and the tokens of those in use; returns their numbers."""
     tables = {side: one.values for side, one in zip(TABLES, vectors, strict=True)}
     write_bytes(place / VECTORS, pack(tables))
     arrays = io.BytesIO()
     np.savez(arrays, **{side: table.numpy() for side, table in tables.items()})
     write_bytes(place / "embeddings.npz", arrays.getvalue())
+    numbers: dict[str, Any] = {"dimension": vectors[0].values.shape[1]}
     for side, one, field in zip(TABLES, vectors, (train.uid_field, train.iid_field), strict=True):
         tokens = train.field2id_token[field][one.rows].astype(str)
         lines = io.BytesIO()
         pd.DataFrame({"row": one.rows, "token": tokens}).to_parquet(lines, index=False)
         write_bytes(place / f"{side}.parquet", lines.getvalue())
-
-
-def _write_delta(place: Path, before: Iterable[Vectors], after: Iterable[Vectors]) -> dict[str, Any]:
-    """Write `users.rows`, `users.vectors`, `users.removed`, and the same for items; returns their numbers."""
-    tensors, counts = {}, {}
-    for side, *pair in zip(TABLES, before, after, strict=True):
-        moved = Moved.between(*pair)
-        tensors[f"{side}.rows"] = torch.from_numpy(moved.rows)
-        tensors[f"{side}.vectors"] = moved.values
-        tensors[f"{side}.removed"] = torch.from_numpy(moved.removed)
-        counts[side] = {"moved": len(moved.rows), "removed": len(moved.removed)}
-    write_bytes(place / DELTA, pack(tensors))
-    return counts
+        numbers[side] = {"rows": len(one.values), "in_use": len(one.rows)}
+    return numbers
 
 
 def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
@@ -333,12 +291,9 @@ def _damaged(folder: Path, name: str) -> UnlearnError:
 
 
 def load_suppression(path: str | os.PathLike, key: str | os.PathLike | bytes | None = None) -> Suppression:
-    """The suppressed pairs of an export; test pairs with ``(user token, item token) in hidden``.
+    """The pairs of an export's `suppression.json`; test them with ``(user token, item token) in hidden``.
 
-    Args:
-        path: the `suppression.json` of an export.
-        key: the file with the key of the state, or the key itself as bytes; the user's own when None.
-
+    ``key`` is the file with the key of the state, or the key itself as bytes; the user's own when None.
     """
     known = key if isinstance(key, bytes) else load_key(key)
     try:

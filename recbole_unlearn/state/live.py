@@ -67,14 +67,9 @@ class LiveModel:
     """A base, the changes that requests made to it since, and an index of what is left of its data."""
 
     def __init__(
-        self,
-        config: UnlearnConfig,
-        source: Source,
-        weights: Mapping[str, torch.Tensor],
-        moments: Mapping[str, torch.Tensor],
-        removed: Arrays,
+        self, config: UnlearnConfig, source: Source, weights: Tensors, moments: Tensors, removed: Arrays,
         changes: Sequence[Change] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``source``, ``weights`` and ``moments`` are the base; ``removed`` are the interactions deleted since."""
         self.config = config.replace(show_progress=False, tensorboard=False, output_dir=None)
         self.options: ObliviateSettings = settings.read(
@@ -260,11 +255,10 @@ def read_moments(
     return dict(found.moments)
 
 
-def squared_norm(weights: Mapping[str, torch.Tensor]) -> float:
+def squared_norm(weights: Tensors) -> float:
     """‖θ‖² of all weights."""
-    return float(
-        sum(value.double().square().sum() for value in weights.values() if value.is_floating_point())
-    )
+    floats = (value for value in weights.values() if value.is_floating_point())
+    return float(sum(value.double().square().sum() for value in floats))
 
 
 def _witness(config: UnlearnConfig, index: TrainIndex, region: Region) -> Witness:

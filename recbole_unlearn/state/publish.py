@@ -10,9 +10,8 @@ import torch
 from recbole_unlearn.data import Splits
 from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.state.context import Core, Tokens, pair_hash, versions
-from recbole_unlearn.state.database import Transaction
 from recbole_unlearn.state.deltas import Tensors, write_base
-from recbole_unlearn.state.live import Arrays, read_moments, squared_norm
+from recbole_unlearn.state.live import read_moments, squared_norm
 from recbole_unlearn.training import train_here
 
 
@@ -54,13 +53,8 @@ def _done(core: Core) -> list[int]:
 
 
 def _replace_base(
-    core: Core,
-    numbers: Sequence[int],
-    weights: Tensors,
-    moments: Tensors,
-    fitted: torch.Tensor | None,
-    what: str,
-) -> None:
+    core: Core, numbers: Sequence[int], weights: Tensors, moments: Tensors, fitted: torch.Tensor | None, what: str
+) -> None:  # fmt: skip
     """Make ``weights`` and the retained data the base, and the requests ``numbers`` final."""
     before = core.fingerprint()
     data, left = core.live.kept()
@@ -79,7 +73,12 @@ def _replace_base(
             write.drop_asked(number)
         hashes -= {known[0] for known in core.database.rows("SELECT hash FROM deleted")}
         write.insert("deleted", ["hash"], ((one,) for one in sorted(hashes)))
-        _renumber(core, write, left)
+        # The interactions of pending requests get their numbers in the new base.
+        places = [np.cumsum(mask) - 1 for mask in left]
+        rows = core.database.rows("SELECT request, part, number FROM asked")
+        write.delete("asked")
+        kept = [(request, part, int(places[part][n])) for request, part, n in rows if left[part][n]]
+        write.insert("asked", ("request", "part", "number"), kept)
         write.enter(what, requests=len(numbers), before=before, after=base.fingerprint, versions=versions())
 
 
@@ -95,15 +94,3 @@ def _final_pairs(core: Core, numbers: Sequence[int], retain: Splits) -> set[Toke
             kept.append({None, *map(str, train.field2id_token[field][ids])})
         pairs |= {pair for pair in core.tokens(others) if pair[0] not in kept[0] or pair[1] not in kept[1]}
     return pairs
-
-
-def _renumber(core: Core, write: Transaction, left: Arrays) -> None:
-    """Give the interactions of pending requests their numbers in the new base, of which ``left`` are the masks."""
-    places = [np.cumsum(mask) - 1 for mask in left]
-    rows = core.database.rows("SELECT request, part, number FROM asked")
-    write.delete("asked")
-    write.insert(
-        "asked",
-        ("request", "part", "number"),
-        [(request, part, int(places[part][n])) for request, part, n in rows if left[part][n]],
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import glob
 import json
@@ -38,13 +39,9 @@ _NOT_KEPT = {
 
 
 def init_state(
-    path: str | Path,
-    checkpoint: str | Path,
-    *,
-    model: type | None = None,
-    hash_key: str | Path | None = None,
+    path: str | Path, checkpoint: str | Path, *, model: type | None = None, hash_key: str | Path | None = None,
     **settings: Any,
-) -> State:
+) -> State:  # fmt: skip
     """Make a state of a trained model and its data.
 
     Args:
@@ -86,10 +83,8 @@ def init_state(
     with new_directory(folder) as place:
         (place / FILES).mkdir()
         core = Core(place, hash_key, model, new=True)
-        try:
+        with contextlib.closing(core.database):
             _fill(core, config, original, settings)
-        finally:
-            core.database.close()
         sync(place)
     sync(folder.parent)
     return State(path, hash_key, model)
@@ -106,9 +101,8 @@ def _fill(core: Core, config: UnlearnConfig, original: Checkpoint, settings: Map
         moments = read_moments(config, net, trained, source.splits)
     # No path is kept, except for the GPU that the state is worked on with.
     own = {key: v for key, v in settings.items() if key == "gpu_id" or about(key).role is not Role.PLACE}
-    values = {
-        "model": original.model, "dataset": original.dataset, "settings": original.settings, "own": own,
-    }  # fmt: skip
+    named = {"model": original.model, "dataset": original.dataset}
+    values = {**named, "settings": original.settings, "own": own}
     with core.database.transaction() as write:
         write.insert("about", ("key", "value"), ((key, json.dumps(value)) for key, value in values.items()))
     base = write_base(
@@ -121,8 +115,8 @@ def _fill(core: Core, config: UnlearnConfig, original: Checkpoint, settings: Map
     with core.database.transaction() as write:
         write.insert("base", list(row), [list(row.values())])
         write.enter(
-            "taken under care", model=original.model, dataset=original.dataset,
-            interactions=sum(len(part) for part in source.splits), after=base.fingerprint, versions=versions(),
+            "taken under care", **named, interactions=sum(len(part) for part in source.splits),
+            after=base.fingerprint, versions=versions(),
         )  # fmt: skip
     core.database.wipe()
 
@@ -135,9 +129,7 @@ def open_state(path: str | Path, hash_key: str | Path | None = None, *, model: t
 class State:
     """A model with its data, a queue of requests and a ledger; see docs/requests.md. Usable in `with`."""
 
-    def __init__(
-        self, path: str | Path, hash_key: str | Path | None = None, model: type | None = None
-    ) -> None:
+    def __init__(self, path: str | Path, hash_key: str | Path | None, model: type | None) -> None:
         self.core = Core(path, hash_key, model)
 
     @property
@@ -223,9 +215,7 @@ class State:
         train = live.base.splits.train
         id = torch.tensor([train.field2token_id[train.uid_field].get(str(user), 0)])
         if id == 0 or live.index.counts("user", id) == 0:
-            raise UnlearnError(
-                "The model does not know this user: there is no training interaction of theirs."
-            )
+            raise UnlearnError("The model does not know this user: they have no training interaction.")
         scores = live.trainer.scores(id, train)[0]
         # A published item has a blank for its name, which the suppression list does not know.
         scores[live.index.counts("item", torch.arange(len(scores))) == 0] = -torch.inf
@@ -241,12 +231,9 @@ class State:
         return pd.DataFrame(found, columns=[train.iid_field, "score"])
 
     def export(self, out: str | Path, since: str | Path | None = None) -> Exported:
-        """Write the model as it is now for serving; see docs/serving.md.
+        """Write the model as it is now into the new directory ``out`` for serving; see docs/serving.md.
 
-        Args:
-            out: a directory that does not exist yet, or is empty.
-            since: an earlier export of this state; the rows that moved since are written as a delta.
-
+        ``since`` is an earlier export of this state; the rows that moved since are written as a delta.
         """
         return export(self.core, out, since)
 
