@@ -217,7 +217,8 @@ def test_only_a_new_directory_outside_the_state_is_written_to(make_state, tmp_pa
     assert (tmp_path / "empty" / "export.json").is_file()
 
 
-def test_files_are_as_said_and_have_no_deleted_name(make_state, tmp_path):
+def test_files_are_as_said_and_have_no_deleted_name(make_state, key_file, tmp_path):
+    """And a run from the checkpoint recognizes the request, by its keyed hash."""
     state = make_state("LightGCN")
     done(state, **{"ticket-1": {"user_id": ["u3", "u8"]}})
     state.export(tmp_path / "out")
@@ -234,9 +235,13 @@ def test_files_are_as_said_and_have_no_deleted_name(make_state, tmp_path):
         strings = strings_of(path)
         assert not {"u3", "u8", "ticket-1"} & strings, path
         assert not any("recbole_unlearn" in text for text in strings) or path.name == "export.json", path
-    content = torch.load(tmp_path / "out" / "LightGCN-unlearned.pth", weights_only=False)
-    assert content["optimizer"]["state"] == {}
-    assert content["other_parameter"] == {}
+    checkpoint = tmp_path / "out" / "LightGCN-unlearned.pth"
+    content = torch.load(checkpoint, weights_only=False)
+    assert (content["optimizer"]["state"], content["other_parameter"]) == ({}, {})
+    quiet = {"show_progress": False, "tensorboard": False, "cache": False, "report": "none"}
+    given = {"output_dir": tmp_path / "next", "config_dict": {**quiet, "hash_key": str(key_file)}}
+    again = run_unlearn(checkpoint=checkpoint, forget={"user_id": ["u3", "u8"]}, **given)
+    assert again.data.done_earlier is not None
 
 
 def test_pending_requests_are_suppressed_and_logged(make_state, key_file, tmp_path, caplog):
@@ -304,19 +309,6 @@ def test_suppression_is_never_lost_by_a_wrong_key_or_a_changed_list(make_state, 
         path.write_text(changed)
         refused(what, load_suppression, path, key)
     refused("There is no file", load_suppression, tmp_path / "nowhere", key)
-
-
-def test_the_checkpoint_serves_the_next_request_and_recognizes_the_last(make_state, key_file, tmp_path):
-    """Keyed hashes of the requests go with it."""
-    state = make_state()
-    done(state, {"user_id": ["u3"]})
-    state.export(tmp_path / "out")
-    quiet = {"show_progress": False, "tensorboard": False, "cache": False, "report": "none"}
-    again = run_unlearn(
-        checkpoint=tmp_path / "out" / "BPR-unlearned.pth", forget={"user_id": ["u3"]},
-        output_dir=tmp_path / "next", config_dict={**quiet, "hash_key": str(key_file)},
-    )  # fmt: skip
-    assert again.data.done_earlier is not None
 
 
 def test_a_model_that_only_seems_to_have_vectors_has_none(make_state, monkeypatch):

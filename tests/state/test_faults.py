@@ -61,8 +61,7 @@ def test_a_full_disk_leaves_a_whole_state(copied, busy_folder, key_file, monkeyp
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_file_that_cannot_grow(busy, key_file, command):
     """The kernel itself refuses writes, also those of SQLite: at every size, nothing is half done."""
-    before, failed = picture(busy), 0
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before, failed, old = picture(busy), 0, resource.getrlimit(resource.RLIMIT_FSIZE)
     for size in (0, 3000, 9000):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
         try:
