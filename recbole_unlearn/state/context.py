@@ -183,16 +183,16 @@ class Core:
     def _loaded(self, base: Base) -> LiveModel:
         self.store.read(base.dataset)  # checked before it is parsed
         source = load(self.config, self.store.path(base.dataset))
-        train, valid, test = (np.zeros(len(part), dtype=bool) for part in source.splits)
+        removed = [np.zeros(len(part), dtype=bool) for part in source.splits]
         done = "JOIN requests ON requests.number = request WHERE status = 'done'"
         for part, number in self.database.rows(f"SELECT part, asked.number FROM asked {done}"):
-            (train, valid, test)[part][number] = True
+            removed[part][number] = True
         changes = [
             Change.unpack(self.store.read(file), drift)
             for file, drift in self.database.rows("SELECT file, drift FROM changes ORDER BY number")
         ]
         weights, moments = (unpack(self.store.read(name)) for name in base[:2])
-        return LiveModel(self.config, source, weights, moments, (train, valid, test), changes)
+        return LiveModel(self.config, source, weights, moments, removed, changes)
 
     def tokens(self, requests: Sequence[int]) -> set[Tokens]:
         """The suppressed pairs of requests that are not published."""

@@ -86,10 +86,7 @@ class Store:
 
     def read(self, name: str) -> bytes:
         """The content of a file; refused if its name is not its digest."""
-        try:
-            content = read_regular(self.path(name), LARGEST)
-        except OSError as error:
-            raise UnlearnError(f"Cannot read {shown(self.path(name))}: {error.strerror or error}.") from error
+        content = read_bytes(self.path(name))
         if digest(content) != name.split(".")[0]:
             raise UnlearnError(
                 f"{shown(self.path(name))} is not the file that was written: its content was changed or damaged. "
@@ -114,6 +111,14 @@ class Store:
                 f"Cannot remove files from {shown(self.folder)}: {error.strerror or error}. The state is complete, "
                 "but has files that belong to nothing; fix the permissions, and run `requests publish`."
             ) from error
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """The content of a regular file."""
+    try:
+        return read_regular(path, LARGEST)
+    except OSError as error:
+        raise UnlearnError(f"Cannot read {shown(path)}: {error.strerror or error}.") from error
 
 
 def _destroy(path: Path) -> None:

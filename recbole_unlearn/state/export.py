@@ -23,7 +23,6 @@ NeuMF, MultiVAE and EASE have none.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 import io
 import itertools
@@ -49,12 +48,12 @@ from recbole_unlearn.files import (
     write_bytes,
     write_json,
 )
-from recbole_unlearn.inputs import read_regular, shown
+from recbole_unlearn.inputs import shown
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import SIDES, as_rows, find_tables
 from recbole_unlearn.state.context import Core, Suppression, versions
 from recbole_unlearn.state.database import now
-from recbole_unlearn.state.deltas import LARGEST, pack, unpack
+from recbole_unlearn.state.deltas import digest, pack, read_bytes, unpack
 from recbole_unlearn.state.live import LiveModel
 
 SCHEMA = 1  # of export.json and of suppression.json
@@ -240,7 +239,7 @@ def write_vectors(place: Path, train: Dataset, vectors: tuple[Vectors, Vectors])
 def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
     """The fingerprint and the vectors of an earlier export; refused unless the ledger knows the fingerprint."""
     try:
-        about = json.loads(_read(folder, ABOUT))
+        about = json.loads(read_bytes(folder / ABOUT))
     except ValueError as error:
         raise _damaged(folder, ABOUT) from error
     if not isinstance(about, dict) or not isinstance(about.get("schema"), int):
@@ -269,17 +268,12 @@ def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
     return about["fingerprint"], found
 
 
-def _read(folder: Path, name: str, about: dict[str, Any] | None = None) -> bytes:
-    """A file of an export; with ``about``, refused if it is not the one that was written."""
-    try:
-        content = read_regular(folder / name, LARGEST)
-    except OSError as error:
-        raise UnlearnError(f"Cannot read {shown(folder / name)}: {error.strerror or error}.") from error
-    if about is not None:
-        files = about.get("files")
-        said = files.get(name) if isinstance(files, dict) else None
-        if not isinstance(said, dict) or said.get("sha256") != hashlib.sha256(content).hexdigest():
-            raise _damaged(folder, name)
+def _read(folder: Path, name: str, about: dict[str, Any]) -> bytes:
+    """A file of an export; refused if it is not the one that ``about`` names."""
+    files = about.get("files")
+    said, content = files.get(name) if isinstance(files, dict) else None, read_bytes(folder / name)
+    if not isinstance(said, dict) or said.get("sha256") != digest(content):
+        raise _damaged(folder, name)
     return content
 
 
@@ -297,9 +291,7 @@ def load_suppression(path: str | os.PathLike, key: str | os.PathLike | bytes | N
     """
     known = key if isinstance(key, bytes) else load_key(key)
     try:
-        content = json.loads(read_regular(path, 2**32))
-    except OSError as error:
-        raise UnlearnError(f"Cannot read {shown(path)}: {error.strerror or error}.") from error
+        content = json.loads(read_bytes(path))
     except ValueError as error:
         raise UnlearnError(f"{shown(path)} is damaged: it is not JSON. Export the state again.") from error
     hashes = content.get("hashes") if isinstance(content, dict) else None

@@ -47,7 +47,7 @@ from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.deltas import Change, Rows, Tensors
 from recbole_unlearn.training import build_model, compose, pair_remover
 
-Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # masks or numbers in training, validation and test data
+Arrays = Sequence[np.ndarray]  # masks or numbers in training, validation and test data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +108,7 @@ class LiveModel:
     @property
     def removed(self) -> Arrays:
         """The interactions of the base that were deleted."""
-        train, valid, test = (index.removed.numpy() for index in self.parts)
-        return train, valid, test
+        return [index.removed.numpy() for index in self.parts]
 
     @functools.cached_property
     def precisions(self) -> list[float]:
@@ -118,7 +117,8 @@ class LiveModel:
 
     def retained(self) -> UnlearnData:
         """The base, divided as by one request for everything that was deleted."""
-        return divide(self.base.splits, Located(*self.removed), "requests", self.base.clock, self.fitted)
+        train, valid, test = self.removed
+        return divide(self.base.splits, Located(train, valid, test), "requests", self.base.clock, self.fitted)
 
     def kept(self) -> tuple[UnlearnData, Arrays]:
         """As :meth:`retained`, with masks of the retained interactions in the base.
@@ -132,13 +132,13 @@ class LiveModel:
         for part, mask in zip(self.base.splits[1:], masks[1:], strict=True):
             for field, ids in orphans.items():
                 mask &= ~torch.isin(part.inter_feat[field], ids).numpy()
-        return data, (masks[0], masks[1], masks[2])
+        return data, masks
 
     def state(self) -> Tensors:
         """The weights as they are now, copied."""
         return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
 
-    def forget(self, numbers: Sequence[np.ndarray]) -> Change:
+    def forget(self, numbers: Arrays) -> Change:
         """Make the model forget interactions, by their numbers in training, validation and test data of the base.
 
         After an exception the model is neither the old nor the new one, and has to be loaded again.
@@ -182,11 +182,10 @@ class LiveModel:
         return model
 
     def _without(self, removed: Arrays) -> Splits:
-        parts = [
-            part if not mask.any() else part.copy(part.inter_feat[torch.from_numpy(~mask)])
-            for part, mask in zip(self.base.splits, removed, strict=True)
-        ]
-        return Splits(*parts)
+        pairs = zip(self.base.splits, removed, strict=True)
+        return Splits(
+            *(p.copy(p.inter_feat[torch.from_numpy(~mask)]) if mask.any() else p for p, mask in pairs)
+        )
 
     def _prepared(self) -> UnlearnTask:
         """The parts of a task that all requests share, made from the base."""

@@ -47,9 +47,7 @@ class Account:
         if what in ("taken under care", "retrained"):
             self.deleted, self.drift = 0, 0.0
         elif what == "done":
-            as_one = (
-                bool(self._done) and self._done[-1][1] == entry["after"]
-            )  # one change for several requests
+            as_one = bool(self._done) and self._done[-1][1] == entry["after"]  # a change for several requests
             self._done.append((entry["id"], entry["after"], self.deleted, self.drift))
             self.deleted += entry["interactions"]
             self.drift += 0.0 if as_one else entry["measures"]["drift"]

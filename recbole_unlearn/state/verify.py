@@ -16,10 +16,7 @@ from recbole_unlearn.state.status import Account
 
 
 def verify(core: Core, head: str | None = None) -> str | None:
-    """The first fault, in words; None when there is none.
-
-    ``head`` is a link of the ledger that was noted elsewhere: with it, a ledger whose end was cut off is found.
-    """
+    """The first fault, in words; None when there is none; see :meth:`State.fault`."""
     checks = (_ledger(core, head), _files(core), _requests(core), _fingerprints(core), _data(core))
     return next((problem for check in checks for problem in check), None)
 

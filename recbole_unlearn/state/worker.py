@@ -61,23 +61,19 @@ def find(live: LiveModel, request: ForgetRequest) -> Found:
     for index, precision in zip(live.parts, live.precisions, strict=True):
         for which, of in enumerate((index.of, index.removed_of)):
             near = torch.unique(torch.cat([of("user", own), of("item", whole)])).numpy()
-            mask, hit = match(
-                request, users, items, Candidates(index.train, near, precision), live.base.clock
-            )
+            candidates = Candidates(index.train, near, precision)
+            mask, hit = match(request, users, items, candidates, live.base.clock)
             found[which].append(near[mask])
-            chosen = torch.from_numpy(near[mask])
-            pairs[which].update(
-                zip(*(index.ids[side][chosen].tolist() for side in ("user", "item")), strict=True)
-            )
+            chosen = (index.ids[side][torch.from_numpy(near[mask])].tolist() for side in ("user", "item"))
+            pairs[which].update(zip(*chosen, strict=True))
             if which == 0:
                 there |= hit
     suppressed = pairs[0] | pairs[1] | {(0, int(item)) for item in items[there & (users == EMPTY)]}
     user_count, item_count = (len({pair[side] for pair in pairs[0]}) for side in (0, 1))
-    left, gone = ((one[0], one[1], one[2]) for one in found)
-    return Found(left, gone, sorted(suppressed), user_count, item_count, ~there)
+    return Found(found[0], found[1], sorted(suppressed), user_count, item_count, ~there)
 
 
-def refuse_emptying(live: LiveModel, name: str, numbers: Sequence[np.ndarray]) -> None:
+def refuse_emptying(live: LiveModel, name: str, numbers: Arrays) -> None:
     """Refuse to delete the last interactions of a part of the data; ``name`` is the request's."""
     for index, part, data in zip(live.parts, numbers, ("training", "validation", "test"), strict=True):
         if len(index) and int((~index.removed[torch.from_numpy(part)]).sum()) == len(index):
@@ -136,23 +132,21 @@ def _checked(core: Core, request: ForgetRequest, on_missing: str) -> Found:
     return found
 
 
-def _with_pending(core: Core, found: Found) -> Sequence[np.ndarray]:
+def _with_pending(core: Core, found: Found) -> Arrays:
     """The numbers of the interactions of a request and of those before it in the queue together."""
     pending = "FROM requests WHERE status IN ('pending', 'running')"
     most = core.database.value(f"SELECT total(interactions + held_out) {pending}")
     if all(len(index) > len(part) + most for index, part in zip(core.live.parts, found.numbers, strict=True)):
         return found.numbers  # pending requests need not be read
     rows = core.database.rows(f"SELECT part, number FROM asked WHERE request IN (SELECT number {pending})")
-    asked = _by_part(rows)
-    return [np.union1d(part, more) for part, more in zip(found.numbers, asked, strict=True)]
+    return [np.union1d(*both) for both in zip(found.numbers, _by_part(rows), strict=True)]
 
 
 def _by_part(rows: Sequence[sqlite3.Row]) -> Arrays:
     parts: list[set[int]] = [set(), set(), set()]
     for part, number in rows:
         parts[part].add(number)
-    train, valid, test = (np.array(sorted(part), dtype=np.int64) for part in parts)
-    return train, valid, test
+    return [np.array(sorted(part), dtype=np.int64) for part in parts]
 
 
 def _queue(write: Transaction, known: str, found: Found, id: str | None, due: str | None) -> Receipt:
