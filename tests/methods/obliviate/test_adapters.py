@@ -65,9 +65,8 @@ def test_adapters_change_their_rows_and_give_them_back(make_config):
     total = 0.0
     for adapter in adapters.adapters:
         change = adapter.a @ adapter.b.T
-        assert torch.allclose(
-            attached[adapter.name][adapter.rows], before[adapter.name][adapter.rows] + change
-        )
+        after, first = (values[adapter.name][adapter.rows] for values in (attached, before))
+        assert torch.allclose(after, first + change)
         total += float(change.square().sum())
     assert adapters.drift() == pytest.approx(total, rel=1e-5)
     assert adapters.merge() is model
@@ -111,18 +110,13 @@ def test_adapters_that_cannot_be_read(make_config, tmp_path):
 
 
 SHAPES = [({}, False), ({"rank": 3, "shared": True}, False), ({"rank": 3}, False), ({"rank": 3}, True)]
+PENALTIES = [{"reg_weight": 0.3, "require_pow": power} for power in (False, True)]
 
 
 @pytest.mark.parametrize(("about", "whole"), SHAPES)
-@pytest.mark.parametrize(
-    ("model", "fast", "changes"),
-    [
-        ("BPR", BPRGradients, {}),
-        ("LightGCN", LightGCNGradients, {"reg_weight": 0.3, "require_pow": False}),
-        ("LightGCN", LightGCNGradients, {"reg_weight": 0.3, "require_pow": True}),
-    ],
-)
-def test_written_out_gradients_equal_autograd(make_config, model, fast, changes, about, whole):
+@pytest.mark.parametrize(("model", "changes"), [("BPR", {}), *(("LightGCN", more) for more in PENALTIES)])
+def test_written_out_gradients_equal_autograd(make_config, model, changes, about, whole):
+    fast = {"BPR": BPRGradients, "LightGCN": LightGCNGradients}[model]
     _, witness, adapters = problem(make_config(model, **changes), **about)
     assert type(row_gradients(adapters, witness)) is fast
     batch = next(witness.batches(witness.interactions(), 200, 1))

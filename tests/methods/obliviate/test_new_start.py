@@ -308,13 +308,9 @@ def many_windows(seed, users=40, items=60, number=900):
     def draw(high, size=()):
         return torch.randint(1, high, size, generator=generator).tolist()
 
-    def skewed(high):  # numbers of windows differ, or the map's parts for them could not be told apart
-        return ((torch.rand(number, generator=generator) ** 3 * (high - 1)).long() + 1).tolist()
-
-    return [
-        (user, item, draw(items + 9, (draw(LENGTH),)))
-        for user, item in zip(skewed(users), skewed(items), strict=True)
-    ]
+    # Numbers of windows differ, or the map's parts for them could not be told apart.
+    skewed = torch.rand(number, 2, generator=generator) ** 3 * torch.tensor([users - 1, items - 1])
+    return [(user, item, draw(items + 9, (draw(LENGTH),))) for user, item in (skewed.long() + 1).tolist()]
 
 
 def by_formula(side, ids, windows, tables, centre):
@@ -398,13 +394,8 @@ def restarted_by_windows(tables, maps, touched, windows, rounds):
     return new_start.restart(tables, maps, touched, neighbours, rounds)
 
 
-SOME = [
-    (1, 2, [3, 4]),
-    (1, 3, [2, 4, 5, 6, 7, 8]),
-    (2, 2, [1, 5]),
-    (2, 5, [3]),
-    (3, 4, [1, 2, 3, 2, 1, 2, 4]),
-]
+SOME = [(1, 2, [3, 4]), (1, 3, [2, 4, 5, 6, 7, 8]), (2, 2, [1, 5])]
+SOME += [(2, 5, [3]), (3, 4, [1, 2, 3, 2, 1, 2, 4])]
 LOST = {
     "user": {1: 0.3, 3: 0.1, 5: 1.0},
     "item": {2: 0.5, 3: 0.06, 4: 1.0, 7: 0.01, 8: 0.5},

@@ -22,6 +22,7 @@ from recbole_unlearn.rows import (
     ClosedFormRanker,
     ExpectedStanding,
     RetainedIndex,
+    Table,
     TrainIndex,
     find_region,
     find_tables,
@@ -223,8 +224,7 @@ def test_a_new_start_is_frozen_and_rows_that_follow_are_not_calibrated(scene, mo
         adapter.shift = torch.randn_like(adapter.base)
     rest = torch.tensor([r for r in range(1, 20) if r not in witness.region["item"].ids.tolist()])
     table = adapters.model.item_embedding.weight
-    item = next(t for t in find_tables(adapters.model, witness.index.train) if t.side == "item")
-    follower = Adapter.on_rows(adapters.model, item, rest, trained=False)
+    follower = Adapter.on_rows(adapters.model, Table("item_embedding.weight", "item"), rest, trained=False)
     base = follower.base.clone()
     follower.shift = torch.ones_like(base)
     adapters.adapters.append(follower)
@@ -440,9 +440,8 @@ def test_one_interaction_is_not_too_small_a_request(settings, model):
     """The commonest request takes a small share of its user's rows; the model must change all the same."""
     data = load(UnlearnConfig(model, "tiny", config_dict=settings)).splits.train
     user, item = (int(data.inter_feat[field][0]) for field in ("user_id", "item_id"))
-    outcome = run(
-        settings, model, forget=(data.id2token("user_id", [user]), data.id2token("item_id", [item]))
-    )
+    pair = data.id2token("user_id", [user]), data.id2token("item_id", [item])
+    outcome = run(settings, model, forget=pair)
     near, changed = outside_is_unchanged(outcome)
     rows = {table.side: near[table.side].ids[changed[table.parameter]].tolist()
             for table in find_tables(outcome.model, data)}  # fmt: skip

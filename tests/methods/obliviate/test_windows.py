@@ -333,7 +333,7 @@ def witness(trained):
     request = requested(*trained())
 
     def make(seed=0):
-        request.witness.generator = torch.Generator().manual_seed(seed)
+        request.witness.generator.manual_seed(seed)
         return request.witness
 
     make.data = request.task.data
@@ -343,7 +343,7 @@ def witness(trained):
 def test_batches_are_of_retained_windows(witness):
     known, found = histories(witness.data).values(), witness()
     retained = [
-        (u, i, tuple(clean)) for u, i, role, kept, clean, _ in known if role == TRAIN and kept and clean
+        (*pair, tuple(clean)) for *pair, role, kept, clean, _ in known if role == TRAIN and kept and clean
     ]
     assert Counter(windows_in(found.windows)) == Counter(retained)
     for triples in found.batches(torch.arange(len(found.windows)), 50, 20):
@@ -396,11 +396,8 @@ def test_windows_of_a_step_touch_the_region(witness):
     found = witness()
     region = {side: set(members.ids.tolist()) for side, members in found.region.items()}
     assert region["user"] == set(witness.data.forget.inter_feat["user_id"].tolist())
-    touch = [
-        k
-        for k, (u, i, _) in enumerate(windows_in(found.windows))
-        if u in region["user"] or i in region["item"]
-    ]
+    read = enumerate(windows_in(found.windows))
+    touch = [k for k, (user, item, _) in read if user in region["user"] or item in region["item"]]
     assert 0 < len(touch) < len(found.windows)
     assert found.interactions().tolist() == touch
     drawn = found.buffer(0.5)
@@ -471,16 +468,8 @@ def run(settings, cache):
         asked = {key: changes.pop(key) for key in ("forget", "compare", "checkpoint") if key in changes}
         values = settings | {"cache_dir": cache, "report": "none"}
         if "checkpoint" in asked:  # which has all other settings
-            kept = (
-                "output_dir",
-                "replace",
-                "show_progress",
-                "tensorboard",
-                "min_group",
-                "report",
-                "cache_dir",
-            )
-            values = {key: values[key] for key in kept}
+            given = ("data_path", "load_col", "epochs", "eval_step", "learning_rate", "train_batch_size")
+            values = {key: value for key, value in values.items() if key not in given}
         else:
             asked |= {"model": "SASRec", "dataset": "tiny"}
             values |= SMALL["SASRec"] | {"epochs": 10, "eval_step": 20, "lac_batch_size": 64}
@@ -505,14 +494,6 @@ def original_of(result):
     return train(result.config, result.data.full, "original").state_dict
 
 
-def test_whole_users(run):
-    result = run(forget={"user_id": ["u3", "u8"]})
-    gone = torch.as_tensor(result.data.full.train.token2id("user_id", ["u3", "u8"]))
-    assert not torch.isin(result.data.retain.for_model().train.inter_feat["user_id"], gone).any()
-    assert result.result["certificates"]["margin"] == {}  # they have no history to be asked after
-    check_rows(result.model, original_of(result), result.data)
-
-
 def test_a_whole_item_is_one_of_the_rarest(run):
     """By LUA itself, and not by the rule for orphans: LAC fits the row from there."""
     result = run(forget={"item_id": ["i3"]}, lac_steps=0, lua_scale=0.0)
@@ -524,17 +505,21 @@ def test_a_whole_item_is_one_of_the_rarest(run):
     assert not torch.allclose(calibrated.model.item_embedding.weight[row], expected, atol=1e-3)
 
 
-def test_first_interactions_have_no_window_to_undo(run, settings):
-    """They were no target. The items start again, and nothing is downdated."""
+@pytest.mark.parametrize("whole", [True, False], ids=["whole users", "first interactions"])
+def test_requests_with_no_history_to_be_asked_after(run, settings, whole):
+    """First interactions were no target: the items start again, and nothing is downdated."""
     splits = load(UnlearnConfig("SASRec", "tiny", config_dict=settings)).splits
     first = splits.sequences.raw.inter_feat[splits.sequences.lengths() == 0][:6]
-    pairs = tuple(splits.train.id2token(name, first[name].numpy()) for name in ("user_id", "item_id"))
-    result = run(forget=tuple(map(list, pairs)))
-    assert len(result.data.forget) == 6
+    pairs = tuple(list(splits.train.id2token(name, first[name].numpy())) for name in ("user_id", "item_id"))
+    result = run(forget={"user_id": ["u3", "u8"]} if whole else pairs)
     assert result.result["certificates"]["margin"] == {}
     assert result.result["certificates"]["lac"]["steps"] > 0
-    changed = check_rows(result.model, original_of(result), result.data)
-    assert changed["item_embedding.weight"].any()
+    assert check_rows(result.model, original_of(result), result.data)["item_embedding.weight"].any()
+    if whole:
+        gone = torch.as_tensor(splits.train.token2id("user_id", ["u3", "u8"]))
+        assert not torch.isin(result.data.retain.for_model().train.inter_feat["user_id"], gone).any()
+    else:
+        assert len(result.data.forget) == 6
 
 
 def test_items_remember_what_earlier_requests_took(run, tmp_path):
