@@ -32,7 +32,7 @@ from recbole_unlearn.rows import (
 )
 from recbole_unlearn.rows import closed_form as level
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train
-from tests.parts import check_outside, divided, make_witness, problem, same, weights
+from tests.parts import check_outside, make_witness, problem, same, weights
 
 # The downdate
 
@@ -288,16 +288,14 @@ def test_it_warns_when_retraining_is_quicker(caplog, trained, seconds, warned):
 
 
 @pytest.mark.parametrize("items", [5000, 0])
-def test_the_standing_tells_what_is_liked_from_what_is_not(make_config, monkeypatch, items):
+def test_the_standing_tells_what_is_liked_from_what_is_not(scene, monkeypatch, items):
     """`tiny` has two tastes: a deleted item of the own half stands high, one of the other half low."""
     monkeypatch.setattr(level, "EASE_ITEMS", items)
     monkeypatch.setattr(level, "FACTORS", 2)
-    data = divided(make_config())
-    witness = make_witness(make_config(), data)
-    standing = ExpectedStanding(witness, witness.deleted(10**6))
-    train = data.full.train
-    taste = [int(token[1:]) % 2 for token in train.id2token("user_id", standing.deleted.users)]
-    half = [int(token[1:]) >= 30 for token in train.id2token("item_id", standing.deleted.items)]
+    witness, _ = scene()
+    standing, data = ExpectedStanding(witness, witness.deleted(10**6)), witness.index.train
+    taste = [int(token[1:]) % 2 for token in data.id2token("user_id", standing.deleted.users)]
+    half = [int(token[1:]) >= 30 for token in data.id2token("item_id", standing.deleted.items)]
     own = torch.tensor([a == b for a, b in zip(taste, half, strict=True)])
     assert standing.percentile[own].mean() + 0.2 < standing.percentile[~own].mean()
     assert 0.0 <= standing.level <= 1.0

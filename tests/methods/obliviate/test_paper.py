@@ -10,6 +10,8 @@ from recbole_unlearn.methods.obliviate.obliviate import Schedule, calibrate
 from recbole_unlearn.methods.obliviate.paper import PaperObjective
 from tests.parts import problem
 
+QUICK = {"save_unlearned": False, "lac_batch_size": 64, "report": "none", "eval_step": 9}
+
 
 def test_the_hardest_of_some_candidates():
     scores = torch.tensor([[0.1, 0.9, 0.3], [2.0, 1.0, 0.0]])
@@ -55,7 +57,7 @@ def test_drift_stays_below_its_bound(make_config):
 @pytest.mark.parametrize("model", ["BPR", "LightGCN"])
 def test_the_paper_and_its_ablations_in_one_run(settings, model):
     names = ["obliviate_paper", "no_lua", "no_lac", "no_distill"]
-    config = settings | {"save_unlearned": False, "lac_batch_size": 64}
+    config = settings | QUICK | {"epochs": 2}
     outcome = run_unlearn(model, "tiny", unlearn="obliviate", compare=["retrain", *names], config_dict=config)
     phases = outcome.result["phases"]
     assert list(phases) == ["original", "unlearned", "retrained", *names]
@@ -64,7 +66,7 @@ def test_the_paper_and_its_ablations_in_one_run(settings, model):
 
 
 def test_neighbours_are_adapted_and_the_drift_is_certified(settings):
-    config = settings | {"save_unlearned": False, "lac_batch_size": 64, "lac_drift": 0.01, "lac_steps": 40}
+    config = settings | QUICK | {"lac_drift": 0.01, "lac_steps": 40}
     outcome = run_unlearn("BPR", "tiny", unlearn="obliviate_paper", config_dict=config)
     certificates = outcome.result["certificates"]
     assert certificates["drift"] <= certificates["drift_bound"]
