@@ -82,8 +82,7 @@ class AdapterSet:
     """The adapters of one model."""
 
     def __init__(self, model: AbstractRecommender, adapters: Sequence[Adapter]) -> None:
-        self.model = model
-        self.adapters = list(adapters)
+        self.model, self.adapters = model, list(adapters)
         self._parameters = dict(model.named_parameters())
 
     @classmethod

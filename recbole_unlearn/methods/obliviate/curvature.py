@@ -48,8 +48,6 @@ BATCHES = 2  # of a model that passes gradients on
 
 logger = logging.getLogger(__name__)
 
-Reader = Callable[[Mapping[str, Any], Mapping[str, Any]], torch.Tensor]
-
 
 def adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """v̂ = v / (1 − β₂ᵗ), Adam's bias-corrected second moment."""
@@ -57,20 +55,13 @@ def adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     return state["exp_avg_sq"] / (1.0 - beta ** float(state["step"]))
 
 
-def rmsprop(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
-    """RMSprop's running mean of squared gradients."""
-    return state["square_avg"]
-
-
-def adagrad(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
-    """Adagrad's sum of squared gradients, as a mean over its steps."""
-    return state["sum"] / max(1.0, float(state["step"]))
-
-
-# By the key that an optimizer's state has: its name, and the second moment from the state and its group.
-READERS: dict[str, tuple[str, Reader]] = {
-    "exp_avg_sq": ("Adam", adam), "square_avg": ("RMSprop", rmsprop), "sum": ("Adagrad", adagrad),
-}  # fmt: skip
+# By the key that an optimizer's state has: its name, and the second moment from the state and its group. RMSprop
+# keeps a running mean of squared gradients; Adagrad their sum, of which the mean over its steps is taken.
+READERS: dict[str, tuple[str, Callable[[Mapping[str, Any], Mapping[str, Any]], torch.Tensor]]] = {
+    "exp_avg_sq": ("Adam", adam),
+    "square_avg": ("RMSprop", lambda state, group: state["square_avg"]),
+    "sum": ("Adagrad", lambda state, group: state["sum"] / max(1.0, float(state["step"]))),
+}
 
 
 class UnusableStateError(Exception):
@@ -95,11 +86,9 @@ def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | No
     if len(groups) != len(named):
         raise UnusableStateError(f"it is of {len(groups)} parameters, and the model has {len(named)}")
     moments = {}
-    for (name, parameter), index in zip(named, states, strict=True):
-        state = states[index]
-        if state is None:
-            continue  # a parameter that never had a gradient
-        moments[name] = _moment(name, parameter, state, groups[index]).to(parameter.device)
+    for (name, parameter), (index, state) in zip(named, states.items(), strict=True):
+        if state is not None:  # otherwise a parameter that never had a gradient
+            moments[name] = _moment(name, parameter, state, groups[index]).to(parameter.device)
     if not any(moment.any() for moment in moments.values()):
         raise UnusableStateError("all moments are zero")
     return moments
@@ -185,8 +174,7 @@ def _moment_of(
     kinds: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], batch_size: int
 ) -> torch.Tensor:
     """The moments v (n, d) by kinds of interaction: λ (n,), gradients g (m, d), and the row of each (m,)."""
-    squares: Any = 0
-    mean: Any = 0
+    squares = mean = torch.zeros(())
     for rate, values, place in kinds:
         number = torch.bincount(place, minlength=len(rate)).clamp(min=1).to(values)[:, None]
         zero = values.new_zeros(len(rate), values.shape[1])

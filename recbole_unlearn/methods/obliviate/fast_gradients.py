@@ -83,10 +83,9 @@ class RowGradients:
         """G B (or G) for every adapter, summed since the last call."""
         taken = []
         for adapter in self.chosen:
-            sums = self._sums.get(adapter.name)
-            rows = (
-                torch.zeros_like(adapter.base) if sums is None else as_rows(sums, adapter.axis)[adapter.rows]
-            )
+            rows = torch.zeros_like(adapter.base)
+            if adapter.name in self._sums:
+                rows = as_rows(self._sums[adapter.name], adapter.axis)[adapter.rows]
             taken.append(self._projected(rows, adapter))
         self._sums = {}
         return taken
@@ -116,9 +115,6 @@ class BPRGradients(RowGradients):
         self.p = self.model.user_embedding.weight.detach()
         self.q = self.model.item_embedding.weight.detach()
         self._sides: list[Any] = [adapter.side for adapter in self.chosen]
-        self._zero()
-
-    def _zero(self) -> None:
         self._grads = [torch.zeros_like(adapter.base) for adapter in self.chosen]
 
     def own(self, triples: Triples, weight: float = 1.0) -> float:
@@ -152,7 +148,7 @@ class BPRGradients(RowGradients):
     def take(self) -> list[torch.Tensor]:
         """As :meth:`RowGradients.take`."""
         taken = [self._projected(*pair) for pair in zip(self._grads, self.chosen, strict=True)]
-        self._zero()
+        self._grads = [torch.zeros_like(gradient) for gradient in self._grads]
         return taken
 
     def _gather(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -84,9 +84,8 @@ def side_tables(
     found: dict[Side, torch.Tensor] = {}
     for side in SIDES:
         mine = [table for table in tables if table.side == side and table.axis == 0]
-        rows = [
-            as_rows(model.get_parameter(t.parameter))[t.offset : t.offset + index.sizes[side]] for t in mine
-        ]
+        whole = [as_rows(model.get_parameter(table.parameter)) for table in mine]
+        rows = [w[t.offset : t.offset + index.sizes[side]] for t, w in zip(mine, whole, strict=True)]
         if rows:
             found[side] = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
     return found
@@ -274,10 +273,8 @@ def learn_pairs(tables: Tables, index: TrainIndex, generator: torch.Generator) -
     number = {side: index.counts(side, torch.arange(index.sizes[side])) for side in SIDES}
     known = {side: (number[side] > 0).nonzero().flatten() for side in SIDES}
     users, items = tables["user"], tables["item"]
-    middle, mean = (
-        number["user"].to(users) @ users / len(index),
-        items[known["item"].to(items.device)].mean(dim=0),
-    )
+    middle = number["user"].to(users) @ users / len(index)
+    mean = items[known["item"].to(items.device)].mean(dim=0)
     centre: dict[Side, torch.Tensor] = {"user": middle, "item": mean}
     weight: dict[Side, float] = {"user": float(len(index)), "item": float(len(known["item"]))}
     links_of = functools.partial(PairLinks, index, tables)

@@ -204,13 +204,12 @@ class Obliviate(UnlearnTrainer):
 
     def prepare(self, task: UnlearnTask) -> Prepared:
         """The map of new starts and the curvature, both at the original."""
-        options = task.settings
         maps = state = None
         if task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
             return Prepared(None, None)
-        if options.lua_target != "none":
+        if task.settings.lua_target != "none":
             maps = self.request_class(task).learn_maps(self.model, task)
-        if options.lua_scale and task.original is not None:
+        if task.settings.lua_scale and task.original is not None:
             state = curvature.read_state(self.model, task.original.optimizer, task.original.epoch)
         return Prepared(maps, state)
 
@@ -229,9 +228,10 @@ class Obliviate(UnlearnTrainer):
         )
         trained = task.train(task.config, task.data.retain, task.label)
         trained.load_into(self.model)
-        items = torch.arange(task.data.full.train.item_num)
-        seconds, cached = trained.seconds, trained.from_cache
-        return Outcome({"exact": True}, seconds=seconds, from_cache=cached, refitted_items=items)
+        return Outcome(
+            {"exact": True}, seconds=trained.seconds, from_cache=trained.from_cache,
+            refitted_items=torch.arange(task.data.full.train.item_num),
+        )  # fmt: skip
 
 
 class Request:

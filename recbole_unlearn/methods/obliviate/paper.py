@@ -120,9 +120,7 @@ class NoDistill(ObliviatePaper):
 class PaperRequest(Request):
     """A request to the paper's algorithm."""
 
-    low_rank = staticmethod(
-        lambda steps, rank: [project(step, rank) for step in steps]
-    )  # each with its own B
+    low_rank = staticmethod(lambda steps, rank: [project(step, rank) for step in steps])  # each its own B
 
     def calibrated(self, touched: Region, retained: RetainedIndex) -> Region:
         """The rows of S and their neighbours."""
@@ -187,9 +185,8 @@ class PaperObjective(Objective):
             loss = loss + self.forget * reverse_ranking_loss(scores[0], scores[1])
         if self.distill:
             assert self.teacher is not None
-            loss = loss + self.distill * distillation_loss(
-                scores[-1], self.teacher(batch.numbers).to(scores[-1])
-            )
+            before = self.teacher(batch.numbers).to(scores[-1])
+            loss = loss + self.distill * distillation_loss(scores[-1], before)
         return loss
 
     def set_gradient(self, adapter: Adapter, gradient: torch.Tensor) -> float:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -63,9 +63,7 @@ class WindowLinks:
         if side == "user":
             own, far = far, own
         place = torch.searchsorted(ids, feat[own]).clamp(max=max(0, len(ids) - 1))
-        chosen = (
-            (ids[place] == feat[own]).nonzero().flatten() if len(ids) else torch.empty(0, dtype=torch.long)
-        )
+        chosen = (ids[place] == feat[own]).nonzero().flatten() if len(ids) else ids
         place = place[chosen]
         order = torch.argsort(place, stable=True)
         chosen, place = chosen[order], place[order]
@@ -98,12 +96,7 @@ class WindowLinks:
         """As :meth:`new_start.Links.width`."""
         return sum(table.shape[1] for table in tables.values())
 
-    def _mean(
-        self,
-        links: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        table: torch.Tensor,
-        centre: torch.Tensor,
-    ) -> torch.Tensor:
+    def _mean(self, links: Sequence[torch.Tensor], table: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
         far, starts, weight = links[0].to(table.device), links[1].to(table.device), links[2].to(table)
         return embedding_bag(far, table, starts, mode="sum", per_sample_weights=weight) - centre
 
@@ -140,7 +133,7 @@ class WindowGradients(RowGradients):
 
     def add(self, loss: Callable[[], torch.Tensor], weight: float) -> float:
         """As :meth:`RowGradients.add`."""
-        with fixed(self._others), without_cudnn():
+        with fixed(self._others), torch.backends.cudnn.flags(enabled=False):  # has none in evaluation mode
             if self._cut is None:
                 self._cut = self._read_as_a_whole(loss)
             with without_lookups(self._cut):
@@ -162,11 +155,6 @@ class WindowGradients(RowGradients):
     def compared(self, deleted: Triples) -> tuple[torch.Tensor, torch.Tensor]:
         """As :meth:`RowGradients.compared`, after the cleaned prefixes of the deleted interactions."""
         return self.witness.scores(self.model, deleted)
-
-
-def without_cudnn() -> contextlib.AbstractContextManager[None]:
-    """CuDNN's recurrent layers have gradients in training mode alone."""
-    return torch.backends.cudnn.flags(enabled=False)
 
 
 @contextlib.contextmanager
@@ -219,10 +207,8 @@ class WindowWitness(Witness):
     def interactions(self) -> torch.Tensor:
         """Retained windows whose targets or users are in the region."""
         everything = self.triples(torch.arange(len(self.windows)))
-        touch = self.region["item"].contains(everything.items) | self.region["user"].contains(
-            everything.users
-        )
-        return touch.nonzero().flatten()
+        items, users = (self.region[side] for side in ("item", "user"))
+        return (items.contains(everything.items) | users.contains(everything.users)).nonzero().flatten()
 
     def buffer(self, share: float) -> torch.Tensor:
         """A uniform sample of all retained windows."""
@@ -259,11 +245,7 @@ class WindowWitness(Witness):
 
     def cleaned(self, rows: torch.Tensor) -> Interaction:
         """The cleaned prefixes of deleted interactions, as a model reads them."""
-        return self.read(self._full.sequences.prefix(rows, self._keep))
-
-    def read(self, windows: Interaction) -> Interaction:
-        """Windows as a model reads them to score items."""
-        return self._retain.read(windows)
+        return self._retain.read(self._full.sequences.prefix(rows, self._keep))
 
     def batch(self, triples: Triples) -> Interaction:
         """Retained windows as the loss takes them."""
@@ -306,15 +288,13 @@ class WindowRequest(Request):
         """The rows with an adapter."""
         return new_start.started_again(touched) if self.starts_again else touched
 
-    def make_witness(
-        self, retained: RetainedIndex, region: Region, generator: torch.Generator
-    ) -> WindowWitness:
+    def make_witness(self, retained: RetainedIndex, region: Region, generator: torch.Generator) -> Witness:
         """Windows instead of interactions."""
         return WindowWitness(self.task, self.model, retained, region, generator)
 
     def moments(self) -> Moments:
         """As for pairs."""
-        with without_cudnn():
+        with torch.backends.cudnn.flags(enabled=False):
             return super().moments()
 
     def retained_numbers(self) -> torch.Tensor:
@@ -323,10 +303,7 @@ class WindowRequest(Request):
 
     def deleted_gradients(self) -> tuple[list[torch.Tensor], float]:
         """By the windows of S as they were; a target's own row makes up all of its score."""
-        gradients, losses = (
-            row_gradients(self.adapters, self.witness),
-            self.witness.losses,
-        )
+        gradients, losses = row_gradients(self.adapters, self.witness), self.witness.losses
         self.model.eval()
         rows = losses.deleted_rows()
         for part in rows.split(BATCH) if len(rows) else ():  # first interactions were no target
@@ -353,5 +330,5 @@ class WindowRequest(Request):
         """Of the targets of some retained windows."""
         windows = self.witness.windows
         chosen = windows[self.witness.buffer(min(1.0, CERTIFIED / len(windows)))]
-        batch, items = self.witness.read(chosen), chosen[self.index.train.iid_field]
+        batch, items = self.task.data.retain.read(chosen), chosen[self.index.train.iid_field]
         return lambda: scores_after(self.model, batch, items[:, None])[:, 0]
