@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -225,4 +226,5 @@ def _checked(cell: Cell) -> dict[str, Any]:
     for name in cell.methods:
         checked_settings(METHODS.get(name), config)
     own = {name: config.method_values(name) for name in cell.methods}
-    return {"methods": list(cell.methods), "settings": asked, "methods_settings": own}
+    found = {"methods": list(cell.methods), "settings": asked, "methods_settings": own}
+    return json.loads(json.dumps(found, default=str))  # as it comes back from a file

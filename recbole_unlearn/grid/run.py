@@ -8,7 +8,6 @@ result is not done again: the same command continues after a kill, and retries t
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import tempfile
 from collections.abc import Mapping
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from tqdm import tqdm
 
 from recbole_unlearn import report
 from recbole_unlearn.cluster import Workers
@@ -101,71 +99,68 @@ def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) 
         made(run.output_dir or Path("saved") / f"grid-{path.stem}") as directory,
         logging_to(directory, config["state"] or "INFO", "recbole_unlearn.grid"),
     ):
-        return _Grid(cells, directory, run, shown).run()
+        return _run(cells, directory, run, shown)
 
 
-class _Grid:
-    """The cells of a grid and where their results go."""
+def _run(cells: list[Cell], directory: Path, run: RunSettings, show_progress: bool) -> GridResult:
+    """Do the cells that are left, then write the tables."""
+    left = [cell for cell in cells if not _is_done(directory, cell)]
+    # A cell that failed before stays on record until it has been tried again.
+    before = report.read_json(directory / report.FAILED_FILE)
+    failed = {cell.name: before[cell.name] for cell in left if cell.name in before}
+    if run.ray_address is None:  # nodes of a cluster have data of their own
+        sources = {(cell.dataset, str(cell.values.get("data_path"))): cell for cell in left}
+        for cell in sources.values():
+            fetch(cell.config().replace(show_progress=show_progress))
+    keys = ("name", "dataset", "model", "source", "ratio", "seed", "phases")
+    plan = [{key: getattr(cell, key) for key in keys} for cell in cells]
+    write_json(directory / report.PLAN_FILE, {"schema": SCHEMA, "cells": plan})
+    _write_failed(directory, failed)
+    with progress_bar("Grid", len(cells), show_progress, "cell") as bar:
+        bar.update(len(cells) - len(left))
+        try:
+            work = Workers(run.workers, run.ray_address).do(
+                run_cell, [(_placed(c),) for c in left], go_on=True
+            )
+            for position, outcome in work:
+                _keep(directory, left[position], outcome, failed)
+                bar.set_postfix_str(f"{len(failed)} failed" if failed else "")
+                bar.update()
+        except KeyboardInterrupt:
+            done = sum(_is_done(directory, cell) for cell in cells)
+            logger.warning("Stopped: a result for %d of %s.", done, counted(len(cells), "cell"))
+            raise
+    if len(failed) == len(cells):
+        reason = failed[cells[0].name]
+        raise UnlearnError(f"All {counted(len(cells), 'cell')} of the grid failed; the first one: {reason}")
+    page = directory / "comparison.html"
+    report.write_comparison(report.results_in(directory), page, grids=[directory])
+    return GridResult(
+        cells, failed, directory, [page, page.with_name("tables.md"), page.with_name("tables.tex")]
+    )
 
-    def __init__(self, cells: list[Cell], directory: Path, run: RunSettings, show_progress: bool) -> None:
-        self.cells, self.directory, self.show_progress = cells, directory, show_progress
-        self.run_settings = run
-        self.left = [cell for cell in cells if not _is_done(directory, cell)]
-        # A cell that failed before stays on record until it has been tried again.
-        before = report.read_json(directory / report.FAILED_FILE)
-        self.failed = {cell.name: before[cell.name] for cell in self.left if cell.name in before}
 
-    def run(self) -> GridResult:
-        """Do the cells that are left, then write the tables."""
-        if self.run_settings.ray_address is None:  # nodes of a cluster have data of their own
-            sources = {(cell.dataset, str(cell.values.get("data_path"))): cell for cell in self.left}
-            for cell in sources.values():
-                fetch(cell.config().replace(show_progress=self.show_progress))
-        keys = ("name", "dataset", "model", "source", "ratio", "seed", "phases")
-        plan = [{key: getattr(cell, key) for key in keys} for cell in self.cells]
-        write_json(self.directory / report.PLAN_FILE, {"schema": SCHEMA, "cells": plan})
-        self._write_failed()
-        number = counted(len(self.cells), "cell")
-        with progress_bar("Grid", len(self.cells), self.show_progress, "cell") as bar:
-            bar.update(len(self.cells) - len(self.left))
-            try:
-                self._work(bar)
-            except KeyboardInterrupt:
-                done = sum(_is_done(self.directory, cell) for cell in self.cells)
-                logger.warning("Stopped: a result for %d of %s.", done, number)
-                raise
-        if len(self.failed) == len(self.cells):
-            reason = self.failed[self.cells[0].name]
-            raise UnlearnError(f"All {number} of the grid failed; the first one: {reason}")
-        page = self.directory / "comparison.html"
-        report.write_comparison(report.results_in(self.directory), page, grids=[self.directory])
-        files = [page, page.with_name("tables.md"), page.with_name("tables.tex")]
-        return GridResult(self.cells, self.failed, self.directory, files)
+def _keep(directory: Path, cell: Cell, outcome: Any, failed: dict[str, str]) -> None:
+    """Write the files of a cell, or note in ``failed`` why it has none."""
+    if isinstance(outcome, Exception):
+        failed[cell.name] = one_line(outcome)
+        logger.warning("%s failed: %s", cell.name, failed[cell.name])
+    else:
+        with new_directory(directory / cell.name) as folder:
+            for name, data in outcome.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(data)
+            write_json(folder / ASKED, cell.asked)
+        failed.pop(cell.name, None)
+        logger.info("%s: %s", cell.name, _summary(directory / cell.name))
+    _write_failed(directory, failed)
 
-    def _work(self, bar: tqdm) -> None:
-        workers = Workers(self.run_settings.workers, self.run_settings.ray_address)
-        for position, outcome in workers.do(run_cell, [(_placed(cell),) for cell in self.left], go_on=True):
-            cell = self.left[position]
-            if isinstance(outcome, Exception):
-                self.failed[cell.name] = one_line(outcome)
-                logger.warning("%s failed: %s", cell.name, self.failed[cell.name])
-            else:
-                with new_directory(self.directory / cell.name) as folder:
-                    for name, data in outcome.items():
-                        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                        (folder / name).write_bytes(data)
-                    write_json(folder / ASKED, _plain(cell.asked))
-                self.failed.pop(cell.name, None)
-                logger.info("%s: %s", cell.name, _summary(self.directory / cell.name))
-            self._write_failed()
-            bar.set_postfix_str(f"{len(self.failed)} failed" if self.failed else "")
-            bar.update()
 
-    def _write_failed(self) -> None:
-        if self.failed:
-            write_json(self.directory / report.FAILED_FILE, self.failed)
-        else:
-            (self.directory / report.FAILED_FILE).unlink(missing_ok=True)
+def _write_failed(directory: Path, failed: dict[str, str]) -> None:
+    if failed:
+        write_json(directory / report.FAILED_FILE, failed)
+    else:
+        (directory / report.FAILED_FILE).unlink(missing_ok=True)
 
 
 def run_cell(cell: Cell) -> dict[str, bytes]:
@@ -196,7 +191,7 @@ def _is_done(directory: Path, cell: Cell) -> bool:
     if not (folder / "result.json").exists():
         return False
     found = report.read_json(folder / ASKED)
-    for part, own in _plain(cell.asked).items():  # methods, settings, methods_settings
+    for part, own in cell.asked.items():  # methods, settings, methods_settings
         before = found.get(part)
         if before == own:
             continue
@@ -209,11 +204,6 @@ def _is_done(directory: Path, cell: Cell) -> bool:
             f"{folder} has a result with other {what}. Remove it to do it again, or choose another --output_dir."
         )
     return True
-
-
-def _plain(content: dict[str, Any]) -> dict[str, Any]:
-    """``content`` as it comes back from a file."""
-    return json.loads(json.dumps(content, default=str))
 
 
 def _figures(result: RunResult) -> list[str]:

@@ -130,7 +130,6 @@ def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings
 
         def __init__(self) -> None:
             self.numbers: dict[str, int] = {}
-            self.seen: dict[str, int] = {}
             self.failures: dict[str, str] = {}
 
         def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -141,15 +140,13 @@ def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings
 
         def on_trial_start(self, trial: Any, **info: Any) -> None:
             self.numbers.setdefault(trial.trial_id, trial.config.get("position", len(self.numbers)))
-            self.seen[trial.trial_id] = 0
 
         def on_trial_result(self, trial: Any, result: dict, **info: Any) -> None:
             name, index = trial.trial_id, result["training_iteration"]
             if "failure" in result:
                 self.failures[name] = result["failure"]
-            elif "report" in result and index > self.seen[name]:  # Ray repeats the last result at the end
-                self.seen[name] = index
-                self._tell(journal.reported, self.numbers[name], index - 1, result["report"], result["node"])
+            elif "report" in result:  # Ray repeats the last result at the end, with the same index
+                self._tell(journal.reported, self.numbers[name], index, result["report"], result["node"])
 
         def on_trial_complete(self, trial: Any, **info: Any) -> None:
             values = _settings(space, listed, trial.config)

@@ -105,7 +105,7 @@ class Journal:
         self._write()
 
     def reported(self, number: int, index: int, report: Report, node: str) -> None:
-        """Note the ``index``-th report of a trial."""
+        """Note a report of a trial; ``index`` gives their order, and one that comes again counts once."""
         self._reports.setdefault(number, {})[index] = report
         self._nodes[number] = node
         self._top = max(self._top, report["score"])

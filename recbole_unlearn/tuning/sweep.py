@@ -54,7 +54,35 @@ class TuneResult:
 
     def __str__(self) -> str:
         """The best of every trial, best first; then lines about the best and about failures."""
-        return _table(self.result)
+        result = self.result
+        keys, records, objective = list(result["space"]), result["trials"], result["objective"]
+        states = {state: [r for r in records if r["state"] == state] for state in journal.STATES}
+        good = [*states[journal.FINISHED], *states[journal.STOPPED]]
+        tops = [(best([{"trial": r["number"], **report} for report in r["reports"]]), r) for r in good]
+        steps = ["steps"] if any(top["step"] is not None for top, _ in tops) else []
+        references = [(name, result[name]) for name in ("original", "retrained") if result[name]]
+        rows = [[name, *[""] * len([*keys, *steps]), *_cells(figures)] for name, figures in references]
+        for top, record in sorted(tops, key=lambda pair: -pair[0]["score"])[:ROWS]:
+            name = f"trial {record['number']}" + ("*" if record["state"] == journal.STOPPED else "")
+            values = [_plain(record["settings"].get(key)) for key in keys]
+            rows.append([name, *values, *(str(top["step"]) for _ in steps), *_cells(top)])
+        head = ["", *keys, *steps, objective["metric"], "affected", "demotion", "score", "seconds"]
+        lines = []
+        if len(good) > ROWS:
+            lines.append(f"The best {ROWS} of {counted(len(good), 'trial')}; tune.json has all.")
+        if states[journal.STOPPED]:
+            lines.append("* stopped early by the scheduler.")
+        lines += [f"Trial {record['number']} failed: {record['error']}" for record in states[journal.FAILED]]
+        chosen = ", ".join(f"{key}={_plain(value)}" for key, value in result["best"]["settings"].items())
+        lines.append(f"Best, on validation interactions: trial {result['best']['trial']}, {chosen}.")
+        if objective["target"] is not None:
+            source = (
+                "retrained" if objective["target_source"] == "retrained" else "expected of never-seen items"
+            )
+            lines.append(f"Demotion rate to reach: {decimal(objective['target'], 3)} ({source}).")
+        number = counted(len(result["front"]), "candidate")
+        lines.append(f"On the front of utility and forgetting: {number}; their settings are in front/.")
+        return "\n".join([drawn(head, rows), *map(wrapped, lines)])
 
 
 def tune_unlearn(model: str | type | None = None, dataset: str | None = None, **arguments: Any) -> TuneResult:
@@ -182,35 +210,6 @@ class _Sweep:
         ]
         text = "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(values, sort_keys=False)
         write_bytes(path, text.encode())
-
-
-def _table(result: dict[str, Any]) -> str:
-    keys, records, objective = list(result["space"]), result["trials"], result["objective"]
-    states = {state: [r for r in records if r["state"] == state] for state in journal.STATES}
-    good = [*states[journal.FINISHED], *states[journal.STOPPED]]
-    tops = [(best([{"trial": r["number"], **report} for report in r["reports"]]), r) for r in good]
-    steps = ["steps"] if any(top["step"] is not None for top, _ in tops) else []
-    references = [(name, result[name]) for name in ("original", "retrained") if result[name]]
-    rows = [[name, *[""] * len([*keys, *steps]), *_cells(figures)] for name, figures in references]
-    for top, record in sorted(tops, key=lambda pair: -pair[0]["score"])[:ROWS]:
-        name = f"trial {record['number']}" + ("*" if record["state"] == journal.STOPPED else "")
-        values = [_plain(record["settings"].get(key)) for key in keys]
-        rows.append([name, *values, *(str(top["step"]) for _ in steps), *_cells(top)])
-    head = ["", *keys, *steps, objective["metric"], "affected", "demotion", "score", "seconds"]
-    lines = []
-    if len(good) > ROWS:
-        lines.append(f"The best {ROWS} of {counted(len(good), 'trial')}; tune.json has all.")
-    if states[journal.STOPPED]:
-        lines.append("* stopped early by the scheduler.")
-    lines += [f"Trial {record['number']} failed: {record['error']}" for record in states[journal.FAILED]]
-    chosen = ", ".join(f"{key}={_plain(value)}" for key, value in result["best"]["settings"].items())
-    lines.append(f"Best, on validation interactions: trial {result['best']['trial']}, {chosen}.")
-    if objective["target"] is not None:
-        source = "retrained" if objective["target_source"] == "retrained" else "expected of never-seen items"
-        lines.append(f"Demotion rate to reach: {decimal(objective['target'], 3)} ({source}).")
-    number = counted(len(result["front"]), "candidate")
-    lines.append(f"On the front of utility and forgetting: {number}; their settings are in front/.")
-    return "\n".join([drawn(head, rows), *map(wrapped, lines)])
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:
