@@ -70,7 +70,7 @@ def test_windows_are_recboles_own(tiny_path, split, length):
     assert_recboles_own(data_path=str(tiny_path), split=split, length=length)
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", ["leave one out", "time"])
 def test_windows_of_ml_100k_are_recboles_own(split):
     built = assert_recboles_own(dataset="ml-100k", split=split, length=7, user_inter_num_interval="[20,22]")
     times = built[0].inter_feat

@@ -78,6 +78,9 @@ def test_a_cell_is_a_run_with_all_methods_and_blocks_share_the_keys_next_to_them
     assert found == [2] * 8 + [9] * 2
 
 
+MODELS = ["BPR", "LightGCN", "NeuMF", "DMF"]
+
+
 def some(values):
     return st.lists(values, min_size=1, max_size=3, unique=True)
 
@@ -95,9 +98,7 @@ def unchecked(content):
 
 
 @given(
-    some(st.sampled_from(["BPR", "LightGCN", "NeuMF", "DMF"])),
-    some(st.integers(0, 2**31 - 1)),
-    some(st.floats(0, 1, exclude_min=True)),
+    some(st.sampled_from(MODELS)), some(st.integers(0, 2**31 - 1)), some(st.floats(0, 1, exclude_min=True))
 )
 def test_any_lists_become_their_product(models, seeds, ratios):
     cells, error = unchecked(GOOD | {"models": models, "seeds": seeds, "ratios": ratios})
@@ -167,7 +168,12 @@ def test_bad_files_are_refused_in_one_line(file, content, message):
     assert str(path) in str(error.value)
 
 
-def test_the_files_that_come_along(monkeypatch):
+def test_the_files_that_come_along_and_the_example_of_the_documentation(file, monkeypatch):
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "many-runs.md").read_text(), re.S)
+    cells = plan.load(file(example))
+    assert len(cells) == 2 * 3 + 1
+    assert cells[-1].values["epochs"] == 30
+    assert all(cell.values["cache_size"] == 20.0 for cell in cells)
     folder = properties_dir() / "grid"
     assert {path.stem for path in folder.glob("*.yaml")} == {"smoke", "machine", "paper"}
     every = {method.name for method in METHODS.all()}
@@ -186,14 +192,6 @@ def test_the_files_that_come_along(monkeypatch):
         assert {key: cell.values[key] for key in expected} == expected
         main = cell.ratio == 0.2 and (cell.model == "BPR" or cell.dataset == "ml-100k")
         assert (set(cell.methods) == every) == main
-
-
-def test_the_example_of_the_documentation(file):
-    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "many-runs.md").read_text(), re.S)
-    cells = plan.load(file(example))
-    assert len(cells) == 2 * 3 + 1
-    assert cells[-1].values["epochs"] == 30
-    assert all(cell.values["cache_size"] == 20.0 for cell in cells)
 
 
 @pytest.fixture
