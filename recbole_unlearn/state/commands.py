@@ -73,12 +73,12 @@ def main(arguments: Sequence[str], parse: Parse, class_of: Callable[[str], Any])
     do = COMMANDS[given.command][0]
     with stopping(), saying("the state is as its last finished step left it."), without_warnings():
         if given.command == "init":
-            return do(None, given)
+            return do(None, given) or 0
         if given.command in ("status", "ledger"):  # which need no key
             with contextlib.closing(Database(Path(given.state))) as database:
-                return do(database, given)
+                return do(database, given) or 0
         with open_state(given.state, given.hash_key, model=given.model) as state:
-            return do(state, given)
+            return do(state, given) or 0
 
 
 def _parser() -> _Parser:
@@ -102,7 +102,7 @@ def _parser() -> _Parser:
     return parser
 
 
-def _init(_: None, given: Any) -> int:
+def _init(_: None, given: Any) -> None:
     if given.data_path is not None:
         given.settings["data_path"] = given.data_path
     key, model = given.hash_key, given.model
@@ -110,17 +110,15 @@ def _init(_: None, given: Any) -> int:
         seen = state.status()
     print(f"{shown(given.state)}: new state of {seen.model} on {seen.dataset}.")
     print(f"Ledger: 1 entry, head {seen.head}")
-    return 0
 
 
-def _submit(state: State, given: Any) -> int:
+def _submit(state: State, given: Any) -> None:
     newest = "SELECT max(number) FROM requests"
     before = state.core.database.value(newest)
     receipt = state.submit(given.file, given.id, given.deadline, given.on_missing)
     print(f"{receipt.id} {receipt.status}: {_asks(receipt)}")
     if state.core.database.value(newest) == before:
         print("The same request was submitted before; nothing is queued a second time.")
-    return 0
 
 
 def _asks(receipt: Receipt) -> str:
@@ -170,19 +168,17 @@ def _failed(receipts: Iterable[Receipt]) -> int:
     return int(any(receipt.status == "failed" for receipt in receipts))
 
 
-def _status(database: Database, given: Any) -> int:
+def _status(database: Database, given: Any) -> None:
     if given.html is None:
         print(status_text(database, shown(given.state), given.id))
     elif given.id is not None:
         raise UnlearnError("--html is a page about all requests; leave the id out.")
     else:
         print(shown(write_status(database, Path(given.html))))
-    return 0
 
 
-def _ledger(database: Database, given: Any) -> int:
+def _ledger(database: Database, given: Any) -> None:
     sys.stdout.writelines(database.ledger_lines())
-    return 0
 
 
 def _rollback(state: State, given: Any) -> int:
@@ -192,11 +188,10 @@ def _rollback(state: State, given: Any) -> int:
     return _failed(again)
 
 
-def _publish(state: State, given: Any) -> int:
+def _publish(state: State, given: Any) -> None:
     number = state.publish()
     print(f"{counted(number, 'request')} published; the data to undo them is destroyed.")
     print(f"Ledger: head {state.status().head}; note it apart from the state, for `verify --head`.")
-    return 0
 
 
 def _verify(state: State, given: Any) -> int:
@@ -216,23 +211,20 @@ def _check(state: State, given: Any) -> int:
     return int(any(found.values()))
 
 
-def _export(state: State, given: Any) -> int:
+def _export(state: State, given: Any) -> None:
     done = state.export(given.out, since=given.since)
     print(f"{shown(done.folder)}: the model with the fingerprint {done.fingerprint}.")
     if done.delta_bytes is not None:
         print(f"The delta has {done.delta_bytes:,} bytes; all vectors have {done.whole_bytes or 0:,}.")
-    return 0
 
 
-def _retrain(state: State, given: Any) -> int:
+def _retrain(state: State, given: Any) -> None:
     seconds = state.retrain()
     print(f"Trained on the retained data in {seconds:.1f} s; all requests that were done are published.")
-    return 0
 
 
-def _recommend(state: State, given: Any) -> int:
+def _recommend(state: State, given: Any) -> None:
     print(state.recommend(given.user, given.k).to_string(index=False))
-    return 0
 
 
 _SHARED: list[tuple[str, str, dict[str, Any]]] = [
@@ -240,8 +232,8 @@ _SHARED: list[tuple[str, str, dict[str, Any]]] = [
     ("--hash_key FILE", "the key of the hashes; default RECBOLE_UNLEARN_KEY, or ~/.config/recbole_unlearn/key", {}),
     ("--model package.module:Class", "the class of the model, if it is your own", {}),
 ]  # fmt: skip
-# By command: its function, help, more help, and arguments.
-COMMANDS: dict[str, tuple[Callable[..., int], str, str, list[tuple[str, str, dict[str, Any]]]]] = {
+# By command: its function, which returns the exit code or None for 0, help, more help, and arguments.
+COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, str, dict[str, Any]]]]] = {
     "init": (
         _init, "make a state of a trained model and its data",
         "Further settings of the method are given as --key=value; `recbole-unlearn --help` lists those of obliviate.",

@@ -187,16 +187,13 @@ def find_vectors(live: LiveModel) -> tuple[Vectors, Vectors] | None:
             if u.dim() != 2 or v.dim() != 2 or [len(u), len(v)] != sizes or u.shape[1] != v.shape[1]:
                 continue
             if (u[some] @ v[items].T - scores).abs().max() <= CLOSE * scores.abs().max():
-                return _in_use(u, users), _in_use(v, items)
+                kept = [torch.zeros_like(u), torch.zeros_like(v)]
+                for one, values, rows in zip(kept, (u, v), (users, items), strict=True):
+                    one[rows] = values[rows]
+                return Vectors(kept[0], users.numpy()), Vectors(kept[1], items.numpy())
     finally:
         clear_caches(live.model)
     return None
-
-
-def _in_use(values: torch.Tensor, rows: torch.Tensor) -> Vectors:
-    kept = torch.zeros_like(values)
-    kept[rows] = values[rows]
-    return Vectors(kept, rows.numpy())
 
 
 def _places(live: LiveModel) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

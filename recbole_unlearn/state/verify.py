@@ -17,19 +17,15 @@ from recbole_unlearn.state.status import Account
 
 def verify(core: Core, head: str | None = None) -> str | None:
     """The first fault, in words; None when there is none; see :meth:`State.fault`."""
-    checks = (_ledger(core, head), _files(core), _requests(core), _fingerprints(core), _data(core))
-    return next((problem for check in checks for problem in check), None)
+    return next(_faults(core, head), None)
 
 
-def _ledger(core: Core, head: str | None) -> Iterator[str]:
+def _faults(core: Core, head: str | None) -> Iterator[str]:
     problem = core.database.ledger_fault()
     if problem:
         yield problem
     if head is not None and not core.database.value("SELECT 1 FROM ledger WHERE link = ?", head):
         yield "the ledger has no entry with the link that was noted: its end was cut off"
-
-
-def _files(core: Core) -> Iterator[str]:
     named = core.named_files()
     for name in sorted(named):
         try:
@@ -42,6 +38,9 @@ def _files(core: Core) -> Iterator[str]:
             f"{len(others)} files in {shown(core.store.folder)} belong to nothing: a command was interrupted. "
             "`requests publish` or `requests run` removes them"
         )
+    yield from _requests(core)
+    yield from _fingerprints(core)
+    yield from _data(core)
 
 
 def _requests(core: Core) -> Iterator[str]:

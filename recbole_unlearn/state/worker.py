@@ -183,9 +183,15 @@ def run(core: Core, window: Window) -> Iterator[Receipt]:
 
 def step(core: Core, window: Window) -> list[Receipt]:
     """Carry out the next request, or the requests within the window as one; nothing when none is pending."""
-    batch, start = _next(core, window), time.perf_counter()
+    start = time.perf_counter()
+    batch = core.database.rows("SELECT * FROM requests WHERE status = 'pending' ORDER BY number")
     if not batch:
         return []
+    if window is not None:
+        last = datetime.datetime.fromisoformat(batch[0]["submitted"]) + span(window)
+        batch = [row for row in batch if datetime.datetime.fromisoformat(row["submitted"]) <= last]
+    else:
+        batch = batch[:1]
     numbers = [row["number"] for row in batch]
     with core.database.transaction() as write:
         write.set_requests(numbers, status="running")
@@ -199,15 +205,6 @@ def step(core: Core, window: Window) -> list[Receipt]:
     seconds = time.perf_counter() - start
     rows = [core.database.rows("SELECT * FROM requests WHERE number = ?", number)[0] for number in numbers]
     return [Receipt.of(row)._replace(seconds=seconds) for row in rows]
-
-
-def _next(core: Core, window: Window) -> list[sqlite3.Row]:
-    """The first pending request, with those that were submitted within ``window`` after it."""
-    rows = core.database.rows("SELECT * FROM requests WHERE status = 'pending' ORDER BY number")
-    if not rows or window is None:
-        return rows[:1]
-    last = datetime.datetime.fromisoformat(rows[0]["submitted"]) + span(window)
-    return [row for row in rows if datetime.datetime.fromisoformat(row["submitted"]) <= last]
 
 
 def _carry_out(core: Core, batch: Sequence[sqlite3.Row], numbers: Sequence[int]) -> None:

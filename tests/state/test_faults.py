@@ -1,11 +1,12 @@
 """Full disks, disks that cannot be written to, several processes, kills: one line, and the state is as it was."""
 
-import contextlib
 import errno
+import itertools
 import os
 import resource
 import shutil
 import sqlite3
+from unittest import mock
 
 import pytest
 import torch
@@ -25,22 +26,6 @@ WORK = {
 COMMANDS = {**WORK, "submit": lambda state: state.submit({"item_id": "i7"}, id="c")}
 
 
-@contextlib.contextmanager
-def no_space_from(monkeypatch, call, number):
-    """The ``number``-th call of a function of `os` and all after it fail as on a full disk."""
-    original, seen = getattr(os, call), []
-
-    def fails(*args, **kwargs):
-        seen.append(1)
-        if len(seen) >= number:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return original(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, fails)
-        yield
-
-
 @pytest.mark.parametrize("command", WORK)
 def test_a_full_disk_leaves_a_whole_state(copied, busy_folder, key_file, monkeypatch, command):
     """Each write in turn fails; the same process goes on, and ends as one that never had a full disk."""
@@ -48,8 +33,11 @@ def test_a_full_disk_leaves_a_whole_state(copied, busy_folder, key_file, monkeyp
     folder = state.core.folder
     WORK[command](expected)
     assert picture(state) == looked_at(folder, key_file)  # loaded
-    for number in (1, 2):
-        with no_space_from(monkeypatch, "fsync", number):
+    for number in (1, 2):  # of the first call that fails, as all after it
+        fsync, full = os.fsync, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        effects = itertools.chain([mock.DEFAULT] * (number - 1), itertools.repeat(full))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", mock.Mock(wraps=fsync, side_effect=effects))
             refused("No space left on device", WORK[command], state)
         assert picture(state) == looked_at(folder, key_file)
         assert not {"running", "failed"} & set(state.status().requests["status"])
@@ -101,21 +89,12 @@ def test_a_database_that_cannot_be_written_to(busy, key_file, command):
     assert picture(busy) == before == looked_at(busy.core.folder, key_file)
 
 
-def fails(error):
-    """A function that raises ``error``."""
-
-    def call(*args, **kwargs):
-        raise error
-
-    return call
-
-
-NO_DATABASE = fails(sqlite3.OperationalError("unable to open database file"))
+NO_DATABASE = mock.Mock(side_effect=sqlite3.OperationalError("unable to open database file"))
 
 
 def test_a_disk_that_cannot_be_written_to(busy, key_file, checkpoints, tiny_path, monkeypatch, tmp_path):
     before, given = picture(busy), {"hash_key": key_file, "data_path": str(tiny_path)}
-    read_only = fails(OSError(errno.EROFS, os.strerror(errno.EROFS)))
+    read_only = mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     with monkeypatch.context() as patch:
         for module, name in ((os, "unlink"), (os, "replace"), (os, "mkdir"), (deltas.tempfile, "mkstemp")):
             patch.setattr(module, name, read_only)
