@@ -95,7 +95,7 @@ def _neighbors(other: dict[str, Any], model: KGCN) -> dict[str, torch.Tensor]:
         fits = isinstance(value, torch.Tensor) and value.shape == own.shape and value.dtype == own.dtype
         if not fits or not 0 <= int(value.min()) <= int(value.max()) < number:
             raise UnlearnError(
-                f"The neighbors in the graph ({name}) do not fit the model and dataset. {_FIT}"
+                f"The neighbors of the graph ({name}) do not fit the model and dataset. {_FIT}"
             )
         found[name] = value.to(own.device)
     return found
@@ -143,9 +143,7 @@ def find_unlearned(place: Path) -> Path:
     if not place.is_dir():
         raise UnlearnError(f"There is no file or directory {shown(place)}. Check the path.")
     found = [*place.glob("*-unlearned.pth"), *(head.parent for head in place.glob(f"*-unlearned/{HEAD}"))]
-    _require(
-        found, place, "holds no unlearned model (MODEL-unlearned.pth); give the output directory of a run."
-    )
+    _require(found, place, "holds no unlearned model (MODEL-unlearned.pth); give a run's output directory.")
     _require(len(found) == 1, place, f"holds {len(found)} unlearned models; give the path of one of them.")
     return found[0]
 
@@ -186,18 +184,12 @@ def _config_values(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     state = config.state if isinstance(config, StandIn) else config
     values: Any = state.get("final_config_dict") if isinstance(state, dict) else None
     named = isinstance(values, dict) and all(isinstance(values.get(key), str) for key in ("model", "dataset"))
-    _require(
-        named, path, "does not say which model and dataset it is of. Save it again with RecBole's trainer."
-    )
+    _require(named, path, "does not say which model and dataset it is of; save it with RecBole's trainer.")
     return values
 
 
 def _safe_settings(values: Mapping[str, Any], path: Path, own: Sequence[str] = ()) -> dict[str, Any]:
-    """The settings in a file that say how a model was trained.
-
-    Left out are the settings of this plugin (but for ``own``, those of the method that wrote the file), and every
-    path and address.
-    """
+    """The settings in a file that say how a model was trained: no path, and of the plugin's settings only ``own``."""
     ours = settings.own_settings().keys() - set(own)
     kept = {
         key: value
@@ -205,8 +197,8 @@ def _safe_settings(values: Mapping[str, Any], path: Path, own: Sequence[str] = (
         if key not in ours and settings.about(key).role is not settings.Role.PLACE
     }
     for key, value in kept.items():
-        fits = len(key) <= 100 and _is_sensible(value)
-        _require(fits, path, f"has a setting {key[:100]!r} with a value that no training has.")
+        sensible = len(key) <= 100 and _is_sensible(value)
+        _require(sensible, path, f"has a setting {key[:100]!r} with a value that no training has.")
     return kept
 
 
@@ -234,55 +226,45 @@ def _check_sizes(path: Path, values: Mapping[str, Any], trained: Trained) -> Non
 
 
 def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
-    """The weights and the rest of a training: each checked, and left out where it is odd but not needed."""
-    weights = {}
+    """The weights and the rest of a training; an optimizer that is damaged is left out, as methods that need it say.
+
+    Some models keep a layer with their arrays and numbers (SASRecF). Its weights are in the state_dict as well, and
+    its data is not read.
+    """
     for name, value in content["state_dict"].items():
         tensor = isinstance(value, torch.Tensor) and value.layout == torch.strided
         _require(isinstance(name, str) and tensor, path, "has a state_dict of other than named tensors.")
         finite = not value.is_floating_point() or torch.isfinite(value).all()
         _require(finite, path, f"has weights {shown(name)} that are not finite; this model cannot be used.")
-        weights[name] = value
-    epoch = content.get("epoch", -1)
+    epoch, optimizer = content.get("epoch", -1), content.get("optimizer")
     counted = type(epoch) is int and -1 <= epoch <= LARGEST_NUMBER
     _require(counted, path, "has an epoch that is not a number of epochs.")
-    return Trained(weights, _optimizer(path, content.get("optimizer")), _other(path, content), epoch)
+    if optimizer is not None and not _is_optimizer(optimizer):
+        logger.warning("The optimizer's state in %s is damaged and is not used.", shown(path))
+        optimizer = None
+    other, kept = content.get("other_parameter"), {}
+    kinds = (torch.Tensor, np.ndarray, np.generic, sp.spmatrix, bool, int, float, str, type(None))
+    known = other is None or isinstance(other, dict)
+    for name, value in other.items() if isinstance(other, dict) else ():
+        if not isinstance(value, StandIn) or value.maker.module != "recbole.model.layers":
+            known = known and isinstance(name, str) and isinstance(value, kinds)
+            kept[name] = value
+    _require(known, path, "has other parameters that no model of RecBole keeps.")
+    return Trained({**content["state_dict"]}, optimizer, kept, epoch)
 
 
-def _optimizer(path: Path, state: Any) -> dict[str, Any] | None:
-    """The optimizer's state, or None where it is damaged: methods that read it then say so."""
-    if state is None:
-        return None
-    known = state if isinstance(state, dict) else {}
-    groups, moments = known.get("param_groups"), known.get("state")
-    whole = (
+def _is_optimizer(state: Any) -> bool:
+    """Whether this is the state of an optimizer of torch, with parameters by their numbers."""
+    groups, moments = (
+        state.get(key) if isinstance(state, dict) else None for key in ("param_groups", "state")
+    )
+    return (
         isinstance(groups, list)
         and isinstance(moments, dict)
         and all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups)
         and all(type(index) is int for group in groups for index in group["params"])
         and all(type(index) is int and isinstance(entry, dict) for index, entry in moments.items())
     )
-    if not whole:
-        logger.warning("The optimizer's state in %s is damaged and is not used.", shown(path))
-    return state if whole else None
-
-
-def _other(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays, tensors, sparse matrices and numbers that a model keeps with its weights.
-
-    Some models keep a layer (SASRecF). Its weights are in the state_dict as well, and its data is not read.
-    """
-    other = content.get("other_parameter")
-    if other is None:
-        return {}
-    _require(isinstance(other, dict), path, "has other parameters that no model of RecBole keeps.")
-    kinds = (torch.Tensor, np.ndarray, np.generic, sp.spmatrix, bool, int, float, str, type(None))
-    found = {}
-    for name, value in other.items():
-        if not isinstance(value, StandIn) or value.maker.module != "recbole.model.layers":
-            fits = isinstance(name, str) and isinstance(value, kinds)
-            _require(fits, path, "has other parameters that no model of RecBole keeps.")
-            found[name] = value
-    return found
 
 
 def _dataset_of(path: Path, values: Mapping[str, Any], digest: Any) -> Path | None:
@@ -340,9 +322,8 @@ def read_head(path: Path) -> Stored:
         raise UnlearnError(f"{shown(file)} is damaged: it is not JSON. Use another copy.") from error
     known = isinstance(content, dict) and content.get("schema") == SCHEMA
     _require(known, file, f"is not of schema {SCHEMA}; it was written by another version.")
-    kinds = {
-        "method": str, "model": str, "dataset": str, "settings": dict, "shards": int, "slices": int, "rows": str,
-    }  # fmt: skip
+    kinds = dict.fromkeys(("method", "model", "dataset", "rows"), str)
+    kinds |= {"settings": dict} | dict.fromkeys(("shards", "slices"), int)
     for key, kind in kinds.items():
         _require(isinstance(content.get(key), kind), file, f"is damaged: {key} is missing or odd.")
     _require(Path(content["dataset"]).name == content["dataset"], file, "is damaged: dataset is a path.")
@@ -361,9 +342,8 @@ def load_for_recbole(path: Path, map_location: Any = None) -> Any:
     content = load_torch(path, lambda name: True)  # any class may be named; none is imported
     if isinstance(content, dict) and isinstance(content.get("config"), StandIn):
         values = ((key, _value(value)) for key, value in _config_values(path, content).items())
-        content["config"] = _live_config(
-            path, {k: v for k, v in values if v is not _NO_DATA}, content.get(DATASET_DIGEST)
-        )
+        plain = {key: value for key, value in values if value is not _NO_DATA}
+        content["config"] = _live_config(path, plain, content.get(DATASET_DIGEST))
         map_location = content["config"]["device"] if map_location is None else map_location
     return _moved(path, content, torch.device(map_location or "cpu"))
 
@@ -473,15 +453,11 @@ def write_model(
     write_dataset(directory / name, plain, parts, clock, fitted, done, windows)
     path = _checkpoint_path(directory, config)
     content = {
-        "config": plain,
-        "epoch": 0,
-        "cur_step": 0,
+        "config": plain, "epoch": 0, "cur_step": 0,
         "best_valid_score": -np.inf if plain["valid_metric_bigger"] else np.inf,
-        "state_dict": trained.state_dict,
-        "other_parameter": trained.other_parameter,
-        "optimizer": optimizer,
+        "state_dict": trained.state_dict, "other_parameter": trained.other_parameter, "optimizer": optimizer,
         DATASET_DIGEST: file_digest(directory / name),
-    }
+    }  # fmt: skip
     write_torch(path, content)
     return path.name
 

@@ -39,10 +39,7 @@ from recbole_unlearn.inputs import shown
 PARTS = ["train", "valid", "test"]
 MOST_BUCKETS = 10_000_000
 MOST_INTERACTIONS = 2**40  # of an item; no dataset has more
-RAW, RAW_SIZES = (
-    "unlearn_raw",
-    "unlearn_raw_sizes",
-)  # the interactions behind windows, and how many in each part
+RAW, RAW_SIZES = "unlearn_raw", "unlearn_raw_sizes"  # the interactions behind windows, how many in each part
 _KINDS = {ModelType.SEQUENTIAL: SequentialDataset, ModelType.KNOWLEDGE: KnowledgeBasedDataset}
 _TOKENS = (FeatureType.TOKEN, FeatureType.TOKEN_SEQ)
 _SEQUENCES = (FeatureType.TOKEN_SEQ, FeatureType.FLOAT_SEQ)
@@ -109,7 +106,7 @@ def write_dataset(
     dataset.file_size_list = [len(part) for part in parts]
     dataset.field2seqlen = dict(
         dataset.field2seqlen
-    )  # a kind of dict that is refused here, where splits are files
+    )  # where splits are files, a kind of dict that is refused
     blank_unused(dataset)
     for feat in dataset.feat_name_list:
         setattr(dataset, feat, _frame(getattr(dataset, feat)))
@@ -186,9 +183,8 @@ def _lines_in_use(dataset: Dataset, name: str) -> torch.Tensor | slice:
     """
     if name in ("inter_feat", "kg_feat"):  # facts about items that are gone are removed before (`data/`)
         return slice(None)
-    present = {
-        field: torch.unique(dataset.inter_feat[field]) for field in (dataset.uid_field, dataset.iid_field)
-    }
+    owners = (dataset.uid_field, dataset.iid_field)
+    present = {field: torch.unique(dataset.inter_feat[field]) for field in owners}
     if name in ("user_feat", "item_feat"):  # a line for each id, in their order
         return present[dataset.uid_field if name == "user_feat" else dataset.iid_field]
     feat = getattr(dataset, name)
@@ -255,13 +251,9 @@ def _only(feat: Interaction, key: str, kept: torch.Tensor | slice) -> Interactio
 # Reading
 
 
-class _FaultError(Exception):
-    """The state of a saved dataset is not that of one; the message says why."""
-
-
 def _require(fits: Any, fault: str) -> None:
     if not fits:
-        raise _FaultError(fault)
+        raise UnlearnError(fault)
 
 
 def read_dataset(path: Path, config: Config) -> Saved:
@@ -278,15 +270,25 @@ def read_dataset(path: Path, config: Config) -> Saved:
         _check_state(state, config["dataset"])
         if fields:
             _check_graph(state, fields)
-        clock = _clock(state.get("unlearn_clock"))
-        fitted = _fitted(
-            state.get("unlearn_fitted"), len(state["field2id_token"].get(state["iid_field"], ()))
-        )
+        clock, fitted = (
+            state.get("unlearn_clock"),
+            state.get("unlearn_fitted"),
+        )  # None in files of old versions
+        if clock is not None:
+            _require(isinstance(clock, tuple) and np.isfinite(clock).all(), "its clock is odd")
+            clock = Clock(*(float(part) for part in clock))
+        if fitted is not None:
+            fits = isinstance(fitted, np.ndarray) and fitted.dtype.kind in "iu"
+            fits = fits and fitted.shape == (len(state["field2id_token"][state["iid_field"]]),)
+            fits = fits and ((fitted >= 0) & (fitted <= MOST_INTERACTIONS)).all()
+            _require(fits, "its counts of items are odd")
+            fitted = fitted.astype(np.int64)
         done = Done.of(state.get("unlearn_done"))
         _require(done is not None, "its list of earlier requests is odd")
-    except _FaultError as fault:
-        text = f"{shown(path)} is damaged, or not a dataset this plugin wrote: {shown(str(fault))}."
-        raise UnlearnError(text) from fault
+    except Exception as error:  # a state of odd types can make the checks raise anything
+        fault = shown(str(error)) if isinstance(error, UnlearnError) else type(error).__name__
+        text = f"{shown(path)} is damaged, or not a dataset this plugin wrote: {fault}."
+        raise UnlearnError(text) from error
     dataset = kind.__new__(kind)
     if kind is SequentialDataset:
         dataset.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
@@ -301,23 +303,6 @@ def read_dataset(path: Path, config: Config) -> Saved:
     return Saved(dataset, clock, fitted, done or ())
 
 
-def _clock(parts: Any) -> Clock | None:
-    if parts is None:
-        return None
-    fits = isinstance(parts, tuple) and len(parts) == 3 and all(isinstance(p, (int, float)) for p in parts)
-    _require(fits and np.isfinite(parts).all(), "its clock is odd")
-    return Clock(*(float(part) for part in parts))
-
-
-def _fitted(counts: Any, items: int) -> np.ndarray | None:
-    """Counts by item from a file; None when it has none, as those of earlier versions."""
-    if counts is None:
-        return None
-    fits = isinstance(counts, np.ndarray) and counts.shape == (items,) and counts.dtype.kind in "iu"
-    _require(fits and ((counts >= 0) & (counts <= MOST_INTERACTIONS)).all(), "its counts of items are odd")
-    return counts.astype(np.int64)
-
-
 def _check_state(state: Mapping[str, Any], name: str) -> None:
     """Fields, vocabularies, tables and parts of a saved dataset that should be called ``name`` agree."""
     for key, kind in _ATTRIBUTES.items():
@@ -328,15 +313,20 @@ def _check_state(state: Mapping[str, Any], name: str) -> None:
     _require(whole, "its parts are not three numbers")
     _require(sum(sizes) == len(state["inter_feat"]), "its parts do not add up to its interactions")
     _check_fields(state)
-    for field, kind in state["field2type"].items():
-        if kind in _TOKENS:
-            _check_vocabulary(state, field)
+    vocabularies = (
+        state["field2id_token"].keys() | state["field2token_id"].keys()
+    )  # of the fields that were loaded
+    for field in vocabularies | {state["uid_field"], state["iid_field"]}:
+        _check_vocabulary(state, field)
     _require("inter_feat" in state["feat_name_list"], "its interactions are not among its tables")
     for table in state["feat_name_list"]:
         fits = isinstance(table, str) and re.fullmatch(r"\w{1,50}_feat", table)
         _require(fits and isinstance(state.get(table), pd.DataFrame), "a table is missing or has an odd name")
         for column in state[table]:
-            _check_column(state, str(column), state[table][column])
+            try:
+                _check_column(state, str(column), state[table][column])
+            except (TypeError, ValueError) as error:
+                raise UnlearnError(f"{column} is damaged") from error
     for table in ("user_feat", "item_feat"):
         listed = state.get(table) is None or table in state["feat_name_list"]
         _require(listed, f"{table} is not among its tables")
@@ -381,8 +371,6 @@ def _check_fields(state: Mapping[str, Any]) -> None:
 
 def _check_vocabulary(state: Mapping[str, Any], field: str) -> None:
     tokens, ids = (state[key].get(field) for key in ("field2id_token", "field2token_id"))
-    if tokens is None and ids is None:
-        return  # a field that was not loaded
     there = isinstance(tokens, (list, np.ndarray)) and np.ndim(tokens) == 1 and isinstance(ids, dict)
     _require(there, f"{field} has no vocabulary")
     whole = len(ids) == len(tokens) and all(isinstance(number, (int, np.integer)) for number in ids.values())
@@ -394,30 +382,21 @@ def _check_column(state: Mapping[str, Any], field: str, values: pd.Series) -> No
     kind = state["field2type"].get(field)
     _require(kind is not None, f"{field} has no type")
     if kind in _DEPTH and values.dtype == object and any(np.ndim(value) == _DEPTH[kind] for value in values):
-        return _check_buckets(state, field, values)
+        # Numbers with their buckets (`numerical_features`): pairs, or two sequences of one length.
+        for value in values:
+            pair = np.asarray(value, dtype=np.float64)
+            fits = pair.ndim == _DEPTH[kind] and len(pair) == 2 and np.isfinite(pair).all()
+            _require(fits, f"{field} is damaged")
+            inside = ((pair[1] >= 0) & (pair[1] < state["field2bucketnum"].get(field, 0))).all()
+            _require(inside, f"{field} has buckets that it does not have")
+        return
     _require((kind in _SEQUENCES) == (values.dtype == object), f"{field} is not what its type says")
     flat = values.to_numpy()
     if kind in _SEQUENCES:
-        try:
-            flat = np.concatenate([np.zeros(0, np.int64), *(np.asarray(value).ravel() for value in values)])
-        except (TypeError, ValueError) as error:
-            raise _FaultError(f"{field} is damaged") from error
+        flat = np.concatenate([np.zeros(0, np.int64), *(np.asarray(value).ravel() for value in values)])
     if kind in _TOKENS:
         number = len(state["field2id_token"].get(field, ()))
-        inside = flat.dtype.kind in "iu" and (not len(flat) or 0 <= flat.min() <= flat.max() < number)
-        return _require(inside, f"{field} has ids that are not in its vocabulary")
-    return _require(flat.dtype.kind in "iuf" and np.isfinite(flat).all(), f"{field} has other than numbers")
-
-
-def _check_buckets(state: Mapping[str, Any], field: str, values: pd.Series) -> None:
-    """A column of numbers with their buckets (`numerical_features`): pairs, or two sequences of one length."""
-    most = state["field2bucketnum"].get(field, 0)
-    for value in values:
-        try:
-            pair = np.asarray(value, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise _FaultError(f"{field} is damaged") from error
-        fits = pair.ndim == _DEPTH[state["field2type"][field]] and len(pair) == 2 and np.isfinite(pair).all()
-        _require(fits, f"{field} is damaged")
-        inside = not pair[1].size or 0 <= pair[1].min() <= pair[1].max() < most
-        _require(inside, f"{field} has buckets that it does not have")
+        inside = flat.dtype.kind in "iu" and ((flat >= 0) & (flat < number)).all()
+        _require(inside, f"{field} has ids that are not in its vocabulary")
+    else:
+        _require(flat.dtype.kind in "iuf" and np.isfinite(flat).all(), f"{field} has other than numbers")

@@ -119,11 +119,18 @@ def _advice(error: RefusedError) -> str:
 
 
 def _parsed(stream: io.BytesIO, consent: Consent) -> tuple[Any, list[Reference]]:
-    return parse(stream, stream.getbuffer().nbytes, lambda name: _may_be_named(name) or consent(name))
+    """One pickle of a file, with the globals that this table, or the caller, lets it name."""
+
+    def allowed(name: Global) -> bool:
+        listed = name.name in _CONSTRUCTORS.get(name.root, ()) or name.name in _ARGUMENTS.get(name.root, ())
+        return listed or _is_described(name) or consent(name)
+
+    return parse(stream, stream.getbuffer().nbytes, allowed)
 
 
 def _pickle(content: bytes, consent: Consent) -> Any:
-    return _Builder(content, consent).build(_parsed(io.BytesIO(content), consent)[0])
+    described, _ = _parsed(io.BytesIO(content), consent)
+    return _Builder(content, consent, {}.__getitem__).build(described)  # without tensors
 
 
 def _zip(content: bytes, consent: Consent) -> Any:
@@ -132,11 +139,10 @@ def _zip(content: bytes, consent: Consent) -> Any:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
         names = {member.filename for member in members}
-        stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
         require(len(names) == len(members), "two records of one name")
         script = any(name.endswith("/constants.pkl") or "/code/" in name for name in names)
         require(not script, "TorchScript code")
-        require(stored, "compressed records")
+        require(all(one.compress_type == zipfile.ZIP_STORED for one in members), "compressed records")
         size = sum(member.file_size for member in members)
         require(size <= len(content), "records that are larger than the file")
         (main,) = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
@@ -154,10 +160,8 @@ def _legacy(content: bytes, consent: Consent) -> Any:
     (magic, _), (protocol, _) = (_parsed(stream, consent) for _ in range(2))
     require(magic == _LEGACY_MAGIC and protocol == _LEGACY_PROTOCOL, "a pickle that torch did not write")
     (about, _), (described, references), (keys, _) = (_parsed(stream, consent) for _ in range(3))
-    little = isinstance(about, dict) and about.get("little_endian") is True
-    require(little, "numbers in another byte order")
-    named = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
-    require(named, "storages without names")
+    require(about.get("little_endian") is True, "numbers in another byte order")
+    require(all(isinstance(key, str) for key in keys), "storages without names")
     widths = {key: dtype.itemsize for dtype, key, _ in map(_storage, references)}
     found = {}
     for key in keys:
@@ -171,16 +175,10 @@ def _legacy(content: bytes, consent: Consent) -> Any:
 # From the description to objects
 
 
-def _no_storage(key: str) -> bytes:
-    raise RefusedError("a tensor in a file that has none")
-
-
 class _Builder:
-    """Builds the objects that a pickle describes; one for each file."""
+    """Builds the objects that a pickle describes; one for each file. ``storages`` gives the bytes of a tensor."""
 
-    def __init__(
-        self, content: bytes, consent: Consent, storages: Callable[[str], bytes] = _no_storage
-    ) -> None:
+    def __init__(self, content: bytes, consent: Consent, storages: Callable[[str], bytes]) -> None:
         self.consent, self.storages = consent, storages
         self.room = COPIES * len(content)
         self.flat: dict[str, torch.Tensor] = {}  # storages
@@ -228,7 +226,7 @@ class _Builder:
     def _object(self, made: StandIn) -> Any:
         maker = made.maker
         if maker.module == "recbole.utils.enum_type" and maker.name in _ENUMS:
-            return _ENUMS[maker.name](*made.args)
+            return _ENUMS[maker.name](*self.build(made.args))
         constructor = _CONSTRUCTORS.get(maker.root, {}).get(maker.name)
         if constructor is not None and not _is_described(maker):
             return constructor(self, made)
@@ -247,8 +245,8 @@ def _several(builder: _Builder, made: StandIn) -> Any:
     first = builder.build(made.args[0]) if made.args else []
     require(isinstance(first, (list, tuple)), "a list or set of something that is none")
     values = [*first, *map(builder.build, made.values)]
-    hashable = kind in (list, tuple) or all(isinstance(value, _KEYS) for value in values)
-    require(hashable, "a set of other than plain values")
+    if kind in (set, frozenset):
+        require(all(isinstance(value, _KEYS) for value in values), "a set of other than plain values")
     return kind(values)
 
 
@@ -260,8 +258,7 @@ def _slice(builder: _Builder, made: StandIn) -> slice:
 def _encoded(builder: _Builder, made: StandIn) -> bytes:
     """Bytes as protocols 0 to 2 have them: text in latin-1, and `bytes()` for none."""
     text, *coding = made.args or ("",)
-    fits = isinstance(text, str) and coding in ([], ["latin1"], ["latin-1"])
-    require(fits, "bytes in an unknown coding")
+    require(coding in ([], ["latin1"], ["latin-1"]), "bytes in an unknown coding")
     builder.charge(len(text))
     return text.encode("latin-1")
 
@@ -320,11 +317,10 @@ def _parameter(builder: _Builder, made: StandIn) -> torch.Tensor:
 
 def _sparse_tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
     layout = made.args[0]
-    fits = isinstance(layout, StandIn) and layout.args == ("torch.sparse_coo",)
-    require(fits, "a sparse tensor that is not in coordinate form")
+    require(layout.args == ("torch.sparse_coo",), "a sparse tensor that is not in coordinate form")
     indices, values, size = builder.build(made.args[1])[:3]
-    fits = isinstance(indices, torch.Tensor) and isinstance(values, torch.Tensor)
-    require(fits, "a sparse tensor without its parts")
+    tensors = isinstance(indices, torch.Tensor) and isinstance(values, torch.Tensor)
+    require(tensors, "a sparse tensor without its parts")
     return torch.sparse_coo_tensor(indices, values, _whole_numbers(size), check_invariants=True)
 
 
@@ -333,16 +329,13 @@ def _sparse_tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
 
 def _dtype(builder: _Builder, made: StandIn) -> np.dtype:
     """A dtype of the short list; its state may only say the byte order."""
-    code, order = made.args[0], made.state[1] if isinstance(made.state, tuple) else "|"
-    if isinstance(made.state, tuple):
-        plain = len(made.state) >= 5 and made.state[2] is made.state[3] is made.state[4] is None
-        require(plain, "a structured dtype")
+    code, state = made.args[0], made.state or (3, "|", None, None, None)
+    require(state[2] is state[3] is state[4] is None, "a structured dtype")
+    order = state[1]
     known = isinstance(code, str) and _DTYPE.fullmatch(code) and order in ("<", ">", "=", "|")
     require(known, "an unknown dtype")
     found = np.dtype(code)
-    return (
-        found.newbyteorder(">" if order == ">" else "<") if order in "<>" and not found.hasobject else found
-    )
+    return found.newbyteorder(order) if order in "<>" and not found.hasobject else found
 
 
 def _array(builder: _Builder, content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
@@ -380,8 +373,6 @@ def _frombuffer(builder: _Builder, made: StandIn) -> np.ndarray:
 
 
 def _reconstructed(builder: _Builder, made: StandIn) -> np.ndarray:
-    fits = isinstance(made.state, tuple) and len(made.state) == 5
-    require(fits, "an array without its content")
     _, shape, dtype, fortran, content = builder.build(made.state)
     found = _array(builder, content, dtype, shape, "F" if fortran is True else "C")
     kind = made.args[0]
@@ -391,7 +382,6 @@ def _reconstructed(builder: _Builder, made: StandIn) -> np.ndarray:
 def _sparse(builder: _Builder, made: StandIn) -> Any:
     """A sparse matrix, checked to be well formed: the code of scipy trusts the indices."""
     form, state = made.maker.name[:3], builder.build(made.state)
-    require(isinstance(state, dict), "a sparse matrix without its content")
     shape = _whole_numbers(state.get("_shape"))
     require(len(shape) == 2 and max(shape) <= MOST_LINES, "a sparse matrix of such a shape")
     if form == "coo" and isinstance(state.get("coords"), tuple):  # as scipy has it since 1.13
@@ -410,10 +400,8 @@ def _sparse(builder: _Builder, made: StandIn) -> Any:
         first = np.repeat(np.arange(shape[0]), counts)
     require(not data.dtype.hasobject, "a sparse matrix of objects")
     if form in ("coo", "lil"):
-        same = (
-            _within(first, shape[0]) and _within(second, shape[1]) and len(data) == len(first) == len(second)
-        )
-        require(same, "a sparse matrix with entries outside it")
+        inside = _within(first, shape[0]) and _within(second, shape[1])
+        require(inside and len(data) == len(first) == len(second), "a sparse matrix with entries outside it")
         found = sp.coo_matrix((data, (first, second)), shape)
         return found.tolil() if form == "lil" else found
     lines, width = shape if form == "csr" else shape[::-1]
@@ -424,7 +412,7 @@ def _sparse(builder: _Builder, made: StandIn) -> Any:
 
 
 def _within(places: np.ndarray, size: int) -> bool:
-    return places.dtype.kind in "iu" and (not len(places) or 0 <= places.min() <= places.max() < size)
+    return places.dtype.kind in "iu" and bool(((places >= 0) & (places < size)).all())
 
 
 # pandas
@@ -443,10 +431,7 @@ def _index(builder: _Builder, made: StandIn) -> pd.Index:
 
 
 def _frame(builder: _Builder, made: StandIn) -> pd.DataFrame:
-    manager: Any = made.state.get("_mgr") if isinstance(made.state, dict) else None
-    fits = isinstance(manager, StandIn) and manager.maker.name == "BlockManager"
-    require(fits, "a table without its columns")
-    blocks, axes = manager.args
+    blocks, axes = made.state["_mgr"].args
     columns, lines = builder.build(axes)
     fits = isinstance(columns, pd.Index) and isinstance(lines, pd.Index) and len(columns) > 0
     require(fits, "a table without lines or columns")
@@ -458,7 +443,12 @@ def _frame(builder: _Builder, made: StandIn) -> pd.DataFrame:
         builder.charge(values.size)
         places = range(*place.indices(len(columns))) if isinstance(place, slice) else place.tolist()
         found |= dict(zip(places, values, strict=True))
-    whole = sorted(found) == list(range(len(columns))) and len(set(columns)) == len(columns)
+    # By their number first: a RangeIndex of few bytes has any length.
+    whole = (
+        len(found) == len(columns)
+        and len(set(columns)) == len(columns)
+        and sorted(found) == list(range(len(columns)))
+    )
     require(whole, "a table in which columns are missing")
     return pd.DataFrame({str(columns[at]): found[at] for at in range(len(columns))}, index=lines)
 
@@ -492,11 +482,6 @@ _ARGUMENTS = {
     "torch": {*_STORAGES, *_TORCH_DTYPES, "Parameter", "Tensor"},
     "numpy": {"ndarray", "matrix", "recarray", *(kind.__name__ for kind in np.sctypeDict.values())},
 }  # fmt: skip
-
-
-def _may_be_named(name: Global) -> bool:
-    listed = name.name in _CONSTRUCTORS.get(name.root, ()) or name.name in _ARGUMENTS.get(name.root, ())
-    return listed or _is_described(name)
 
 
 def _is_described(name: Global) -> bool:

@@ -15,10 +15,8 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, NamedTuple
 
 MOST_OPERATIONS = 50_000_000  # in one pickle
-FREE_CONTAINERS, BYTES_PER_CONTAINER = (
-    100_000,
-    4,
-)  # one byte of a pickle can ask for a list, which takes 64 of memory
+# One byte of a pickle can ask for a list of 64 bytes, or for an entry of the memo of 80.
+FREE_CONTAINERS, BYTES_PER_CONTAINER = 100_000, 4
 _SCALARS = (str, int, float, bool, bytes, type(None))
 _PUSHED = {
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
@@ -99,7 +97,7 @@ class _Machine:
     """Runs the operations of one pickle on a stack of plain data."""
 
     def __init__(self, allowed: Callable[[Global], bool], containers: int) -> None:
-        self.allowed, self.containers = allowed, containers
+        self.allowed, self.containers, self.most = allowed, containers, containers
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
@@ -113,10 +111,12 @@ class _Machine:
                 stack.append(argument)
             case "MEMOIZE" | "PUT" | "BINPUT" | "LONG_BINPUT":
                 self.memo[len(self.memo) if name == "MEMOIZE" else argument] = stack[-1]
+                require(len(self.memo) <= self.most, "a memo that is larger than the file")
             case "GET" | "BINGET" | "LONG_BINGET":
                 stack.append(self.memo[argument])
             case "MARK":
                 self.marks.append(len(stack))
+                require(len(self.marks) <= self.most, "more marks than a file of its size has")
             case "NONE" | "NEWTRUE" | "NEWFALSE" | "EMPTY_TUPLE":
                 stack.append(_CONSTANTS[name])
             case "TUPLE1" | "TUPLE2" | "TUPLE3":

@@ -5,10 +5,14 @@ import functools
 import io
 import os
 import pickle
+import re
 import subprocess
+import tarfile
 import tracemalloc
+import zipfile
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
@@ -17,7 +21,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import files as unpickle
+from recbole_unlearn import read_checkpoint
 from recbole_unlearn.errors import UnlearnError
+from tests.files import Trap
 
 RAN = []
 
@@ -26,32 +32,25 @@ def run_me(*args):
     RAN.append(args)
 
 
-class Payload:
-    """Calls ``function`` when a careless unpickler meets it."""
+@pytest.fixture
+def read(tmp_path):
+    """``read(pickled)``: the content of a file with these bytes."""
 
-    def __init__(self, function, *args):
-        self.function, self.args = function, args
+    def load(pickled):
+        (tmp_path / "x.pkl").write_bytes(pickled)
+        return unpickle.load_pickle(tmp_path / "x.pkl")
 
-    def __reduce__(self):
-        return self.function, self.args
+    return load
 
 
 PAYLOADS = {
-    "system": Payload(os.system, "touch ran"),
-    "popen": Payload(subprocess.Popen, ["touch", "ran"]),
-    "eval": Payload(eval, "open('ran', 'w')"),
-    "exec": Payload(exec, "open('ran', 'w')"),
-    "getattr": Payload(getattr, "a", "upper"),
-    "own code": Payload(run_me, 1),
-    "torch.load": Payload(torch.load, "x"),
-    "bytes of a storage": Payload(torch.storage._load_from_bytes, b"x"),
-    "numpy load": Payload(np.load, "x", None, True),
-    "import": Payload(__import__, "os"),
-    "a hub": Payload(torch.hub.load, "x"),
-    "partial": Payload(functools.partial, len),
-    "open": Payload(open, "ran", "w"),
-    "input": Payload(input, "x"),
-}
+    "system": Trap(os.system, "touch ran"), "popen": Trap(subprocess.Popen, ["touch", "ran"]),
+    "eval": Trap(eval, "open('ran', 'w')"), "exec": Trap(exec, "open('ran', 'w')"), "open": Trap(open, "ran", "w"),
+    "getattr": Trap(getattr, "a", "upper"), "own code": Trap(run_me, 1), "torch.load": Trap(torch.load, "x"),
+    "bytes of a storage": Trap(torch.storage._load_from_bytes, b"x"), "numpy load": Trap(np.load, "x", None, True),
+    "import": Trap(__import__, "os"), "a hub": Trap(torch.hub.load, "x"), "partial": Trap(functools.partial, len),
+    "input": Trap(input, "x"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAYLOADS)
@@ -70,54 +69,36 @@ def test_payloads_are_refused(tmp_path, name, legacy):
     assert RAN == []
 
 
-def test_a_recbole_name_is_a_stand_in_that_does_nothing(tmp_path):
+def test_a_recbole_name_is_a_stand_in_that_does_nothing(read, tmp_path):
     """A file may name any function of RecBole; calling it calls the stand-in."""
-    pickled = b"crecbole.utils.utils\nensure_dir\n(S'made'\ntR."
-    (tmp_path / "x.pkl").write_bytes(pickled)
-    made = unpickle.load_pickle(tmp_path / "x.pkl")
+    made = read(b"crecbole.utils.utils\nensure_dir\n(S'made'\ntR.")
     assert isinstance(made, unpickle.StandIn)
     assert made.args == ("made",)
     assert not (tmp_path / "made").exists()
 
 
-def test_dotted_names_do_not_reach_through(tmp_path):
-    """STACK_GLOBAL resolves dots in names: torch's `serialization.os.system` must not be found."""
-    for module, name in (
-        ("torch", "serialization.os.system"),
-        ("numpy", "lib.os.system"),
-        ("builtins", "set.x"),
-    ):
-        stream = io.BytesIO()
-        stream.write(b"\x80\x04" + pickle.SHORT_BINUNICODE + bytes([len(module)]) + module.encode())
-        stream.write(pickle.SHORT_BINUNICODE + bytes([len(name)]) + name.encode() + b"\x93.")
-        (tmp_path / "x.pkl").write_bytes(stream.getvalue())
-        with pytest.raises(UnlearnError, match="Refused"):
-            unpickle.load_pickle(tmp_path / "x.pkl")
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torchscript_is_refused(tmp_path):
-    module = torch.jit.script(torch.nn.Linear(2, 2))
-    module.save(str(tmp_path / "m.pth"))
-    with pytest.raises(UnlearnError, match="TorchScript"):
-        unpickle.load_torch(tmp_path / "m.pth")
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch", "serialization.os.system"), ("numpy", "lib.os.system"), ("builtins", "set.x"),
+        ("torch", "_inductor"), ("numpy", "f2py"), ("torch", "onnx"),
+    ],
+)  # fmt: skip
+def test_names_are_not_looked_up(read, module, name):
+    """STACK_GLOBAL resolves dots in names, and torch and numpy import submodules when they are asked for a name."""
+    texts = [pickle.SHORT_BINUNICODE + bytes([len(text)]) + text.encode() for text in (module, name)]
+    with pytest.raises(UnlearnError, match="Refused"):
+        read(b"\x80\x04" + b"".join(texts) + b"\x93.")
 
 
 def test_what_checkpoints_hold_is_read(tmp_path):
     content = {
-        "tensor": torch.arange(6.0).view(2, 3),
-        "parameter": torch.nn.Parameter(torch.ones(2)),
-        "half": torch.zeros(2, dtype=torch.float16),
-        "dtype": torch.float32,
-        "device": torch.device("cpu"),
-        "array": np.arange(4),
-        "strings": np.array(["a", "b"]),
-        "scalar": np.float64(0.5),
-        "sparse": sp.csr_matrix(np.eye(3)),
-        "coo": sp.coo_matrix(np.eye(2)),
-        "ordered": collections.OrderedDict(a=1),
+        "tensor": torch.arange(6.0).view(2, 3), "parameter": torch.nn.Parameter(torch.ones(2)),
+        "half": torch.zeros(2, dtype=torch.float16), "dtype": torch.float32, "device": torch.device("cpu"),
+        "array": np.arange(4), "strings": np.array(["a", "b"]), "scalar": np.float64(0.5),
+        "sparse": sp.csr_matrix(np.eye(3)), "coo": sp.coo_matrix(np.eye(2)), "ordered": collections.OrderedDict(a=1),
         "plain": [1, 2.0, None, True, "x", {1, 2}],
-    }
+    }  # fmt: skip
     for legacy in (False, True):
         torch.save(content, tmp_path / "c.pth", pickle_protocol=4, _use_new_zipfile_serialization=not legacy)
         found = unpickle.load_torch(tmp_path / "c.pth")
@@ -166,37 +147,35 @@ def test_a_missing_file_and_a_directory(tmp_path):
             unpickle.load_torch(path)
 
 
-def _laughs(copies, levels):
-    """A list of a list of a list ..., each with the next one ``copies`` times."""
-    found = [0]
-    for _ in range(levels):
-        found = [found] * copies
-    return found
-
-
 RAW = b"B" + (20_000).to_bytes(4, "little") + bytes(20_000) + b"\x94"  # in the memo
 ARRAY = b"cnumpy\n_frombuffer\n(h\x00cnumpy\ndtype\n(S'u1'\nI00\nI01\ntRI20000\n\x85S'C'\ntR"
+TABLE = pickle.dumps(pd.DataFrame([[1.0, 2.0]]), 2)
 GREEDY = {
-    "a list in too many places": pickle.dumps(_laughs(10, 12)),
+    "a list in too many places": pickle.dumps(
+        functools.reduce(lambda found, _: [found] * 10, range(12), [0])
+    ),
     "arrays of the same bytes": b"\x80\x04" + RAW + b"(" + ARRAY * 200 + b"l.",
     "an object for each byte": b"\x80\x04(" + b"]" * 200_000 + b"l.",
     "a huge memo": b"\x80\x04]r\xff\xff\xff\xff.",
     "a huge text": b"\x80\x04\x8d" + (2**40).to_bytes(8, "little") + b"x.",
     "a huge bytearray": b"\x80\x05\x96" + (2**40).to_bytes(8, "little") + b"x.",
     "a huge number": b"\x80\x04\x8b" + (2**31 - 1).to_bytes(4, "little") + b"\x01.",
+    "a memo of one value": b"\x80\x04N" + b"\x94" * 200_000 + b".",
+    "marks": b"\x80\x04" + b"(" * 200_000 + b"l.",
+    "a table of many columns": re.sub(rb"(?s)(?<=stopq.)K\x02", b"J\0\0\0\x10", TABLE, count=1),
+    "a number of an enum": b"crecbole.utils.enum_type\nFeatureType\n(N" + b"\x85" * 100_000 + b"tR.",
 }
 
 
 @pytest.mark.parametrize("name", GREEDY)
-def test_small_files_take_little_memory(tmp_path, name):
+def test_small_files_take_little_memory(read, name):
     """Python's own unpickler would take gigabytes for some of them, or walking the result would never end."""
-    (tmp_path / "x.pkl").write_bytes(GREEDY[name])
     tracemalloc.start()
     if name == "a huge memo":
-        assert unpickle.load_pickle(tmp_path / "x.pkl") == []
+        assert read(GREEDY[name]) == []
     else:
         with pytest.raises(UnlearnError):
-            unpickle.load_pickle(tmp_path / "x.pkl")
+            read(GREEDY[name])
     assert tracemalloc.get_traced_memory()[1] < 100_000_000
     tracemalloc.stop()
 
@@ -204,18 +183,137 @@ def test_small_files_take_little_memory(tmp_path, name):
 def test_tensors_that_share_a_storage_are_bounded_by_the_file(tmp_path):
     whole = torch.zeros(100_000)
     torch.save([whole, whole.view(10, -1)], tmp_path / "x.pth")
-    assert [tuple(tensor.shape) for tensor in unpickle.load_torch(tmp_path / "x.pth")] == [
-        (100_000,),
-        (10, 10_000),
-    ]
+    shapes = [tuple(tensor.shape) for tensor in unpickle.load_torch(tmp_path / "x.pth")]
+    assert shapes == [(100_000,), (10, 10_000)]
     torch.save([whole.view(-1) for _ in range(5)], tmp_path / "x.pth")
     with pytest.raises(UnlearnError, match="larger than the file"):
         unpickle.load_torch(tmp_path / "x.pth")
 
 
-def test_a_name_is_not_looked_up_in_torch_or_numpy(tmp_path):
-    """Both import submodules when they are asked for a name."""
-    for module, name in (("torch", "_inductor"), ("numpy", "f2py"), ("torch", "onnx")):
-        (tmp_path / "x.pkl").write_bytes(f"c{module}\n{name}\n.".encode())
-        with pytest.raises(UnlearnError, match="Refused"):
-            unpickle.load_pickle(tmp_path / "x.pkl")
+# One parser decides what a file is
+
+
+def test_a_file_with_two_central_directories_runs_nothing(tmp_path, monkeypatch):
+    """Python's parser and torch's see different archives in it; only one of them is asked here."""
+    script = torch.jit.script(torch.nn.Linear(2, 2))
+    script.save(str(tmp_path / "script.pt"))
+    torch.save({"state_dict": {}}, tmp_path / "plain.pth")
+    hidden, plain = (tmp_path / "script.pt").read_bytes(), (tmp_path / "plain.pth").read_bytes()
+    for careless in ("torch.load", "torch.jit.load", "pickle.load", "pickle.loads", "pickle.Unpickler"):
+        monkeypatch.setattr(careless, lambda *args, **kwargs: pytest.fail("a careless reader was called"))
+    with pytest.raises(UnlearnError, match="TorchScript"):
+        unpickle.load_torch(tmp_path / "script.pt")
+    for content in (hidden + plain, plain + hidden):
+        (tmp_path / "both.pth").write_bytes(content)
+        with pytest.raises(UnlearnError):
+            read_checkpoint(tmp_path / "both.pth")
+
+
+def test_tar_archives_are_refused_and_change_nothing(tmp_path):
+    """The oldest format of torch: a hard link in it changed another file's mode, a pipe in it hung forever."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    victim.chmod(0o600)
+    with tarfile.open(tmp_path / "old.pth", "w") as archive:
+        for name, kind in (("pickle", tarfile.LNKTYPE), ("storages", tarfile.FIFOTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.mode = kind, str(victim), 0o777
+            archive.addfile(info)
+    with pytest.raises(UnlearnError, match="neither torch's zip nor its plain pickle"):
+        unpickle.load_torch(tmp_path / "old.pth")
+    assert victim.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("change", ["compressed", "twice", "larger", "many"])
+def test_odd_archives_are_refused(tmp_path, change):
+    torch.save({"state_dict": {"w": torch.zeros(3)}}, tmp_path / "good.pth")
+    out, method = io.BytesIO(), zipfile.ZIP_DEFLATED if change == "compressed" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(tmp_path / "good.pth") as good, zipfile.ZipFile(out, "w", method) as bad:
+        for info in good.infolist():
+            bad.writestr(info.filename, good.read(info))
+            if change == "twice" and info.filename.endswith("data.pkl"):
+                with pytest.warns(UserWarning, match="Duplicate"):
+                    bad.writestr(info.filename, good.read(info))
+    content = out.getvalue()
+    if change == "many":  # Python makes an object for each record
+        content += b"PK\x01\x02" * 100_001
+    if change == "larger":  # the directory says that a record is larger than the file
+        content = content.replace((12).to_bytes(4, "little") * 2, (2**31).to_bytes(4, "little") * 2)
+    (tmp_path / "bad.pth").write_bytes(content)
+    with pytest.raises(UnlearnError, match="Refused"):
+        unpickle.load_torch(tmp_path / "bad.pth")
+
+
+# No memory-unsafe pickles
+
+RECONSTRUCTED = (
+    b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n(I1\ntcnumpy\ndtype\n"
+)
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        # an array of objects whose bytes would be taken for pointers
+        RECONSTRUCTED + b"(S'O8'\nI00\nI01\ntR(I3\nS'|'\nNNNI-1\nI-1\nI63\ntbI00\nS'AAAAAAAA'\ntb.",
+        # a structured dtype with an object field
+        RECONSTRUCTED
+        + b"(S'V8'\nI00\nI01\ntR(I3\nS'|'\nN(S'a'\nt(dS'a'\n(S'O8'\nI0\ntsI8\nI1\nI16\ntbI00\nS'AAAAAAAA'\ntb.",
+        # fewer bytes than the shape says
+        RECONSTRUCTED.replace(b"(I1\nt", b"(I99\nt")
+        + b"(S'f8'\nI00\nI01\ntR(I3\nS'<'\nNNNI-1\nI-1\nI0\ntbI00\nS'AAAAAAAA'\ntb.",
+        # a state for a class: it changed a method for the whole process
+        b"cscipy.sparse\ncsr_matrix\n(dS'dot'\nI1\nsb.",
+        b"cnumpy\nndarray\n(dS'x'\nI1\nsb.",
+        # a call of what a call returned
+        b"cbuiltins\nset\n(tR(tR.",
+    ],
+)
+def test_pickles_that_would_corrupt_memory_or_the_process_are_refused(read, pickled):
+    dot = sp.csr_matrix.dot
+    with pytest.raises(UnlearnError, match=r"Refused to read .*Nothing in it was run"):
+        read(pickled)
+    assert sp.csr_matrix.dot is dot
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "offset"),
+    [
+        ((4,), (1,), 1), ((10**9,), (0,), 0), ((2, 2), (3, 1), 0), ((3,), (-1,), 2), ((3,), (1,), -1),
+        ((2**40,), (1,), 0), ((1,) * 17, (1,) * 17, 0), ((2**40, 0, 2**40), (1, 1, 1), 0),
+    ],
+)  # fmt: skip
+def test_tensors_outside_their_storage_are_refused(tmp_path, size, stride, offset):
+    made = (torch.zeros(4).storage(), offset, size, stride, False, {})
+    torch.save({"w": Trap(torch._utils._rebuild_tensor_v2, *made)}, tmp_path / "x.pth")
+    with pytest.raises(UnlearnError, match="Refused"):
+        unpickle.load_torch(tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"N" + b"\x85" * 100_000 + b".", b"(" * 50_000 + b"N" + b"l" * 50_000 + b".",
+        b"}N" + b"\x85" * 100_000 + b"Ns.",
+    ],
+)  # fmt: skip
+def test_data_nested_without_end_is_refused(read, pickled):
+    """Hashing or walking it would overflow the interpreter's own stack."""
+    with pytest.raises(UnlearnError):
+        read(b"\x80\x04" + pickled)
+
+
+@pytest.mark.parametrize(
+    ("form", "change"),
+    [
+        ("csr", {"indices": [0, 1, 99]}), ("csr", {"indices": [0, 1, -1]}), ("csc", {"indptr": [0, 1, 99, 3]}),
+        ("csr", {"indptr": [1, 1, 2, 3]}), ("csr", {"_shape": (2**40, 3)}), ("coo", {"_shape": (3, 2**28)}),
+        ("coo", {"_shape": (3, 3, 3)}), ("coo", {"_shape": (2, 3)}), ("csr", {"data": [1.0]}),
+    ],
+)  # fmt: skip
+def test_sparse_matrices_that_are_not_well_formed_are_refused(read, form, change):
+    matrix = sp.eye(3).asformat(form)
+    for key, value in change.items():
+        matrix.__dict__[key] = value if key == "_shape" else np.array(value)
+    with pytest.raises(UnlearnError, match="sparse matrix"):
+        read(pickle.dumps(matrix))
