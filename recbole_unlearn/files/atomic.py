@@ -93,28 +93,24 @@ def write_torch(path: Path, content: Any) -> None:
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
     """A temporary directory next to ``path`` to fill; it takes the name when the block succeeds."""
-    path = Path(path)
-    temporary, descriptor = None, None
+    path, temporary = Path(path), None
     try:
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
-        descriptor = os.open(temporary, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield temporary
-        os.chmod(temporary, 0o777 & ~_umask())
-        if path.exists():  # a directory cannot be renamed over another: the old one is moved aside
-            aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
-            os.replace(path, aside / path.name)
-            os.replace(temporary, path)
-            shutil.rmtree(aside)
-        else:
-            os.replace(temporary, path)
+        with claimed(temporary):
+            yield temporary
+            os.chmod(temporary, 0o777 & ~_umask())
+            if path.exists():  # a directory cannot be renamed over another: the old one is moved aside
+                aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
+                os.replace(path, aside / path.name)
+                os.replace(temporary, path)
+                shutil.rmtree(aside)
+            else:
+                os.replace(temporary, path)
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def make_directory(path: str | os.PathLike) -> Path:

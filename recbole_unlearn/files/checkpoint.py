@@ -43,7 +43,7 @@ from recbole_unlearn.settings import UnlearnConfig, is_plain, plain_settings
 LARGEST_NUMBER = 2**53  # of a setting
 LARGEST_SIZE = 10_000  # of a layer, unless the weights have a larger one
 LONGEST_TEXT = 10_000
-LARGEST_HEAD = 1 << 24
+LARGEST_HEAD, MOST_PARTS = 1 << 24, 1_000_000  # of an ensemble: bytes of its head, shards or slices
 DATASET_DIGEST = "unlearn_dataset_sha256"  # in a checkpoint: the dataset file it belongs to
 SCHEMA, HEAD = 1, "ensemble.json"
 _SIZE = re.compile(r"size|dim|hidden|layers|factor|num")
@@ -94,9 +94,7 @@ def _neighbors(other: dict[str, Any], model: KGCN) -> dict[str, torch.Tensor]:
         own = getattr(model, name)
         fits = isinstance(value, torch.Tensor) and value.shape == own.shape and value.dtype == own.dtype
         if not fits or not 0 <= int(value.min()) <= int(value.max()) < number:
-            raise UnlearnError(
-                f"The neighbors of the graph ({name}) do not fit the model and dataset. {_FIT}"
-            )
+            raise UnlearnError(f"The neighbors ({name}) do not fit the model and dataset. {_FIT}")
         found[name] = value.to(own.device)
     return found
 
@@ -191,14 +189,12 @@ def _config_values(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 def _safe_settings(values: Mapping[str, Any], path: Path, own: Sequence[str] = ()) -> dict[str, Any]:
     """The settings in a file that say how a model was trained: no path, and of the plugin's settings only ``own``."""
     ours = settings.own_settings().keys() - set(own)
-    kept = {
-        key: value
-        for key, value in plain_settings(values).items()
-        if key not in ours and settings.about(key).role is not settings.Role.PLACE
-    }
-    for key, value in kept.items():
-        sensible = len(key) <= 100 and _is_sensible(value)
-        _require(sensible, path, f"has a setting {key[:100]!r} with a value that no training has.")
+    kept = {}
+    for key, value in plain_settings(values).items():
+        if key not in ours and settings.about(key).role is not settings.Role.PLACE:
+            sensible = len(key) <= 100 and _is_sensible(value)
+            _require(sensible, path, f"has a setting {key[:100]!r} with a value that no training has.")
+            kept[key] = value
     return kept
 
 
@@ -218,11 +214,10 @@ def _check_sizes(path: Path, values: Mapping[str, Any], trained: Trained) -> Non
     shapes = [weights.shape for weights in trained.state_dict.values() if weights.numel()]
     largest = max([LARGEST_SIZE, *(size for shape in shapes for size in shape)])
     for key, value in values.items():
-        sizes = value if isinstance(value, (list, tuple)) else [value]
-        numbers = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool)]
-        sized = _SIZE.search(key) and "batch" not in key
-        fits = not sized or all(abs(size) <= largest for size in numbers)
-        _require(fits, path, f"has {key}={str(value)[:100]}, larger than anything in its weights.")
+        if _SIZE.search(key) and "batch" not in key:
+            sizes = value if isinstance(value, (list, tuple)) else [value]
+            fits = all(abs(size) <= largest for size in sizes if isinstance(size, int))
+            _require(fits, path, f"has {key}={str(value)[:100]}, larger than anything in its weights.")
 
 
 def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
@@ -255,9 +250,9 @@ def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
 
 def _is_optimizer(state: Any) -> bool:
     """Whether this is the state of an optimizer of torch, with parameters by their numbers."""
-    groups, moments = (
-        state.get(key) if isinstance(state, dict) else None for key in ("param_groups", "state")
-    )
+    if not isinstance(state, dict):
+        return False
+    groups, moments = state.get("param_groups"), state.get("state")
     return (
         isinstance(groups, list)
         and isinstance(moments, dict)
@@ -327,6 +322,8 @@ def read_head(path: Path) -> Stored:
     for key, kind in kinds.items():
         _require(isinstance(content.get(key), kind), file, f"is damaged: {key} is missing or odd.")
     _require(Path(content["dataset"]).name == content["dataset"], file, "is damaged: dataset is a path.")
+    few = all(0 < content[key] <= MOST_PARTS for key in ("shards", "slices"))
+    _require(few, file, "is damaged: the number of shards or slices is odd.")
     return Stored(path, **{key: content[key] for key in kinds})
 
 

@@ -29,15 +29,7 @@ import torch
 from recbole.utils import FeatureSource, FeatureType
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files.safe_pickle import (
-    Global,
-    Reference,
-    RefusedError,
-    StandIn,
-    UnknownGlobalError,
-    parse,
-    require,
-)
+from recbole_unlearn.files.safe_pickle import Global, Reference, RefusedError, StandIn, parse, require
 from recbole_unlearn.inputs import read_regular, shown
 
 Consent = Callable[[Global], bool]  # which further globals a file may name, as a description only
@@ -50,7 +42,6 @@ MOST_VALUES = 100_000_000  # a value that is in two places counts twice
 MOST_DIMENSIONS, MOST_NUMBERS = 16, 2**62
 MOST_LINES = 2**27  # of a sparse matrix, which has memory for each
 _LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_ZIP, _ZIP_RECORD = b"PK\x03\x04", b"PK\x01\x02"
 _DESCRIBED = ("recbole", "recbole_unlearn", "yaml", "logging")  # packages whose objects stay descriptions
 _LAYERS = "torch.nn.modules."  # the same: SASRecF keeps one of its layers with its weights
 _DTYPE = re.compile(r"[<>=|]?(b1|i[1248]|u[1248]|f[248]|c(8|16)|[US][1-9]\d{0,5}|O8?)")
@@ -67,12 +58,12 @@ _ENUMS = {"FeatureType": FeatureType, "FeatureSource": FeatureSource}
 
 def load_torch(path: Path, consent: Consent = lambda name: False) -> Any:
     """The content that `torch.save` wrote to ``path``, with descriptions in place of RecBole's objects."""
-    return _guarded(path, lambda content: _zip if content.startswith(_ZIP) else _legacy, consent)
+    return _guarded(path, _torch, consent)
 
 
 def load_pickle(path: Path, consent: Consent = lambda name: False) -> Any:
     """The content that `pickle.dump` wrote to ``path``, with descriptions in place of RecBole's objects."""
-    return _guarded(path, lambda content: _pickle, consent)
+    return _guarded(path, _pickle, consent)
 
 
 def only(model: type | None) -> Consent:
@@ -80,11 +71,10 @@ def only(model: type | None) -> Consent:
     return lambda name: model is not None and name.name.rpartition(".")[2] == model.__name__
 
 
-def _guarded(path: Path, reader: Callable[[bytes], Callable[[bytes, Consent], Any]], consent: Consent) -> Any:
-    """The content of a file, read by the reader for it; every failure becomes one line."""
+def _guarded(path: Path, reader: Callable[[bytes, Consent], Any], consent: Consent) -> Any:
+    """The content of a file; every failure becomes one line."""
     try:
-        content = read_regular(path, LARGEST_FILE)
-        return reader(content)(content, consent)
+        return reader(read_regular(path, LARGEST_FILE), consent)
     except UnlearnError:
         raise
     except RefusedError as error:
@@ -105,13 +95,12 @@ def _guarded(path: Path, reader: Callable[[bytes], Callable[[bytes, Consent], An
 
 def _advice(error: RefusedError) -> str:
     """The next step: an unknown class may be the user's own model."""
-    if isinstance(error, UnknownGlobalError):
+    if error.name is not None:
         root, own = error.name.root, error.name.name.rpartition(".")[2]
         is_class = re.fullmatch(r"([A-Za-z]\w{0,99}\.)?[A-Z]\w{0,99}", error.name.name, re.ASCII)
         libraries = {*sys.stdlib_module_names, "torch", "numpy", "scipy", "pandas"}
         if is_class and root.isidentifier() and root not in libraries:
-            given = f"--model=package.module:{own}, or the class in Python"
-            return f"If {own} is a model class of yours, give it: {given}."
+            return f"If {own} is a model class of yours, give it: --model=package.module:{own}, or in Python."
     return "Use a file from a source you trust, written by RecBole."
 
 
@@ -133,9 +122,11 @@ def _pickle(content: bytes, consent: Consent) -> Any:
     return _Builder(content, consent, {}.__getitem__).build(described)  # without tensors
 
 
-def _zip(content: bytes, consent: Consent) -> Any:
-    """A zip archive of torch: NAME/data.pkl, and the storages under NAME/data/."""
-    require(content.count(_ZIP_RECORD) <= MOST_RECORDS, "more records than a model has")
+def _torch(content: bytes, consent: Consent) -> Any:
+    """A zip archive of torch (NAME/data.pkl, and the storages under NAME/data/), or its legacy form."""
+    if not content.startswith(b"PK\x03\x04"):
+        return _legacy(content, consent)
+    require(content.count(b"PK\x01\x02") <= MOST_RECORDS, "more records than a model has")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
         names = {member.filename for member in members}
@@ -231,7 +222,7 @@ class _Builder:
         if constructor is not None and not _is_described(maker):
             return constructor(self, made)
         if not _is_described(maker) and not self.consent(maker):
-            raise UnknownGlobalError(maker)
+            raise RefusedError(str(maker), maker)
         kept = StandIn(maker, self.build(made.args))
         self._done[id(made)] = kept, 1  # its state may refer back to it
         kept.state = self.build(made.state)
@@ -267,8 +258,9 @@ def _whole_numbers(values: Any) -> tuple[int, ...]:
     """A shape or strides: a few whole numbers whose product is a number of places in memory."""
     few = isinstance(values, (tuple, list)) and len(values) <= MOST_DIMENSIONS
     whole = few and all(type(value) is int and 0 <= value <= MOST_NUMBERS for value in values)
-    fits = whole and math.prod(max(1, value) for value in values) <= MOST_NUMBERS
-    require(fits, "a shape or strides that no array has")
+    require(
+        whole and math.prod(max(1, value) for value in values) <= MOST_NUMBERS, "a shape that no array has"
+    )
     return tuple(values)
 
 
@@ -281,8 +273,8 @@ def _storage(storage: Any) -> tuple[torch.dtype, str, int]:
     fits = isinstance(about, tuple) and len(about) in (5, 6) and about[5:] in ((), (None,))
     require(fits and about[0] == "storage", "a storage in an unknown form")
     kind, key, number = about[1], about[2], about[4]
-    fits = isinstance(kind, Global) and kind.name in _STORAGES and isinstance(key, str)
-    require(fits, "a storage of an unknown type")
+    known = isinstance(kind, Global) and kind.name in _STORAGES
+    require(known and isinstance(key, str), "a storage of an unknown type")
     require(type(number) is int and 0 <= number <= MOST_NUMBERS, "a storage of an odd size")
     return _STORAGES[kind.name], key, number
 

@@ -29,19 +29,15 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (
 class RefusedError(Exception):
     """The file asks for something that no file of RecBole needs; the message completes "it asks for ..."."""
 
+    def __init__(self, asked: str, name: Global | None = None) -> None:
+        super().__init__(asked)
+        self.name = name  # the unknown global that it asks for
+
 
 def require(fits: Any, otherwise: str) -> None:
     """Refuse the file with the text ``otherwise`` unless ``fits``."""
     if not fits:
         raise RefusedError(otherwise)
-
-
-class UnknownGlobalError(RefusedError):
-    """The file names a global that no file of RecBole needs."""
-
-    def __init__(self, name: Global) -> None:
-        super().__init__(str(name))
-        self.name = name
 
 
 class Global(NamedTuple):
@@ -206,7 +202,7 @@ class _Machine:
         require(isinstance(module, str) and isinstance(name, str), "a global whose name is no text")
         found = Global(module, name)
         if not self.allowed(found):
-            raise UnknownGlobalError(found)
+            raise RefusedError(str(found), found)
         return found
 
     def _make(self, maker: Any, args: Any, state: Any = None) -> None:

@@ -32,17 +32,11 @@ def test_files_appear_as_one(tmp_path, there):
 
 
 def test_a_failure_leaves_the_log_and_nothing_else(tmp_path):
-    out = tmp_path / "out"
-
-    def fail():
-        with staged(out) as (place, _):
-            (place / "model.pth").write_text("half")
-            (place / "run.log").write_text("why")
-            raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        fail()
-    assert names(out) == ["run.log"]
+    with pytest.raises(ValueError, match="broken"), staged(tmp_path / "out") as (place, _):  # noqa: PT012
+        (place / "model.pth").write_text("half")
+        (place / "run.log").write_text("why")
+        raise ValueError("broken")
+    assert names(tmp_path / "out") == ["run.log"]
     assert names(tmp_path) == ["out"]
 
 
@@ -53,20 +47,30 @@ def test_two_runs_do_not_share_a_directory(tmp_path, settings):
     assert names(tmp_path / "out") == []
 
 
-def test_an_earlier_result_is_not_replaced_unasked(settings, tmp_path, capsys):
+@pytest.fixture
+def forget(settings):
+    """``forget("u1")``: a run that forgets this user."""
+
+    def run(user, **more):
+        values = settings | {"report": "none", **more}
+        return run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": [user]}, config_dict=values)
+
+    return run
+
+
+def test_an_earlier_result_is_not_replaced_unasked(forget, tmp_path):
     """The earlier model would be replaced by one made from the original: the earlier deletion would be back."""
-    values = settings | {"replace": False, "report": "none"}
-    run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": ["u1"]}, config_dict=values)
-    before = (tmp_path / "out" / "BPR-unlearned.pth").read_bytes()
+    out = tmp_path / "out"
+    forget("u1", replace=False)
+    before = (out / "BPR-unlearned.pth").read_bytes()
     with pytest.raises(UnlearnError, match=r"holds the result of an earlier run.*--replace"):
-        run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": ["u2"]}, config_dict=values)
-    assert (tmp_path / "out" / "BPR-unlearned.pth").read_bytes() == before
-    (tmp_path / "out" / "mine.txt").write_text("mine")
-    again = values | {"replace": True}
-    run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": ["u2"]}, config_dict=again)
-    assert (tmp_path / "out" / "BPR-unlearned.pth").read_bytes() != before
-    assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
-    assert not [name for name in names(tmp_path / "out") if name.startswith(".")]
+        forget("u2", replace=False)
+    assert (out / "BPR-unlearned.pth").read_bytes() == before
+    (out / "mine.txt").write_text("mine")
+    forget("u2", replace=True)
+    assert (out / "BPR-unlearned.pth").read_bytes() != before
+    assert (out / "mine.txt").read_text() == "mine"
+    assert not [name for name in names(out) if name.startswith(".")]
 
 
 def test_a_run_that_fails_late_writes_no_model(settings, tmp_path, monkeypatch):
@@ -84,17 +88,17 @@ def test_a_run_that_fails_late_writes_no_model(settings, tmp_path, monkeypatch):
     assert set(names(tmp_path / "out")) <= {"run.log"}
 
 
-def test_a_model_with_the_dataset_of_another_run_is_refused(settings, tmp_path):
-    for user, folder in (("u1", "a"), ("u2", "b")):
-        values = settings | {"output_dir": str(tmp_path / folder), "report": "none"}
-        run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": [user]}, config_dict=values)
-    read_checkpoint(tmp_path / "a" / "BPR-unlearned.pth")
-    shutil.copy(tmp_path / "b" / "tiny-Dataset.pth", tmp_path / "a" / "tiny-Dataset.pth")
+def test_a_model_with_the_dataset_of_another_run_is_refused(forget, tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    forget("u1", output_dir=str(a))
+    forget("u2", output_dir=str(b))
+    read_checkpoint(a / "BPR-unlearned.pth")
+    shutil.copy(b / "tiny-Dataset.pth", a / "tiny-Dataset.pth")
     with pytest.raises(UnlearnError, match=r"is not the dataset that BPR-unlearned\.pth was written with"):
-        read_checkpoint(tmp_path / "a" / "BPR-unlearned.pth")
-    (tmp_path / "a" / "tiny-Dataset.pth").unlink()
+        read_checkpoint(a / "BPR-unlearned.pth")
+    (a / "tiny-Dataset.pth").unlink()
     with pytest.raises(UnlearnError, match="which is not in its directory"):
-        read_checkpoint(tmp_path / "a" / "BPR-unlearned.pth")
+        read_checkpoint(a / "BPR-unlearned.pth")
 
 
 @pytest.mark.parametrize("command", ["run", "grid"])
@@ -110,11 +114,8 @@ def test_the_log_is_not_written_through_a_link(settings, flags, tmp_path, comman
         (tmp_path / "g.yaml").write_text(
             "datasets: [tiny]\nmodels: [BPR]\nmethods: [finetune, retrain]\nseeds: [1]\nratios: [0.1]\n"
         )
-        given = [
-            f
-            for f in flags()
-            if not f.startswith(("--tensorboard", "--show_progress", "--checkpoint_dir", "--replace"))
-        ]
+        single = ("--tensorboard", "--show_progress", "--checkpoint_dir", "--replace")
+        given = [flag for flag in flags() if not flag.startswith(single)]
         assert cli.main([f"--grid={tmp_path / 'g.yaml'}", *given]) == 2
     assert victim.read_text() == "mine\n"
 

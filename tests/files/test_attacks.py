@@ -151,7 +151,7 @@ def test_a_key_that_is_no_text_is_no_setting(forged):
     "change",
     [
         {"dataset": "../tiny"}, {"dataset": "/tmp/tiny"}, {"shards": "3"}, {"settings": []}, {"schema": 2},
-        {"rows": None},
+        {"rows": None}, {"slices": 10**12}, {"shards": 0},
     ],
 )  # fmt: skip
 def test_an_odd_ensemble_is_refused(tmp_path, change):

@@ -18,11 +18,7 @@ from tests.files import RUN, Trap
 NAMED = {"final_config_dict": {"model": "BPR", "dataset": "t"}}
 
 
-@pytest.fixture
-def request_file(tmp_path):
-    path = tmp_path / "requests.csv"
-    path.write_text("user_id\nu3\nu8\n")
-    return path
+FORGET = {"user_id": ["u3", "u8"]}
 
 
 def test_model_dataset_and_settings_are_read(plain_checkpoint, tiny_path):
@@ -37,7 +33,7 @@ def test_model_dataset_and_settings_are_read(plain_checkpoint, tiny_path):
     assert not any(isinstance(value, ModelType) for value in found.settings.values())
 
 
-def test_the_original_is_the_model_recbole_saved(plain_checkpoint, request_file, tmp_path, tiny_path):
+def test_the_original_is_the_model_recbole_saved(plain_checkpoint, tmp_path, tiny_path):
     """From the checkpoint alone: the same split, and RecBole's own figures for the same weights.
 
     The user's checkpoint and its directory are never written to.
@@ -45,7 +41,7 @@ def test_the_original_is_the_model_recbole_saved(plain_checkpoint, request_file,
     before = plain_checkpoint.read_bytes(), plain_checkpoint.stat().st_mtime_ns
     names = sorted(path.name for path in plain_checkpoint.parent.iterdir())
     result = run_unlearn(
-        checkpoint=plain_checkpoint, forget=request_file, output_dir=tmp_path / "out",
+        checkpoint=plain_checkpoint, forget=FORGET, output_dir=tmp_path / "out",
         config_dict=RUN | {"cache_dir": str(tmp_path / "c"), "data_path": str(tiny_path)},
     )  # fmt: skip
     phases = result.result["phases"]
@@ -71,10 +67,8 @@ def test_the_original_is_the_model_recbole_saved(plain_checkpoint, request_file,
         ({"forget": "injected"}, "cannot start from a checkpoint"),
     ],
 )
-def test_what_does_not_fit_the_checkpoint(
-    plain_checkpoint, request_file, tmp_path, tiny_path, arguments, message
-):
-    given = {"checkpoint": plain_checkpoint, "forget": request_file, "config_dict": RUN} | arguments
+def test_runs_that_do_not_fit_the_checkpoint(plain_checkpoint, tmp_path, tiny_path, arguments, message):
+    given = {"checkpoint": plain_checkpoint, "forget": FORGET, "config_dict": RUN} | arguments
     more = {"cache_dir": str(tmp_path / "c"), "data_path": str(tiny_path)}
     given["config_dict"] = given["config_dict"] | more
     with pytest.raises(UnlearnError, match=message):
@@ -92,7 +86,7 @@ def test_what_does_not_fit_the_checkpoint(
         ({"state_dict": {"w": torch.tensor([float("nan")])}, "config": NAMED}, "not finite"),
     ],
 )  # fmt: skip
-def test_what_is_no_checkpoint(tmp_path, content, message):
+def test_other_files_are_no_checkpoints(tmp_path, content, message):
     torch.save(content, tmp_path / "x.pth")
     with pytest.raises(UnlearnError, match=message):
         read_checkpoint(tmp_path / "x.pth")
@@ -112,19 +106,18 @@ def own_class(monkeypatch, module):
     return cls
 
 
-OWN = {
-    "own_strength": 3,
-    "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},
-    "embedding_size": 8,
-}
+def train_own(cls, folder, tiny_path):
+    columns = {"inter": ["user_id", "item_id", "rating", "timestamp"]}
+    own = {"own_strength": 3, "load_col": columns, "embedding_size": 8}
+    return train_plain(cls, folder, data_path=str(tiny_path), epochs=2, **own)
 
 
 @pytest.mark.parametrize("module", ["__main__", "own_models"])
 def test_from_recbole_to_the_second_request_and_back(monkeypatch, tmp_path, tiny_path, module):
     cls = own_class(monkeypatch, module)
-    path = train_plain(cls, tmp_path / "saved", data_path=str(tiny_path), epochs=2, **OWN)
+    path = train_own(cls, tmp_path / "saved", tiny_path)
     with pytest.raises(
-        UnlearnError, match=r"If OwnBPR is a model class of yours, give it: --model=package.module"
+        UnlearnError, match=r"If OwnBPR is a model class of yours, give it: --model=package\."
     ):
         read_checkpoint(path)
     first = run_unlearn(
@@ -149,7 +142,7 @@ def test_from_recbole_to_the_second_request_and_back(monkeypatch, tmp_path, tiny
 
 def test_another_class_is_not_the_one_of_the_checkpoint(monkeypatch, tmp_path, tiny_path, plain_checkpoint):
     cls = own_class(monkeypatch, "own_models")
-    path = train_plain(cls, tmp_path / "saved", data_path=str(tiny_path), epochs=2, **OWN)
+    path = train_own(cls, tmp_path / "saved", tiny_path)
     with pytest.raises(UnlearnError, match=r"own_models\.OwnBPR"):  # consent to one name is not to another
         run_unlearn(BPR, checkpoint=path, forget={"user_id": ["u3"]}, output_dir=tmp_path / "o")
     with pytest.raises(UnlearnError, match="is of the model BPR, not OwnBPR"):

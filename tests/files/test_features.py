@@ -1,8 +1,6 @@
 """Features that only a deleted user or item had: not in the saved files, and their rows initialized again."""
 
 import pickle
-import pickletools
-import zipfile
 
 import numpy as np
 import pandas as pd
@@ -18,17 +16,17 @@ from recbole_unlearn.rows import find_features, find_tables
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model, train
 from tests.conftest import ITEMS, USERS, tiny_rows
+from tests.files import RUN, strings
 
 USER, ITEM = 5, 7  # the only ones with these values
 SECRETS = {"zip-5", "tv-5", "word-7"}
-COLUMNS = {
-    "inter": ["user_id", "item_id", "device", "timestamp"],
-    "user": ["user_id", "city", "age"],
-    "item": ["item_id", "kind"],
-}
-CONTEXT = COLUMNS | {
-    "inter": ["user_id", "item_id", "timestamp"]
-}  # RecBole cannot rank by a column of the interaction
+FEATURES = {"user": ["user_id", "city", "age"], "item": ["item_id", "kind"]}
+COLUMNS = {"inter": ["user_id", "item_id", "device", "timestamp"], **FEATURES}
+CONTEXT = {
+    "inter": ["user_id", "item_id", "timestamp"],
+    **FEATURES,
+}  # RecBole cannot rank by an interaction's column
+FORGET = {"user": {"user_id": [f"u{USER}"]}, "item": {"item_id": [f"i{ITEM}"]}}
 MODELS = [
     "AFM", "AutoInt", "DCN", "DCNV2", "DeepFM", "DSSM", "EulerNet", "FFM", "FiGNN", "FM", "FNN", "FwFM", "LR", "NFM",
     "PNN", "WideDeep", "xDeepFM",
@@ -39,48 +37,42 @@ MODELS = [
 def telling_path(tmp_path_factory):
     """`tiny` with features: some that many have, and some that only one user or one item has."""
     root = tmp_path_factory.mktemp("data")
-    folder = root / "telling"
-    folder.mkdir()
-    lines = ["user_id:token\titem_id:token\tdevice:token\ttimestamp:float"]
-    for user, item, _, when in tiny_rows():
-        device = "tv-5" if user == f"u{USER}" else f"d{int(item[1:]) % 3}"
-        lines.append(f"{user}\t{item}\t{device}\t{when:.0f}")
-    (folder / "telling.inter").write_text("\n".join(lines) + "\n")
-    users = [
-        f"u{n}\t{'zip-5' if n == USER else f'c{n % 3}'}\t{90 if n == USER else 20 + n % 9}"
-        for n in range(USERS)
-    ]
-    (folder / "telling.user").write_text("\n".join(["user_id:token\tcity:token\tage:float", *users]) + "\n")
-    items = [f"i{n}\tk{n % 4} k{n % 5}{' word-7' if n == ITEM else ''}" for n in range(ITEMS)]
-    (folder / "telling.item").write_text("\n".join(["item_id:token\tkind:token_seq", *items]) + "\n")
-    links = [f"u{n}\tu{(n + 1) % USERS}" for n in range(USERS)]
-    (folder / "telling.net").write_text("\n".join(["source:token\ttarget:token", *links]) + "\n")
-    vectors = [f"u{n}\t{n} {n + 1}" for n in range(USERS)]
-    (folder / "telling.vec").write_text("\n".join(["vid:token\tvector:float_seq", *vectors]) + "\n")
+    users, rows = range(USERS), tiny_rows()
+    device = ["tv-5" if user == f"u{USER}" else f"d{int(item[1:]) % 3}" for user, item, _, _ in rows]
+    tables = {
+        "inter:user_id:token item_id:token device:token timestamp:float": [
+            f"{user}\t{item}\t{own}\t{when:.0f}" for (user, item, _, when), own in zip(rows, device, strict=True)
+        ],
+        "user:user_id:token city:token age:float": [
+            f"u{n}\tzip-5\t90" if n == USER else f"u{n}\tc{n % 3}\t{20 + n % 9}" for n in users
+        ],
+        "item:item_id:token kind:token_seq": [
+            f"i{n}\tk{n % 4} k{n % 5}{' word-7' if n == ITEM else ''}" for n in range(ITEMS)
+        ],
+        "net:source:token target:token": [f"u{n}\tu{(n + 1) % USERS}" for n in users],
+        "vec:vid:token vector:float_seq": [f"u{n}\t{n} {n + 1}" for n in users],
+    }  # fmt: skip
+    (root / "telling").mkdir()
+    for head, lines in tables.items():
+        suffix, columns = head.split(":", 1)
+        text = "\n".join([columns.replace(" ", "\t"), *lines])
+        (root / "telling" / f"telling.{suffix}").write_text(text + "\n")
     return root
 
 
 @pytest.fixture
 def values(settings, telling_path):
-    more = {"data_path": str(telling_path), "load_col": COLUMNS, "report": "none", "epochs": 2}
-    return settings | more
+    return settings | {"data_path": str(telling_path), "load_col": COLUMNS, "report": "none", "epochs": 2}
 
 
-FORGET = {"user": {"user_id": [f"u{USER}"]}, "item": {"item_id": [f"i{ITEM}"]}}
-
-
-def strings(path):
-    """All text in a file that is a pickle, or a zip with one."""
-    raw = path.read_bytes()
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            raw = archive.read(next(n for n in archive.namelist() if n.endswith("data.pkl")))
-    return {arg for _, arg, _ in pickletools.genops(raw) if isinstance(arg, str)}
+def second_request(first, model, tmp_path, **more):
+    """Forget an item in the unlearned model of ``first``."""
+    given = {"forget": FORGET["item"], "output_dir": tmp_path / "second", "config_dict": RUN, **more}
+    return run_unlearn(checkpoint=first.output_dir / f"{model}-unlearned.pth", **given)
 
 
 def saved(outcome):
-    with open(outcome.output_dir / "telling-Dataset.pth", "rb") as stream:
-        return pickle.load(stream)
+    return pickle.loads((outcome.output_dir / "telling-Dataset.pth").read_bytes())
 
 
 @pytest.mark.parametrize("unlearn", ["retrain", "finetune"])
@@ -91,35 +83,23 @@ def test_no_file_has_a_value_that_only_the_deleted_had(values, tmp_path, unlearn
         outcome = run_unlearn("BPR", "telling", forget=FORGET[side], unlearn=unlearn, config_dict=own)
         before = outcome.data.full.train
         for path in outcome.output_dir.glob("*.pth"):
-            found = strings(path)
-            assert not found & secrets, path
+            assert not strings(path) & secrets, path
         dataset = saved(outcome)
         assert SECRETS - secrets <= strings(
             outcome.output_dir / "telling-Dataset.pth"
         )  # those of others stay
         for field in ("city", "device", "kind"):
-            tokens = dataset.field2id_token[field].tolist()
-            expected = [
-                f"[removed-{number}]" if token in secrets else token
-                for number, token in enumerate(before.field2id_token[field])
-            ]
-            assert tokens == expected
+            tokens, old = dataset.field2id_token[field].tolist(), enumerate(before.field2id_token[field])
+            assert tokens == [f"[removed-{number}]" if token in secrets else token for number, token in old]
             assert dataset.field2token_id[field] == {token: n for n, token in enumerate(tokens)}
         assert set(before.field2token_id["city"]) >= {"zip-5", "c1"}  # the live objects still know them
 
 
-def test_the_next_request_starts_from_blanks(values, tmp_path):
-    first = run_unlearn("BPR", "telling", forget=FORGET["user"], config_dict=values)
-    second = run_unlearn(
-        checkpoint=first.output_dir / "BPR-unlearned.pth", forget=FORGET["item"],
-        output_dir=tmp_path / "second", config_dict={"show_progress": False, "tensorboard": False, "report": "none"},
-    )  # fmt: skip
-    assert not strings(second.output_dir / "telling-Dataset.pth") & SECRETS
-    assert second.data.full.train.num("city") == first.data.full.train.num("city")
+def test_the_mean_of_a_column_does_not_tell_the_missing_number(values, tmp_path):
+    """The attack: line 0 holds the mean over all users, so n times it less all others is the number that is gone.
 
-
-def test_the_mean_of_a_column_does_not_tell_the_missing_number(values):
-    """The attack: line 0 holds the mean over all users, so n times it less all others is the number that is gone."""
+    The next request starts from the blanks.
+    """
     outcome = run_unlearn("BPR", "telling", forget=FORGET["user"], config_dict=values)
     ages = saved(outcome).user_feat["age"]
     number = outcome.data.full.train.token2id("user_id", f"u{USER}")
@@ -127,27 +107,31 @@ def test_the_mean_of_a_column_does_not_tell_the_missing_number(values):
     guess = USERS * ages[0] - (ages.sum() - ages[0] - ages[number])
     assert ages[number] == 0
     assert abs(guess - 90) > 1
+    second = second_request(outcome, "BPR", tmp_path)
+    assert not strings(second.output_dir / "telling-Dataset.pth") & SECRETS
+    assert second.data.full.train.num("city") == outcome.data.full.train.num("city")
 
 
-@pytest.mark.parametrize("unlearn", ["obliviate", "finetune", "gradient_ascent", "rrl", "scif", "ifru"])
-def test_their_rows_are_as_they_were_initialized(values, unlearn):
-    """Every method that is not exact, on the embeddings and on the first-order weights."""
-    check_rows("FM", values | {"load_col": CONTEXT}, unlearn, "user", {"city": "zip-5"})
+METHODS = ["obliviate", "finetune", "gradient_ascent", "rrl", "scif", "ifru"]
+SIDES = {"user": ("city", "zip-5", "c1"), "item": ("kind", "word-7", "k1")}
 
 
-@pytest.mark.parametrize("model", ["DeepFM", "FFM", "WideDeep"])
-@pytest.mark.parametrize(("side", "secret"), [("user", {"city": "zip-5"}), ("item", {"kind": "word-7"})])
-def test_rows_of_every_kind_of_model(values, model, side, secret):
-    check_rows(model, values | {"load_col": CONTEXT}, "obliviate", side, secret)
-
-
-def check_rows(model, values, unlearn, side, secret):
+@pytest.mark.parametrize(
+    ("model", "unlearn", "side"),
+    [
+        *(("FM", method, "user") for method in METHODS),
+        *((model, "obliviate", side) for model in ("DeepFM", "FFM", "WideDeep") for side in SIDES),
+    ],
+)
+def test_rows_of_lost_values_are_as_they_were_initialized(values, model, unlearn, side):
+    """Every method that is not exact and every kind of model: the embeddings and the first-order weights."""
+    values |= {"load_col": CONTEXT}
+    field, token, common = SIDES[side]
     outcome = run_unlearn(model, "telling", forget=FORGET[side], unlearn=unlearn, config_dict=values)
     data = outcome.data
     original = train(outcome.config, data.full, "x").state_dict
     initial = build_model(outcome.config, data.retain).state_dict()
     now = outcome.model.state_dict()
-    ((field, token),) = secret.items()
     tables = [table for table in find_features(outcome.model, data.full.train) if table.field == field]
     assert len(tables) >= 2  # the embedding, and the first-order weight
     trained = 0
@@ -155,7 +139,7 @@ def check_rows(model, values, unlearn, side, secret):
         row = table.offset + data.full.train.token2id(field, token)
         assert torch.equal(now[table.parameter][row], initial[table.parameter][row]), table
         trained += not torch.equal(original[table.parameter][row], initial[table.parameter][row])
-        shared = table.offset + data.full.train.token2id(field, {"city": "c1", "kind": "k1"}[field])
+        shared = table.offset + data.full.train.token2id(field, common)
         was = original[table.parameter][shared]
         if not torch.equal(was, initial[table.parameter][shared]):  # FFM builds tables that it does not use
             assert not torch.equal(now[table.parameter][shared], initial[table.parameter][shared]), table
@@ -177,10 +161,7 @@ def test_buckets_of_numbers(values, tmp_path):
     before = train_data.user_feat["age"]
     dataset = saved(outcome)
     assert dataset.user_feat["age"].iloc[3].tolist() == before[3].tolist()
-    second = run_unlearn(
-        checkpoint=outcome.output_dir / "FM-unlearned.pth", forget=FORGET["item"], unlearn="obliviate",
-        output_dir=tmp_path / "second", config_dict={"show_progress": False, "tensorboard": False, "report": "none"},
-    )  # fmt: skip
+    second = second_request(outcome, "FM", tmp_path, unlearn="obliviate")
     assert torch.equal(second.data.full.train.user_feat["age"][3], before[3])
     dataset.build()
     assert torch.equal(dataset.user_feat["age"][3], before[3])
@@ -201,19 +182,16 @@ def test_all_tables_of_context_aware_models_are_known(values, model):
     splits = load(config).splits
     built, dataset = build_model(config, splits), splits.train
     sizes = {"user": dataset.user_num, "item": dataset.item_num}
+    tables = [(table, sizes[table.side]) for table in find_tables(built, dataset)]
+    assert all(table.axis == 0 for table, _ in tables)
+    tables += [(table, dataset.num(table.field)) for table in find_features(built, dataset)]
     known: dict[str, set[int]] = {}
-    for table in find_tables(built, dataset):
-        rows = range(table.offset, table.offset + sizes[table.side])
-        assert table.axis == 0
-        assert not known.setdefault(table.parameter, set()) & set(rows)
-        known[table.parameter] |= set(rows)
-    for table in find_features(built, dataset):
-        rows = range(table.offset, table.offset + dataset.num(table.field))
-        assert not known.setdefault(table.parameter, set()) & set(rows)
-        known[table.parameter] |= set(rows)
-    named = dict(built.named_parameters())
+    for table, size in tables:
+        rows = set(range(table.offset, table.offset + size))
+        assert not known.setdefault(table.parameter, set()) & rows
+        known[table.parameter] |= rows
     embeddings = {id(module.weight) for module in built.modules() if isinstance(module, nn.Embedding)}
-    for name, parameter in named.items():
+    for name, parameter in built.named_parameters():
         if id(parameter) in embeddings:
             assert known.get(name) == set(range(len(parameter))), name
 
@@ -228,10 +206,8 @@ def test_a_model_with_a_table_for_each_field(values):
     model.city_position = nn.Embedding(99, 4)
     found = {(table.parameter, table.field) for table in find_features(model, splits.train)}
     assert found == {("city_embedding.weight", "city"), ("side.kind.weight", "kind")}
-    assert {t.parameter for t in find_tables(model, splits.train)} == {
-        "user_embedding.weight",
-        "item_embedding.weight",
-    }
+    tables = {table.parameter for table in find_tables(model, splits.train)}
+    assert tables == {"user_embedding.weight", "item_embedding.weight"}
 
 
 def test_additional_tables_do_not_name_the_deleted(values):

@@ -50,14 +50,12 @@ def test_a_file_wins_over_the_environment_and_that_over_the_configuration(home, 
     assert "mellon" not in str(error.value)
 
 
-def test_a_key_that_others_can_read_is_warned_of(tmp_path, caplog):
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o644, True)])
+def test_a_key_that_others_can_read_is_warned_of(tmp_path, caplog, mode, warned):
     (tmp_path / "key").write_text("f" * 32)
-    os.chmod(tmp_path / "key", 0o600)
+    os.chmod(tmp_path / "key", mode)
     hash_keys.load_key(tmp_path / "key")
-    assert not caplog.text
-    os.chmod(tmp_path / "key", 0o644)
-    hash_keys.load_key(tmp_path / "key")
-    assert "chmod 600" in caplog.text
+    assert ("chmod 600" in caplog.text) == warned
 
 
 def test_no_place_for_a_key_means_no_hashes(tmp_path, monkeypatch, caplog):
@@ -67,11 +65,9 @@ def test_no_place_for_a_key_means_no_hashes(tmp_path, monkeypatch, caplog):
     assert "--hash_key=FILE" in caplog.text
 
 
-def frame(rows):
-    columns = zip(*rows, strict=True)
-    return pd.DataFrame(
-        {name: list(column) for name, column in zip(("user", "item", "time"), columns, strict=True)}
-    )
+def digest(rows, key=KEY):
+    columns = dict(zip(("user", "item", "time"), map(list, zip(*rows, strict=True)), strict=True))
+    return hash_keys.request_digest(key, pd.DataFrame(columns))
 
 
 NAMES = st.sampled_from(["a", "b", "1", "11", "a,b", 'x"', "\n"])
@@ -97,10 +93,8 @@ def plain(rows):
 @given(st.lists(ROWS, min_size=1, max_size=6), st.lists(ROWS, min_size=1, max_size=6), st.data())
 def test_requests_have_one_hash_if_they_ask_for_the_same(first, second, data):
     shuffled = data.draw(st.permutations(first + first[:2]))
-    assert hash_keys.request_digest(KEY, frame(first)) == hash_keys.request_digest(KEY, frame(shuffled))
-    alike = hash_keys.request_digest(KEY, frame(first)) == hash_keys.request_digest(KEY, frame(second))
-    assert alike == (plain(first) == plain(second))
-    assert hash_keys.request_digest(KEY, frame(first)) != hash_keys.request_digest(b"l" * 32, frame(first))
+    assert digest(first) == digest(shuffled) != digest(first, b"l" * 32)
+    assert (digest(first) == digest(second)) == (plain(first) == plain(second))
 
 
 def test_a_hash_has_one_purpose():
