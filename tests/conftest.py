@@ -1,5 +1,6 @@
 """Shared fixtures: a small dataset in RecBole's format, configs over it, and a plain RecBole checkpoint."""
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -22,10 +23,14 @@ USERS, ITEMS = 40, 60
 
 def pytest_xdist_auto_num_workers(config) -> int:
     """All tests run on several cores; the tests of a path that is given run in one process."""
-    paths = [
-        argument for argument in config.invocation_params.args if (ROOT / argument.split("::")[0]).exists()
-    ]
-    return 0 if paths else min(4, os.cpu_count() or 1)
+    given = any((ROOT / argument.split("::")[0]).exists() for argument in config.invocation_params.args)
+    return 0 if given else min(4, os.cpu_count() or 1)
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """The long tests begin first, and those of Ray on one worker: others are stolen from its end."""
+    first = ("test_on_ray.py", "test_golden.py")
+    items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else len(first))
 
 
 def run_command(command: list[str], folder: Path, **environment: str) -> str:
@@ -84,13 +89,14 @@ def write_tiny(root: Path) -> None:
     """Write the dataset `tiny` below ``root``, with features of users and items."""
     folder = root / "tiny"
     folder.mkdir(parents=True)
-    lines = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
-    lines += [f"{u}\t{i}\t{r}\t{t:.0f}" for u, i, r, t in tiny_rows()]
-    (folder / "tiny.inter").write_text("\n".join(lines) + "\n")
-    users = ["user_id:token\tcity:token"] + [f"u{n}\tc{n % 3}" for n in range(USERS)]
-    (folder / "tiny.user").write_text("\n".join(users) + "\n")
-    items = ["item_id:token\tkind:token_seq"] + [f"i{n}\tk{n % 4} k{n % 5}" for n in range(ITEMS)]
-    (folder / "tiny.item").write_text("\n".join(items) + "\n")
+    files = {
+        "inter": ["user_id:token\titem_id:token\trating:float\ttimestamp:float",
+                  *(f"{u}\t{i}\t{r}\t{t:.0f}" for u, i, r, t in tiny_rows())],
+        "user": ["user_id:token\tcity:token", *(f"u{n}\tc{n % 3}" for n in range(USERS))],
+        "item": ["item_id:token\tkind:token_seq", *(f"i{n}\tk{n % 4} k{n % 5}" for n in range(ITEMS))],
+    }  # fmt: skip
+    for name, lines in files.items():
+        (folder / f"tiny.{name}").write_text("\n".join(lines) + "\n")
 
 
 @pytest.fixture(scope="session")
@@ -104,22 +110,12 @@ def tiny_path(tmp_path_factory) -> Path:
 def quick_settings(data_path: Path, folder: Path) -> dict:
     """Settings of a quick run on the data in ``data_path``, with all outputs in ``folder``."""
     return {
-        "data_path": str(data_path),
-        "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},
-        "epochs": 4,
-        "eval_step": 2,
-        "embedding_size": 8,
-        "learning_rate": 0.01,
-        "train_batch_size": 64,
-        "show_progress": False,
-        "tensorboard": False,
-        "cache_dir": str(folder / "cache"),
-        "checkpoint_dir": str(folder / "work"),
-        "output_dir": str(folder / "out"),
-        "replace": True,
-        "demotion_negatives": 10,
-        "min_group": 1,  # tests look at figures; test_privacy.py is about what is left out
-    }
+        "data_path": str(data_path), "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},
+        "epochs": 4, "eval_step": 2, "embedding_size": 8, "learning_rate": 0.01, "train_batch_size": 64,
+        "show_progress": False, "tensorboard": False, "cache_dir": str(folder / "cache"),
+        "checkpoint_dir": str(folder / "work"), "output_dir": str(folder / "out"), "replace": True,
+        "demotion_negatives": 10, "min_group": 1,  # figures of small groups are left out in test_privacy.py
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -193,12 +189,8 @@ def train_plain(model: str | type, folder: Path, **settings) -> Path:
 def plain_checkpoint(tiny_path, tmp_path_factory) -> Path:
     """A checkpoint of BPR on `tiny`, written by RecBole itself with its default metrics and Adam."""
     folder = tmp_path_factory.mktemp("plain")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(folder):
         return train_plain(
             "BPR", folder, data_path=str(tiny_path), epochs=3, embedding_size=8, train_batch_size=64,
             load_col={"inter": ["user_id", "item_id", "rating", "timestamp"]}, learning_rate=0.01,
         )  # fmt: skip
-    finally:
-        os.chdir(before)

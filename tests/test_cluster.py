@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -59,42 +60,32 @@ def no_ray(monkeypatch):
     (Workers(None, "x"), [0, 1, 2]), (Workers(None), []),
 ])  # fmt: skip
 def test_ray_is_started_when_asked_for(no_ray, workers, expected):
+    assert list(Workers(2).do(square, [])) == []
+    assert dict(Workers(2).do(square, [(3,)])) == {0: 9}
+    assert no_ray == []  # one piece needs no Ray
     assert dict(workers.do(square, [(1,), (2,), (3,)])) == {0: 1, 1: 4, 2: 9}
     assert no_ray == expected
 
 
-def test_one_piece_needs_no_ray(no_ray):
-    assert dict(Workers(2).do(square, [(3,)])) == {0: 9}
-    assert no_ray == []
-    assert list(Workers(2).do(square, [])) == []
-
-
-@pytest.mark.parametrize(("cores", "load", "pieces", "expected"), [
-    (2, 1.0, 5, [1, 2, 3, 4]),  # 4 pieces left take 2 rounds: 2 · 0.02 s saved
-    (2, 1.0, 2, []),  # one piece is left: nothing to do in parallel
-    (1, 1.0, 5, []),
-    (2, 3.0, 5, []),  # others are busy on both cores
-    (4, 3.0, 5, [1, 2, 3, 4]),  # two cores are left
+@pytest.mark.parametrize(("installed", "cores", "load", "pieces", "expected"), [
+    (True, 2, 1.0, 5, [1, 2, 3, 4]),  # 4 pieces left take 2 rounds: 2 · 0.02 s saved
+    (True, 2, 1.0, 2, []),  # one piece is left: nothing to do in parallel
+    (True, 1, 1.0, 5, []),
+    (True, 2, 3.0, 5, []),  # others are busy on both cores
+    (True, 4, 3.0, 5, [1, 2, 3, 4]),  # two cores are left
+    (False, 4, 1.0, 5, []),
 ])  # fmt: skip
-def test_ray_is_started_when_it_pays(no_ray, monkeypatch, cores, load, pieces, expected):
+def test_ray_is_started_when_it_pays(no_ray, monkeypatch, installed, cores, load, pieces, expected):
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(cluster, "START_SECONDS", 0.03)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if installed else None)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert dict(Workers(None).do(waits, [(k,) for k in range(pieces)])) == {k: k for k in range(pieces)}
     assert no_ray == expected
 
 
-def test_without_ray_work_is_done_here(no_ray, monkeypatch):
-    monkeypatch.setattr(cluster, "START_SECONDS", 0.0)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert len(list(Workers(None).do(waits, [(1,)] * 4))) == 4
-    assert no_ray == []
-
-
 def test_missing_ray_is_said(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UnlearnError, match=r"recbole-unlearn\[tune\]"):
         list(Workers(2).do(square, [(1,), (2,)]))
 
@@ -117,26 +108,14 @@ def test_an_unreachable_cluster_is_said_at_once():
         assert "\n" not in str(error.value)
 
 
-class FakeRay:
-    """As much of Ray as a session uses."""
-
-    def __init__(self, running):
-        self.running, self.calls = running, []
-
-    def is_initialized(self):
-        return self.running
-
-    def init(self, **options):
-        self.calls.append(("init", options["address"], options.get("num_cpus")))
-
-    def shutdown(self):
-        self.calls.append("shutdown")
-
-
 @pytest.mark.parametrize("running", [False, True])
 def test_a_session_stops_what_it_started_and_nothing_else(monkeypatch, running):
-    fake = FakeRay(running)
+    calls = []
+    fake = types.SimpleNamespace(
+        is_initialized=lambda: running, shutdown=lambda: calls.append("shutdown"),
+        init=lambda **options: calls.append(("init", options["address"], options.get("num_cpus"))),
+    )  # fmt: skip
     monkeypatch.setattr(cluster, "import_ray", lambda: fake)
     with pytest.raises(ZeroDivisionError), cluster.session(cpus=2):
         raise ZeroDivisionError
-    assert fake.calls == ([] if running else [("init", "local", 2), "shutdown"])
+    assert calls == ([] if running else [("init", "local", 2), "shutdown"])

@@ -3,9 +3,9 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -31,18 +31,15 @@ def test_a_checkpoint_and_a_csv(tmp_path):
 
 
 @pytest.mark.slow
-def test_from_python(tmp_path):
-    said = run_example("from_python.py", tmp_path)
-    assert "interactions forgotten in" in said
+def test_from_python_and_with_a_model_of_ones_own(tmp_path):
+    assert "interactions forgotten in" in run_example("from_python.py", tmp_path)
     assert (tmp_path / "work" / "out" / "result.json").is_file()
-
-
-@pytest.mark.slow
-def test_a_model_of_ones_own(tmp_path):
-    said = run_example("own_model.py", tmp_path)
+    (tmp_path / "own").mkdir()
+    said = run_example("own_model.py", tmp_path / "own")
     assert "retrained" in said
-    assert json.loads((tmp_path / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
-    assert "rank" in said  # recommendations of what was loaded again
+    assert "rank" in said  # recommendations of the loaded model
+    result = json.loads((tmp_path / "own" / "work" / "out" / "result.json").read_text())
+    assert result["model"] == "BiasedBPR"
 
 
 @pytest.mark.slow
@@ -70,42 +67,30 @@ def test_serving_with_faiss(tmp_path):
 @pytest.mark.slow
 def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
     """A package with an entry point and a YAML file: listed, helped, run, and refused as ours are."""
-    site = tmp_path / "site"
-    copy = tmp_path / "source"
-    run_command(["cp", "-r", str(EXAMPLES / "own_method"), str(copy)], tmp_path)
-    run_command(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(site),
-         str(copy)],
-        tmp_path,
-    )  # fmt: skip
+    site, copy = tmp_path / "site", shutil.copytree(EXAMPLES / "own_method", tmp_path / "source")
+    install = [
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(site),
+        str(copy),
+    ]
+    run_command([sys.executable, *install], tmp_path)
     tool = [sys.executable, "-m", "recbole_unlearn"]
     given = ["--model=BPR", "--dataset=tiny", "--unlearn=shrink", "--compare=retrain", *flags()]
-    with ThreadPoolExecutor(2) as pool:
-        _, listed, helped = pool.map(
-            lambda arguments: run_command([*tool, *arguments], tmp_path, PYTHONPATH=str(site)),
-            (given, ["--unlearn=?"], ["--help"]),
-        )
-    assert "shrink" in listed
-    assert "--shrink_strength=0.5" in helped
+    run_command([*tool, *given], tmp_path, PYTHONPATH=str(site))
+    assert "shrink" in run_command([*tool, "--unlearn=?"], tmp_path, PYTHONPATH=str(site))
+    assert "--shrink_strength=0.5" in run_command([*tool, "--help"], tmp_path, PYTHONPATH=str(site))
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["method"] == "shrink"
     assert result["settings"]["shrink_strength"] == 0.5
     assert result["certificates"]["rows"] == result["forget"]["users"]
 
 
-TUTORIAL = json.loads((EXAMPLES / "tutorial.ipynb").read_text())
-
-
-def test_the_tutorial_is_committed_without_outputs():
-    for cell in TUTORIAL["cells"]:
-        assert not cell.get("outputs")
-        assert cell.get("execution_count") is None
-
-
-BROKEN = """
-[recbole_unlearn.methods]
-broken = broken_method
-"""
 DEFAULTS = """
 import dataclasses
 from recbole_unlearn.methods import UnlearnTrainer, method
@@ -126,30 +111,34 @@ class Idle(UnlearnTrainer):
 def test_defaults_of_declarations_and_a_broken_package(tmp_path, flags):
     """Values may come with the declarations; a package that cannot be imported does not stop the others."""
     site = tmp_path / "site"
-    for name, points in (("broken", BROKEN), ("idle", BROKEN.replace("broken = broken_", "idle = idle_"))):
+    for name in ("broken", "idle"):
         folder = site / f"{name}-1.0.dist-info"
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (folder / "entry_points.txt").write_text(points)
+        (folder / "entry_points.txt").write_text(f"[recbole_unlearn.methods]\n{name} = {name}_method\n")
     (site / "broken_method.py").write_text("import nothing_of_this_name\n")
     (site / "idle_method.py").write_text(DEFAULTS)
     tool = [sys.executable, "-m", "recbole_unlearn", "--model=BPR", "--dataset=tiny", *flags(report="none")]
-    given = {**os.environ, "PYTHONPATH": f"{ROOT}:{site}", "OMP_NUM_THREADS": "1"}
-    elsewhere = ["--unlearn=broken", f"--output_dir={tmp_path / 'other'}"]
-    with subprocess.Popen(
-        [flag for flag in tool if not flag.startswith("--output_dir")] + elsewhere, cwd=tmp_path, env=given,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    ) as other:  # fmt: skip
-        run_command([*tool, "--unlearn=idle"], tmp_path, PYTHONPATH=str(site))
-        failed = other.communicate()[1]
+    run_command([*tool, "--unlearn=idle"], tmp_path, PYTHONPATH=str(site))
     assert json.loads((tmp_path / "out" / "result.json").read_text())["settings"]["idle_level"] == 3
-    assert other.returncode == 2
-    assert "The unlearning method broken of another package cannot be used: ModuleNotFoundError" in failed
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{site}", "OMP_NUM_THREADS": "1"}
+    failed = subprocess.run(
+        [*tool, "--unlearn=broken"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert failed.returncode == 2
+    assert "method broken of another package cannot be used: ModuleNotFoundError" in failed.stderr
 
 
 @pytest.mark.slow
 def test_the_tutorial(tmp_path):
-    """All code cells in one file, in order: run as `Restart and run all` does."""
-    code = ["".join(cell["source"]) for cell in TUTORIAL["cells"] if cell["cell_type"] == "code"]
+    """Committed without outputs; all code cells run in one file, in order, as `Restart and run all` does."""
+    cells = json.loads((EXAMPLES / "tutorial.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     (tmp_path / "tutorial.py").write_text("\n\n".join(code))
     assert "retrained" in run_command([sys.executable, "tutorial.py"], tmp_path, PYTHONPATH=str(EXAMPLES))

@@ -53,16 +53,8 @@ def values(popular_path, tmp_path_factory):
     }  # fmt: skip
 
 
-def pairs(*users):
-    return [f"u{n}" for n in users], [HIT] * len(users)
-
-
-def state(folder):
-    return load_torch(folder / "BPR-unlearned.pth")["state_dict"]
-
-
 def told(folder):
-    """What the file of a request tells the next one: a number by item id, and how many interactions are left."""
+    """The counts in a saved dataset by item id, and how many interactions each item has left."""
     with open(folder / "popular-Dataset.pth", "rb") as stream:
         dataset = pickle.load(stream)
     train_items = dataset.inter_feat["item_id"].to_numpy()[: dataset.file_size_list[0]]
@@ -70,7 +62,7 @@ def told(folder):
 
 
 def shown(folder):
-    """Items of which the file shows that they have lost something: whose number others could not work out."""
+    """Items whose count shows that they lost interactions."""
     fitted, left = told(folder)
     return np.flatnonzero(fitted > coarse(torch.from_numpy(left)).numpy()).tolist()
 
@@ -91,44 +83,21 @@ def start(trained, tmp_path):
 
 
 def forget(before, users, folder, unlearn="obliviate", **changes):
+    """Users by number lose the item HIT."""
+    request = [f"u{n}" for n in users], [HIT] * len(users)
+    return forget_any(before, request, folder, unlearn, **changes)
+
+
+def forget_any(before, request, folder, unlearn="obliviate", **changes):
     more = {"lac_steps": 2} if unlearn == "obliviate" else {}
     return run_unlearn(
-        checkpoint=before / "BPR-unlearned.pth", forget=pairs(*users), unlearn=unlearn, output_dir=folder,
+        checkpoint=before / "BPR-unlearned.pth", forget=request, unlearn=unlearn, output_dir=folder,
         config_dict=QUICK | more | changes,
     )  # fmt: skip
 
 
-def moved(before, after, table="item_embedding.weight"):
-    """Which rows of a table differ between two files."""
-    old, new = (state(folder)[table] for folder in (before, after))
-    return set((old != new).any(dim=1).nonzero().flatten().tolist())
-
-
-@pytest.mark.parametrize("first", ["trained", "saved"])
-def test_fifteen_requests_of_one_are_one_of_fifteen(start, tmp_path, first):
-    """The attack: delete one by one. The item starts again when one request of that many makes it start again."""
-    hit = start.data.full.train.token2id("item_id", HIT)
-    folder, fitted, made = start.output_dir, NUMBER, []
-    if first == "trained":  # as a checkpoint of RecBole: nothing is known of earlier requests
-        forget_nothing_known(folder)
-    for number in range(1, 16):
-        after = tmp_path / f"one-{number}"
-        forget(folder, [number - 1], after)
-        assert hit in moved(folder, after)
-        if told(after)[0][hit] < fitted:
-            made.append(number)
-            fitted = told(after)[0][hit]
-        folder = after
-    # A tenth of 30 is 3. Since its row started again an item has lost nothing, and has that much less to lose.
-    assert made == [3, 6, 9, 12, 15]
-    for number in (2, 3):
-        at_once = tmp_path / f"at-once-{number}"
-        forget(start.output_dir, range(number), at_once)
-        assert (told(at_once)[0][hit] < NUMBER) == (number >= 3)
-
-
-def forget_nothing_known(folder):
-    """Take out of a saved dataset what only this plugin knows."""
+def forget_counts(folder):
+    """Take the counts out of a saved dataset, as in a checkpoint of plain RecBole."""
     path = folder / "popular-Dataset.pth"
     dataset = pickle.loads(path.read_bytes())
     del dataset.unlearn_fitted
@@ -138,15 +107,37 @@ def forget_nothing_known(folder):
     torch.save(checkpoint, folder / "BPR-unlearned.pth", pickle_protocol=4)
 
 
+@pytest.mark.parametrize(("first", "requests"), [("trained", 4), ("saved", 15)])
+def test_fifteen_requests_of_one_are_one_of_fifteen(start, tmp_path, first, requests):
+    """The attack: delete one by one. The item starts again when one request of that many makes it start again."""
+    hit = start.data.full.train.token2id("item_id", HIT)
+    folder, fitted, made = start.output_dir, NUMBER, []
+    if first == "trained":
+        forget_counts(folder)
+    for number in range(1, requests + 1):
+        after = tmp_path / f"one-{number}"
+        forget(folder, [number - 1], after)
+        old, new = (load_torch(one / "BPR-unlearned.pth")["state_dict"] for one in (folder, after))
+        assert not torch.equal(old["item_embedding.weight"][hit], new["item_embedding.weight"][hit])
+        if told(after)[0][hit] < fitted:
+            made.append(number)
+            fitted = told(after)[0][hit]
+        folder = after
+    # A tenth of 30 is 3. Since its row started again an item has lost nothing, and has that much less to lose.
+    assert made == [number for number in (3, 6, 9, 12, 15) if number <= requests]
+    for number in (2, 3):
+        at_once = tmp_path / f"at-once-{number}"
+        forget(start.output_dir, range(number), at_once)
+        assert (told(at_once)[0][hit] < NUMBER) == (number >= 3)
+
+
 def test_every_method_counts(start, tmp_path):
-    """What other methods took counts when obliviate comes after them."""
+    """Interactions that other methods deleted count when obliviate comes after them."""
     hit = start.data.full.train.token2id("item_id", HIT)
     folder = start.output_dir
-    for name in ("finetune", "scif", "ifru", "gradient_ascent", "rrl"):
-        extra = {f"{name}_epochs": 1} if name == "finetune" else {f"{name}_steps": 2}
-        users = (
-            range(3) if name == "finetune" else [{"scif": 3, "ifru": 4, "gradient_ascent": 5, "rrl": 6}[name]]
-        )
+    asked = {"finetune": range(3), "scif": [3], "ifru": [4], "gradient_ascent": [5], "rrl": [6]}
+    for name, users in asked.items():
+        extra = {"finetune_epochs": 1} if name == "finetune" else {f"{name}_steps": 2}
         forget(folder, users, tmp_path / name, unlearn=name, **extra)
         folder = tmp_path / name
     fitted, left = told(folder)
@@ -157,18 +148,7 @@ def test_every_method_counts(start, tmp_path):
     assert told(tmp_path / "retrained")[0] is None  # a model that never saw them
 
 
-def test_held_out_requests_keep_the_count(start, tmp_path):
-    forget(start.output_dir, range(2), tmp_path / "two")
-    test = start.data.retain.test
-    pair = [test.id2token(field, [int(test.inter_feat[field][0])]) for field in ("user_id", "item_id")]
-    run_unlearn(
-        checkpoint=tmp_path / "two" / "BPR-unlearned.pth", forget=tuple(pair), unlearn="obliviate",
-        output_dir=tmp_path / "held", config_dict=QUICK,
-    )  # fmt: skip
-    assert told(tmp_path / "held")[0].tolist() == told(tmp_path / "two")[0].tolist()
-
-
-def test_what_is_kept_names_nobody(start, tmp_path):
+def test_the_saved_counts_name_no_user(start, tmp_path):
     """The attack: read the deleted items from the file. A number by item, nothing of users, rounded."""
     hit = start.data.full.train.token2id("item_id", HIT)
     assert shown(start.output_dir) == []
@@ -178,14 +158,15 @@ def test_what_is_kept_names_nobody(start, tmp_path):
         own = {key: value for key, value in pickle.load(stream).__dict__.items() if key.startswith("unlearn")}
     assert set(own) == {"unlearn_clock", "unlearn_fitted", "unlearn_done"}
     assert own["unlearn_fitted"].shape == (start.data.full.train.item_num,)
+    test = start.data.retain.test
+    pair = [test.id2token(field, [int(test.inter_feat[field][0])]) for field in ("user_id", "item_id")]
+    forget_any(tmp_path / "one", tuple(pair), tmp_path / "held")  # of the test split: counts stay
+    assert told(tmp_path / "held")[0].tolist() == told(tmp_path / "one")[0].tolist()
     forget(tmp_path / "one", [1, 2], tmp_path / "three")
     assert shown(tmp_path / "three") == []  # its row got a new start
     forget(tmp_path / "one", [1, 2], tmp_path / "unmoved", unlearn="finetune", finetune_epochs=1)
     assert shown(tmp_path / "unmoved") == [hit]  # what has to be known is: it was fitted to more
-    run_unlearn(
-        checkpoint=tmp_path / "unmoved" / "BPR-unlearned.pth", forget={"item_id": [HIT]}, unlearn="finetune",
-        output_dir=tmp_path / "gone", config_dict=QUICK | {"finetune_epochs": 1},
-    )  # fmt: skip
+    forget_any(tmp_path / "unmoved", {"item_id": [HIT]}, tmp_path / "gone", "finetune", finetune_epochs=1)
     assert told(tmp_path / "gone")[0][hit] == 0
 
 
@@ -221,20 +202,16 @@ def test_noise_of_the_protocol_is_not_counted(values, tmp_path):
     assert told(outcome.output_dir)[0] is None
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [[1, 2], np.zeros(3, np.int64), np.full(62, -1), np.full(62, 0.5), np.zeros((62, 1), np.int64), 7,
-     np.full(62, 2**62), {"hit": 2}],
-    ids=["list", "short", "negative", "fractions", "table", "number", "huge", "mapping"],
-)  # fmt: skip
-def test_odd_counts_are_refused(start, tmp_path, odd):
+def test_odd_counts_are_refused(start):
     path = start.output_dir / "popular-Dataset.pth"
     dataset = pickle.loads(path.read_bytes())
     assert dataset.item_num == 62
-    dataset.unlearn_fitted = odd
-    path.write_bytes(pickle.dumps(dataset))
-    with pytest.raises(UnlearnError, match=r"popular-Dataset\.pth"):
-        load(start.config, path)
+    for odd in ([1, 2], np.zeros(3, np.int64), np.full(62, -1), np.full(62, 0.5), np.zeros((62, 1), np.int64), 7,
+                np.full(62, 2**62), {"hit": 2}):  # fmt: skip
+        dataset.unlearn_fitted = odd
+        path.write_bytes(pickle.dumps(dataset))
+        with pytest.raises(UnlearnError, match=r"popular-Dataset\.pth"):
+            load(start.config, path)
     del dataset.unlearn_fitted
     path.write_bytes(pickle.dumps(dataset))
     assert load(start.config, path).fitted is None  # files of earlier versions
@@ -285,8 +262,8 @@ def test_what_is_lost_is_between_two_bounds(numbers):
     assert (lost_at_least(fitted, before) == 0).all()
 
 
-def test_rounding_makes_nobody_follow(start, tmp_path, monkeypatch):
-    """Twenty small requests lost a model when what is rounded up was taken for lost, each time, in every item."""
+def test_rounding_moves_no_other_row(start, tmp_path, monkeypatch):
+    """Counts that are rounded up are not taken for lost: the shares are those without counts."""
     found, spread = [], new_start.spread
 
     def watched(touched, *rest):
@@ -295,13 +272,9 @@ def test_rounding_makes_nobody_follow(start, tmp_path, monkeypatch):
 
     monkeypatch.setattr(new_start, "spread", watched)
     assert told(start.output_dir)[0] is not None  # rounded up, and nothing was lost yet
-    for name in ("told", "not told"):
-        if name == "not told":
-            forget_nothing_known(start.output_dir)
-        run_unlearn(
-            checkpoint=start.output_dir / "BPR-unlearned.pth", forget={"user_id": ["u1"]}, unlearn="obliviate",
-            output_dir=tmp_path / name, config_dict=QUICK | {"lac_steps": 2},
-        )  # fmt: skip
+    forget_any(start.output_dir, {"user_id": ["u1"]}, tmp_path / "counts")
+    forget_counts(start.output_dir)
+    forget_any(start.output_dir, {"user_id": ["u1"]}, tmp_path / "no counts")
     assert torch.equal(*found)
 
 

@@ -3,16 +3,18 @@
 Everything that can be refused without data is refused before data is loaded, for every method of a run.
 """
 
+import contextlib
 import os
 import pickle
 
 import pytest
 import torch
 
-from recbole_unlearn import UnlearnError, cli, data, pipeline, run_unlearn, unlearn_model
+from recbole_unlearn import UnlearnError, cli, data, run_unlearn, unlearn_model
 from recbole_unlearn.files import atomic as files
 from recbole_unlearn.settings import own_settings
 from recbole_unlearn.training import build_model
+from tests.conftest import tiny_rows
 
 BASE = ["--model=BPR", "--dataset=tiny"]
 
@@ -46,12 +48,8 @@ def request(tmp_path, text):
 @pytest.fixture
 def no_data(monkeypatch):
     """Loading any data fails the test."""
-
-    def load(*args, **kwargs):
-        pytest.fail("data was loaded")
-
-    monkeypatch.setattr(pipeline, "load", load)
-    monkeypatch.setattr("recbole_unlearn.data.source.create_dataset", load)
+    for name in ("recbole_unlearn.pipeline.load", "recbole_unlearn.data.source.create_dataset"):
+        monkeypatch.setattr(name, lambda *args, **kwargs: pytest.fail("data was loaded"))
 
 
 @pytest.mark.parametrize(("key", "value", "expected"), [
@@ -87,9 +85,7 @@ def test_values_of_recboles_settings_that_cannot_work(assert_fails, flags, no_da
     ("--model=EASE --unlearn=retrain --compare=rrl", "EASE is a closed form of its data, and rrl"),
     ("--model=ItemKNN --unlearn=sisa", "ItemKNN is a closed form of its data, and sisa"),
 ])  # fmt: skip
-def test_settings_of_all_methods_are_checked_before_data_is_loaded(
-    given, message, flags, no_data, assert_fails, tmp_path
-):
+def test_settings_are_checked_before_data_is_loaded(given, message, flags, no_data, assert_fails, tmp_path):
     given = given.split()
     model = [] if given[0].startswith("--model") else ["--model=BPR"]
     assert_fails([*model, "--dataset=tiny", *given, *flags()], message)
@@ -114,8 +110,10 @@ def test_only_a_training_needs_the_validation_metric(assert_fails, plain_checkpo
     ("user_id,item_id\n", ("no rows",)),
     ("user_id\n" + "\n".join(f"u{n}" for n in range(40)), ("all 600 training interactions",)),
     ("user_id,item_id\nu1,i1\nghost,i1\n", ("1 of 2", "line 3", "--on_missing=skip")),
+    *((f"{first}\nu8,i4\n", ("xpected columns",)) for first in ("ghost,i3", "ghost", "ghost,user_id")),
+    ("user_id,ghost\nu8,i4\n", ("xpected columns",)),
 ])  # fmt: skip
-def test_requests(assert_fails, flags, tmp_path, text, words):
+def test_requests_are_refused_without_their_tokens(assert_fails, flags, tmp_path, text, words):
     line = assert_fails([*BASE, request(tmp_path, text), *flags(epochs=1)], "requests.csv", *words)
     assert "ghost" not in line
 
@@ -126,18 +124,8 @@ def test_missing_files_and_datasets(assert_fails, flags):
     assert_fails(["--checkpoint=none.pth", "--forget=x.csv"], "none.pth", "no file")
 
 
-def test_a_file_without_a_header_does_not_print_its_first_line(assert_fails, flags, tmp_path):
-    for first in ("u7,i3", "u7", "u7,user_id", "user_id,u7"):
-        arguments = [*BASE, request(tmp_path, f"{first}\nu8,i4\n"), *flags()]
-        line = assert_fails(arguments, "requests.csv", "xpected columns")
-        assert "u7" not in line
-        assert "i3" not in line
-
-
-def test_a_pair_that_is_not_in_the_data(assert_fails, flags, tmp_path, tiny_path):
-    rows = [line.split("\t")[:2] for line in (tiny_path / "tiny" / "tiny.inter").read_text().splitlines()[1:]]
-    mine = {item for user, item in rows if user == "u1"}
-    absent = next(f"i{n}" for n in range(60) if f"i{n}" not in mine)
+def test_a_pair_that_is_not_in_the_data(assert_fails, flags, tmp_path):
+    absent = next(f"i{n}" for n in range(60) if f"i{n}" not in {i for u, i, *_ in tiny_rows() if u == "u1"})
     arguments = [*BASE, request(tmp_path, f"user_id,item_id\nu1,{absent}\n"), *flags(epochs=1)]
     assert_fails(arguments, "not in the training data", "line 2", "--on_missing=skip")
     assert_fails([*arguments, "--on_missing=skip"], "nothing to forget")
@@ -157,6 +145,7 @@ def test_checkpoint_of_another_dataset(assert_fails, plain_checkpoint, tmp_path)
         "do not fit", "_embedding.weight",
     )  # fmt: skip
     assert plain_checkpoint.read_bytes() == before
+    assert not (tmp_path / "out").exists()
 
 
 def test_truncated_and_hostile_checkpoints(assert_fails, plain_checkpoint, tmp_path):
@@ -174,14 +163,11 @@ def test_truncated_and_hostile_checkpoints(assert_fails, plain_checkpoint, tmp_p
     assert not (tmp_path / "ran").exists()
 
 
-def test_output_directory_that_cannot_be_written(assert_fails, flags, tmp_path):
+def test_output_directories_that_cannot_be_written_and_a_loss_that_explodes(assert_fails, flags, tmp_path):
     (tmp_path / "file").write_text("mine")
     for place in (tmp_path / "file", tmp_path / "file" / "below", "/proc/nowhere"):
         assert_fails([*BASE, *flags(output_dir=place)], str(place), "--output_dir")
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_loss_that_explodes(assert_fails, flags):
     assert_fails(["--model=NeuMF", "--dataset=tiny", *flags(learning_rate=1e30)], "learning_rate")
 
 
@@ -209,21 +195,25 @@ def test_a_model_in_memory_is_refused_before_it_is_touched(make_config):
     model = build_model(config, splits)
     with pytest.raises(UnlearnError, match="rank=0"):
         unlearn_model(config, model, splits, {"user_id": ["u1"]}, "obliviate", rank=0)
+    with own_numbers():
+        unlearn_model(config, model, splits, {"user_id": ["u1"]}, "obliviate")
+
+
+@contextlib.contextmanager
+def own_numbers():
+    """A caller that seeds its own script finds its random numbers unchanged."""
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    unlearn_model(config, model, splits, {"user_id": ["u1"]}, "obliviate")
-    assert torch.equal(torch.rand(3), expected)  # the caller's random numbers stay as they were
+    yield
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_run_keeps_random_numbers_and_places_to_itself(settings):
-    """A caller that seeds its own script finds its random numbers unchanged; no path or address is in the result."""
+    """No path or address is in the result."""
     places = {"download_url": "https://example.org/secret.zip", "report": "none"}
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    result = run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings | places).result
-    assert torch.equal(torch.rand(3), expected)
+    with own_numbers():
+        result = run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings | places).result
     assert "secret" not in str(result)
     hidden = {"ray_address", "download_url", "output_dir", "cache_dir", "data_path"}
     assert hidden <= {*own_settings(), "data_path"}

@@ -69,23 +69,17 @@ def test_every_setting_has_one_default_a_type_and_a_help_text():
         assert about.help, key
 
 
-@pytest.mark.parametrize("method", METHODS.all(), ids=lambda method: method.name)
-def test_a_method_and_its_property_file_name_the_same_keys(method, settings):
-    values = UnlearnConfig("BPR", "tiny", config_dict=settings).method_values(method.name)
-    assert set(values) == {field.name for field in dataclasses.fields(method.Settings)}
-
-
-def test_no_property_file_is_an_orphan():
+def test_property_files_and_methods_name_the_same_keys(make_config):
+    """METHOD, METHOD-TYPE, METHOD-MODEL, METHOD-DATASET and METHOD-MODEL-DATASET; no file is an orphan."""
     keys = {method.name: set(settings.names(method.Settings)) for method in METHODS.all()}
+    config = make_config()
+    assert {name: set(config.method_values(name)) for name in keys} == keys
     files = {path.stem: read_yaml(path) for path in (properties_dir() / "method").glob("*.yaml")}
     datasets = {path.stem for path in (properties_dir() / "dataset").glob("*.yaml")}
     places = {*model_names(), *datasets, *(f"{model}-{name}" for model in model_names() for name in datasets)}
     places |= {kind.name.lower() for kind in settings.SUPPORTED_TYPES}
     assert set(keys) <= set(files)
-    for (
-        stem,
-        values,
-    ) in files.items():  # METHOD, METHOD-TYPE, METHOD-MODEL, METHOD-DATASET, METHOD-MODEL-DATASET
+    for stem, values in files.items():
         method, _, place = stem.partition("-")
         assert not place or place in places
         assert values.pop("preset_of", method) in keys
@@ -105,22 +99,24 @@ def test_a_name_is_registered_once():
 
 
 def test_later_sources_win(tmp_path, settings):
+    """RecBole, properties/overall.yaml, the model's file (the paper's settings), given files, a dict."""
+    keys = (
+        "embedding_size",
+        "epochs",
+        "learning_rate",
+        "train_batch_size",
+        "val_interval",
+        "topk",
+        "learner",
+    )
+    for model, own in (("BPR", [100, 50, 1e-3, 2048]), ("LightGCN", [100, 100, 1e-4, 2048])):
+        config = UnlearnConfig(model, "ml-1m")
+        assert [config[key] for key in keys] == [*own, {"rating": "[4,inf)"}, [10, 20, 50], "adam"]
     file = tmp_path / "mine.yaml"
     file.write_text("learning_rate: 0.5\nthreads: 2\n")
     del settings["learning_rate"]
     config = UnlearnConfig("BPR", "tiny", [str(file)], settings | {"threads": 3})
-    assert config["learning_rate"] == 0.5  # a file wins over properties/model/BPR.yaml
-    assert config["threads"] == 3  # a dict wins over a file
-    assert config["topk"] == [10, 20, 50]  # properties/overall.yaml wins over RecBole
-    assert config["learner"] == "adam"  # RecBole's own default
-
-
-def test_the_papers_settings_are_the_models_defaults():
-    bpr, lightgcn = (UnlearnConfig(model, "ml-1m") for model in ("BPR", "LightGCN"))
-    keys = ("embedding_size", "epochs", "learning_rate", "train_batch_size")
-    assert [bpr[key] for key in keys] == [100, 50, 1e-3, 2048]
-    assert [lightgcn[key] for key in keys] == [100, 100, 1e-4, 2048]
-    assert bpr["val_interval"] == {"rating": "[4,inf)"}
+    assert (config["learning_rate"], config["threads"]) == (0.5, 3)
 
 
 def test_neither_sys_argv_nor_code_in_strings_is_read(monkeypatch, tmp_path, make_config):
@@ -135,15 +131,6 @@ def test_neither_sys_argv_nor_code_in_strings_is_read(monkeypatch, tmp_path, mak
     with pytest.raises(UnlearnError, match="not valid YAML"):
         read_yaml(file)
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_yaml_file_is_parsed_once_and_copied_for_each_reader(tmp_path):
-    file = tmp_path / "my.yaml"
-    file.write_text("topk: [5]\n")
-    read_yaml(file)["topk"].append(10)
-    assert read_yaml(file) == {"topk": [5]}
-    file.write_text("topk: [7]\n")
-    assert read_yaml(file) == {"topk": [7]}
 
 
 @pytest.mark.parametrize(
@@ -162,7 +149,6 @@ def test_values_are_read_as_yaml(text, value):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"learning_rat": 1}, "Unknown setting 'learning_rat'. Did you mean learning_rate?"),
         ({"rrl_steps": 1}, "rrl_steps is a setting of rrl, but this run uses retrain"),
         ({"compare": ["retrain", "magic"]}, "Unknown unlearning method 'magic'"),
         ({"metrics": ["AUC"], "eval_args": {"mode": "labeled"}, "valid_metric": "AUC"}, "ranking"),
@@ -182,7 +168,6 @@ def test_wrong_settings_are_refused(make_config, changes, message):
     ("model", "dataset", "changes", "message"),
     [
         ("lightgcn", "ml-100k", {}, "Did you mean LightGCN?"),
-        ("Foo", "ml-100k", {}, "Unknown model 'Foo'"),
         (None, "ml-100k", {}, "No model given"),
         (dict, "ml-100k", {}, "not a model class"),
         ("BPR", None, {}, "No dataset given"),
@@ -190,8 +175,6 @@ def test_wrong_settings_are_refused(make_config, changes, message):
         ("BPR", "x y", {}, "data_path"),
         ("KD_DAGFM", "ml-100k", {"teacher": "__import__('os')"}, "teacher=.* choose from CrossNet"),
         ("SASRec", "ml-100k", {"transform": "mask_itemseq"}, "leave it out"),
-        ("SASRec", "ml-100k", {"eval_args": {"split": {"RS": [8, 1, 1]}}}, "LS: valid_and_test"),
-        ("CKE", "ml-100k", {"load_col": {"inter": ["user_id"]}}, "load_col leaves out kg and link"),
     ],
 )
 def test_models_datasets_and_code_that_are_refused(model, dataset, changes, message):
@@ -247,13 +230,13 @@ def test_settings_of_an_existing_config_are_never_replaced(settings, monkeypatch
         assert {key: read[key] for key in chosen} == chosen | {"gpu_id": "3"}
 
 
-def environment():
-    """All variables but those that torch sets by itself when its compiler is first imported."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("TORCHINDUCTOR_")}
-
-
 @pytest.mark.parametrize("visible", [None, "7", ""])
 def test_the_environment_is_left_as_it_was(settings, monkeypatch, visible):
+    """All variables but those that torch sets by itself when its compiler is first imported."""
+
+    def environment():
+        return {key: value for key, value in os.environ.items() if not key.startswith("TORCHINDUCTOR_")}
+
     recbole_compat.restore_numpy_names()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -337,3 +320,11 @@ def test_a_class_of_the_working_directory_runs(tmp_path, flags, capsys, own_modu
     assert json.loads((tmp_path / "out" / "result.json").read_text())["model"] == "TypedBPR"
     assert cli.main([f"--checkpoint={tmp_path}/out/TypedBPR-unlearned.pth", *arguments]) == 2
     assert "--model=package.module:TypedBPR" in capsys.readouterr().err
+
+
+def test_a_yaml_file_is_copied_for_each_reader(tmp_path):
+    file = tmp_path / "my.yaml"
+    for values in ([5], [7]):
+        file.write_text(f"topk: {values}\n")
+        read_yaml(file)["topk"].append(10)
+        assert read_yaml(file) == {"topk": values}

@@ -20,15 +20,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 FROZEN = HERE / "frozen"
 PINNED = {
-    "ATEN_CPU_CAPABILITY": "default",
-    "MKL_CBWR": "COMPATIBLE",
-    "MKL_NUM_THREADS": "1",
-    "ONEDNN_MAX_CPU_ISA": "SSE41",
-    "OPENBLAS_CORETYPE": "Nehalem",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",
-}
+    "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
+    "ONEDNN_MAX_CPU_ISA": "SSE41", "OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
+}  # fmt: skip
 COMMON = {
     "epochs": 2, "eval_step": 1, "embedding_size": 8, "learning_rate": 0.01, "seed": 7, "show_progress": False,
     "tensorboard": False, "report": "none", "workers": 1, "inject_users": 0.05, "demotion_negatives": 20,
@@ -88,17 +82,13 @@ def frozen_part(result: dict) -> dict:
     def add(path: str, value: object) -> None:
         if isinstance(value, dict) and value:
             for key, inner in value.items():
-                if not _is_time(key):
+                if key != "speedup" and not key.endswith("seconds"):
                     add(f"{path} / {key}" if path else key, inner)
         else:
             flat[path] = value
 
     add("", {key: value for key, value in result.items() if key not in OF_ONE_RUN})
     return flat
-
-
-def _is_time(key: str) -> bool:
-    return key == "speedup" or key.endswith("seconds")
 
 
 def write_knowledge(folder: Path) -> None:
@@ -134,12 +124,8 @@ def run_stream(checkpoint: Path, folder: Path) -> dict:
         for user in ("200", "305"):
             found[f"{name} / user {user}"] = state.recommend(user, 5)["item_id"].tolist()
         about = state.status()
-        found[f"{name} / status"] = [
-            about.requests["status"].tolist(),
-            about.deleted_share,
-            about.drift,
-            *more,
-        ]
+        statuses = about.requests["status"].tolist()
+        found[f"{name} / status"] = [statuses, about.deleted_share, about.drift, *more]
 
     with init_state(folder, checkpoint, hash_key=key, lac_steps=6) as state:
         note("init")
@@ -171,9 +157,6 @@ def run_all(out: Path) -> None:
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in figures.items()]
         (out / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
-    def save(name: str, outcome: object) -> None:
-        write(name, frozen_part(outcome.result))
-
     write_knowledge(out / "knowledge")
     for name, (model, values) in RUNS.items():
         values = {**COMMON, **values}
@@ -181,22 +164,18 @@ def run_all(out: Path) -> None:
             values["data_path"] = str(out / "knowledge")
         forget = values.pop("forget", None)
         keep = {"output_dir": str(out / f"{name}-out"), "cache_dir": str(out / "cache")}
-        save(name, run_unlearn(model, "ml-100k", forget=forget, config_dict={**values, **keep}))
+        outcome = run_unlearn(model, "ml-100k", forget=forget, config_dict={**values, **keep})
+        write(name, frozen_part(outcome.result))
     checkpoint = out / "bpr-obliviate-out" / "BPR-unlearned.pth"
     values = {
-        "show_progress": False,
-        "tensorboard": False,
-        "report": "none",
-        "workers": 1,
-        "lac_steps": 6,
-        "min_group": 1,
-    }
+        "show_progress": False, "tensorboard": False, "report": "none", "workers": 1, "lac_steps": 6, "min_group": 1,
+    }  # fmt: skip
     keep = {"output_dir": str(out / "next-out"), "cache_dir": str(out / "cache")}
     outcome = run_unlearn(
         forget={"user_id": ["196", "186", "22", "244", "166", "298"]}, unlearn="obliviate",
         checkpoint=checkpoint, config_dict={**values, **keep, "on_missing": "skip", "rank": 4},
     )  # fmt: skip
-    save(NEXT, outcome)
+    write(NEXT, frozen_part(outcome.result))
     write(STREAM, run_stream(checkpoint, out / "stream"))
 
 
