@@ -28,10 +28,10 @@ from tests.conftest import ROOT
 from tests.grid.test_grid import file, write
 from tests.grid.test_grid import small as small_grid
 from tests.test_cluster import Unreadable, dies, refuses, square, threads
-from tests.tuning.test_sweep import in_this_process, small, untimed
+from tests.tuning.test_sweep import in_this_process, small, space, untimed
 
 ray = pytest.importorskip("ray")
-__all__ = ["file", "small", "small_grid"]
+__all__ = ["file", "small", "small_grid", "space"]
 pytestmark = pytest.mark.slow
 
 
