@@ -19,19 +19,9 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time names are import
     from recbole_unlearn.tuning import tune_unlearn
 
 __all__ = [
-    "UnlearnConfig",
-    "UnlearnError",
-    "__version__",
-    "init_state",
-    "load_unlearned",
-    "open_state",
-    "patch_recbole",
-    "read_checkpoint",
-    "run_grid",
-    "run_unlearn",
-    "tune_unlearn",
-    "unlearn_model",
-]
+    "UnlearnConfig", "UnlearnError", "__version__", "init_state", "load_unlearned", "open_state", "patch_recbole",
+    "read_checkpoint", "run_grid", "run_unlearn", "tune_unlearn", "unlearn_model",
+]  # fmt: skip
 
 _HOMES = {
     "UnlearnConfig": "recbole_unlearn.settings",

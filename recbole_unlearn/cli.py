@@ -1,7 +1,7 @@
 """The command line, in RecBole's manner: `--key=value` for any setting of RecBole or of the plugin.
 
-Values are read as YAML. `--flag` and `--no_flag` set a yes-or-no setting. `--help` prints examples and all settings
-with their defaults, taken from the config that a run would have; `--unlearn=?` lists the methods.
+Values are read as YAML. `--flag` and `--no_flag` set a yes-or-no setting. `--help` prints all settings with the
+defaults of a run; `--unlearn=?` lists the methods.
 """
 
 from __future__ import annotations
@@ -162,8 +162,7 @@ def _compare(values: dict[str, Any]) -> int:
     """`--report=DIR1,DIR2,...`: one page over the results in those directories, or in directories below them."""
     from recbole_unlearn import report
 
-    others = sorted(set(values) - {"report", "output_dir"})
-    if others:
+    if others := sorted(set(values) - {"report", "output_dir"}):
         raise UnlearnError(
             f"--report=DIRECTORIES runs nothing, so --{others[0]} has no meaning there. "
             "Use --report=html to run with a report."
@@ -180,12 +179,8 @@ def method_list() -> str:
     ordered = sorted(METHODS.all(), key=lambda one: (one.name != _DEFAULT, not one.recommended))
     rows = [[_marked(one), one.result, one.models, one.help] for one in ordered]
     room = width() - max(len(row[0]) for row in rows) - 15 - 6
-    text = tabulate(
-        rows,
-        headers=["method", "result", "models", "what it does"],
-        maxcolwidths=[None, 15, room // 2, room - room // 2],
-    )
-    return f"{text}\n\n{wrapped(_choice())}"
+    head, widths = ["method", "result", "models", "what it does"], [None, 15, room // 2, room - room // 2]
+    return f"{tabulate(rows, headers=head, maxcolwidths=widths)}\n\n{wrapped(_choice())}"
 
 
 def _marked(method: Any) -> str:
@@ -219,9 +214,8 @@ def help_text(model: str = "", dataset: str = "") -> str:
     for title, keys in groups.items():
         lines += ["", f"RecBole, {title}:"] if keys else []
         lines += [_line(key, defaults.get(key), comments.get(key, "")) for key in keys]
-    return "\n".join(
-        [*lines, "", "--config_files=a.yaml,b.yaml reads settings from files; the command line wins."]
-    )
+    lines += ["", "--config_files=a.yaml,b.yaml reads settings from files; the command line wins."]
+    return "\n".join(lines)
 
 
 def _method_lines(config: settings.UnlearnConfig) -> Iterator[str]:

@@ -123,8 +123,8 @@ def exit_code(stop: KeyboardInterrupt) -> int:
     return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
 
 
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()  # handlers can be set nowhere else
+def _in_main_thread() -> bool:  # handlers can be set nowhere else
+    return threading.current_thread() is threading.main_thread()
 
 
 @contextlib.contextmanager
@@ -179,7 +179,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_handlers() -> Iterator[None]:
-    """Restore our handler of SIGTERM after a block that replaces it (Ray does)."""
+    """Restore our handler of SIGTERM after a block that replaces it, as Ray does."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

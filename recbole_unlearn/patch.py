@@ -6,8 +6,7 @@
 
 Only what fails is changed, and only for RecBole: its calls of `torch.load` read checkpoints as data (torch >= 2.6
 refuses them, and older versions run code from the file), `Collector` accepts plain numbers, and the names that
-numpy 2 and scipy 1.13 removed exist. Other callers of `torch.load` see no change. Nothing here imports
-`recbole.quick_start`, which would import Ray.
+numpy 2 and scipy 1.13 removed exist. Nothing here imports `recbole.quick_start`, which would import Ray.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ _active: Patch | None = None  # referenced here, since a patch that is garbage-c
 class Patch(contextlib.ExitStack):
     """The changes made by :func:`patch_recbole`; ``undo()`` or the end of a ``with`` block reverts them."""
 
-    def undo(self) -> None:
-        """Restore RecBole, torch, numpy and scipy; a second call changes nothing."""
-        self.close()
+    undo = contextlib.ExitStack.close  # a second call changes nothing
 
 
 def patch_recbole() -> Patch:

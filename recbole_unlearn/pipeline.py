@@ -87,15 +87,11 @@ class _Phase:
 
     def result(self, distances: Mapping[str, Any] | None = None, **more: Any) -> PhaseResult:
         """Its figures; ``distances`` and ``more`` are figures that need other phases."""
-        own = self.measured
+        seconds = None if self.seconds is None else round(self.seconds, 4)
+        forgetting = {**self.measured.forgetting, **(distances or {})}
+        own: dict[str, Any] = self.measured.utility  # metrics of all, affected and unaffected users
         return PhaseResult(
-            seconds=None if self.seconds is None else round(self.seconds, 4),
-            seconds_from_cache=self.from_cache,
-            metrics=own.utility["metrics"],
-            affected=own.utility["affected"],
-            unaffected=own.utility["unaffected"],
-            forgetting={**own.forgetting, **(distances or {})},
-            **more,
+            seconds=seconds, seconds_from_cache=self.from_cache, forgetting=forgetting, **own, **more
         )
 
 
@@ -413,24 +409,16 @@ def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any
     ):
         if config["MODEL_TYPE"] == kind and not getattr(method, ability):
             able = ", ".join(one.name for one in METHODS.all() if getattr(one, ability))
-            raise UnlearnError(
-                f"{config['model']} is {model}, and {method.name} does not work on {gap}. Use {able}."
-            )
+            what = f"{config['model']} is {model}, and {method.name} does not work on {gap}"
+            raise UnlearnError(f"{what}. Use {able}.")
     method.check(options, config)
     return options
 
 
 def begin(
-    method: type[UnlearnTrainer],
-    method_settings: Any,
-    config: UnlearnConfig,
-    data: UnlearnData,
-    original: Trained | None,
-    trainings: Trainings,
-    label: str,
-    repeat: int = 0,
-    stored: Path | None = None,
-) -> tuple[UnlearnTrainer, UnlearnTask]:
+    method: type[UnlearnTrainer], method_settings: Any, config: UnlearnConfig, data: UnlearnData,
+    original: Trained | None, trainings: Trainings, label: str, repeat: int = 0, stored: Path | None = None,
+) -> tuple[UnlearnTrainer, UnlearnTask]:  # fmt: skip
     r"""A trainer of ``method`` over a model built on D\S with the original's weights, and its task."""
     model = build_model(config, data.retain)
     initial = {name: value.detach().clone() for name, value in model.named_parameters()}

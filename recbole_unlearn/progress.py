@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from recbole.utils import ModelType
 from tqdm import tqdm
@@ -24,6 +24,7 @@ from recbole_unlearn.text import counted
 
 logger = logging.getLogger(__name__)
 
+HasModel: TypeAlias = Callable[[UnlearnConfig, str], bool]
 CLEAN, PLACEBO = "clean", "placebo"
 LONG = 1800.0  # seconds from which a run is told how to be quicker
 _RELIABLE = 2.0  # seconds of training before the first estimate
@@ -82,9 +83,7 @@ class Plan:
         last = self.config["eval_step"] * (self.config["stopping_step"] + 1)
         self._limit = "at most " if 0 < last < self.config["epochs"] else ""  # where trainings can stop early
 
-    def announce(
-        self, full: int, retain: int, changes: bool, has: Callable[[UnlearnConfig, str], bool]
-    ) -> None:
+    def announce(self, full: int, retain: int, changes: bool, has: HasModel) -> None:
         r"""Log the plan, once; a later call with better numbers only corrects the estimates.
 
         ``full`` and ``retain`` count the training interactions of D and D\S, ``changes`` says whether a training
@@ -92,18 +91,14 @@ class Plan:
         """
         first_time, self.steps = not self.steps, self.phases(full, retain, changes, has)
         if first_time:
-            phases = [f"{number} {step.what}" for number, step in enumerate(self.steps, 1)]
-            for at, step in enumerate(self.steps):
-                if step.cached or step.epochs:
-                    phases[at] += (
-                        " (cached)" if step.cached else f" ({self._limit}{counted(step.epochs, 'epoch')})"
-                    )
+            phases = []
+            for number, step in enumerate(self.steps, 1):
+                about = "cached" if step.cached else self._limit + counted(step.epochs, "epoch")
+                phases.append(f"{number} {step.what}" + (f" ({about})" if step.cached or step.epochs else ""))
             model, dataset = self.config["model"], self.config["dataset"]
             logger.info("Plan for %s on %s, with %s: %s.", model, dataset, self.source, ", ".join(phases))
 
-    def phases(
-        self, full: int, retain: int, changes: bool, has: Callable[[UnlearnConfig, str], bool]
-    ) -> list[Step]:
+    def phases(self, full: int, retain: int, changes: bool, has: HasModel) -> list[Step]:
         """The phases of the run, in the order in which the pipeline does them; arguments as :meth:`announce`."""
         config, first = self.config, self.methods[0].method
         closed_form = config["MODEL_TYPE"] == ModelType.TRADITIONAL

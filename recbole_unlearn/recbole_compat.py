@@ -51,36 +51,36 @@ def anomaly_mode_kept() -> Iterator[None]:
         torch.autograd.set_detect_anomaly(before)
 
 
-def restore_numpy_names() -> list[str]:
-    """Give numpy 2 the aliases that `Config.compatibility_settings` and the metrics read; returns the added ones."""
-    added = [name for name in _NUMPY_1_NAMES if name not in np.__dict__]
-    for name in added:
-        setattr(np, name, _NUMPY_1_NAMES[name])
-    return added
+def _add_missing(owner: Any, values: dict[str, Any]) -> list[str]:
+    missing = [name for name in values if not hasattr(owner, name)]
+    for name in missing:
+        setattr(owner, name, values[name])
+    return missing
 
 
 @contextlib.contextmanager
-def numpy_names() -> Iterator[None]:
-    """As :func:`restore_numpy_names`, for the block."""
-    added = restore_numpy_names()
+def _with_missing(owner: Any, values: dict[str, Any]) -> Iterator[None]:
+    added = _add_missing(owner, values)
     try:
         yield
     finally:
         for name in added:
-            delattr(np, name)
+            delattr(owner, name)
 
 
-@contextlib.contextmanager
-def dok_update() -> Iterator[None]:
+def restore_numpy_names() -> None:
+    """Give numpy 2 the aliases that `Config.compatibility_settings` and the metrics read."""
+    _add_missing(np, _NUMPY_1_NAMES)
+
+
+def numpy_names() -> contextlib.AbstractContextManager[None]:
+    """As :func:`restore_numpy_names`, for the block."""
+    return _with_missing(np, _NUMPY_1_NAMES)
+
+
+def dok_update() -> contextlib.AbstractContextManager[None]:
     """Give scipy >= 1.13 the `dok_matrix._update` that constructors of RecBole's graph models call."""
-    if hasattr(sp.dok_matrix, "_update"):
-        yield
-        return
-    sp.dok_matrix._update = lambda self, entries: self._dict.update(entries)
-    try:
-        yield
-    finally:
-        del sp.dok_matrix._update
+    return _with_missing(sp.dok_matrix, {"_update": lambda self, entries: self._dict.update(entries)})
 
 
 @contextlib.contextmanager
@@ -169,10 +169,9 @@ class _NoWriter:
     """A SummaryWriter that writes nothing."""
 
     def add_scalar(self, *args: Any, **kwargs: Any) -> None:
-        """Drop a scalar."""
+        """Drop the values."""
 
-    def add_hparams(self, *args: Any, **kwargs: Any) -> None:
-        """Drop hyper-parameters."""
+    add_hparams = add_scalar
 
 
 def tensorboard_in(folder: Path | None) -> contextlib.AbstractContextManager[None]:
@@ -180,11 +179,8 @@ def tensorboard_in(folder: Path | None) -> contextlib.AbstractContextManager[Non
     from recbole.trainer import trainer as module
     from torch.utils.tensorboard import SummaryWriter
 
-    return replaced(
-        module,
-        "get_tensorboard",
-        lambda logger: _NoWriter() if folder is None else SummaryWriter(str(folder)),
-    )
+    make = _NoWriter if folder is None else functools.partial(SummaryWriter, str(folder))
+    return replaced(module, "get_tensorboard", lambda logger: make())
 
 
 class TensorCollector(Collector):

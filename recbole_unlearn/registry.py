@@ -23,22 +23,17 @@ logger = logging.getLogger(__name__)
 
 
 class Registry(Generic[T]):
-    """Entries of one kind by name.
+    """Entries of one kind by name; ``kind`` is the noun for an entry in messages.
 
-    Args:
-        kind: the noun for an entry in messages.
-        package: all modules below it are imported before the first look-up.
-        entry_points: group of entry points through which other packages add entries.
-
+    All modules below ``package`` are imported before the first look-up. Other packages add entries through the group
+    ``entry_points``.
     """
 
     def __init__(self, kind: str, package: str, entry_points: str | None = None) -> None:
         self.kind, self.package, self.entry_points = kind, package, entry_points
         self.entries: dict[Any, T] = {}
         self._sources: dict[Any, str] = {}
-        self._failed: dict[str, str] | None = (
-            None  # entry point: why its import failed; None before discovery
-        )
+        self._failed: dict[str, str] | None = None  # entry points and reasons; None before discovery
 
     def add(self, name: Any, entry: T, source: Any = None) -> None:
         """Register ``entry``, which is ``source`` or was made from it.
@@ -54,9 +49,8 @@ class Registry(Generic[T]):
     def discover(self) -> dict[str, str]:
         """Import all modules that register entries, once; returns the entry points that failed, with the reason."""
         if self._failed is None:
-            for module in pkgutil.walk_packages(
-                importlib.import_module(self.package).__path__, f"{self.package}."
-            ):
+            root = importlib.import_module(self.package)
+            for module in pkgutil.walk_packages(root.__path__, f"{self.package}."):
                 importlib.import_module(module.name)
             self._failed = {}
             for point in metadata.entry_points(group=self.entry_points) if self.entry_points else ():
@@ -80,9 +74,8 @@ class Registry(Generic[T]):
         if name in failed:
             raise UnlearnError(f"The {self.kind} {name} of another package cannot be used: {failed[name]}.")
         known = sorted(self.entries, key=str)
-        raise UnlearnError(
-            f"Unknown {self.kind} {name!r}.{nearest(str(name), known)} Known are: {', '.join(known)}."
-        )
+        near = nearest(str(name), known)
+        raise UnlearnError(f"Unknown {self.kind} {name!r}.{near} Known are: {', '.join(known)}.")
 
 
 METHODS: Registry[type[Any]] = Registry(  # of subclasses of UnlearnTrainer

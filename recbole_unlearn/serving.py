@@ -50,7 +50,8 @@ class Loaded:
     train_data: AbstractDataLoader
     valid_data: AbstractDataLoader
     test_data: AbstractDataLoader
-    _recommender: Recommender = dataclasses.field(repr=False)
+    _ours: UnlearnConfig = dataclasses.field(repr=False)
+    _splits: Splits = dataclasses.field(repr=False)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.config, self.model, self.dataset, self.train_data, self.valid_data, self.test_data))
@@ -69,7 +70,65 @@ class Loaded:
                 alone gets no recommendations. Unknown tokens have no effect. The mask is not stored.
 
         """
-        return self._recommender.recommend(users, k, mask)
+        if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
+            raise UnlearnError(f"k={k!r:.100} is not valid: expected a whole number, 1 or more.")
+        train = self._splits.train
+        masked = _Mask(mask, Fields.of(self._ours), train)
+        ids = _known([token for token in _tokens(users) if token not in masked.users], train, train.uid_field)
+        unknown = ~self._present(train.uid_field)[ids]
+        if unknown.any():
+            raise UnlearnError(
+                f"{int(unknown.sum())} of {len(ids)} users have no interaction in the retained data, the first of "
+                f"them at position {int(unknown.nonzero()[0])}. Leave them out, or serve them as new users."
+            )
+        size = int(self._ours["eval_batch_size"])  # in windows for a sequential model, in pairs for others
+        step = size if isinstance(self._splits, SequenceSplits) else max(1, size // train.item_num)
+        batches = [self._best(batch, int(k), masked) for batch in torch.split(ids, step) if len(batch)]
+        return pd.concat(batches, ignore_index=True) if batches else pd.DataFrame(columns=COLUMNS)
+
+    def _present(self, field: str) -> torch.Tensor:
+        """Which ids of users or items have an interaction (ids,)."""
+        present = torch.zeros(self._splits.train.num(field), dtype=torch.bool)
+        for part in self._splits:
+            present[part.inter_feat[field]] = True
+        return present
+
+    def _best(self, users: torch.Tensor, k: int, masked: _Mask) -> pd.DataFrame:
+        """The best items of some users (n,), best first."""
+        train = self._splits.train
+        scores = self._trainer.batch_scores(self._splits.batch(users), train)  # (n, items)
+        scores[:, ~self._present(train.iid_field)] = -torch.inf
+        scores[:, masked.items] = -torch.inf
+        place = torch.full((train.user_num,), -1)  # row of each user in this batch
+        place[users] = torch.arange(len(users))
+        for owners, items in (self._history, masked.pairs):
+            rows = place[owners]
+            scores[rows[rows >= 0], items[rows >= 0]] = -torch.inf
+        best = torch.topk(scores, min(k, train.item_num), dim=1)
+        shown = torch.isfinite(best.values)  # fewer than k where fewer are left
+        rows, ranks = shown.nonzero(as_tuple=True)
+        columns = (
+            train.id2token(train.uid_field, users[rows].numpy()),
+            ranks.numpy() + 1,
+            train.id2token(train.iid_field, best.indices[shown].numpy()),
+            best.values[shown].numpy(),
+        )
+        return pd.DataFrame(dict(zip(COLUMNS, columns, strict=True)))
+
+    @functools.cached_property
+    def _history(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Users and items of the interactions before the test, which are not shown again, as in RecBole's test."""
+        parts = [] if self._ours["repeatable"] else [self._splits.train, self._splits.valid]
+        users, items = (
+            torch.cat([torch.zeros(0, dtype=torch.int64), *(part.inter_feat[field] for part in parts)])
+            for field in (self._splits.train.uid_field, self._splits.train.iid_field)
+        )
+        return users, items
+
+    @functools.cached_property
+    def _trainer(self) -> PhaseTrainer:
+        with own_environment(), own_randomness():
+            return compose(PhaseTrainer, self._ours, self.model, "unlearned")
 
 
 def load_unlearned(directory: str | os.PathLike, model: type | None = None) -> Loaded:
@@ -92,9 +151,8 @@ def load_unlearned(directory: str | os.PathLike, model: type | None = None) -> L
     with own_environment(), own_randomness():
         values = {"tensorboard": False, "checkpoint_dir": str(saved.parent)}  # no path from inside a file
         values |= {"unlearn": checkpoint.method} if checkpoint.method else {}
-        config = UnlearnConfig(
-            model or checkpoint.model, checkpoint.dataset, config_dict=values, inherited=checkpoint.settings
-        )
+        name, inherited = checkpoint.dataset, checkpoint.settings
+        config = UnlearnConfig(model or checkpoint.model, name, config_dict=values, inherited=inherited)
         splits = load(config, saved).splits
         if checkpoint.method is not None:
             made = _ensemble(checkpoint, config, splits)
@@ -105,7 +163,7 @@ def load_unlearned(directory: str | os.PathLike, model: type | None = None) -> L
         made.eval()
         whole = splits.train.copy(cat_interactions([part.inter_feat for part in splits]))
         plain = dataset_config(config, saved.parent, saved)
-        return Loaded(plain, made, whole, *loaders(config, splits), Recommender(config, made, splits))
+        return Loaded(plain, made, whole, *loaders(config, splits), config, splits)
 
 
 def _ensemble(checkpoint: Checkpoint, config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
@@ -122,89 +180,21 @@ def _ensemble(checkpoint: Checkpoint, config: UnlearnConfig, splits: Splits) -> 
     return trainer.model
 
 
-class Recommender:
-    """Recommendations of a model in tokens, with the data that it was trained on."""
-
-    def __init__(self, config: UnlearnConfig, model: AbstractRecommender, splits: Splits) -> None:
-        self.config, self.model, self.splits = config, model, splits
-
-    def recommend(self, users: Any, k: int = 10, mask: Any = None) -> pd.DataFrame:
-        """The ``k`` best items of each of ``users``, see :meth:`Loaded.recommend`."""
-        if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
-            raise UnlearnError(f"k={k!r:.100} is not valid: expected a whole number, 1 or more.")
-        train = self.splits.train
-        masked = _Mask(mask, Fields.of(self.config), train)
-        ids = _known([token for token in _tokens(users) if token not in masked.users], train, train.uid_field)
-        unknown = ~self._present(train.uid_field)[ids]
-        if unknown.any():
-            raise UnlearnError(
-                f"{int(unknown.sum())} of {len(ids)} users have no interaction in the retained data, the first of "
-                f"them at position {int(unknown.nonzero()[0])}. Leave them out, or serve them as new users."
-            )
-        size = int(self.config["eval_batch_size"])  # in windows for a sequential model, in pairs for others
-        step = size if isinstance(self.splits, SequenceSplits) else max(1, size // train.item_num)
-        batches = [self._best(batch, int(k), masked) for batch in torch.split(ids, step) if len(batch)]
-        return pd.concat(batches, ignore_index=True) if batches else pd.DataFrame(columns=COLUMNS)
-
-    def _present(self, field: str) -> torch.Tensor:
-        """Which ids of users or items have an interaction (ids,)."""
-        present = torch.zeros(self.splits.train.num(field), dtype=torch.bool)
-        for part in self.splits:
-            present[part.inter_feat[field]] = True
-        return present
-
-    def _best(self, users: torch.Tensor, k: int, masked: _Mask) -> pd.DataFrame:
-        """The best items of some users (n,), best first."""
-        train = self.splits.train
-        scores = self._trainer.batch_scores(self.splits.batch(users), train)  # (n, items)
-        scores[:, ~self._present(train.iid_field)] = -torch.inf
-        scores[:, masked.items] = -torch.inf
-        place = torch.full((train.user_num,), -1)  # row of each user in this batch
-        place[users] = torch.arange(len(users))
-        for owners, items in (self._history, masked.pairs):
-            rows = place[owners]
-            scores[rows[rows >= 0], items[rows >= 0]] = -torch.inf
-        best = torch.topk(scores, min(k, train.item_num), dim=1)
-        shown = torch.isfinite(best.values)  # fewer than k where fewer are left
-        rows, ranks = shown.nonzero(as_tuple=True)
-        columns = (
-            train.id2token(train.uid_field, users[rows].numpy()),
-            ranks.numpy() + 1,
-            train.id2token(train.iid_field, best.indices[shown].numpy()),
-            best.values[shown].numpy(),
-        )
-        return pd.DataFrame(dict(zip(COLUMNS, columns, strict=True)))
-
-    @functools.cached_property
-    def _history(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Users and items of the interactions before the test, which are not shown again, as in RecBole's test."""
-        parts = [] if self.config["repeatable"] else [self.splits.train, self.splits.valid]
-        users, items = (
-            torch.cat([torch.zeros(0, dtype=torch.int64), *(part.inter_feat[field] for part in parts)])
-            for field in (self.splits.train.uid_field, self.splits.train.iid_field)
-        )
-        return users, items
-
-    @functools.cached_property
-    def _trainer(self) -> PhaseTrainer:
-        with own_environment(), own_randomness():
-            return compose(PhaseTrainer, self.config, self.model, "unlearned")
-
-
 class _Mask:
     """Users who get nothing, items hidden from all users, and pairs (users, items) that are not shown."""
 
     def __init__(self, request: Any, fields: Fields, train: Dataset) -> None:
         nothing = request is None or (isinstance(request, pd.DataFrame) and request.empty)
         frame = pd.DataFrame() if nothing else read_request(request, fields).frame
-        empty = pd.Series(None, index=frame.index, dtype=object)
-        users, items = (frame.get(column, empty) for column in ("user", "item"))
-        both = users.notna() & items.notna()
-        self.users = set(users[items.isna()])
-        self.items = _known(items[users.isna()], train, train.iid_field)
+        frame = frame.reindex(columns=["user", "item"]).astype(object)
+        no_user, no_item = frame["user"].isna(), frame["item"].isna()
+        both = frame[~no_user & ~no_item]
+        self.users = set(frame["user"][no_item])
+        self.items = _known(frame["item"][no_user], train, train.iid_field)
         self.pairs = (
-            _known(users[both], train, train.uid_field), _known(items[both], train, train.iid_field),
-        )  # fmt: skip
+            _known(both["user"], train, train.uid_field),
+            _known(both["item"], train, train.iid_field),
+        )
 
 
 def _known(tokens: Any, train: Dataset, field: str) -> torch.Tensor:
@@ -219,9 +209,8 @@ def _tokens(users: Any) -> list[str]:
     found = []
     for user in [users] if single else users:
         if not isinstance(user, (str, numbers.Real)) or isinstance(user, bool):
-            raise UnlearnError(
-                f"A user is a token, not a {type(user).__name__}: give tokens as the dataset has them."
-            )
+            kind = type(user).__name__
+            raise UnlearnError(f"A user is a token, not a {kind}: give tokens as the dataset has them.")
         if isinstance(user, (float, np.floating)) and float(user).is_integer():
             user = int(user)  # 196.0 comes from a table with gaps
         found.append(str(user))

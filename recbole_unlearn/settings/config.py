@@ -16,7 +16,6 @@ import ast
 import contextlib
 import copy
 import dataclasses
-import functools
 import inspect
 import math
 import os
@@ -51,11 +50,7 @@ _TEACHERS = ("CrossNet", "CIN", "CINComp", "DAGFM")  # of KD_DAGFM, which calls 
 
 def own_settings() -> Mapping[str, declare.Declared]:
     """The declarations of this plugin and of all methods, by key; RecBole reads none of them."""
-    return _declarations((*GROUPS.values(), *(method.Settings for method in METHODS.all())))
-
-
-@functools.lru_cache(maxsize=4)
-def _declarations(groups: tuple[type, ...]) -> Mapping[str, declare.Declared]:
+    groups = [*GROUPS.values(), *(method.Settings for method in METHODS.all())]
     return {key: about for group in groups for key, about in declare.declared(group).items()}
 
 
@@ -273,10 +268,6 @@ class UnlearnConfig(Config):
         other = self.replace(tensorboard=False, log_wandb=False)
         other.leaves_curves = False
         return other
-
-    def given(self, **changes: Any) -> UnlearnConfig:
-        """As :meth:`replace`, with None for a key that stays as it is."""
-        return self.replace(**{key: value for key, value in changes.items() if value is not None})
 
     @classmethod
     def from_recbole(cls, config: Config, **overrides: Any) -> UnlearnConfig:

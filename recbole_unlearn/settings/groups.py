@@ -16,8 +16,7 @@ class RunSettings:
 
     unlearn: str = setting(
         "Unlearning method: retrain is exact, obliviate is recommended when retraining takes too long; --unlearn=? "
-        "lists them.",
-        role=Role.SUBJECT,
+        "lists them.", role=Role.SUBJECT,
     )
     compare: list[str] = setting(
         "Methods to compare with, for example retrain (the reference for all figures).", role=Role.SUBJECT
@@ -65,8 +64,7 @@ class ForgetSettings:
 
     forget: str = setting(
         "A file of deletion requests (.csv, .tsv, .jsonl, .parquet; text also with .gz), or 'injected' for the "
-        "paper's synthetic protocol.",
-        role=Role.PLACE, per_run=False,
+        "paper's synthetic protocol.", role=Role.PLACE, per_run=False,
     )
     on_missing: str = setting(
         "A request for an interaction that is not in the training data: stop, or skip it.",
@@ -80,8 +78,7 @@ class ForgetSettings:
         "injected: interactions per user, as a share of those they have in training.", low=0.0
     )
     inject_pool: float = setting(
-        "injected, informed: share of a user's unseen items, lowest scores first, to draw from.",
-        low=0.0, high=1.0,
+        "injected, informed: share of a user's unseen items, lowest scores first, to draw from.", low=0.0, high=1.0,
     )
 
 
@@ -95,8 +92,7 @@ class RecordSettings:
     )
     hash_key: str | None = setting(
         "A file with the key of the hashes in result.json; when empty, RECBOLE_UNLEARN_KEY, or a key that is made in "
-        "~/.config/recbole_unlearn.",
-        role=Role.PLACE, per_run=False,
+        "~/.config/recbole_unlearn.", role=Role.PLACE, per_run=False,
     )
 
 
@@ -142,8 +138,7 @@ class TuneSettings:
     )
     tune_weight: float = setting("Weight of forgetting against utility.", low=0.0)
     resume: bool = setting(
-        "Continue the sweep in OUTPUT_DIR; finished trials are not done again.",
-        role=Role.SPEED, per_run=False,
+        "Continue the sweep in OUTPUT_DIR; finished trials are not done again.", role=Role.SPEED, per_run=False,
     )
 
 
@@ -153,8 +148,7 @@ class GridSettings:
 
     grid: str | None = setting(
         "A YAML file of models, datasets, methods, seeds and deletion ratios to run in all combinations; or smoke, "
-        "machine or paper, which are in the package.",
-        per_run=False,
+        "machine or paper, which are in the package.", per_run=False,
     )
 
 
@@ -164,9 +158,7 @@ class CacheSettings:
 
     cache: bool = setting("Keep and reuse trained models (--no_cache turns it off).", role=Role.SPEED)
     cache_dir: str = setting("Where they are kept.", role=Role.PLACE)
-    cache_size: float = setting(
-        "GiB to keep at most; the least recently used go first.", low=0.0, role=Role.SPEED
-    )
+    cache_size: float = setting("GiB to keep at most; the least recently used go first.", low=0.0, role=Role.SPEED)
 
 # fmt: on
 

@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import recbole
@@ -44,9 +43,8 @@ _TRANSFORMS = {"BERT4Rec": "mask_itemseq", "SHAN": "inverse_itemseq"}  # that mo
 
 def model_names() -> list[str]:
     """The models of the installed RecBole, from its property files."""
-    return sorted(
-        path.stem for path in (Path(recbole.__file__).parent / "properties" / "model").glob("*.yaml")
-    )
+    folder = Path(recbole.__file__).parent / "properties" / "model"
+    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def is_recommender(found: Any) -> bool:
@@ -92,10 +90,8 @@ def refuse_settings(config: Config) -> None:
 
 def _refuse_sequential(config: Config) -> None:
     """Refuse other splits than one window a user for validation and one for test, and transforms of other models."""
-    if (
-        config["eval_args"].get("split") != {"LS": "valid_and_test"}
-        or config["eval_args"].get("order") != "TO"
-    ):
+    split, order = config["eval_args"].get("split"), config["eval_args"].get("order")
+    if split != {"LS": "valid_and_test"} or order != "TO":
         raise UnlearnError(
             "Sequential models are unlearned with each user's last interaction as test and the one before as "
             "validation. Use --eval_args='{split: {LS: valid_and_test}, order: TO, mode: full}'."
@@ -138,12 +134,19 @@ def typed_class(text: str) -> type:
     """
     module, _, name = text.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), name]):
-        raise UnlearnError(
-            f"--model={text:.200} is not package.module:Class; for example --model=my_models:MyBPR."
-        )
+        example = "for example --model=my_models:MyBPR"
+        raise UnlearnError(f"--model={text:.200} is not package.module:Class; {example}.")
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
-    imported = _imported(module)
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            where = f"in {os.getcwd()} or where Python looks for modules; check --model."
+            raise UnlearnError(f"There is no module {module} {where}") from error
+        raise UnlearnError(f"The module {module} needs {error.name}, which is not installed.") from error
+    except Exception as error:  # the user's own code may fail in any way
+        raise UnlearnError(f"The module {module} cannot be imported: {one_line(error)}") from error
     found = getattr(imported, name, None)
     if found is None:
         classes = [key for key, value in vars(imported).items() if is_recommender(value)]
@@ -153,16 +156,3 @@ def typed_class(text: str) -> type:
             f"{text} is not a model of RecBole; derive the class from one of its recommenders."
         )
     return found
-
-
-def _imported(module: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-            raise UnlearnError(
-                f"There is no module {module} in {os.getcwd()} or where Python looks for modules; check --model."
-            ) from error
-        raise UnlearnError(f"The module {module} needs {error.name}, which is not installed.") from error
-    except Exception as error:  # the user's own code may fail in any way
-        raise UnlearnError(f"The module {module} cannot be imported: {one_line(error)}") from error

@@ -101,9 +101,8 @@ def normalised_adjacency(interactions: sp.coo_matrix, epsilon: float = EPSILON) 
     scale = np.power(np.diff(adjacency.indptr) + epsilon, -0.5)
     rows = np.repeat(np.arange(users + items), np.diff(adjacency.indptr))
     values = scale[rows] * scale[adjacency.indices]
-    starts, columns = (
-        torch.from_numpy(part.astype(np.int64)) for part in (adjacency.indptr, adjacency.indices)
-    )
+    ends = adjacency.indptr, adjacency.indices
+    starts, columns = (torch.from_numpy(part.astype(np.int64)) for part in ends)
     return _csr(starts, columns, torch.from_numpy(values.astype(np.float32)), adjacency.shape)
 
 
@@ -155,14 +154,12 @@ class EdgeRemoval:
         """Compute the entries in the rows and columns of ``nodes`` again: 1 / √((d_a + ε)(d_b + ε))."""
         places, count = _places(self._start, nodes)
         rows = torch.repeat_interleave(nodes, count)
-        left = self._present[places]
-        places, rows = places[left], rows[left]
+        present = self._present[places]
+        places, rows = places[present], rows[present]
         columns = self._columns[places]
         # numpy's power, as in normalised_adjacency: torch's differs in the last bit
-        scale = [
-            torch.from_numpy(np.power(self._degree[ids].numpy() + EPSILON, -0.5)) for ids in (rows, columns)
-        ]
-        values = scale[0] * scale[1]
+        left, right = (np.power(self._degree[ids].numpy() + EPSILON, -0.5) for ids in (rows, columns))
+        values = torch.from_numpy(left) * torch.from_numpy(right)
         self._write(places, values)
         self._write(torch.searchsorted(self._keys, columns * self._size + rows), values)
 

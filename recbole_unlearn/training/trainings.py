@@ -195,17 +195,13 @@ class Trainings:
         self, config: UnlearnConfig, splits: Splits, label: str = "", start: Weights | None = None
     ) -> str:
         """The digest that names an entry; the label is for people and has no part in it."""
-        ours = own_settings()
-        relevant = {
-            name: repr(value)
-            for name, value in config.final_config_dict.items()
-            if name not in ours and RECBOLE.get(name, Known()).trains
-        }
+        ours, values = own_settings(), config.final_config_dict
+        trained_with = [name for name in values if name not in ours and RECBOLE.get(name, Known()).trains]
         parts = {
             "versions": [__version__, recbole.__version__, torch.__version__, numpy.__version__],
             "threads": self.threads,
             "model": cache_name(config.model_class),
-            "settings": relevant,
+            "settings": {name: repr(values[name]) for name in trained_with},
             "data": splits.digest(),
         }
         if start is not None:

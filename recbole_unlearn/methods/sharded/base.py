@@ -243,7 +243,8 @@ class ShardedTrainer(UnlearnTrainer):
     def originate(self, task: UnlearnTask) -> Outcome:
         """Train the ensemble on D, or read it from the directory it was saved to."""
         given = {key: getattr(task.settings, f"{self.name}_{key}") for key in ("epochs", "learning_rate")}
-        full, config = task.data.full, task.config.given(**given)
+        given = {key: value for key, value in given.items() if value is not None}
+        full, config = task.data.full, task.config.replace(**given)
         if task.stored is not None:
             self.shards, rule = read_ensemble(task.stored, config, full)
             self.model = self._combined(task, full, rule)[0]
