@@ -317,7 +317,7 @@ def read_head(path: Path) -> Stored:
         raise UnlearnError(f"{shown(file)} is damaged: it is not JSON. Use another copy.") from error
     known = isinstance(content, dict) and content.get("schema") == SCHEMA
     _require(known, file, f"is not of schema {SCHEMA}; it was written by another version.")
-    kinds = dict.fromkeys(("method", "model", "dataset", "rows"), str)
+    kinds: dict[str, type] = dict.fromkeys(("method", "model", "dataset", "rows"), str)
     kinds |= {"settings": dict} | dict.fromkeys(("shards", "slices"), int)
     for key, kind in kinds.items():
         _require(isinstance(content.get(key), kind), file, f"is damaged: {key} is missing or odd.")

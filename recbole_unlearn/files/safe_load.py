@@ -119,7 +119,8 @@ def _parsed(stream: io.BytesIO, consent: Consent) -> tuple[Any, list[Reference]]
 
 def _pickle(content: bytes, consent: Consent) -> Any:
     described, _ = _parsed(io.BytesIO(content), consent)
-    return _Builder(content, consent, {}.__getitem__).build(described)  # without tensors
+    nothing: dict[str, bytes] = {}  # no tensors
+    return _Builder(content, consent, nothing.__getitem__).build(described)
 
 
 def _torch(content: bytes, consent: Consent) -> Any:
@@ -323,7 +324,7 @@ def _dtype(builder: _Builder, made: StandIn) -> np.dtype:
     """A dtype of the short list; its state may only say the byte order."""
     code, state = made.args[0], made.state or (3, "|", None, None, None)
     require(state[2] is state[3] is state[4] is None, "a structured dtype")
-    order = state[1]
+    order: Any = state[1]
     known = isinstance(code, str) and _DTYPE.fullmatch(code) and order in ("<", ">", "=", "|")
     require(known, "an unknown dtype")
     found = np.dtype(code)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from recbole.data.dataset import SequentialDataset
@@ -330,5 +330,6 @@ class WindowRequest(Request):
         """Of the targets of some retained windows."""
         windows = self.witness.windows
         chosen = windows[self.witness.buffer(min(1.0, CERTIFIED / len(windows)))]
-        batch, items = self.task.data.retain.read(chosen), chosen[self.index.train.iid_field]
+        retain: Any = self.task.data.retain  # SequenceSplits
+        batch, items = retain.read(chosen), chosen[self.index.train.iid_field]
         return lambda: scores_after(self.model, batch, items[:, None])[:, 0]
