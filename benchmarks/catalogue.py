@@ -88,9 +88,7 @@ def adam_state(model: torch.nn.Module) -> dict:
 
 def main() -> None:
     """Measure all sizes and print how time grows."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="10000,100000,1000000")
     parser.add_argument("--rows", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=5)
@@ -103,10 +101,7 @@ def main() -> None:
         seconds, prepared = measure(size, args.rows, args.repeats)
         first = table[0][1] if table else seconds
         table.append([size, seconds, seconds / first, prepared])
-        print(
-            tabulate(table, ["users and items", "unlearn s", "growth", "prepare s"], tablefmt="github"),
-            flush=True,
-        )
+        print(tabulate(table, ["users and items", "unlearn s", "growth", "prepare s"], tablefmt="github"), flush=True)
 
 
 if __name__ == "__main__":

@@ -67,9 +67,7 @@ CANDIDATES = {
         *grid(scif_cap=[0.3, 0.5, 0.7, 1.0], scif_damping=[0.01, 0.1]),
         *grid(scif_cap=[1.5, 2.0], scif_damping=[0.003, 0.01]),
     ],
-    "ifru": [
-        *grid(ifru_damping=[0.02, 0.05, 0.1, 0.2], ifru_hops=[0, 1]),
-    ],
+    "ifru": [*grid(ifru_damping=[0.02, 0.05, 0.1, 0.2], ifru_hops=[0, 1])],
     "sisa": [
         *grid(sisa_learning_rate=[None, 0.002, 0.005, 0.01], sisa_epochs=[None, 400]),
         *grid(sisa_learning_rate=[0.0005, 0.003, 0.007, 0.02]),
@@ -97,10 +95,7 @@ SHORT = {
     ],
     "scif": grid(scif_cap=[0.7, 1.0], scif_damping=[0.01, 0.1]),
     "ifru": grid(ifru_damping=[0.02, 0.05, 0.1, 0.2]),
-    "sisa": [
-        *grid(sisa_learning_rate=[0.002, 0.005, 0.01]),
-        {"sisa_learning_rate": 0.005, "sisa_epochs": 100},
-    ],
+    "sisa": [*grid(sisa_learning_rate=[0.002, 0.005, 0.01]), {"sisa_learning_rate": 0.005, "sisa_epochs": 100}],
     "receraser": grid(receraser_partition=["users"], receraser_learning_rate=[0.002, 0.005]),
     "ultrare": [
         *grid(ultrare_learning_rate=[0.002, 0.005, 0.01]),
@@ -139,10 +134,7 @@ class OnValidation(Pipeline):
     def figures(self, own: Measured, seconds: float | None = None) -> dict[str, Any]:
         """What a candidate is judged by, and the attack beside it."""
         goal = self.phases["retrained"].measured
-        shares = [
-            own.utility[group]["ndcg@20"] / goal.utility[group]["ndcg@20"]
-            for group in ("metrics", "affected")
-        ]
+        shares = [own.utility[group]["ndcg@20"] / goal.utility[group]["ndcg@20"] for group in ("metrics", "affected")]
         gap = own.forgetting["demotion_rate"] - goal.forgetting["demotion_rate"]
         attacks = [(one.forgetting.get("attack") or {}).get("auc") for one in (own, goal)]
         return {
@@ -195,9 +187,7 @@ def rows_of(args: argparse.Namespace, model: str, names: list[str]) -> Iterator[
 
 def main() -> None:
     """Measure what is missing, print all candidates, the best of a method first."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="ml-100k")
     parser.add_argument("--data_path")
     parser.add_argument("--models", default="BPR,LightGCN")

@@ -134,9 +134,7 @@ def equations(known: Known, result: dict[str, Any], phase: str, kind: str) -> li
     for key, own in usual.items():
         if whole:
             step = step_from(1 / (n - k)) if rounded else 1e-6
-            found.append(
-                Equation(own, own.sum() - figures["metrics"][key] * (n - k), half(step, n - k) + blur)
-            )
+            found.append(Equation(own, own.sum() - figures["metrics"][key] * (n - k), half(step, n - k) + blur))
         elif figures.get("unaffected"):
             step = step_from(1 / (n - k)) if rounded else 1e-6
             value = own.sum() - figures["unaffected"][key] * (n - k)
@@ -357,9 +355,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="10,20,50,100")
     parser.add_argument("--kinds", default="whole,part")
     parser.add_argument("--seeds", default="2020,2021,2022")
-    parser.add_argument(
-        "--seconds", type=float, default=60.0, help="for the program; the search has a third of it"
-    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="for the program; the search has a third of it")
     parser.add_argument("--repeat", type=int, default=0, help="users, one request each")
     parser.add_argument("--out", default="saved/infer_members.jsonl")
     parser.add_argument("--work", default="saved/infer_members")

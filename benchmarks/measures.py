@@ -25,9 +25,7 @@ from recbole_unlearn.training import PhaseTrainer, build_model, compose
 
 def main() -> None:
     """Time both and print their ratio."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="BPR")
     parser.add_argument("--dataset", default="ml-100k")
     parser.add_argument("--data_path")
@@ -47,9 +45,7 @@ def main() -> None:
         full, located = inject(splits, read(groups.ForgetSettings, config), 0, None)
         data = divide(full, located, "injected random")
         test = loaders(config, data.retain)
-        models = {
-            name: compose(PhaseTrainer, config, build_model(config, data.retain), name) for name in "abc"
-        }
+        models = {name: compose(PhaseTrainer, config, build_model(config, data.retain), name) for name in "abc"}
         plain, everything = [], []
         for _ in range(3):
             start = time.perf_counter()
@@ -59,9 +55,7 @@ def main() -> None:
             measurement = Measurement(config, data, test, 100)
             difficulty(models["a"].model, data, 0)
             names = ("original", "unlearned", "retrained")
-            phases = {
-                name: measurement.phase(name, t) for name, t in zip(names, models.values(), strict=True)
-            }
+            phases = {name: measurement.phase(name, t) for name, t in zip(names, models.values(), strict=True)}
             measurement.compare(phases)
             everything.append((time.perf_counter() - start) / len(names))
     one, all_of_them = statistics.median(plain), statistics.median(everything)

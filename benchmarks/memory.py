@@ -59,9 +59,7 @@ def measure(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """One method here, several in a process each."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="LightGCN")
     parser.add_argument("--dataset", default="ml-100k")
     parser.add_argument("--data_path")

@@ -91,9 +91,7 @@ def figures(result: dict, phase: str) -> dict[str, float]:
 
 def main() -> None:
     """Run what is missing, print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="ml-100k")
     parser.add_argument("--data_path")
     parser.add_argument("--models", default="BPR,LightGCN")
@@ -101,9 +99,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="2020,2021,2022")
     parser.add_argument("--variants", action="store_true", help="also variants of obliviate itself")
     parser.add_argument("--methods", default=",".join(PRESETS), help="to compare with; empty for none")
-    parser.add_argument(
-        "--cached", dest="fresh", action="store_false", help="retraining may come from the cache"
-    )
+    parser.add_argument("--cached", dest="fresh", action="store_false", help="retraining may come from the cache")
     parser.add_argument("--cache_dir", default="saved/cache")
     parser.add_argument("--out", default="saved/benchmark")
     args = parser.parse_args()
@@ -126,9 +122,7 @@ def main() -> None:
                         if len(values) > 1 and key in ("recovered", "gap", "attack")
                         else ""
                     )
-                    row.append(
-                        f"{values.mean():.4f}{spread}" if key != "speedup" else f"{values.mean():.0f}x"
-                    )
+                    row.append(f"{values.mean():.4f}{spread}" if key != "speedup" else f"{values.mean():.0f}x")
                 rows.append(row)
             heads = ["model", "request", "method", *cells[0]]
             print(tabulate(rows, heads, tablefmt="github"), flush=True)

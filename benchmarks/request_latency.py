@@ -178,9 +178,7 @@ def show(lines: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measure what is missing, print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="ml-100k")
     parser.add_argument("--data_path")
     parser.add_argument("--models", default="BPR,LightGCN")

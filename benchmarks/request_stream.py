@@ -71,9 +71,7 @@ class Cell:
         mask[self.asked] = True
         located = Located(mask, *self._none()[1:])
         self.data: UnlearnData = divide(self.source.splits, located, "requests", self.source.clock)
-        self.measurement = Measurement(
-            self.config, self.data, loaders(self.config, self.data.retain), NEGATIVES
-        )
+        self.measurement = Measurement(self.config, self.data, loaders(self.config, self.data.retain), NEGATIVES)
         self.measurement.questions = self._questions()
         self.trainings = Trainings(CacheSettings(True, args.cache_dir, 20.0), self.config["threads"])
 
@@ -92,9 +90,7 @@ class Cell:
         """All figures."""
         original = self.trainings.train(self.config, self.source.splits, "original")
         retrained = [
-            self.trainings.train(
-                self.config.replace(seed=self.config["seed"] + more), self.data.retain, "retrained"
-            )
+            self.trainings.train(self.config.replace(seed=self.config["seed"] + more), self.data.retain, "retrained")
             for more in (100, 200)
         ]
         target, second = (self._measured_model(one) for one in retrained)
@@ -168,9 +164,7 @@ def growth(args: argparse.Namespace, model: str, seed: int) -> dict[str, Any]:
 def values_of(args: argparse.Namespace, model: str) -> dict[str, Any]:
     """Settings of a training, and quiet."""
     quiet = {"show_progress": False, "tensorboard": False}
-    return (
-        quiet | settings_of(model, args.dataset) | ({"data_path": args.data_path} if args.data_path else {})
-    )
+    return quiet | settings_of(model, args.dataset) | ({"data_path": args.data_path} if args.data_path else {})
 
 
 SHOWN = ("all", "affected", "unaffected", "demotion", "attack", "ks")
@@ -206,9 +200,7 @@ def _mean(values: Any) -> float | None:
 
 def main() -> None:
     """Measure what is missing, print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="ml-100k")
     parser.add_argument("--data_path")
     parser.add_argument("--models", default="BPR,LightGCN")

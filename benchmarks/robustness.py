@@ -32,9 +32,7 @@ def main() -> None:
             if what.split(":")[0] not in campaign.GOOD:
                 print(f"case {seed}: {what}")
         print(f"{len(found)} fuzzed files: {campaign.counts(found)}")
-        print(
-            f"{given.kills} kills: {dict(kills.campaign(given.kills, root / 'data', root / 'kills', given.seed))}"
-        )
+        print(f"{given.kills} kills: {dict(kills.campaign(given.kills, root / 'data', root / 'kills', given.seed))}")
 
 
 if __name__ == "__main__":

@@ -31,9 +31,7 @@ def core(frame: pd.DataFrame, least: int) -> pd.DataFrame:
 
 def main() -> None:
     """Draw the users and write their file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="yelp2018")
     parser.add_argument("--data_path", required=True)
     parser.add_argument("--users", type=int, default=10_500)

@@ -38,9 +38,7 @@ class Lines:
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
-        self.lines = (
-            [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
-        )
+        self.lines = [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
 
     def find(self, key: dict[str, Any]) -> dict[str, Any] | None:
         """The line of ``key``."""

@@ -64,9 +64,7 @@ def main() -> None:
         for entry in entries:
             found.setdefault(entry.name, []).append(figures(entry))
         heads = list(next(iter(found.values()))[0])
-        rows = [
-            [name, len(cells), *(written(head, cells) for head in heads)] for name, cells in found.items()
-        ]
+        rows = [[name, len(cells), *(written(head, cells) for head in heads)] for name, cells in found.items()]
         print(f"\n{place.dataset} · {place.model} · {place.request}, test interactions")
         print(tabulate(rows, ["method", "runs", *heads], tablefmt="github", disable_numparse=True))
 

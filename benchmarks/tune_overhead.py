@@ -21,9 +21,7 @@ from recbole_unlearn import tune_unlearn
 
 def main() -> None:
     """Time a sweep and print the ratio."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="LightGCN")
     parser.add_argument("--dataset", default="ml-100k")
     parser.add_argument("--data_path")
@@ -47,10 +45,7 @@ def main() -> None:
         )
         start = time.perf_counter()
         outcome = tune_unlearn(
-            args.model,
-            args.dataset,
-            output_dir=f"{folder}/sweep",
-            config_dict=values | {"trials": args.trials},
+            args.model, args.dataset, output_dir=f"{folder}/sweep", config_dict=values | {"trials": args.trials}
         )
         seconds = time.perf_counter() - start
     work = sum(record["reports"][-1]["work_seconds"] for record in outcome.result["trials"])

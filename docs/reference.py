@@ -40,9 +40,7 @@ class PublicNames(Written):
     def text(self) -> str:
         """A section for each name."""
         names = [name for name in recbole_unlearn.__all__ if not name.startswith("__")]
-        return "\n\n".join(
-            _described("recbole_unlearn", name) for name in sorted(names, key=_functions_first)
-        )
+        return "\n\n".join(_described("recbole_unlearn", name) for name in sorted(names, key=_functions_first))
 
 
 class ReturnedTypes(Written):
@@ -51,9 +49,7 @@ class ReturnedTypes(Written):
     def text(self) -> str:
         """A section for each class."""
         public = [getattr(recbole_unlearn, name) for name in recbole_unlearn.__all__]
-        returned = [
-            typing.get_type_hints(thing).get("return") for thing in public if inspect.isfunction(thing)
-        ]
+        returned = [typing.get_type_hints(thing).get("return") for thing in public if inspect.isfunction(thing)]
         own = {
             kind: None
             for kind in returned

@@ -86,9 +86,7 @@ def find_pair(serving: Serving, data: Dataset) -> tuple[str, str]:
     """A user, and an item of theirs that is among the first ten recommended to them."""
     users, items = (data.id2token(field, data.inter_feat[field]) for field in ("user_id", "item_id"))
     seen = set(zip(users, items, strict=True))
-    pairs = (
-        (user, item) for user in serving.rows_of_users for item in serving.recommend(user, 10, serving.flat)
-    )
+    pairs = ((user, item) for user in serving.rows_of_users for item in serving.recommend(user, 10, serving.flat))
     return next(pair for pair in pairs if pair in seen)
 
 
@@ -127,9 +125,7 @@ def main(work: Path) -> None:
             serving.follow(last)
         else:  # all vectors are others: new indexes, and new cells of the IVF one
             serving = Serving(last, key)
-        print(
-            f"{step:10} {standing(serving, user, item)}; delta {delta['bytes']} of {delta['whole_bytes']} bytes"
-        )
+        print(f"{step:10} {standing(serving, user, item)}; delta {delta['bytes']} of {delta['whole_bytes']} bytes")
     state.close()
 
 

@@ -55,9 +55,7 @@ def main(work: Path) -> None:
     served = load_unlearned(work / "out")
     shown = served.recommend(USERS, k=10, mask=request)  # after what is left of their histories
     again = shown.merge(request, left_on=["user", "item"], right_on=["user_id", "item_id"])
-    print(
-        f"{len(shown)} items recommended to {shown['user'].nunique()} users, {len(again)} of them deleted ones."
-    )
+    print(f"{len(shown)} items recommended to {shown['user'].nunique()} users, {len(again)} of them deleted ones.")
 
 
 if __name__ == "__main__":

@@ -107,9 +107,7 @@ class Workers:
     def __init__(self, number: int | None = 1, address: str | None = None) -> None:
         self.number, self.address = number, address
 
-    def do(
-        self, work: Callable[..., Any], pieces: Sequence[tuple], go_on: bool = False
-    ) -> Iterator[tuple[int, Any]]:
+    def do(self, work: Callable[..., Any], pieces: Sequence[tuple], go_on: bool = False) -> Iterator[tuple[int, Any]]:
         """``work(*piece)`` for every piece; yields (position, result) in the order in which they end.
 
         The first piece that fails ends all. With ``go_on``, its error is yielded instead of its result.

@@ -90,9 +90,7 @@ class _Phase:
         seconds = None if self.seconds is None else round(self.seconds, 4)
         forgetting = {**self.measured.forgetting, **(distances or {})}
         own: dict[str, Any] = self.measured.utility  # metrics of all, affected and unaffected users
-        return PhaseResult(
-            seconds=seconds, seconds_from_cache=self.from_cache, forgetting=forgetting, **own, **more
-        )
+        return PhaseResult(seconds=seconds, seconds_from_cache=self.from_cache, forgetting=forgetting, **own, **more)
 
 
 class Pipeline:
@@ -101,9 +99,7 @@ class Pipeline:
     Files are written to ``directory``; at the end of the run they are in ``home``.
     """
 
-    def __init__(
-        self, config: UnlearnConfig, directory: Path, home: Path, checkpoint: Checkpoint | None
-    ) -> None:
+    def __init__(self, config: UnlearnConfig, directory: Path, home: Path, checkpoint: Checkpoint | None) -> None:
         self.config, self.directory, self.home, self.checkpoint = config, directory, home, checkpoint
         self.run_settings = settings.read(settings.RunSettings, config)
         self.forget_settings = settings.read(settings.ForgetSettings, config)
@@ -340,9 +336,7 @@ class Pipeline:
             return None
         self._begin(PLACEBO)
         config = self.config.replace(output_dir=None)  # it writes no file
-        trainer, task = begin(
-            first.method, first.settings, config, self.data, trained, self.trainings, PLACEBO
-        )
+        trainer, task = begin(first.method, first.settings, config, self.data, trained, self.trainings, PLACEBO)
         trainer.run(task)
         retrained = self.phases[RETRAINED].measured
         measured = self.measurement.measure(trainer, retrained)

@@ -207,9 +207,7 @@ def duration(seconds: float) -> str:
     return f"{hours:.1f} h" if hours < 10 else f"{round(hours)} h"
 
 
-def log_request(
-    config: UnlearnConfig, data: UnlearnData, forget: Forgotten, withheld: Withheld | None
-) -> None:
+def log_request(config: UnlearnConfig, data: UnlearnData, forget: Forgotten, withheld: Withheld | None) -> None:
     """Log the size of a request, and what follows from it for all phases."""
     if data.done_earlier is not None:
         logger.info(

@@ -73,14 +73,9 @@ def run_unlearn(
         model, dataset, forget=forget, unlearn=unlearn, compare=compare, checkpoint=checkpoint,
         config_files=config_files, output_dir=output_dir, config_dict=config_dict,
     ) as (pipeline, wanted):  # fmt: skip
-        for key, option, function in (
-            ("tune", "--tune", "tune_unlearn"),
-            ("grid", "--grid=FILE", "run_grid"),
-        ):
+        for key, option, function in (("tune", "--tune", "tune_unlearn"), ("grid", "--grid=FILE", "run_grid")):
             if pipeline.config[key]:
-                raise UnlearnError(
-                    f"{key} makes many runs: give {option} on the command line, or use {function}()."
-                )
+                raise UnlearnError(f"{key} makes many runs: give {option} on the command line, or use {function}().")
         return pipeline.run(wanted)
 
 

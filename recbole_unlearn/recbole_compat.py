@@ -208,6 +208,4 @@ def tolerant_collector() -> contextlib.AbstractContextManager[None]:
     original = Collector.get_data_struct
     if "cpu" not in original.__code__.co_names:  # before 1.2.1
         return contextlib.nullcontext()
-    return replaced(
-        Collector, "get_data_struct", lambda self: _collected(self, functools.partial(original, self))
-    )
+    return replaced(Collector, "get_data_struct", lambda self: _collected(self, functools.partial(original, self)))

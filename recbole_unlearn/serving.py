@@ -191,10 +191,7 @@ class _Mask:
         both = frame[~no_user & ~no_item]
         self.users = set(frame["user"][no_item])
         self.items = _known(frame["item"][no_user], train, train.iid_field)
-        self.pairs = (
-            _known(both["user"], train, train.uid_field),
-            _known(both["item"], train, train.iid_field),
-        )
+        self.pairs = (_known(both["user"], train, train.uid_field), _known(both["item"], train, train.iid_field))
 
 
 def _known(tokens: Any, train: Dataset, field: str) -> torch.Tensor:

@@ -69,9 +69,7 @@ def wrapped(text: str, columns: int | None = None, indent: str = "") -> str:
     )
 
 
-def drawn(
-    head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, columns: int | None = None
-) -> str:
+def drawn(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, columns: int | None = None) -> str:
     """A table; one that is wider than ``columns`` is split, and every part repeats the first ``left`` columns.
 
     These are aligned to the left, all others to the right.

@@ -50,14 +50,7 @@ def trace() -> None:
 def run_weight(folder: Path) -> str:
     """Files, functions and room changes of a traced run, in a process of its own."""
     with tempfile.TemporaryDirectory() as out:
-        command = [
-            sys.executable,
-            __file__,
-            "--traced",
-            *COMMAND,
-            f"--output_dir={out}/run",
-            f"--cache_dir={out}",
-        ]
+        command = [sys.executable, __file__, "--traced", *COMMAND, f"--output_dir={out}/run", f"--cache_dir={out}"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         return f"not measured: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}"
@@ -85,9 +78,7 @@ def imported(tree: ast.Module, known: set[str]) -> set[tuple[str, str]]:
 
 def static_weight(folder: Path) -> dict[str, str]:
     """All that can be counted without running the code."""
-    trees = {
-        p.relative_to(folder): ast.parse(p.read_text()) for p in sorted((folder / PACKAGE).rglob("*.py"))
-    }
+    trees = {p.relative_to(folder): ast.parse(p.read_text()) for p in sorted((folder / PACKAGE).rglob("*.py"))}
     names = {module_name(path) for path in trees}
     imports = {module_name(path): imported(tree, names) for path, tree in trees.items()}
     rooms = {module_name(path) for path in trees if path.name == "__init__.py"}
@@ -135,9 +126,7 @@ def main() -> None:
         table["a run: files · functions · room changes"] = run_weight(folder)
     if shutil.which("duplicates"):
         command = ["duplicates", "--repo", str(folder), "--seconds", "120"]
-        table["pairs of duplicates"] = subprocess.run(command, capture_output=True, text=True).stdout.split(
-            " "
-        )[0]
+        table["pairs of duplicates"] = subprocess.run(command, capture_output=True, text=True).stdout.split(" ")[0]
     for what, amount in table.items():
         print(f"| {what} | {amount} |")
 

@@ -171,9 +171,7 @@ def train_plain(model: str | type, folder: Path, **settings) -> Path:
     """Train with RecBole's own classes, as `run_recbole` does, and return the checkpoint it saved."""
     recbole_compat.restore_numpy_names()
     dataset = settings.pop("dataset", "tiny")
-    config = Config(
-        model, dataset, config_dict={"checkpoint_dir": str(folder), "show_progress": False, **settings}
-    )
+    config = Config(model, dataset, config_dict={"checkpoint_dir": str(folder), "show_progress": False, **settings})
     init_seed(config["seed"], config["reproducibility"])
     loaded = create_dataset(config)
     train, valid, _ = data_preparation(config, loaded)

@@ -165,7 +165,5 @@ def test_help_refuses_the_models_that_a_run_refuses(model, why):
     ],
 )  # fmt: skip
 def test_what_is_shown_can_be_typed(value):
-    done = subprocess.run(
-        ["bash", "-c", f"printf %s {cli.typed(value)}"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["bash", "-c", f"printf %s {cli.typed(value)}"], capture_output=True, text=True, check=True)
     assert (done.stdout if isinstance(value, str) else parse_value(done.stdout)) == value

@@ -68,17 +68,7 @@ def test_serving_with_faiss(tmp_path):
 def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
     """A package with an entry point and a YAML file: listed, helped, run, and refused as ours are."""
     site, copy = tmp_path / "site", shutil.copytree(EXAMPLES / "own_method", tmp_path / "source")
-    install = [
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "--target",
-        str(site),
-        str(copy),
-    ]
+    install = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(site), str(copy)]
     run_command([sys.executable, *install], tmp_path)
     tool = [sys.executable, "-m", "recbole_unlearn"]
     given = ["--model=BPR", "--dataset=tiny", "--unlearn=shrink", "--compare=retrain", *flags()]
@@ -123,12 +113,7 @@ def test_defaults_of_declarations_and_a_broken_package(tmp_path, flags):
     assert json.loads((tmp_path / "out" / "result.json").read_text())["settings"]["idle_level"] == 3
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{site}", "OMP_NUM_THREADS": "1"}
     failed = subprocess.run(
-        [*tool, "--unlearn=broken"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        [*tool, "--unlearn=broken"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert failed.returncode == 2
     assert "method broken of another package cannot be used: ModuleNotFoundError" in failed.stderr

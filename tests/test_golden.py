@@ -37,9 +37,7 @@ def test_results_are_the_same_to_the_last_digit(tmp_path):
     command = [sys.executable, "-m", "tests.golden.runs", str(tmp_path)]
     run_command(command, tmp_path, **runs.PINNED, XDG_CONFIG_HOME=str(tmp_path / "config"))
     for name in runs.ALL:
-        frozen, now = (
-            json.loads((folder / f"{name}.json").read_text()) for folder in (runs.FROZEN, tmp_path)
-        )
+        frozen, now = (json.loads((folder / f"{name}.json").read_text()) for folder in (runs.FROZEN, tmp_path))
         assert set(now) == set(frozen), name
         if SAME_VERSIONS:  # another RecBole or numpy gives other figures under the same keys
             assert {key: (now[key], frozen[key]) for key in frozen if now[key] != frozen[key]} == {}, name

@@ -100,9 +100,7 @@ def words_in(file):
     words = {value for value in found if isinstance(value, str)}
     arrays = [value for value in found if isinstance(value, bytes) and len(value) % 4 == 0]
     for value in arrays:  # of numpy's text, four bytes a character
-        words |= set(
-            "".join(chr(code) if 0 < code < 128 else " " for code in np.frombuffer(value, "<u4")).split()
-        )
+        words |= set("".join(chr(code) if 0 < code < 128 else " " for code in np.frombuffer(value, "<u4")).split())
     return words
 
 
@@ -245,9 +243,7 @@ def test_rows_of_items_are_found_in_the_table_of_entities(small, model):
     config = UnlearnConfig(model, "tiny", config_dict=small(model))
     splits = load(config).splits
     net = build_model(config, splits)
-    found = {
-        (table.parameter, table.side, table.offset, table.axis) for table in find_tables(net, splits.train)
-    }
+    found = {(table.parameter, table.side, table.offset, table.axis) for table in find_tables(net, splits.train)}
     expected = {("user_embedding.weight", "user", 0, 0), ("entity_embedding.weight", "item", 0, 0)}
     if model in ("CKE", "KTUP"):
         expected.add(("item_embedding.weight", "item", 0, 0))
@@ -270,9 +266,7 @@ def test_facts_about_items_that_are_gone_leave_the_graph(small):
     config = UnlearnConfig("CKE", "tiny", config_dict=small())
     gone, data = without(config, "i5")
     before, after = data.full.train, data.retain.train
-    about = [
-        (feat["head_id"] == gone) | (feat["tail_id"] == gone) for feat in (before.kg_feat, after.kg_feat)
-    ]
+    about = [(feat["head_id"] == gone) | (feat["tail_id"] == gone) for feat in (before.kg_feat, after.kg_feat)]
     assert int(about[0].sum()) == len(before.kg_feat) - len(after.kg_feat) > 0
     assert not about[1].any()
     values = data.orphan_values[before.entity_field]
@@ -295,9 +289,7 @@ def test_neighbours_that_no_fact_joins_are_taken_out(small):
     columns = (facts[name].tolist() for name in ("head_id", "relation_id", "tail_id"))
     joined = set(zip(*columns, strict=True))
     alone = [*data.full.train.token2id("entity_id", ["e5", "only5"]).tolist(), 0]
-    for here, (there, how) in enumerate(
-        zip(model.adj_entity.tolist(), model.adj_relation.tolist(), strict=True)
-    ):
+    for here, (there, how) in enumerate(zip(model.adj_entity.tolist(), model.adj_relation.tolist(), strict=True)):
         for other, by in zip(there, how, strict=True):
             if here in alone:
                 assert (other, by) == (here, 0)

@@ -141,12 +141,8 @@ def test_a_sweep_goes_on_after_a_kill(tune, two_workers, small, tmp_path, monkey
     ).result
     assert all(record in resumed["trials"] for record in done)  # times too: nothing was done twice
     monkeypatch.setattr(backend, "run_trials", in_this_process)
-    whole = tune_unlearn(
-        "BPR", "tiny", config_dict=values | {"trials": number, "output_dir": "here", "workers": 2}
-    )
-    there, here = (
-        [{**one, "node": None} for one in untimed(found["trials"])] for found in (resumed, whole.result)
-    )
+    whole = tune_unlearn("BPR", "tiny", config_dict=values | {"trials": number, "output_dir": "here", "workers": 2})
+    there, here = ([{**one, "node": None} for one in untimed(found["trials"])] for found in (resumed, whole.result))
     assert there == here
     assert untimed(resumed["best"]) == untimed(whole.result["best"])
 

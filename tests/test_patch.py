@@ -128,9 +128,7 @@ print("MOVED", unlearned["dataset"], len(dataset))
 
 @pytest.mark.slow
 def test_a_script_of_plain_recbole_runs_to_its_end(tmp_path, settings):
-    outcome = run_unlearn(
-        "BPR", "tiny", forget={"user_id": ["u3"]}, config_dict=settings | {"report": "none"}
-    )
+    outcome = run_unlearn("BPR", "tiny", forget={"user_id": ["u3"]}, config_dict=settings | {"report": "none"})
     outcome.output_dir.rename(tmp_path / "moved")
     given = {key: value for key, value in os.environ.items() if not key.startswith("TORCH_FORCE")}
     done = subprocess.run(
@@ -140,9 +138,7 @@ def test_a_script_of_plain_recbole_runs_to_its_end(tmp_path, settings):
     assert done.returncode == 0, done.stderr[-2000:]
     if "NO RAY" in done.stdout:
         pytest.skip("recbole.quick_start needs Ray, which is not installed")
-    lines = dict(
-        line.split(" ", 1) for line in done.stdout.splitlines() if line[:1].isupper() and " " in line
-    )
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line[:1].isupper() and " " in line)
     assert "'ndcg@10'" in lines["TEST"]
     assert lines["LOADED"] == "BPR 100000 3"
     assert lines["MOVED"] == f"tiny {sum(len(part) for part in outcome.data.retain)}"

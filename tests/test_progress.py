@@ -126,9 +126,7 @@ def test_the_phases_are_those_of_the_pipeline(settings, caplog, methods, changes
     assert begun == [f"Phase {n} of {len(phases)}" for n in range(1, len(phases) + 1)]
     (said,) = [line for line in lines(caplog) if line.startswith("Plan")]
     assert ("a request" in said) == (not changes)
-    config = UnlearnConfig(
-        "BPR", "tiny", config_dict=values | {"unlearn": methods[0], "compare": methods[1:]}
-    )
+    config = UnlearnConfig("BPR", "tiny", config_dict=values | {"unlearn": methods[0], "compare": methods[1:]})
     known = plan(config, *methods).phases(1, 1, changes, nothing)
     assert [step.name for step in known] == phases
 

@@ -98,9 +98,7 @@ def test_only_a_training_needs_the_validation_metric(assert_fails, plain_checkpo
         f"--checkpoint={plain_checkpoint}", request(tmp_path, "user_id\nu1\n"), "--topk=[5]", "--report=none",
         "--no_show_progress", f"--cache_dir={tmp_path / 'cache'}", f"--data_path={tiny_path}",
     ]  # fmt: skip
-    assert_fails(
-        [*start, "--unlearn=retrain", f"--output_dir={tmp_path / 'a'}"], "is not measured", "topk=[5]"
-    )
+    assert_fails([*start, "--unlearn=retrain", f"--output_dir={tmp_path / 'a'}"], "is not measured", "topk=[5]")
     assert cli.main([*start, "--unlearn=obliviate", f"--output_dir={tmp_path / 'b'}"]) == 0
 
 

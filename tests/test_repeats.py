@@ -39,9 +39,7 @@ def carried_out(tiny_path, tmp_path_factory):
 def first(carried_out, tmp_path):
     """A request that was carried out, with its result in a directory of the test."""
     (tmp_path / "r.csv").write_text(ASKED)
-    return dataclasses.replace(
-        carried_out, output_dir=shutil.copytree(carried_out.output_dir, tmp_path / "first")
-    )
+    return dataclasses.replace(carried_out, output_dir=shutil.copytree(carried_out.output_dir, tmp_path / "first"))
 
 
 def again(folder, forget, out, **more):
@@ -87,9 +85,7 @@ def test_a_request_that_comes_again_is_done(first, tmp_path, capsys):
 
 
 def test_earlier_requests_stay_known(first, tmp_path):
-    second = again(
-        first.output_dir, {"user_id": "u11"}, tmp_path / "second", unlearn="finetune", finetune_epochs=1
-    )
+    second = again(first.output_dir, {"user_id": "u11"}, tmp_path / "second", unlearn="finetune", finetune_epochs=1)
     assert "done_earlier" not in second.result
     assert second.result["hashes"]["original"] == first.result["hashes"]["result"]  # a chain
     for name, forget in (("third", tmp_path / "r.csv"), ("fourth", {"user_id": ["u11"]})):
@@ -100,9 +96,7 @@ def test_earlier_requests_stay_known(first, tmp_path):
 
 def test_ensembles_know_them_too(values, tmp_path):
     common = {"sisa_shards": 2, "unlearn": "sisa"}
-    made = run_unlearn(
-        "BPR", "tiny", forget={"user_id": "u7"}, config_dict=values | common | {"output_dir": "a"}
-    )
+    made = run_unlearn("BPR", "tiny", forget={"user_id": "u7"}, config_dict=values | common | {"output_dir": "a"})
     repeated = run_unlearn(
         checkpoint=made.output_dir / "BPR-unlearned", forget={"user_id": "u7"}, output_dir=tmp_path / "b",
         unlearn="sisa", config_dict={key: value for key, value in QUICK.items() if key != "epochs"},
@@ -124,9 +118,7 @@ def test_parts_of_a_request_and_other_keys_make_other_requests(first, tmp_path):
 
 def test_interactions_that_are_there_are_deleted_despite_the_list(first, tmp_path):
     """A hash in the list is not believed over the data."""
-    other = again(
-        first.output_dir, {"user_id": "u11"}, tmp_path / "second", unlearn="finetune", finetune_epochs=1
-    )
+    other = again(first.output_dir, {"user_id": "u11"}, tmp_path / "second", unlearn="finetune", finetune_epochs=1)
     entry = saved(other.output_dir).unlearn_done[1]
     path = first.output_dir / "tiny-Dataset.pth"
     dataset = saved(first.output_dir)
@@ -139,15 +131,7 @@ def test_interactions_that_are_there_are_deleted_despite_the_list(first, tmp_pat
     assert len(data.forget) > 0
 
 
-ODD = [
-    7,
-    ["x"],
-    [("x", "2026-01-01")],
-    [("a" * 64, "today")],
-    [("a" * 64,)],
-    {"a": 1},
-    [["a" * 64, "2026-01-01"]],
-]
+ODD = [7, ["x"], [("x", "2026-01-01")], [("a" * 64, "today")], [("a" * 64,)], {"a": 1}, [["a" * 64, "2026-01-01"]]]
 
 
 def test_an_odd_list_is_refused(first):
@@ -171,9 +155,7 @@ def test_every_run_has_a_date_and_an_id(first, values):
     assert re.fullmatch(r"[0-9a-f-]{36}", first.result["request"])
     for path in first.output_dir.rglob("*"):  # and no file names a user of the request
         assert path.is_dir() or not re.search(rb"\bu7\b|\bu9\b|\bmoved\b", path.read_bytes()), path.name
-    noise = run_unlearn(
-        "BPR", "tiny", config_dict=values | {"inject_mode": "random", "request_id": "T-1.b_2"}
-    )
+    noise = run_unlearn("BPR", "tiny", config_dict=values | {"inject_mode": "random", "request_id": "T-1.b_2"})
     assert noise.result["request"] == "T-1.b_2"
     assert "hashes" not in noise.result  # there is no request
     assert not {"request_id", "hash_key"} & set(noise.result["settings"])

@@ -45,11 +45,7 @@ def is_free(feat, full, request):
     """Whether no window has a deleted interaction, as its target or in its history."""
     users, items = feat["user_id"], torch.cat([feat["item_id"][:, None], feat["item_id_list"]], dim=1)
     for user, item in request.itertuples(index=False):
-        mine = (
-            torch.ones_like(users, dtype=torch.bool)
-            if pd.isna(user)
-            else users == full.token2id("user_id", user)
-        )
+        mine = torch.ones_like(users, dtype=torch.bool) if pd.isna(user) else users == full.token2id("user_id", user)
         asked = mine if pd.isna(item) else items[mine] == full.token2id("item_id", item)
         if asked.any():
             return False
@@ -108,9 +104,7 @@ def test_whole_users_are_judged_at_uncleaned_histories(small):
 @pytest.mark.parametrize("loss", ["CE", "BPR"])
 def test_orphan_items_start_again(small, loss):
     """Whatever a deleted item's row was: a loss over all items makes it one of the rarest, another never reads it."""
-    values = (
-        small | OWN["SASRec"] | {"gradient_ascent_steps": 1, "loss_type": loss, "unlearn": "gradient_ascent"}
-    )
+    values = small | OWN["SASRec"] | {"gradient_ascent_steps": 1, "loss_type": loss, "unlearn": "gradient_ascent"}
     result = run_unlearn(model="SASRec", dataset="tiny", forget={"item_id": ["i5"]}, config_dict=values)
     train = result.data.full.train
     row, rows = train.token2id("item_id", "i5"), result.model.item_embedding.weight
@@ -127,9 +121,7 @@ def test_rows_of_users_without_a_window_start_again(small):
     items = splits.train.id2token("item_id", own.numpy())
     request = pd.DataFrame({"user_id": ["u7"] * len(items) + ["u3"], "item_id": [*items, None]})
     values = small | {"gradient_ascent_steps": 1}
-    result = run_unlearn(
-        model="HGN", dataset="tiny", forget=request, unlearn="gradient_ascent", config_dict=values
-    )
+    result = run_unlearn(model="HGN", dataset="tiny", forget=request, unlearn="gradient_ascent", config_dict=values)
     fresh = build_model(result.config, result.data.retain).user_embedding.weight
     same = (result.model.user_embedding.weight == fresh).all(dim=1)
     assert same.nonzero().flatten().tolist() == sorted({0, *ids.tolist()})
@@ -188,16 +180,7 @@ def test_a_checkpoint_of_plain_recbole_is_a_start(small, tmp_path, model):
     plain = {key: small[key] for key in trained} | OWN.get(model, {})
     path = train_plain(model, tmp_path, **plain, train_neg_sample_args=None)
     request = request_of(small | OWN.get(model, {}), model)
-    own = (
-        "output_dir",
-        "replace",
-        "cache_dir",
-        "min_group",
-        "show_progress",
-        "tensorboard",
-        "report",
-        "data_path",
-    )
+    own = ("output_dir", "replace", "cache_dir", "min_group", "show_progress", "tensorboard", "report", "data_path")
     values = {key: small[key] for key in own}
     result = run_unlearn(checkpoint=path, forget=request, unlearn="finetune", config_dict=values)
     assert result.result["phases"]["original"]["seconds"] is None

@@ -79,9 +79,7 @@ def request_of(splits):
     item = int(torch.bincount(train.inter_feat["item_id"]).argmax())
     feat = splits.sequences.raw.inter_feat
     whole = (feat["user_id"] == users[0]) | (feat["item_id"] == item)
-    pairs = set(rows) | set(
-        zip(feat["user_id"][whole].tolist(), feat["item_id"][whole].tolist(), strict=True)
-    )
+    pairs = set(rows) | set(zip(feat["user_id"][whole].tolist(), feat["item_id"][whole].tolist(), strict=True))
     tokens = {
         field: [None if one is None else train.id2token(field, one) for one in ids]
         for field, ids in zip(

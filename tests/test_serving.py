@@ -64,12 +64,7 @@ def test_any_way_to_name_it(made, tmp_path, monkeypatch):
     _, moved = made("BPR", "retrain")
     shutil.copytree(moved, tmp_path / "a" / "b")
     monkeypatch.chdir(tmp_path / "a")
-    places = (
-        "b",
-        "b/BPR-unlearned.pth",
-        tmp_path / "a" / "b",
-        str(tmp_path / "a" / "b" / "BPR-unlearned.pth"),
-    )
+    places = ("b", "b/BPR-unlearned.pth", tmp_path / "a" / "b", str(tmp_path / "a" / "b" / "BPR-unlearned.pth"))
     weights = [load_unlearned(place).model.item_embedding.weight for place in places]
     monkeypatch.chdir(tmp_path / "a" / "b")
     weights += [load_unlearned(place).model.item_embedding.weight for place in (".", "BPR-unlearned.pth")]
@@ -145,9 +140,7 @@ def test_they_are_those_of_recbole(loaded):
     scores, items = full_sort_topk(users.tolist(), loaded.model, loaded.test_data, 10)
     found = loaded.recommend(train.id2token("user_id", users.numpy()), k=10)
     for place, (_, own) in enumerate(found.groupby("user", sort=False)):
-        theirs = [
-            token for token in train.id2token("item_id", items[place].numpy()) if not token.startswith("[")
-        ]
+        theirs = [token for token in train.id2token("item_id", items[place].numpy()) if not token.startswith("[")]
         assert own["item"].tolist()[: len(theirs)] == theirs
         assert own["rank"].tolist() == list(range(1, 11))
         assert own["score"].is_monotonic_decreasing

@@ -100,15 +100,7 @@ def test_a_name_is_registered_once():
 
 def test_later_sources_win(tmp_path, settings):
     """RecBole, properties/overall.yaml, the model's file (the paper's settings), given files, a dict."""
-    keys = (
-        "embedding_size",
-        "epochs",
-        "learning_rate",
-        "train_batch_size",
-        "val_interval",
-        "topk",
-        "learner",
-    )
+    keys = ("embedding_size", "epochs", "learning_rate", "train_batch_size", "val_interval", "topk", "learner")
     for model, own in (("BPR", [100, 50, 1e-3, 2048]), ("LightGCN", [100, 100, 1e-4, 2048])):
         config = UnlearnConfig(model, "ml-1m")
         assert [config[key] for key in keys] == [*own, {"rating": "[4,inf)"}, [10, 20, 50], "adam"]

@@ -73,9 +73,7 @@ def stopped(tmp_path, arguments, moment, number):
     """The exit code of the command, what it said, and the files it left."""
     folder = tmp_path / "work"
     (folder / "tmp").mkdir(parents=True)
-    process = multiprocessing.get_context("fork").Process(
-        target=_child, args=(arguments, folder, moment, number)
-    )
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(arguments, folder, moment, number))
     process.start()
     process.join(60)
     said = (folder / "tmp.err").read_text()
@@ -176,8 +174,7 @@ def test_python_callers_keep_their_own_handlers(settings, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "after"),
-    [(signal.SIGTERM, 0.5), (signal.SIGINT, 1.5), (signal.SIGKILL, 0.3), (signal.SIGKILL, 1.5)],
+    ("number", "after"), [(signal.SIGTERM, 0.5), (signal.SIGINT, 1.5), (signal.SIGKILL, 0.3), (signal.SIGKILL, 1.5)]
 )
 def test_a_command_that_is_stopped(tmp_path, number, after):
     """The whole of it: a process of its own, trained for long, stopped or killed from outside."""

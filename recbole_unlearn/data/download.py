@@ -36,11 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def ensure_dataset(
-    name: str,
-    directory: str | os.PathLike,
-    files: Sequence[str],
-    url: str | None = None,
-    show_progress: bool = True,
+    name: str, directory: str | os.PathLike, files: Sequence[str], url: str | None = None, show_progress: bool = True
 ) -> None:
     """Make sure that ``files`` of the dataset ``name`` are in ``directory``, where RecBole looks for them.
 
@@ -73,13 +69,9 @@ def ensure_dataset(
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(target.parent, os.O_RDONLY)
     except OSError as error:
-        raise UnlearnError(
-            f"Cannot write to {shown(target.parent)}: {error.strerror}. Set data_path."
-        ) from error
+        raise UnlearnError(f"Cannot write to {shown(target.parent)}: {error.strerror}. Set data_path.") from error
     try:
-        fcntl.flock(
-            lock, fcntl.LOCK_EX
-        )  # of two runs that start together, the second finds the files of the first
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two runs that start together, the second finds the files of the first
         remove_stale(target.parent, f".{target.name}.*.tmp")
         if _missing(target, files):
             with new_directory(target) as folder:
@@ -135,9 +127,7 @@ def _unpack(folder: Path, old: str, new: str) -> None:
     with zipfile.ZipFile(file) as archive:
         members: dict[str, zipfile.ZipInfo] = {}
         for info in archive.infolist():
-            path = PureWindowsPath(
-                info.filename
-            )  # the stricter rules: both slashes separate, drives are known
+            path = PureWindowsPath(info.filename)  # the stricter rules: both slashes separate, drives are known
             if path.anchor or ".." in path.parts or stat.S_IFMT(info.external_attr >> 16) not in _KINDS:
                 raise ValueError(
                     f"{info.filename!r} in it is a link, a special file or a path that leaves its folder"

@@ -22,9 +22,7 @@ from recbole_unlearn.settings import ForgetSettings
 Scorer = Callable[[torch.Tensor], torch.Tensor]
 
 
-def inject(
-    clean: Splits, settings: ForgetSettings, seed: int, scorer: Scorer | None
-) -> tuple[Splits, Located]:
+def inject(clean: Splits, settings: ForgetSettings, seed: int, scorer: Scorer | None) -> tuple[Splits, Located]:
     """Add noise to the training interactions of D; returns D' and the interactions of it that were injected.
 
     ``scorer`` maps user ids (n,) to scores (n, items) by the clean model; None draws any unseen item.

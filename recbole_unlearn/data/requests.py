@@ -372,9 +372,7 @@ _READERS: dict[str, Callable[[str, bytes], _Table]] = {
 # ---- the interactions that a request means ----
 
 
-def carry_out(
-    request: ForgetRequest, source: Source, kind: str, on_missing: str, digest: str | None
-) -> UnlearnData:
+def carry_out(request: ForgetRequest, source: Source, kind: str, on_missing: str, digest: str | None) -> UnlearnData:
     """The data divided by ``request``; ``digest`` is its keyed hash, None without a key.
 
     The data that a request leaves has no tokens of the users who are gone, so the same request would look like one

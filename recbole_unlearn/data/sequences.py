@@ -345,9 +345,7 @@ def _ordered(dataset: Dataset, role: torch.Tensor) -> torch.Tensor:
     """The interactions (n,) user by user, each user's by (role, time, place)."""
     time = dataset.inter_feat[dataset.time_field]
     time = time[..., 0] if time.ndim > 1 else time  # with its bucket
-    return torch.from_numpy(
-        np.lexsort((time.numpy(), role.numpy(), dataset.inter_feat[dataset.uid_field].numpy()))
-    )
+    return torch.from_numpy(np.lexsort((time.numpy(), role.numpy(), dataset.inter_feat[dataset.uid_field].numpy())))
 
 
 def _own_properties(dataset: Dataset) -> dict[str, dict]:

@@ -88,9 +88,7 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
     except _OF_SETTINGS as error:
         raise UnlearnError(f"RecBole cannot split the dataset {name}: {error}. Check eval_args.") from error
     if len(splits.train) == 0:
-        raise UnlearnError(
-            f"Dataset {name} has no training interactions after filtering; check val_interval."
-        )
+        raise UnlearnError(f"Dataset {name} has no training interactions after filtering; check val_interval.")
     return Source(splits, clock, None if fitted is None else torch.from_numpy(fitted), done)
 
 

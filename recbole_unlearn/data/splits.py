@@ -210,11 +210,7 @@ def _orphans(before: Dataset, after: Dataset) -> tuple[torch.Tensor, torch.Tenso
 
 
 def divide(
-    full: Splits,
-    located: Located,
-    source: str,
-    clock: Clock | None = None,
-    fitted: torch.Tensor | None = None,
+    full: Splits, located: Located, source: str, clock: Clock | None = None, fitted: torch.Tensor | None = None
 ) -> UnlearnData:
     r"""Divide D into S and D\S by the interactions that were located, applying the rules of this module."""
     remove = [torch.from_numpy(mask) for mask in (located.train, located.valid, located.test)]

@@ -347,9 +347,7 @@ def load_for_recbole(path: Path, map_location: Any = None) -> Any:
 
 def _live_config(path: Path, values: dict[str, Any], digest: Any) -> Config:
     dataset_file = _dataset_of(path, values, digest)
-    if (
-        dataset_file is not None
-    ):  # an unlearned model: its data is in the same directory, wherever that is now
+    if dataset_file is not None:  # an unlearned model: its data is in the same directory, wherever that is now
         values["dataset_save_path"], values["checkpoint_dir"] = str(dataset_file), str(dataset_file.parent)
     model_class = None  # a class of the user's own, which only their script has
     if values["model"] in settings.model_names():

@@ -163,9 +163,7 @@ def _content(value: Any) -> Iterator[bytes]:
     """A tensor, an array, a sparse matrix or a plain value as bytes, with its type and shape."""
     if sp.issparse(value):
         table = value.tocsr()
-        value = np.concatenate(
-            [part.astype(np.float64) for part in (table.data, table.indices, table.indptr)]
-        )
+        value = np.concatenate([part.astype(np.float64) for part in (table.data, table.indices, table.indptr)])
     if isinstance(value, np.ndarray) and value.dtype != object:
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, torch.Tensor):

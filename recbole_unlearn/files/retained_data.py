@@ -104,9 +104,7 @@ def write_dataset(
     dataset.config, dataset.logger = config, logging.getLogger()
     dataset.benchmark_filename_list = PARTS  # RecBole's `build()` divides it into the parts again
     dataset.file_size_list = [len(part) for part in parts]
-    dataset.field2seqlen = dict(
-        dataset.field2seqlen
-    )  # where splits are files, a kind of dict that is refused
+    dataset.field2seqlen = dict(dataset.field2seqlen)  # where splits are files, a kind of dict that is refused
     blank_unused(dataset)
     for feat in dataset.feat_name_list:
         setattr(dataset, feat, _frame(getattr(dataset, feat)))
@@ -129,8 +127,7 @@ def _windowed(dataset: Dataset, windows: Sequence[Dataset]) -> Dataset:
     found.file_size_list = [len(part) for part in windows]
     # RecBole cuts a list at this length, and knows no list of lists.
     found.field2seqlen = {
-        field: length[0] if isinstance(length, tuple) else length
-        for field, length in found.field2seqlen.items()
+        field: length[0] if isinstance(length, tuple) else length for field, length in found.field2seqlen.items()
     }
     found.__dict__.update({RAW: dataset.inter_feat, RAW_SIZES: dataset.file_size_list})
     return found
@@ -142,9 +139,7 @@ def _frame(feat: Interaction, lists: Sequence[str] = ()) -> pd.DataFrame:
     for name in sorted(feat.columns):
         value = feat[name].numpy()
         if value.ndim == 3 and name not in lists:
-            value = value.transpose(
-                0, 2, 1
-            )  # numbers with their buckets (n, length, 2), apart before `build()`
+            value = value.transpose(0, 2, 1)  # numbers with their buckets (n, length, 2), apart before `build()`
         columns[name] = list(value) if value.ndim > 1 else value
     return pd.DataFrame(columns)
 
@@ -270,10 +265,7 @@ def read_dataset(path: Path, config: Config) -> Saved:
         _check_state(state, config["dataset"])
         if fields:
             _check_graph(state, fields)
-        clock, fitted = (
-            state.get("unlearn_clock"),
-            state.get("unlearn_fitted"),
-        )  # None in files of old versions
+        clock, fitted = (state.get("unlearn_clock"), state.get("unlearn_fitted"))  # None in files of old versions
         if clock is not None:
             _require(isinstance(clock, tuple) and np.isfinite(clock).all(), "its clock is odd")
             clock = Clock(*(float(part) for part in clock))
@@ -313,9 +305,7 @@ def _check_state(state: Mapping[str, Any], name: str) -> None:
     _require(whole, "its parts are not three numbers")
     _require(sum(sizes) == len(state["inter_feat"]), "its parts do not add up to its interactions")
     _check_fields(state)
-    vocabularies = (
-        state["field2id_token"].keys() | state["field2token_id"].keys()
-    )  # of the fields that were loaded
+    vocabularies = state["field2id_token"].keys() | state["field2token_id"].keys()  # of the fields that were loaded
     for field in vocabularies | {state["uid_field"], state["iid_field"]}:
         _check_vocabulary(state, field)
     _require("inter_feat" in state["feat_name_list"], "its interactions are not among its tables")

@@ -259,9 +259,7 @@ def _whole_numbers(values: Any) -> tuple[int, ...]:
     """A shape or strides: a few whole numbers whose product is a number of places in memory."""
     few = isinstance(values, (tuple, list)) and len(values) <= MOST_DIMENSIONS
     whole = few and all(type(value) is int and 0 <= value <= MOST_NUMBERS for value in values)
-    require(
-        whole and math.prod(max(1, value) for value in values) <= MOST_NUMBERS, "a shape that no array has"
-    )
+    require(whole and math.prod(max(1, value) for value in values) <= MOST_NUMBERS, "a shape that no array has")
     return tuple(values)
 
 

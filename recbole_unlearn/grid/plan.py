@@ -119,9 +119,7 @@ def _blocks(content: dict[Any, Any]) -> Iterator[dict[str, Any]]:
     _refuse_unknown(shared, (*_KEYS, "grids"))
     blocks = content.get("grids", [{}])
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
-        raise UnlearnError(
-            "grids is not a list of grids; expected for example '- {models: [BPR], seeds: 1}'."
-        )
+        raise UnlearnError("grids is not a list of grids; expected for example '- {models: [BPR], seeds: 1}'.")
     for number, block in enumerate(blocks, 1):
         try:
             _refuse_unknown(block, _KEYS)
@@ -186,10 +184,7 @@ def _value(key: str, value: Any) -> Any:
     """A value of the list ``key``: a seed, a share of users, or a name."""
     kind = type(value)  # a bool is no number
     if key == "seeds":
-        fits, expected = (
-            kind is int and 0 <= value < 2**31,
-            "a seed; expected a whole number from 0 on, below 2^31",
-        )
+        fits, expected = (kind is int and 0 <= value < 2**31, "a seed; expected a whole number from 0 on, below 2^31")
     elif key == "ratios":
         fits = kind in (int, float) and 0 < value <= 1
         expected = "a share of users; expected a number above 0 and at most 1"
@@ -204,9 +199,7 @@ def _methods(names: list[str]) -> tuple[str, ...]:
     """The methods of a run, beginning with the one it is about: the first that is not retraining."""
     exact = [name for name in names if METHODS.get(name).exact]
     if not exact:
-        raise UnlearnError(
-            "methods: retrain is missing; all figures are compared with the retrained model's."
-        )
+        raise UnlearnError("methods: retrain is missing; all figures are compared with the retrained model's.")
     others = [name for name in names if name not in exact]
     return (*others[:1], *exact, *others[1:])
 

@@ -119,9 +119,7 @@ def _run(cells: list[Cell], directory: Path, run: RunSettings, show_progress: bo
     with progress_bar("Grid", len(cells), show_progress, "cell") as bar:
         bar.update(len(cells) - len(left))
         try:
-            work = Workers(run.workers, run.ray_address).do(
-                run_cell, [(_placed(c),) for c in left], go_on=True
-            )
+            work = Workers(run.workers, run.ray_address).do(run_cell, [(_placed(c),) for c in left], go_on=True)
             for position, outcome in work:
                 _keep(directory, left[position], outcome, failed)
                 bar.set_postfix_str(f"{len(failed)} failed" if failed else "")
@@ -135,9 +133,7 @@ def _run(cells: list[Cell], directory: Path, run: RunSettings, show_progress: bo
         raise UnlearnError(f"All {counted(len(cells), 'cell')} of the grid failed; the first one: {reason}")
     page = directory / "comparison.html"
     report.write_comparison(report.results_in(directory), page, grids=[directory])
-    return GridResult(
-        cells, failed, directory, [page, page.with_name("tables.md"), page.with_name("tables.tex")]
-    )
+    return GridResult(cells, failed, directory, [page, page.with_name("tables.md"), page.with_name("tables.tex")])
 
 
 def _keep(directory: Path, cell: Cell, outcome: Any, failed: dict[str, str]) -> None:
@@ -167,10 +163,7 @@ def run_cell(cell: Cell) -> dict[str, bytes]:
     """Do one run in a temporary directory; returns the content of its files by their names."""
     with tempfile.TemporaryDirectory(prefix="recbole-unlearn-") as work:
         folder = Path(work) / cell.name
-        with opened(cell.model, cell.dataset, output_dir=folder, config_dict=cell.settings()) as (
-            pipeline,
-            wanted,
-        ):
+        with opened(cell.model, cell.dataset, output_dir=folder, config_dict=cell.settings()) as (pipeline, wanted):
             pipeline.run(wanted)
         found = sorted(path for path in folder.rglob("*") if path.is_file())
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}

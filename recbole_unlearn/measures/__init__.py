@@ -6,14 +6,7 @@ the result in one sentence.
 """
 
 from recbole_unlearn.measures.base import DECIMALS, View, measures
-from recbole_unlearn.measures.evaluation import (
-    Measured,
-    Measurement,
-    compare,
-    paired_errors,
-    report_config,
-    utility,
-)
+from recbole_unlearn.measures.evaluation import Measured, Measurement, compare, paired_errors, report_config, utility
 from recbole_unlearn.measures.forgetting import clustered, difficulty
 from recbole_unlearn.measures.scores import (
     HistoryQuestions,

@@ -44,9 +44,7 @@ class Measure:
     title: str  # with {k} where there are several
     meaning: str
     good: str
-    parts: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # figures of an entry, with their titles
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # figures of an entry, with their titles
     is_distance: bool = False  # to the retrained model: 0 or 1 is equal, and there is none without retraining
     of_sequences: bool = False  # of sequential models alone
     discloses: Mapping[str, str]  # the users behind each part, "*" for all others: results/disclosure.py

@@ -127,9 +127,7 @@ def deleted_pairs(data: UnlearnData, negatives: int, seed: int) -> Pairs:
     return Pairs(users[usable], items[usable], drawn[usable])
 
 
-def never_touched(
-    users: torch.Tensor, splits: Splits, k: int, seed: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def never_touched(users: torch.Tensor, splits: Splits, k: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Items (n, k) that each of ``users`` met in no split, and which users have any such item (n,)."""
     generator = torch.Generator().manual_seed(seed)
     index = TrainIndex(append(append(splits.train, splits.valid.inter_feat), splits.test.inter_feat))
@@ -351,9 +349,7 @@ class HistoryObservation(Observation):
     hits: torch.Tensor  # (t, depth), where the test item is in the list after an uncleaned test history
 
 
-def _observe_histories(
-    trainer: PhaseTrainer, questions: HistoryQuestions, splits: Splits
-) -> HistoryObservation:
+def _observe_histories(trainer: PhaseTrainer, questions: HistoryQuestions, splits: Splits) -> HistoryObservation:
     def scored(users: torch.Tensor) -> torch.Tensor:
         return trainer.batch_scores(splits.batch(users), splits.train)
 

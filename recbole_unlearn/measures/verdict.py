@@ -22,15 +22,7 @@ from recbole_unlearn.data import UnlearnData
 from recbole_unlearn.measures.base import rounded
 from recbole_unlearn.measures.forgetting import clustered
 from recbole_unlearn.measures.scores import Observation, Pairs, Questions
-from recbole_unlearn.results.schema import (
-    ORIGINAL,
-    RETRAINED,
-    SECOND,
-    UNLEARNED,
-    PhaseResult,
-    Provisional,
-    Verdict,
-)
+from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, Provisional, Verdict
 from recbole_unlearn.rows import PAIRS, ClosedFormRanker, RetainedIndex, TrainIndex
 from recbole_unlearn.text import decimal, percent
 
@@ -39,9 +31,7 @@ BEYOND = 0.05  # of that way that a model may go too far: an item below its plac
 LEAST = 0.01  # demotion rates and AUCs that differ by less are the same
 UNSURE = 0.15  # of the expected level: how far a retrained model's demotion rate may be from it
 UNCHANGED = "No model was trained on the interactions of this request, so no weight had to change."
-DONE = (
-    "This request was carried out earlier: its interactions are not in the data, and no weight had to change."
-)
+DONE = "This request was carried out earlier: its interactions are not in the data, and no weight had to change."
 NOTHING = (
     "This request cannot tell: none of its interactions has a figure to compare with the retrained model's, as the "
     "first ones of users of a sequential model, which it was never asked to predict."
@@ -73,8 +63,7 @@ _LOOKS = {
     ),
 }
 EXACT = Provisional(
-    "near",
-    "the method's certificate: the model was computed from the retained interactions alone, which is exact",
+    "near", "the method's certificate: the model was computed from the retained interactions alone, which is exact"
 )
 NOTHING_LEFT = Provisional(
     "cannot_tell",

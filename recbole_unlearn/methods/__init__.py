@@ -6,10 +6,5 @@ family imports another.
 """
 
 from recbole_unlearn.methods.base import Curve, Outcome, UnlearnTask, UnlearnTrainer, Watch
-from recbole_unlearn.methods.request_losses import (
-    BATCH,
-    RequestLosses,
-    WindowLosses,
-    tie,
-)
+from recbole_unlearn.methods.request_losses import BATCH, RequestLosses, WindowLosses, tie
 from recbole_unlearn.registry import method

@@ -32,9 +32,7 @@ class Watch:
     """A callback that sees the model before a method that works in steps has ended."""
 
     steps: frozenset[int]  # after these steps
-    look: Callable[
-        [UnlearnTrainer, int, float], None
-    ]  # gets the trainer, the step, the method's seconds so far
+    look: Callable[[UnlearnTrainer, int, float], None]  # gets the trainer, the step, the method's seconds so far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +64,7 @@ class UnlearnTask:
 class Outcome:
     """A method's statements about the model it made; every field may be left out."""
 
-    certificates: dict[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # provable statements about the model
+    certificates: dict[str, Any] = dataclasses.field(default_factory=dict)  # provable statements about the model
     curves: dict[str, Curve] = dataclasses.field(default_factory=dict)  # for the report
     seconds: float | None = None  # measured by the method itself; by default by a clock around it
     from_cache: bool = False

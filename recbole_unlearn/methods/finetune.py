@@ -29,10 +29,7 @@ class FinetuneSettings:
 
 
 @method(
-    "finetune",
-    "Train a few more epochs on the retained interactions.",
-    FinetuneSettings,
-    models="differentiable",
+    "finetune", "Train a few more epochs on the retained interactions.", FinetuneSettings, models="differentiable"
 )
 class Finetune(UnlearnTrainer):
     r"""θ after `finetune_epochs` epochs of the training objective over D\S, from θ₀. May change every weight."""

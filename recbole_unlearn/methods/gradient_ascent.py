@@ -23,14 +23,7 @@ from recbole.data.interaction import Interaction
 from recbole_unlearn.data import SequenceSplits
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
-from recbole_unlearn.methods import (
-    Outcome,
-    RequestLosses,
-    UnlearnTask,
-    UnlearnTrainer,
-    WindowLosses,
-    method,
-)
+from recbole_unlearn.methods import Outcome, RequestLosses, UnlearnTask, UnlearnTrainer, WindowLosses, method
 from recbole_unlearn.rows import training_loss
 from recbole_unlearn.settings import setting
 
@@ -105,9 +98,7 @@ class GradientAscent(UnlearnTrainer):
                 bar.update()
         optimizer.zero_grad()
         watched_loss = {"first": kept[0][1], "last": kept[-1][1]}
-        return Outcome(
-            {"steps": len(losses), "retained_loss": watched_loss}, {"loss": losses, "retained_loss": kept}
-        )
+        return Outcome({"steps": len(losses), "retained_loss": watched_loss}, {"loss": losses, "retained_loss": kept})
 
     @torch.no_grad()
     def _watch(self, batches: Sequence[Interaction]) -> float:
@@ -120,9 +111,7 @@ class GradientAscent(UnlearnTrainer):
         return loss
 
 
-def _batches(
-    request: RequestLosses | WindowLosses, options: GradientAscentSettings
-) -> Iterator[torch.Tensor]:
+def _batches(request: RequestLosses | WindowLosses, options: GradientAscentSettings) -> Iterator[torch.Tensor]:
     """Numbers of deleted interactions, in epochs over S; none where none of S has a loss."""
     rows, done = request.deleted_rows(), 0
     while len(rows):

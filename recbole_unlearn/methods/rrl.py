@@ -123,9 +123,7 @@ class RRL(UnlearnTrainer):
         return {name: len(units) * size * value for name, value in mean.items()}
 
 
-def fisher_term(
-    named: dict[str, torch.nn.Parameter], anchor: dict[str, torch.Tensor], held: Moments
-) -> torch.Tensor:
+def fisher_term(named: dict[str, torch.nn.Parameter], anchor: dict[str, torch.Tensor], held: Moments) -> torch.Tensor:
     """½ Σ_k F_k (θ_k - θ₀_k)², a scalar; parameters without F are free."""
     parts = [0.5 * (held[name] * (named[name] - anchor[name]).square()).sum() for name in held]
     return sum(parts, torch.zeros((), device=next(iter(named.values())).device))

@@ -83,9 +83,7 @@ def rendered(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[byt
     tables = paper_tables.tables(results, plan)
     values = {
         "title": "Unlearning methods compared",
-        "subject": " · ".join(
-            [f"{counted(len(results), 'run')}: {counts}", *([" to ".join(ends)] if ends else [])]
-        ),
+        "subject": " · ".join([f"{counted(len(results), 'run')}: {counts}", *([" to ".join(ends)] if ends else [])]),
         "has_noise": any(place.request.startswith(INJECTED) for place in groups),
         "rows": rows,
         "figures": {
@@ -147,9 +145,7 @@ def _mean(entries: list[Entry], of: FigureOf, digits: int = 3, distance_first: b
     return lines(distance, f"is {written}") if distance_first else lines(written, distance)
 
 
-def _trade_off(
-    entries: list[Entry], looks: dict[str, figures.Look], x: str, title: str
-) -> figures.Figure | None:
+def _trade_off(entries: list[Entry], looks: dict[str, figures.Look], x: str, title: str) -> figures.Figure | None:
     """Utility against the attribute ``x`` of phases."""
     known = [(entry.name, getattr(entry.phase, x), affected_ndcg(entry.phase)) for entry in entries]
     points = [(name, x, y) for name, x, y in known if x is not None and y is not None]

@@ -156,9 +156,7 @@ def damage(phases: Phases, grouping: str) -> Figure | None:
             titles = [label(group) + amount for group, amount in zip(known, sizes, strict=True)]
             bars = {"type": "bar", "name": label(phase_title(name)), "x": titles, "y": list(known.values())}
             traces.append(bars | {"marker": {"color": look.color}})
-    heights = [
-        1.1 * height for trace in traces for height in trace["y"]
-    ]  # room beyond the bars on their side
+    heights = [1.1 * height for trace in traces for height in trace["y"]]  # room beyond the bars on their side
     ends = [min([-LEAST_CHANGE, *heights]), max([LEAST_CHANGE, *heights])]
     axis = {"zeroline": True, "zerolinewidth": 2, "range": ends, "tickformat": ".2f"}
     return _figure(traces, grouping.replace("_", " "), "change of recall@20", _CATEGORIES, axis)
@@ -210,11 +208,7 @@ def span(values: Sequence[float], least: float = 0.0) -> list[float]:
 
 
 def trade_off(
-    points: Sequence[Point],
-    methods: Mapping[str, Look],
-    x_title: str,
-    y_title: str,
-    logarithmic: bool = False,
+    points: Sequence[Point], methods: Mapping[str, Look], x_title: str, y_title: str, logarithmic: bool = False
 ) -> Figure | None:
     """A point per phase and run; ``methods`` gives the looks, so that they agree over several figures.
 

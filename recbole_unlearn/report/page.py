@@ -93,9 +93,7 @@ def lines(first: str, *below: str) -> Markup:
 def prose(sentence: str) -> Markup:
     """Text in which options of the command line are set as code, and not broken after their hyphens."""
     parts = re.split(r"(--\w[\w=-]*(?:,\w+)*)", sentence)
-    return Markup("").join(
-        Markup("<code>{}</code>").format(one) if one.startswith("--") else one for one in parts
-    )
+    return Markup("").join(Markup("<code>{}</code>").format(one) if one.startswith("--") else one for one in parts)
 
 
 def shell(command: str) -> Markup:
@@ -203,9 +201,7 @@ def names_a_path(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(names_a_path, value.values()))
     texts = [entry for entry in (value if isinstance(value, list) else [value]) if isinstance(entry, str)]
-    return any(
-        t.startswith("~") or PurePosixPath(t).is_absolute() or PureWindowsPath(t).is_absolute() for t in texts
-    )
+    return any(t.startswith("~") or PurePosixPath(t).is_absolute() or PureWindowsPath(t).is_absolute() for t in texts)
 
 
 def without_gaps(head: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:

@@ -93,20 +93,14 @@ def tables(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table
     everything = _runs(results, plan)
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
     kinds = {
-        f"{metric_title(metric)}@{cut}": (_UTILITY, _utility(metric, cut))
-        for metric in _METRICS
-        for cut in CUTS
+        f"{metric_title(metric)}@{cut}": (_UTILITY, _utility(metric, cut)) for metric in _METRICS for cut in CUTS
     }
     made = []
     for title, (caption, row) in (kinds | _KINDS).items():
         for dataset, request in subjects:
             bodies = {
                 place.model: [
-                    {
-                        "Method": phase_title(runs.name),
-                        **row(runs),
-                        "Runs": _counted(len(runs.entries), runs.planned),
-                    }
+                    {"Method": phase_title(runs.name), **row(runs), "Runs": _counted(len(runs.entries), runs.planned)}
                     for runs in (_ablated(methods) if row is _ablation else methods)
                 ]
                 for place, methods in everything.items()

@@ -42,16 +42,7 @@ from recbole_unlearn.report.page import (
     without_gaps,
     write_page,
 )
-from recbole_unlearn.results import (
-    ORIGINAL,
-    RETRAINED,
-    SECOND,
-    UNLEARNED,
-    PhaseResult,
-    RunResult,
-    in_order,
-    number,
-)
+from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order, number
 from recbole_unlearn.settings import (
     SEQUENTIAL,
     Role,
@@ -242,9 +233,7 @@ def _heading(name: str, phases: figures.Phases) -> Markup:
 
 def _side_by_side(phases: figures.Phases) -> list[str]:
     """The names of phases in the order of tables: the unlearned model next to its goal, which a phone then shows."""
-    return [
-        name for name in dict.fromkeys([UNLEARNED, RETRAINED, SECOND, ORIGINAL, *phases]) if name in phases
-    ]
+    return [name for name in dict.fromkeys([UNLEARNED, RETRAINED, SECOND, ORIGINAL, *phases]) if name in phases]
 
 
 def _methods(result: RunResult, phases: figures.Phases) -> tuple[list[str], Rows] | None:
@@ -286,9 +275,7 @@ def _utility(result: RunResult, phases: figures.Phases) -> tuple[list[str], dict
     bodies: dict[str, Rows] = {}
     for title, of in groups.items():
         known = [(head, getattr(one, of), _seconds(one) if of == "metrics" else "") for head, one in shown]
-        rows = [
-            [head, *(decimal(own.get(m), digits) for m in metrics), time] for head, own, time in known if own
-        ]
+        rows = [[head, *(decimal(own.get(m), digits) for m in metrics), time] for head, own, time in known if own]
         bodies |= {title: rows} if rows else {}
     return (["Phase", *map(figures.metric_title, metrics), "Time"], bodies) if metrics else None
 
@@ -321,9 +308,7 @@ def _forgetting(phases: figures.Phases) -> tuple[list[str], Rows] | None:
                 continue
             goal = None if one.is_distance else values.get(RETRAINED)
             attack = path[0].startswith("attack")  # has no better side at all, and only a goal
-            cells = [
-                _cell(phases[name], path, None if name == RETRAINED else goal, attack) for name in columns
-            ]
+            cells = [_cell(phases[name], path, None if name == RETRAINED else goal, attack) for name in columns]
             if SECOND in phases:
                 floor = values[SECOND] if one.is_distance else difference(values[SECOND], goal)
                 cells.append(decimal(None if floor is None else abs(floor)))
@@ -356,12 +341,7 @@ def _histories(phases: figures.Phases) -> tuple[list[str], Rows] | None:
         return None
     head = ["Phase", "Demotion rate, cleaned", "Uncleaned", "Cleaned, at test", "Emptied, uncleaned",
             "NDCG@20 of affected users, cleaned", "Uncleaned"]  # fmt: skip
-    rates = [
-        ("demotion_rate",),
-        ("uncleaned", "demotion_rate"),
-        ("demotion_at_test",),
-        ("emptied", "demotion_rate"),
-    ]
+    rates = [("demotion_rate",), ("uncleaned", "demotion_rate"), ("demotion_at_test",), ("emptied", "demotion_rate")]
     rows: Rows = [
         [
             _heading(name, phases),
@@ -468,9 +448,7 @@ def command(result: RunResult, given: Mapping[str, Any]) -> str | None:
         is_name = key in ("model", "dataset") or (key in ours and ours[key].is_name)
         if key == "compare" or (is_name and isinstance(value, list)):
             value, is_name = ",".join(as_list(value)), True
-        written.append(
-            shlex.quote(f"--{key}={value if is_name and isinstance(value, str) else _written(value)}")
-        )
+        written.append(shlex.quote(f"--{key}={value if is_name and isinstance(value, str) else _written(value)}"))
     return " ".join([*PROGRAM, *written])
 
 

@@ -13,16 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recbole_unlearn.report import figures
-from recbole_unlearn.report.page import (
-    decimal,
-    duration,
-    lines,
-    percent,
-    plain,
-    run_title,
-    signed,
-    write_page,
-)
+from recbole_unlearn.report.page import decimal, duration, lines, percent, plain, run_title, signed, write_page
 from recbole_unlearn.results import ORIGINAL, RETRAINED, number
 
 BINS = 6  # of a heat map's axis, where there are more values than MOST
@@ -39,11 +30,7 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
     metric = figures.metric_title(objective["metric"])
     references = {name: result[name] for name in (ORIGINAL, RETRAINED) if result[name]}
     good = [record for record in trials if record["state"] != "failed"]
-    own = [
-        (report, {"trial": one["number"], "asked": one["settings"]})
-        for one in good
-        for report in one["reports"]
-    ]
+    own = [(report, {"trial": one["number"], "asked": one["settings"]}) for one in good for report in one["reports"]]
     candidates = [report | about for report, about in own]
     affected = objective["affected"]
     how = {
@@ -145,18 +132,14 @@ def _axis(values: Sequence[Any]) -> tuple[list[str], list[int | None]]:
     """
     numbers = sorted({value for value in values if number(value) is not None})
     others = sorted({str(value) for value in values if value is not None and number(value) is None})
-    starts = (
-        numbers if len(numbers) <= MOST else sorted({numbers[len(numbers) * k // BINS] for k in range(BINS)})
-    )
+    starts = numbers if len(numbers) <= MOST else sorted({numbers[len(numbers) * k // BINS] for k in range(BINS)})
     bins = [list(own) for _, own in groupby(numbers, key=lambda value: bisect_right(starts, value))]
     labels = [plain(one[0]) if len(one) == 1 else f"{plain(one[0])} to {plain(one[-1])}" for one in bins]
 
     def place(value: Any) -> int | None:
         if value is None:
             return None
-        return (
-            len(bins) + others.index(str(value)) if number(value) is None else bisect_right(starts, value) - 1
-        )
+        return len(bins) + others.index(str(value)) if number(value) is None else bisect_right(starts, value) - 1
 
     return labels + others, list(map(place, values))
 

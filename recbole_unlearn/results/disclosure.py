@@ -24,16 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recbole_unlearn.data import INJECTED, SequenceSplits, UnlearnData
-from recbole_unlearn.measures import (
-    DONE,
-    EMPTIED,
-    EXACT,
-    NOTHING,
-    UNCHANGED,
-    deleted_targets,
-    measures,
-    sentence,
-)
+from recbole_unlearn.measures import DONE, EMPTIED, EXACT, NOTHING, UNCHANGED, deleted_targets, measures, sentence
 from recbole_unlearn.results.schema import (
     Distribution,
     Figure,
@@ -60,9 +51,7 @@ class Crowd(NamedTuple):
     """How many users are behind the figures of a run."""
 
     users: int  # with a deleted interaction
-    compared: (
-        int  # of them, with a deleted pair that no retained interaction has, and a history for its score
-    )
+    compared: int  # of them, with a deleted pair that no retained interaction has, and a history for its score
     matched: int  # of those, with held-out interactions: the attacks are about them
     measured: int  # with a deleted interaction and with test interactions
     tested: int  # with test interactions
@@ -222,9 +211,7 @@ class Discretion:
         if self.few:
             metrics = phase.metrics if max(1, crowd.tested) >= _MANY * self.min_group else {}
             metrics = {key: to_step(value, _UTILITY_STEP) for key, value in metrics.items()}
-            figures: dict[str, Figure] = {
-                "demotion_rate": None if rate is None else to_step(rate, _RATE_STEP)
-            }
+            figures: dict[str, Figure] = {"demotion_rate": None if rate is None else to_step(rate, _RATE_STEP)}
             times = phase.seconds, phase.seconds_from_cache
             return PhaseResult(*times, metrics=metrics, forgetting=figures, before=before)
         hides = self._hides_utility
@@ -324,9 +311,7 @@ class Discretion:
             return None
         return {key: to_step(value, 0.1) for key, value in found.items()}
 
-    def _verdict(
-        self, found: Verdict | None, phases: Mapping[str, PhaseResult], shares: Metrics
-    ) -> Verdict | None:
+    def _verdict(self, found: Verdict | None, phases: Mapping[str, PhaseResult], shares: Metrics) -> Verdict | None:
         """The level is that of the exact figures; its sentence has the figures that are shown."""
         if found is None or found.text in (UNCHANGED, DONE, NOTHING):
             return found

@@ -5,14 +5,7 @@ pair, `region.py` the users and items of a request; `batches.py` draws the witne
 losses and scores, and `closed_form.py` estimates the rank of a pair in a model that never saw it.
 """
 
-from recbole_unlearn.rows.batches import (
-    Triples,
-    Witness,
-    as_batch,
-    first_of_each,
-    learns_by_user,
-    pairs_batch,
-)
+from recbole_unlearn.rows.batches import Triples, Witness, as_batch, first_of_each, learns_by_user, pairs_batch
 from recbole_unlearn.rows.closed_form import PAIRS, ClosedFormRanker, ExpectedStanding
 from recbole_unlearn.rows.index import OTHER, SIDES, RetainedIndex, Side, TrainIndex
 from recbole_unlearn.rows.model_loss import (
@@ -26,12 +19,5 @@ from recbole_unlearn.rows.model_loss import (
     reverse_ranking_loss,
     training_loss,
 )
-from recbole_unlearn.rows.region import (
-    Members,
-    Region,
-    find_region,
-    rarest,
-    reset_to_rarest,
-    with_neighbours,
-)
+from recbole_unlearn.rows.region import Members, Region, find_region, rarest, reset_to_rarest, with_neighbours
 from recbole_unlearn.rows.tables import Table, as_rows, find_features, find_tables, reset_features, reset_rows

@@ -46,9 +46,7 @@ class ClosedFormRanker:
             self.weights.fill_diagonal_(0.0)
         else:
             size = min(FACTORS, *(n - 1 for n in shape))
-            by_user, by_item = (
-                sp.diags(np.maximum(np.asarray(x.sum(axis)).ravel(), 1.0) ** -0.5) for axis in (1, 0)
-            )
+            by_user, by_item = (sp.diags(np.maximum(np.asarray(x.sum(axis)).ravel(), 1.0) ** -0.5) for axis in (1, 0))
             x = self.x = (by_user @ x @ by_item).astype(np.float32).tocsr()
             start = np.random.default_rng(seed).standard_normal(min(shape)).astype(np.float32)
             self.factors = torch.from_numpy(scipy.sparse.linalg.svds(x, k=size, v0=start)[2].T.copy())

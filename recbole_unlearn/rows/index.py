@@ -33,9 +33,7 @@ class TrainIndex:
             "user": feat[train.uid_field].cpu(), "item": feat[train.iid_field].cpu(),
         }  # fmt: skip
         self.sizes: dict[Side, int] = {"user": train.user_num, "item": train.item_num}
-        self.total = len(
-            self.ids["user"]
-        )  # interactions are numbered up to here, also after some were removed
+        self.total = len(self.ids["user"])  # interactions are numbered up to here, also after some were removed
         self.removed = torch.zeros(self.total, dtype=torch.bool)
         self._live = self.total
         self.table: torch.Tensor | None = None
@@ -222,9 +220,7 @@ class RetainedIndex:
         """For each user an item without an interaction of theirs, uniform; after ``tries`` a known one may remain."""
         return self.draw(users, generator, tries)[0]
 
-    def draw(
-        self, users: torch.Tensor, generator: torch.Generator, tries: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(self, users: torch.Tensor, generator: torch.Generator, tries: int) -> tuple[torch.Tensor, torch.Tensor]:
         """As :meth:`negatives`, with the places in the flattened result where a known one remains."""
         item_num = self.index.sizes["item"]
         items = torch.randint(1, item_num, users.shape, generator=generator)
@@ -245,9 +241,7 @@ def _ranges(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.repeat_interleave(starts - (ends - lengths), lengths) + torch.arange(total)
 
 
-def _search(
-    values: torch.Tensor, wanted: torch.Tensor, low: torch.Tensor, high: torch.Tensor
-) -> torch.Tensor:
+def _search(values: torch.Tensor, wanted: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     """For each of ``wanted`` (n,) its place in ``values``, which rise between its ``low`` and ``high`` (n,)."""
     while bool((apart := low < high).any()):
         middle = (low + high) >> 1

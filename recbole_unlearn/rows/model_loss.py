@@ -75,9 +75,7 @@ def fisher(model: AbstractRecommender, batches: Iterable[Interaction]) -> Moment
     return {name: total / max(1, number) for name, total in totals.items()}
 
 
-def predicted(
-    model: AbstractRecommender, train: Dataset, users: torch.Tensor, items: torch.Tensor
-) -> torch.Tensor:
+def predicted(model: AbstractRecommender, train: Dataset, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
     """Scores of pairs (m,) with their autograd graph.
 
     An autoencoder scores the whole catalogue for a user, and its `predict` does so again for every pair of the user;
@@ -92,9 +90,7 @@ def predicted(
 
 
 @torch.no_grad()
-def pair_scores(
-    model: AbstractRecommender, train: Dataset, users: torch.Tensor, items: torch.Tensor
-) -> torch.Tensor:
+def pair_scores(model: AbstractRecommender, train: Dataset, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
     """Scores of pairs (m,), on the CPU."""
     model.eval()
     clear_caches(model)

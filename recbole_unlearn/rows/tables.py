@@ -90,9 +90,7 @@ def find_features(model: AbstractRecommender, dataset: Dataset) -> list[FieldTab
     return [table for table in _fields(model, dataset) if table.field not in ids]
 
 
-def _of_sequences(
-    model: AbstractRecommender, sizes: Mapping[Side, int], taken: Collection[str]
-) -> Iterator[Table]:
+def _of_sequences(model: AbstractRecommender, sizes: Mapping[Side, int], taken: Collection[str]) -> Iterator[Table]:
     """Tables of a sequential model other than those that are ``taken``."""
     bases = [base for base in type(model).__mro__ if base.__module__.startswith("recbole.")]
     listed = {name: side for base in bases for name, side in _LISTED.get(base.__name__, {}).items()}
@@ -142,9 +140,7 @@ def _fields(model: AbstractRecommender, dataset: Dataset) -> list[FieldTable]:
         words = _graph_embeddings(model, dataset)
         return [FieldTable(parameter, dataset.entity_field) for parameter, word in words if word == "entity"]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found = [
-        FieldTable(names[id(table.weight)], field, int(offset)) for field, table, offset in _layers(model)
-    ]
+    found = [FieldTable(names[id(table.weight)], field, int(offset)) for field, table, offset in _layers(model)]
     taken = {table.parameter for table in found}
     vocabularies: Mapping[str, Any] = getattr(dataset, "field2id_token", {})
     for name, module in model.named_modules():

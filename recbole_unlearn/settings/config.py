@@ -407,9 +407,7 @@ def _words_in(cls: type) -> set[str]:
     return found
 
 
-def _refuse_impossible(
-    given: Mapping[str, Any], defaults: Mapping[str, Any], ours: Mapping[str, Any]
-) -> None:
+def _refuse_impossible(given: Mapping[str, Any], defaults: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """Refuse a value of a RecBole key of another type than its default, or below its least."""
     for key, value in given.items():
         expected, fits = _expected(key, value, defaults.get(key))
@@ -455,9 +453,7 @@ def refuse_unmeasured(config: Config) -> None:
     """Refuse a validation metric that is not measured."""
     metrics, topk = config["metrics"], config["topk"]
     if not metrics or not topk:
-        raise UnlearnError(
-            "metrics or topk is empty, so nothing is measured. Use for example --metrics=NDCG."
-        )
+        raise UnlearnError("metrics or topk is empty, so nothing is measured. Use for example --metrics=NDCG.")
     name, at, cut = str(config["valid_metric"]).lower().partition("@")
     if name not in [metric.lower() for metric in metrics] or (at and cut not in map(str, topk)):
         raise UnlearnError(

@@ -152,7 +152,5 @@ def typed_class(text: str) -> type:
         classes = [key for key, value in vars(imported).items() if is_recommender(value)]
         raise UnlearnError(f"The module {module} has no class {name}.{nearest(name, classes)} Check --model.")
     if not is_recommender(found):
-        raise UnlearnError(
-            f"{text} is not a model of RecBole; derive the class from one of its recommenders."
-        )
+        raise UnlearnError(f"{text} is not a model of RecBole; derive the class from one of its recommenders.")
     return found

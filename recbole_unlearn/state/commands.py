@@ -27,9 +27,7 @@ from recbole_unlearn.text import counted, width, wrapped
 
 Parse = Callable[[Sequence[str]], dict[str, Any]]
 
-ABOUT = (
-    "Deletion requests on a live model: a state directory keeps the model, its data, a queue and a ledger."
-)
+ABOUT = "Deletion requests on a live model: a state directory keeps the model, its data, a queue and a ledger."
 EXAMPLES = """\
 examples:
   recbole-unlearn requests init S --checkpoint=saved/BPR-Nov-16-2026_02-03-04.pth
@@ -86,14 +84,10 @@ def _parser() -> _Parser:
     parser = _Parser(
         prog="recbole-unlearn requests", description=ABOUT, epilog=EXAMPLES, formatter_class=style, allow_abbrev=False
     )  # fmt: skip
-    commands = parser.add_subparsers(
-        dest="command", metavar="COMMAND", title="commands", parser_class=_Parser
-    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=_Parser)
     for name, (_, help, more, own) in COMMANDS.items():
         text = wrapped(f"{help[:1].upper()}{help[1:]}. {more}".strip())
-        command = commands.add_parser(
-            name, help=help, description=text, formatter_class=style, allow_abbrev=False
-        )
+        command = commands.add_parser(name, help=help, description=text, formatter_class=style, allow_abbrev=False)
         for spec, about, options in (*_SHARED, *own):
             flag, _, value = spec.partition(" ")
             given: dict[str, Any] = {"metavar": value or flag} if value or flag.isupper() else {}

@@ -76,9 +76,7 @@ class Suppression:
         item = pair[1]
         if pair in self._pairs or item in self._items:
             return True
-        return bool(self._hashes) and any(
-            pair_hash(self._key, *one) in self._hashes for one in (pair, (None, item))
-        )
+        return bool(self._hashes) and any(pair_hash(self._key, *one) in self._hashes for one in (pair, (None, item)))
 
     def hashes(self) -> set[str]:
         """All pairs as keyed hashes."""
@@ -121,9 +119,7 @@ class Core:
         }  # fmt: skip
         name, model, dataset = self.about("model"), self._model, self.about("dataset")
         if model is not None and model.__name__ != name:
-            raise UnlearnError(
-                f"The model of the state is a {name}, and the class given is {model.__name__}."
-            )
+            raise UnlearnError(f"The model of the state is a {name}, and the class given is {model.__name__}.")
         if model is None and name not in model_names():
             raise UnlearnError(
                 f"{name} is a model class of your own: give it with --model=package.module:{name}, or "

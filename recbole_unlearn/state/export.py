@@ -39,15 +39,7 @@ import torch
 from recbole.data.dataset import Dataset
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import (
-    Done,
-    file_digest,
-    keyed_hash,
-    load_key,
-    new_directory,
-    write_bytes,
-    write_json,
-)
+from recbole_unlearn.files import Done, file_digest, keyed_hash, load_key, new_directory, write_bytes, write_json
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import SIDES, as_rows, find_tables
@@ -106,9 +98,7 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
     if vectors is None:
         if earlier is not None:
             raise UnlearnError(f"{model} has no vectors, so there is no delta. Export it without `since`.")
-        logger.warning(
-            "%s has no vectors whose dot product is its score: only its checkpoint is exported.", model
-        )
+        logger.warning("%s has no vectors whose dot product is its score: only its checkpoint is exported.", model)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -144,8 +134,7 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
                     "bytes": (place / DELTA).stat().st_size, "whole_bytes": whole,
                 }  # fmt: skip
         about["files"] = {
-            path.name: {"sha256": file_digest(path), "bytes": path.stat().st_size}
-            for path in sorted(place.iterdir())
+            path.name: {"sha256": file_digest(path), "bytes": path.stat().st_size} for path in sorted(place.iterdir())
         }
         write_json(place / ABOUT, {**about, "versions": versions()})
     if any(counts.values()):
@@ -242,9 +231,7 @@ def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
     if not isinstance(about, dict) or not isinstance(about.get("schema"), int):
         raise _damaged(folder, ABOUT)
     if about["schema"] > SCHEMA:
-        raise UnlearnError(
-            f"{shown(folder)} is of a newer version of recbole-unlearn. Update recbole-unlearn."
-        )
+        raise UnlearnError(f"{shown(folder)} is of a newer version of recbole-unlearn. Update recbole-unlearn.")
     if (about.get("model"), about.get("dataset")) != (core.about("model"), core.about("dataset")):
         raise UnlearnError(f"{shown(folder)} is an export of another model. Give one of this state.")
     if about.get("fingerprint") not in [one["after"] for one in core.database.entries() if "after" in one]:

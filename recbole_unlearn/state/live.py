@@ -72,9 +72,7 @@ class LiveModel:
     ) -> None:  # fmt: skip
         """``source``, ``weights`` and ``moments`` are the base; ``removed`` are the interactions deleted since."""
         self.config = config.replace(show_progress=False, tensorboard=False, output_dir=None)
-        self.options: ObliviateSettings = settings.read(
-            Obliviate.Settings, self.config.method_values(Obliviate.name)
-        )
+        self.options: ObliviateSettings = settings.read(Obliviate.Settings, self.config.method_values(Obliviate.name))
         self.base = source
         self.closed_form = self.config["MODEL_TYPE"] == ModelType.TRADITIONAL
         self.parts = [TrainIndex(part) for part in source.splits]  # of training, validation and test data
@@ -183,9 +181,7 @@ class LiveModel:
 
     def _without(self, removed: Arrays) -> Splits:
         pairs = zip(self.base.splits, removed, strict=True)
-        return Splits(
-            *(p.copy(p.inter_feat[torch.from_numpy(~mask)]) if mask.any() else p for p, mask in pairs)
-        )
+        return Splits(*(p.copy(p.inter_feat[torch.from_numpy(~mask)]) if mask.any() else p for p, mask in pairs))
 
     def _prepared(self) -> UnlearnTask:
         """The parts of a task that all requests share, made from the base."""
@@ -239,9 +235,7 @@ class LiveModel:
         clear_caches(self.model)
 
 
-def read_moments(
-    config: UnlearnConfig, model: AbstractRecommender, trained: Trained, splits: Splits
-) -> Tensors:
+def read_moments(config: UnlearnConfig, model: AbstractRecommender, trained: Trained, splits: Splits) -> Tensors:
     """Second moments of a model: those of its optimizer, or Fisher information where the checkpoint has none."""
     if config["MODEL_TYPE"] == ModelType.TRADITIONAL:
         return {}

@@ -138,9 +138,7 @@ class Trainings:
             models = counted(removed, "model")
             logger.info("Removed from the cache: %s trained on the deleted interactions.", models)
 
-    def train(
-        self, config: UnlearnConfig, splits: Splits, label: str, start: Weights | None = None
-    ) -> Trained:
+    def train(self, config: UnlearnConfig, splits: Splits, label: str, start: Weights | None = None) -> Trained:
         """A model of ``splits`` trained with ``config``, from the cache if it is there."""
         job = Job(config, splits, label, start)
         return self._find(job) or self._keep(job, train(*job, self.watcher))
@@ -191,9 +189,7 @@ class Trainings:
             return False
         return any(bool(torch.isin(_pairs(part), deleted).any()) for part in (splits.train, splits.valid))
 
-    def key(
-        self, config: UnlearnConfig, splits: Splits, label: str = "", start: Weights | None = None
-    ) -> str:
+    def key(self, config: UnlearnConfig, splits: Splits, label: str = "", start: Weights | None = None) -> str:
         """The digest that names an entry; the label is for people and has no part in it."""
         ours, values = own_settings(), config.final_config_dict
         trained_with = [name for name in values if name not in ours and RECBOLE.get(name, Known()).trains]

@@ -87,10 +87,7 @@ def run_trials(
         searcher = getattr(importlib.import_module(f"ray.tune.search.{options.searcher}"), name)
         # With the seed of the first part, a resumed sweep would suggest what that part suggested.
         seed = {seed_key: shared.config["seed"] + len(points)}
-        how |= {
-            "search_alg": searcher(points_to_evaluate=points or None, **seed),
-            "num_samples": options.trials,
-        }
+        how |= {"search_alg": searcher(points_to_evaluate=points or None, **seed), "num_samples": options.trials}
         domains = {key: space.domain(key) for key in space.lines}
     else:
         domains = {"position": tune.grid_search(list(range(len(listed))))}

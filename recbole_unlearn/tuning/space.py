@@ -186,9 +186,7 @@ def _checked(key: str, line: Any) -> list[Any]:
         )
     ((kind, values),) = line.items()
     if kind not in KINDS:
-        raise UnlearnError(
-            f"{key}: unknown kind {kind!r}.{nearest(str(kind), KINDS)} One of {', '.join(KINDS)}."
-        )
+        raise UnlearnError(f"{key}: unknown kind {kind!r}.{nearest(str(kind), KINDS)} One of {', '.join(KINDS)}.")
     if not isinstance(values, list) or not values:
         raise UnlearnError(f"{key}: {kind} needs a list of values, not {values!r}.")
     if kind in ("choice", "grid"):
@@ -206,9 +204,7 @@ def _checked(key: str, line: Any) -> list[Any]:
         raise UnlearnError(f"{key}: {expected}, not {values!r}.")
     low, high, *step = numbers
     if not low < high:
-        raise UnlearnError(
-            f"{key}: the range [{low}, {high}] is upside down or empty; the lower end comes first."
-        )
+        raise UnlearnError(f"{key}: the range [{low}, {high}] is upside down or empty; the lower end comes first.")
     if step and step[0] < 1:
         raise UnlearnError(f"{key}: the step {step[0]} is not valid: expected at least 1.")
     if kind == "loguniform" and low <= 0:

@@ -76,9 +76,7 @@ class TuneResult:
         chosen = ", ".join(f"{key}={_plain(value)}" for key, value in result["best"]["settings"].items())
         lines.append(f"Best, on validation interactions: trial {result['best']['trial']}, {chosen}.")
         if objective["target"] is not None:
-            source = (
-                "retrained" if objective["target_source"] == "retrained" else "expected of never-seen items"
-            )
+            source = "retrained" if objective["target_source"] == "retrained" else "expected of never-seen items"
             lines.append(f"Demotion rate to reach: {decimal(objective['target'], 3)} ({source}).")
         number = counted(len(result["front"]), "candidate")
         lines.append(f"On the front of utility and forgetting: {number}; their settings are in front/.")
@@ -214,8 +212,7 @@ class _Sweep:
 
 def _cells(figures: dict[str, Any]) -> list[str]:
     cells = [
-        decimal(figures[key], 3 if key == "demotion" else 4)
-        for key in ("everyone", "affected", "demotion", "score")
+        decimal(figures[key], 3 if key == "demotion" else 4) for key in ("everyone", "affected", "demotion", "score")
     ]
     return [*cells, decimal(figures["seconds"], 2) if "seconds" in figures else ""]
 

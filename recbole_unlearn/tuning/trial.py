@@ -25,14 +25,7 @@ from recbole_unlearn.methods import UnlearnTrainer, Watch
 from recbole_unlearn.pipeline import Pipeline, begin
 from recbole_unlearn.settings import TuneSettings, UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
-from recbole_unlearn.tuning.objective import (
-    Bench,
-    Candidate,
-    Goal,
-    expected_demotion,
-    read_metric,
-    validation_only,
-)
+from recbole_unlearn.tuning.objective import Bench, Candidate, Goal, expected_demotion, read_metric, validation_only
 
 Report = dict[str, Any]
 

@@ -145,17 +145,7 @@ def test_a_wrong_checksum_and_a_full_disk(site, target, monkeypatch):
 
 LINK = zipfile.ZipInfo("x.inter")
 LINK.create_system, LINK.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
-NAMES = [
-    "../evil",
-    "a/../../evil",
-    "..\\evil",
-    "/evil",
-    "\\evil",
-    "C:evil",
-    "c:\\evil",
-    "//host/share/evil",
-    LINK,
-]
+NAMES = ["../evil", "a/../../evil", "..\\evil", "/evil", "\\evil", "C:evil", "c:\\evil", "//host/share/evil", LINK]
 ARCHIVES = {
     "no zip": (b"<html>please log in</html>", "not a zip file"), "empty": (b"", "not a zip file"),
     "other": (make_zip({"other.inter": INTER}), "lacks ['tiny.inter']"),

@@ -24,9 +24,7 @@ def options(**changes):
 
 
 @hypothesis_settings(max_examples=30, deadline=None)
-@given(
-    share=st.floats(0.05, 1.0), amount=st.floats(0.1, 3.0), seed=st.integers(0, 1000), scored=st.booleans()
-)
+@given(share=st.floats(0.05, 1.0), amount=st.floats(0.1, 3.0), seed=st.integers(0, 1000), scored=st.booleans())
 def test_noise_is_new_to_its_user_and_of_the_asked_amount(splits, share, amount, seed, scored):
     scorer = (lambda users: torch.arange(splits.train.item_num)[None].float()) if scored else None
     full, located = inject(splits, options(inject_users=share, inject_amount=amount), seed, scorer)
@@ -39,9 +37,7 @@ def test_noise_is_new_to_its_user_and_of_the_asked_amount(splits, share, amount,
     assert not touched & set(noise)
     assert len(noise) == len(set(noise))
     assert all(item > 0 for _, item in noise)
-    per_user, own, seen = (
-        Counter(user for user, _ in rows) for rows in (noise, pairs(splits.train), touched)
-    )
+    per_user, own, seen = (Counter(user for user, _ in rows) for rows in (noise, pairs(splits.train), touched))
     assert len(per_user) == round(share * len(own))
     for user, number in per_user.items():
         unseen = splits.train.item_num - 1 - seen[user]

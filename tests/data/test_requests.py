@@ -104,11 +104,7 @@ def test_interactions_users_and_items_mix_in_every_form(tmp_path, caplog):
     (tmp_path / "r.jsonl").write_text("\n".join(lines))
     text = "user_id,item_id,timestamp,reason\nu1,i2,7,moved away\nu22,,,\n,,,\n ,i50, ,\nu3, i4 ,,x\n"
     (tmp_path / "r.csv").write_text(text)
-    for form in (
-        columns,
-        pd.DataFrame(columns),
-        *(tmp_path / f"r.{kind}" for kind in ("parquet", "jsonl", "csv")),
-    ):
+    for form in (columns, pd.DataFrame(columns), *(tmp_path / f"r.{kind}" for kind in ("parquet", "jsonl", "csv"))):
         assert asked(form) == mixed
     # The blank line has a number and no request.
     assert read_request(tmp_path / "r.csv", FIELDS).rows.tolist() == [2, 3, 5, 6]
@@ -116,10 +112,7 @@ def test_interactions_users_and_items_mix_in_every_form(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("columns", "said"),
-    [
-        (["reason"], "1 other column is not used (reason)."),
-        (["note", "4711"], "2 other columns are not used."),
-    ],
+    [(["reason"], "1 other column is not used (reason)."), (["note", "4711"], "2 other columns are not used.")],
 )
 def test_other_columns_are_named_in_the_log_when_they_look_like_names(caplog, columns, said):
     with caplog.at_level(logging.INFO):
@@ -147,12 +140,7 @@ def test_tokens_keep_their_spelling(tmp_path):
 def test_python_forms_agree():
     users, items = ["a", "b"], ["x", "y"]
     frame = pd.DataFrame({"user_id": users, "item_id": items}, index=[9, 3])
-    for form in (
-        frame,
-        {"user_id": users, "item_id": items},
-        (users, items),
-        [np.array(users), np.array(items)],
-    ):
+    for form in (frame, {"user_id": users, "item_id": items}, (users, items), [np.array(users), np.array(items)]):
         assert asked(form) == [("a", "x", None), ("b", "y", None)]
     assert list(frame.columns) == ["user_id", "item_id"]  # the caller's frame is left as it is
 

@@ -74,9 +74,7 @@ def test_windows_are_recboles_own(tiny_path, split, length):
 def test_windows_of_ml_100k_are_recboles_own(split):
     built = assert_recboles_own(dataset="ml-100k", split=split, length=7, user_inter_num_interval="[20,22]")
     times = built[0].inter_feat
-    assert len(torch.unique(times["user_id"] * 2**32 + times["timestamp"].long())) < 0.8 * len(
-        times
-    )  # many ties
+    assert len(torch.unique(times["user_id"] * 2**32 + times["timestamp"].long())) < 0.8 * len(times)  # many ties
 
 
 ROWS = st.lists(
@@ -99,9 +97,7 @@ def test_fields_for_the_split_alone_are_dropped_and_numbers_with_buckets_are_lis
     with pytest.raises(UnlearnError, match="unused_col"):
         Sequences.recovered(Splits(*built))
     buckets = {"rating": {"method": "ED", "bucket": 3}}
-    built = assert_recboles_own(
-        data_path=str(tiny_path), numerical_features=["rating"], discretization=buckets
-    )
+    built = assert_recboles_own(data_path=str(tiny_path), numerical_features=["rating"], discretization=buckets)
     assert built[0].inter_feat["rating_list"].shape[1:] == (5, 2)
 
 

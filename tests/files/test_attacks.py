@@ -45,10 +45,7 @@ def test_a_teacher_is_a_name_and_never_code(tmp_path, tiny_path, forged, source)
     values = {"data_path": str(tiny_path), "epochs": 1}
     (tmp_path / "c.yaml").write_text(f'teacher: "{code}"\n')
     given = {
-        "checkpoint": {
-            "checkpoint": forged({"model": "KD_DAGFM", "teacher": code}),
-            "forget": {"user_id": ["u1"]},
-        },
+        "checkpoint": {"checkpoint": forged({"model": "KD_DAGFM", "teacher": code}), "forget": {"user_id": ["u1"]}},
         "file": {"model": "KD_DAGFM", "dataset": "tiny", "config_files": [str(tmp_path / "c.yaml")]},
         "dict": {"model": "KD_DAGFM", "dataset": "tiny"},
     }[source]
@@ -64,9 +61,7 @@ def test_a_pickled_array_in_a_datasets_folder_is_not_unpickled(tmp_path, tiny_pa
     folder.mkdir(parents=True)
     (folder / "tiny.inter").write_bytes((tiny_path / "tiny" / "tiny.inter").read_bytes())
     np.save(
-        folder / "item_emb.npy",
-        np.array([Trap(open, str(tmp_path / "ran"), "w")], dtype=object),
-        allow_pickle=True,
+        folder / "item_emb.npy", np.array([Trap(open, str(tmp_path / "ran"), "w")], dtype=object), allow_pickle=True
     )
     config = UnlearnConfig(
         "LDiffRec", "tiny", config_dict={"data_path": str(tmp_path / "data"), "n_cate": 2, "epochs": 1}
@@ -77,8 +72,7 @@ def test_a_pickled_array_in_a_datasets_folder_is_not_unpickled(tmp_path, tiny_pa
 
 
 @pytest.mark.parametrize(
-    "key",
-    ["pre_model_path", "pretrain_path", "mf_pretrain_path", "mlp_pretrain_path", "warm_up", "data_path"],
+    "key", ["pre_model_path", "pretrain_path", "mf_pretrain_path", "mlp_pretrain_path", "warm_up", "data_path"]
 )
 def test_no_path_comes_from_a_file(forged, tmp_path, key):
     assert key not in read_checkpoint(forged({key: str(tmp_path / "x")})).settings
@@ -87,9 +81,7 @@ def test_no_path_comes_from_a_file(forged, tmp_path, key):
 def test_data_that_was_elsewhere_is_not_looked_for_there(forged, unlearn, tmp_path):
     """The checkpoint may name any folder; people say where their data is. Nor are pickles read that it names."""
     with pytest.raises(UnlearnError, match=r"paths are not taken from files. Add --data_path="):
-        run_unlearn(
-            checkpoint=forged(), forget={"user_id": ["u1"]}, output_dir=tmp_path / "o", config_dict=RUN
-        )
+        run_unlearn(checkpoint=forged(), forget={"user_id": ["u1"]}, output_dir=tmp_path / "o", config_dict=RUN)
     (tmp_path / "trap.pth").write_bytes(pickle.dumps(Trap(open, str(tmp_path / "ran"), "w")))
     named = dict.fromkeys(("dataset_save_path", "dataloaders_save_path"), str(tmp_path / "trap.pth"))
     assert unlearn(forged(named)).result["forget"]["users"] == 1
@@ -123,9 +115,7 @@ def test_a_checkpoint_sets_nothing_of_ours(forged, unlearn, tmp_path, tiny_path,
     own = RUN | {"data_path": str(tiny_path), "unlearn": "obliviate"}
     plain = UnlearnConfig("BPR", "tiny", config_dict=own).method_values("obliviate")
     ours = outcome.config.method_values("obliviate")
-    assert [ours[key] for key in ("lac_steps", "lua_target")] == [
-        plain[key] for key in ("lac_steps", "lua_target")
-    ]
+    assert [ours[key] for key in ("lac_steps", "lua_target")] == [plain[key] for key in ("lac_steps", "lua_target")]
 
 
 @pytest.mark.parametrize("name", ["os", "BPR; import os", "..", "recbole.utils"])
@@ -134,9 +124,7 @@ def test_a_model_is_a_class_of_recbole(forged, unlearn, name):
         unlearn(forged({"model": name}))
 
 
-@pytest.mark.parametrize(
-    "values", [{"embedding_size": 10**9}, {"mlp_hidden_size": [8, 10**8]}, {"n_layers": 10**7}]
-)
+@pytest.mark.parametrize("values", [{"embedding_size": 10**9}, {"mlp_hidden_size": [8, 10**8]}, {"n_layers": 10**7}])
 def test_no_layer_is_larger_than_the_weights(forged, values):
     """A tensor of no numbers takes no bytes, and says nothing of a size."""
     with pytest.raises(UnlearnError, match="larger than anything in its weights"):
@@ -155,15 +143,7 @@ def test_a_key_that_is_no_text_is_no_setting(forged):
     ],
 )  # fmt: skip
 def test_an_odd_ensemble_is_refused(tmp_path, change):
-    head = {
-        "method": "sisa",
-        "model": "BPR",
-        "dataset": "tiny",
-        "settings": {},
-        "shards": 2,
-        "slices": 1,
-        "rows": "",
-    }
+    head = {"method": "sisa", "model": "BPR", "dataset": "tiny", "settings": {}, "shards": 2, "slices": 1, "rows": ""}
     (tmp_path / "ensemble.json").write_text(json.dumps({"schema": 1, **head, **change}))
     with pytest.raises(UnlearnError, match=next(iter(change))):
         read_checkpoint(tmp_path)

@@ -116,9 +116,7 @@ def train_own(cls, folder, tiny_path):
 def test_from_recbole_to_the_second_request_and_back(monkeypatch, tmp_path, tiny_path, module):
     cls = own_class(monkeypatch, module)
     path = train_own(cls, tmp_path / "saved", tiny_path)
-    with pytest.raises(
-        UnlearnError, match=r"If OwnBPR is a model class of yours, give it: --model=package\."
-    ):
+    with pytest.raises(UnlearnError, match=r"If OwnBPR is a model class of yours, give it: --model=package\."):
         read_checkpoint(path)
     first = run_unlearn(
         cls, checkpoint=path, forget={"user_id": ["u3", "u8"]}, output_dir=tmp_path / "one",

@@ -169,9 +169,7 @@ def test_a_damaged_dataset_is_refused(copied, tmp_path, damage):
         {"rows": pickle.dumps(dataset), "truncated": whole[:1000], "other": pickle.dumps({"a": 1})}[damage]
     )
     with pytest.raises(UnlearnError, match=r"tiny-Dataset\.pth"):
-        run_unlearn(
-            checkpoint=copied / "BPR-unlearned.pth", forget={"user_id": ["u1"]}, output_dir=tmp_path / "o"
-        )
+        run_unlearn(checkpoint=copied / "BPR-unlearned.pth", forget={"user_id": ["u1"]}, output_dir=tmp_path / "o")
 
 
 def test_nothing_is_saved_when_not_asked(unlearn):

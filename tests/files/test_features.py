@@ -22,10 +22,7 @@ USER, ITEM = 5, 7  # the only ones with these values
 SECRETS = {"zip-5", "tv-5", "word-7"}
 FEATURES = {"user": ["user_id", "city", "age"], "item": ["item_id", "kind"]}
 COLUMNS = {"inter": ["user_id", "item_id", "device", "timestamp"], **FEATURES}
-CONTEXT = {
-    "inter": ["user_id", "item_id", "timestamp"],
-    **FEATURES,
-}  # RecBole cannot rank by an interaction's column
+CONTEXT = {"inter": ["user_id", "item_id", "timestamp"], **FEATURES}  # RecBole cannot rank by an interaction's column
 FORGET = {"user": {"user_id": [f"u{USER}"]}, "item": {"item_id": [f"i{ITEM}"]}}
 MODELS = [
     "AFM", "AutoInt", "DCN", "DCNV2", "DeepFM", "DSSM", "EulerNet", "FFM", "FiGNN", "FM", "FNN", "FwFM", "LR", "NFM",
@@ -85,9 +82,7 @@ def test_no_file_has_a_value_that_only_the_deleted_had(values, tmp_path, unlearn
         for path in outcome.output_dir.glob("*.pth"):
             assert not strings(path) & secrets, path
         dataset = saved(outcome)
-        assert SECRETS - secrets <= strings(
-            outcome.output_dir / "telling-Dataset.pth"
-        )  # those of others stay
+        assert SECRETS - secrets <= strings(outcome.output_dir / "telling-Dataset.pth")  # those of others stay
         for field in ("city", "device", "kind"):
             tokens, old = dataset.field2id_token[field].tolist(), enumerate(before.field2id_token[field])
             assert tokens == [f"[removed-{number}]" if token in secrets else token for number, token in old]

@@ -151,9 +151,7 @@ RAW = b"B" + (20_000).to_bytes(4, "little") + bytes(20_000) + b"\x94"  # in the 
 ARRAY = b"cnumpy\n_frombuffer\n(h\x00cnumpy\ndtype\n(S'u1'\nI00\nI01\ntRI20000\n\x85S'C'\ntR"
 TABLE = pickle.dumps(pd.DataFrame([[1.0, 2.0]]), 2)
 GREEDY = {
-    "a list in too many places": pickle.dumps(
-        functools.reduce(lambda found, _: [found] * 10, range(12), [0])
-    ),
+    "a list in too many places": pickle.dumps(functools.reduce(lambda found, _: [found] * 10, range(12), [0])),
     "arrays of the same bytes": b"\x80\x04" + RAW + b"(" + ARRAY * 200 + b"l.",
     "an object for each byte": b"\x80\x04(" + b"]" * 200_000 + b"l.",
     "a huge memo": b"\x80\x04]r\xff\xff\xff\xff.",
@@ -246,9 +244,7 @@ def test_odd_archives_are_refused(tmp_path, change):
 
 # No memory-unsafe pickles
 
-RECONSTRUCTED = (
-    b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n(I1\ntcnumpy\ndtype\n"
-)
+RECONSTRUCTED = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n(I1\ntcnumpy\ndtype\n"
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,7 @@ def outcome(arguments: list[str]) -> str:
     return f"traceback: code {code}, {failed.getvalue()[-500:]}"
 
 
-def work(
-    inbox: multiprocessing.Queue, outbox: multiprocessing.Queue, good: str, data_path: str, home: str
-) -> None:
+def work(inbox: multiprocessing.Queue, outbox: multiprocessing.Queue, good: str, data_path: str, home: str) -> None:
     """A worker: makes a case, runs it, reports it."""
     import torch
 

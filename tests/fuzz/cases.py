@@ -177,10 +177,7 @@ class Maker:
                 ])  # fmt: skip
             content["config"] = config
         else:
-            content = {
-                **changed({k: v for k, v in content.items() if k != "config"}, r),
-                "config": content["config"],
-            }
+            content = {**changed({k: v for k, v in content.items() if k != "config"}, r), "config": content["config"]}
         return self._start(folder, self._saved(content))
 
     def legacy_checkpoint(self, r: random.Random, folder: Path) -> list[str]:
@@ -287,11 +284,7 @@ class Maker:
             key = r.choice(["output_dir", "data_path", "cache_dir", "download_url", "x"])
             bad = good | {"settings": {key: "/elsewhere"}}
         (folder / "g.yaml").write_text(json.dumps(bad, default=str))
-        places = [
-            f"--grid={folder / 'g.yaml'}",
-            f"--output_dir={folder / 'out'}",
-            f"--data_path={self.data_path}",
-        ]
+        places = [f"--grid={folder / 'g.yaml'}", f"--output_dir={folder / 'out'}", f"--data_path={self.data_path}"]
         return [*places, "--no_cache", "--report=none", "--workers=1", "--embedding_size=4"]
 
     def request_file(self, r: random.Random, folder: Path) -> list[str]:
@@ -319,9 +312,7 @@ class Maker:
 
     def space_file(self, r: random.Random, folder: Path) -> list[str]:
         rates = {"loguniform": [0.001, 0.1]}
-        bad = changed(
-            {"rank": {"choice": [2, 4]}, "lac_steps": {"int": [2, 4]}, "lac_learning_rate": rates}, r
-        )
+        bad = changed({"rank": {"choice": [2, 4]}, "lac_steps": {"int": [2, 4]}, "lac_learning_rate": rates}, r)
         bad["lac_nothing"] = 1  # never runs: a sweep starts Ray
         (folder / "s.yaml").write_text(json.dumps(bad, default=str))
         run = [a for a in self._plain_run(folder) if not a.startswith("--unlearn")]

@@ -137,10 +137,7 @@ def run_stream(checkpoint: Path, folder: Path) -> dict:
         }
         for name, request in requests.items():
             state.submit(request, id=name, on_missing="skip")
-            done = [
-                (one.id, one.status, one.interactions, one.held_out, one.users, one.items)
-                for one in state.run()
-            ]
+            done = [(one.id, one.status, one.interactions, one.held_out, one.users, one.items) for one in state.run()]
             note(name, *map(list, done))
         state.rollback("pairs")
         note("undone")

@@ -45,11 +45,7 @@ def test_a_grid_is_found_by_its_name_in_the_package_unless_a_file_has_that_name(
     package = properties_dir() / "grid"
     Path("paper").mkdir()  # a directory of that name does not count
     mine = write(Path("smoke.yaml"), GOOD)
-    for name, expected in [
-        ("smoke", package / "smoke.yaml"),
-        ("paper", package / "paper.yaml"),
-        (mine, mine),
-    ]:
+    for name, expected in [("smoke", package / "smoke.yaml"), ("paper", package / "paper.yaml"), (mine, mine)]:
         with pytest.raises(LookupError) as loaded:
             run_grid(name)
         assert loaded.value.args[0] == expected
@@ -97,9 +93,7 @@ def unchecked(content):
             return None, str(error)
 
 
-@given(
-    some(st.sampled_from(MODELS)), some(st.integers(0, 2**31 - 1)), some(st.floats(0, 1, exclude_min=True))
-)
+@given(some(st.sampled_from(MODELS)), some(st.integers(0, 2**31 - 1)), some(st.floats(0, 1, exclude_min=True)))
 def test_any_lists_become_their_product(models, seeds, ratios):
     cells, error = unchecked(GOOD | {"models": models, "seeds": seeds, "ratios": ratios})
     if error:  # two ratios that no directory name tells apart

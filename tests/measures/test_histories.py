@@ -86,9 +86,7 @@ def test_deleted_items_are_asked_for_at_the_histories_they_were_trained_with(dat
         for k in range(len(pairs)):
             user, item = int(pairs.users[k]), int(pairs.items[k])
             (scores,) = ByHistory.of(history_of(data, user, length, item), size)
-            assert float(demoted[k]) == pytest.approx(
-                float((scores[item] < scores[pairs.others[k]]).float().mean())
-            )
+            assert float(demoted[k]) == pytest.approx(float((scores[item] < scores[pairs.others[k]]).float().mean()))
     # At test both kinds of histories end with the user's last items before test.
     batch = data.retain.batch(questions.deleted.users)["item_id_list"]
     for k in range(0, len(questions.deleted), 3):
@@ -123,8 +121,7 @@ def test_a_model_that_did_nothing_has_the_originals_figures_and_a_retrained_one_
     retrained, _ = train_here(config, data.retain, "retrained")
     before = measurement.measure(original)
     after, target = (
-        measurement.measure(trainer, before)
-        for trainer in (compose(PhaseTrainer, config, same, "x"), retrained)
+        measurement.measure(trainer, before) for trainer in (compose(PhaseTrainer, config, same, "x"), retrained)
     )
     keys = ("demotion_rate", "demotion_at_test", "uncleaned", "emptied", "resurfacing@20")
     for key in keys:

@@ -110,9 +110,7 @@ def test_users_who_touched_almost_everything(data):
 
 
 @hypothesis_settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.floats(-3, 3), min_size=1, max_size=20), st.lists(st.floats(-3, 3), min_size=1, max_size=20)
-)
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=20), st.lists(st.floats(-3, 3), min_size=1, max_size=20))
 def test_distances_of_distributions(a, b):
     x, y = torch.tensor(a), torch.tensor(b)
     points = np.unique(np.concatenate([x.numpy(), y.numpy()]))
@@ -125,9 +123,7 @@ def test_distances_of_distributions(a, b):
 
 def test_a_histogram_counts_everything():
     """With edges that single precision holds; others lose values at the ends, as the frozen runs do."""
-    found = forgetting.histograms(
-        {"a": torch.tensor([-1.0, 1.0] * 2000), "b": torch.tensor([-9.0, 9.0, 0.1])}
-    )
+    found = forgetting.histograms({"a": torch.tensor([-1.0, 1.0] * 2000), "b": torch.tensor([-9.0, 9.0, 0.1])})
     assert found["a"].edges == found["b"].edges
     assert [sum(one.counts) for one in found.values()] == [4000, 3]
     assert (found["b"].counts[0], found["b"].counts[-1]) == (1, 1)
@@ -150,9 +146,7 @@ def test_overlaps_are_their_definitions(a, b, depth):
 
 
 @hypothesis_settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.integers(0, 9), min_size=2, max_size=15), st.lists(st.integers(0, 9), min_size=2, max_size=15)
-)
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=15), st.lists(st.integers(0, 9), min_size=2, max_size=15))
 def test_auc_is_the_share_of_ordered_pairs(members, others):
     found = forgetting.auc_interval(np.array(members, float), np.array(others, float))
     expected = np.mean([(m > o) + 0.5 * (m == o) for m in members for o in others])
@@ -208,9 +202,7 @@ def test_groups_are_plain_recall(data, plan):
     assert sum(part["rows"] for part in parts) == len(rows)
     assert sum(part["rows"] * part["recall@20"] for part in parts) == pytest.approx(sum(hits), abs=1e-3)
     people = found["user_activity"].values()
-    recalls = [
-        np.mean([h for (u, _), h in zip(rows, hits, strict=True) if u == who]) for who in {u for u, _ in rows}
-    ]
+    recalls = [np.mean([h for (u, _), h in zip(rows, hits, strict=True) if u == who]) for who in {u for u, _ in rows}]
     assert sum(part["users"] * part["recall@20"] for part in people) == pytest.approx(sum(recalls), abs=1e-3)
 
 
@@ -326,9 +318,7 @@ def test_paired_errors_are_those_of_the_users_own_differences(make_config, data)
     config = make_config(metrics=["Recall", "MRR", "ItemCoverage"], valid_metric="Recall@10")
     measurement = Measurement(config, data, loaders(config, data.retain), 10)
     first, second = (
-        measurement.measure(
-            compose(PhaseTrainer, config, build_model(config.replace(seed=n), data.full), "x")
-        )
+        measurement.measure(compose(PhaseTrainer, config, build_model(config.replace(seed=n), data.full), "x"))
         for n in (1, 2)
     )
     assert "itemcoverage@10" in first.utility["affected"]

@@ -175,9 +175,7 @@ def genuine_request(train, share=0.2):
 def test_the_placebo_tells_memory_from_the_methods_own_mark(settings):
     """A method that does nothing leaves no mark, and all of the original's memory."""
     values = settings | NOTHING | {"inject_users": 0.5, "report": "none"}
-    result = run_unlearn(
-        "LightGCN", "tiny", unlearn="obliviate", compare="retrain", config_dict=values
-    ).record
+    result = run_unlearn("LightGCN", "tiny", unlearn="obliviate", compare="retrain", config_dict=values).record
     placebo, phases = result.placebo, result.phases
     assert placebo.mark["demotion"] == placebo.mark["ks"] == placebo.mark["attack"] == 0.0
     assert placebo.demotion_rate == phases["retrained"].demotion_rate
@@ -190,9 +188,7 @@ def test_a_placebo_can_be_left_out_and_changes_nothing_else(settings):
     """It comes last, leaves no file, and the unlearned model is the same with and without it."""
     values = settings | {"report": "none", "save_adapters": True}
     with_one, without = (
-        run_unlearn(
-            "BPR", "tiny", unlearn="obliviate", compare="retrain", config_dict=values | {"placebo": on}
-        )
+        run_unlearn("BPR", "tiny", unlearn="obliviate", compare="retrain", config_dict=values | {"placebo": on})
         for on in (True, False)
     )
     assert "placebo" in with_one.result
@@ -386,17 +382,13 @@ def test_a_run_without_retraining_has_it(settings, tmp_path):
     {"unlearn": "sisa", "compare": "retrain"},
     {"unlearn": "finetune", "forget": {"item_id": ["i1"]}, "min_group": 30},
 ])  # fmt: skip
-def test_with_retraining_and_for_a_small_request_the_closed_form_is_not_fitted(
-    settings, monkeypatch, changes
-):
+def test_with_retraining_and_for_a_small_request_the_closed_form_is_not_fitted(settings, monkeypatch, changes):
     monkeypatch.setattr(module, "ClosedFormRanker", None)
     arguments = {key: changes[key] for key in ("compare", "forget") if key in changes}
     values = settings | {"min_group": changes.get("min_group", 1), "report": "none", "epochs": 1}
     outcome = run_unlearn("BPR", "tiny", unlearn=changes["unlearn"], config_dict=values, **arguments)
     assert "provisional" not in outcome.result["verdict"]
-    assert (
-        outcome.record.placebo is None or changes["unlearn"] == "finetune"
-    )  # of a method that starts from θ0
+    assert outcome.record.placebo is None or changes["unlearn"] == "finetune"  # of a method that starts from θ0
 
 
 def test_a_closed_form_that_is_fitted_again_looks_forgotten(settings):

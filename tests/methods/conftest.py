@@ -28,9 +28,7 @@ def make_task(config, data, method, original=None, all_jobs=train_all, **changes
         original.load_weights(net)
     options = plugin_settings.read(cls.Settings, config.method_values(method) | QUICK[method] | changes)
     index = TrainIndex(data.full.train).complete()
-    task = UnlearnTask(
-        config, data, original, initial, options, train, train_all=all_jobs, prepared_index=index
-    )
+    task = UnlearnTask(config, data, original, initial, options, train, train_all=all_jobs, prepared_index=index)
     return compose(cls, config, net, "unlearned"), task
 
 
@@ -38,6 +36,4 @@ def run(settings, method, model="BPR", **changes):
     """A run on `tiny`, or from a checkpoint, without a report."""
     given = {key: changes.pop(key) for key in ("forget", "compare", "checkpoint") if key in changes}
     quick, source = ({}, (None, None)) if "checkpoint" in given else (QUICK[method], (model, "tiny"))
-    return run_unlearn(
-        *source, unlearn=method, **given, config_dict=settings | quick | {"report": "none"} | changes
-    )
+    return run_unlearn(*source, unlearn=method, **given, config_dict=settings | quick | {"report": "none"} | changes)

@@ -14,15 +14,7 @@ from torch.nn.functional import softplus
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import RequestLosses, rrl
-from recbole_unlearn.methods.influence import (
-    HessianProduct,
-    Selection,
-    gradient_sum,
-    ifru,
-    losing,
-    scif,
-    solver,
-)
+from recbole_unlearn.methods.influence import HessianProduct, Selection, gradient_sum, ifru, losing, scif, solver
 from recbole_unlearn.rows import (
     Members,
     Region,

@@ -170,9 +170,7 @@ def test_what_is_missing_is_shown_as_missing(tmp_path):
             assert part in written
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"cells": 3}', '{"cells": [3, {}, {"name": 1, "phases": 2}]}']
-)
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"cells": 3}', '{"cells": [3, {}, {"name": 1, "phases": 2}]}'])
 def test_a_damaged_plan_is_no_plan(tmp_path, content):
     (tmp_path / PLAN_FILE).write_text(content)
     (tmp_path / FAILED_FILE).write_text(content)

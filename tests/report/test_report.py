@@ -335,9 +335,7 @@ def test_hostile_text_stays_text(compare):
 
 def test_settings_that_name_a_path_are_left_out():
     secret = {"a": "/jane/x", "b": "~/jane", "c": "C:\\Users\\jane", "d": ["/home/jane"], "e": {"f": "/jane"}}
-    text = show(
-        sample(settings={"k": 1, "l": 2} | secret), secret | {"checkpoint": "jane", "data_path": "jane"}
-    ).text
+    text = show(sample(settings={"k": 1, "l": 2} | secret), secret | {"checkpoint": "jane", "data_path": "jane"}).text
     assert "jane" not in text
     assert "All 2 settings" in text
 

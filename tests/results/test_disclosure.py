@@ -56,13 +56,9 @@ class Attacker:
         data = divide(self.source.splits, locate(request, self.source.splits), "python")
         test = loaders(self.config, data.retain)
         found = Measurement(self.config, data, test, self.config["demotion_negatives"]).measure(self.trainer)
-        phase = PhaseResult(
-            **found.utility, masked=found.masked, forgetting=found.forgetting, groups=found.groups
-        )
+        phase = PhaseResult(**found.utility, masked=found.masked, forgetting=found.forgetting, groups=found.groups)
         own = data.summary()
-        forget = Forgotten(
-            **{key: own.pop(key) for key in ("source", "interactions", "users", "items")}, counts=own
-        )
+        forget = Forgotten(**{key: own.pop(key) for key in ("source", "interactions", "users", "items")}, counts=own)
         return data, phase, forget
 
     def result(self, user, min_group):
@@ -148,9 +144,7 @@ def telling(tree, path=""):
     if isinstance(tree, (list, tuple)):
         return {k: v for n, inner in enumerate(tree) for k, v in telling(inner, f"{path}/{n}").items()}
     has_decimals = isinstance(tree, float) and abs(tree * 100 - round(tree * 100)) > 1e-6
-    return (
-        {path: tree} if has_decimals and not re.search("seconds|speedup|environment|settings", path) else {}
-    )
+    return {path: tree} if has_decimals and not re.search("seconds|speedup|environment|settings", path) else {}
 
 
 def spellings(value):
@@ -177,13 +171,9 @@ def test_no_file_and_no_line_has_an_exact_figure(settings, tmp_path, capsys):
         "screen": "\n".join(capsys.readouterr()) + str(outcome),
     }
     for name, text in texts.items():
-        text = re.sub(
-            r'"(seconds|speedup|torch|python|platform)[^,}]*|[\d.]+[ \u202f\xa0]*(m?s|min|h|×)\b', "", text
-        )
+        text = re.sub(r'"(seconds|speedup|torch|python|platform)[^,}]*|[\d.]+[ \u202f\xa0]*(m?s|min|h|×)\b', "", text)
         found = set(NUMBER.findall(text))
-        assert not [
-            (key, found & spellings(value)) for key, value in exact.items() if found & spellings(value)
-        ], name
+        assert not [(key, found & spellings(value)) for key, value in exact.items() if found & spellings(value)], name
     curves = {path.parent.name for path in (home / "tensorboard").rglob("events*")}
     assert curves & {"unlearned", "retrained", "sisa"} == set()
     for path in (home / "tensorboard").rglob("events*"):
@@ -222,9 +212,7 @@ def test_the_command_line_shows_no_more(settings, tmp_path, flags, capsys, monke
 
 def test_injected_noise_is_shown_as_it_is(settings):
     own = settings | {"inject_users": 0.1, "report": "none"}
-    shown, all_of_it = (
-        run_unlearn("BPR", "tiny", config_dict=own | {"min_group": k}).record for k in (10, 1)
-    )
+    shown, all_of_it = (run_unlearn("BPR", "tiny", config_dict=own | {"min_group": k}).record for k in (10, 1))
     assert shown.withheld is None
     assert shown.forget.users < 10
     assert shown.phases["original"].affected == all_of_it.phases["original"].affected != {}
@@ -243,9 +231,7 @@ def test_a_larger_request_is_rounded(settings):
     """19 users: all is there, in steps of which no user is worth more than one."""
     request = {"item_id": ["i1", "i31"]}
     own = settings | {"unlearn": "obliviate", "report": "none"}
-    exact, shown = (
-        run_unlearn("BPR", "tiny", forget=request, config_dict=own | {"min_group": k}) for k in (1, 10)
-    )
+    exact, shown = (run_unlearn("BPR", "tiny", forget=request, config_dict=own | {"min_group": k}) for k in (1, 10))
     assert exact.record.forget.users == 19
     for name, phase in shown.record.phases.items():
         all_of_it = exact.record.phases[name]

@@ -96,8 +96,7 @@ def moved(before, after, target, second=None):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "target", "share"),
-    [(0.1, 0.2, 0.2, 1.0), (0.1, 0.15, 0.2, 0.5), (0.2, 0.1, 0.3, -1.0)],
+    ("before", "after", "target", "share"), [(0.1, 0.2, 0.2, 1.0), (0.1, 0.15, 0.2, 0.5), (0.2, 0.1, 0.3, -1.0)]
 )
 def test_the_share_recovered(before, after, target, share):
     found = recovered(moved(before, after, target), {"ndcg@20": 0.01, "recall@10": 0.0})
@@ -237,11 +236,7 @@ def test_the_metrics_that_were_asked_for_are_shown():
     text = table(run_of({"original": measured()}, {"metrics": ["Hit", "MRR"], "topk": [5]}))
     assert text.splitlines()[0].split() == ["phase", "users", "H@5", "MRR@5", "demotion", "seconds"]
     flat = " ".join(text.split())
-    for said in (
-        "H Hit",
-        "Also measured, in result.json: R@5, R@10",
-        "1 interaction of 1 user and 1 item (file).",
-    ):
+    for said in ("H Hit", "Also measured, in result.json: R@5, R@10", "1 interaction of 1 user and 1 item (file)."):
         assert said in flat
 
 
@@ -276,13 +271,7 @@ def test_speed_ups_below_one_keep_their_digits():
 
 
 def test_every_compared_method_has_a_verdict_in_the_file_the_table_and_the_frame(settings):
-    own = settings | {
-        "inject_users": 0.5,
-        "report": "none",
-        "epochs": 2,
-        "finetune_epochs": 1,
-        "sisa_shards": 2,
-    }
+    own = settings | {"inject_users": 0.5, "report": "none", "epochs": 2, "finetune_epochs": 1, "sisa_shards": 2}
     compare = ["finetune", "sisa", "retrain", "retrain"]
     outcome = run_unlearn("BPR", "tiny", unlearn="obliviate", compare=compare, config_dict=own)
     phases, judged = outcome.result["phases"], ["unlearned", "finetune", "sisa"]

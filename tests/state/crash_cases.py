@@ -114,9 +114,7 @@ def _command(do: Callable[[], Any], kill: Kill = NEVER) -> tuple[int, int]:
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         _count_boundaries(kill, counted)
-        if (
-            kill.bytes is not None
-        ):  # Python ignores the signal; without that, the process ends inside the write
+        if kill.bytes is not None:  # Python ignores the signal; without that, the process ends inside the write
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_FSIZE, (kill.bytes, kill.bytes))

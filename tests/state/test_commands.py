@@ -52,18 +52,14 @@ def test_a_sequential_model_is_refused_and_nothing_written(command, tiny_path, t
         n_heads=1, load_col=PLAIN["load_col"], train_neg_sample_args=None, MAX_ITEM_LIST_LENGTH=5,
     )  # fmt: skip
     before = sorted(tmp_path.rglob("*"))
-    code, out, error = command(
-        "init", tmp_path / "new" / "S", f"--checkpoint={path}", f"--data_path={tiny_path}"
-    )
+    code, out, error = command("init", tmp_path / "new" / "S", f"--checkpoint={path}", f"--data_path={tiny_path}")
     assert (code, out) == (2, "")
     assert "SASRec is a sequential model, and a state does not keep histories. Use run_unlearn.py" in error
     assert len(error.splitlines()) == 1
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_request_from_submission_to_publication(
-    command, requests, checkpoints, tiny_path, key_file, tmp_path
-):
+def test_a_request_from_submission_to_publication(command, requests, checkpoints, tiny_path, key_file, tmp_path):
     state, given = tmp_path / "S", requests("u3", 6)
     code, out, _ = command("init", state, f"--checkpoint={checkpoints('BPR')}", f"--data_path={tiny_path}")
     assert (code, out.splitlines()[0]) == (0, f"{state}: new state of BPR on tiny.")

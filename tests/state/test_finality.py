@@ -68,9 +68,7 @@ def traces(folder, words):
     """Files that hold one of ``words`` as bytes, however it is written."""
     codes = ("utf-8", "utf-16-le", "utf-32-le", "unicode_escape")
     needles = {word.encode(code) for word in words for code in codes}
-    needles |= {
-        json.dumps(word, ensure_ascii=flag)[1:-1].encode() for word in words for flag in (True, False)
-    }
+    needles |= {json.dumps(word, ensure_ascii=flag)[1:-1].encode() for word in words for flag in (True, False)}
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.name for path in files if any(needle in path.read_bytes() for needle in needles)}
 
@@ -110,8 +108,7 @@ def pairs_of(state, parts=slice(None)):
         (str(user), str(item))
         for index in state.core.live.parts[parts]
         for user, item in zip(
-            *(names.id2token(f"{side}_id", index.ids[side][~index.removed]) for side in ("user", "item")),
-            strict=True,
+            *(names.id2token(f"{side}_id", index.ids[side][~index.removed]) for side in ("user", "item")), strict=True
         )
     }
 

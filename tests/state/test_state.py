@@ -188,9 +188,7 @@ def test_held_out_interactions_alone_change_no_weight(make_state):
     assert same(before, weights(state))
     state.publish()
     state.verify()
-    refused(
-        "name nothing", state.submit, {"user_id": [user] * 2, "item_id": [item] * 2, "timestamp": [1.0, 2.0]}
-    )
+    refused("name nothing", state.submit, {"user_id": [user] * 2, "item_id": [item] * 2, "timestamp": [1.0, 2.0]})
 
 
 def test_bad_requests_and_ids_leave_the_state_as_it_was(make_state):

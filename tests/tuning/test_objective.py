@@ -32,9 +32,7 @@ def test_the_score_is_its_formula():
     utility = 0.75 * 0.3 + 0.25 * 0.1
     assert judge.utility(figures) == pytest.approx(utility)
     assert judge.score(figures) == pytest.approx(utility / 0.2 - 2.0 * 0.2)
-    assert judge.distance(Figures(0.3, 0.1, 1.0)) == pytest.approx(
-        0.1
-    )  # more than the target counts like less
+    assert judge.distance(Figures(0.3, 0.1, 1.0)) == pytest.approx(0.1)  # more than the target counts like less
     assert judge.score(Figures(0.3, None, None)) == pytest.approx(0.3 / 0.2)
 
 
@@ -117,9 +115,7 @@ def test_utility_and_demotion_rate_are_those_of_recbole_and_of_a_run(measured):
     expected = forgetting_of_a_run(*measured)["demotion_rate"]
     assert figures.demotion == pytest.approx(expected, abs=1e-6)
     if bench.windows is None:
-        few = compose(
-            PhaseTrainer, config.replace(eval_batch_size=61), trainer.model, "x"
-        )  # a user at a time
+        few = compose(PhaseTrainer, config.replace(eval_batch_size=61), trainer.model, "x")  # a user at a time
         found = objective.demotion_rate(few, bench.deleted, bench.data.retain)
         assert found == pytest.approx(figures.demotion)
 

@@ -94,9 +94,7 @@ def test_a_setting_cannot_be_swept_over_and_fixed(make_config, tmp_path):
         space.load(make_config(unlearn="obliviate", **dict.fromkeys(own.lines, 1)), OBLIVIATE, None)
 
 
-@pytest.mark.parametrize(
-    "path", sorted((properties_dir() / "tune").glob("*.yaml")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", sorted((properties_dir() / "tune").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_spaces_that_are_shipped_fit_their_methods(path, make_config):
     pytest.importorskip("ray.tune")
     name, _, kind = path.stem.partition("-")

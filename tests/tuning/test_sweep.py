@@ -97,8 +97,7 @@ def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "text"),
-    [("finetune", "finetune_epochs: {grid: [1, 3]}"), ("obliviate", "lac_steps: {grid: [4, 8]}")],
+    ("method", "text"), [("finetune", "finetune_epochs: {grid: [1, 3]}"), ("obliviate", "lac_steps: {grid: [4, 8]}")]
 )
 def test_a_sweep_of_a_sequential_model(here, settings, tmp_path, method, text):
     """Grid search with the retrained model's target, chosen by validation windows."""

@@ -38,22 +38,9 @@ import torch
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
-from recbole_unlearn.methods import (
-    Outcome,
-    RequestLosses,
-    UnlearnTask,
-    UnlearnTrainer,
-    method,
-)
+from recbole_unlearn.methods import Outcome, RequestLosses, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.influence.solver import HessianProduct, Selection, damped, gradient_sum, losing
-from recbole_unlearn.rows import (
-    Members,
-    Region,
-    RetainedIndex,
-    find_tables,
-    training_loss,
-    with_neighbours,
-)
+from recbole_unlearn.rows import Members, Region, RetainedIndex, find_tables, training_loss, with_neighbours
 from recbole_unlearn.settings import setting
 
 TOLERANCE = 0.01  # relative residual at which the solver stops
@@ -105,9 +92,7 @@ class IFRU(UnlearnTrainer):
         spilt = gradient_sum(self._spillover(request), selection)
         batch, number = request.fixed_batch(region, BATCH)
         product = HessianProduct(training_loss(self.model, batch), selection, number)
-        with progress_bar(
-            f"IFRU {self.label}", options.ifru_steps, bool(task.config["show_progress"])
-        ) as bar:
+        with progress_bar(f"IFRU {self.label}", options.ifru_steps, bool(task.config["show_progress"])) as bar:
             solution = damped(
                 product, b + spilt, selection.weights(), options.ifru_damping, options.ifru_steps, TOLERANCE,
                 bar.update,

@@ -33,13 +33,7 @@ from recbole.utils import InputType
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
-from recbole_unlearn.methods import (
-    Outcome,
-    RequestLosses,
-    UnlearnTask,
-    UnlearnTrainer,
-    method,
-)
+from recbole_unlearn.methods import Outcome, RequestLosses, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.influence.solver import HessianProduct, Selection, damped, gradient_sum, losing
 from recbole_unlearn.rows import Members, Region, find_tables, training_loss
 from recbole_unlearn.settings import UnlearnConfig, setting
@@ -90,9 +84,7 @@ class SCIF(UnlearnTrainer):
         batch, number = request.fixed_batch(region, BATCH)
         product = HessianProduct(training_loss(self.model, batch), selection, number)
         b = gradient_sum(self._changes(request), selection)
-        with progress_bar(
-            f"SCIF {self.label}", options.scif_steps, bool(task.config["show_progress"])
-        ) as bar:
+        with progress_bar(f"SCIF {self.label}", options.scif_steps, bool(task.config["show_progress"])) as bar:
             solution = damped(
                 product, b, selection.weights(), options.scif_damping, options.scif_steps, TOLERANCE, bar.update
             )  # fmt: skip

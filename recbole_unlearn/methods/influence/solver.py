@@ -46,11 +46,7 @@ class Selection:
     """The rows of some users and items in a model's tables, as a vector (P,); no other row is ever written."""
 
     def __init__(
-        self,
-        model: AbstractRecommender,
-        tables: Sequence[Table],
-        region: Region,
-        index: TrainIndex,
+        self, model: AbstractRecommender, tables: Sequence[Table], region: Region, index: TrainIndex
     ) -> None:
         """The rows of the users and items in ``region``."""
         self.named = dict(model.named_parameters())
@@ -93,9 +89,7 @@ class Selection:
     def split(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """A vector (P,) as one block (n, d) for each table."""
         sizes = [len(part.rows) * part.width for part in self.parts]
-        return [
-            block.view(-1, part.width) for block, part in zip(vector.split(sizes), self.parts, strict=True)
-        ]
+        return [block.view(-1, part.width) for block, part in zip(vector.split(sizes), self.parts, strict=True)]
 
     def read(self) -> torch.Tensor:
         """The current values of the rows, (P,)."""

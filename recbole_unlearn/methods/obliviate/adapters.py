@@ -45,9 +45,7 @@ class Adapter:
     trained: bool = True  # False for rows that only follow their neighbours; A then has no columns
 
     @classmethod
-    def on_rows(
-        cls, model: AbstractRecommender, table: Table, ids: torch.Tensor, trained: bool = True
-    ) -> Adapter:
+    def on_rows(cls, model: AbstractRecommender, table: Table, ids: torch.Tensor, trained: bool = True) -> Adapter:
         """An adapter of the rows of ``ids`` that changes nothing yet: A = 0, B the identity, empty if untrained."""
         weights = as_rows(model.get_parameter(table.parameter), table.axis)
         rows = (ids + table.offset).to(weights.device)
@@ -167,9 +165,7 @@ class AdapterSet:
             if config["format"] != FORMAT:
                 raise ValueError(f"format {config['format']}, this version reads {FORMAT}")
             wanted = config["base"]
-            described = [
-                (x["parameter"], int(x["axis"]), x["side"], bool(x["trained"])) for x in config["adapters"]
-            ]
+            described = [(x["parameter"], int(x["axis"]), x["side"], bool(x["trained"])) for x in config["adapters"]]
             parts = [[tensors[f"{n}.{part}"] for part in ("rows", "a", "b")] for n in range(len(described))]
             shifts = [tensors.get(f"{n}.shift") for n in range(len(described))]
         except (OSError, ValueError, LookupError, TypeError, safetensors.SafetensorError) as error:

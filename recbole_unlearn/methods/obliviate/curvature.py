@@ -30,17 +30,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.methods.obliviate.adapters import AdapterSet
 from recbole_unlearn.methods.obliviate.fast_gradients import BPRGradients, LightGCNGradients, written_out
-from recbole_unlearn.rows import (
-    SIDES,
-    Moments,
-    Region,
-    Table,
-    Triples,
-    Witness,
-    as_rows,
-    fisher,
-    loss_gradients,
-)
+from recbole_unlearn.rows import SIDES, Moments, Region, Table, Triples, Witness, as_rows, fisher, loss_gradients
 
 LARGEST_MOMENT = 1e12  # no gradient of a usable model is larger than its root
 SAMPLED = 32  # interactions of a row, at most
@@ -94,9 +84,7 @@ def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | No
     return moments
 
 
-def _moment(
-    name: str, parameter: torch.Tensor, state: Mapping[str, Any], group: Mapping[str, Any]
-) -> torch.Tensor:
+def _moment(name: str, parameter: torch.Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """The second moment of one parameter, checked."""
     if not isinstance(state, Mapping):
         raise UnusableStateError(f"the moments of {name} are damaged")
@@ -121,9 +109,7 @@ class Curvature(NamedTuple):
     read: str
 
 
-def read_state(
-    model: AbstractRecommender, optimizer: Mapping[str, Any] | None, epoch: int
-) -> Curvature | None:
+def read_state(model: AbstractRecommender, optimizer: Mapping[str, Any] | None, epoch: int) -> Curvature | None:
     """The second moments in an optimizer's state of ``epoch``, or None; logs which they are, or why not."""
     try:
         found = from_optimizer(model, optimizer)
@@ -170,9 +156,7 @@ def refresh(
             rows[ids] = found[table].to(rows)
 
 
-def _moment_of(
-    kinds: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], batch_size: int
-) -> torch.Tensor:
+def _moment_of(kinds: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], batch_size: int) -> torch.Tensor:
     """The moments v (n, d) by kinds of interaction: λ (n,), gradients g (m, d), and the row of each (m,)."""
     squares = mean = torch.zeros(())
     for rate, values, place in kinds:
@@ -203,9 +187,7 @@ def _of_bpr(
     numbers, place = index.sample("item", items, SAMPLED, witness.generator)
     _, of_item = slopes(witness.triples(numbers))
     kinds = [(index.counts("item", items) * per_batch, of_item, place)]
-    place = torch.arange(len(items)).repeat_interleave(
-        SAMPLED
-    )  # each item as the negative of any interaction
+    place = torch.arange(len(items)).repeat_interleave(SAMPLED)  # each item as the negative of any interaction
     numbers = witness.uniform(len(place))
     drawn = Triples(numbers, index.ids["user"][numbers], index.ids["item"][numbers], items[place])
     fits = ~witness.retained.are_known(drawn.users, drawn.negatives)

@@ -77,9 +77,7 @@ FIRM = 30.0  # retained interactions from which on a row follows less after the 
 Tables = Mapping[Side, torch.Tensor]  # (n, d) by side, with row k for id k
 
 
-def side_tables(
-    model: AbstractRecommender, tables: Sequence[Table], index: TrainIndex
-) -> dict[Side, torch.Tensor]:
+def side_tables(model: AbstractRecommender, tables: Sequence[Table], index: TrainIndex) -> dict[Side, torch.Tensor]:
     """The rows of each side that has any: a view of the weights, or a copy where a side has several tables."""
     found: dict[Side, torch.Tensor] = {}
     for side in SIDES:

@@ -139,9 +139,7 @@ class ObliviateSettings:
         "all over the steps, at least 512.", low=1,
     )  # fmt: skip
     lac_negatives: float = setting("How often the region's items are negatives, relative to training.", low=0)
-    lac_forget: float = setting(
-        "Weight of the loss on deleted interactions, unless forget_kind is auto.", low=0
-    )
+    lac_forget: float = setting("Weight of the loss on deleted interactions, unless forget_kind is auto.", low=0)
     save_adapters: bool = setting(SAVE_ADAPTERS, role=Role.SPEED)
 
 
@@ -475,9 +473,7 @@ def direction(gradient: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
     return gradient / (moment.sqrt() + EPSILON)
 
 
-def limited(
-    step: torch.Tensor, rows: torch.Tensor, share: torch.Tensor, limit: float, reach: float
-) -> torch.Tensor:
+def limited(step: torch.Tensor, rows: torch.Tensor, share: torch.Tensor, limit: float, reach: float) -> torch.Tensor:
     """``step`` (n, d) with ‖step‖ ≤ min(limit · (share / reach)², LARGEST) · ‖row‖ for each of ``rows``."""
     most = (limit * (share / reach).square()).clamp(max=LARGEST)[:, None] * rows.norm(dim=1, keepdim=True)
     length = step.norm(dim=1, keepdim=True).clamp(min=torch.finfo(step.dtype).tiny)

@@ -132,9 +132,7 @@ class PaperRequest(Request):
         forget = options.lac_forget if len(witness.retained.gone) else 0.0
         interactions = witness.buffer(BUFFER)
         teacher = self._teacher(interactions) if options.lac_distill else None
-        objective = PaperObjective(
-            forget, distill=options.lac_distill, drift=options.lac_drift, teacher=teacher
-        )
+        objective = PaperObjective(forget, distill=options.lac_distill, drift=options.lac_drift, teacher=teacher)
         return objective, interactions, self.schedule(options.lac_learning_rate, BATCH_SIZE)
 
     def _teacher(self, interactions: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -34,24 +34,11 @@ from recbole_unlearn.methods.obliviate import new_start
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients, row_gradients
 from recbole_unlearn.methods.obliviate.new_start import Maps, Tables
 from recbole_unlearn.methods.obliviate.obliviate import CERTIFIED, Objective, Request, Schedule
-from recbole_unlearn.rows import (
-    Moments,
-    Region,
-    RetainedIndex,
-    Side,
-    Triples,
-    Witness,
-    find_tables,
-    training_loss,
-)
+from recbole_unlearn.rows import Moments, Region, RetainedIndex, Side, Triples, Witness, find_tables, training_loss
 
 NEAR = 5  # items of a history that count as neighbours of its target
 RATE = 4.0  # of LAC at its first step, times the training's: a softmax over all items moves every row in every step
-SEEN, LEAST, MOST = (
-    0.9,
-    512,
-    2,
-)  # windows: share of all seen over all steps; in a step; in batches of training
+SEEN, LEAST, MOST = (0.9, 512, 2)  # windows: share of all seen over all steps; in a step; in batches of training
 
 
 class WindowLinks:

@@ -114,9 +114,7 @@ class Attention(nn.Module):
 class AttentiveEnsemble(Ensemble):
     """Scores by aggregated vectors; see the formula above."""
 
-    def __init__(
-        self, config: UnlearnConfig, models: Sequence[AbstractRecommender], dataset: Dataset
-    ) -> None:
+    def __init__(self, config: UnlearnConfig, models: Sequence[AbstractRecommender], dataset: Dataset) -> None:
         super().__init__(config, models)
         self.dataset, device = dataset, config["device"]
         pairs = [vectors(model, dataset) for model in models]

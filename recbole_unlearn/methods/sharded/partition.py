@@ -235,9 +235,7 @@ def _cluster_users(
     return _of_users(users, len(p), present, shard, k)
 
 
-def _embedded(
-    ids: torch.Tensor, embeddings: torch.Tensor, side: str
-) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+def _embedded(ids: torch.Tensor, embeddings: torch.Tensor, side: str) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
     """The m ids that occur, the place of each of ``ids`` among them (n,), and their embeddings (m, d) in float64."""
     present, place = ids.unique(return_inverse=True)
     vectors = embeddings.detach().cpu()[present].double()
@@ -249,9 +247,7 @@ def _embedded(
     return present, place.numpy(), vectors.numpy()
 
 
-def _of_users(
-    users: torch.Tensor, user_num: int, present: torch.Tensor, shard: torch.Tensor, k: int
-) -> Partition:
+def _of_users(users: torch.Tensor, user_num: int, present: torch.Tensor, shard: torch.Tensor, k: int) -> Partition:
     """The partition in which the interactions of user ``present[j]`` are in ``shard[j]``."""
     of_user = torch.full((user_num,), -1)
     of_user[present] = shard

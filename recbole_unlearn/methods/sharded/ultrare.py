@@ -91,8 +91,7 @@ class UltraRE(ShardedTrainer):
             users, items = (index.ids[side][own] for side in ("user", "item"))
             negatives = all_pairs.negatives(users, generator)
             better = [
-                pair_scores(model, splits.train, users, items)
-                - pair_scores(model, splits.train, users, negatives)
+                pair_scores(model, splits.train, users, items) - pair_scores(model, splits.train, users, negatives)
                 for model in ensemble.models
             ]
             ensemble.weights[cluster] = ranking_weights(torch.stack(better, dim=1)).to(ensemble.weights)

@@ -396,10 +396,7 @@ def restarted_by_windows(tables, maps, touched, windows, rounds):
 
 SOME = [(1, 2, [3, 4]), (1, 3, [2, 4, 5, 6, 7, 8]), (2, 2, [1, 5])]
 SOME += [(2, 5, [3]), (3, 4, [1, 2, 3, 2, 1, 2, 4])]
-LOST = {
-    "user": {1: 0.3, 3: 0.1, 5: 1.0},
-    "item": {2: 0.5, 3: 0.06, 4: 1.0, 7: 0.01, 8: 0.5},
-}  # 5, 7, 8: no window
+LOST = {"user": {1: 0.3, 3: 0.1, 5: 1.0}, "item": {2: 0.5, 3: 0.06, 4: 1.0, 7: 0.01, 8: 0.5}}  # 5, 7, 8: no window
 
 
 @pytest.mark.parametrize("with_users", [False, True])

@@ -279,9 +279,7 @@ def test_a_loss_that_is_not_a_number_stops_it(scene):
 )
 def test_it_warns_when_retraining_is_quicker(caplog, trained, seconds, warned):
     obliviate.warn_if_slow(trained, seconds)
-    assert (
-        "Obliviate will take about 50 s here, and training the original took 30 s" in caplog.text
-    ) == warned
+    assert ("Obliviate will take about 50 s here, and training the original took 30 s" in caplog.text) == warned
 
 
 # The level of never-seen items

@@ -342,9 +342,7 @@ def witness(trained):
 
 def test_batches_are_of_retained_windows(witness):
     known, found = histories(witness.data).values(), witness()
-    retained = [
-        (*pair, tuple(clean)) for *pair, role, kept, clean, _ in known if role == TRAIN and kept and clean
-    ]
+    retained = [(*pair, tuple(clean)) for *pair, role, kept, clean, _ in known if role == TRAIN and kept and clean]
     assert Counter(windows_in(found.windows)) == Counter(retained)
     for triples in found.batches(torch.arange(len(found.windows)), 50, 20):
         batch = found.batch(triples)

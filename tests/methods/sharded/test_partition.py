@@ -71,9 +71,7 @@ def make_clusters(seed, k=4, each=15):
 
 def spread(vectors, shard):
     """The within-cluster sum of squares."""
-    return sum(
-        float((vectors[shard == s] - vectors[shard == s].mean(0)).square().sum()) for s in shard.unique()
-    )
+    return sum(float((vectors[shard == s] - vectors[shard == s].mean(0)).square().sum()) for s in shard.unique())
 
 
 TRANSPORT = pytest.param("by_transport", marks=needs_transport)

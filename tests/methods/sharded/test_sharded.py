@@ -166,9 +166,7 @@ def test_slices_resume_at_the_last_clean_one(make_config):
 # End to end
 
 
-@pytest.mark.parametrize(
-    ("method", "model"), [("sisa", "LightGCN"), ("receraser", "BPR"), ("ultrare", "BPR")]
-)
+@pytest.mark.parametrize(("method", "model"), [("sisa", "LightGCN"), ("receraser", "BPR"), ("ultrare", "BPR")])
 def test_from_a_request_to_a_result(settings, tmp_path, method, model):
     outcome = run(settings, method, model, compare="retrain")
     phases = outcome.result["phases"]
