@@ -367,6 +367,7 @@ def test_batches_are_those_of_recbole(small):
     [
         ("KGAT", {}, "KGAT is a knowledge-aware model that cannot be unlearned: it needs dgl"),
         ("KGIN", {}, "it needs torch_scatter"),
+        ("MCCLK", {}, "it needs torch_scatter"),
         ("MKR", {}, "Use CKE, CFKG, KGCN or KTUP, or train MKR again with RecBole"),
         ("RippleNet", {}, "it keeps users' histories"),
         ("KGNNLS", {}, "a table of all interactions"),
