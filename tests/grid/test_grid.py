@@ -207,12 +207,12 @@ def watched(monkeypatch):
     def watch(fail=()):
         ran = []
 
-        def opened(given):
-            ran.append(Path(given.output_dir).name)
+        def opened(*args, output_dir, **given):
+            ran.append(Path(output_dir).name)
             for part, error in dict(fail).items():
                 if ran[-1].endswith(part):
                     raise error
-            return real(given)
+            return real(*args, output_dir=output_dir, **given)
 
         monkeypatch.setattr(grid_run, "opened", opened)
         return ran

@@ -195,8 +195,9 @@ def test_a_worker_that_watches_is_stopped_with_nothing_half_done(fresh, key_file
     (out, to_out), (err, to_err) = os.pipe(), os.pipe()
 
     def watch():
-        # Tests that run in the background of a shell inherit that Ctrl-C is ignored.
+        # A shell in the background ignores Ctrl-C, and a Ray of earlier tests takes SIGTERM; both are inherited.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.stdout, sys.stderr = os.fdopen(to_out, "w"), os.fdopen(to_err, "w", buffering=1)
         code = cli.main(["requests", "run", str(folder), "--watch", f"--hash_key={key_file}"])
         sys.stdout.flush()
