@@ -31,7 +31,7 @@ batch and never kept.
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -215,13 +215,6 @@ def _joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tenso
 # Sequential models
 
 
-class Windows(Protocol):
-    """Windows that are read by their numbers."""
-
-    def __getitem__(self, rows: torch.Tensor) -> Interaction:
-        """The windows ``rows``."""
-
-
 class Uncleaned:
     """The windows (m) of deleted interactions as the original was trained with them, made when they are read."""
 
@@ -230,6 +223,9 @@ class Uncleaned:
 
     def __getitem__(self, chosen: torch.Tensor) -> Interaction:
         return self.sequences.prefix(self.rows[chosen])
+
+
+Windows: TypeAlias = Interaction | Uncleaned  # both are read by the numbers of windows
 
 
 @dataclasses.dataclass(frozen=True)

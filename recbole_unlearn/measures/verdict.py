@@ -26,6 +26,7 @@ from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, SECOND, UNLEARNE
 from recbole_unlearn.rows import PAIRS, ClosedFormRanker, RetainedIndex, TrainIndex
 from recbole_unlearn.text import decimal, percent
 
+Phases = Mapping[str, PhaseResult]
 SHARE = 0.1  # of the way from the original to the retrained model that may be left
 BEYOND = 0.05  # of that way that a model may go too far: an item below its place can be recognised
 LEAST = 0.01  # demotion rates and AUCs that differ by less are the same
@@ -76,7 +77,7 @@ _RANKER = (
 
 
 def verdict(
-    phases: Mapping[str, PhaseResult],
+    phases: Phases,
     recovered: Mapping[str, float],
     deleted: int | None = None,
     provisional: Provisional | None = None,
@@ -134,7 +135,7 @@ class _Way(NamedTuple):
         return "under" if self.end * self.start >= 0 else "over"
 
 
-def _level(phases: Mapping[str, PhaseResult]) -> str:
+def _level(phases: Phases) -> str:
     ways = [way for way in (_demotion(phases), _attack(phases)) if way is not None]
     if not ways:
         return "unknown"
@@ -166,7 +167,7 @@ _RATE = _Rate(("demotion_rate",), "demotion_gap")
 _EMPTIED_RATE = _Rate(("emptied", "demotion_rate"), "emptied_gap", clear=2)
 
 
-def _rate(phases: Mapping[str, PhaseResult]) -> _Rate | None:
+def _rate(phases: Phases) -> _Rate | None:
     """The demotion rate that both models have; the one of emptied histories only where there is no other."""
     both = [phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED)]
     for rate in (_RATE, _EMPTIED_RATE):
@@ -175,7 +176,7 @@ def _rate(phases: Mapping[str, PhaseResult]) -> _Rate | None:
     return None
 
 
-def _demotion(phases: Mapping[str, PhaseResult]) -> _Way | None:
+def _demotion(phases: Phases) -> _Way | None:
     """The demotion rate; its error is that of paired differences over users."""
     before, after, second = (phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, SECOND))
     rate = _rate(phases)
@@ -189,7 +190,7 @@ def _demotion(phases: Mapping[str, PhaseResult]) -> _Way | None:
     return _Way(start, rate.mean(after), slack, abs(start) > rate.clear * max(LEAST, spread, unsure))
 
 
-def _attack(phases: Mapping[str, PhaseResult]) -> _Way | None:
+def _attack(phases: Phases) -> _Way | None:
     """The attacker's AUC with its confidence intervals."""
     held = (phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, RETRAINED))
     found = [phase.forgetting.get("attack") for phase in held]
@@ -203,10 +204,7 @@ def _attack(phases: Mapping[str, PhaseResult]) -> _Way | None:
 
 
 def sentence(
-    level: str,
-    phases: Mapping[str, PhaseResult],
-    recovered: Mapping[str, float],
-    provisional: Provisional | None = None,
+    level: str, phases: Phases, recovered: Mapping[str, float], provisional: Provisional | None = None
 ) -> str:
     """A level in words, with its figures as far as they are in ``phases`` and ``recovered``."""
     if level == "unknown":
@@ -232,7 +230,7 @@ def sentence(
     return f"{text}."
 
 
-def _looks(found: Provisional, phases: Mapping[str, PhaseResult]) -> str:
+def _looks(found: Provisional, phases: Phases) -> str:
     """The provisional verdict in words: the level, its basis, and how to confirm it."""
     short, meaning = _LOOKS[found.looks]
     ending = "Only --compare=retrain can confirm it."

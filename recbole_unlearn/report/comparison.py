@@ -15,7 +15,7 @@ from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes
 from recbole_unlearn.measures import SHORT
-from recbole_unlearn.report import figures, paper_tables
+from recbole_unlearn.report import figures, page, paper_tables
 from recbole_unlearn.report.entries import (
     NO_PLAN,
     REFERENCES,
@@ -29,20 +29,7 @@ from recbole_unlearn.report.entries import (
     read_result,
     recovered,
 )
-from recbole_unlearn.report.page import (
-    MISSING,
-    chip,
-    counted,
-    day,
-    difference,
-    duration,
-    lines,
-    percent,
-    phase_title,
-    render,
-    signed,
-    times,
-)
+from recbole_unlearn.report.page import MISSING
 from recbole_unlearn.results import RETRAINED, RunResult
 
 TABLES = ("tables.md", "tables.tex")  # templates, and names of the files
@@ -77,13 +64,13 @@ def rendered(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[byt
     datasets, models = ({getattr(place, side) for place in groups} for side in ("dataset", "model"))
     methods = [name for name in names if name not in REFERENCES]
     amounts = {"method": len(methods), "dataset": len(datasets), "model": len(models)}
-    counts = ", ".join(counted(amount, noun) for noun, amount in amounts.items())
-    dates = sorted(str(result.date) for result in results if day(result.date))
-    ends = list(dict.fromkeys(str(day(date)) for date in (dates[:1] + dates[-1:])))
+    counts = ", ".join(page.counted(amount, noun) for noun, amount in amounts.items())
+    dates = sorted(str(result.date) for result in results if page.day(result.date))
+    ends = " to ".join(dict.fromkeys(str(page.day(date)) for date in (dates[:1] + dates[-1:])))
     tables = paper_tables.tables(results, plan)
     values = {
         "title": "Unlearning methods compared",
-        "subject": " · ".join([f"{counted(len(results), 'run')}: {counts}", *([" to ".join(ends)] if ends else [])]),
+        "subject": " · ".join(filter(None, [f"{page.counted(len(results), 'run')}: {counts}", ends])),
         "has_noise": any(place.request.startswith(INJECTED) for place in groups),
         "rows": rows,
         "figures": {
@@ -98,7 +85,7 @@ def rendered(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[byt
         "note": paper_tables.NOTE,
         "missing": plan.missing,
     }
-    return [render(template, **values) for template in ("comparison.html", *TABLES)]
+    return [page.render(template, **values) for template in ("comparison.html", *TABLES)]
 
 
 def _row(name: str, entries: list[Entry], color: str) -> list[str]:
@@ -106,15 +93,15 @@ def _row(name: str, entries: list[Entry], color: str) -> list[str]:
     seconds = _average(entry.phase.seconds for entry in entries)
     faster = ratio_of_sums((entry.retrained.seconds, entry.phase.seconds) for entry in entries)
     return [
-        chip(phase_title(name), color),
+        page.chip(page.phase_title(name), color),
         "" if is_reference else _level(entries),
         _mean(entries, affected_ndcg, digits=4),
-        "" if is_reference else percent(recovered(entries)),
+        "" if is_reference else page.percent(recovered(entries)),
         _mean(entries, lambda phase: phase.demotion_rate),
         _mean(entries, lambda phase: phase.figure("attack", "auc"), distance_first=True),
         _mean(entries, lambda phase: phase.figure("overlap@20", "affected")),
-        "loaded" if seconds is None else duration(seconds),
-        "" if is_reference else times(faster),
+        "loaded" if seconds is None else page.duration(seconds),
+        "" if is_reference else page.times(faster),
         str(len(entries)),
     ]
 
@@ -138,11 +125,11 @@ def _mean(entries: list[Entry], of: FigureOf, digits: int = 3, distance_first: b
     if not known:
         return MISSING
     written = paper_tables.spread(known, digits)
-    away = _average(difference(of(entry.phase), of(entry.retrained)) for entry in entries)
+    away = _average(page.difference(of(entry.phase), of(entry.retrained)) for entry in entries)
     if away is None or entries[0].name == RETRAINED:
         return written
-    distance = signed(away, digits)
-    return lines(distance, f"is {written}") if distance_first else lines(written, distance)
+    distance = page.signed(away, digits)
+    return page.lines(distance, f"is {written}") if distance_first else page.lines(written, distance)
 
 
 def _trade_off(entries: list[Entry], looks: dict[str, figures.Look], x: str, title: str) -> figures.Figure | None:

@@ -20,6 +20,7 @@ from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, Curv
 Figure = dict[str, Any]
 Phases = Mapping[str, PhaseResult]
 Point = tuple[str, float, float]  # the name of a phase, x and y
+Steps = Sequence[tuple[str, float]]  # a time (ISO), and the height from then on
 # Groupings of `groups` in a result: the key of a group's size, and the unit. Labels are narrow enough to stay level.
 GROUPINGS = {"user_activity": ("users", "users"), "item_popularity": ("rows", "test<br>interactions")}
 LEAST_CHANGE = 0.05  # of recall@20, that the axis of changes shows to each side at least
@@ -163,11 +164,7 @@ def damage(phases: Phases, grouping: str) -> Figure | None:
 
 
 def curve(
-    curves: Mapping[str, Mapping[str, Curve]],
-    kind: str,
-    y_title: str,
-    goal: float | None = None,
-    is_share: bool = False,
+    curves: dict[str, dict[str, Curve]], kind: str, y_title: str, goal: float | None = None, is_share: bool = False
 ) -> Figure | None:
     """``kind`` of curve by step of the method, a line per phase; ``goal`` is the retrained model's value.
 
@@ -230,12 +227,7 @@ def trade_off(
 
 
 def heat(
-    columns: Sequence[str],
-    rows: Sequence[str],
-    values: Sequence[Sequence[float | None]],
-    x_title: str,
-    y_title: str,
-    form: str,
+    columns: list[str], rows: list[str], values: list[list[float | None]], x_title: str, y_title: str, form: str
 ) -> Figure | None:
     """A colored cell per column and row, empty where there is no value; ``form`` is the format of values.
 
@@ -258,11 +250,7 @@ def heat(
 
 
 def over_time(
-    series: Mapping[str, Sequence[tuple[str, float]]],
-    y_title: str,
-    limit: float | None = None,
-    form: str | None = None,
-    whole: bool = False,
+    series: Mapping[str, Steps], y_title: str, limit: float | None = None, form: str = "", whole: bool = False
 ) -> Figure | None:
     """Heights that hold from a time (ISO) to the next, a line per name; ``limit`` is one not to be reached.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -118,24 +118,18 @@ def run_title(method: str | None, model: str | None, dataset: str | None, seed: 
     return " · ".join(name for name in names if name)
 
 
-def decimal(value: float | None, digits: int = 3) -> str:
-    """0.811, or a dash."""
-    return text.decimal(value, digits).replace("-", "−")
+def _typeset(write: Callable[..., str], default: int | str) -> Callable[..., str]:
+    """A function of `text.py` that writes a minus sign, with another ``default`` for its second argument."""
+
+    @functools.wraps(write)
+    def written(value: float | None, second: int | str = default) -> str:
+        return write(value, second).replace("-", "−")
+
+    return written
 
 
-def signed(value: float | None, digits: int = 3) -> str:
-    """+0.013 or −0.130, or a dash."""
-    return text.signed(value, digits).replace("-", "−")
-
-
-def percent(value: float | None, digits: int = 0) -> str:
-    """113%, or a dash."""
-    return text.percent(value, digits).replace("-", "−")
-
-
-def times(value: float | None) -> str:
-    """29.1×, 0.45×; no decimals from 100 on."""
-    return text.times(value, "×")
+decimal, signed, percent = _typeset(text.decimal, 3), _typeset(text.signed, 3), _typeset(text.percent, 0)
+times = _typeset(text.times, "×")
 
 
 def count(value: float | None) -> str:

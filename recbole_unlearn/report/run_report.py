@@ -15,45 +15,15 @@ from typing import Any
 
 from markupsafe import Markup
 
+from recbole_unlearn import settings
 from recbole_unlearn.data import INJECTED
 from recbole_unlearn.measures import SHORT, measures
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.report import figures
+from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.entries import FigureOf, affected_ndcg, levels_of
-from recbole_unlearn.report.page import (
-    MISSING,
-    chip,
-    count,
-    counted,
-    decimal,
-    difference,
-    duration,
-    flat,
-    lines,
-    listed,
-    names_a_path,
-    percent,
-    phase_title,
-    plain,
-    run_title,
-    signed,
-    times,
-    without_gaps,
-    write_page,
-)
+from recbole_unlearn.report.page import MISSING, chip, decimal, difference, duration, lines, percent, signed, times
 from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order, number
-from recbole_unlearn.settings import (
-    SEQUENTIAL,
-    Role,
-    about,
-    as_list,
-    model_names,
-    names,
-    own_settings,
-    parse_value,
-    properties_dir,
-)
 
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
@@ -74,10 +44,10 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
     """
     phases = in_order(result.phases)
     said, method = result.verdict, next((one for one in METHODS.all() if one.name == result.method), None)
-    run = run_title(result.method, result.model, result.dataset, result.seed)
+    run = page.run_title(result.method, result.model, result.dataset, result.seed)
     level = "unknown" if said is None else said.level
     share, amount = (number(result.settings.get(key)) for key in ("inject_users", "inject_amount"))
-    return write_page(
+    return page.write_page(
         Path(directory) / "report.html",
         "report.html",
         title=f"Unlearning report: {run}",
@@ -87,7 +57,6 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         level=level if level in HEADINGS else "",
         heading="Provisional: no retrained model" if said and said.provisional else HEADINGS.get(level, ""),
         said=sentences(said.text) if said else [],
-        model=article(result.model or ""),
         method=method,
         rough=_roughly(result),
         took=_took,
@@ -96,7 +65,7 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         advice=advised(result),
         near=[name for name, one in levels_of(result).items() if name not in OWN and one == "near"],
         ways=turned(method, result),
-        can_tune=method is not None and (properties_dir() / "tune" / f"{method.name}.yaml").is_file(),
+        can_tune=method is not None and (settings.properties_dir() / "tune" / f"{method.name}.yaml").is_file(),
         cards=key_figures(result),
         few=is_few(result),
         methods=_methods(result, phases),
@@ -112,7 +81,7 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         command=None if given is None else command(result, given),
         compared=[name for name in phases if name not in OWN],
         asked={k: v for k, v in result.forget.to_json().items() if v is not None} | result.difficulty,
-        settings=[(key, value) for key, value in flat(result.settings) if not names_a_path(value)],
+        settings=[(key, value) for key, value in page.flat(result.settings) if not page.names_a_path(value)],
         left_out=", ".join(map(figures.metric_title, result.left_out.metrics if result.left_out else ())),
     )  # fmt: skip
 
@@ -155,12 +124,6 @@ def _seconds(phase: PhaseResult) -> str:
     return "loaded" if phase.seconds is None else duration(phase.seconds) + "*" * phase.seconds_from_cache
 
 
-def article(name: str) -> str:
-    """A BPR, an NCF: by its sound where the name is an abbreviation."""
-    vowels = "AEFHILMNORSX" if name[:2].isupper() else "AEIO"
-    return f"{'An' if name[:1] and name[0].upper() in vowels else 'A'} {name}".strip()
-
-
 def advised(result: RunResult) -> str | None:
     """The kind of advice: under, over, cannot_tell or unknown; None where nothing has to be done."""
     level = "unknown" if result.verdict is None else result.verdict.level
@@ -176,13 +139,15 @@ def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, 
     found: dict[str, list[str]] = {"under": [], "over": []}
     if method is None:
         return found
-    known = {key: plain(result.settings[key]) for key in names(method.Settings) if key in result.settings}
+    known = {
+        key: page.plain(result.settings[key]) for key in settings.names(method.Settings) if key in result.settings
+    }
     for side, ways in (("under", method.forgets_more), ("over", method.forgets_less)):
         for way in ways:
             words = re.findall(r"\w+", way)
             now = [value for key, value in known.items() if key in words and value != MISSING]
-            if result.model not in SEQUENTIAL or not set(method.of_pairs) & set(words):
-                found[side].append(f"{way} (now {listed(now)})" if now else way)
+            if result.model not in settings.SEQUENTIAL or not set(method.of_pairs) & set(words):
+                found[side].append(f"{way} (now {page.listed(now)})" if now else way)
     return found
 
 
@@ -215,20 +180,20 @@ def key_figures(result: RunResult) -> list[tuple[str, str, str]]:
         time = "Speed-up", times(result.speedup), context
     forget, rough = result.forget, _roughly(result)
     sizes = [(forget.users, "user", ""), (forget.items, "item", rough)]
-    asked = "\n".join(f"{near}{counted(n, noun)}" for n, noun, near in sizes if n is not None)
+    asked = "\n".join(f"{near}{page.counted(n, noun)}" for n, noun, near in sizes if n is not None)
     entries = [
         utility,
         rate("Demotion rate", lambda phase: phase.demotion_rate, 1 if is_few(result) else 3),
         ("Attack AUC off by", signed(difference(auc, aim_auc)), attack),
         ("Top-20 overlap", percent(shared), f"affected users\nwith retrained{second}"),
         time,
-        (f"Interactions{', ' + rough.strip() if rough else ' forgotten'}", count(forget.interactions), asked),
+        (f"Interactions{', ' + rough.strip() if rough else ' forgotten'}", page.count(forget.interactions), asked),
     ]
     return [entry for entry in entries if entry[1] != MISSING]
 
 
 def _heading(name: str, phases: figures.Phases) -> Markup:
-    return chip(phase_title(name), figures.looks(phases)[name].color)
+    return chip(page.phase_title(name), figures.looks(phases)[name].color)
 
 
 def _side_by_side(phases: figures.Phases) -> list[str]:
@@ -245,7 +210,7 @@ def _methods(result: RunResult, phases: figures.Phases) -> tuple[list[str], Rows
     for name in compared:
         phase, mine = phases[name], name == UNLEARNED
         shares = result.recovered if mine else phase.recovered
-        title = f"{result.method} (unlearned)" if mine and result.method else phase_title(name)
+        title = f"{result.method} (unlearned)" if mine and result.method else page.phase_title(name)
         attack = difference(phase.figure("attack", "auc"), goal.figure("attack", "auc"))
         rows.append([
             chip(title, figures.looks(phases)[name].color),
@@ -257,7 +222,7 @@ def _methods(result: RunResult, phases: figures.Phases) -> tuple[list[str], Rows
             times(result.speedup if mine else phase.speedup),
         ])  # fmt: skip
     head = ["Method", "Forgets", "Recovered", "Demotion rate", "Attack AUC", "Time", "Speed-up"]
-    return without_gaps(head, rows)
+    return page.without_gaps(head, rows)
 
 
 def _utility(result: RunResult, phases: figures.Phases) -> tuple[list[str], dict[str, Rows]] | None:
@@ -351,7 +316,7 @@ def _histories(phases: figures.Phases) -> tuple[list[str], Rows] | None:
         ]
         for name in _side_by_side(phases)
     ]
-    return without_gaps(head, rows)
+    return page.without_gaps(head, rows)
 
 
 # ---- who gains and who loses
@@ -392,8 +357,8 @@ def gains_and_losses(phases: figures.Phases, grouping: str) -> str:
     own, goal = (figures.changes(phases, name, grouping) for name in (UNLEARNED, RETRAINED))
     better = [named(group, change) for group, change in own.items() if change >= _SEEN]
     worse = [named(group, change) for group, change in own.items() if change <= -_SEEN]
-    parts = [f"Better than with the original: {listed(better)}."] if better else []
-    parts += [f"Worse: {listed(worse)}."] if worse else []
+    parts = [f"Better than with the original: {page.listed(better)}."] if better else []
+    parts += [f"Worse: {page.listed(worse)}."] if worse else []
     if not parts:
         return "No group gains or loses." if own else ""
     away = {group: own[group] - goal[group] for group in own if group in goal}
@@ -432,22 +397,22 @@ def command(result: RunResult, given: Mapping[str, Any]) -> str | None:
     """
     if not (result.model and result.dataset and result.method):
         return None
-    ours, original = own_settings(), result.phases.get(ORIGINAL)
+    ours, original = settings.own_settings(), result.phases.get(ORIGINAL)
     is_loaded = original is not None and original.seconds is None
-    model = result.model if result.model in model_names() else f"PACKAGE.MODULE:{result.model}"
+    model = result.model if result.model in settings.model_names() else f"PACKAGE.MODULE:{result.model}"
     options: dict[str, Any] = {"model": model, "dataset": result.dataset, "seed": result.seed}
     options = ({"checkpoint": "FILE"} if is_loaded else options) | {"unlearn": result.method}
     if not is_noise(result):
         options["forget"] = "FILE"
     for key, value in given.items():
-        decides = key == "compare" or about(key).role is Role.RESULT
-        if decides and key not in options and value is not None and not names_a_path(value):
+        decides = key == "compare" or settings.about(key).role is settings.Role.RESULT
+        if decides and key not in options and value is not None and not page.names_a_path(value):
             options[key] = value
     written = []
     for key, value in options.items():
         is_name = key in ("model", "dataset") or (key in ours and ours[key].is_name)
         if key == "compare" or (is_name and isinstance(value, list)):
-            value, is_name = ",".join(as_list(value)), True
+            value, is_name = ",".join(settings.as_list(value)), True
         written.append(shlex.quote(f"--{key}={value if is_name and isinstance(value, str) else _written(value)}"))
     return " ".join([*PROGRAM, *written])
 
@@ -456,6 +421,6 @@ def _written(value: Any) -> str:
     """A value such that the command line reads the same again."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     try:
-        return value if isinstance(value, str) and parse_value(value) == value else text
+        return value if isinstance(value, str) and settings.parse_value(value) == value else text
     except (ValueError, RecursionError):  # text that looks like a date, for example, and is none
         return text

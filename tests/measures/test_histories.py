@@ -6,18 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from recbole_unlearn import measures
 from recbole_unlearn.data import load, loaders
-from recbole_unlearn.measures import (
-    EMPTIED,
-    NOTHING,
-    HistoryQuestions,
-    Measurement,
-    Uncleaned,
-    View,
-    forgetting,
-    observe,
-    scores,
-)
+from recbole_unlearn.measures import HistoryQuestions, Measurement, Uncleaned, View, forgetting, observe, scores
 from recbole_unlearn.results import Verdict
 from recbole_unlearn.results.disclosure import Crowd, Discretion
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train_here
@@ -240,8 +231,8 @@ def test_figures_of_too_few_users_are_left_out(changes, gone):
 @pytest.mark.parametrize("users", [3, 40])
 def test_what_a_verdict_rests_on_is_said_whatever_is_shown(users):
     crowd = CROWD._replace(users=users, compared=0, emptied=users)
-    found = Discretion(10, crowd)._verdict(Verdict("near", f"Forgotten. {EMPTIED}"), {}, {})
+    found = Discretion(10, crowd)._verdict(Verdict("near", f"Forgotten. {measures.EMPTIED}"), {}, {})
     assert found.level == "near"
-    assert found.text.endswith(EMPTIED)
-    nothing = Verdict("cannot_tell", NOTHING)
+    assert found.text.endswith(measures.EMPTIED)
+    nothing = Verdict("cannot_tell", measures.NOTHING)
     assert Discretion(10, crowd)._verdict(nothing, {}, {}) == nothing

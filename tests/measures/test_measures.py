@@ -9,22 +9,9 @@ from hypothesis import strategies as st
 from recbole.data.interaction import Interaction
 from scipy import stats
 
+from recbole_unlearn import measures
 from recbole_unlearn.data import loaders
-from recbole_unlearn.measures import (
-    Measurement,
-    Questions,
-    clustered,
-    deleted_pairs,
-    difficulty,
-    evaluation,
-    forgetting,
-    never_touched,
-    observe,
-    paired_errors,
-    report_config,
-    scores,
-    utility,
-)
+from recbole_unlearn.measures import evaluation, forgetting, scores
 from recbole_unlearn.training import PhaseTrainer, build_model, compose
 from tests.measures.conftest import FixedScores
 from tests.parts import divided
@@ -51,7 +38,7 @@ def pairs_of(*parts):
 def test_an_observation_is_the_plain_loop(data, plan, levels):
     """Few score levels make ties: a tie is no demotion."""
     table = table_of(data, levels=levels)
-    seen = observe(FixedScores(table), plan, data.retain)
+    seen = measures.observe(FixedScores(table), plan, data.retain)
     history = pairs_of(*data.retain[:2])
     gone = set(zip(plan.deleted.users.tolist(), plan.deleted.items.tolist(), strict=True))
     for pairs, standing in ((plan.deleted, seen.deleted), (plan.held_out, seen.held_out)):
@@ -82,13 +69,13 @@ def test_held_out_pairs_are_of_the_same_users_and_used_once(data, plan):
 
 
 def test_negatives_were_never_touched_and_stay_the_same(data):
-    pairs = deleted_pairs(data, 10, seed=1)
+    pairs = measures.deleted_pairs(data, 10, seed=1)
     touched = pairs_of(*data.full)
     assert pairs.others.shape == (len(data.forget), 10)
     for user, negatives in zip(pairs.users.tolist(), pairs.others.tolist(), strict=True):
         assert all(item > 0 and (user, item) not in touched for item in negatives)
-    assert torch.equal(pairs.others, deleted_pairs(data, 10, seed=1).others)
-    assert not torch.equal(pairs.others, deleted_pairs(data, 10, seed=2).others)
+    assert torch.equal(pairs.others, measures.deleted_pairs(data, 10, seed=1).others)
+    assert not torch.equal(pairs.others, measures.deleted_pairs(data, 10, seed=2).others)
 
 
 def test_users_who_touched_almost_everything(data):
@@ -101,7 +88,7 @@ def test_users_who_touched_almost_everything(data):
     })  # fmt: skip
     empty = train.copy(Interaction({"user_id": torch.empty(0).long(), "item_id": torch.empty(0).long()}))
     splits = data.full._replace(train=train.copy(feat), valid=empty, test=empty)
-    drawn, usable = never_touched(torch.tensor([1, 2]), splits, 5, 0)
+    drawn, usable = measures.never_touched(torch.tensor([1, 2]), splits, 5, 0)
     assert drawn[0].tolist() == [17] * 5
     assert usable.tolist() == [True, False]
 
@@ -192,7 +179,7 @@ def test_thirds_keep_equal_values_together():
 
 
 def test_groups_are_plain_recall(data, plan):
-    seen = observe(FixedScores(table_of(data)), plan, data.retain)
+    seen = measures.observe(FixedScores(table_of(data)), plan, data.retain)
     found = evaluation.by_group(plan, data, seen.top)
     test = data.retain.test.inter_feat
     rows = list(zip(test["user_id"].tolist(), test["item_id"].tolist(), strict=True))
@@ -218,7 +205,7 @@ def test_entanglement_is_high_when_nothing_separates():
 def test_difficulty_of_a_request(make_config, model):
     config = make_config(model)
     request = divided(config)
-    found = difficulty(build_model(config, request.full), request, 0)
+    found = measures.difficulty(build_model(config, request.full), request, 0)
     assert 0.4 < found["deleted_share_users"] < 0.6
     assert ("entanglement" in found) == (model == "BPR")
 
@@ -229,7 +216,7 @@ def test_difficulty_of_a_request(make_config, model):
 def test_masked_utility_equals_recboles_when_nothing_deleted_is_recommended(make_config, data):
     config = make_config()
     trainer = compose(PhaseTrainer, config, build_model(config, data.retain), "x")
-    measurement = Measurement(config, data, loaders(config, data.retain), 10)
+    measurement = measures.Measurement(config, data, loaders(config, data.retain), 10)
     found = measurement.measure(trainer)
     seen = found.seen
     unmasked = type(seen)(seen.top, seen.top, seen.deleted, seen.held_out)
@@ -241,14 +228,14 @@ def test_masked_utility_equals_recboles_when_nothing_deleted_is_recommended(make
 def test_a_sample_of_the_others_is_enough(make_config, data, monkeypatch):
     """All affected users and some of the others are looked at; the same every time."""
     monkeypatch.setattr(scores, "OTHERS", 10)
-    pairs = deleted_pairs(data, 10, 0)
-    plan = Questions.of(data, pairs, 3)
+    pairs = measures.deleted_pairs(data, 10, 0)
+    plan = measures.Questions.of(data, pairs, 3)
     assert int(plan.affected.sum()) == len(data.affected_users)
     assert int((~plan.affected).sum()) == 10
-    assert torch.equal(plan.users, Questions.of(data, pairs, 3).users)
+    assert torch.equal(plan.users, measures.Questions.of(data, pairs, 3).users)
     config = make_config()
     trainer = compose(PhaseTrainer, config, build_model(config, data.retain), "x")
-    found = Measurement(config, data, loaders(config, data.retain), 10).measure(trainer)
+    found = measures.Measurement(config, data, loaders(config, data.retain), 10).measure(trainer)
     assert sum(group["users"] for group in found.groups["user_activity"].values()) <= len(plan.users)
     assert found.masked["recall@20"] >= 0
 
@@ -256,11 +243,11 @@ def test_a_sample_of_the_others_is_enough(make_config, data, monkeypatch):
 def test_the_error_of_a_mean_takes_users_as_they_are():
     """A user's pairs may all be alike: many pairs of two users say as much as two numbers."""
     values, users = torch.tensor([0.0] * 50 + [1.0] * 50), torch.tensor([1] * 50 + [2] * 50)
-    mean, error = clustered(values, users)
+    mean, error = measures.clustered(values, users)
     assert (mean, error) == (0.5, pytest.approx(25 * 2**0.5 / 100))
-    alone = clustered(values.double(), torch.arange(100))[1]
+    alone = measures.clustered(values.double(), torch.arange(100))[1]
     assert alone == pytest.approx(float(values.double().std(correction=0)) / 10)
-    assert clustered(values, torch.ones(100))[1] == 1.0
+    assert measures.clustered(values, torch.ones(100))[1] == 1.0
 
 
 # Utility
@@ -272,7 +259,7 @@ def evaluated(make_config, data):
     config = make_config()
     trainer = compose(PhaseTrainer, config, build_model(config, data.full), "x")
     test = loaders(config, data.retain)
-    return trainer, test, utility(trainer, config, test, data.affected_users)[0]
+    return trainer, test, measures.utility(trainer, config, test, data.affected_users)[0]
 
 
 def test_groups_add_up_and_equal_recboles_figures(data, evaluated):
@@ -307,16 +294,16 @@ def test_recall_and_ndcg_by_hand(data, evaluated):
 
 
 def test_reported_metrics_are_always_there(make_config):
-    config = report_config(make_config(metrics=["MRR"], topk=[5], valid_metric="MRR@5"), item_num=61)
+    config = measures.report_config(make_config(metrics=["MRR"], topk=[5], valid_metric="MRR@5"), item_num=61)
     assert config["metrics"] == ["Recall", "NDCG", "MRR"]
     assert config["topk"] == [5, 10, 20, 50]
-    assert report_config(make_config(), item_num=30)["topk"] == [10, 20]
+    assert measures.report_config(make_config(), item_num=30)["topk"] == [10, 20]
 
 
 def test_paired_errors_are_those_of_the_users_own_differences(make_config, data):
     """Values by user have RecBole's means, and a model is paired with another user by user."""
     config = make_config(metrics=["Recall", "MRR", "ItemCoverage"], valid_metric="Recall@10")
-    measurement = Measurement(config, data, loaders(config, data.retain), 10)
+    measurement = measures.Measurement(config, data, loaders(config, data.retain), 10)
     first, second = (
         measurement.measure(compose(PhaseTrainer, config, build_model(config.replace(seed=n), data.full), "x"))
         for n in (1, 2)
@@ -325,7 +312,7 @@ def test_paired_errors_are_those_of_the_users_own_differences(make_config, data)
     assert set(first.affected) == {key for key in first.utility["affected"] if "coverage" not in key}
     for key, own in first.affected.items():
         assert float(own.mean()) == pytest.approx(first.utility["affected"][key], abs=1e-6)
-    errors = paired_errors(first, second)
+    errors = measures.paired_errors(first, second)
     moved = (second.affected["mrr@10"] - first.affected["mrr@10"]).numpy()
     assert errors["mrr@10"] == pytest.approx(np.std(moved, ddof=1) / np.sqrt(len(moved)))
-    assert set(paired_errors(first, first).values()) == {0.0}
+    assert set(measures.paired_errors(first, first).values()) == {0.0}

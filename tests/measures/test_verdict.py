@@ -12,17 +12,7 @@ from hypothesis import strategies as st
 
 from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.data import load, loaders
-from recbole_unlearn.measures import (
-    EXACT,
-    NOTHING_LEFT,
-    UNSURE,
-    Measurement,
-    Questions,
-    deleted_pairs,
-    looks,
-    observe,
-    provisional,
-)
+from recbole_unlearn.measures import Measurement, Questions, deleted_pairs, looks, observe, provisional
 from recbole_unlearn.measures import verdict as module
 from recbole_unlearn.measures.verdict import verdict
 from recbole_unlearn.results import Forgotten, PhaseResult, Provisional, RunResult, Verdict
@@ -282,7 +272,7 @@ def test_the_expected_level_is_that_of_the_same_comparisons(data, plan):
     ):  # fmt: skip
         assert provisional(plan, data, before, after).looks == level
     assert provisional(plan, data, up, up, least=number).looks == "under"
-    assert provisional(plan, data, up, up, least=number + 1) is NOTHING_LEFT  # too few users to be spoken of
+    assert provisional(plan, data, up, up, least=number + 1) is module.NOTHING_LEFT  # too few users to be spoken of
 
 
 def test_a_sample_of_very_many_pairs_is_enough(data, plan, monkeypatch):
@@ -299,7 +289,7 @@ def test_users_without_anything_left_say_nothing(make_config):
     plan = Questions.of(data, deleted_pairs(data, 10, 0), 0)
     scores = torch.rand(data.full.train.user_num, data.full.train.item_num)
     seen = observe(FixedScores(scores), plan, data.retain)
-    assert provisional(plan, data, seen, seen) is NOTHING_LEFT
+    assert provisional(plan, data, seen, seen) is module.NOTHING_LEFT
 
 
 def rates(**demotion):
@@ -318,8 +308,8 @@ def test_the_sentence_says_what_it_rests_on():
         "(demotion rate: unlearned 0.220, original 0.210, expected 0.835); provisional: it rests on a closed-form "
         "ranker. Only --compare=retrain can confirm it."
     )
-    assert verdict(phases, {}, 5, NOTHING_LEFT).text == (
-        f"Cannot tell without retraining: {NOTHING_LEFT.rests_on}. Only --compare=retrain can tell."
+    assert verdict(phases, {}, 5, module.NOTHING_LEFT).text == (
+        f"Cannot tell without retraining: {module.NOTHING_LEFT.rests_on}. Only --compare=retrain can tell."
     )
     assert "not known" in verdict(phases, {}, 5).text
     assert verdict(phases, {}, 0, FOUND).provisional is None  # nothing was trained on it
@@ -328,7 +318,7 @@ def test_the_sentence_says_what_it_rests_on():
 
 
 def test_it_comes_back_from_a_file():
-    for one in (FOUND, EXACT, NOTHING_LEFT, None):
+    for one in (FOUND, module.EXACT, module.NOTHING_LEFT, None):
         given_ = Verdict("unknown", "text", one)
         assert Verdict.from_json(json.loads(json.dumps(given_.to_json()))) == given_
     for broken in (3, [], {"looks": "well", "rests_on": "x"}, {"looks": "near"}):
@@ -350,15 +340,16 @@ def test_it_is_rounded_as_other_figures_are():
     assert (found.level, found.provisional) == ("unknown", dataclasses.replace(FOUND, expected=0.85))
     assert "unlearned 0.200, original 0.200, expected 0.850" in found.text
     assert shown(dataclasses.replace(FOUND, users=9), CROWD).provisional is None
-    assert shown(NOTHING_LEFT, CROWD).provisional == NOTHING_LEFT
+    assert shown(module.NOTHING_LEFT, CROWD).provisional == module.NOTHING_LEFT
 
 
-@pytest.mark.parametrize("found", [FOUND, NOTHING_LEFT])
+@pytest.mark.parametrize("found", [FOUND, module.NOTHING_LEFT])
 def test_of_few_users_nothing_is_said(found):
-    few = shown(found, CROWD._replace(users=3, compared=3))
-    assert few.provisional is None
-    assert "not known" in few.text
-    assert shown(EXACT, CROWD._replace(users=3, compared=3)).provisional == EXACT  # not a figure of users
+    few = CROWD._replace(users=3, compared=3)
+    said = shown(found, few)
+    assert said.provisional is None
+    assert "not known" in said.text
+    assert shown(module.EXACT, few).provisional == module.EXACT  # not a figure of users
 
 
 def test_a_run_without_retraining_has_it(settings, tmp_path):
@@ -393,7 +384,7 @@ def test_with_retraining_and_for_a_small_request_the_closed_form_is_not_fitted(s
 
 def test_a_closed_form_that_is_fitted_again_looks_forgotten(settings):
     outcome = run_unlearn("EASE", "tiny", unlearn="obliviate", config_dict=settings | {"report": "none"})
-    assert outcome.result["verdict"]["provisional"] == EXACT.to_json()
+    assert outcome.result["verdict"]["provisional"] == module.EXACT.to_json()
     assert "which is exact" in outcome.result["verdict"]["text"]
 
 
@@ -408,7 +399,7 @@ def test_on_ml_100k_doing_nothing_does_not_look_forgotten(ml_100k, model):
     again = run_unlearn(
         model, "ml-100k", unlearn="retrain", config_dict=values | {"output_dir": f"{values['output_dir']}/b"}
     ).record.phases
-    unsure = UNSURE * found.expected
+    unsure = module.UNSURE * found.expected
     assert abs(again["retrained"].demotion_rate - found.expected) < unsure
     gaps = (again[name].demotion_rate - found.expected for name in ("original", "retrained"))
     assert looks(*gaps, unsure) == "near"

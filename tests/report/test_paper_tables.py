@@ -8,17 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recbole_unlearn.report import (
-    FAILED_FILE,
-    NO_PLAN,
-    PLAN_FILE,
-    comparison,
-    page,
-    paper_tables,
-    read_plan,
-    results_in,
-    write_comparison,
-)
+from recbole_unlearn import report
+from recbole_unlearn.report import NO_PLAN, comparison, page, paper_tables, write_comparison
 from recbole_unlearn.results import RunResult
 from recbole_unlearn.settings import properties_dir, read_yaml
 from tests.report.test_report import HOSTILE, Reader
@@ -144,17 +135,17 @@ def planned(directory, *cells):
          "ratio": 0.2, "seed": seed, "phases": ["obliviate", "retrained", *more]}
         for dataset, seed, more in cells
     ]  # fmt: skip
-    (directory / PLAN_FILE).write_text(json.dumps({"schema": 1, "cells": listed}))
+    (directory / report.PLAN_FILE).write_text(json.dumps({"schema": 1, "cells": listed}))
 
 
 def test_what_is_missing_is_shown_as_missing(tmp_path):
     grid = tmp_path / "grid"
     planned(grid, ("ml-1m", 1, ["rrl"]), ("ml-1m", 2, []), ("ml-1m", 3, []), ("yelp2018", 1, []))
-    (grid / FAILED_FILE).write_text(json.dumps({"ml-1m-BPR-0.2-3": "out of luck"}))
+    (grid / report.FAILED_FILE).write_text(json.dumps({"ml-1m-BPR-0.2-3": "out of luck"}))
     for seed in (1, 2):
         (grid / f"ml-1m-BPR-0.2-{seed}").mkdir()
         (grid / f"ml-1m-BPR-0.2-{seed}" / "result.json").write_text(json.dumps(result(seed)))
-    plan = read_plan([grid, tmp_path])
+    plan = report.read_plan([grid, tmp_path])
     assert plan.missing == {"ml-1m-BPR-0.2-3": "out of luck", "yelp2018-BPR-0.2-1": "not done yet"}
     table = rows([result(1), result(2)], "NDCG@20", plan)
     assert table["obliviate"]["Runs"] == "2 of 3"
@@ -163,8 +154,8 @@ def test_what_is_missing_is_shown_as_missing(tmp_path):
     assert table["sisa"]["Runs"] == "2"  # was not asked for, but is there
     yelp = rows([result(1)], "NDCG@20", plan, "yelp2018")
     assert yelp["obliviate"]["Runs"] == "0 of 1"
-    assert results_in(grid) == [grid / "ml-1m-BPR-0.2-1", grid / "ml-1m-BPR-0.2-2"]
-    text = Reader(write_comparison(results_in(grid), tmp_path / "comparison.html", [grid])).text
+    assert report.results_in(grid) == [grid / "ml-1m-BPR-0.2-1", grid / "ml-1m-BPR-0.2-2"]
+    text = Reader(write_comparison(report.results_in(grid), tmp_path / "comparison.html", [grid])).text
     for written in (text, *((tmp_path / name).read_text() for name in comparison.TABLES)):
         for part in ("2 of 3", "out of luck", "no one-to-one comparison"):
             assert part in written
@@ -172,9 +163,9 @@ def test_what_is_missing_is_shown_as_missing(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"cells": 3}', '{"cells": [3, {}, {"name": 1, "phases": 2}]}'])
 def test_a_damaged_plan_is_no_plan(tmp_path, content):
-    (tmp_path / PLAN_FILE).write_text(content)
-    (tmp_path / FAILED_FILE).write_text(content)
-    assert read_plan([tmp_path]) == NO_PLAN
+    (tmp_path / report.PLAN_FILE).write_text(content)
+    (tmp_path / report.FAILED_FILE).write_text(content)
+    assert report.read_plan([tmp_path]) == NO_PLAN
 
 
 def check_latex(text):

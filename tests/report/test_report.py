@@ -189,7 +189,7 @@ def test_the_report_has_all_parts_in_order(whole):
     parts = [
         "seed 2020 · 17 November 2026, 17:24 UTC", "Forgets too little",
         "(demotion rate 0.811, retrained 0.941). An attacker",
-        "A LightGCN model of the dataset ml-100k was to forget 7,191 interactions of 188 users and 756 items. The "
+        "The model LightGCN of the dataset ml-100k was to forget 7,191 interactions of 188 users and 756 items. The "
         "original was trained in 27.1 s. The method obliviate changed it in 1.5 s. The result is compared with two "
         "models retrained from scratch without them (43.7 s and 44.2 s) and fine_tune (6.3 s).",
         "Artificial noise:", "added to 20% of the users, to each 80% of their training interactions, so",
@@ -359,8 +359,6 @@ def test_the_account_of_other_runs():
     text = words(exact)
     assert "The original came from a checkpoint. The method retrain trained a new model without these" in text
     assert not re.search("retrained from scratch|What to do|The methods against", text)
-    named = [run_report.article(name) for name in ("BPR", "NCF", "ItemKNN", "")]
-    assert named == ["A BPR", "An NCF", "An ItemKNN", "A"]
 
 
 def test_one_is_singular_and_small_requests_are_rough():
