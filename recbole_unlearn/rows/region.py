@@ -75,17 +75,15 @@ def find_region(
     ``lost`` (items,) is how many interactions earlier requests took from each item, L above.
     """
     members = Region()
-    asked: list[tuple[Side, torch.Tensor]] = [("user", users), ("item", items)]
-    for side, ids in asked:
+    asked: dict[Side, torch.Tensor] = {"user": users, "item": items}
+    for side, ids in asked.items():
         ids, gone = torch.unique(ids, return_counts=True)
         before = lost[ids] if lost is not None and side == "item" else torch.zeros_like(ids)
         members[side] = Members(ids, (before + gone) / (before + index.counts(side, ids)))
     return members
 
 
-def with_neighbours(
-    region: Region, retained: RetainedIndex, hops: int, decay: float, least: float, cap: int
-) -> Region:
+def with_neighbours(region: Region, retained: RetainedIndex, hops: int, decay: float, cap: int) -> Region:
     """The region and those its members share retained interactions with, up to ``hops`` away.
 
     One hop from a user leads to the items of its retained interactions, and back. A neighbour's share is that of the
@@ -93,7 +91,7 @@ def with_neighbours(
 
         ρ(b) = decay · Σ over interactions (a, b) of ρ(a) / |D_b|
 
-    Those whose share reaches ``least`` join, and of them the ``cap`` largest of a side.
+    Those with the ``cap`` largest shares of a side join.
     """
     grown = Region(region)
     frontier = dict(region)
@@ -107,7 +105,7 @@ def with_neighbours(
             ids, position = torch.unique(index.ids[other][numbers], return_inverse=True)
             share = torch.zeros(len(ids)).index_add_(0, position, weight.float())
             share = decay * share / index.counts(other, ids).clamp(min=1)
-            new = ~grown[other].contains(ids) & (share >= least)
+            new = ~grown[other].contains(ids)
             ids, share = ids[new], share[new]
             best = share.topk(min(cap, len(share))).indices.sort().values
             reached[other] = Members(ids[best], share[best])

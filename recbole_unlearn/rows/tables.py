@@ -35,7 +35,7 @@ _LISTED: dict[str, dict[str, Side | None]] = {
     "RepeatNet": {"explore_recommendation_decoder.matrix_for_explore.weight": "item"},
     "SINE": {"C.weight": None},
     "TransRec": {"bias.weight": "item"},
-}  # fmt: skip
+}
 
 
 class Table(NamedTuple):

@@ -4,20 +4,10 @@
 `fast_models.py` has faster versions of RecBole's models.
 """
 
-from recbole_unlearn.training.fast_models import (
-    EdgeRemoval,
-    LightGCN,
-    SymmetricProduct,
-    fast_class,
-    forget_neighbours,
-    normalised_adjacency,
-    pair_remover,
-    some_rows,
-)
+from recbole_unlearn.training.fast_models import fast_class, forget_neighbours, pair_remover, some_rows
 from recbole_unlearn.training.trainer import (
     Job,
     PhaseTrainer,
-    Watcher,
     build_model,
     check_finite,
     compose,

@@ -101,8 +101,7 @@ def normalised_adjacency(interactions: sp.coo_matrix, epsilon: float = EPSILON) 
     scale = np.power(np.diff(adjacency.indptr) + epsilon, -0.5)
     rows = np.repeat(np.arange(users + items), np.diff(adjacency.indptr))
     values = scale[rows] * scale[adjacency.indices]
-    ends = adjacency.indptr, adjacency.indices
-    starts, columns = (torch.from_numpy(part.astype(np.int64)) for part in ends)
+    starts, columns = (torch.from_numpy(p.astype(np.int64)) for p in (adjacency.indptr, adjacency.indices))
     return _csr(starts, columns, torch.from_numpy(values.astype(np.float32)), adjacency.shape)
 
 
@@ -167,6 +166,11 @@ class EdgeRemoval:
         self._values[places.to(self._values.device)] = values.to(self._values)
 
 
+def _edge_remover(model: AbstractRecommender) -> PairRemover:
+    model.interaction_matrix = None  # read only to build the graph
+    return EdgeRemoval(model.norm_adj_matrix, model.n_users).remove
+
+
 @faster(lightgcn.LightGCN, "recbole_unlearn.models.lightgcn.LightGCN")
 class LightGCN(lightgcn.LightGCN):
     """RecBole's LightGCN with the same weights, in less time (see benchmarks/lightgcn_step.py)."""
@@ -186,8 +190,7 @@ class LightGCN(lightgcn.LightGCN):
 
     def pair_remover(self) -> PairRemover:
         """Removes pairs from the graph."""
-        self.interaction_matrix = None  # read only to build the graph
-        return EdgeRemoval(self.norm_adj_matrix, self.n_users).remove
+        return _edge_remover(self)
 
 
 @faster(ngcf.NGCF, "recbole_unlearn.models.ngcf.NGCF")
@@ -218,10 +221,7 @@ class NGCF(ngcf.NGCF):
 
     def pair_remover(self) -> PairRemover | None:
         """Removes pairs from the graph; None where edges are dropped from it at every step."""
-        if self.node_dropout:
-            return None
-        self.interaction_matrix = None  # read only to build the graph
-        return EdgeRemoval(self.norm_adj_matrix, self.n_users).remove
+        return None if self.node_dropout else _edge_remover(self)
 
 
 @faster(bert4rec.BERT4Rec, "recbole.model.sequential_recommender.bert4rec.BERT4Rec")

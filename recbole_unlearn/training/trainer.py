@@ -50,8 +50,7 @@ def build_model(config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
 
 def _not_built(what: str, error: Exception) -> UnlearnError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    problem = f"RecBole cannot build {what} with these settings: {reason}"
-    return UnlearnError(f"{problem}. Check the model's own settings.")
+    return UnlearnError(f"RecBole cannot build {what} with these settings: {reason}. Check the model's own settings.")
 
 
 def _missing_package(config: UnlearnConfig, error: ImportError) -> UnlearnError:
@@ -185,7 +184,7 @@ class PhaseTrainer(_Trainer):
 
     def evaluate(
         self, eval_data: Any, load_best_model: bool = True, model_file: str | None = None, show_progress: bool = False
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """RecBole's evaluation; the best model comes from memory, never from a pickle."""
         if load_best_model and self.best is not None:
             self.best.load_into(self.model)
@@ -251,7 +250,7 @@ class Job(NamedTuple):
 
 def train_here(
     config: UnlearnConfig, splits: Splits, label: str, start: Weights | None = None, watcher: Watcher | None = None
-) -> tuple[PhaseTrainer, Trained]:  # fmt: skip
+) -> tuple[PhaseTrainer, Trained]:
     """Train a new model on ``splits``, see :class:`Job`; also returns the trainer that holds it."""
     model = build_model(config, splits)
     if start is not None:

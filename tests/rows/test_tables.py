@@ -20,7 +20,7 @@ from tests.parts import Rows
         ("MultiVAE", {("encoder.0.weight", "item", 0, 1), ("decoder.2.weight", "item"), ("decoder.2.bias", "item")}),
         ("DMF", {("user_linear.weight", "item", 0, 1), ("item_linear.weight", "user", 0, 1)}),
     ],
-)  # fmt: skip
+)
 def test_tables_are_found(make_config, model, expected):
     config = make_config(model)
     splits = load(config).splits

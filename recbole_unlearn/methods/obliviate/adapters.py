@@ -11,10 +11,11 @@ and their row numbers show who asked. They are for experiments and audits, and a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from safetensors.torch import load_file, save
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes, write_json
+from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import Region, Side, Table, as_rows
 
 WEIGHTS, CONFIG, FORMAT = "adapters.safetensors", "adapters.json", 2
@@ -108,14 +110,17 @@ class AdapterSet:
         for adapter in self.adapters:
             self.rows(adapter)[adapter.rows] = adapter.base
 
-    def current(self) -> list[torch.Tensor]:
-        """A copy of the adapters' rows as the model has them now."""
-        return [self.rows(adapter)[adapter.rows].clone() for adapter in self.adapters]
-
-    def write(self, rows: Sequence[torch.Tensor]) -> None:
-        """Write the values that :meth:`current` returned."""
-        for adapter, values in zip(self.adapters, rows, strict=True):
-            self.rows(adapter)[adapter.rows] = values
+    @contextlib.contextmanager
+    def detached(self) -> Iterator[None]:
+        """The original rows for a while, then those of before: orphans' rows are reset after the calibration."""
+        now = [self.rows(adapter)[adapter.rows].clone() for adapter in self.adapters]
+        self.detach()
+        try:
+            yield
+        finally:
+            for adapter, values in zip(self.adapters, now, strict=True):
+                self.rows(adapter)[adapter.rows] = values
+            clear_caches(self.model)
 
     def merge(self) -> AbstractRecommender:
         """Make the change permanent and drop the adapters."""
@@ -139,18 +144,14 @@ class AdapterSet:
                 value = getattr(adapter, part)
                 if value is not None:
                     tensors[f"{number}.{part}"] = value.detach().cpu().contiguous()
-        now = self.current()
-        self.detach()
-        base = weights_digest(self.model)
-        self.write(now)
+        with self.detached():
+            base = weights_digest(self.model)
         described = [
             {"parameter": x.name, "axis": x.axis, "side": x.side, "rows": len(x.rows), "rank": x.a.shape[1],
              "trained": x.trained}
             for x in self.adapters
         ]  # fmt: skip
-        config = {
-            "format": FORMAT, **about, "model": type(self.model).__name__, "base": base, "adapters": described,
-        }  # fmt: skip
+        config = {"format": FORMAT, **about, "model": type(self.model).__name__, "base": base, "adapters": described}
         write_bytes(directory / WEIGHTS, save(tensors))
         write_json(directory / CONFIG, config)
         return directory

@@ -9,7 +9,7 @@ that of B is GᵀA; the latter is needed only where B is trained.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from recbole.model.general_recommender.bpr import BPR
@@ -24,6 +24,8 @@ from recbole_unlearn.training import fast_class, some_rows
 
 class RowGradients:
     """Gradients of the trained adapters of a model, by autograd."""
+
+    trains: ClassVar[bool] = True  # the mode of the model in its own loss
 
     def __init__(self, adapters: AdapterSet, witness: Witness, whole: bool = False) -> None:
         """``whole``: return G itself instead of G B."""
@@ -43,7 +45,7 @@ class RowGradients:
 
     def own(self, triples: Triples, weight: float = 1.0) -> float:
         """``weight`` times the model's own training loss on a batch; its gradient is added."""
-        self.model.train()
+        self.model.train(self.trains)
         batch = self.witness.batch(triples.part(self.witness.units(triples.users)))
         return self.add(lambda: training_loss(self.model, batch), weight)
 

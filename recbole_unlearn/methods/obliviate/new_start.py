@@ -54,18 +54,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from torch.nn.functional import embedding_bag
 
 from recbole_unlearn.methods.obliviate.adapters import spectrum
-from recbole_unlearn.rows import (
-    OTHER,
-    SIDES,
-    Members,
-    Region,
-    RetainedIndex,
-    Side,
-    Table,
-    TrainIndex,
-    as_rows,
-    rarest,
-)
+from recbole_unlearn.rows import OTHER, Members, Region, RetainedIndex, Side, Table, TrainIndex, as_rows, rarest
 
 GAIN = 5.0  # an item that lost a fifth of its interactions starts again entirely
 HOPS = 2
@@ -80,10 +69,9 @@ Tables = Mapping[Side, torch.Tensor]  # (n, d) by side, with row k for id k
 def side_tables(model: AbstractRecommender, tables: Sequence[Table], index: TrainIndex) -> dict[Side, torch.Tensor]:
     """The rows of each side that has any: a view of the weights, or a copy where a side has several tables."""
     found: dict[Side, torch.Tensor] = {}
-    for side in SIDES:
+    for side, size in index.sizes.items():
         mine = [table for table in tables if table.side == side and table.axis == 0]
-        whole = [as_rows(model.get_parameter(table.parameter)) for table in mine]
-        rows = [w[t.offset : t.offset + index.sizes[side]] for t, w in zip(mine, whole, strict=True)]
+        rows = [as_rows(model.get_parameter(t.parameter))[t.offset : t.offset + size] for t in mine]
         if rows:
             found[side] = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
     return found
@@ -168,9 +156,6 @@ class Links(Protocol):
     def mean(self, tables: Tables, centre: Tables) -> torch.Tensor:
         """m: the mean row of the neighbours (n, d'), less the centre."""
 
-    def width(self, tables: Tables) -> int:
-        """The columns that decide how many rows a map needs."""
-
 
 # The rows that start again, a function that finds their links, and D\S where rows follow their neighbours.
 Neighbours = tuple[Region, Callable[[Side, torch.Tensor], Links], RetainedIndex | None]
@@ -197,10 +182,6 @@ class PairLinks:
             moves = tables[other][self._moving] - self._first
             total = total + embedding_bag(self._far, moves, self._starts, mode="sum")
         return total / self.number.clamp(min=1).to(total)[:, None] - centre[other]
-
-    def width(self, tables: Tables) -> int:
-        """As :meth:`Links.width`."""
-        return tables[OTHER[self.side]].shape[1]
 
     def delete(self, retained: RetainedIndex, region: Region, tables: Tables) -> None:
         """Take the deleted interactions out, and follow the moves of the rows of ``region`` from now on."""
@@ -247,16 +228,20 @@ def features(mean: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
 
 
 def learn(
-    tables: Tables, known: Mapping[Side, torch.Tensor], links_of: Callable[[Side, torch.Tensor], Links],
-    centre: dict[Side, torch.Tensor], weight: dict[Side, float], train: Dataset, generator: torch.Generator,
+    tables: Tables, known: Mapping[Side, torch.Tensor], width: Mapping[Side, int],
+    links_of: Callable[[Side, torch.Tensor], Links], centre: dict[Side, torch.Tensor], weight: dict[Side, float],
+    train: Dataset, generator: torch.Generator,
 ) -> Maps | None:  # fmt: skip
-    """The map of a model's tables, fitted to a sample of the ``known`` ids with neighbours; None if they are few."""
+    """The map of a model's tables, fitted to a sample of the ``known`` ids with neighbours.
+
+    None if the ids of a side are fewer than four for each of its ``width`` columns.
+    """
     transform: dict[Side, torch.Tensor] = {}
     for side, table in tables.items():
         ids = known[side][torch.randperm(len(known[side]), generator=generator)[:SAMPLE]].sort().values
         links = links_of(side, ids)
         x = features(links.mean(tables, centre), links.number).double()
-        if len(ids) < 4 * links.width(tables):
+        if len(ids) < 4 * width[side]:
             return None
         gram = x.T @ x
         gram.diagonal().add_(RIDGE * gram.diagonal().mean())
@@ -268,15 +253,16 @@ def learn(
 
 def learn_pairs(tables: Tables, index: TrainIndex, generator: torch.Generator) -> Maps | None:
     """The map by interactions, centred on the mean interaction's user and the mean item."""
-    number = {side: index.counts(side, torch.arange(index.sizes[side])) for side in SIDES}
-    known = {side: (number[side] > 0).nonzero().flatten() for side in SIDES}
+    number = {side: index.counts(side, torch.arange(size)) for side, size in index.sizes.items()}
+    known = {side: (counts > 0).nonzero().flatten() for side, counts in number.items()}
     users, items = tables["user"], tables["item"]
     middle = number["user"].to(users) @ users / len(index)
     mean = items[known["item"].to(items.device)].mean(dim=0)
     centre: dict[Side, torch.Tensor] = {"user": middle, "item": mean}
     weight: dict[Side, float] = {"user": float(len(index)), "item": float(len(known["item"]))}
+    width: dict[Side, int] = {"user": items.shape[1], "item": users.shape[1]}
     links_of = functools.partial(PairLinks, index, tables)
-    return learn(tables, known, links_of, centre, weight, index.train, generator)
+    return learn(tables, known, width, links_of, centre, weight, index.train, generator)
 
 
 # The new start

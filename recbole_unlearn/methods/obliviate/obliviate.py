@@ -61,7 +61,6 @@ from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.obliviate import curvature, new_start
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet, LowRank, project_shared
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients, row_gradients
-from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import (
     PAIRS,
     SIDES,
@@ -214,22 +213,14 @@ class Obliviate(UnlearnTrainer):
     def unlearn(self, task: UnlearnTask) -> Outcome:
         r"""LUA and LAC, on ``self.model`` (built on D\S, with the original's weights)."""
         if task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
-            return self._fit_again(task)
+            name = task.config["model"]  # EASE, ItemKNN, Pop
+            logger.info("%s is a closed form: it is computed again from the retain set, which is exact.", name)
+            trained = task.train(task.config, task.data.retain, task.label)
+            trained.load_into(self.model)
+            items = torch.arange(task.data.full.train.item_num)
+            return Outcome({"exact": True}, {}, trained.seconds, trained.from_cache, refitted_items=items)
         self.reset_features(task)  # first: no row is fitted next to a feature row that only S taught
         return self.request_class(task)(self, task).run()
-
-    def _fit_again(self, task: UnlearnTask) -> Outcome:
-        """A closed-form model (EASE, ItemKNN, Pop) is computed again from the retain set, which is exact."""
-        logger.info(
-            "%s is a closed form of its training data: it is computed again from the retain set, which is exact.",
-            task.config["model"],
-        )
-        trained = task.train(task.config, task.data.retain, task.label)
-        trained.load_into(self.model)
-        return Outcome(
-            {"exact": True}, seconds=trained.seconds, from_cache=trained.from_cache,
-            refitted_items=torch.arange(task.data.full.train.item_num),
-        )  # fmt: skip
 
 
 class Request:
@@ -251,13 +242,13 @@ class Request:
         self.read: str | None = None  # the source of the curvature, in words
         self.starts_again = self.options.lua_target != "none"
         users, items = (data.forget.inter_feat[f] for f in (data.forget.uid_field, data.forget.iid_field))
-        retained = RetainedIndex(self.index, users, items, data.deleted, data.numbers)
+        self.retained = RetainedIndex(self.index, users, items, data.deleted, data.numbers)
         # Shares may be known only within limits (`data/item_counts.py`): rows are calibrated by what they may have
         # lost, and start again by what they certainly lost.
         touched = find_region(self.index, users, items, data.lost)
         self.certain = find_region(self.index, users, items, data.lost_at_least)
         generator = torch.Generator().manual_seed(task.config["seed"])
-        self.witness = self.make_witness(retained, self.calibrated(touched, retained), generator)
+        self.witness = self.make_witness(self.calibrated(touched), generator)
         self.adapters = AdapterSet.on_region(self.model, self.tables, self.witness.region)
 
     @classmethod
@@ -267,15 +258,15 @@ class Request:
         generator = torch.Generator().manual_seed(task.config["seed"])
         return new_start.learn_pairs(tables, task.index, generator) if len(tables) == 2 else None
 
-    def calibrated(self, touched: Region, retained: RetainedIndex) -> Region:
+    def calibrated(self, touched: Region) -> Region:
         """The region, rows with an adapter. Without rows of users all memory of S is in the items: all of those."""
         has_users = any(table.side == "user" for table in self.tables)
         return new_start.started_again(touched) if self.starts_again and has_users else touched
 
-    def make_witness(self, retained: RetainedIndex, region: Region, generator: torch.Generator) -> Witness:
+    def make_witness(self, region: Region, generator: torch.Generator) -> Witness:
         """The witness set."""
         facts = facts_of(self.task.data.retain.train, self.task.config["NEG_PREFIX"])
-        return Witness(self.task.config, retained, region, generator, self.options.lac_negatives, facts)
+        return Witness(self.task.config, self.retained, region, generator, self.options.lac_negatives, facts)
 
     def run(self) -> Outcome:
         """LUA, then LAC."""
@@ -402,9 +393,8 @@ class Request:
 
     def neighbours(self, tables: new_start.Tables) -> new_start.Neighbours:
         """All contaminated rows, and their neighbours by interactions."""
-        retained = self.witness.retained
-        region = new_start.spread(self.certain, retained, self.options.lua_reach)
-        return region, functools.partial(new_start.PairLinks, self.index, tables), retained
+        region = new_start.spread(self.certain, self.retained, self.options.lua_reach)
+        return region, functools.partial(new_start.PairLinks, self.index, tables), self.retained
 
     def _from_initial(self, tables: Sequence[Table]) -> None:
         """Give touched rows their initial values: where only one side has rows, there are no neighbours."""
@@ -431,12 +421,9 @@ class Request:
     def schedule(self, rate: float, batch_size: int) -> Schedule:
         """The schedule by the settings, with ``rate`` and ``batch_size`` where they are empty."""
         options = self.options
-        return Schedule(
-            options.lac_steps,
-            rate if options.lac_learning_rate is None else options.lac_learning_rate,
-            batch_size if options.lac_batch_size is None else options.lac_batch_size,
-            options.lac_horizon or options.lac_steps,
-        )
+        rate = rate if options.lac_learning_rate is None else options.lac_learning_rate
+        size = batch_size if options.lac_batch_size is None else options.lac_batch_size
+        return Schedule(options.lac_steps, rate, size, options.lac_horizon or options.lac_steps)
 
     # Certificates
 
@@ -589,7 +576,7 @@ def stand_in_loss(deleted: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor
 
 def loss_of_scores(
     gradients: RowGradients, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], loss_of: Callable[..., torch.Tensor]
-) -> float:  # fmt: skip
+) -> float:
     """``loss_of`` the scores of each of ``pairs`` (users, items); its gradient is added to ``gradients``."""
     users, items = (torch.cat(column) for column in zip(*pairs, strict=True))
     scores = gradients.scores(users, items).clone().requires_grad_()
@@ -646,8 +633,7 @@ def calibrate(
 def warn_if_slow(trained: float | None, seconds: float) -> None:
     """Warn when a request takes longer (``seconds``, estimated) than the training of the original did.
 
-    A step costs as much as one of the model's own training, on more interactions. After few epochs of training, or
-    for a model that is slow to compute, retraining is quicker then.
+    A step costs as much as one of training, on more interactions: retraining a model of few epochs is quicker.
     """
     if trained is not None and seconds > max(WARN_SECONDS, trained):
         logger.warning(
@@ -659,8 +645,7 @@ def warn_if_slow(trained: float | None, seconds: float) -> None:
 def margin_bound(loss: float) -> float:
     """The least margin m that a loss allows: log(1 + e^−m) ≤ ε gives m ≥ −log(e^ε − 1).
 
-    The paper prints the negative of it. The loss is convex in m, so a mean loss of ε gives the same bound for the
-    mean margin.
+    The paper prints the negative of it. The loss is convex in m, so a mean loss bounds the mean margin the same way.
     """
     if loss <= 0.0:
         return math.inf
@@ -682,13 +667,8 @@ def margin(own: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
 
 def retained_change(adapters: AdapterSet, scores: Callable[[], torch.Tensor]) -> dict[str, Any]:
     """The largest and the mean change of ``scores()`` of retained pairs from those at θ₀, on the same data."""
-    after, final = scores(), adapters.current()  # rows of orphans were reset after the calibration
-    adapters.detach()
-    try:
-        before = scores()
-    finally:
-        adapters.write(final)
-        clear_caches(adapters.model)
-    change = (after - before).abs()
+    after = scores()
+    with adapters.detached():
+        change = (after - scores()).abs()
     largest, mean = (_round(float(value)) for value in (change.max(), change.mean()))
     return {"largest": largest, "mean": mean, "pairs": len(change)}

@@ -36,16 +36,7 @@ from recbole_unlearn.methods.obliviate.obliviate import (
     Trace,
     loss_of_scores,
 )
-from recbole_unlearn.rows import (
-    SIDES,
-    Region,
-    RetainedIndex,
-    Triples,
-    Witness,
-    pair_scores,
-    reverse_ranking_loss,
-    with_neighbours,
-)
+from recbole_unlearn.rows import Region, Triples, Witness, pair_scores, reverse_ranking_loss, with_neighbours
 from recbole_unlearn.settings import Role, setting
 
 HOPS, DECAY, MOST = 1, 0.5, 1000  # neighbours: hops, share from hop to hop, and how many join a side
@@ -74,10 +65,7 @@ class PaperSettings:
 
 
 @method(
-    "obliviate_paper",
-    "The paper's objective, ranks and step counts (and the right sign).",
-    PaperSettings,
-    models=MODELS,
+    "obliviate_paper", "The paper's objective, ranks and steps (and the right sign).", PaperSettings, models=MODELS
 )
 class ObliviatePaper(Obliviate):
     """λ_u reverse ranking on S + λ_d distillation on R + λ_r ‖Δθ‖², from the rank-r downdate on."""
@@ -92,12 +80,7 @@ class ObliviatePaper(Obliviate):
         return PaperRequest
 
 
-@method(
-    "no_lua",
-    "obliviate_paper without stage 1: calibration from the original's weights.",
-    PaperSettings,
-    models=MODELS,
-)
+@method("no_lua", "obliviate_paper without stage 1: calibration of the original.", PaperSettings, models=MODELS)
 class NoLUA(ObliviatePaper):
     """LAC alone: lua_scale is 0, and the adapters of rank r start at zero."""
 
@@ -122,9 +105,9 @@ class PaperRequest(Request):
 
     low_rank = staticmethod(lambda steps, rank: [project(step, rank) for step in steps])  # each its own B
 
-    def calibrated(self, touched: Region, retained: RetainedIndex) -> Region:
+    def calibrated(self, touched: Region) -> Region:
         """The rows of S and their neighbours."""
-        return with_neighbours(touched, retained, HOPS, DECAY, 0.0, MOST)
+        return with_neighbours(touched, self.retained, HOPS, DECAY, MOST)
 
     def plan(self) -> tuple[Objective, torch.Tensor, Schedule]:
         """The paper's objective, on a uniform sample R of all retained interactions."""
@@ -138,9 +121,9 @@ class PaperRequest(Request):
     def _teacher(self, interactions: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         """Scores at θ₀ by number of interaction. Leaves the adapters detached."""
         chosen = torch.unique(interactions)
-        users, items = (self.index.ids[side][chosen] for side in SIDES)
+        ids = self.index.ids
         self.adapters.detach()
-        scores = pair_scores(self.model, self.index.train, users, items)
+        scores = pair_scores(self.model, self.index.train, ids["user"][chosen], ids["item"][chosen])
         return lambda asked: scores[torch.searchsorted(chosen, asked)]
 
     def certificates(self, trace: Trace) -> dict[str, Any]:

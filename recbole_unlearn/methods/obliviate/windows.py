@@ -34,7 +34,7 @@ from recbole_unlearn.methods.obliviate import new_start
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients, row_gradients
 from recbole_unlearn.methods.obliviate.new_start import Maps, Tables
 from recbole_unlearn.methods.obliviate.obliviate import CERTIFIED, Objective, Request, Schedule
-from recbole_unlearn.rows import Moments, Region, RetainedIndex, Side, Triples, Witness, find_tables, training_loss
+from recbole_unlearn.rows import Moments, Region, RetainedIndex, Side, Triples, Witness, find_tables
 
 NEAR = 5  # items of a history that count as neighbours of its target
 RATE = 4.0  # of LAC at its first step, times the training's: a softmax over all items moves every row in every step
@@ -79,10 +79,6 @@ class WindowLinks:
             found.append(self._mean(self._far, tables["user"], centre["user"]))
         return torch.cat(found, dim=1)
 
-    def width(self, tables: Tables) -> int:
-        """As :meth:`new_start.Links.width`."""
-        return sum(table.shape[1] for table in tables.values())
-
     def _mean(self, links: Sequence[torch.Tensor], table: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
         far, starts, weight = links[0].to(table.device), links[1].to(table.device), links[2].to(table)
         return embedding_bag(far, table, starts, mode="sum", per_sample_weights=weight) - centre
@@ -93,8 +89,9 @@ def learn_windows(tables: Tables, windows: SequentialDataset, generator: torch.G
     fields: dict[Side, str] = {"user": windows.uid_field, "item": windows.iid_field}
     known = {side: torch.unique(windows.inter_feat[fields[side]]) for side in tables}
     centre = {side: table[known[side].to(table.device)].mean(dim=0) for side, table in tables.items()}
+    width = dict.fromkeys(tables, sum(table.shape[1] for table in tables.values()))
     links_of = functools.partial(WindowLinks, windows)
-    return new_start.learn(tables, known, links_of, centre, {}, windows, generator)
+    return new_start.learn(tables, known, width, links_of, centre, {}, windows, generator)
 
 
 class WindowGradients(RowGradients):
@@ -106,17 +103,12 @@ class WindowGradients(RowGradients):
     """
 
     witness: WindowWitness
+    trains = False
 
     def _set_up(self) -> None:
         named = self.model.named_parameters()
         self._others = [p for name, p in named if p.requires_grad and name not in self._names]
         self._cut: list[nn.Module] | None = None  # tables whose rows in histories have no gradient
-
-    def own(self, triples: Triples, weight: float = 1.0) -> float:
-        """As :meth:`RowGradients.own`."""
-        self.model.eval()
-        batch = self.witness.batch(triples)
-        return self.add(lambda: training_loss(self.model, batch), weight)
 
     def add(self, loss: Callable[[], torch.Tensor], weight: float) -> float:
         """As :meth:`RowGradients.add`."""
@@ -271,13 +263,13 @@ class WindowRequest(Request):
         windows = task.data.full.for_model().train
         return learn_windows(tables, windows, generator) if "item" in tables else None
 
-    def calibrated(self, touched: Region, retained: RetainedIndex) -> Region:
+    def calibrated(self, touched: Region) -> Region:
         """The rows with an adapter."""
         return new_start.started_again(touched) if self.starts_again else touched
 
-    def make_witness(self, retained: RetainedIndex, region: Region, generator: torch.Generator) -> Witness:
+    def make_witness(self, region: Region, generator: torch.Generator) -> Witness:
         """Windows instead of interactions."""
-        return WindowWitness(self.task, self.model, retained, region, generator)
+        return WindowWitness(self.task, self.model, self.retained, region, generator)
 
     def moments(self) -> Moments:
         """As for pairs."""

@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 from recbole.model.general_recommender import BPR, LightGCN
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.obliviate import AdapterSet
+from recbole_unlearn.methods.obliviate import AdapterSet, fast_gradients
 from recbole_unlearn.methods.obliviate import adapters as module
-from recbole_unlearn.methods.obliviate.fast_gradients import (
-    BPRGradients,
-    LightGCNGradients,
-    RowGradients,
-    row_gradients,
-    written_out,
-)
+from recbole_unlearn.methods.obliviate.fast_gradients import BPRGradients, LightGCNGradients, RowGradients
 from recbole_unlearn.training import build_model, fast_class, fast_models
 from tests.parts import check_outside, problem, same, weights
 
@@ -116,9 +110,9 @@ PENALTIES = [{"reg_weight": 0.3, "require_pow": power} for power in (False, True
 @pytest.mark.parametrize(("about", "whole"), SHAPES)
 @pytest.mark.parametrize(("model", "changes"), [("BPR", {}), *(("LightGCN", more) for more in PENALTIES)])
 def test_written_out_gradients_equal_autograd(make_config, model, changes, about, whole):
-    fast = {"BPR": BPRGradients, "LightGCN": LightGCNGradients}[model]
     _, witness, adapters = problem(make_config(model, **changes), **about)
-    assert type(row_gradients(adapters, witness)) is fast
+    fast = type(fast_gradients.row_gradients(adapters, witness))
+    assert fast is {"BPR": BPRGradients, "LightGCN": LightGCNGradients}[model]
     batch = next(witness.batches(witness.interactions(), 200, 1))
     found = []
     for cls in (RowGradients, fast):
@@ -146,19 +140,11 @@ class OwnName(BPR):
     """BPR under another name: scores and loss are RecBole's."""
 
 
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        (BPR, BPRGradients), (OwnName, BPRGradients), (OwnLoss, RowGradients), (LightGCN, LightGCNGradients),
-        (fast_class(LightGCN), LightGCNGradients),
-    ],
-)  # fmt: skip
-def test_gradients_by_model(model, expected):
-    assert written_out(model) is expected
-
-
-def test_a_faster_version_keeps_the_written_out_gradients(monkeypatch):
+def test_gradients_by_model(monkeypatch):
     """A faster BPR with a forward pass of its own gives the same numbers, so its gradients stay written out."""
+    written_out = fast_gradients.written_out
+    assert [written_out(model) for model in (BPR, OwnName, OwnLoss)] == [BPRGradients, BPRGradients, RowGradients]
+    assert written_out(LightGCN) is written_out(fast_class(LightGCN)) is LightGCNGradients
     for name in ("entries", "_sources"):
         monkeypatch.setattr(fast_models.FAST, name, dict(getattr(fast_models.FAST, name)))
 

@@ -179,16 +179,10 @@ def test_a_user_who_starts_again_is_where_their_retained_items_put_them(linear_w
     assert all(torch.equal(tables[side], before[side]) for side in tables)  # nothing is written
 
 
-def test_an_item_without_interactions_is_like_the_rarest(monkeypatch):
-    """Item 9 loses all its rows; items 1 to 8 have n rows each, and their rows in the table say n."""
+def test_the_rarest_items(monkeypatch):
     monkeypatch.setattr("recbole_unlearn.rows.region.LEAST_RARE", 3)
     pairs = [(user, item) for item in range(1, 9) for user in range(1, 1 + 4 * item)] + [(1, 9), (2, 9)]
-    index, retained, touched = rows_of(pairs, [(1, 9), (2, 9)], users=40, items=10)
-    tables = {"user": torch.randn(40, 2), "item": torch.arange(10.0)[:, None] * torch.ones(1, 2)}
-    maps = new_start.learn_pairs(tables, index, torch.Generator().manual_seed(0))
-    assert maps.rare.tolist() == [4.0, 4.0]  # of items 9, 1 and 2
-    found = restarted(tables, maps, touched, touched, retained, 1)
-    assert torch.allclose(tables["item"][9] + found["item"][0], maps.rare)
+    assert rarest(Rows(pairs, users=40, items=11)).tolist() == [9, 1, 2]
 
 
 @hypothesis_settings(max_examples=30, deadline=None)
