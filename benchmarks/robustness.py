@@ -21,7 +21,7 @@ def main() -> None:
     given = parser.parse_args()
     sys.argv = sys.argv[:1]  # RecBole reads the command line too
     from tests.conftest import write_tiny
-    from tests.fuzz import campaign, kills
+    from tests.fuzz import campaign, crash_cases
 
     with tempfile.TemporaryDirectory() as work:
         root = Path(work)
@@ -32,7 +32,8 @@ def main() -> None:
             if what.split(":")[0] not in campaign.GOOD:
                 print(f"case {seed}: {what}")
         print(f"{len(found)} fuzzed files: {campaign.counts(found)}")
-        print(f"{given.kills} kills: {dict(kills.campaign(given.kills, root / 'data', root / 'kills', given.seed))}")
+        killed = crash_cases.campaign(given.kills, root / "data", root / "kills", given.seed)
+        print(f"{given.kills} kills: {dict(killed)}")
 
 
 if __name__ == "__main__":

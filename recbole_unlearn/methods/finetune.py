@@ -23,9 +23,7 @@ class FinetuneSettings:
     """Settings of fine-tuning."""
 
     finetune_epochs: int = setting("Epochs over the retained interactions.", low=1)
-    finetune_learning_rate: float | None = setting(
-        "Learning rate of these epochs; the model's own when empty.", low=0.0
-    )
+    finetune_learning_rate: float | None = setting("Their learning rate; the model's own when empty.", low=0.0)
 
 
 @method(

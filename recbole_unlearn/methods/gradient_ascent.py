@@ -37,17 +37,10 @@ class GradientAscentSettings:
     gradient_ascent_steps: int = setting("Steps at most.", low=1)
     gradient_ascent_learning_rate: float = setting("Adam's learning rate.", low=0.0)
     gradient_ascent_batch_size: int = setting("Deleted interactions in a step.", low=1)
-    gradient_ascent_tolerance: float = setting(
-        "Stop before the loss of retained interactions has risen by more than this share.", low=0.0
-    )
+    gradient_ascent_tolerance: float = setting("Largest rise of the retained loss, as a share of it.", low=0.0)
 
 
-@method(
-    "gradient_ascent",
-    "Climb the loss of the deleted interactions for a few steps.",
-    GradientAscentSettings,
-    models="differentiable",
-)
+@method("gradient_ascent", "Climb the loss of deleted interactions.", GradientAscentSettings, models="differentiable")
 class GradientAscent(UnlearnTrainer):
     """θ ← θ + η Adam(∇L_S(θ)) while L_R(θ) ≤ (1 + tolerance) L_R(θ₀).
 
@@ -77,9 +70,8 @@ class GradientAscent(UnlearnTrainer):
         start = self._watch(watched)
         limit = start + options.gradient_ascent_tolerance * abs(start)
         losses, kept = [], [(0, round(start, 6))]
-        with progress_bar(
-            f"Ascent {self.label}", options.gradient_ascent_steps, bool(task.config["show_progress"])
-        ) as bar:
+        steps, shown = options.gradient_ascent_steps, bool(task.config["show_progress"])
+        with progress_bar(f"Ascent {self.label}", steps, shown) as bar:
             for step, chosen in enumerate(_batches(request, options)):
                 before = [parameter.detach().clone() for parameter in parameters]
                 loss = request.deleted_loss(chosen)

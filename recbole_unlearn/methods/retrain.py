@@ -22,11 +22,7 @@ class RetrainSettings:
 
 
 @method(
-    "retrain",
-    "Train again from scratch on the retain set: exact and slow.",
-    RetrainSettings,
-    models="all",
-    result="exact",
+    "retrain", "Train from scratch on the retain set: exact and slow.", RetrainSettings, models="all", result="exact"
 )
 class Retrain(UnlearnTrainer):
     r"""θ₋S = argmin of the training objective over D\S, from a new initialisation."""

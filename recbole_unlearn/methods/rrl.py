@@ -27,14 +27,13 @@ import dataclasses
 from collections.abc import Iterator
 
 import torch
-from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Outcome, RequestLosses, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.recbole_compat import clear_caches
-from recbole_unlearn.rows import Moments, Triples, fisher, predicted, reverse_ranking_loss
+from recbole_unlearn.rows import Moments, fisher, predicted, reverse_ranking_loss
 from recbole_unlearn.settings import setting
 
 FISHER_BATCHES, FISHER_SIZE = 64, 256  # batches of F, and retained interactions in each: B above
@@ -50,12 +49,7 @@ class RRLSettings:
     rrl_fisher: float = setting("Weight λ of the Fisher term; 1 is the Laplace approximation.", low=0.0)
 
 
-@method(
-    "rrl",
-    "Reverse the ranking of deleted pairs, restrained by Fisher information.",
-    RRLSettings,
-    models="differentiable",
-)
+@method("rrl", "Reverse the ranking of deleted pairs, with a Fisher penalty.", RRLSettings, models="differentiable")
 class RRL(UnlearnTrainer):
     """Minimises reverse ranking on S plus the Fisher term from θ₀.
 
@@ -81,7 +75,12 @@ class RRL(UnlearnTrainer):
         witness, points = request.witness(), []
         with progress_bar(f"RRL {self.label}", options.rrl_steps, bool(task.config["show_progress"])) as bar:
             for step in range(options.rrl_steps):
-                reverse = self._reverse(request.index.train, witness.deleted(options.rrl_batch_size))
+                deleted = witness.deleted(options.rrl_batch_size)
+                users = torch.cat([deleted.users, deleted.users])
+                items = torch.cat([deleted.items, deleted.negatives])
+                clear_caches(self.model)
+                own, other = predicted(self.model, request.index.train, users, items).chunk(2)
+                reverse = reverse_ranking_loss(own, other)
                 loss = reverse + options.rrl_fisher / pairs * fisher_term(named, anchor, held)
                 if not torch.isfinite(loss):
                     raise UnlearnError(
@@ -97,14 +96,6 @@ class RRL(UnlearnTrainer):
                 bar.update()
         optimizer.zero_grad()
         return Outcome({"objective": {"first": points[0][1], "last": points[-1][1]}}, {"loss": points})
-
-    def _reverse(self, train: Dataset, deleted: Triples) -> torch.Tensor:
-        """-mean log σ(s(u, j) - s(u, i)) of deleted pairs, a scalar with its graph."""
-        users = torch.cat([deleted.users, deleted.users])
-        items = torch.cat([deleted.items, deleted.negatives])
-        clear_caches(self.model)
-        own, other = predicted(self.model, train, users, items).chunk(2)
-        return reverse_ranking_loss(own, other)
 
     def _fisher(self, request: RequestLosses) -> Moments:
         r"""F summed over D\S, by parameter name."""

@@ -87,7 +87,7 @@ class SCIF(UnlearnTrainer):
         with progress_bar(f"SCIF {self.label}", options.scif_steps, bool(task.config["show_progress"])) as bar:
             solution = damped(
                 product, b, selection.weights(), options.scif_damping, options.scif_steps, TOLERANCE, bar.update
-            )  # fmt: skip
+            )
         step, capped = cap_rows(selection, solution.x, options.scif_cap)
         selection.write(selection.read() + step)
         return Outcome(

@@ -9,6 +9,7 @@ conjugate for no matrix.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -161,13 +162,9 @@ class Solution:
 
 
 def conjugate_gradient(
-    product: Product,
-    b: torch.Tensor,
-    damping: torch.Tensor | float,
-    steps: int,
-    tolerance: float,
+    product: Product, b: torch.Tensor, damping: torch.Tensor | float, steps: int, tolerance: float,
     done: Callable[[], object] = lambda: None,
-) -> Solution:
+) -> Solution:  # fmt: skip
     """Solve (H + Λ) x = b from x = 0, all (P,).
 
     Stops at a relative residual of ``tolerance`` or after ``steps``. Where H + Λ is not positive definite, it stops
@@ -199,14 +196,9 @@ def conjugate_gradient(
 
 
 def damped(
-    product: Product,
-    b: torch.Tensor,
-    weights: torch.Tensor,
-    damping: float,
-    steps: int,
-    tolerance: float,
+    product: Product, b: torch.Tensor, weights: torch.Tensor, damping: float, steps: int, tolerance: float,
     done: Callable[[], object] = lambda: None,
-) -> Solution:
+) -> Solution:  # fmt: skip
     """Solve (H + λW) x = b with W = diag(``weights``) (P,) and λ = ``damping``, or more where that is not enough.
 
     A recommender's loss is not convex in users and items together. Where negative curvature is met, λ is raised by
@@ -223,7 +215,7 @@ def damped(
 
 
 def _check(value: float) -> None:
-    if value != value or value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         raise UnlearnError(
             "The influence could not be solved for: a Hessian-vector product or gradient is not finite. "
             "Use a larger damping, or check the model's weights."

@@ -38,20 +38,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
+from recbole_unlearn import files
 from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import (
-    HEAD,
-    SCHEMA,
-    Stored,
-    Trained,
-    dataset_config,
-    new_directory,
-    read_head,
-    write_bytes,
-    write_dataset,
-    write_json,
-)
+from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import Curve, Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.recbole_compat import clear_caches
@@ -91,10 +81,6 @@ class Ensemble(AbstractRecommender):
         items = torch.arange(scores.shape[2], device=scores.device)[None]
         return self.combine(scores, interaction[self.user_field], items).reshape(-1)
 
-    def calculate_loss(self, interaction: Interaction) -> torch.Tensor:
-        """Refused: only the models of an ensemble are trained."""
-        raise NotImplementedError("The models of an ensemble are trained one by one.")
-
     def own_state(self) -> Weights:
         """The weights of the rule, without those of the models."""
         return {k: v for k, v in self.state_dict().items() if not k.startswith("models.")}
@@ -131,7 +117,7 @@ class Shards:
     @classmethod
     def new(
         cls, config: UnlearnConfig, splits: Splits, partition: Partition, depth: int, generator: torch.Generator
-    ) -> Shards:  # fmt: skip
+    ) -> Shards:
         """Untrained shards, each with initial weights of its own."""
         slices = torch.randint(0, depth, (len(partition.interactions),), generator=generator)
         shards = cls(config, partition, slices, depth, [], [[] for _ in range(partition.number)])
@@ -310,7 +296,7 @@ class ShardedTrainer(UnlearnTrainer):
     def save(self, directory: Path, data: UnlearnData, home: Path) -> str:
         """Write the ensemble as a directory; an older one is replaced when all is written."""
         name, config, shards = f"{self.config['model']}-unlearned", self.config, self.shards
-        with new_directory(directory / name) as folder:
+        with files.new_directory(directory / name) as folder:
             for shard, steps in enumerate(shards.steps):
                 named = {"initial": shards.initial[shard]}
                 named |= {f"slice-{k}": trained.state_dict for k, trained in enumerate(steps)}
@@ -321,31 +307,40 @@ class ShardedTrainer(UnlearnTrainer):
             places |= {side: shard for side, shard in sides.items() if shard is not None}
             _save(folder / _RULE, {"partition": places, "rule": self.model.own_state()})
             values = plain_settings(config.to_recbole().final_config_dict) | config.method_values(self.name)
-            stored = Stored(
+            stored = files.Stored(
                 home / name, self.name, config["model"], config["dataset"],
                 {key: value for key, value in values.items() if not key.endswith(("_path", "_dir"))},
                 partition.number, shards.depth, _digest(data.retain),
             )  # fmt: skip
-            plain = dataset_config(config, home / name, stored.dataset_file)
-            write_dataset(folder / stored.dataset_file.name, plain, data.retain, data.clock, done=data.done)
+            plain = files.dataset_config(config, home / name, stored.dataset_file)
+            files.write_dataset(folder / stored.dataset_file.name, plain, data.retain, data.clock, done=data.done)
             head = {f.name: getattr(stored, f.name) for f in dataclasses.fields(stored) if f.name != "path"}
-            write_json(folder / HEAD, {"schema": SCHEMA, **head})
+            files.write_json(folder / files.HEAD, {"schema": files.SCHEMA, **head})
         return name
 
 
 def read_ensemble(path: Path, config: UnlearnConfig, splits: Splits) -> tuple[Shards, Weights]:
     """The shards of a saved ensemble of ``splits``, and the weights of its rule."""
-    stored = read_head(path)
+    stored = files.read_head(path)
     if stored.rows != _digest(splits):
         raise UnlearnError(
             f"{path} is of other interactions than its dataset file holds. Use the directory as it was written."
         )
     groups = _load(path / _RULE)
-    places, number = groups.get("partition", {}), len(splits.train)
-    sizes = {"rows": number, "slices": number, "users": splits.train.user_num, "items": splits.train.item_num}
-    for name, size in sizes.items():
-        if not (places[name].shape == (size,) if name in places else name in ("users", "items")):
-            raise UnlearnError(f"{path / _RULE} is damaged: {name} does not fit the {number} interactions.")
+    places, train = groups.get("partition", {}), splits.train
+    none = torch.empty(0, dtype=torch.long)  # users or items are left out where they are in many shards
+    for name, size, low, high in (
+        ("rows", len(train), 0, stored.shards),
+        ("slices", len(train), 0, stored.slices),
+        ("users", train.user_num if "users" in places else 0, -1, stored.shards),
+        ("items", train.item_num if "items" in places else 0, -1, stored.shards),
+    ):
+        held = places.get(name, none)
+        if held.shape != (size,) or held.dtype != torch.int64 or ((held < low) | (held >= high)).any():
+            raise UnlearnError(
+                f"{path / _RULE} is damaged: {name} does not fit {size} places in {stored.shards} shards of "
+                f"{stored.slices} slices. Use another copy of the ensemble."
+            )
     partition = Partition(stored.shards, places["rows"], places.get("users"), places.get("items"))
     wanted = ["initial", *(f"slice-{k}" for k in range(stored.slices))]
     initial, steps = [], []
@@ -374,7 +369,7 @@ def _save(path: Path, groups: dict[str, Weights]) -> None:
         for group, named in groups.items()
         for name, value in named.items()
     }
-    write_bytes(path, save(flat))
+    files.write_bytes(path, save(flat))
 
 
 def _load(path: Path) -> dict[str, Weights]:

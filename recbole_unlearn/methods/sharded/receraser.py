@@ -49,9 +49,7 @@ class RecEraserSettings:
         choices=("interactions", "users", "items"),
     )
     receraser_epochs: int | None = setting("Epochs of a shard's training; the model's own when empty.", low=1)
-    receraser_learning_rate: float | None = setting(
-        "Learning rate of a shard's training; the model's own when empty.", low=0.0
-    )
+    receraser_learning_rate: float | None = setting("Learning rate of a shard; the model's own when empty.", low=0.0)
     receraser_aggregation: str = setting(
         "Attention over embeddings, or the mean of scores; the light partition has neither.",
         choices=("attention", "mean"),
@@ -108,12 +106,10 @@ class RecEraser(ShardedTrainer):
 class ItemEnsemble(Ensemble):
     """The light variant's rule: s(u, i) = s_k(u, i) with k the shard of item i."""
 
-    def __init__(
-        self, config: UnlearnConfig, models: Sequence[AbstractRecommender], item_shards: torch.Tensor
-    ) -> None:
-        """``item_shards`` (items,): the model of each item; -1, for items without interactions, takes the mean."""
+    def __init__(self, config: UnlearnConfig, models: Sequence[AbstractRecommender], shards: torch.Tensor) -> None:
+        """``shards`` (items,): the model of each item; -1, for items without interactions, takes the mean."""
         super().__init__(config, models)
-        self.register_buffer("item_shards", item_shards.to(config["device"]), persistent=False)
+        self.register_buffer("item_shards", shards.to(config["device"]), persistent=False)
 
     def combine(self, scores: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """The score of the item's model."""

@@ -45,9 +45,7 @@ class UltraRESettings:
 
     ultrare_shards: int = setting("Clusters of users, K.", low=1)
     ultrare_epochs: int | None = setting("Epochs of a cluster's training; the model's own when empty.", low=1)
-    ultrare_learning_rate: float | None = setting(
-        "Learning rate of a cluster's training; the model's own when empty.", low=0.0
-    )
+    ultrare_learning_rate: float | None = setting("Learning rate of a cluster; the model's own when empty.", low=0.0)
     ultrare_combination: str = setting(
         "Logistic regression on the models' scores, or their mean.", choices=("logistic", "mean")
     )
@@ -101,13 +99,11 @@ class UltraRE(ShardedTrainer):
 class WeightedEnsemble(Ensemble):
     """The models' scores with weights that depend on the user's cluster: s(u, i) = Σ_k w[g(u), k] s_k(u, i)."""
 
-    def __init__(
-        self, config: UnlearnConfig, models: Sequence[AbstractRecommender], user_shards: torch.Tensor
-    ) -> None:
-        """``user_shards`` (users,): g(u), or -1. All weights are 1/K at first; those of users with -1 stay so."""
+    def __init__(self, config: UnlearnConfig, models: Sequence[AbstractRecommender], shards: torch.Tensor) -> None:
+        """``shards`` (users,): g(u), or -1. All weights are 1/K at first; those of users with -1 stay so."""
         super().__init__(config, models)
         number, device = len(models), config["device"]
-        self.register_buffer("user_shards", user_shards.to(device), persistent=False)
+        self.register_buffer("user_shards", shards.to(device), persistent=False)
         self.register_buffer("weights", torch.full((number + 1, number), 1.0 / number, device=device))
 
     def combine(self, scores: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:

@@ -7,16 +7,7 @@ from tqdm import tqdm
 
 from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.sharded import (
-    AttentiveEnsemble,
-    Ensemble,
-    ItemEnsemble,
-    WeightedEnsemble,
-    attention,
-    fit_attention,
-    ranking_weights,
-    vectors,
-)
+from recbole_unlearn.methods import sharded
 from recbole_unlearn.training import PhaseTrainer, build_model, compose
 from tests.parts import same
 
@@ -48,15 +39,13 @@ def answers(ensemble):
 
 
 def test_the_mean_of_scores(make_config):
-    ensemble = Ensemble(make_config(), [Fixed(part) for part in SCORES])
+    ensemble = sharded.Ensemble(make_config(), [Fixed(part) for part in SCORES])
     assert torch.allclose(answers(ensemble), SCORES.mean(dim=0))
-    with pytest.raises(NotImplementedError, match="one by one"):
-        ensemble.calculate_loss(None)
 
 
 def test_the_score_of_the_items_model(make_config):
     shards = torch.tensor([-1, 0, 2, 1, 1, -1, 0])
-    found = answers(ItemEnsemble(make_config(), [Fixed(part) for part in SCORES], shards))
+    found = answers(sharded.ItemEnsemble(make_config(), [Fixed(part) for part in SCORES], shards))
     for item, shard in enumerate(shards.tolist()):
         expected = SCORES[shard, :, item] if shard >= 0 else SCORES[:, :, item].mean(dim=0)
         assert torch.allclose(found[:, item], expected)
@@ -64,7 +53,7 @@ def test_the_score_of_the_items_model(make_config):
 
 def test_weights_by_the_users_shard(make_config):
     shards = torch.tensor([-1, 0, 2, 1, 0])
-    ensemble = WeightedEnsemble(make_config(), [Fixed(part) for part in SCORES], shards)
+    ensemble = sharded.WeightedEnsemble(make_config(), [Fixed(part) for part in SCORES], shards)
     assert torch.allclose(answers(ensemble), SCORES.mean(dim=0))
     ensemble.weights[:3] = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
     found = answers(ensemble)
@@ -77,7 +66,7 @@ def test_the_regression_is_at_its_optimum():
     """The gradient of Σ log σ(w · x) - ½ |w|² vanishes."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 3, generator=generator, dtype=torch.float64) + torch.tensor([1.0, 0.2, -0.1])
-    w = ranking_weights(x)
+    w = sharded.ranking_weights(x)
     gradient = (torch.sigmoid(-(x @ w))[:, None] * x).sum(dim=0) - w
     assert gradient.abs().max() < 0.05  # of sums over 400 rows
     assert w[0] > w[1] > w[2]
@@ -91,7 +80,7 @@ def test_vectors_give_the_models_scores(make_config, model, changes):
     config = make_config(model, **changes)
     splits = load(config).splits
     net = build_model(config, splits).eval()
-    p, q = vectors(net, splits.train)
+    p, q = sharded.vectors(net, splits.train)
     trainer = compose(PhaseTrainer, config, net, "x")
     users = torch.arange(1, 6)
     assert torch.allclose((p @ q.T)[users, 1:], trainer.scores(users, splits.train)[:, 1:], atol=1e-5)
@@ -101,7 +90,7 @@ def test_models_without_vectors_are_told_apart(make_config):
     config = make_config("NeuMF")
     splits = load(config).splits
     with pytest.raises(UnlearnError, match="receraser_aggregation=mean"):
-        vectors(build_model(config, splits), splits.train)
+        sharded.vectors(build_model(config, splits), splits.train)
 
 
 @pytest.fixture
@@ -111,7 +100,7 @@ def attentive(make_config):
     splits = load(config).splits
     nets = [build_model(config.replace(seed=seed), splits) for seed in range(3)]
     torch.manual_seed(0)
-    return nets, AttentiveEnsemble(config, nets, splits.train).eval()
+    return nets, sharded.AttentiveEnsemble(config, nets, splits.train).eval()
 
 
 def test_attention_is_the_formula(attentive):
@@ -135,7 +124,7 @@ def test_attention_is_the_formula(attentive):
 
 
 def test_training_the_attention_leaves_the_models_alone_and_keeps_the_best_epoch(attentive, monkeypatch):
-    monkeypatch.setattr(attention, "BATCH", 64)
+    monkeypatch.setattr(sharded.attention, "BATCH", 64)
     nets, ensemble = attentive
     before = [{k: v.clone() for k, v in net.state_dict().items()} for net in nets]
     scores, states = iter([0.1, 0.2, 0.5, 0.3, 0.3, 0.9]), []
@@ -144,7 +133,7 @@ def test_training_the_attention_leaves_the_models_alone_and_keeps_the_best_epoch
         states.append(ensemble.turn.detach().clone())
         return next(scores)
 
-    losses = fit_attention(ensemble, 10, 2, torch.Generator().manual_seed(0), score, tqdm(disable=True))
+    losses = sharded.fit_attention(ensemble, 10, 2, torch.Generator().manual_seed(0), score, tqdm(disable=True))
     assert [epoch for epoch, _ in losses] == [1, 2, 3, 4]  # two looks without a gain
     assert losses[-1][1] < losses[0][1]
     assert torch.equal(ensemble.turn, states[2])
@@ -156,4 +145,4 @@ def test_a_failing_attention_says_so(attentive):
     with torch.no_grad():
         ensemble.turn[0, 0, 0] = float("nan")
     with pytest.raises(UnlearnError, match="receraser_aggregation=mean"):
-        fit_attention(ensemble, 2, 2, torch.Generator(), lambda: 0.0, None)
+        sharded.fit_attention(ensemble, 2, 2, torch.Generator(), lambda: 0.0, None)

@@ -178,9 +178,7 @@ def one_by_one(cost, cap):
 
 
 @hypothesis_settings(max_examples=300, deadline=None)
-@given(
-    seeds, st.integers(1, 40), st.integers(1, 7), st.sampled_from([1, 2, 5, 10**6]), st.floats(1, 1.5)
-)  # fmt: skip
+@given(seeds, st.integers(1, 40), st.integers(1, 7), st.sampled_from([1, 2, 5, 10**6]), st.floats(1, 1.5))
 def test_the_fill_is_that_of_the_loop(seed, n, k, values, slack):
     cost = np.random.default_rng(seed).integers(0, values, (n, k)).astype(float)
     cap = int(np.ceil(slack * n / k))
