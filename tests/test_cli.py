@@ -8,18 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recbole_unlearn import __version__, cli, unlearn_model
+from recbole_unlearn import __version__, cli, settings, unlearn_model
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.settings import (
-    GROUPS,
-    UnlearnConfig,
-    declared,
-    default_config,
-    own_settings,
-    parse_value,
-    preset_of,
-)
+from recbole_unlearn.settings import UnlearnConfig, parse_value
 
 KEYS = st.from_regex(r"[a-z][a-z_]{0,12}", fullmatch=True).filter(
     lambda key: not key.startswith("no_") and key not in cli._NAMES
@@ -69,13 +61,10 @@ def test_names_that_look_like_numbers_stay_names(monkeypatch):
     assert seen == {"dataset": "2024", "output_dir": "1e3", "files": ["a.yaml", "b.yaml"]}
 
 
-@pytest.mark.parametrize(
-    ("model", "dataset"),
-    [
-        ("LightGCN", "ml-100k"), ("FM", "ml-100k"), ("BPR", "ml-1m"), ("EASE", "x"), ("SASRec", "ml-100k"),
-        ("HGN", "x"), ("GRU4RecF", "ml-100k"), ("CKE", "ml-100k"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "dataset"), [
+    ("LightGCN", "ml-100k"), ("FM", "ml-100k"), ("BPR", "ml-1m"), ("EASE", "x"), ("SASRec", "ml-100k"),
+    ("HGN", "x"), ("GRU4RecF", "ml-100k"), ("CKE", "ml-100k"),
+])  # fmt: skip
 def test_help_shows_the_defaults_of_a_run(model, dataset):
     """One block for each method, of a preset with the differences; no key is left out."""
     config, text = UnlearnConfig(model, dataset), cli.help_text(model, dataset)
@@ -85,7 +74,7 @@ def test_help_shows_the_defaults_of_a_run(model, dataset):
     if config["train_neg_sample_args"]["distribution"] == "none":  # RecBole writes that out as well
         assert shown["train_neg_sample_args"] == ""
         rewritten.add("train_neg_sample_args")
-    keys = {key for group in GROUPS.values() for key in declared(group)}
+    keys = {key for group in settings.GROUPS.values() for key in settings.declared(group)}
     keys |= {key for group in config.parameters.values() for key in group}
     for key in keys - rewritten:
         value = config[key]
@@ -93,7 +82,7 @@ def test_help_shows_the_defaults_of_a_run(model, dataset):
     for one in METHODS.all():
         block = text[text.index(f"\nMethod {cli._marked(one)}:") :].split("\n\n", 1)[0]
         values = config.method_values(one.name)
-        above = config.method_values(preset_of(one.name)) if preset_of(one.name) else {}
+        above = config.method_values(settings.preset_of(one.name)) if settings.preset_of(one.name) else {}
         typed = {
             f"{key}={cli.typed(value)}" if above or value not in (None, []) else key
             for key, value in values.items()
@@ -113,13 +102,13 @@ def test_help_without_a_model(capsys):
         assert line in text, line
     for line in ("None", "val_interval=", "=/", "site-packages", "_AnyModel"):
         assert line not in text, line
-    assert default_config("BPR", "ml-100k")["epochs"] == 200
+    assert settings.default_config("BPR", "ml-100k")["epochs"] == 200
     assert text.index("Examples:") < 200
     commands = re.findall(r"^    python run_unlearn.py (.*)$", cli.OPENING, re.M)
     assert len(commands) == 6
     assert cli.OPENING in text
     for command in commands:
-        assert set(cli.parse(command.split())) <= {*own_settings(), "model", "dataset"}
+        assert set(cli.parse(command.split())) <= {*settings.own_settings(), "model", "dataset"}
 
 
 def test_the_default_and_the_recommended_method_are_said(capsys):
@@ -139,15 +128,12 @@ def test_the_default_and_the_recommended_method_are_said(capsys):
     assert inspect.signature(unlearn_model).parameters["method"].default == "retrain"
 
 
-@pytest.mark.parametrize(
-    ("model", "why"),
-    [
-        ("Ligthgcn", "Did you mean LightGCN"),
-        ("DIEN", "it makes windows of its own. These can: SASRec"),
-        ("KGAT", "it needs dgl"),
-        ("xgboost", "RecBole cannot import xgboost"),
-    ],
-)
+@pytest.mark.parametrize(("model", "why"), [
+    ("Ligthgcn", "Did you mean LightGCN"),
+    ("DIEN", "it makes windows of its own. These can: SASRec"),
+    ("KGAT", "it needs dgl"),
+    ("xgboost", "RecBole cannot import xgboost"),
+])  # fmt: skip
 def test_help_refuses_the_models_that_a_run_refuses(model, why):
     words = []
     for attempt in (cli.help_text, lambda name: UnlearnConfig(name, "ml-100k")):
@@ -160,10 +146,8 @@ def test_help_refuses_the_models_that_a_run_refuses(model, why):
 
 @pytest.mark.parametrize(
     "value",
-    [
-        "[0,inf)", {"rating": "[4,inf)"}, ["Recall", "NDCG"], {"split": {"RS": [0.8, 0.1, 0.1]}}, 0.5, True, "a b",
-    ],
-)  # fmt: skip
+    ["[0,inf)", {"rating": "[4,inf)"}, ["Recall", "NDCG"], {"split": {"RS": [0.8, 0.1, 0.1]}}, 0.5, True, "a b"],
+)
 def test_what_is_shown_can_be_typed(value):
     done = subprocess.run(["bash", "-c", f"printf %s {cli.typed(value)}"], capture_output=True, text=True, check=True)
     assert (done.stdout if isinstance(value, str) else parse_value(done.stdout)) == value

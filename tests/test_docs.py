@@ -1,7 +1,6 @@
 """README and docs are true: their commands, snippets and lists are run or compared."""
 
 import ast
-import dataclasses
 import importlib
 import json
 import re
@@ -14,7 +13,6 @@ import pytest
 from recbole_unlearn import UnlearnConfig, cli, run_unlearn
 from recbole_unlearn.data import Fields, load, loaders, locate, read_request
 from recbole_unlearn.measures import measures
-from recbole_unlearn.methods import UnlearnTrainer, method
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.training import build_model
 from tests.conftest import ROOT, run_command, train_plain
@@ -169,29 +167,6 @@ def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
     assert outcome.result["speedup"] > 0
     assert phases["unlearned"]["metrics"] != phases["original"]["metrics"]
     assert len(outcome.result["curves"]["unlearned"]["loss"]) == 3
-
-
-def test_an_approximate_method_resets_rows_without_interactions(settings, monkeypatch):
-    """The base class gives a deleted user the row a new model has, whatever the method did to it."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Nothing:
-        """No settings."""
-
-    class Idle(UnlearnTrainer):
-        """Leaves the original as it is."""
-
-        def unlearn(self, task):
-            pass
-
-    monkeypatch.setattr(METHODS, "entries", {known.name: known for known in METHODS.all()})
-    method("idle", "Do nothing.", Nothing)(Idle)
-    outcome = run_unlearn("BPR", "tiny", unlearn="idle", forget={"user_id": ["u5"]}, config_dict=settings)
-    row = outcome.data.full.train.token2id("user_id", "u5")
-    fresh = build_model(outcome.config, outcome.data.retain)
-    weight, initial = outcome.model.user_embedding.weight, fresh.user_embedding.weight
-    assert (weight[row] == initial[row]).all()
-    assert (weight[row + 1] != initial[row + 1]).any()
 
 
 def test_the_requests_of_the_docs_mean_what_they_say(ml_100k, tmp_path):

@@ -22,7 +22,7 @@ from recbole_unlearn.settings import KNOWLEDGE, UnlearnConfig
 from recbole_unlearn.state import init_state
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, forget_neighbours
 from tests.conftest import ITEMS, train_plain
-from tests.parts import check_plain_recbole, request_of_all_kinds
+from tests.parts import check_plain_recbole, request_of_all_kinds, same
 
 COLUMNS = {
     "inter": ["user_id", "item_id", "rating", "timestamp"],
@@ -38,9 +38,7 @@ OWN = {
 }
 METHODS = ("retrain", "finetune", "gradient_ascent", "obliviate")
 GONE = ["u3", "u4"]
-KEPT = (
-    "data_path", "output_dir", "replace", "cache_dir", "min_group", "show_progress", "tensorboard", "report",
-)  # fmt: skip
+KEPT = ("data_path", "output_dir", "replace", "cache_dir", "min_group", "show_progress", "tensorboard", "report")
 
 
 @pytest.fixture(scope="session")
@@ -146,13 +144,11 @@ def test_methods_leave_nothing_of_the_request(small, model, method, tmp_path):
             assert torch.equal(result.model.entity_embedding.weight[row], fresh[row])
     if method == "obliviate":  # loads again with its weights, graph and recommendations
         loaded = load_unlearned(result.output_dir)
-        for name, value in result.model.state_dict().items():
-            assert torch.equal(value, loaded.model.state_dict()[name])
+        assert same(result.model.state_dict(), loaded.model.state_dict())
         shown = loaded.recommend(["u1", "u2"], k=ITEMS)
         assert set(shown["user"]) == {"u1", "u2"}
         assert "i5" not in set(shown["item"])
-        for name, values in loaded.train_data._dataset.kg_feat.interaction.items():
-            assert torch.equal(values, result.data.retain.train.kg_feat[name])
+        assert same(loaded.train_data._dataset.kg_feat.interaction, result.data.retain.train.kg_feat)
 
 
 @pytest.mark.slow
@@ -171,9 +167,7 @@ def test_plain_recbole_gets_the_figures_of_all_models(small, tmp_path):
 def test_a_checkpoint_of_plain_recbole_is_a_start(small, tmp_path, model):
     """Also of KGCN, which drew its neighbours before: they come with the checkpoint."""
     values = small(model)
-    keys = (
-        "data_path", "load_col", "train_batch_size", "epochs", "eval_step", "embedding_size", "learning_rate",
-    )  # fmt: skip
+    keys = ("data_path", "load_col", "train_batch_size", "epochs", "eval_step", "embedding_size", "learning_rate")
     path = train_plain(model, tmp_path, **{key: values[key] for key in keys}, **OWN[model], seed=5)
     saved = torch.load(path, weights_only=False)
     if model == "KGCN":  # as drawn with another state of numpy
@@ -206,8 +200,7 @@ def test_the_next_request_starts_where_the_last_one_ended(small, tmp_path):
     before, after = first.result["phases"]["unlearned"], second.result["phases"]["original"]
     assert after["metrics"]["ndcg@20"] == pytest.approx(before["metrics"]["ndcg@20"], abs=0.05)  # without i9
     old, new = first.data.retain.train, second.data.full.train
-    for name in old.kg_feat.columns:
-        assert torch.equal(old.kg_feat[name], new.kg_feat[name])
+    assert same(old.kg_feat.interaction, new.kg_feat)
     saved = pickle.loads((second.output_dir / "tiny-KnowledgeBasedDataset.pth").read_bytes())
     assert not {"e5", "e9", "only9"} & set(saved.field2token_id["entity_id"])
     with pytest.raises(UnlearnError, match="not in the dataset"):
@@ -222,8 +215,7 @@ def test_the_synthetic_protocol_keeps_the_graph(small):
     result = run_unlearn(model="KGCN", dataset="tiny", unlearn="finetune", config_dict=values)
     assert result.data.source == "injected informed"
     clean = load(UnlearnConfig("KGCN", "tiny", config_dict=values)).splits.train
-    for name in clean.kg_feat.columns:
-        assert torch.equal(result.data.retain.train.kg_feat[name], clean.kg_feat[name])
+    assert same(clean.kg_feat.interaction, result.data.retain.train.kg_feat)
 
 
 def test_a_model_in_memory(small):
@@ -358,27 +350,23 @@ def test_batches_are_those_of_recbole(small):
         loader.set_mode(KGDataLoaderState.RSKG)
         batches.append(next(iter(loader)))
     assert set(batches[0].columns) == set(batches[1].columns)
-    for name in batches[0].columns:
-        assert torch.equal(batches[0][name], batches[1][name])
+    assert same(batches[0].interaction, batches[1])
 
 
-@pytest.mark.parametrize(
-    ("model", "changes", "message"),
-    [
-        ("KGAT", {}, "KGAT is a knowledge-aware model that cannot be unlearned: it needs dgl"),
-        ("KGIN", {}, "it needs torch_scatter"),
-        ("MCCLK", {}, "it needs torch_scatter"),
-        ("MKR", {}, "Use CKE, CFKG, KGCN or KTUP, or train MKR again with RecBole"),
-        ("RippleNet", {}, "it keeps users' histories"),
-        ("KGNNLS", {}, "a table of all interactions"),
-        ("CKE", {"unlearn": "sisa"}, "CKE is a knowledge-aware model, and sisa does not work on a knowledge graph."),
-        ("CKE", {"compare": ["ultrare"]}, "ultrare does not work on a knowledge graph"),
-        *((model, {"unlearn": name}, f"{name} does not work on a knowledge graph. Use finetune, gradient_ascent, ")
-          for model, name in (("CKE", "receraser"), ("KGCN", "scif"), ("KTUP", "ifru"), ("CFKG", "rrl"))),
-        ("CKE", {"load_col": {"inter": ["user_id", "item_id"]}}, "load_col leaves out kg and link"),
-        ("KTUP", {"train_rec_step": 0}, "train_rec_step=0 is not valid"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "changes", "message"), [
+    ("KGAT", {}, "KGAT is a knowledge-aware model that cannot be unlearned: it needs dgl"),
+    ("KGIN", {}, "it needs torch_scatter"),
+    ("MCCLK", {}, "it needs torch_scatter"),
+    ("MKR", {}, "Use CKE, CFKG, KGCN or KTUP, or train MKR again with RecBole"),
+    ("RippleNet", {}, "it keeps users' histories"),
+    ("KGNNLS", {}, "a table of all interactions"),
+    ("CKE", {"unlearn": "sisa"}, "CKE is a knowledge-aware model, and sisa does not work on a knowledge graph."),
+    ("CKE", {"compare": ["ultrare"]}, "ultrare does not work on a knowledge graph"),
+    *((model, {"unlearn": name}, f"{name} does not work on a knowledge graph. Use finetune, gradient_ascent, ")
+      for model, name in (("CKE", "receraser"), ("KGCN", "scif"), ("KTUP", "ifru"), ("CFKG", "rrl"))),
+    ("CKE", {"load_col": {"inter": ["user_id", "item_id"]}}, "load_col leaves out kg and link"),
+    ("KTUP", {"train_rec_step": 0}, "train_rec_step=0 is not valid"),
+])  # fmt: skip
 def test_refusals_before_any_data(small, model, changes, message):
     values = small("CFKG", data_path="/nowhere", **changes)
     with pytest.raises(UnlearnError) as error:
@@ -456,21 +444,3 @@ def test_neighbours_from_a_file_are_checked_and_a_state_is_refused(small, tmp_pa
     with pytest.raises(UnlearnError, match="a state does not keep a graph"):
         init_state(tmp_path / "state", path, data_path=values["data_path"])
     assert not (tmp_path / "state").exists()
-
-
-def test_a_run_on_ml_100k(tmp_path):
-    """As the command line does it, with one epoch, on active users: one of them and a whole item are deleted."""
-    values = {
-        "epochs": 1, "eval_step": 1, "embedding_size": 8, "show_progress": False, "tensorboard": False,
-        "report": "none", "cache": False, "min_group": 1, "output_dir": str(tmp_path / "out"),
-        "user_inter_num_interval": "[100,inf)",
-    }  # fmt: skip
-    request = pd.DataFrame({"user_id": ["13", None], "item_id": [None, "50"]})
-    result = run_unlearn("KGCN", "ml-100k", forget=request, unlearn="obliviate", config_dict=values)
-    saved = pickle.loads((result.output_dir / "ml-100k-KnowledgeBasedDataset.pth").read_bytes())
-    assert len(saved.inter_feat) == sum(len(part) for part in result.data.retain)
-    assert not any(is_asked(pair, request) for pair in pairs_of(saved, saved.inter_feat))
-    row = result.data.full.train.token2id("item_id", "50")
-    assert not saved.kg_feat[["head_id", "tail_id"]].isin([row]).any(axis=None)
-    assert "13" not in saved.field2token_id["user_id"]
-    assert "50" not in saved.field2token_id["item_id"]

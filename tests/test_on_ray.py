@@ -27,6 +27,7 @@ from recbole_unlearn.tuning import backend, journal
 from tests.conftest import ROOT
 from tests.grid.test_grid import file, write
 from tests.grid.test_grid import small as small_grid
+from tests.parts import same
 from tests.test_cluster import Unreadable, dies, refuses, square, threads
 from tests.tuning.test_sweep import in_this_process, small, space, untimed
 
@@ -72,15 +73,13 @@ def test_independent_work(two_workers, settings, tmp_path, monkeypatch):
         with pytest.raises(UnlearnError, match="every node"):
             list(Workers(2).do(square, [(Unreadable(),), (1,)]))
         there = run_unlearn(
-            "BPR", "tiny", unlearn="sisa",
-            config_dict=config | {"workers": 2, "output_dir": str(tmp_path / "ray")},
-        )  # fmt: skip
+            "BPR", "tiny", unlearn="sisa", config_dict=config | {"workers": 2, "output_dir": str(tmp_path / "ray")}
+        )
         monkeypatch.setattr(cluster, "RETRIES", 0)
         with pytest.raises(UnlearnError, match="worker died"):
             list(Workers(2).do(dies, [(1,), (1,)]))
     assert ray.is_initialized()  # one that was there before is left running
-    for name, value in here.model.state_dict().items():
-        assert torch.equal(value, there.model.state_dict()[name])
+    assert same(here.model.state_dict(), there.model.state_dict())
 
 
 def test_a_grid(two_workers, small_grid, tmp_path, monkeypatch):

@@ -273,9 +273,7 @@ def test_the_pieces_for_an_own_setup(settings):
 def test_tensorboard_threads_and_handlers(settings, tmp_path):
     """Tensorboard goes to the output directory; the caller gets threads and handlers back."""
     handlers, threads = list(logging.getLogger().handlers), torch.get_num_threads()
-    values = settings | {
-        "tensorboard": True, "cache": False, "inject_mode": "random", "threads": 2, "report": "none",
-    }  # fmt: skip
+    values = settings | {"tensorboard": True, "cache": False, "inject_mode": "random", "threads": 2, "report": "none"}
     outcome = run_unlearn("BPR", "tiny", unlearn="obliviate", config_dict=values)
     assert outcome.result["forget"]["source"] == "injected random"
     folders = {path.name: path for path in (tmp_path / "out" / "tensorboard").iterdir()}

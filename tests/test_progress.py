@@ -106,16 +106,13 @@ def test_other_models_are_told_what_is_quicker_for_most(make_config):
     assert [step.epochs for step in steps] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("methods", "changes", "phases"),
-    [
-        (["retrain"], True, ["original", "unlearned"]),
-        (["obliviate", "retrain", "retrain"], True, ["original", "unlearned", "retrained", "retrained_2", "placebo"]),
-        (["obliviate", "retrain"], False, ["original", "unlearned", "retrained"]),
-        (["sisa", "obliviate", "ultrare"], True,
-         ["original of unlearned", "unlearned", "original", "obliviate", "original of ultrare", "ultrare"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("methods", "changes", "phases"), [
+    (["retrain"], True, ["original", "unlearned"]),
+    (["obliviate", "retrain", "retrain"], True, ["original", "unlearned", "retrained", "retrained_2", "placebo"]),
+    (["obliviate", "retrain"], False, ["original", "unlearned", "retrained"]),
+    (["sisa", "obliviate", "ultrare"], True,
+     ["original of unlearned", "unlearned", "original", "obliviate", "original of ultrare", "ultrare"]),
+])  # fmt: skip
 def test_the_phases_are_those_of_the_pipeline(settings, caplog, methods, changes, phases):
     """Each phase begins once, in the order of the plan, whatever is compared with what."""
     caplog.set_level(logging.INFO)

@@ -168,7 +168,7 @@ def test_the_hashes_are_those_of_the_key(values, tmp_path):
     first, second = (
         run_unlearn("BPR", "tiny", forget={"user_id": "u7"}, config_dict=values | {"hash_key": key}).result["hashes"]
         for key in (str(tmp_path / "key"), None)
-    )  # fmt: skip
+    )
     assert set(first) == {"request", "original", "result"}
     assert len({*first.values(), *second.values()}) == 6
 

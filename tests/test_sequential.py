@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from recbole_unlearn import load_unlearned, run_unlearn, tune_unlearn, unlearn_model
-from recbole_unlearn.data import Located, divide, load, loaders
+from recbole_unlearn.data import load, loaders
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import UnlearnTask, WindowLosses
 from recbole_unlearn.rows import find_tables, rarest
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model
 from tests.conftest import train_plain, write_tiny
-from tests.parts import check_plain_recbole, request_of_all_kinds
+from tests.parts import check_plain_recbole, request_of_all_kinds, same, without
 
 SMALL = {"MAX_ITEM_LIST_LENGTH": 6, "epochs": 2, "eval_step": 1, "report": "none"}
 OWN = {
@@ -145,10 +145,7 @@ def test_bert4rec_masks_the_deleted_item_in_a_history(small):
     values = small | {"unlearn": "gradient_ascent"}
     config = UnlearnConfig("BERT4Rec", "tiny", config_dict=values)
     splits = load(config).splits
-    deleted = np.zeros(len(splits.train), dtype=bool)
-    deleted[::7] = True
-    nothing = [np.zeros(len(part), dtype=bool) for part in splits[1:]]
-    data = divide(splits, Located(deleted, *nothing), "python")
+    data = without(splits, slice(None, None, 7))
     model = build_model(config, data.retain)
     task = UnlearnTask(config, data, None, {}, None, None)
     losses = WindowLosses(task, model)
@@ -216,8 +213,7 @@ def test_the_next_request_starts_where_the_last_one_ended(small, tmp_path):
         output_dir=tmp_path / "second", config_dict={k: small[k] for k in keys},
     )  # fmt: skip
     for before, after in zip(first.data.retain.everything(), second.data.full.everything(), strict=True):
-        for field in before.inter_feat.columns:
-            assert torch.equal(before.inter_feat[field], after.inter_feat[field])
+        assert same(before.inter_feat.interaction, after.inter_feat)
     gone = second.data.full.train.token2id("user_id", "u11")
     for part in second.data.retain.for_model():
         assert not (part.inter_feat["user_id"] == gone).any()
@@ -247,26 +243,23 @@ def test_obliviate_changes_rows_of_the_request_alone(small, model):
         assert torch.isin(rows, touched[name]).all(), name
 
 
-@pytest.mark.parametrize(
-    ("model", "changes", "message"),
-    [
-        ("DIEN", {}, "DIEN is a sequential model that cannot be unlearned yet: it makes windows"),
-        ("S3Rec", {}, "two stages"),
-        ("FOSSIL", {}, "These can: SASRec"),
-        ("BERT4Rec", {"MAX_ITEM_LIST_LENGTH": 4}, "is not one item"),
-        ("BERT4Rec", {"transform": None}, "use transform=mask_itemseq"),
-        ("SASRec", {"unlearn": "obliviate_paper"},
-         "on sequences yet. Use finetune, gradient_ascent, obliviate, retrain."),
-        *(("SASRec", {"unlearn": "obliviate", key: value}, f"{key}: a setting of models that score")
-          for key, value in OF_PAIRS.items()),
-        ("SASRec", {"unlearn": "obliviate", "lac_distill": 0.5}, "lac_distill is a setting of no_distill"),
-        ("SASRec", {"transform": "crop_itemseq"}, "transform=crop_itemseq changes histories"),
-        ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
-        ("SASRec", {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": "TO", "mode": "full"}}, "LS: valid_and_test"),
-        ("SASRec", {"benchmark_filename": ["a", "b", "c"]}, "leave benchmark_filename out"),
-        ("SASRec", {"load_col": {"inter": ["user_id", "item_id"]}}, "need the times"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "changes", "message"), [
+    ("DIEN", {}, "DIEN is a sequential model that cannot be unlearned yet: it makes windows"),
+    ("S3Rec", {}, "two stages"),
+    ("FOSSIL", {}, "These can: SASRec"),
+    ("BERT4Rec", {"MAX_ITEM_LIST_LENGTH": 4}, "is not one item"),
+    ("BERT4Rec", {"transform": None}, "use transform=mask_itemseq"),
+    ("SASRec", {"unlearn": "obliviate_paper"},
+     "on sequences yet. Use finetune, gradient_ascent, obliviate, retrain."),
+    *(("SASRec", {"unlearn": "obliviate", key: value}, f"{key}: a setting of models that score")
+      for key, value in OF_PAIRS.items()),
+    ("SASRec", {"unlearn": "obliviate", "lac_distill": 0.5}, "lac_distill is a setting of no_distill"),
+    ("SASRec", {"transform": "crop_itemseq"}, "transform=crop_itemseq changes histories"),
+    ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
+    ("SASRec", {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": "TO", "mode": "full"}}, "LS: valid_and_test"),
+    ("SASRec", {"benchmark_filename": ["a", "b", "c"]}, "leave benchmark_filename out"),
+    ("SASRec", {"load_col": {"inter": ["user_id", "item_id"]}}, "need the times"),
+])  # fmt: skip
 def test_what_is_not_supported_is_refused_before_training(small, tmp_path, model, changes, message):
     write_tiny(tmp_path / "own")
     for name in "abc":
@@ -295,9 +288,8 @@ def test_users_without_a_window_are_not_measured_by_models_with_rows_of_users(sm
         user = splits.train.token2id("user_id", "u7")
         own = (splits.train.inter_feat["user_id"] == user).numpy()
         own[np.flatnonzero(own)[0]] = False
-        nothing = [np.zeros(len(part), dtype=bool) for part in splits[1:]]
-        retain = divide(splits, Located(own, *nothing), "python").retain
-        shown[model] = [(part.inter_feat["user_id"] == user).any().item() for part in retain.for_model()]
+        windows = without(splits, own).retain.for_model()
+        shown[model] = [(part.inter_feat["user_id"] == user).any().item() for part in windows]
     assert shown["SASRec"][0] is shown["HGN"][0] is False
     assert shown["SASRec"][1:] == [True, True]
     assert shown["HGN"][1:] == [False, False]

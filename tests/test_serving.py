@@ -16,6 +16,7 @@ from recbole.utils.case_study import full_sort_topk
 from recbole_unlearn import load_unlearned, run_unlearn, unlearn_model
 from recbole_unlearn.errors import UnlearnError
 from tests.conftest import ITEMS, ROOT, USERS, quick_settings
+from tests.parts import same
 
 GONE = ["u3", "u8"]
 
@@ -52,8 +53,7 @@ def test_a_moved_directory_loads_as_it_was_measured(made, model, method, monkeyp
     assert [len(part._dataset) for part in (train, valid, test)] == [len(part) for part in result.data.retain]
     assert len(dataset) == sum(len(part) for part in result.data.retain)
     assert not model_again.training
-    for name, value in result.model.state_dict().items():
-        assert torch.equal(value, model_again.state_dict()[name]), name
+    assert same(result.model.state_dict(), model_again.state_dict())
     assert not set(GONE) & set(dataset.field2token_id["user_id"])
     if (model, method) == ("BPR", "retrain"):  # it can forget again
         again = unlearn_model(config, model_again, (train, valid, test), {"user_id": ["u5"]}, "obliviate")
@@ -190,15 +190,12 @@ def test_ways_to_name_users(loaded):
     assert len(loaded.recommend([], k=3)) == 0
 
 
-@pytest.mark.parametrize(
-    ("users", "k", "message"),
-    [
-        (["u1", GONE_USER], 3, "1 of 2 users have no interaction in the retained data, the first of them at"),
-        (["[PAD]"], 3, "1 of 1 users"), (["[removed-1]", "stranger"], 3, "2 of 2 users"),
-        ([("u1",)], 3, "not a tuple"), ([None], 3, "not a NoneType"),
-        (["u1"], 0, "k=0"), (["u1"], True, "k=True"), (["u1"], "3", "k='3'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("users", "k", "message"), [
+    (["u1", GONE_USER], 3, "1 of 2 users have no interaction in the retained data, the first of them at"),
+    (["[PAD]"], 3, "1 of 1 users"), (["[removed-1]", "stranger"], 3, "2 of 2 users"),
+    ([("u1",)], 3, "not a tuple"), ([None], 3, "not a NoneType"),
+    (["u1"], 0, "k=0"), (["u1"], True, "k=True"), (["u1"], "3", "k='3'"),
+])  # fmt: skip
 def test_questions_that_are_refused(loaded, users, k, message):
     with pytest.raises(UnlearnError) as error:
         loaded.recommend(users, k)

@@ -18,16 +18,7 @@ from recbole.utils import ModelType
 from recbole_unlearn import cli, recbole_compat, run_unlearn, settings, unlearn_model
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.registry import METHODS, Registry
-from recbole_unlearn.settings import (
-    UnlearnConfig,
-    model_names,
-    parse_value,
-    plain_settings,
-    properties_dir,
-    read_yaml,
-    setting,
-    typed_class,
-)
+from recbole_unlearn.settings import UnlearnConfig, parse_value, plain_settings, properties_dir, read_yaml, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +38,10 @@ def test_values_within_limits_are_read(share):
     assert settings.read(Sample, GOOD | {"share": share}) == Sample(share, None, "fast", ["a", "b"], True)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("share", 1.01), ("share", -0.1), ("share", float("nan")), ("share", "much"), ("share", True),
-        ("share", None), ("count", 0), ("count", 2.5), ("count", True), ("mode", "medium"), ("on", 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value"), [
+    ("share", 1.01), ("share", -0.1), ("share", float("nan")), ("share", "much"), ("share", True),
+    ("share", None), ("count", 0), ("count", 2.5), ("count", True), ("mode", "medium"), ("on", 1),
+])  # fmt: skip
 def test_bad_values_name_the_key(key, value):
     with pytest.raises(UnlearnError, match=f"^{key}="):
         settings.read(Sample, GOOD | {key: value})
@@ -76,7 +64,11 @@ def test_property_files_and_methods_name_the_same_keys(make_config):
     assert {name: set(config.method_values(name)) for name in keys} == keys
     files = {path.stem: read_yaml(path) for path in (properties_dir() / "method").glob("*.yaml")}
     datasets = {path.stem for path in (properties_dir() / "dataset").glob("*.yaml")}
-    places = {*model_names(), *datasets, *(f"{model}-{name}" for model in model_names() for name in datasets)}
+    places = {
+        *settings.model_names(),
+        *datasets,
+        *(f"{model}-{name}" for model in settings.model_names() for name in datasets),
+    }
     places |= {kind.name.lower() for kind in settings.SUPPORTED_TYPES}
     assert set(keys) <= set(files)
     for stem, values in files.items():
@@ -84,7 +76,7 @@ def test_property_files_and_methods_name_the_same_keys(make_config):
         assert not place or place in places
         assert values.pop("preset_of", method) in keys
         assert set(values) <= keys[method]
-    assert {path.stem for path in (properties_dir() / "model").glob("*.yaml")} <= set(model_names())
+    assert {path.stem for path in (properties_dir() / "model").glob("*.yaml")} <= set(settings.model_names())
 
 
 def test_a_name_is_registered_once():
@@ -125,30 +117,24 @@ def test_neither_sys_argv_nor_code_in_strings_is_read(monkeypatch, tmp_path, mak
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1e-4", 1e-4), ("1", 1), ("0.5", 0.5), ("True", True), ("None", None), ("[10, 20]", [10, 20]),
-        ("{'RS':[0.8,0.1,0.1]}", {"RS": [0.8, 0.1, 0.1]}), ("NDCG@20", "NDCG@20"), ("a: b: c", "a: b: c"),
-        (".5", 0.5), ("1.", 1.0), ("-2e3", -2000.0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "value"), [
+    ("1e-4", 1e-4), ("1", 1), ("0.5", 0.5), ("True", True), ("None", None), ("[10, 20]", [10, 20]),
+    ("{'RS':[0.8,0.1,0.1]}", {"RS": [0.8, 0.1, 0.1]}), ("NDCG@20", "NDCG@20"), ("a: b: c", "a: b: c"),
+    (".5", 0.5), ("1.", 1.0), ("-2e3", -2000.0),
+])  # fmt: skip
 def test_values_are_read_as_yaml(text, value):
     assert parse_value(text) == value
     assert type(parse_value(text)) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rrl_steps": 1}, "rrl_steps is a setting of rrl, but this run uses retrain"),
-        ({"compare": ["retrain", "magic"]}, "Unknown unlearning method 'magic'"),
-        ({"metrics": ["AUC"], "eval_args": {"mode": "labeled"}, "valid_metric": "AUC"}, "ranking"),
-        ({"metrics": ["Recal"]}, "There is no metric named 'Recal'"),
-        ({"topk": [0]}, "topk"),
-        ({"benchmark_filename": ["../../etc/passwd"]}, "expected a list of names, without paths"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"rrl_steps": 1}, "rrl_steps is a setting of rrl, but this run uses retrain"),
+    ({"compare": ["retrain", "magic"]}, "Unknown unlearning method 'magic'"),
+    ({"metrics": ["AUC"], "eval_args": {"mode": "labeled"}, "valid_metric": "AUC"}, "ranking"),
+    ({"metrics": ["Recal"]}, "There is no metric named 'Recal'"),
+    ({"topk": [0]}, "topk"),
+    ({"benchmark_filename": ["../../etc/passwd"]}, "expected a list of names, without paths"),
+])  # fmt: skip
 def test_wrong_settings_are_refused(make_config, changes, message):
     with pytest.raises(UnlearnError) as error:
         make_config(**changes)
@@ -156,19 +142,16 @@ def test_wrong_settings_are_refused(make_config, changes, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("model", "dataset", "changes", "message"),
-    [
-        ("lightgcn", "ml-100k", {}, "Did you mean LightGCN?"),
-        (None, "ml-100k", {}, "No model given"),
-        (dict, "ml-100k", {}, "not a model class"),
-        ("BPR", None, {}, "No dataset given"),
-        ("BPR", "../../etc", {}, "data_path"),
-        ("BPR", "x y", {}, "data_path"),
-        ("KD_DAGFM", "ml-100k", {"teacher": "__import__('os')"}, "teacher=.* choose from CrossNet"),
-        ("SASRec", "ml-100k", {"transform": "mask_itemseq"}, "leave it out"),
-    ],
-)
+@pytest.mark.parametrize(("model", "dataset", "changes", "message"), [
+    ("lightgcn", "ml-100k", {}, "Did you mean LightGCN?"),
+    (None, "ml-100k", {}, "No model given"),
+    (dict, "ml-100k", {}, "not a model class"),
+    ("BPR", None, {}, "No dataset given"),
+    ("BPR", "../../etc", {}, "data_path"),
+    ("BPR", "x y", {}, "data_path"),
+    ("KD_DAGFM", "ml-100k", {"teacher": "__import__('os')"}, "teacher=.* choose from CrossNet"),
+    ("SASRec", "ml-100k", {"transform": "mask_itemseq"}, "leave it out"),
+])  # fmt: skip
 def test_models_datasets_and_code_that_are_refused(model, dataset, changes, message):
     with pytest.raises(UnlearnError, match=message):
         UnlearnConfig(model, dataset, config_dict=changes)
@@ -283,20 +266,17 @@ def own_modules(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        ("no_models:X", "There is no module no_models in "),
-        ("typed_models.deeper:X", "There is no module typed_models.deeper in "),
-        ("needy_models:X", "needs nothing_of_this_name, which is not installed"),
-        ("broken_models:X", "cannot be imported: RuntimeError: out of"),
-        ("typed_models:TypedBP", "has no class TypedBP. Did you mean TypedBPR?"),
-        ("typed_models:Other", "typed_models:Other is not a model of RecBole"),
-        ("os:system", "os:system is not a model of RecBole"),
-        ("typed_models:", "is not package.module:Class"),
-        ("a:b:c", "is not package.module:Class"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "message"), [
+    ("no_models:X", "There is no module no_models in "),
+    ("typed_models.deeper:X", "There is no module typed_models.deeper in "),
+    ("needy_models:X", "needs nothing_of_this_name, which is not installed"),
+    ("broken_models:X", "cannot be imported: RuntimeError: out of"),
+    ("typed_models:TypedBP", "has no class TypedBP. Did you mean TypedBPR?"),
+    ("typed_models:Other", "typed_models:Other is not a model of RecBole"),
+    ("os:system", "os:system is not a model of RecBole"),
+    ("typed_models:", "is not package.module:Class"),
+    ("a:b:c", "is not package.module:Class"),
+])  # fmt: skip
 def test_classes_that_cannot_be_imported(typed, message, capsys, own_modules):
     assert cli.main([f"--model={typed}", "--dataset=tiny"]) == 2
     error = capsys.readouterr().err
@@ -306,7 +286,7 @@ def test_classes_that_cannot_be_imported(typed, message, capsys, own_modules):
 
 
 def test_a_class_of_the_working_directory_runs(tmp_path, flags, capsys, own_modules):
-    assert typed_class("recbole.model.general_recommender:BPR").__name__ == "BPR"
+    assert settings.typed_class("recbole.model.general_recommender:BPR").__name__ == "BPR"
     arguments = flags(epochs=1, eval_step=1, report="none")
     assert cli.main(["--model=typed_models:TypedBPR", "--dataset=tiny", *arguments]) == 0
     assert json.loads((tmp_path / "out" / "result.json").read_text())["model"] == "TypedBPR"

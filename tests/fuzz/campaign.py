@@ -1,7 +1,6 @@
 """A fuzz through the whole command: cases from a seed, each in a worker process that may crash or hang without harm.
 
-`python -m tests.fuzz.campaign 3000` prints the counts: refused (one line and exit code 2), ran, traceback, crash, hang,
-code. The last four have to be 0.
+Counted are: refused (one line and exit code 2), ran, traceback, crash, hang, code. The last four have to be 0.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import multiprocessing
 import os
 import queue
 import shutil
-import sys
-import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -143,19 +140,3 @@ def counts(found: dict[int, str]) -> dict[str, int]:
     """How many cases ended in each way."""
     kinds = collections.Counter(what.split(":")[0].split(" ")[0] for what in found.values())
     return {kind: kinds[kind] for kind in (*GOOD, "traceback", "crash", "hang", "code")}
-
-
-if __name__ == "__main__":
-    from tests.conftest import write_tiny
-
-    number = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
-    start = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    sys.argv = sys.argv[:1]
-    with tempfile.TemporaryDirectory() as work_dir:
-        root = Path(work_dir)
-        write_tiny(root / "data")
-        results = run(range(start, start + number), root / "data", root / "fuzz", workers=2)
-        for seed, what in sorted(results.items()):
-            if what.split(":")[0] not in GOOD:
-                print(seed, what)
-        print(counts(results))

@@ -251,18 +251,9 @@ class Maker:
         text = r.choice(texts)
         if r.random() < 0.4:
             keys = [
-                "epochs",
-                "topk",
-                "metrics",
-                "eval_args",
-                "load_col",
-                "seed",
-                "learner",
-                "unlearn",
-                "compare",
-                "rank",
-            ]
-            keys.append("benchmark_filename")
+                "epochs", "topk", "metrics", "eval_args", "load_col", "seed", "learner", "unlearn", "compare", "rank",
+                "benchmark_filename",
+            ]  # fmt: skip
             text = json.dumps({r.choice(keys): r.choice(ODD)(r)}, default=str)
         file = folder / "c.yaml"
         if r.random() < 0.03:

@@ -1,7 +1,6 @@
 """Runs that are killed: at every boundary at which something reaches the disk, and at random moments.
 
-`python -m tests.fuzz.crash_cases 200` prints the counts: how often the output directory was as before, how often it held the
-whole new result, and how often it held anything else (which has to be 0).
+Counted are: the output directory was as before, held the whole new result, or held anything else (has to be 0).
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -143,13 +140,3 @@ def _verdict(out: Path, before: dict[str, str] | None, kind: int) -> str:
         return "the whole new result" if whole(out, 2) else mixed
     except Exception as error:
         return f"mixed: {error}"
-
-
-if __name__ == "__main__":
-    from tests.conftest import write_tiny
-
-    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    sys.argv = sys.argv[:1]
-    with tempfile.TemporaryDirectory() as work:
-        write_tiny(Path(work) / "data")
-        print(dict(campaign(wanted, Path(work) / "data", Path(work) / "kills")))
