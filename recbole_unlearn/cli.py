@@ -208,7 +208,10 @@ def help_text(model: str = "", dataset: str = "") -> str:
     for title, group in settings.GROUPS.items():
         lines += ["", f"{title}:", *_lines(settings.declared(group), defaults)]
     lines += _method_lines(config)
-    comments, groups = _recbole_comments(), {title.lower(): keys for title, keys in config.parameters.items()}
+    # RecBole documents its settings in comments of its property files: `key: value  # (type) text`.
+    text = "\n".join((_RECBOLE / f"{name}.yaml").read_text("utf-8") for name in ("overall", "dataset/sample"))
+    comments = dict(re.findall(r"^(\w+):.*?#\s*\(\w[^)]*\)\s*(.*\S)", text, re.M))
+    groups = {title.lower(): keys for title, keys in config.parameters.items()}
     if (own := _RECBOLE / "model" / f"{model}.yaml").is_file():
         groups[model] = sorted(set(settings.read_yaml(own)).difference(*groups.values()))
     for title, keys in groups.items():
@@ -254,9 +257,3 @@ def typed(value: Any) -> str:
     else:
         text = str(value).encode("unicode_escape").decode()
     return f'"{text}"' if "'" in text and not re.search(r'["$`\\]', text) else shlex.quote(text)
-
-
-def _recbole_comments() -> dict[str, str]:
-    """RecBole documents its settings in comments of its property files: `key: value  # (type) text`."""
-    text = "\n".join((_RECBOLE / f"{name}.yaml").read_text("utf-8") for name in ("overall", "dataset/sample"))
-    return dict(re.findall(r"^(\w+):.*?#\s*\(\w[^)]*\)\s*(.*\S)", text, re.M))

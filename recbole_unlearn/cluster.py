@@ -138,7 +138,8 @@ class Workers:
             return True
         if self.number is not None or seconds is None:
             return (self.number or 1) > 1 and left > 1
-        rounds = -(-left // _idle_cores())
+        others = max(0.0, os.getloadavg()[0] - 1.0) if hasattr(os, "getloadavg") else 0.0  # load without this process
+        rounds = -(-left // max(1, round((os.cpu_count() or 1) - others)))
         return (left - rounds) * seconds > START_SECONDS and importlib.util.find_spec("ray") is not None
 
     def _on_ray(
@@ -175,12 +176,6 @@ def _outcome(ray: Any, task: Any) -> Any:
             f"A Ray worker died ({type(error).__name__}); it may have run out of memory. "
             "Use --workers=1, or larger machines."
         )
-
-
-def _idle_cores() -> int:
-    """Cores that other processes leave free; this process itself counts as one in the load."""
-    others = max(0.0, os.getloadavg()[0] - 1.0) if hasattr(os, "getloadavg") else 0.0
-    return max(1, round((os.cpu_count() or 1) - others))
 
 
 def _with_threads(threads: int, work: Callable[..., Any], piece: tuple) -> Any:

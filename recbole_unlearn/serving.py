@@ -26,8 +26,8 @@ from recbole.data.dataset import Dataset
 from recbole.data.interaction import cat_interactions
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn import settings
-from recbole_unlearn.data import Fields, Located, SequenceSplits, Splits, divide, load, loaders, read_request
+from recbole_unlearn import data, settings
+from recbole_unlearn.data import EMPTY, Fields, Located, SequenceSplits, Splits, ids_of, read_request
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, dataset_config, find_unlearned, read_checkpoint
 from recbole_unlearn.inputs import shown
@@ -74,7 +74,8 @@ class Loaded:
             raise UnlearnError(f"k={k!r:.100} is not valid: expected a whole number, 1 or more.")
         train = self._splits.train
         masked = _Mask(mask, Fields.of(self._ours), train)
-        ids = _known([token for token in _tokens(users) if token not in masked.users], train, train.uid_field)
+        asked, known = [t for t in _tokens(users) if t not in masked.users], train.field2token_id[train.uid_field]
+        ids = torch.tensor([int(known.get(token, 0)) for token in asked], dtype=torch.int64)
         unknown = ~self._present(train.uid_field)[ids]
         if unknown.any():
             raise UnlearnError(
@@ -153,7 +154,7 @@ def load_unlearned(directory: str | os.PathLike, model: type | None = None) -> L
         values |= {"unlearn": checkpoint.method} if checkpoint.method else {}
         name, inherited = checkpoint.dataset, checkpoint.settings
         config = UnlearnConfig(model or checkpoint.model, name, config_dict=values, inherited=inherited)
-        splits = load(config, saved).splits
+        splits = data.load(config, saved).splits
         if checkpoint.method is not None:
             made = _ensemble(checkpoint, config, splits)
         else:
@@ -163,7 +164,7 @@ def load_unlearned(directory: str | os.PathLike, model: type | None = None) -> L
         made.eval()
         whole = splits.train.copy(cat_interactions([part.inter_feat for part in splits]))
         plain = dataset_config(config, saved.parent, saved)
-        return Loaded(plain, made, whole, *loaders(config, splits), config, splits)
+        return Loaded(plain, made, whole, *data.loaders(config, splits), config, splits)
 
 
 def _ensemble(checkpoint: Checkpoint, config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
@@ -173,7 +174,7 @@ def _ensemble(checkpoint: Checkpoint, config: UnlearnConfig, splits: Splits) -> 
     nothing = Located(train, valid, test)
     cache = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
     trainer, task = begin(
-        method, checked_settings(method, config), config, divide(splits, nothing, "python"), None,
+        method, checked_settings(method, config), config, data.divide(splits, nothing, "python"), None,
         Trainings(cache, 1), "unlearned", stored=checkpoint.path,
     )  # fmt: skip
     trainer.originate(task)
@@ -184,20 +185,14 @@ class _Mask:
     """Users who get nothing, items hidden from all users, and pairs (users, items) that are not shown."""
 
     def __init__(self, request: Any, fields: Fields, train: Dataset) -> None:
-        nothing = request is None or (isinstance(request, pd.DataFrame) and request.empty)
-        frame = pd.DataFrame() if nothing else read_request(request, fields).frame
-        frame = frame.reindex(columns=["user", "item"]).astype(object)
-        no_user, no_item = frame["user"].isna(), frame["item"].isna()
-        both = frame[~no_user & ~no_item]
-        self.users = set(frame["user"][no_item])
-        self.items = _known(frame["item"][no_user], train, train.iid_field)
-        self.pairs = (_known(both["user"], train, train.uid_field), _known(both["item"], train, train.iid_field))
-
-
-def _known(tokens: Any, train: Dataset, field: str) -> torch.Tensor:
-    """The ids of tokens (n,); 0, the padding, for unknown ones."""
-    ids = train.field2token_id[field]
-    return torch.tensor([int(ids.get(token, 0)) for token in tokens], dtype=torch.int64)
+        ids = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        self.users: set[str] = set()
+        if request is not None and not (isinstance(request, pd.DataFrame) and request.empty):
+            read = read_request(request, fields)
+            self.users, ids = set(read.frame["user"][read.frame["item"].isna()]), ids_of(read, train)
+        users, items = map(torch.from_numpy, ids)
+        both = (users != EMPTY) & (items != EMPTY)
+        self.items, self.pairs = items[users == EMPTY], (users[both], items[both])
 
 
 def _tokens(users: Any) -> list[str]:

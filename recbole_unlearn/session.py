@@ -103,10 +103,8 @@ def configured(
     if checkpoint is None:
         return UnlearnConfig(model, dataset, config_files, values)
     path = shown(checkpoint.path)
-    for given, own, key in (
-        (model or values.get("model"), checkpoint.model, "model"),
-        (dataset or values.get("dataset"), checkpoint.dataset, "dataset"),
-    ):
+    for key, given, own in (("model", model, checkpoint.model), ("dataset", dataset, checkpoint.dataset)):
+        given = given or values.get(key)
         name = given.__name__ if isinstance(given, type) else given
         if name is not None and name != own:
             raise UnlearnError(

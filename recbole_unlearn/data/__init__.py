@@ -1,10 +1,4 @@
-r"""The data of a run: loaded, split and divided by a request.
-
-`source.py` loads datasets and makes loaders, `splits.py` has the parts of a split and their division into S and D\S,
-`sequences.py` the windows of sequential models, `knowledge_graph.py` the graph that other models read,
-`requests.py` reads deletion requests and finds their interactions, `item_counts.py` is the record from request to
-request, `injection.py` the synthetic protocol, `download.py` fetches datasets that RecBole knows.
-"""
+"""The data of a run: loaded, split and divided by a request."""
 
 from recbole_unlearn.data.download import ensure_dataset
 from recbole_unlearn.data.injection import Scorer, inject

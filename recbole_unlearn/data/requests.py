@@ -186,8 +186,7 @@ def _cells(table: _Table, header: str, given: Any) -> list[Any]:
         values = list(given)
     else:
         raise UnlearnError(
-            f"{table.name}: {header} cannot be a {type(given).__name__}; give one value, or a list or an array of "
-            "values."
+            f"{table.name}: {header} cannot be a {type(given).__name__}; give one value, or a list or array of them."
         )
     cells = [None if _is_empty(value) else value for value in values]
     bad = [cell is not None and not _is_value(cell) for cell in cells]
@@ -362,11 +361,9 @@ def _parquet(name: str, content: bytes) -> _Table:
 
 
 _READERS: dict[str, Callable[[str, bytes], _Table]] = {
-    ".csv": _separated,
-    ".tsv": lambda name, content: _separated(name, content, "\t"),
-    ".jsonl": _json_lines,
+    ".csv": _separated, ".tsv": lambda name, content: _separated(name, content, "\t"), ".jsonl": _json_lines,
     ".parquet": _parquet,
-}
+}  # fmt: skip
 
 
 # ---- the interactions that a request means ----

@@ -129,8 +129,7 @@ class Sequences:
         """Without test interactions, and with validation ones in their role; those left keep their numbers."""
         keep = self.role != TEST
         role = self.role[keep].masked_fill(self.role[keep] == VALID, TEST)
-        raw = self.raw.copy(self.raw.inter_feat[keep])
-        return Sequences(raw, role, self.length, self.usable[keep], self.numbers[keep])
+        return dataclasses.replace(self.only(keep), role=role, numbers=self.numbers[keep])
 
     def latest(self, users: torch.Tensor) -> Interaction:
         """Windows (m) of ``users`` (m,) with their last training and validation interactions, and no target."""

@@ -228,13 +228,11 @@ def divide(
             raise UnlearnError(f"After this request no {label} interaction is left to measure with. {_LESS}")
     counts = {
         "skipped_requests": located.skipped,
-        "valid_rows_removed": int(remove[1].sum()),
-        "test_rows_removed": int(remove[2].sum()),
-        "orphan_users": len(users),
-        "orphan_items": len(items),
+        "valid_rows_removed": int(remove[1].sum()), "test_rows_removed": int(remove[2].sum()),
+        "orphan_users": len(users), "orphan_items": len(items),
         "orphan_valid_rows": len(kept.valid) - len(retain.valid),
         "orphan_test_rows": len(kept.test) - len(retain.test),
-    }
+    }  # fmt: skip
     forget = full.train.copy(full.train.inter_feat[remove[0]])
     return UnlearnData(full, retain, forget, remove[0], source, clock, counts, users, items, fitted)
 

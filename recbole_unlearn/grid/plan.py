@@ -184,7 +184,7 @@ def _value(key: str, value: Any) -> Any:
     """A value of the list ``key``: a seed, a share of users, or a name."""
     kind = type(value)  # a bool is no number
     if key == "seeds":
-        fits, expected = (kind is int and 0 <= value < 2**31, "a seed; expected a whole number from 0 on, below 2^31")
+        fits, expected = kind is int and 0 <= value < 2**31, "a seed; expected a whole number from 0 on, below 2^31"
     elif key == "ratios":
         fits = kind in (int, float) and 0 < value <= 1
         expected = "a share of users; expected a number above 0 and at most 1"

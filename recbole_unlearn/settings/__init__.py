@@ -1,11 +1,4 @@
-"""Settings: the declaration of every key, the sources of its value, and RecBole's config with ours in it.
-
-`declare.py` is how a setting is declared and read, `groups.py` declares those of a run and lists RecBole's own,
-`supported_models.py` says which models can be unlearned, and `config.py` puts all of it together as
-:class:`~recbole_unlearn.settings.config.UnlearnConfig`.
-"""
-
-from __future__ import annotations
+"""Settings: the declaration of every key, the sources of its value, and RecBole's config with ours in it."""
 
 from recbole_unlearn.inputs import packaged, parse_value, properties_dir, read_yaml
 from recbole_unlearn.settings.config import (

@@ -79,9 +79,7 @@ class UnlearnConfig(Config):
         self.inherited = inherited if isinstance(inherited, _Trusted) else dict(inherited or {})
         try:
             super().__init__(model, dataset, config_file_list, config_dict)
-        except (
-            ValueError, TypeError, LookupError, NotImplementedError, RuntimeError, AttributeError,
-        ) as error:  # fmt: skip
+        except (ValueError, TypeError, LookupError, NotImplementedError, RuntimeError, AttributeError) as error:
             reason = str(error.args[0] if error.args else error).split("\n")[0]
             raise UnlearnError(f"RecBole does not accept these settings: {reason}") from error
         if self["eval_type"] != EvaluatorType.RANKING:
@@ -137,8 +135,7 @@ class UnlearnConfig(Config):
                 "models; a model of your own is given as --model=package.module:Class, or as the class in Python."
             )
         if not isinstance(model, str) and not supported.is_recommender(model):
-            what = f"{model!r:.200} is not a model class of RecBole"
-            raise UnlearnError(f"{what}; derive it from one of its recommenders.")
+            raise UnlearnError(f"{model!r:.200} is not a model class of RecBole; derive it from a recommender of it.")
         if not re.fullmatch(r"\w[\w.+-]{0,199}", str(dataset)):
             raise UnlearnError(f"dataset={dataset!r} is not a name; give the folder with --data_path.")
         try:
@@ -157,8 +154,10 @@ class UnlearnConfig(Config):
                 self.internal_config_dict.update(read_yaml(file))
         self._take_inherited_and_refuse(model_class)
         if model_class.type is ModelType.SEQUENTIAL and "train_neg_sample_args" not in self.inherited:
+            # A loss over all items draws no negatives; the others draw one, as in RecBole.
             loss = {**self.internal_config_dict, **self.external_config_dict}.get("loss_type")
-            self.internal_config_dict["train_neg_sample_args"] = supported.sampled_negatives(loss)
+            one = {"distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False, "candidate_num": 0}
+            self.internal_config_dict["train_neg_sample_args"] = None if loss == "CE" else one
 
     def _take_inherited_and_refuse(self, model_class: type) -> None:
         """Add the settings of an existing checkpoint or config; refuse unknown keys and values that cannot work."""
@@ -176,8 +175,7 @@ class UnlearnConfig(Config):
             if key not in known and (owners := ", ".join(_owners(key))):
                 raise UnlearnError(f"{key} is a setting of {owners}, but this run uses {', '.join(chosen)}.")
             if key not in known:
-                near = nearest(key, known)
-                raise UnlearnError(f"Unknown setting {key!r}.{near} --help lists all settings.")
+                raise UnlearnError(f"Unknown setting {key!r}.{nearest(key, known)} --help lists all settings.")
         _refuse_impossible(self.external_config_dict, self.internal_config_dict, ours)
         # A model that exists was trained on one split of one dataset; no setting may draw another.
         for key in sorted(self.inherited.keys() & {*dataset_arguments, "seed", "eval_args", "repeatable"}):
@@ -445,8 +443,7 @@ def _refuse_code_and_paths(config: Config) -> None:
         if not isinstance(names, (list, tuple)) or not all(
             isinstance(name, str) and re.fullmatch(r"\w[\w.+-]{0,99}", name) for name in names
         ):
-            why = "expected a list of names, without paths"
-            raise UnlearnError(f"{key}={config[key]!r} is not valid: {why}.")
+            raise UnlearnError(f"{key}={config[key]!r} is not valid: expected a list of names, without paths.")
 
 
 def refuse_unmeasured(config: Config) -> None:

@@ -160,17 +160,13 @@ class CacheSettings:
     cache_dir: str = setting("Where they are kept.", role=Role.PLACE)
     cache_size: float = setting("GiB to keep at most; the least recently used go first.", low=0.0, role=Role.SPEED)
 
-# fmt: on
 
 GROUPS: dict[str, type] = {
-    "Run": RunSettings,
-    "Forget set": ForgetSettings,
-    "Record": RecordSettings,
-    "Evaluation": EvaluationSettings,
-    "Tuning": TuneSettings,
-    "Grid": GridSettings,
-    "Cache": CacheSettings,
+    "Run": RunSettings, "Forget set": ForgetSettings, "Record": RecordSettings, "Evaluation": EvaluationSettings,
+    "Tuning": TuneSettings, "Grid": GridSettings, "Cache": CacheSettings,
 }
+
+# fmt: on
 
 
 class Known(NamedTuple):

@@ -110,13 +110,6 @@ def _refuse_sequential(config: Config) -> None:
         )
 
 
-def sampled_negatives(loss: str | None) -> dict[str, Any] | None:
-    """How a sequential model's training draws negatives: none for a loss over all items, otherwise RecBole's one."""
-    if loss == "CE":
-        return None
-    return {"distribution": "uniform", "sample_num": 1, "alpha": 1.0, "dynamic": False, "candidate_num": 0}
-
-
 def pushes_all_items(config: Config) -> bool:
     """Whether a sequential model's loss is over all items, including items without interactions."""
     return config["MODEL_TYPE"] == ModelType.SEQUENTIAL and config["loss_type"] in ("CE", "NLL")
@@ -134,8 +127,7 @@ def typed_class(text: str) -> type:
     """
     module, _, name = text.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), name]):
-        example = "for example --model=my_models:MyBPR"
-        raise UnlearnError(f"--model={text:.200} is not package.module:Class; {example}.")
+        raise UnlearnError(f"--model={text:.200} is not package.module:Class; for example --model=my_models:MyBPR.")
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
     try:

@@ -70,9 +70,8 @@ def run_trials(
 ) -> None:
     """Run the trials ``listed``; None: as many as a model-based searcher may suggest.
 
-    The journal gets every report and every end; an error of it ends the sweep. The reports of trials that it knows
-    are passed on again instead of doing the trials again, so that scheduler and searcher know of them. Without
-    ``workers``, as many trials run at a time as the cluster has CPUs.
+    The journal gets every report and every end; an error of it ends the sweep. Trials that it knows are not done
+    again: their reports are passed on to scheduler and searcher. ``workers`` None: as many as the cluster has CPUs.
     """
     from ray import tune
 
@@ -150,8 +149,7 @@ def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings
             self._tell(journal.ended, self.numbers[trial.trial_id], values, self.failures.get(trial.trial_id))
 
         def on_trial_error(self, trial: Any, **info: Any) -> None:
-            reason = "its process died (out of memory, or a node that was lost)"
-            self.failures.setdefault(trial.trial_id, reason)
+            self.failures.setdefault(trial.trial_id, "its process died (out of memory, or a node that was lost)")
             self.on_trial_complete(trial)
 
         def _tell(self, method: Any, *arguments: Any) -> None:

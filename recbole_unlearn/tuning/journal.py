@@ -99,11 +99,6 @@ class Journal:
         except UnlearnError as error:
             raise UnlearnError(f"{error} Finished trials are kept; continue with --resume.") from error
 
-    def add(self, record: Record) -> None:
-        """Keep the record of a trial that has ended."""
-        self.records[identity(record["settings"])] = record
-        self._write()
-
     def reported(self, number: int, index: int, report: Report, node: str) -> None:
         """Note a report of a trial; ``index`` gives their order, and one that comes again counts once."""
         self._reports.setdefault(number, {})[index] = report
@@ -113,12 +108,13 @@ class Journal:
     def ended(self, number: int, values: Settings, error: str | None) -> None:
         """Keep a trial that has ended; one that was known before is on disk already."""
         reports = [report for _, report in sorted(self._reports.pop(number, {}).items())]
-        if identity(values) not in self.known:
+        if (name := identity(values)) not in self.known:
             is_last = bool(reports) and reports[-1]["last"]
             state = FAILED if error is not None or not reports else FINISHED if is_last else STOPPED
             self._failed += state == FAILED
             record = {"number": number, "settings": values, "state": state, "error": error}
-            self.add({**record, "node": self._nodes.get(number), "reports": reports})
+            self.records[name] = {**record, "node": self._nodes.get(number), "reports": reports}
+            self._write()
         if self.bar is not None:
             top = f"best {self._top:.4f}" if self._top > -float("inf") else ""
             self.bar.set_postfix_str(top + (f", {self._failed} failed" if self._failed else ""))

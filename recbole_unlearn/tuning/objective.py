@@ -22,18 +22,9 @@ from typing import Any
 import torch
 from recbole.evaluator.register import metrics_dict
 
+from recbole_unlearn import measures
 from recbole_unlearn.data import SequenceSplits, Splits, UnlearnData, loaders
 from recbole_unlearn.errors import UnlearnError, nearest
-from recbole_unlearn.measures import (
-    DECIMALS,
-    Pairs,
-    Windows,
-    deleted_pairs,
-    deleted_windows,
-    report_config,
-    standing,
-    utility,
-)
 from recbole_unlearn.rows import PAIRS, ExpectedStanding, Region, RetainedIndex, TrainIndex, Witness
 from recbole_unlearn.settings import TuneSettings, UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer
@@ -80,12 +71,12 @@ class Goal:
         """Figures with utility, distance and score, as in `tune.json`."""
         values: dict[str, float | None] = dataclasses.asdict(figures)
         values |= {name: getattr(self, name)(figures) for name in ("utility", "distance", "score")}
-        return {key: None if value is None else round(value, DECIMALS) for key, value in values.items()}
+        return {key: None if value is None else round(value, measures.DECIMALS) for key, value in values.items()}
 
 
 def read_metric(options: TuneSettings, config: UnlearnConfig, item_num: int = sys.maxsize) -> str:
     """The metric of a sweep as results name it, refused when it is not measured."""
-    measured = report_config(config, item_num)
+    measured = measures.report_config(config, item_num)
     names = {f"{metric.lower()}@{k}" for metric in measured["metrics"] for k in measured["topk"]}
     asked = options.tune_metric.lower()
     if asked not in names:
@@ -126,15 +117,15 @@ class Bench:
             raise UnlearnError("There are no validation interactions to tune on; change eval_args.")
         self.config, self.data, self.metric = config, data, metric
         self.loaders = loaders(config, data.retain)
-        self.windows: Windows | None = None  # of the deleted pairs of a sequential model
+        self.windows: measures.Windows | None = None  # of the deleted pairs of a sequential model
         if isinstance(data.retain, SequenceSplits):
-            self.deleted, self.windows = deleted_windows(data, negatives, config["seed"])
+            self.deleted, self.windows = measures.deleted_windows(data, negatives, config["seed"])
         else:
-            self.deleted = deleted_pairs(data, negatives, config["seed"])
+            self.deleted = measures.deleted_pairs(data, negatives, config["seed"])
 
     def measure(self, trainer: PhaseTrainer) -> Figures:
         """The figures of a trainer's model."""
-        found, _ = utility(trainer, self.config, self.loaders, self.data.affected_users)
+        found, _ = measures.utility(trainer, self.config, self.loaders, self.data.affected_users)
         return Figures(
             float(found["metrics"][self.metric]),
             float(found["affected"][self.metric]) if found["affected"] else None,
@@ -144,13 +135,13 @@ class Bench:
 
 @torch.no_grad()
 def demotion_rate(
-    trainer: PhaseTrainer, pairs: Pairs, splits: Splits, windows: Windows | None = None
+    trainer: PhaseTrainer, pairs: measures.Pairs, splits: Splits, windows: measures.Windows | None = None
 ) -> float | None:
     """The mean share of compared items that score higher than a deleted one; for sequences, at ``windows``."""
     if len(pairs) == 0:
         return None
     if windows is not None:
-        return float(standing(trainer, pairs, windows, splits).demoted.double().mean())
+        return float(measures.standing(trainer, pairs, windows, splits).demoted.double().mean())
     size = splits.train.item_num
     demoted = []
     for users in torch.unique(pairs.users).split(max(1, trainer.test_batch_size // size)):

@@ -97,8 +97,7 @@ class Space:
     def random(self, trials: int, seed: int) -> list[Settings]:
         """``trials`` distinct draws for every combination of the settings with `grid`; fewer when there are no more.
 
-        The first trials are the same for any number of them. Each combination has its turn before the next draw of
-        any, so that a sweep that is cut short has seen all of them.
+        The first trials are the same for any number of them, and each combination has its turn before the next draw.
         """
         rng = np.random.default_rng(seed)
         listed = [key for key, line in self.lines.items() if "grid" in line]
@@ -116,15 +115,6 @@ class Space:
                 else:
                     left.remove(fixed)
         return list(found.values())
-
-    def refuse_grids(self, searcher: str) -> None:
-        """Refuse `grid` for a searcher that draws."""
-        for key, line in self.lines.items():
-            if "grid" in line:
-                raise UnlearnError(
-                    f"{searcher} draws and does not go through the grid of {key}: "
-                    f"write {key}: {{choice: [...]}}, or use --searcher=grid."
-                )
 
 
 def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) -> Space:

@@ -105,8 +105,11 @@ class _Sweep:
             self.listed = self.space.grid()
         elif self.options.searcher == "random":
             self.listed = self.space.random(self.options.trials, self.config["seed"])
-        else:
-            self.space.refuse_grids(self.options.searcher)
+        elif listed := [key for key, line in self.space.lines.items() if "grid" in line]:
+            raise UnlearnError(
+                f"{self.options.searcher} draws and does not go through the grid of {listed[0]}: "
+                f"write {listed[0]}: {{choice: [...]}}, or use --searcher=grid."
+            )
 
     def run(self, forget: Any) -> TuneResult:
         """From the request to the written result."""
@@ -160,23 +163,17 @@ class _Sweep:
         objective = {name: getattr(goal, name) for name in ("metric", "affected", "weight", "target")}
         source = "retrained" if len(self.pipeline.methods) > 1 else "expected"
         return {
-            "schema": SCHEMA,
-            "model": config["model"],
-            "dataset": config["dataset"],
-            "method": self.method.name,
-            "seed": config["seed"],
+            "schema": SCHEMA, "model": config["model"], "dataset": config["dataset"],
+            "method": self.method.name, "seed": config["seed"],
             # A sweep that was cut short and resumed is the same sweep.
             "settings": {k: v for k, v in plain_values(config).items() if k != "resume"},
             "forget": self.pipeline.forgotten.to_json(),
             "objective": objective | {"target_source": source},
             "space": dict(self.space.lines),
-            "searcher": self.options.searcher,
-            "scheduler": self.options.scheduler,
-            "best": best(candidates),
-            "front": front(candidates),
-            "trials": records,
+            "searcher": self.options.searcher, "scheduler": self.options.scheduler,
+            "best": best(candidates), "front": front(candidates), "trials": records,
             "environment": environment(shared.threads, config["device"]),
-        }
+        }  # fmt: skip
 
     def _write(self, content: dict[str, Any]) -> None:
         directory = self.directory

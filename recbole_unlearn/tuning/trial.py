@@ -99,7 +99,7 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str
     for exact in pipeline.methods[1:2]:
         trainer, task = begin(
             exact.method, exact.settings, config, pipeline.data, pipeline.original, pipeline.trainings, "retrained"
-        )  # fmt: skip
+        )
         trainer.run(task)
         retrained = bench.measure(trainer)
     target = expected_demotion(config, data) if retrained is None else retrained.demotion

@@ -67,16 +67,11 @@ def test_every_kind_of_file_and_its_packed_and_damaged_forms(tmp_path, suffix):
 
 @pytest.mark.parametrize(
     ("columns", "meant"),
-    [
-        (("user_id",), ("1", None, None)),
-        (("item_id",), (None, "1", None)),
-        (("item_id", "user_id"), ("1", "1", None)),
-        (("user_id:token", "item_id:token"), ("1", "1", None)),
-        (("user_id", "item_id", "timestamp"), ("1", "1", 1.0)),
-        (("user_id", "reason", "Ticket number"), ("1", None, None)),
-        (("user_id", "item_id", "rating"), ("1", "1", None)),
-    ],
-)
+    [(("user_id",), ("1", None, None)), (("item_id",), (None, "1", None)), (("item_id", "user_id"), ("1", "1", None)),
+     (("user_id:token", "item_id:token"), ("1", "1", None)), (("user_id", "item_id", "timestamp"), ("1", "1", 1.0)),
+     (("user_id", "reason", "Ticket number"), ("1", None, None)),
+     (("user_id", "item_id", "rating"), ("1", "1", None))],
+)  # fmt: skip
 def test_the_header_decides(tmp_path, columns, meant):
     rows = [tuple("1" for _ in columns)]
     assert asked(write(tmp_path / "r.csv", columns, rows)) == [meant]
@@ -104,8 +99,10 @@ def test_interactions_users_and_items_mix_in_every_form(tmp_path, caplog):
     (tmp_path / "r.jsonl").write_text("\n".join(lines))
     text = "user_id,item_id,timestamp,reason\nu1,i2,7,moved away\nu22,,,\n,,,\n ,i50, ,\nu3, i4 ,,x\n"
     (tmp_path / "r.csv").write_text(text)
-    for form in (columns, pd.DataFrame(columns), *(tmp_path / f"r.{kind}" for kind in ("parquet", "jsonl", "csv"))):
+    frame = pd.DataFrame(columns, index=[9, 3, 3, 0])
+    for form in (columns, frame, *(tmp_path / f"r.{kind}" for kind in ("parquet", "jsonl", "csv"))):
         assert asked(form) == mixed
+    assert list(frame.columns) == list(columns)  # the caller's frame is left as it is
     # The blank line has a number and no request.
     assert read_request(tmp_path / "r.csv", FIELDS).rows.tolist() == [2, 3, 5, 6]
 
@@ -137,31 +134,19 @@ def test_tokens_keep_their_spelling(tmp_path):
         assert request.frame["user"].tolist() == ["1", "2"]
 
 
-def test_python_forms_agree():
-    users, items = ["a", "b"], ["x", "y"]
-    frame = pd.DataFrame({"user_id": users, "item_id": items}, index=[9, 3])
-    for form in (frame, {"user_id": users, "item_id": items}, (users, items), [np.array(users), np.array(items)]):
-        assert asked(form) == [("a", "x", None), ("b", "y", None)]
-    assert list(frame.columns) == ["user_id", "item_id"]  # the caller's frame is left as it is
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("", "is empty"),
-        ("user_id,item_id\n", "no rows"),
-        ("user_id,item_id\n\n\n", "no rows"),
-        ("user_id,item_id,timestamp\nu1,i1,\n,,7\n", r"neither a user nor an item .* line 3"),
-        ("user_id,item_id,reason\nu1,i1,\n ,,moved\n", r"neither a user nor an item .* line 3"),
-        ("user_id,item_id,timestamp\nu1,,7\n", r"timestamp is given with a whole user or item in line 2"),
-        ("user_id,timestamp\nu1,7\n", r"timestamp is given with a whole user or item in line 2"),
-        ("user_id,item_id,timestamp\nu1,i1,inf\n", r"not a number in line 2"),
-        ('user_id,reason\nu1,"two\nlines"\n,x\n', r"neither a user nor an item is given in line 4"),
-        ('user_id,reason\nu1,"open\nu2,x\n', r"line 2 has quotes that do not match"),
-        ("user_id,item_id,timestamp\nu1,i1,noon\n", r"not a number in line 2"),
-        ("user_id,item_id\nu1,i1,extra,more\n", "line 2 has more values"),
-    ],
-)
+    [("", "is empty"), ("user_id,item_id\n", "no rows"), ("user_id,item_id\n\n\n", "no rows"),
+     ("user_id,item_id,timestamp\nu1,i1,\n,,7\n", r"neither a user nor an item .* line 3"),
+     ("user_id,item_id,reason\nu1,i1,\n ,,moved\n", r"neither a user nor an item .* line 3"),
+     ("user_id,item_id,timestamp\nu1,,7\n", r"timestamp is given with a whole user or item in line 2"),
+     ("user_id,timestamp\nu1,7\n", r"timestamp is given with a whole user or item in line 2"),
+     ("user_id,item_id,timestamp\nu1,i1,inf\n", r"not a number in line 2"),
+     ('user_id,reason\nu1,"two\nlines"\n,x\n', r"neither a user nor an item is given in line 4"),
+     ('user_id,reason\nu1,"open\nu2,x\n', r"line 2 has quotes that do not match"),
+     ("user_id,item_id,timestamp\nu1,i1,noon\n", r"not a number in line 2"),
+     ("user_id,item_id\nu1,i1,extra,more\n", "line 2 has more values")],
+)  # fmt: skip
 def test_bad_content_names_file_and_line(tmp_path, text, message):
     (tmp_path / "r.csv").write_text(text)
     refused(tmp_path / "r.csv", f"r.csv.*{message}")
@@ -197,6 +182,7 @@ def test_one_value_is_one_token_and_a_column_is_its_values(values, other, shape)
     column = shape([other])
     for form in ((values[0], other), {"item_id": column, "user_id": values[0]}, [[values[0]], column]):
         assert asked(form) == [(first, str(other).strip(), None)]
+    assert asked((values, shape([other] * len(values)))) == [(token, str(other).strip(), None) for token in tokens]
 
 
 NO_COLUMN = st.one_of(
@@ -280,11 +266,9 @@ def test_unknown_and_missing_are_counted_without_names(source, tmp_path, caplog)
 
 @pytest.mark.parametrize(
     ("users", "said"),
-    [
-        ([f"x{n}" for n in range(30)], r"30 of 30 .*\(rows 0, 1, 2, 3, 4 and 25 more\)"),
-        ([f"u{n}" for n in range(40)], r"all \d+ training interactions"),
-    ],
-)
+    [([f"x{n}" for n in range(30)], r"30 of 30 .*\(rows 0, 1, 2, 3, 4 and 25 more\)"),
+     ([f"u{n}" for n in range(40)], r"all \d+ training interactions")],
+)  # fmt: skip
 def test_only_the_first_rows_are_listed_and_forgetting_everything_is_refused(source, users, said):
     with pytest.raises(UnlearnError, match=said):
         locate(read_request({"user_id": users}, FIELDS), source.splits)

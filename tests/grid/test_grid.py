@@ -19,12 +19,9 @@ from recbole_unlearn.settings import properties_dir
 from tests.conftest import ROOT
 
 GOOD = {
-    "datasets": ["ml-100k"],
-    "models": ["BPR", "LightGCN"],
-    "methods": ["retrain", "obliviate", "finetune"],
-    "seeds": [1, 2],
-    "ratios": [0.05, 0.2],
-}
+    "datasets": ["ml-100k"], "models": ["BPR", "LightGCN"], "methods": ["retrain", "obliviate", "finetune"],
+    "seeds": [1, 2], "ratios": [0.05, 0.2],
+}  # fmt: skip
 
 
 def write(path, content):
@@ -119,31 +116,25 @@ def test_any_file_is_read_or_refused_in_one_line(key, value):
 
 @pytest.mark.parametrize(("content", "message"), [
     ("", "is empty"),
-    ("- BPR\n", "not a mapping"),
-    ("models: [BPR\n", "is not valid YAML"),
     ("models: [BPR]\nmodels: [DMF]\n", r"models is there twice \(line 2\)"),
     ("models: !!python/object/apply:os.system ['true']\n", "is not valid YAML"),
     (GOOD | {"modles": ["BPR"]}, r"unknown key 'modles'\. Did you mean models\?"),
     ({k: v for k, v in GOOD.items() if k != "datasets"}, r"datasets is missing; expected for example datasets: \[ml"),
     (GOOD | {"models": ["LightGNC"]}, "Unknown model 'LightGNC'. Did you mean LightGCN"),
     (GOOD | {"models": ["DIEN"]}, "DIEN is a sequential model"),
-    (GOOD | {"models": []}, "models is empty"),
     (GOOD | {"seeds": None}, "seeds is empty"),
     (GOOD | {"methods": ["retrain", "oblivate"]}, "Unknown unlearning method 'oblivate'. Did you mean obliviate"),
     (GOOD | {"methods": ["obliviate"]}, "retrain is missing"),
     (GOOD | {"methods": ["retrain", "sisa", "sisa"]}, "methods: sisa is there twice"),
     (GOOD | {"ratios": [0.2, 0]}, "ratios: 0 is not a share of users"),
-    (GOOD | {"ratios": [1.5]}, "ratios: 1.5 is not"),
     (GOOD | {"ratios": [float("nan")]}, "ratios: nan is not"),
     (GOOD | {"ratios": [0.2, "0.2"]}, "ratios: '0.2' is not"),
     (GOOD | {"seeds": [1.5]}, "seeds: 1.5 is not a seed"),
-    (GOOD | {"seeds": [-1]}, "seeds: -1 is not a seed"),
     (GOOD | {"seeds": [True]}, "seeds: True is not a seed"),
     (GOOD | {"datasets": ["../ml"]}, "is not a name"),
     (GOOD | {"settings": {"epoch": 3}}, "Unknown setting 'epoch'. Did you mean epochs"),
     (GOOD | {"settings": {"sisa_shards": 3}}, "sisa_shards is a setting of sisa, but this run uses"),
     (GOOD | {"settings": {"lac_steps": -1}}, "lac_steps=-1 is not valid"),
-    (GOOD | {"settings": {"threads": 0}}, "threads=0 is not valid"),
     (GOOD | {"settings": {"report": "out"}}, "report is html or none"),
     (GOOD | {"settings": {"seed": 3}}, "list its values under seeds"),
     (GOOD | {"settings": {"workers": 2}}, "workers is not a setting of the runs"),

@@ -67,7 +67,7 @@ def test_no_candidate_beats_one_of_the_front_and_the_best_is_on_it(drawn, weight
         ("Precision@20", None),  # asked for by --metrics
         ("AveragePopularity@20", "better when smaller"),
     ],
-)  # fmt: skip
+)
 def test_metrics_that_are_measured_can_be_tuned_for_unless_smaller_is_better(make_config, metric, said):
     changes = {"metrics": ["NDCG", "Precision", "AveragePopularity"], "topk": [20], "valid_metric": "NDCG@20"}
     config = make_config(unlearn="obliviate", tune_metric=metric, **changes)

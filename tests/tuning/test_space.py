@@ -38,41 +38,25 @@ def test_every_kind_of_values(make_config, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [
-        ("", "empty"),
-        ("# nothing\n", "empty"),
-        ("- rank\n", "not a mapping"),
-        ("rank: {choice: [4\n", "line 2"),
-        ("rank: [4, 8]\n", "no kind of values"),
-        ("rank: 4\n", "no kind of values"),
-        ("rank: {}\n", "no kind of values"),
-        ("rank: {choice: []}\n", "list of values"),
-        ("rank: {choice: 4}\n", "list of values"),
-        ("rank: {choice: [4, 4]}\n", "is there twice"),
-        ("rank: {choice: [[4]]}\n", "plain value"),
-        ("rank: {choice: [0]}\n", "rank=0"),
-        ("rank: {choice: [4], grid: [8]}\n", "several kinds"),
-        ("rank: {choice: [4]}\nlac_steps: {int: [1, 2]}\nrank: {choice: [8]}\n", "rank is there twice (line 3)"),
-        ("rank: {chioce: [4]}\n", "Did you mean choice"),
-        ("lac_step: {int: [1, 2]}\n", "Did you mean lac_steps"),
-        ("learning_rate: {uniform: [0.1, 0.2]}\n", "not a setting of obliviate"),
-        ("4: {int: [1, 2]}\n", "the key 4 is not a name"),
-        ("lac_steps: {int: [80, 20]}\n", "upside down"),
-        ("lac_steps: {int: [20, 20]}\n", "upside down or empty"),
-        ("lac_steps: {int: [1.5, 20]}\n", "whole numbers"),
-        ("lac_steps: {int: [1, 20, 0]}\n", "step 0"),
-        ("lac_steps: {int: [-5, 20]}\n", "lac_steps=-5"),
-        ("lac_horizon: {choice: [8]}\n", "lac_horizon=8"),  # before the last step
-        ("lac_steps: {uniform: [0.5, 20.5]}\n", "expected a whole number"),
-        ("lac_learning_rate: {uniform: [0.2, 0.1]}\n", "upside down"),
-        ("lac_learning_rate: {loguniform: [0, 0.1]}\n", "above 0"),
-        ("lac_learning_rate: {uniform: [0, .inf]}\n", "two numbers"),
-        ("lac_learning_rate: {uniform: [0.1]}\n", "two numbers"),
-        ("lac_learning_rate: {choice: [.nan]}\n", "finite"),
-        ("lua_reach: {uniform: [0, 1.5]}\n", "lua_reach=1.5"),
-        ("forget_kind: {choice: [noise, odd]}\n", "forget_kind='odd'"),
-        ("rank: !!python/object/apply:os.mkdir [hacked]\n", "not valid YAML"),
-    ],
+    [("", "empty"), ("- rank\n", "not a mapping"), ("rank: {choice: [4\n", "line 2"),
+     ("rank: [4, 8]\n", "no kind of values"), ("rank: {}\n", "no kind of values"),
+     ("rank: {choice: []}\n", "list of values"), ("rank: {choice: [4, 4]}\n", "is there twice"),
+     ("rank: {choice: [[4]]}\n", "plain value"), ("rank: {choice: [0]}\n", "rank=0"),
+     ("rank: {choice: [4], grid: [8]}\n", "several kinds"),
+     ("rank: {choice: [4]}\nlac_steps: {int: [1, 2]}\nrank: {choice: [8]}\n", "rank is there twice (line 3)"),
+     ("rank: {chioce: [4]}\n", "Did you mean choice"), ("lac_step: {int: [1, 2]}\n", "Did you mean lac_steps"),
+     ("learning_rate: {uniform: [0.1, 0.2]}\n", "not a setting of obliviate"),
+     ("4: {int: [1, 2]}\n", "the key 4 is not a name"), ("lac_steps: {int: [20, 20]}\n", "upside down or empty"),
+     ("lac_steps: {int: [1.5, 20]}\n", "whole numbers"), ("lac_steps: {int: [1, 20, 0]}\n", "step 0"),
+     ("lac_steps: {int: [-5, 20]}\n", "lac_steps=-5"), ("lac_horizon: {choice: [8]}\n", "lac_horizon=8"),
+     ("lac_steps: {uniform: [0.5, 20.5]}\n", "expected a whole number"),
+     ("lac_learning_rate: {uniform: [0.2, 0.1]}\n", "upside down"),
+     ("lac_learning_rate: {loguniform: [0, 0.1]}\n", "above 0"),
+     ("lac_learning_rate: {uniform: [0, .inf]}\n", "two numbers"),
+     ("lac_learning_rate: {uniform: [0.1]}\n", "two numbers"), ("lac_learning_rate: {choice: [.nan]}\n", "finite"),
+     ("lua_reach: {uniform: [0, 1.5]}\n", "lua_reach=1.5"),
+     ("forget_kind: {choice: [noise, odd]}\n", "forget_kind='odd'"),
+     ("rank: !!python/object/apply:os.mkdir [hacked]\n", "not valid YAML")],
 )  # fmt: skip
 def test_bad_spaces_are_told_in_one_line(make_config, tmp_path, text, said):
     with pytest.raises(UnlearnError) as caught:
@@ -102,19 +86,6 @@ def test_the_spaces_that_are_shipped_fit_their_methods(path, make_config):
     own = space.load(config, METHODS.get(name), None)
     assert own == space.load(config, METHODS.get(name), path.stem)  # named without its path
     assert len(own.random(16, 0)) == 16
-
-
-@pytest.mark.parametrize(
-    ("method", "file", "said"),
-    [
-        ("retrain", None, r"retrain has no search space.*obliviate"),
-        ("obliviate", "none.yaml", "Cannot read the search space"),
-        ("obliviate", "oblivate", r"--space=oblivate is neither .* Did you mean obliviate\?"),
-    ],
-)
-def test_spaces_that_are_not_there(make_config, method, file, said):
-    with pytest.raises(UnlearnError, match=said):
-        space.load(make_config(unlearn=method), METHODS.get(method), file)
 
 
 PLAIN = st.integers(-50, 50) | st.booleans() | st.text(max_size=3) | st.none()

@@ -193,20 +193,18 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [
-        ({"tune_metric": "NDCG@15"}, "tune_metric=NDCG@15 is not measured"),
-        ({"searcher": "grid"}, "Grid search cannot go through the range of lac_learning_rate"),
-        ({"searcher": "genetic"}, "searcher='genetic' is not valid"),
-        ({"searcher": "optuna", "space": "listed.yaml"}, "not go through the grid of rank"),
-        ({"compare": "obliviate_paper"}, "compares with retrain, not with obliviate_paper"),
-        ({"unlearn": "retrain", "space": None}, "retrain has no search space"),
-        ({"unlearn": "sisa", "space": None}, "sisa trains an original of its own"),
-        ({"ray_address": "127.0.0.1:1"}, "Cannot connect to the Ray cluster at 127.0.0.1:1"),
-        ({"ray_address": "ray://127.0.0.1:1"}, "not through a Ray client"),
-        ({"trials": 0}, "trials=0 is not valid"),
-        ({"space": "nowhere.yaml"}, "Cannot read the search space nowhere.yaml"),
-    ],
-)
+    [({"tune_metric": "NDCG@15"}, "tune_metric=NDCG@15 is not measured"),
+     ({"searcher": "grid"}, "Grid search cannot go through the range of lac_learning_rate"),
+     ({"searcher": "genetic"}, "searcher='genetic' is not valid"),
+     ({"searcher": "optuna", "space": "listed.yaml"}, "not go through the grid of rank"),
+     ({"compare": "obliviate_paper"}, "compares with retrain, not with obliviate_paper"),
+     ({"unlearn": "retrain", "space": None}, "retrain has no search space of its own"),
+     ({"unlearn": "sisa", "space": None}, "sisa trains an original of its own"),
+     ({"ray_address": "127.0.0.1:1"}, "Cannot connect to the Ray cluster at 127.0.0.1:1"),
+     ({"ray_address": "ray://127.0.0.1:1"}, "not through a Ray client"), ({"trials": 0}, "trials=0 is not valid"),
+     ({"space": "nowhere.yaml"}, "Cannot read the search space nowhere.yaml"),
+     ({"space": "oblivate"}, "neither a file here nor one of")],
+)  # fmt: skip
 def test_bad_input_is_one_line_and_nothing_is_trained(small, tmp_path, monkeypatch, capsys, changes, said):
     pytest.importorskip("ray.tune")
     monkeypatch.setattr(backend, "is_installed", lambda name: True)
