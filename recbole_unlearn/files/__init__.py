@@ -12,6 +12,7 @@ from recbole_unlearn.files.atomic import (
     refuse_result,
     remove_stale,
     staged,
+    sync,
     write_bytes,
     write_json,
     write_torch,

@@ -95,6 +95,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     """A temporary directory next to ``path`` to fill; it takes the name when the block succeeds."""
     path, temporary = Path(path), None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
         with claimed(temporary):
             yield temporary
@@ -228,7 +229,7 @@ def _publish(staging: Path, directory: Path, whole: bool) -> None:
     """Rename ``staging`` to ``directory``, or move its files in and those of earlier runs out; never other files."""
     if whole:
         os.rename(staging, directory)  # over an empty directory, in one step
-        return _sync(directory.parent)
+        return sync(directory.parent)
     old = Path(tempfile.mkdtemp(dir=directory, prefix=".replaced-"))
     try:
         found = {entry for name in _OURS for entry in directory.glob(name)}
@@ -238,10 +239,11 @@ def _publish(staging: Path, directory: Path, whole: bool) -> None:
             os.replace(entry, directory / entry.name)
     finally:
         shutil.rmtree(old, ignore_errors=True)
-    return _sync(directory)
+    return sync(directory)
 
 
-def _sync(directory: Path) -> None:
+def sync(directory: Path) -> None:
+    """Flush the names in a directory to the disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -426,17 +426,10 @@ def refuse_overwriting(directory: Path, config: UnlearnConfig, original: Path | 
 
 
 def write_model(
-    directory: Path,
-    home: Path,
-    config: UnlearnConfig,
-    trained: Trained,
-    optimizer: dict[str, Any],
-    parts: Sequence[Dataset],
-    clock: Clock | None,
-    fitted: np.ndarray | None = None,
-    done: Sequence[Done] = (),
+    directory: Path, home: Path, config: UnlearnConfig, trained: Trained, optimizer: dict[str, Any],
+    parts: Sequence[Dataset], clock: Clock | None, fitted: np.ndarray | None = None, done: Sequence[Done] = (),
     windows: Sequence[Dataset] | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Write a checkpoint and the dataset it belongs to (train, valid, test); returns the checkpoint's name.
 
     ``home`` is the directory both are in at the end. ``optimizer`` is the state of one without memory: that of
@@ -459,14 +452,9 @@ def write_model(
 
 def dataset_config(config: UnlearnConfig, directory: Path, dataset_file: Path) -> Config:
     """The settings with which plain RecBole finds ``dataset_file``, and nothing else."""
+    # Should the saved dataset be missing, RecBole must fail rather than read or download the source again, which may
+    # still hold the deleted interactions: the folder "." always exists, and has no atomic file of these names.
     return config.to_recbole(
-        checkpoint_dir=str(directory),
-        dataset_save_path=str(dataset_file),
-        # Should the saved dataset be missing, RecBole must fail rather than read or download the source again, which
-        # may still hold the deleted interactions: this folder always exists, and has no atomic file of these names.
-        data_path=".",
-        save_dataset=False,
-        save_dataloaders=False,
-        dataloaders_save_path=None,
-        benchmark_filename=PARTS,
-    )
+        checkpoint_dir=str(directory), dataset_save_path=str(dataset_file), data_path=".", save_dataset=False,
+        save_dataloaders=False, dataloaders_save_path=None, benchmark_filename=PARTS,
+    )  # fmt: skip

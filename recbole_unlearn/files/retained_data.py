@@ -4,12 +4,10 @@ RecBole numbers users and items by their first appearance, so a source file with
 give other numbers, and an unlearned model would not fit it. This file keeps the numbering and the split: RecBole's
 `create_dataset` loads it as it is, and :func:`read_dataset` is where the next request starts.
 
-Written (:func:`write_dataset`) are the values that a retained interaction uses, itself or through its user or item.
-A zip code or a word of a title can tell as much as a name, and a value that no retained interaction uses may have
-been that of a deleted user alone: its token becomes a placeholder, which keeps the numbering, and the features of
-users and items without an interaction become zeros (:func:`blank_unused`). Read (:func:`read_dataset`) is any file:
-RecBole trusts its datasets, and an id outside the vocabulary, a missing column or a part of negative length would
-end in the middle of a training.
+A value that no retained interaction uses, such as a zip code, may have been that of a deleted user alone: its token
+becomes a placeholder, which keeps the numbering, and the features of users and items without an interaction become
+zeros (:func:`blank_unused`). Any file is checked when it is read: RecBole trusts its datasets, and an id outside the
+vocabulary or a missing column would end in the middle of a training.
 """
 
 from __future__ import annotations
@@ -85,14 +83,9 @@ class Saved(NamedTuple):
 
 
 def write_dataset(
-    path: Path,
-    config: Config,
-    parts: Sequence[Dataset],
-    clock: Clock | None,
-    fitted: np.ndarray | None = None,
-    done: Sequence[Done] = (),
-    windows: Sequence[Dataset] | None = None,
-) -> None:
+    path: Path, config: Config, parts: Sequence[Dataset], clock: Clock | None, fitted: np.ndarray | None = None,
+    done: Sequence[Done] = (), windows: Sequence[Dataset] | None = None,
+) -> None:  # fmt: skip
     """Write the interactions of ``parts`` (train, valid, test) as one saved dataset of RecBole.
 
     ``fitted`` (items,) is about how many training interactions each item had when its rows were fitted, for the next

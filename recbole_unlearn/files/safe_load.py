@@ -358,11 +358,6 @@ def _scalar(builder: _Builder, made: StandIn) -> Any:
     return _array(builder, raw, dtype, (), "C")[()]
 
 
-def _frombuffer(builder: _Builder, made: StandIn) -> np.ndarray:
-    raw, dtype, shape, order = builder.build(made.args)
-    return _array(builder, raw, dtype, shape, order)
-
-
 def _reconstructed(builder: _Builder, made: StandIn) -> np.ndarray:
     _, shape, dtype, fortran, content = builder.build(made.state)
     found = _array(builder, content, dtype, shape, "F" if fortran is True else "C")
@@ -444,16 +439,11 @@ def _frame(builder: _Builder, made: StandIn) -> pd.DataFrame:
     return pd.DataFrame({str(columns[at]): found[at] for at in range(len(columns))}, index=lines)
 
 
-def _dict(builder: _Builder, made: StandIn) -> dict[Any, Any]:
-    return builder.mapping(made.entries)
-
-
-def _as_is(builder: _Builder, made: StandIn) -> StandIn:
-    return made
-
-
+_Constructor = Callable[[_Builder, StandIn], Any]
+_dict: _Constructor = lambda builder, made: builder.mapping(made.entries)  # noqa: E731
+_as_is: _Constructor = lambda builder, made: made  # noqa: E731
 # The globals that a file may name, by package and name; in whatever module of the package, since none is imported.
-_CONSTRUCTORS: dict[str, dict[str, Callable[[_Builder, StandIn], Any]]] = {
+_CONSTRUCTORS: dict[str, dict[str, _Constructor]] = {
     "builtins": {
         **dict.fromkeys(("set", "frozenset", "list", "tuple"), _several), "dict": _dict, "slice": _slice,
         "bytes": _encoded,
@@ -464,7 +454,10 @@ _CONSTRUCTORS: dict[str, dict[str, Callable[[_Builder, StandIn], Any]]] = {
         "_rebuild_parameter_with_state": _parameter, "_rebuild_sparse_tensor": _sparse_tensor,
         "Size": lambda _, made: _whole_numbers(made.args[0]), "device": _as_is, "_get_layout": _as_is,
     },
-    "numpy": {"dtype": _dtype, "scalar": _scalar, "_frombuffer": _frombuffer, "_reconstruct": _reconstructed},
+    "numpy": {
+        "dtype": _dtype, "scalar": _scalar, "_reconstruct": _reconstructed,
+        "_frombuffer": lambda builder, made: _array(builder, *builder.build(made.args)),
+    },
     "scipy": {f"{form}_{kind}": _sparse for form in ("csr", "csc", "coo", "lil") for kind in ("matrix", "array")},
     "pandas": {"DataFrame": _frame, "_new_Index": _index, "BlockManager": _as_is, "_unpickle_block": _as_is},
 }  # fmt: skip

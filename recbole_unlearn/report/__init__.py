@@ -20,6 +20,6 @@ from recbole_unlearn.report.entries import (
     recovered,
     results_in,
 )
-from recbole_unlearn.report.page import decimal, difference, duration, flat, percent, plain, times, write_page
+from recbole_unlearn.report.page import decimal, difference, duration, percent, times, write_page
 from recbole_unlearn.report.run_report import write_report
 from recbole_unlearn.report.sweep import write_sweep

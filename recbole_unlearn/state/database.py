@@ -31,7 +31,7 @@ COUNTS = ("interactions", "held_out", "users", "items")  # of a request
 WAIT = 30.0  # seconds for another process's transaction, which takes milliseconds
 START = "0" * 64  # the link before the first entry
 
-# MIGRATIONS[k] takes a database from version k to k + 1.
+# MIGRATIONS[k] takes a database from version k to k + 1; a line ends with a semicolon where its statement ends.
 MIGRATIONS = [
     """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -173,12 +173,8 @@ class Database:
             with self.transaction():
                 version = self.value("PRAGMA user_version")  # another process may have been first
                 for script in MIGRATIONS[version:]:
-                    statement = ""
-                    for line in script.splitlines():  # `executescript` would commit in between
-                        statement += line + "\n"
-                        if sqlite3.complete_statement(statement):
-                            self.connection.execute(statement)
-                            statement = ""
+                    for statement in script.split(";\n"):  # `executescript` would commit in between
+                        self.connection.execute(statement)
                 self.connection.execute(f"PRAGMA user_version={VERSION}")
 
     def use_key(self, key: bytes) -> None:
@@ -286,12 +282,9 @@ def working(folder: Path) -> Iterator[None]:
             stack.callback(connection.close)
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.Error as error:
-            if "locked" not in str(error):
-                raise UnlearnError(
-                    f"Cannot work on the state {shown(folder)}: {error}. Check the disk and its permissions."
-                ) from error
-            raise UnlearnError(
-                f"Another process is working on the state {shown(folder)}. Wait for it, or stop its `requests run "
-                "--watch`; new requests can be submitted meanwhile."
-            ) from error
+            why = f"Cannot work on the state {shown(folder)}: {error}. Check the disk and its permissions."
+            if "locked" in str(error):
+                why = f"Another process is working on the state {shown(folder)}. Wait for it, or stop its `requests "
+                why += "run --watch`; new requests can be submitted meanwhile."
+            raise UnlearnError(why) from error
         yield

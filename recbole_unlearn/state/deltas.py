@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load, save
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import dataset_config, write_dataset
+from recbole_unlearn.files import dataset_config, sync, write_dataset
 from recbole_unlearn.inputs import read_regular, shown
 from recbole_unlearn.settings import UnlearnConfig
 
@@ -138,15 +138,6 @@ def _destroy(path: Path) -> None:
                 left -= os.write(descriptor, zeros[: min(left, len(zeros))])
             os.fsync(descriptor)
     path.unlink(missing_ok=True)
-
-
-def sync(folder: Path) -> None:
-    """Flush the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Base(NamedTuple):

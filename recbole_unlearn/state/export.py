@@ -99,11 +99,6 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
         if earlier is not None:
             raise UnlearnError(f"{model} has no vectors, so there is no delta. Export it without `since`.")
         logger.warning("%s has no vectors whose dot product is its score: only its checkpoint is exported.", model)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = error.strerror or error
-        raise UnlearnError(f"Cannot make {shown(target)}: {why}. Choose another.") from error
     data = dataclasses.replace(live.retained(), done=done)
     about: dict[str, Any] = {
         "schema": SCHEMA, "date": now(), "model": model, "dataset": core.about("dataset"), "fingerprint": fingerprint,

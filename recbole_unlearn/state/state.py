@@ -18,14 +18,14 @@ from recbole.utils import ModelType
 
 from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Checkpoint, new_directory, read_checkpoint, remove_stale
+from recbole_unlearn.files import Checkpoint, new_directory, read_checkpoint, remove_stale, sync
 from recbole_unlearn.inputs import shown
 from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.session import check_methods, configured
 from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, declared
 from recbole_unlearn.state import publish, verify, worker
 from recbole_unlearn.state.context import FILES, Core, Receipt, versions
-from recbole_unlearn.state.deltas import sync, write_base
+from recbole_unlearn.state.deltas import write_base
 from recbole_unlearn.state.export import Exported, export
 from recbole_unlearn.state.live import read_moments, squared_norm
 from recbole_unlearn.state.status import Overview, overview
@@ -74,11 +74,6 @@ def init_state(
             f"{original.model} is a {_NOT_KEPT[config['MODEL_TYPE']]}. Use run_unlearn.py with --checkpoint, one "
             "request after the other."
         )
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = error.strerror or error
-        raise UnlearnError(f"Cannot make {shown(folder.parent)}: {why}. Choose another directory.") from error
     remove_stale(folder.parent, f".{glob.escape(folder.name)}.*.tmp")  # of an `init` that was killed
     with new_directory(folder) as place:
         (place / FILES).mkdir()
@@ -192,7 +187,7 @@ class State:
 
         ``head`` is a link of the ledger that was noted elsewhere: with it, a ledger whose end was cut off is found.
         """
-        return verify.verify(self.core, head)
+        return next(verify.faults(self.core, head), None)
 
     def verify(self, head: str | None = None) -> None:
         """As :meth:`fault`; raises UnlearnError where there is one."""

@@ -25,7 +25,6 @@ Row = dict[str, Any]
 # Of the page: groups of requests, requests of a group, bars of deadlines, entries of the ledger.
 _GROUPS = ("failed", "running", "pending", "done", "published", "rolled back")
 _ROWS, _BARS, _ENTRIES = 200, 20, 12
-_OF_DONE = ("seconds", "drift")  # measures that every request has
 _SHOWN = ("id", "status", "submitted", "due", "finished", *COUNTS, "why")
 
 
@@ -144,11 +143,6 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
     return "\n".join([*lines, wrapped(advice), f"Ledger: {entries}, head {seen.head}"])
 
 
-def minute(time: str) -> str:
-    """2026-11-17 18:02, of a stored time."""
-    return datetime.datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M")
-
-
 def due(row: Row) -> str:
     """The day on which a request is due and the time left, or the day alone once it is done."""
     if not isinstance(row["due"], str):
@@ -165,7 +159,7 @@ def due(row: Row) -> str:
 
 def write_status(database: Database, target: Path) -> Path:
     """Write the page of a state and return its path: ids of requests and counts, but no names of users or items."""
-    from recbole_unlearn.report import figures, flat, plain, write_page  # imports plotly
+    from recbole_unlearn.report import figures, write_page  # imports plotly
 
     seen, entries, points = overview(database), list(database.entries()), history(database)
     end = now()
@@ -174,32 +168,24 @@ def write_status(database: Database, target: Path) -> Path:
     finished = sorted(row["finished"] for row in by_status["done"] + by_status["published"])
     series = {"done": finished, "submitted": [row["submitted"] for row in rows]}
     counts = {
-        name: [(_plot_time(time), min(place, len(times))) for place, time in enumerate([*times, end], 1)]
+        name: [(_plain_time(time), min(place, len(times))) for place, time in enumerate([*times, end], 1)]
         for name, times in series.items()
         if times
     }
-    spent = [(_plot_time(point.time), point) for point in [*points, points[-1]._replace(time=end)]]
+    spent = [(_plain_time(point.time), point) for point in [*points, points[-1]._replace(time=end)]]
     waiting = [row for row in rows if row["status"] in WAITING and isinstance(row["due"], str)]
     first = sorted(waiting, key=lambda row: row["due"])[:_BARS]
-    bars = [(row["id"], _plot_time(row["submitted"]), _plot_time(row["due"])) for row in reversed(first)]
-    measured = [(entry, dict(flat(entry.get("measures", {})))) for entry in reversed(entries)]
-    names = list(dict.fromkeys(name for _, values in measured for name in values if name not in _OF_DONE))
-    measured = [(entry, values) for entry, values in measured if values.keys() & set(names)][:_ENTRIES]
+    bars = [(row["id"], _plain_time(row["submitted"]), _plain_time(row["due"])) for row in reversed(first)]
     took = [entry["measures"]["seconds"] for entry in entries if entry["what"] == "done"]
     return write_page(
         target, "status.html", title=f"Deletion requests: {seen.model} on {seen.dataset}", seen=seen,
-        now=_plot_time(end), number={name: len(own) for name, own in by_status.items()},
+        now=_plain_time(end), number={name: len(own) for name, own in by_status.items()},
         seconds=statistics.median(took) if took else None, most_deleted=MOST_DELETED, most_drift=MOST_DRIFT,
         counts=figures.over_time(counts, "requests", whole=True),
-        deadlines=figures.deadlines(bars, _plot_time(end)), waiting=waiting,
+        deadlines=figures.deadlines(bars, _plain_time(end)), waiting=waiting,
         undrawn=_omitted(waiting, first, "deadline"),
         deleted=figures.over_time({"deleted": [(t, p[1]) for t, p in spent]}, "deleted", MOST_DELETED, ".1%"),
         drift=figures.over_time({"drift": [(t, p[2]) for t, p in spent]}, "drift", MOST_DRIFT),
-        names=names,
-        distances=[
-            [f"{one['number']} {one['what']}", minute(one["time"]), *(plain(values.get(name)) for name in names)]
-            for one, values in measured
-        ],
         groups={
             f"{name} ({len(own)})": [cells for row in own[:_ROWS] for cells in _cells(row)]
             for name, own in by_status.items()
@@ -207,7 +193,7 @@ def write_status(database: Database, target: Path) -> Path:
         },
         omitted=" ".join(_omitted(own, own[:_ROWS], f"{name} request") for name, own in by_status.items()),
         newest=[
-            [entry["number"], minute(entry["time"]), entry["what"], entry.get("id", MISSING)]
+            [entry["number"], _plain_time(entry["time"])[:16], entry["what"], entry.get("id", MISSING)]
             for entry in reversed(entries[-_ENTRIES:])
         ],
     )  # fmt: skip
@@ -215,8 +201,9 @@ def write_status(database: Database, target: Path) -> Path:
 
 def _cells(row: Row) -> list[list[str]]:
     """A row of the table, and below it the reason of a failure."""
-    finished = minute(row["finished"]) if isinstance(row["finished"], str) else MISSING
-    cells = [row["id"], due(row), minute(row["submitted"]), finished, *(f"{row[name]:,}" for name in COUNTS)]
+    found = (row["submitted"], row["finished"])
+    times = (_plain_time(time)[:16] if isinstance(time, str) else MISSING for time in found)
+    cells = [row["id"], due(row), *times, *(f"{row[name]:,}" for name in COUNTS)]
     return [cells, [row["why"]]] if row["why"] else [cells]
 
 
@@ -225,6 +212,6 @@ def _omitted(rows: Sequence[Row], drawn: Sequence[Row], noun: str) -> str:
     return f"{counted(number, f'further {noun}')} not shown." if number else ""
 
 
-def _plot_time(time: str) -> str:
-    """A time for plotly, which takes no time zone; all are UTC."""
+def _plain_time(time: str) -> str:
+    """A stored time without its zone, which plotly does not take; all are UTC."""
     return datetime.datetime.fromisoformat(time).astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -15,12 +15,8 @@ from recbole_unlearn.state.deltas import digest
 from recbole_unlearn.state.status import Account
 
 
-def verify(core: Core, head: str | None = None) -> str | None:
-    """The first fault, in words; None when there is none; see :meth:`State.fault`."""
-    return next(_faults(core, head), None)
-
-
-def _faults(core: Core, head: str | None) -> Iterator[str]:
+def faults(core: Core, head: str | None) -> Iterator[str]:
+    """The faults of a state, in words; see :meth:`State.fault`."""
     problem = core.database.ledger_fault()
     if problem:
         yield problem

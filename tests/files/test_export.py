@@ -1,11 +1,8 @@
 """The saved model: plain RecBole can use it, and nothing that was deleted is in it."""
 
-import os
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ import torch
 
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.errors import UnlearnError
-from tests.files import RUN, strings
+from tests.files import RUN, plain_recbole, strings
 
 GONE = ["u3", "u8"]
 
@@ -88,54 +85,13 @@ def test_the_dataset_holds_the_retained_rows_only(unlearn):
     assert set(GONE) <= set(result.data.full.train.field2token_id["user_id"])
 
 
-PLAIN = """
-import sys
-files, sys.argv = sys.argv[1:], ["plain"]
-import numpy as np
-import torch
-for name in ("float_", "complex_", "unicode_"):  # numpy 2, on which RecBole itself does not start
-    if name not in np.__dict__:
-        setattr(np, name, {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}[name])
-from recbole.config import Config
-Config.compatibility_settings(None)  # an unpickled config does not restore the names RecBole reads
-try:
-    from recbole.quick_start import load_data_and_model
-except ImportError:
-    print("NO RAY")
-    sys.exit(0)
-import scipy.sparse as sp
-if not hasattr(sp.dok_matrix, "_update"):
-    sp.dok_matrix._update = lambda self, entries: self._dict.update(entries)
-from recbole.utils import get_trainer
-for file in files:
-    config, model, dataset, train, valid, test = load_data_and_model(file)
-    trainer = get_trainer(config["MODEL_TYPE"], config["model"])(config, model)
-    trainer.eval_collector.data_collect(train)
-    result = trainer.evaluate(test, load_best_model=False)
-    print("RESULT", len(train._dataset), len(valid._dataset), len(test._dataset), result["ndcg@20"])
-assert not any(name.startswith("recbole_unlearn") for name in sys.modules)
-"""
-
-
 @pytest.mark.slow
 def test_plain_recbole_loads_it_and_gets_the_same_figures(unlearn, tmp_path):
-    """In a process of its own, without the plugin; torch is told to trust the file, as RecBole needs."""
     results = [unlearn(model) for model in ("LightGCN", "FM")]
-    files = [str(next(result.output_dir.glob("*-unlearned.pth"))) for result in results]
-    environment = os.environ | {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PLAIN, *files], capture_output=True, text=True, env=environment,
-        cwd=tmp_path, check=False,
-    )  # fmt: skip
-    if "NO RAY" in done.stdout:
-        pytest.skip("recbole.quick_start needs Ray, which is not installed")
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    for result, (*sizes, figure) in zip(results, lines, strict=True):
-        assert [int(size) for size in sizes] == [len(part) for part in result.data.retain]
-        ours = result.result["phases"]["unlearned"]["metrics"]["ndcg@20"]
-        assert float(figure) == pytest.approx(ours, abs=1e-4)
+    found = plain_recbole(tmp_path, *(next(result.output_dir.glob("*-unlearned.pth")) for result in results))
+    for result, (sizes, figure) in zip(results, found, strict=True):
+        assert sizes == [len(part) for part in result.data.retain]
+        assert figure == pytest.approx(result.result["phases"]["unlearned"]["metrics"]["ndcg@20"], abs=1e-4)
 
 
 def test_the_next_request_starts_where_the_last_one_ended(unlearn, copied, tmp_path):

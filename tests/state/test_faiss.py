@@ -29,13 +29,17 @@ def brute_force(serving, export, user, k):
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN"])
 def test_indexes_follow_deltas(make_state, key_file, tmp_path, example, model):
+    """From the submission on, through publication and retraining, a deleted pair is not served."""
     state = make_state(model)
     state.export(tmp_path / "0")
     serving = example.Serving(tmp_path / "0", key_file)
     serving.ivf.nprobe = serving.ivf.nlist  # all cells, so that it is exact as well
+    found = serving.recommend("u9", 60, serving.flat)
+    pair = next(item for item in found if item in items_of("u9") and item != "i7")
     requests = {"a": some("u3", 6), "b": {"user_id": "u8"}, "c": {"item_id": "i7"}}
-    steps = [lambda id=id, r=r: done(state, **{id: r}) for id, r in requests.items()]
-    steps += [lambda: state.rollback("b"), state.publish]
+    steps = [lambda: state.submit({"user_id": "u9", "item_id": pair}), state.run]
+    steps += [lambda id=id, r=r: done(state, **{id: r}) for id, r in requests.items()]
+    steps += [lambda: state.rollback("b"), state.publish, state.retrain]
     for number, step in enumerate(steps, 1):
         step()
         out = tmp_path / str(number)
@@ -47,23 +51,9 @@ def test_indexes_follow_deltas(make_state, key_file, tmp_path, example, model):
             assert len(expected) == 10
             for index in (serving.flat, serving.ivf):
                 assert serving.recommend(user, 10, index) == expected
+        for index in (serving.flat, serving.ivf, serving.hnsw):
+            assert pair not in serving.recommend("u9", 100, index)
+        assert pair in serving.items.values()  # others may get it
     assert not set(items_of("u3")[:6]) & set(serving.recommend("u3", 100, serving.flat))
     assert "i7" not in serving.items.values()
     assert "u8" in serving.rows_of_users  # undone
-
-
-def test_from_submission_on_a_deleted_item_is_not_served(make_state, key_file, tmp_path, example):
-    state = make_state()
-    state.export(tmp_path / "0")
-    serving = example.Serving(tmp_path / "0", key_file)
-    item = next(item for item in serving.recommend("u3", 60, serving.flat) if item in items_of("u3"))
-    state.submit({"user_id": "u3", "item_id": item})
-    last = tmp_path / "0"
-    for name, step in (("1", list), ("2", state.run), ("3", state.publish), ("4", state.retrain)):
-        step()
-        state.export(tmp_path / name, since=last)
-        last = tmp_path / name
-        serving.follow(last)
-        for index in (serving.flat, serving.ivf, serving.hnsw):
-            assert item not in serving.recommend("u3", 100, index)
-        assert item in serving.items.values()  # others may get it

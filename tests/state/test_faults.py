@@ -18,11 +18,9 @@ from tests.state.conftest import done, items_of, refused, some
 from tests.state.crash_cases import Campaign, forked, looked_at, picture
 
 WORK = {
-    "run": State.run,
-    "rollback": lambda state: state.rollback("a"),
-    "publish": State.publish,
+    "run": State.run, "rollback": lambda state: state.rollback("a"), "publish": State.publish,
     "retrain": State.retrain,
-}
+}  # fmt: skip
 COMMANDS = {**WORK, "submit": lambda state: state.submit({"item_id": "i7"}, id="c")}
 
 
@@ -69,18 +67,6 @@ def test_a_file_that_cannot_grow(busy, key_file, command):
     busy.verify()
 
 
-def test_a_full_database_takes_no_request_and_goes_on(busy, key_file):
-    connection = busy.core.database.connection
-    before = picture(busy)
-    connection.execute(f"PRAGMA max_page_count={connection.execute('PRAGMA page_count').fetchone()[0]}")
-    wish = {"user_id": [f"u{n}" for n in range(10, 40)]}
-    refused("database or disk is full. Check the disk", busy.submit, wish, id="large")
-    assert picture(busy) == before == looked_at(busy.core.folder, key_file)
-    connection.execute("PRAGMA max_page_count=1000000")
-    assert busy.submit(wish, id="large").status == "pending"
-    busy.verify()
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_database_that_cannot_be_written_to(busy, key_file, command):
     before = picture(busy)
@@ -108,22 +94,6 @@ def test_a_disk_that_cannot_be_written_to(busy, key_file, checkpoints, tiny_path
     assert picture(busy) == before == looked_at(busy.core.folder, key_file)
     busy.run()
     busy.verify()
-
-
-def test_a_folder_without_permission_to_write(busy, key_file):
-    folder = busy.core.folder
-    busy.close()
-    for path in (folder, *folder.iterdir()):
-        path.chmod(path.stat().st_mode & ~0o222)
-    try:
-        if os.access(folder, os.W_OK):
-            pytest.skip("root may write everywhere")
-        refused("Check the disk and its permissions", lambda: open_state(folder, key_file).run())
-    finally:
-        for path in (folder, *folder.iterdir()):
-            path.chmod(path.stat().st_mode | 0o200)
-    with open_state(folder, key_file) as state:
-        assert state.run()[0].status == "done"
 
 
 def test_two_processes_submit_while_a_worker_works_and_publishes(fresh, key_file, tmp_path):

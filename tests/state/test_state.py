@@ -209,11 +209,7 @@ def test_bad_requests_and_ids_leave_the_state_as_it_was(make_state):
     for bad in ("", "a b", "x" * 65, "../x", "ü", "a'b", "a\nb"):
         refused("an id has letters", state.submit, some("u3", 1), id=bad)
     assert (state.ledger(), len(state.status().requests)) == (before, 0)
-
-
-def test_deleted_interactions_are_refused_or_skipped(make_state):
-    state = make_state()
-    done(state, some("u3", 3))
+    done(state, some("u3", 3))  # deleted interactions are refused or skipped
     refused(r"3 of 5 rows name nothing .* deleted before \(rows 0, 1, 2\)", state.submit, some("u3", 5))
     assert state.submit(some("u3", 5), on_missing="skip").status == "pending"
 
