@@ -63,7 +63,7 @@ for file in files:
     trainer = get_trainer(config["MODEL_TYPE"], config["model"])(config, model)
     trainer.eval_collector.data_collect(train)
     result = trainer.evaluate(test, load_best_model=False)
-    print("RESULT", len(train._dataset), len(valid._dataset), len(test._dataset), result["ndcg@20"])
+    print("RESULT", len(train._dataset), len(valid._dataset), len(test._dataset), result.get("ndcg@20", "nan"))
     if config["model"] == "LightGCN":
         scores = model.full_sort_predict(Interaction({"user_id": torch.tensor([5, 9, 20])})).reshape(3, -1)
         np.save("scores.npy", scores.detach().numpy())
