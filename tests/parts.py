@@ -1,9 +1,5 @@
 """Shared by tests of rows and of Obliviate: divided data, a witness set over it, adapters, unchanged weights."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +9,7 @@ from recbole_unlearn.data import Located, divide, load
 from recbole_unlearn.methods.obliviate import Adapter, AdapterSet
 from recbole_unlearn.rows import RetainedIndex, TrainIndex, Witness, as_rows, find_region, find_tables
 from recbole_unlearn.training import build_model
-from tests.files.test_export import PLAIN
+from tests.files import plain_recbole
 
 
 class Rows:
@@ -123,18 +119,7 @@ def request_of_all_kinds(splits):
 
 def check_plain_recbole(results, folder):
     """In a process without the plugin, RecBole loads the saved models and finds the runs' splits and figures."""
-    files = [str(result.output_dir / f"{result.config['model']}-unlearned.pth") for result in results]
-    environment = os.environ | {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PLAIN, *files], capture_output=True, text=True, env=environment,
-        cwd=folder, check=False,
-    )  # fmt: skip
-    if "NO RAY" in done.stdout:
-        pytest.skip("recbole.quick_start needs Ray, which is not installed")
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    for result, (*sizes, figure) in zip(results, lines, strict=True):
-        assert [int(size) for size in sizes] == [len(part) for part in result.data.retain.for_model()]
-        ours = result.result["phases"]["unlearned"]["metrics"]["ndcg@20"]
-        assert float(figure) == pytest.approx(ours, abs=1e-4)
+    files = (result.output_dir / f"{result.config['model']}-unlearned.pth" for result in results)
+    for result, (sizes, figure) in zip(results, plain_recbole(folder, *files), strict=True):
+        assert sizes == [len(part) for part in result.data.retain.for_model()]
+        assert figure == pytest.approx(result.result["phases"]["unlearned"]["metrics"]["ndcg@20"], abs=1e-4)
