@@ -15,7 +15,7 @@ from recbole.model.general_recommender.lightgcn import LightGCN as RecBoleLightG
 from recbole_unlearn import UnlearnConfig, recbole_compat
 from recbole_unlearn.data import append, load, loaders
 from recbole_unlearn.recbole_compat import anomaly_mode_kept, clear_caches
-from recbole_unlearn.training import build_model, fast_class, pair_remover
+from recbole_unlearn.training import PhaseTrainer, build_model, compose, fast_class, pair_remover
 from recbole_unlearn.training.fast_models import EdgeRemoval, LightGCN, SymmetricProduct, normalised_adjacency
 
 with anomaly_mode_kept():
@@ -178,3 +178,17 @@ def test_repeatnet_keeps_nothing_of_a_batch(built):
     assert "repeat_explore" in vars(model)
     clear_caches(model)
     assert "repeat_explore" not in vars(model)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_weights_after_training_equal_recboles(make_config, layers):
+    """Some epochs from the same weights with the same batches."""
+    config = make_config("LightGCN", n_layers=layers, epochs=3)
+    splits = load(config).splits
+    trained = []
+    for model in both(config, splits):
+        torch.manual_seed(1)
+        np.random.seed(1)
+        trained.append(compose(PhaseTrainer, config, model, "x").train(loaders(config, splits)).state_dict)
+    for name, value in trained[0].items():
+        assert torch.allclose(value, trained[1][name], atol=1e-5), name

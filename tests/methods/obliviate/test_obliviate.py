@@ -496,3 +496,32 @@ def test_the_model_is_left_ready_for_evaluation(settings):
     outcome = run(settings, "LightGCN")
     user, item = outcome.model.forward()
     assert torch.allclose(scores_of(outcome, torch.tensor([1]))[0, 1:], (user[1] @ item.T)[1:], atol=1e-6)
+
+
+def test_the_downdate_goes_up_the_deleted_loss(make_config):
+    """Paper error 1, on a model: by the optimizer's own state, a step makes the loss on S larger."""
+    config = make_config(epochs=15)
+    data, witness, adapters = problem(config)
+    trained = train(config, data.full, "x")
+    trained.load_weights(adapters.model)
+    at_zero(adapters)
+    moments = curvature.from_optimizer(adapters.model, trained.optimizer)
+    triples = make_witness(config, data, seed=9).triples(data.deleted.nonzero().flatten())
+    before = loss_gradients(adapters.model, witness.batch(triples))[0]
+    found, reach = obliviate.deleted_gradients(adapters, witness)
+    for adapter, gradient in zip(adapters.trained, found, strict=True):
+        step = obliviate.direction(gradient, moments[adapter.name][adapter.rows])
+        share = witness.region[adapter.side].share
+        adapter.a = obliviate.limited(0.05 / 64 * step, adapter.base, share, 1.0, reach)
+    adapters.attach()
+    assert loss_gradients(adapters.model, witness.batch(triples))[0] > before
+
+
+def test_the_forgetting_losses_push_deleted_items_the_right_way():
+    deleted, other = torch.tensor([1.0], requires_grad=True), torch.tensor([3.0], requires_grad=True)
+    reverse_ranking_loss(deleted, other).backward()
+    assert deleted.grad > 0 > other.grad  # a step down the loss lowers the deleted score
+    deleted.grad = other.grad = None
+    obliviate.stand_in_loss(deleted, other).backward()
+    assert deleted.grad < 0  # towards its stand-in, upwards here
+    assert other.grad is None  # which is not moved

@@ -528,3 +528,11 @@ def test_items_remember_what_earlier_requests_took(run, tmp_path):
     second = run(checkpoint=first.output_dir / "SASRec-unlearned.pth", **asked)
     assert second.result["certificates"]["rows"] == fitted
     assert second.result["certificates"]["curvature"] == "Fisher information of retained interactions"
+
+
+def test_nothing_is_dropped_out(exact):
+    model, gradients, _, triples = exact(hidden_dropout_prob=0.5, attn_dropout_prob=0.5)
+    model.train()
+    first, second = [(gradients.own(triples), gradients.take()[0]) for _ in range(2)]
+    assert first[0] == second[0]
+    assert torch.equal(first[1], second[1])
