@@ -14,7 +14,7 @@ from tqdm import tqdm
 from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.methods.obliviate import Adapter, AdapterSet, new_start, obliviate, paper
+from recbole_unlearn.methods.obliviate import Adapter, AdapterSet, curvature, new_start, obliviate, paper
 from recbole_unlearn.methods.obliviate.fast_gradients import BPRGradients, row_gradients
 from recbole_unlearn.methods.obliviate.obliviate import Objective, Schedule, calibrate
 from recbole_unlearn.methods.obliviate.paper import PaperObjective

@@ -397,3 +397,12 @@ def test_with_noise_in_all_shards_an_ensemble_recovers_as_retraining_does(ml_100
     rates = [part["forgetting"]["demotion_rate"] for part in (before, sisa, phases["retrained"])]
     assert rates[0] < 0.3
     assert rates[1] > rates[2] - 0.2
+
+
+def test_a_compared_ensemble_leaves_the_plain_original(settings):
+    config = settings | {"finetune_epochs": 1, "report": "none"} | QUICK["sisa"]
+    outcome = run_unlearn("BPR", "tiny", unlearn="finetune", compare=["sisa"], config_dict=config)
+    phases = outcome.result["phases"]
+    assert "before" not in phases["unlearned"]
+    assert phases["sisa"]["before"]["metrics"] != phases["original"]["metrics"]
+    assert (outcome.output_dir / "BPR-unlearned.pth").is_file()
