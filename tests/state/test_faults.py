@@ -274,3 +274,31 @@ def test_commands_that_are_killed(checkpoints, tiny_path, key_file, tmp_path):
     campaign.run(kills)
     print("boundaries:", campaign.boundaries, *sorted(campaign.found.items()), sep="\n")
     assert (campaign.problems, campaign.killed) == ([], kills)
+
+
+def test_a_full_database_takes_no_request_and_goes_on(busy, key_file):
+    connection = busy.core.database.connection
+    before = picture(busy)
+    connection.execute(f"PRAGMA max_page_count={connection.execute('PRAGMA page_count').fetchone()[0]}")
+    wish = {"user_id": [f"u{n}" for n in range(10, 40)]}
+    refused("database or disk is full. Check the disk", busy.submit, wish, id="large")
+    assert picture(busy) == before == looked_at(busy.core.folder, key_file)
+    connection.execute("PRAGMA max_page_count=1000000")
+    assert busy.submit(wish, id="large").status == "pending"
+    busy.verify()
+
+
+def test_a_folder_without_permission_to_write(busy, key_file):
+    folder = busy.core.folder
+    busy.close()
+    for path in (folder, *folder.iterdir()):
+        path.chmod(path.stat().st_mode & ~0o222)
+    try:
+        if os.access(folder, os.W_OK):
+            pytest.skip("root may write everywhere")
+        refused("Check the disk and its permissions", lambda: open_state(folder, key_file).run())
+    finally:
+        for path in (folder, *folder.iterdir()):
+            path.chmod(path.stat().st_mode | 0o200)
+    with open_state(folder, key_file) as state:
+        assert state.run()[0].status == "done"

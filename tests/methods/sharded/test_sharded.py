@@ -16,7 +16,7 @@ from recbole_unlearn.files import read_head
 from recbole_unlearn.methods.sharded import AttentiveEnsemble, Partition, Shards, read_ensemble
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train, train_all
 from recbole_unlearn.training import trainings as cache_module
-from tests.methods.conftest import make_task, run
+from tests.methods.conftest import QUICK, make_task, run
 from tests.parts import divided, same, without
 
 METHODS = ["sisa", "receraser", "ultrare"]
