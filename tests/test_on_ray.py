@@ -192,10 +192,10 @@ def test_searchers_and_asha(tune, two_workers, small):
 
 
 def test_a_listener_that_fails_ends_the_sweep(tune, two_workers, small, tmp_path, monkeypatch):
-    def full(self, content):
+    def full(self, number, values, error):
         raise UnlearnError("Cannot write trials.jsonl: No space left on device.")
 
-    monkeypatch.setattr(journal.Journal, "add", full)
+    monkeypatch.setattr(journal.Journal, "ended", full)
     with pytest.raises(UnlearnError, match="No space left"):
         tune_unlearn("BPR", "tiny", config_dict=small | {"workers": 2})
     assert not (tmp_path / "out" / "tune.json").exists()
