@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,8 @@ from recbole_unlearn import recbole_compat
 from recbole_unlearn.settings import UnlearnConfig
 
 ROOT = Path(__file__).resolve().parent.parent
+hypothesis.settings.register_profile("any machine", deadline=None)  # no test asserts on time
+hypothesis.settings.load_profile("any machine")
 USERS, ITEMS = 40, 60
 
 
