@@ -7,6 +7,7 @@ that says why.
 
 import inspect
 import json
+import operator
 import re
 import sys
 from importlib import metadata
@@ -35,12 +36,22 @@ SAME_VERSIONS = all(
 def test_results_are_the_same_to_the_last_digit(tmp_path):
     """One test, so that one worker does all golden runs."""
     command = [sys.executable, "-m", "tests.golden.runs", str(tmp_path)]
+    here = runs.PROCESSOR.read_text().strip() == runs.processor()
+    same = operator.eq if here else runs.close
     run_command(command, tmp_path, **runs.PINNED, XDG_CONFIG_HOME=str(tmp_path / "config"))
     for name in runs.ALL:
         frozen, now = (json.loads((folder / f"{name}.json").read_text()) for folder in (runs.FROZEN, tmp_path))
         assert set(now) == set(frozen), name
         if SAME_VERSIONS:  # another RecBole or numpy gives other figures under the same keys
-            assert {key: (now[key], frozen[key]) for key in frozen if now[key] != frozen[key]} == {}, name
+            # The last iterations of a conjugate gradient follow its rounding.
+            keys = [key for key in frozen if here or not key.startswith("curves / ")]
+            assert {key: (now[key], frozen[key]) for key in keys if not same(now[key], frozen[key])} == {}, name
+
+
+def test_figures_of_another_processor_are_close_and_no_more():
+    assert runs.close([1, 0.5, ["a"], {}], [1, 0.501, ["b"], {}])
+    for one, other in ((0.51, 0.5), (None, 0.5), ([1], [1, 2]), ("a", 1), ([30, 70], [28, 72]), (True, False)):
+        assert not runs.close(one, other)
 
 
 def test_options_of_the_command_line():
