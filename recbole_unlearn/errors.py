@@ -1,11 +1,13 @@
-"""The one exception that is meant for users.
+"""The one exception that is meant for users, and words and paths in its messages.
 
 Its message is a single line: what was wrong, where, and what to do next. The command line
 prints it without a traceback and exits with :data:`EXIT_CODE`; Python callers catch it.
 """
 
 import difflib
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 EXIT_CODE = 2
 
@@ -26,3 +28,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return f" Did you mean {by_lower[found[0]]}?" if found else ""
+
+
+def shown(path: str | os.PathLike) -> str:
+    """A path for messages: one line of printable characters, shortened in the middle."""
+    text = str(Path(path)).encode("utf-8", "backslashreplace").decode()
+    text = "".join(sign if sign.isprintable() else "?" for sign in text)
+    return text if len(text) <= 300 else f"{text[:140]}…{text[-140:]}"

@@ -28,9 +28,8 @@ from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn import data, settings
 from recbole_unlearn.data import EMPTY, Fields, Located, SequenceSplits, Splits, ids_of, read_request
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Checkpoint, dataset_config, find_unlearned, read_checkpoint
-from recbole_unlearn.inputs import shown
 from recbole_unlearn.pipeline import begin, checked_settings
 from recbole_unlearn.recbole_compat import own_environment, own_randomness
 from recbole_unlearn.registry import METHODS

@@ -13,9 +13,8 @@ import torch
 from recbole.utils import get_local_time
 
 from recbole_unlearn import files, settings
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Checkpoint
-from recbole_unlearn.inputs import shown
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.pipeline import Pipeline, planned_methods
 from recbole_unlearn.recbole_compat import own_environment, own_randomness

@@ -8,7 +8,7 @@ PACKAGE = "recbole_unlearn"
 # From the ground up; the longest name that fits a module is its layer. Those on one line may import each other.
 LAYERS = [
     ["errors"],
-    ["inputs", "log", "text", "cluster", "recbole_compat", "registry"],
+    ["log", "text", "cluster", "recbole_compat", "registry"],
     ["settings"],
     ["files"],
     ["patch"],

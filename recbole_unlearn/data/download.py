@@ -22,9 +22,8 @@ import pooch
 import requests
 import yaml
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import new_directory, remove_stale
-from recbole_unlearn.inputs import shown
 
 TIMEOUT_SECONDS, RETRIES = 30.0, 3
 LARGEST = 64 << 30  # bytes that an archive may unpack to

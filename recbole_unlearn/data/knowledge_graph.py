@@ -24,8 +24,7 @@ import torch
 from recbole.data.dataset import Dataset, KnowledgeBasedDataset
 from recbole.data.interaction import Interaction
 
-from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.inputs import shown
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.settings import UnlearnConfig
 
 TRIES = 8  # draws of a negative tail

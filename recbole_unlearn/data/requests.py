@@ -28,9 +28,9 @@ from recbole.data.dataset import Dataset
 
 from recbole_unlearn.data.source import Source
 from recbole_unlearn.data.splits import Located, UnlearnData, divide
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Clock
-from recbole_unlearn.inputs import read_regular, shown
+from recbole_unlearn.settings import read_regular
 
 logger = logging.getLogger(__name__)
 

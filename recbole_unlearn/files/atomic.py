@@ -22,8 +22,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.inputs import shown
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.log import uninterrupted
 
 RESULT, LOG = "result.json", "run.log"

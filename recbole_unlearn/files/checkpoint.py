@@ -30,15 +30,14 @@ from recbole.utils import EvaluatorType, InputType, ModelType, get_model
 from recbole.utils import argument_list as arguments
 
 from recbole_unlearn import recbole_compat, settings
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files.atomic import write_torch
 from recbole_unlearn.files.hash_keys import Done
 from recbole_unlearn.files.retained_data import PARTS, Clock, write_dataset
 from recbole_unlearn.files.safe_load import load_torch, only
 from recbole_unlearn.files.safe_pickle import Global, StandIn
-from recbole_unlearn.inputs import read_regular, shown
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.settings import UnlearnConfig, is_plain, plain_settings
+from recbole_unlearn.settings import UnlearnConfig, is_plain, plain_settings, read_regular
 
 LARGEST_NUMBER = 2**53  # of a setting
 LARGEST_SIZE = 10_000  # of a layer, unless the weights have a larger one

@@ -28,9 +28,9 @@ import scipy.sparse as sp
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.inputs import read_regular, shown
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.recbole_compat import other_parameters
+from recbole_unlearn.settings import read_regular
 
 VARIABLE = "RECBOLE_UNLEARN_KEY"
 SHORTEST, LONGEST = 32, 4096  # characters of a key

@@ -27,12 +27,11 @@ from recbole.data.dataset import Dataset, KnowledgeBasedDataset, SequentialDatas
 from recbole.data.interaction import Interaction, cat_interactions
 from recbole.utils import FeatureSource, FeatureType, ModelType
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files.atomic import atomic
 from recbole_unlearn.files.hash_keys import Done
 from recbole_unlearn.files.safe_load import load_pickle, only
 from recbole_unlearn.files.safe_pickle import StandIn
-from recbole_unlearn.inputs import shown
 
 PARTS = ["train", "valid", "test"]
 MOST_BUCKETS = 10_000_000

@@ -28,9 +28,9 @@ import scipy.sparse as sp
 import torch
 from recbole.utils import FeatureSource, FeatureType
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files.safe_pickle import Global, Reference, RefusedError, StandIn, parse, require
-from recbole_unlearn.inputs import read_regular, shown
+from recbole_unlearn.settings import read_regular
 
 Consent = Callable[[Global], bool]  # which further globals a file may name, as a description only
 

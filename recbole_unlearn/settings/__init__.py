@@ -1,6 +1,5 @@
 """Settings: the declaration of every key, the sources of its value, and RecBole's config with ours in it."""
 
-from recbole_unlearn.inputs import packaged, parse_value, properties_dir, read_yaml
 from recbole_unlearn.settings.config import (
     UnlearnConfig,
     about,
@@ -23,6 +22,7 @@ from recbole_unlearn.settings.groups import (
     RunSettings,
     TuneSettings,
 )
+from recbole_unlearn.settings.inputs import packaged, parse_value, properties_dir, read_regular, read_yaml
 from recbole_unlearn.settings.supported_models import (
     KNOWLEDGE,
     SEQUENTIAL,

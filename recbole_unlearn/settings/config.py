@@ -35,12 +35,12 @@ from recbole.utils import EvaluatorType, InputType, ModelType, dataset_arguments
 
 from recbole_unlearn import recbole_compat
 from recbole_unlearn.errors import UnlearnError, nearest
-from recbole_unlearn.inputs import YamlLoader, properties_dir, read_yaml
 from recbole_unlearn.log import on_terminal
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import declare
 from recbole_unlearn.settings import supported_models as supported
 from recbole_unlearn.settings.groups import GROUPS, RECBOLE, Known
+from recbole_unlearn.settings.inputs import YamlLoader, properties_dir, read_yaml
 
 # How a run is carried out, without effect on its result: taken over from a config object, never from a file.
 _OF_THIS_MACHINE = ("eval_batch_size", "show_progress", "state")

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.inputs import shown
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.log import exit_code, saying, stopping, uninterrupted, without_warnings
 from recbole_unlearn.state import worker
 from recbole_unlearn.state.context import Receipt, span

@@ -22,9 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import keyed_hash
-from recbole_unlearn.inputs import shown
 
 NAME, LOCK = "state.sqlite", "worker.sqlite"
 COUNTS = ("interactions", "held_out", "users", "items")  # of a request

@@ -22,10 +22,9 @@ import safetensors
 import torch
 from safetensors.torch import load, save
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import dataset_config, sync, write_dataset
-from recbole_unlearn.inputs import read_regular, shown
-from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.settings import UnlearnConfig, read_regular
 
 LARGEST = 2**40  # bytes of a file
 _TEMPORARY = ".new-"

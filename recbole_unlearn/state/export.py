@@ -38,9 +38,8 @@ import pandas as pd
 import torch
 from recbole.data.dataset import Dataset
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Done, file_digest, keyed_hash, load_key, new_directory, write_bytes, write_json
-from recbole_unlearn.inputs import shown
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import SIDES, as_rows, find_tables
 from recbole_unlearn.state.context import Core, Suppression, versions

@@ -17,9 +17,8 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
 from recbole_unlearn.data import load
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Checkpoint, new_directory, read_checkpoint, remove_stale, sync
-from recbole_unlearn.inputs import shown
 from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.session import check_methods, configured
 from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, declared

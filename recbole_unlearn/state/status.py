@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.inputs import shown
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.state.database import COUNTS, Database, now
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrapped
 

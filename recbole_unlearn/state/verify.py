@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.inputs import shown
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.state.context import Core, Suppression
 from recbole_unlearn.state.deltas import digest
 from recbole_unlearn.state.status import Account

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 
 from recbole_unlearn.data import EMPTY, Candidates, Fields, ForgetRequest, ids_of, match, read_request
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import request_digest
-from recbole_unlearn.inputs import shown
 from recbole_unlearn.session import own_threads
 from recbole_unlearn.state.context import Core, Receipt, span, versions
 from recbole_unlearn.state.database import COUNTS, Transaction, now, working

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from recbole_unlearn.errors import UnlearnError, nearest
+from recbole_unlearn.errors import UnlearnError, nearest, shown
 
 LARGEST_YAML = 16 << 20  # bytes
 
@@ -45,16 +45,9 @@ def read_regular(path: str | os.PathLike, largest: int) -> bytes:
         return stream.read(about.st_size)
 
 
-def shown(path: str | os.PathLike) -> str:
-    """A path for messages: one line of printable characters, shortened in the middle."""
-    text = str(Path(path)).encode("utf-8", "backslashreplace").decode()
-    text = "".join(sign if sign.isprintable() else "?" for sign in text)
-    return text if len(text) <= 300 else f"{text[:140]}…{text[-140:]}"
-
-
 def properties_dir() -> Path:
     """`properties/`: inside the package when installed from a wheel, at the top of a checkout otherwise."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     installed = package / "properties"
     return installed if installed.is_dir() else package.parent / "properties"
 
