@@ -18,10 +18,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from recbole.evaluator import Collector
 
 from recbole_unlearn.files import load_for_recbole
-from recbole_unlearn.recbole_compat import dok_update, numpy_names, replaced, tolerant_collector
+from recbole_unlearn.recbole_compat import NUMPY_1_NAMES, TensorCollector, added, dok_update, replaced
 
 _active: Patch | None = None  # referenced here, since a patch that is garbage-collected would be undone
 
@@ -42,8 +44,10 @@ def patch_recbole() -> Patch:
     if _active is None:
         _active = patch
         patch.callback(_deactivate)
-        for repair in (_load_as_data, numpy_names, dok_update, tolerant_collector):
-            patch.enter_context(repair())
+        patch.enter_context(_load_as_data())
+        patch.enter_context(added(np, NUMPY_1_NAMES))
+        patch.enter_context(dok_update())
+        patch.enter_context(replaced(Collector, "get_data_struct", TensorCollector.get_data_struct))
     return patch
 
 

@@ -7,11 +7,9 @@ names the line of RecBole it is for. Nothing here imports `recbole.quick_start`,
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +22,7 @@ from torch import nn
 if TYPE_CHECKING:
     from recbole.model.abstract_recommender import AbstractRecommender
 
-_NUMPY_1_NAMES = {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}
+NUMPY_1_NAMES = {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}
 
 
 @contextlib.contextmanager
@@ -51,49 +49,29 @@ def anomaly_mode_kept() -> Iterator[None]:
         torch.autograd.set_detect_anomaly(before)
 
 
-def _add_missing(owner: Any, values: dict[str, Any]) -> list[str]:
+@contextlib.contextmanager
+def added(owner: Any, values: dict[str, Any]) -> Iterator[None]:
+    """Give a module or class the attributes that it does not have, in the block."""
     missing = [name for name in values if not hasattr(owner, name)]
     for name in missing:
         setattr(owner, name, values[name])
-    return missing
-
-
-@contextlib.contextmanager
-def _with_missing(owner: Any, values: dict[str, Any]) -> Iterator[None]:
-    added = _add_missing(owner, values)
     try:
         yield
     finally:
-        for name in added:
+        for name in missing:
             delattr(owner, name)
 
 
 def restore_numpy_names() -> None:
     """Give numpy 2 the aliases that `Config.compatibility_settings` and the metrics read."""
-    _add_missing(np, _NUMPY_1_NAMES)
-
-
-def numpy_names() -> contextlib.AbstractContextManager[None]:
-    """As :func:`restore_numpy_names`, for the block."""
-    return _with_missing(np, _NUMPY_1_NAMES)
+    for name, value in NUMPY_1_NAMES.items():
+        if not hasattr(np, name):
+            setattr(np, name, value)
 
 
 def dok_update() -> contextlib.AbstractContextManager[None]:
     """Give scipy >= 1.13 the `dok_matrix._update` that constructors of RecBole's graph models call."""
-    return _with_missing(sp.dok_matrix, {"_update": lambda self, entries: self._dict.update(entries)})
-
-
-@contextlib.contextmanager
-def own_environment() -> Iterator[None]:
-    """Restore CUDA_VISIBLE_DEVICES: every `Config` of RecBole writes its `gpu_id` to it."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        else:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
+    return added(sp.dok_matrix, {"_update": lambda self, entries: self._dict.update(entries)})
 
 
 @contextlib.contextmanager
@@ -115,6 +93,24 @@ def own_randomness() -> Iterator[None]:
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+
+
+@contextlib.contextmanager
+def own_environment() -> Iterator[None]:
+    """Restore what a run changes in the caller's process.
+
+    That is the random generators, torch's number of threads, and CUDA_VISIBLE_DEVICES: every `Config` of RecBole
+    writes its `gpu_id` to it.
+    """
+    devices, threads = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.get_num_threads()
+    try:
+        with own_randomness():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices
 
 
 def seed_again(seed: int, reproducibility: bool) -> None:
@@ -165,47 +161,19 @@ def arrays_without_objects() -> contextlib.AbstractContextManager[None]:
     return replaced(np, "load", lambda *args, **kwargs: original(*args, **kwargs | {"allow_pickle": False}))
 
 
-class _NoWriter:
-    """A SummaryWriter that writes nothing."""
-
-    def add_scalar(self, *args: Any, **kwargs: Any) -> None:
-        """Drop the values."""
-
-    add_hparams = add_scalar
-
-
-def tensorboard_in(folder: Path | None) -> contextlib.AbstractContextManager[None]:
-    """Send RecBole's TensorBoard files to ``folder`` (None: nowhere) instead of the working directory."""
-    from recbole.trainer import trainer as module
-    from torch.utils.tensorboard import SummaryWriter
-
-    make = _NoWriter if folder is None else functools.partial(SummaryWriter, str(folder))
-    return replaced(module, "get_tensorboard", lambda logger: make())
+_get_data_struct = Collector.get_data_struct  # RecBole's own, also while it is replaced by patch_recbole
 
 
 class TensorCollector(Collector):
     """RecBole's collector; 1.2.1 calls `.cpu()` on plain numbers (collector.py:226)."""
 
     def get_data_struct(self) -> Any:
-        """The collected values, tensors on the CPU and plain values as they are."""
-        return _collected(self, super().get_data_struct)
-
-
-def _collected(collector: Collector, get_data_struct: Callable[[], Any]) -> Any:
-    """The struct that RecBole's function makes of the tensors, with the plain values added."""
-    held = collector.data_struct._data_dict
-    plain = {key: held.pop(key) for key in list(held) if not isinstance(held[key], torch.Tensor)}
-    for key in held:
-        held[key] = held[key].cpu()
-    struct = get_data_struct()
-    struct._data_dict.update(plain)
-    held.update(plain)
-    return struct
-
-
-def tolerant_collector() -> contextlib.AbstractContextManager[None]:
-    """Make RecBole's own collector work like :class:`TensorCollector`."""
-    original = Collector.get_data_struct
-    if "cpu" not in original.__code__.co_names:  # before 1.2.1
-        return contextlib.nullcontext()
-    return replaced(Collector, "get_data_struct", lambda self: _collected(self, functools.partial(original, self)))
+        """The struct that RecBole's function makes of the tensors, with the plain values added."""
+        held = self.data_struct._data_dict
+        plain = {key: held.pop(key) for key in list(held) if not isinstance(held[key], torch.Tensor)}
+        for key in held:
+            held[key] = held[key].cpu()
+        struct = _get_data_struct(self)
+        struct._data_dict.update(plain)
+        held.update(plain)
+        return struct

@@ -31,7 +31,7 @@ from recbole_unlearn.data import EMPTY, Fields, Located, SequenceSplits, Splits,
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Checkpoint, dataset_config, find_unlearned, read_checkpoint
 from recbole_unlearn.pipeline import begin, checked_settings
-from recbole_unlearn.recbole_compat import own_environment, own_randomness
+from recbole_unlearn.recbole_compat import own_environment
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
@@ -127,7 +127,7 @@ class Loaded:
 
     @functools.cached_property
     def _trainer(self) -> PhaseTrainer:
-        with own_environment(), own_randomness():
+        with own_environment():
             return compose(PhaseTrainer, self._ours, self.model, "unlearned")
 
 
@@ -148,7 +148,7 @@ def load_unlearned(directory: str | os.PathLike, model: type | None = None) -> L
         )
     if model is not None and model.__name__ != checkpoint.model:
         raise UnlearnError(f"{shown(path)} is of the model {checkpoint.model}, not {model.__name__}.")
-    with own_environment(), own_randomness():
+    with own_environment():
         values = {"tensorboard": False, "checkpoint_dir": str(saved.parent)}  # no path from inside a file
         values |= {"unlearn": checkpoint.method} if checkpoint.method else {}
         name, inherited = checkpoint.dataset, checkpoint.settings

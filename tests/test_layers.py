@@ -24,9 +24,8 @@ LAYERS = [
     ["report"],
     ["progress"],
     ["pipeline"],
-    ["session", "serving"],
+    ["quick_start", "serving"],
     ["tuning", "grid", "state"],
-    ["quick_start"],
     ["cli"],
 ]
 RANK = {f"{PACKAGE}.{name}": rank for rank, names in enumerate(LAYERS) for name in names}

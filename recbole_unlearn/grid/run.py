@@ -23,9 +23,9 @@ from recbole_unlearn.errors import UnlearnError, one_line
 from recbole_unlearn.files import made, new_directory, write_json
 from recbole_unlearn.grid.plan import Cell, load
 from recbole_unlearn.log import logging_to, on_terminal, progress_bar
+from recbole_unlearn.quick_start import opened
 from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.results.table import frame as frame_of
-from recbole_unlearn.session import opened
 from recbole_unlearn.settings import RunSettings, UnlearnConfig, packaged, read
 from recbole_unlearn.text import counted, drawn, speed, wrapped
 

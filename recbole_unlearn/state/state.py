@@ -19,8 +19,8 @@ from recbole.utils import ModelType
 from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Checkpoint, new_directory, read_checkpoint, remove_stale, sync
+from recbole_unlearn.quick_start import configured
 from recbole_unlearn.recbole_compat import own_randomness
-from recbole_unlearn.session import check_methods, configured
 from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, declared
 from recbole_unlearn.state import publish, verify, worker
 from recbole_unlearn.state.context import FILES, Core, Receipt, versions
@@ -67,7 +67,6 @@ def init_state(
             "A state takes one model; use run_unlearn.py."
         )
     config = configured(model, None, [], {**settings, "unlearn": "obliviate"}, original)
-    check_methods(config)
     if config["MODEL_TYPE"] in _NOT_KEPT:
         raise UnlearnError(
             f"{original.model} is a {_NOT_KEPT[config['MODEL_TYPE']]}. Use run_unlearn.py with --checkpoint, one "

@@ -22,7 +22,7 @@ import torch
 from recbole_unlearn.data import EMPTY, Candidates, Fields, ForgetRequest, ids_of, match, read_request
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import request_digest
-from recbole_unlearn.session import own_threads
+from recbole_unlearn.recbole_compat import own_environment
 from recbole_unlearn.state.context import Core, Receipt, span, versions
 from recbole_unlearn.state.database import COUNTS, Transaction, now, working
 from recbole_unlearn.state.deltas import digest
@@ -165,7 +165,8 @@ def _queue(write: Transaction, known: str, found: Found, id: str | None, due: st
 @contextlib.contextmanager
 def alone(core: Core) -> Iterator[None]:
     """Be the worker; first undo or finish the steps that a killed worker left half done."""
-    with working(core.folder), own_threads(core.config["threads"]):
+    with working(core.folder), own_environment():
+        torch.set_num_threads(core.config["threads"])
         core.version()  # refuses a state that was not finished
         with core.database.transaction() as write:
             write.update("requests", {"status": "pending"}, "status = 'running'")

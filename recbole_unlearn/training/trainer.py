@@ -8,9 +8,11 @@ is not a number.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import time
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -105,6 +107,18 @@ else:
     _Trainer = object
 
 
+def _tensorboard_in(folder: Path | None) -> contextlib.AbstractContextManager[None]:
+    """Send RecBole's TensorBoard files to ``folder`` (None: nowhere) instead of the working directory."""
+    from recbole.trainer import trainer as module
+    from torch.utils.tensorboard import SummaryWriter
+
+    def writer(logger: Any) -> Any:
+        nowhere = dict.fromkeys(("add_scalar", "add_hparams"), lambda *args, **kwargs: None)
+        return types.SimpleNamespace(**nowhere) if folder is None else SummaryWriter(str(folder))
+
+    return recbole_compat.replaced(module, "get_tensorboard", writer)
+
+
 class PhaseTrainer(_Trainer):
     """Mixed into a RecBole trainer: trains and evaluates one phase."""
 
@@ -118,7 +132,7 @@ class PhaseTrainer(_Trainer):
         if config["tensorboard"] and config["output_dir"]:
             folder = Path(config["output_dir"]) / "tensorboard" / self.label
         try:
-            with recbole_compat.tensorboard_in(folder):
+            with _tensorboard_in(folder):
                 super().__init__(config.replace(log_wandb=False) if config["log_wandb"] else config, model)
         except _BAD_SETTING as error:
             raise _not_built("a trainer", error) from error

@@ -21,8 +21,8 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import new_directory, write_bytes, write_json
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.pipeline import Pipeline
+from recbole_unlearn.quick_start import opened
 from recbole_unlearn.results.record import environment, plain_values
-from recbole_unlearn.session import opened
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, wrapped
 from recbole_unlearn.tuning import backend, journal
 from recbole_unlearn.tuning import space as spaces
