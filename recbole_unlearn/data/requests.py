@@ -378,56 +378,50 @@ def carry_out(request: ForgetRequest, source: Source, kind: str, on_missing: str
     """
     splits, done = source.splits, source.done
     earlier = next((one for one in done if one.digest == digest), None)
-    if earlier is not None:
-        ids = ids_of(request, splits[0])
-        train, valid, test = (match(request, *ids, Candidates(split), source.clock)[0] for split in splits)
-        located = Located(train, valid, test)
-        if train.any() or valid.any() or test.any():
-            # However certain the hash is: interactions that are still there are deleted.
-            earlier = None
-    if earlier is None:
-        hint = ""
-        if done:
-            number = f"{len(done)} request{'s were' if len(done) > 1 else ' was'}"
-            hint = (
-                f" ({number} carried out on this model before; one that comes again is recognised if it is given as "
-                "a whole and with the same key, --hash_key.)"
-            )
-        located = locate(request, splits, on_missing, source.clock, hint)
+    hint = ""
+    if done:
+        number = f"{len(done)} request{'s were' if len(done) > 1 else ' was'}"
+        hint = (
+            f" ({number} carried out on this model before; one that comes again is recognised if it is given as "
+            "a whole and with the same key, --hash_key.)"
+        )
+    located = locate(request, splits, on_missing, source.clock, hint, may_be_done=earlier is not None)
     data = divide(splits, located, kind, source.clock, source.fitted)
-    return dataclasses.replace(data, done=done, done_earlier=earlier.date if earlier else None)
+    # However certain the hash is: interactions that are still there are deleted.
+    return dataclasses.replace(data, done=done, done_earlier=earlier.date if earlier and located.is_empty else None)
 
 
 def locate(
-    request: ForgetRequest,
-    splits: tuple[Dataset, Dataset, Dataset],
-    on_missing: str = "error",
-    clock: Clock | None = None,
-    hint: str = "",
-) -> Located:
+    request: ForgetRequest, splits: tuple[Dataset, Dataset, Dataset], on_missing: str = "error",
+    clock: Clock | None = None, hint: str = "", may_be_done: bool = False,
+) -> Located:  # fmt: skip
     """Find the interactions of ``splits`` (train, valid, test) that ``request`` means.
 
     ``on_missing`` "error" stops at a token or a pair that is nowhere in the data, with ``hint`` in the message, and
     "skip" leaves it out; ``clock`` maps the request's timestamps to the dataset's, which RecBole may have normalised.
+    A request of which nothing is left is refused, unless it ``may_be_done``.
     """
     users, items = ids_of(request, splits[0])
-    unknown = (users == 0) | (items == 0)
-    _report_missing(request, unknown, on_missing, "name a user or an item that is not in the dataset", hint)
     matched = [match(request, users, items, Candidates(split), clock) for split in splits]
     train, valid, test = (mask for mask, _ in matched)
+    located = Located(train, valid, test)
+    if may_be_done and located.is_empty:
+        return located
+    unknown = (users == 0) | (items == 0)
+    _report_missing(request, unknown, on_missing, "name a user or an item that is not in the dataset", hint)
     absent = ~np.any([found for _, found in matched], axis=0) & ~unknown
     _report_missing(request, absent, on_missing, "are not in the training data", hint)
-    if not (train.any() or valid.any() or test.any()):
+    if located.is_empty:
         raise UnlearnError(
             f"{request.name}: nothing to forget. None of its rows is in the data; check the file, or the dataset and "
             f"its filters.{hint}"
         )
-    if train.all():
+    if located.train.all():
         raise UnlearnError(
-            f"{request.name} asks to forget all {len(train)} training interactions: there is no "
+            f"{request.name} asks to forget all {len(located.train)} training interactions: there is no "
             "model without data. Delete the model instead, or ask for less."
         )
-    return Located(train, valid, test, int((unknown | absent).sum()))
+    return dataclasses.replace(located, skipped=int((unknown | absent).sum()))
 
 
 def ids_of(request: ForgetRequest, train: Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -475,50 +469,32 @@ def match(
 
     ``users`` and ``items`` are the ids of the request (:func:`ids_of`). The cost is that of ``near``.
     """
-    split = near.split
-    timed = request.frame["time"].notna().to_numpy()
+    split, timed = near.split, request.frame["time"].notna().to_numpy()
+    own_users, own_items = (split.inter_feat[f].numpy()[near.numbers] for f in (split.uid_field, split.iid_field))
+    keys, wanted = own_users * split.item_num + own_items, users * split.item_num + items
     both = (users > 0) & (items > 0)
-    wanted = {"user": users, "item": items, "pair": users * split.item_num + items}
-    asked = {  # the rows of each kind whose tokens are known
-        "user": (users > 0) & (items == EMPTY),
-        "item": (users == EMPTY) & (items > 0),
-        "pair": both & ~timed,
-    }
-    own = {
-        "user": split.inter_feat[split.uid_field].numpy()[near.numbers],
-        "item": split.inter_feat[split.iid_field].numpy()[near.numbers],
-    }
-    own["pair"] = own["user"] * split.item_num + own["item"]
-    mask, found = np.zeros(len(own["user"]), dtype=bool), np.zeros(len(users), dtype=bool)
-    for kind, rows in asked.items():
-        mask |= np.isin(own[kind], wanted[kind][rows])
-        found[rows] |= np.isin(wanted[kind][rows], own[kind])
+    mask, found = np.zeros(len(keys), dtype=bool), np.zeros(len(users), dtype=bool)
+    for own, asked, rows in (  # ``rows``: those of each kind whose tokens are known
+        (own_users, users, (users > 0) & (items == EMPTY)),
+        (own_items, items, (users == EMPTY) & (items > 0)),
+        (keys, wanted, both & ~timed),
+    ):
+        mask |= np.isin(own, asked[rows])
+        found[rows] |= np.isin(asked[rows], own)
     if timed.any():
-        pairs = np.where(both & timed, wanted["pair"], -1)
-        hits, hit = _match_times(request, pairs, own["pair"], near, clock)
-        mask, found = mask | hits, found | hit
+        if split.time_field not in split.inter_feat:
+            raise UnlearnError(
+                f"{request.name} gives {split.time_field}, but the dataset was loaded without it. "
+                f"Drop that column, or load it with --load_col='{{inter: [..., {split.time_field}]}}'."
+            )
+        moments = request.frame["time"].to_numpy()
+        moments = clock(moments) if clock else moments
+        times = split.inter_feat[split.time_field].numpy()[near.numbers].astype(np.float64)
+        precision = time_precision(split) if near.precision is None else near.precision
+        present = pd.DataFrame({"key": keys, "time": times, "number": np.arange(len(keys))})
+        requests = pd.DataFrame({"key": wanted, "asked": moments, "request": np.arange(len(wanted))})
+        pairs = present.merge(requests[both & timed], on="key")
+        pairs = pairs[(pairs["time"] - pairs["asked"]).abs() <= precision]
+        mask[pairs["number"].to_numpy()] = True
+        found[pairs["request"].to_numpy()] = True
     return mask, found
-
-
-def _match_times(
-    request: ForgetRequest, wanted: np.ndarray, keys: np.ndarray, near: Candidates, clock: Clock | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """As :func:`match` for keys of pairs, with the timestamp too."""
-    split = near.split
-    if split.time_field not in split.inter_feat:
-        raise UnlearnError(
-            f"{request.name} gives {split.time_field}, but the dataset was loaded without it. "
-            f"Drop that column, or load it with --load_col='{{inter: [..., {split.time_field}]}}'."
-        )
-    asked = request.frame["time"].to_numpy()
-    asked = clock(asked) if clock else asked
-    times = split.inter_feat[split.time_field].numpy()[near.numbers].astype(np.float64)
-    precision = time_precision(split) if near.precision is None else near.precision
-    present = pd.DataFrame({"key": keys, "time": times, "number": np.arange(len(keys))})
-    requests = pd.DataFrame({"key": wanted, "asked": asked, "request": np.arange(len(wanted))})
-    pairs = present[np.isin(keys, wanted)].merge(requests, on="key")
-    pairs = pairs[(pairs["time"] - pairs["asked"]).abs() <= precision]
-    mask, hit = np.zeros(len(keys), dtype=bool), np.zeros(len(wanted), dtype=bool)
-    mask[pairs["number"].to_numpy()] = True
-    hit[pairs["request"].to_numpy()] = True
-    return mask, hit

@@ -110,6 +110,11 @@ class Located:
     test: np.ndarray
     skipped: int = 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no interaction is meant."""
+        return not (self.train.any() or self.valid.any() or self.test.any())
+
 
 @dataclasses.dataclass(frozen=True)
 class UnlearnData:
