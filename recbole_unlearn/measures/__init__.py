@@ -7,30 +7,15 @@ the result in one sentence.
 
 from recbole_unlearn.measures.base import DECIMALS, View, measures
 from recbole_unlearn.measures.evaluation import Measured, Measurement, compare, paired_errors, report_config, utility
-from recbole_unlearn.measures.forgetting import clustered, difficulty
+from recbole_unlearn.measures.forgetting import difficulty
 from recbole_unlearn.measures.scores import (
-    HistoryQuestions,
     Pairs,
     Questions,
-    Uncleaned,
     Windows,
     deleted_pairs,
     deleted_targets,
     deleted_windows,
-    never_touched,
     observe,
     standing,
 )
-from recbole_unlearn.measures.verdict import (
-    DONE,
-    EMPTIED,
-    EXACT,
-    NOTHING,
-    NOTHING_LEFT,
-    SHORT,
-    UNCHANGED,
-    UNSURE,
-    looks,
-    provisional,
-    sentence,
-)
+from recbole_unlearn.measures.verdict import EMPTIED, EXACT, FIXED, SHORT, provisional, sentence

@@ -35,12 +35,15 @@ class View:
         return self.retrained
 
 
+Of = Callable[[View], dict[str, Figure]]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measure:
     """A measure and its documentation."""
 
     key: str  # under `forgetting`; it may have entries KEY@K for several K
-    of: Callable[[View], dict[str, Figure]]
+    of: Of
     title: str  # with {k} where there are several
     meaning: str
     good: str
@@ -66,16 +69,14 @@ class Measure:
 MEASURES: Registry[Measure] = Registry("measure", "recbole_unlearn.measures", "recbole_unlearn.measures")
 
 
-def measure(
-    key: str, *, discloses: str | Mapping[str, str] = "compared", **fields: Any
-) -> Callable[[Callable[[View], dict[str, Figure]]], Callable[[View], dict[str, Figure]]]:
+def measure(key: str, *, discloses: str | Mapping[str, str] = "compared", **fields: Any) -> Callable[[Of], Of]:
     """Decorator: make a function of a :class:`View` a measure, with ``fields`` of :class:`Measure`.
 
     The function returns the measure's entries; none when it cannot be taken. ``discloses`` names the users behind the
     figures, which decides when these are withheld: one of ``GROUPS``, or a mapping from parts to them.
     """
 
-    def add(function: Callable[[View], dict[str, Figure]]) -> Callable[[View], dict[str, Figure]]:
+    def add(function: Of) -> Of:
         groups = {"*": discloses} if isinstance(discloses, str) else {"*": "compared", **discloses}
         if not set(groups.values()) <= set(GROUPS):
             raise ValueError(f"A measure discloses figures of one of {', '.join(GROUPS)}.")

@@ -25,7 +25,7 @@ from recbole_unlearn.data import Loaders, SequenceSplits, UnlearnData
 from recbole_unlearn.measures.base import DECIMALS, View, measures, rounded
 from recbole_unlearn.measures.forgetting import histograms, kolmogorov_smirnov
 from recbole_unlearn.measures.scores import HistoryQuestions, Observation, Questions, deleted_pairs, observe
-from recbole_unlearn.results.schema import Distribution, Figure, Metrics, Placebo
+from recbole_unlearn.results.schema import Distribution, Figure, Metrics, PhaseResult, Placebo
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer
 
@@ -95,8 +95,7 @@ def _only(struct: DataStruct, users: torch.Tensor) -> DataStruct:
     """The collected values of some of the users (a mask in the loader's order)."""
     part = DataStruct()
     for key, value in struct._data_dict.items():
-        per_user = isinstance(value, torch.Tensor) and len(value) == len(users)
-        part._data_dict[key] = value[users] if per_user else value
+        part.set(key, value[users] if isinstance(value, torch.Tensor) and len(value) == len(users) else value)
     return part
 
 
@@ -169,21 +168,21 @@ class Measurement:
         """
         test = self.data.retain.test
         keys = torch.unique(test.inter_feat[test.uid_field] * test.item_num + test.inter_feat[test.iid_field])
-        tested, number = torch.unique(keys // test.item_num, return_counts=True)
-        mine = torch.isin(tested, self.data.affected_users)
-        users, number = tested[mine], number[mine]
+        users, number = torch.unique(keys // test.item_num, return_counts=True)
+        mine = torch.isin(users, self.data.affected_users)
         config = report_config(self.config, test.item_num)
-        topk = [k for k in config["topk"] if k <= seen.top_masked.shape[1]]
-        names = [f"{metric.lower()}@{k}" for metric in REPORTED_METRICS for k in topk]
-        if len(users) == 0:
+        config = config.replace(
+            metrics=list(REPORTED_METRICS), topk=[k for k in config["topk"] if k <= seen.top.shape[1]]
+        )
+        names = [f"{metric.lower()}@{k}" for metric in REPORTED_METRICS for k in config["topk"]]
+        if not mine.any():
             return {name: unaffected[name] for name in names}
-        lists = seen.top_masked[torch.searchsorted(self.questions.users, users), : max(topk)]
-        hits = torch.isin(users[:, None] * test.item_num + lists, keys)
+        lists = seen.top_masked[torch.searchsorted(self.questions.users, users[mine]), : max(config["topk"])]
+        hits = torch.isin(users[mine, None] * test.item_num + lists, keys)
         struct = DataStruct()
-        struct.set("rec.topk", torch.cat([hits.int(), number[:, None].int()], dim=1))
-        config = config.replace(metrics=list(REPORTED_METRICS), topk=topk)
+        struct.set("rec.topk", torch.cat([hits.int(), number[mine, None].int()], dim=1))
         masked = Evaluator(config).evaluate(struct)
-        share = len(users) / len(tested)
+        share = int(mine.sum()) / len(users)
         rest = {name: (1 - share) * unaffected.get(name, 0.0) for name in names}
         return {name: rounded(share * masked[name] + rest[name]) for name in names}
 
@@ -200,16 +199,14 @@ def by_group(questions: Questions, data: UnlearnData, top: torch.Tensor) -> dict
 
     Users are split into thirds by the number of their retained interactions, test interactions by their item's.
     """
-    test = data.retain.test
-    users, items = test.inter_feat[test.uid_field], test.inter_feat[test.iid_field]
-    looked_at = torch.isin(users, questions.users)
-    users, items = users[looked_at], items[looked_at]
+    test, train = data.retain.test, data.retain.train
+    looked_at = torch.isin(test.inter_feat[test.uid_field], questions.users)
+    users, items = (test.inter_feat[field][looked_at] for field in (test.uid_field, test.iid_field))
     row = torch.searchsorted(questions.users, users)
     found = (top[row, :20] == items[:, None]).any(dim=1).float()
     total = torch.bincount(row, minlength=len(questions.users))
     recall = torch.zeros(len(questions.users)).index_add_(0, row, found) / total.clamp(min=1)
     tested = (total > 0).nonzero().flatten()
-    train = data.retain.train
     had = torch.bincount(train.inter_feat[train.uid_field], minlength=train.user_num)
     activity = thirds(had[questions.users[tested]])
     popularity = thirds(torch.bincount(train.inter_feat[train.iid_field], minlength=train.item_num)[items])
@@ -231,18 +228,17 @@ def compare(unlearned: Measured, placebo: Measured, retrained: Measured) -> Plac
 
         mark = method(retrained) − retrained,    memory = method(original) − method(retrained)
     """
-    rate = placebo.forgetting.get("demotion_rate")
-    mark, memory = _difference(placebo, retrained), _difference(unlearned, placebo)
-    return Placebo(rate if isinstance(rate, float) else None, mark, memory)
+    rate = PhaseResult(forgetting=placebo.forgetting).demotion_rate
+    return Placebo(rate, mark=_difference(placebo, retrained), memory=_difference(unlearned, placebo))
 
 
 def _difference(after: Measured, before: Measured) -> Metrics:
     found: Metrics = {}
-    rates = [one.forgetting.get("demotion_rate") for one in (after, before)]
-    if isinstance(rates[0], float) and isinstance(rates[1], float):
-        found["demotion"] = rounded(rates[0] - rates[1])
+    phases = [PhaseResult(forgetting=one.forgetting) for one in (after, before)]
+    for name, path in {"demotion": ("demotion_rate",), "attack": ("attack", "auc")}.items():
+        now, then = (phase.figure(*path) for phase in phases)
+        if now is not None and then is not None:
+            found[name] = rounded(now - then)
+    if "demotion" in found:
         found["ks"] = rounded(kolmogorov_smirnov(after.seen.deleted.score, before.seen.deleted.score))
-    attacks = [one.forgetting.get("attack") for one in (after, before)]
-    if isinstance(attacks[0], Mapping) and isinstance(attacks[1], Mapping):
-        found["attack"] = rounded(attacks[0]["auc"] - attacks[1]["auc"])
     return found

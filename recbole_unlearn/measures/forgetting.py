@@ -172,28 +172,18 @@ ATTACKED = 5_000  # pairs of each kind; the interval is then about .01 wide
 FOLDS = 5
 
 
-def features(*standings: Standing) -> np.ndarray:
-    """The attacker's view of each pair (m, 2k): its score and its share of demotions under each of k models."""
-    return torch.stack([x for s in standings for x in (s.score, s.demoted)], dim=1).double().numpy()
-
-
 def auc_interval(members: np.ndarray, others: np.ndarray) -> tuple[float, float, float]:
     """AUC = P(member scores above non-member) and its 95 % interval by DeLong.
 
     With V₁₀ the share of non-members below each member and V₀₁ the share of members above each non-member,
     Var(AUC) = Var(V₁₀)/m + Var(V₀₁)/n.
     """
-    above, below = _share_below(others, members), 1.0 - _share_below(members, others)
+    m, ranks = len(members), stats.rankdata(np.concatenate([members, others]))  # ties count half
+    above = (ranks[:m] - stats.rankdata(members)) / len(others)
+    below = 1.0 - (ranks[m:] - stats.rankdata(others)) / m
     auc = float(above.mean())
-    half = 1.96 * float(np.sqrt(above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below)))
+    half = 1.96 * float(np.sqrt(above.var(ddof=1) / m + below.var(ddof=1) / len(others)))
     return auc, max(0.0, auc - half), min(1.0, auc + half)
-
-
-def _share_below(reference: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The share of ``reference`` below each of ``values``, ties counted half."""
-    ordered = np.sort(reference)
-    low, high = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
-    return (low + high) / (2.0 * len(ordered))
 
 
 def tpr_at_fpr(members: np.ndarray, others: np.ndarray, fpr: float = 0.01) -> float:
@@ -224,11 +214,15 @@ def _membership(view: View, key: str, standings: Sequence[tuple[Standing, Standi
     questions = view.questions
     if len(questions.members) == 0:
         return {}
-    pick: Any = slice(None)
-    if len(questions.members) > ATTACKED:
-        pick = np.sort(np.random.default_rng(0).choice(len(questions.members), ATTACKED, replace=False))
-    members = features(*(deleted for deleted, _ in standings))[questions.members.numpy()][pick]
-    others = features(*(held_out for _, held_out in standings))[pick]
+    pick = np.arange(len(questions.members))
+    if len(pick) > ATTACKED:
+        pick = np.sort(np.random.default_rng(0).choice(len(pick), ATTACKED, replace=False))
+    # What the attacker sees of each pair (m, 2k): its score and its share of demotions under each of k models.
+    members, others = (
+        torch.stack([x for one in own for x in (one.score, one.demoted)], dim=1).double().numpy()
+        for own in zip(*standings, strict=True)
+    )
+    members, others = members[questions.members.numpy()[pick]], others[pick]
     found = attack(members, others, questions.held_out.users.numpy()[pick])
     return {} if found is None else {key: found}
 
@@ -271,18 +265,15 @@ def _ks(view: View) -> dict[str, Figure]:
     return {"ks": rounded(kolmogorov_smirnov(view.seen.deleted.score, view.target.deleted.score))}
 
 
-def wasserstein(a: torch.Tensor, b: torch.Tensor) -> float:
-    """∫ |F_a − F_b|: how far scores have to move, on average, to turn one distribution into the other."""
-    return float(stats.wasserstein_distance(a.numpy(), b.numpy()))
-
-
 @measure(
     "wasserstein", title="Wasserstein", is_distance=True, place=7,
     meaning="how far the deleted pairs' scores have to move to be the retrained model's, in standard deviations",
     good="that of two retrained models; 0 is equal",
 )  # fmt: skip
-def _wasserstein_distance(view: View) -> dict[str, Figure]:
-    return {"wasserstein": rounded(wasserstein(view.seen.deleted.score, view.target.deleted.score))}
+def _wasserstein(view: View) -> dict[str, Figure]:
+    """∫ |F_a − F_b|: how far scores have to move, on average, to turn one distribution into the other."""
+    scores = (one.deleted.score.numpy() for one in (view.seen, view.target))
+    return {"wasserstein": rounded(stats.wasserstein_distance(*scores))}
 
 
 BINS = 60  # of the histograms of a run
@@ -312,12 +303,6 @@ def matches(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return found.cumsum(dim=1)
 
 
-def top_k_overlap(a: torch.Tensor, b: torch.Tensor, k: int) -> torch.Tensor:
-    """|A_K ∩ B_K| / K of each user (n,)."""
-    k = min(k, a.shape[1])
-    return matches(a[:, :k], b[:, :k])[:, -1] / k
-
-
 def rank_biased_overlap(a: torch.Tensor, b: torch.Tensor, p: float = 0.9) -> torch.Tensor:
     """RBO = (1−p)/(1−p^K) Σ_d p^(d−1) |A_d ∩ B_d| / d over the first K items (n,).
 
@@ -341,7 +326,9 @@ def _by_group(view: View, values: torch.Tensor) -> dict[str, float]:
     good="that of two retrained models; 1 is equal",
 )  # fmt: skip
 def _overlap(view: View) -> dict[str, Figure]:
-    return {"overlap@20": _by_group(view, top_k_overlap(view.seen.top, view.target.top, 20))}
+    """|A_K ∩ B_K| / K over users, for K = 20 or the whole of shorter lists."""
+    lists = [one.top[:, :20] for one in (view.seen, view.target)]
+    return {"overlap@20": _by_group(view, matches(*lists)[:, -1] / lists[0].shape[1])}
 
 
 @measure(
@@ -364,11 +351,12 @@ def entanglement(forget: torch.Tensor, retain: torch.Tensor) -> float:
     The spread is the mean squared distance to the own centre μ_R or μ_S; μ is the centre of both. It is high when the
     two overlap: the effect of S cannot be separated from that of R (Zhao et al., What makes unlearning hard).
     """
-    centres = [part.mean(dim=0) for part in (retain, forget)]
     middle = torch.cat([retain, forget]).mean(dim=0)
-    parts = list(zip((retain, forget), centres, strict=True))
-    inside = torch.stack([(part - centre).square().sum(dim=1).mean() for part, centre in parts]).sum()
-    between = torch.stack([(centre - middle).square().sum() for centre in centres]).sum() / 2
+    inside, between = torch.zeros(()), torch.zeros(())
+    for part in (retain, forget):
+        centre = part.mean(dim=0)
+        inside = inside + (part - centre).square().sum(dim=1).mean()
+        between = between + (centre - middle).square().sum() / 2
     return float(inside / between.clamp(min=1e-12))
 
 
@@ -382,9 +370,8 @@ def difficulty(model: AbstractRecommender, data: UnlearnData, seed: int) -> dict
         return {}
     found: dict[str, Any] = {}
     fields = {"user": train.uid_field, "item": train.iid_field}
-    for side, size in (("user", train.user_num), ("item", train.item_num)):
-        both = (part.inter_feat[fields[side]] for part in (forget, train))
-        gone, had = (torch.bincount(ids, minlength=size) for ids in both)
+    for side, field in fields.items():
+        gone, had = (torch.bincount(part.inter_feat[field], minlength=train.num(field)) for part in (forget, train))
         found[f"deleted_share_{side}s"] = rounded((gone / had.clamp(min=1))[gone > 0].mean())
     tables = [t for t in find_tables(model, train) if t.axis == 0]
     # A sequential model has no rows of users; a table of positions may be as long as one.

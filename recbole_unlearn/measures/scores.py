@@ -5,32 +5,25 @@ pairs, the items each is compared with, and held-out positives of the same users
 to distinguish the deleted pairs. An *observation* holds the answers of one model. Items of the retained history are
 masked, deleted ones are not.
 
-A sequential model ranks items after a history, so each question has a history too. By default it is the one of D\S,
-in every phase: the original is measured with its weights on cleaned histories.
+A sequential model ranks items after a history, so each question has one: by default that of D\S, in every phase.
 
 * A deleted interaction is asked for at its *cleaned prefix*, the retained interactions of its user before it. It must
   have been the target of a window, and its prefix must not be empty.
 * A held-out interaction is asked for at the history of its own window.
-* Lists are ranked after a user's last training and validation interactions, as at test. Only padding is masked, as in
-  RecBole's evaluation of sequential models.
+* Lists are ranked after a user's last training and validation interactions, as at test; deleted interactions are
+  asked for there too. Only padding is masked, as in RecBole's evaluation of sequential models.
 
-Figures at cleaned histories mix two effects: weights that forgot, and histories that no longer remind the model. So
-there are more questions, at *uncleaned* histories, which still hold the deleted interactions:
-
-* A deleted interaction at the history that the original was trained with, and the test items of affected users after
-  their whole history. The original's figures at both kinds of histories show the effect of cleaning alone; those of
-  the unlearned and the retrained model at uncleaned ones show the memory of the weights.
-* A deleted interaction with an empty prefix (its history is *emptied*, as all histories of a whole user are) can only
-  be asked for at the uncleaned one. Its user may have no held-out interaction either, so those of other users are the
-  control: a model that merely got worse ranks both lower.
-
-A deleted interaction is also asked for at its user's cleaned history at test. Uncleaned windows are made batch by
-batch and never kept.
+Such figures mix two effects: weights that forgot, and histories that no longer remind the model. So deleted
+interactions are also asked for at *uncleaned* histories, those that the original was trained with, and test items of
+affected users after their whole history. A deleted interaction with an empty prefix (its history is *emptied*, as all
+of a whole user are) has no other question; the control are held-out interactions of other users, since a model that
+merely got worse ranks both lower. Uncleaned windows are made batch by batch and never kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -93,31 +86,22 @@ def match(deleted: Pairs, data: UnlearnData, rng: np.random.Generator) -> tuple[
 
     Without the match an attacker could recognise deleted pairs by their user or their item alone.
     """
-    train = data.full.train
-    popularity = np.bincount(train.inter_feat[train.iid_field].numpy(), minlength=train.item_num)
-    parts = [data.retain.valid, data.retain.test]
-    feats, fields = [part.inter_feat for part in parts], (train.uid_field, train.iid_field)
-    users, items = (np.concatenate([feat[field].numpy() for feat in feats]) for field in fields)
-    order = np.argsort(users, kind="stable")
-    users, items = users[order], items[order]
-    chosen, matches = [], []
-    own_users, own_items = deleted.users.numpy(), deleted.items.numpy()
-    for user in np.unique(own_users):
-        mine = np.arange(*np.searchsorted(own_users, [user, user + 1]))
-        free = np.ones(len(mine), dtype=bool)
-        level = popularity[own_items[mine]].astype(float)
-        for item in rng.permutation(items[slice(*np.searchsorted(users, [user, user + 1]))]):
-            if not free.any():
-                break
-            nearest = int(np.argmin(np.where(free, np.abs(level - popularity[item]), np.inf)))
-            free[nearest] = False
-            chosen.append(mine[nearest])
-            matches.append(item)
-    places = np.array(chosen, dtype=np.int64)
-    order = np.argsort(places, kind="stable")
-    members = torch.from_numpy(places[order])
-    found = torch.from_numpy(np.array(matches, dtype=np.int64)[order])
-    return members, Pairs(deleted.users[members], found, deleted.others[members])
+    fields = data.full.train.uid_field, data.full.train.iid_field
+    popularity = data.popularity.double().numpy()
+    held = [torch.cat([part.inter_feat[field] for part in data.retain[1:]]) for field in fields]
+    users, items = (column[torch.argsort(held[0], stable=True)].numpy() for column in held)
+    found: dict[int, int] = {}  # by positions of deleted pairs
+    for user in torch.unique(deleted.users):
+        mine = deleted.of(user[None])
+        level = popularity[deleted.items[mine].numpy()]
+        own = items[slice(*np.searchsorted(users, [user, user + 1]))]
+        for item in rng.permutation(own)[: len(level)]:
+            nearest = int(np.argmin(np.abs(level - popularity[item])))
+            level[nearest] = np.inf  # taken
+            found[mine.start + nearest] = int(item)
+    members = torch.tensor(sorted(found), dtype=torch.long)
+    matches = torch.tensor([found[place] for place in sorted(found)], dtype=torch.long)
+    return members, Pairs(deleted.users[members], matches, deleted.others[members])
 
 
 def deleted_pairs(data: UnlearnData, negatives: int, seed: int) -> Pairs:
@@ -168,22 +152,22 @@ def observe(trainer: PhaseTrainer, questions: Questions, splits: Splits) -> Obse
     if isinstance(questions, HistoryQuestions):
         return _observe_histories(trainer, questions, splits)
     size, history = questions.history.sizes["item"], questions.history
-    lists: list[tuple[torch.Tensor, torch.Tensor]] = []
-    standings: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {"deleted": [], "held_out": []}
+    parts = []
     for users in questions.users.split(max(1, trainer.test_batch_size // size)):
         scores = trainer.scores(users, splits.train)
         asked = torch.isin(users, questions.deleted.users).nonzero().flatten()
         # Torch warns about a mean over no user, where a request has no training interaction.
         spread, mean = torch.std_mean(scores[asked, 1:], dim=1) if len(asked) else scores.new_zeros(2, 0)
-        for name, pairs in (("deleted", questions.deleted), ("held_out", questions.held_out)):
+        standings = []
+        for pairs in (questions.deleted, questions.held_out):
             own, demoted = _compare(scores, users, pairs)
             place = torch.searchsorted(users[asked], pairs.users[pairs.of(users)])
-            standings[name].append(((own - mean[place]) / spread[place].clamp(min=1e-12), demoted))
+            standings += [(own - mean[place]) / spread[place].clamp(min=1e-12), demoted]
         known = history.of("user", users)
         scores[torch.searchsorted(users, history.ids["user"][known]), history.ids["item"][known]] = -torch.inf
-        lists.append(_lists(scores, users, questions.deleted))
-    deleted, held_out = (_joined(standings[name]) for name in ("deleted", "held_out"))
-    return Observation(*_joined(lists), Standing(*deleted), Standing(*held_out))
+        parts.append((*_lists(scores, users, questions.deleted), *standings))
+    top, masked, *rest = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Observation(top, masked, Standing(*rest[:2]), Standing(*rest[2:]))
 
 
 def _compare(scores: torch.Tensor, users: torch.Tensor, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,38 +191,20 @@ def _lists(scores: torch.Tensor, users: torch.Tensor, deleted: Pairs) -> tuple[t
     return top, masked
 
 
-def _joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    first, second = zip(*parts, strict=True)
-    return torch.cat(first), torch.cat(second)
-
-
 # Sequential models
 
 
-class Uncleaned:
-    """The windows (m) of deleted interactions as the original was trained with them, made when they are read."""
-
-    def __init__(self, sequences: Sequences, rows: torch.Tensor) -> None:
-        self.sequences, self.rows = sequences, rows
-
-    def __getitem__(self, chosen: torch.Tensor) -> Interaction:
-        return self.sequences.prefix(self.rows[chosen])
-
-
-Windows: TypeAlias = Interaction | Uncleaned  # both are read by the numbers of windows
+Windows: TypeAlias = Callable[[torch.Tensor], Interaction]  # windows by their numbers; uncleaned ones are never kept
 
 
 @dataclasses.dataclass(frozen=True)
 class HistoryQuestions(Questions):
     """Questions with the windows at which pairs are asked for, in the order of the pairs."""
 
-    deleted_windows: Interaction  # cleaned
-    held_out_windows: Interaction
-    uncleaned: Uncleaned  # windows of the deleted pairs
     emptied: Pairs  # deleted pairs with an empty prefix
-    emptied_windows: Uncleaned
     control: Pairs  # held-out pairs of users without a deleted interaction; none where nothing is emptied
-    control_windows: Interaction
+    windows: dict[str, Windows]  # of all four kinds of pairs, and "uncleaned": those of the deleted ones
+    sequences: Sequences  # of D
     tested: torch.Tensor  # (t,), sorted: affected users with a test window
     targets: torch.Tensor  # (t,), their test items
 
@@ -268,13 +234,16 @@ class HistoryQuestions(Questions):
         tested, order = test[train.uid_field][mine].sort(stable=True)
         return cls(
             **vars(asked),
-            deleted_windows=full.prefix(rows, _kept(data)),
-            held_out_windows=held_out_windows,
-            uncleaned=Uncleaned(full, rows),
             emptied=emptied,
-            emptied_windows=Uncleaned(full, emptied_rows),
             control=Pairs(owners[usable], windows[train.iid_field], drawn[usable]),
-            control_windows=windows,
+            windows={
+                "deleted": full.prefix(rows, _kept(data)).__getitem__,
+                "held_out": held_out_windows.__getitem__,
+                "uncleaned": lambda chosen: full.prefix(rows[chosen]),
+                "emptied": lambda chosen: full.prefix(emptied_rows[chosen]),
+                "control": windows.__getitem__,
+            },
+            sequences=full,
             tested=tested,
             targets=test[train.iid_field][mine][order],
         )
@@ -284,7 +253,9 @@ def deleted_windows(data: UnlearnData, negatives: int, seed: int) -> tuple[Pairs
     """The deleted pairs with their cleaned windows; if no pair has one, those with emptied histories, uncleaned."""
     full, (asked, emptied) = sequences_of(data.full), deleted_targets(data)
     pairs, rows = _compared(data, asked if len(asked) else emptied, negatives, seed)
-    return pairs, full.prefix(rows, _kept(data)) if len(asked) else Uncleaned(full, rows)
+    if len(asked):
+        return pairs, full.prefix(rows, _kept(data)).__getitem__
+    return pairs, lambda chosen: full.prefix(rows[chosen])
 
 
 def deleted_targets(data: UnlearnData) -> tuple[torch.Tensor, torch.Tensor]:
@@ -346,38 +317,35 @@ class HistoryObservation(Observation):
 
 
 def _observe_histories(trainer: PhaseTrainer, questions: HistoryQuestions, splits: Splits) -> HistoryObservation:
-    def scored(users: torch.Tensor) -> torch.Tensor:
-        return trainer.batch_scores(splits.batch(users), splits.train)
-
-    deleted, step = questions.deleted, window_step(splits)
-    lists = [_lists(scored(users), users, deleted) for users in questions.users.split(step)]
-    at_test = [torch.zeros(0)]
-    for users in torch.unique(deleted.users).split(step) if len(deleted) else ():
-        at_test.append(_compare(scored(users), users, deleted)[1])
-    return HistoryObservation(
-        *_joined(lists),
-        standing(trainer, deleted, questions.deleted_windows, splits),
-        standing(trainer, questions.held_out, questions.held_out_windows, splits),
-        at_test=torch.cat(at_test),
-        uncleaned=standing(trainer, deleted, questions.uncleaned, splits).demoted,
-        emptied=standing(trainer, questions.emptied, questions.emptied_windows, splits).demoted,
-        control=standing(trainer, questions.control, questions.control_windows, splits).demoted,
-        hits=hits_at_test(trainer, questions, splits),
-    )
+    deleted, parts = questions.deleted, []
+    for users, scores in _scored(trainer, sequences_of(splits).latest, questions.users, splits):
+        parts.append((_compare(scores, users, deleted)[1], *_lists(scores, users, deleted)))
+    at_test, top, masked = (torch.cat(column) for column in zip(*parts, strict=True))
+    asked = {
+        "deleted": deleted, "held_out": questions.held_out, "uncleaned": deleted,
+        "emptied": questions.emptied, "control": questions.control,
+    }  # fmt: skip
+    found = {name: standing(trainer, pairs, questions.windows[name], splits) for name, pairs in asked.items()}
+    uncleaned, emptied, control = (found[name].demoted for name in ("uncleaned", "emptied", "control"))
+    hits = hits_at_test(trainer, questions, splits)
+    own = found["deleted"], found["held_out"]
+    return HistoryObservation(top, masked, *own, at_test, uncleaned, emptied, control, hits)
 
 
-def window_step(splits: Splits) -> int:
-    """How many windows are scored at a time."""
-    return max(1, SCORES // splits.train.item_num)
+def _scored(
+    trainer: PhaseTrainer, windows: Windows, asked: torch.Tensor, splits: Splits
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Parts of ``asked`` (n,), each with the scores of all items after its windows."""
+    assert isinstance(splits, SequenceSplits)
+    for part in asked.split(max(1, SCORES // splits.train.item_num)) if len(asked) else ():
+        yield part, trainer.batch_scores(splits.read(windows(part)), splits.train)
 
 
 @torch.no_grad()
 def standing(trainer: PhaseTrainer, pairs: Pairs, windows: Windows, splits: Splits) -> Standing:
     """The rank of each pair at its window."""
     found = [torch.zeros(2, 0)]
-    assert isinstance(splits, SequenceSplits)
-    for rows in torch.arange(len(pairs)).split(window_step(splits)) if len(pairs) else ():
-        scores = trainer.batch_scores(splits.read(windows[rows]), splits.train)
+    for rows, scores in _scored(trainer, windows, torch.arange(len(pairs)), splits):
         spread, mean = torch.std_mean(scores[:, 1:], dim=1)
         own = scores.gather(1, pairs.items[rows, None])
         demoted = (own < scores.gather(1, pairs.others[rows])).float().mean(dim=1)
@@ -387,11 +355,9 @@ def standing(trainer: PhaseTrainer, pairs: Pairs, windows: Windows, splits: Spli
 
 def hits_at_test(trainer: PhaseTrainer, questions: HistoryQuestions, splits: Splits) -> torch.Tensor:
     """Where the test items (t,) are in the lists after uncleaned test histories (t, depth)."""
-    assert isinstance(splits, SequenceSplits)
     depth, tested = min(DEPTH, splits.train.item_num - 1), questions.tested
     found = [torch.zeros(0, depth, dtype=torch.bool)]
-    for rows in torch.arange(len(tested)).split(window_step(splits)) if len(tested) else ():
-        batch = splits.read(questions.uncleaned.sequences.latest(tested[rows]))
-        scores = trainer.batch_scores(batch, splits.train)
+    latest = lambda rows: questions.sequences.latest(tested[rows])  # noqa: E731
+    for rows, scores in _scored(trainer, latest, torch.arange(len(tested)), splits):
         found.append(scores.topk(depth, dim=1).indices == questions.targets[rows, None])
     return torch.cat(found)

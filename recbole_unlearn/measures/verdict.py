@@ -1,14 +1,10 @@
 r"""The verdict on a result: near retraining, short of it, beyond it, cannot tell, or unknown, with a sentence.
 
-Without a retrained model there is a *provisional* verdict. A closed-form ranker of D\S answers the same comparisons
-as all phases (`rows/closed_form.py`). Its demotion rate, the *expected level*, replaces the retrained model's. Its
-uncertainty is the largest of
-
-* a share of the level, :data:`UNSURE`. A retrained model's was away by up to .07 of it on ml-100k (docs/measuring.md)
-  and by about twice as much for noise on ml-1m (`rows/closed_form.py`);
-* the difference of the ranker and the original on held-out pairs of the same users, which neither has seen: a model
-  that ranks those otherwise is of another kind, and the ranker says little about it;
-* twice the standard errors of the compared figures, and the difference that the verdict ignores.
+Without a retrained model there is a *provisional* verdict: the demotion rate of a closed-form ranker of D\S on the
+same comparisons (`rows/closed_form.py`), the *expected level*, replaces the retrained model's. Its uncertainty is the
+largest of a share of the level (:data:`UNSURE`); the difference of the ranker and the original on held-out pairs of
+the same users, which neither has seen (a model that ranks those otherwise is of another kind); twice the standard
+errors of the compared figures; and the difference that the verdict ignores.
 """
 
 from __future__ import annotations
@@ -30,13 +26,16 @@ Phases = Mapping[str, PhaseResult]
 SHARE = 0.1  # of the way from the original to the retrained model that may be left
 BEYOND = 0.05  # of that way that a model may go too far: an item below its place can be recognised
 LEAST = 0.01  # demotion rates and AUCs that differ by less are the same
-UNSURE = 0.15  # of the expected level: how far a retrained model's demotion rate may be from it
+# Of the expected level: how far a retrained model's demotion rate may be from it. It was up to .07 away on ml-100k
+# (docs/measuring.md), and twice as much for noise on ml-1m (`rows/closed_form.py`).
+UNSURE = 0.15
 UNCHANGED = "No model was trained on the interactions of this request, so no weight had to change."
 DONE = "This request was carried out earlier: its interactions are not in the data, and no weight had to change."
 NOTHING = (
     "This request cannot tell: none of its interactions has a figure to compare with the retrained model's, as the "
     "first ones of users of a sequential model, which it was never asked to predict."
 )
+FIXED = (UNCHANGED, DONE, NOTHING)  # sentences without figures
 EMPTIED = (
     "Nothing is retained before the deleted interactions, so all models were asked at uncleaned histories, and what "
     "differs as much for held-out items of other users does not count."
@@ -83,23 +82,18 @@ def verdict(
     provisional: Provisional | None = None,
     done_earlier: bool = False,
 ) -> Verdict:
-    """The level (near, under, over, cannot_tell, unknown) and a sentence for people.
+    """The level (near, under, over, cannot_tell, unknown) and a sentence for people; docs/measuring.md has the rules.
 
-    Two figures are compared with the retrained model's: the demotion rate of the deleted pairs, and how well an
-    attacker recognises them. Each has to be within a tenth of the original's distance from it (on the other side a
-    twentieth), or within the error of the sample and the distance to a second retrained model. Then the level is
-    *near*. If not, it is *under* on the original's side and *over* on the other: the model still knows the deleted
-    pairs, or reveals them. Where not even the original can be told from the retrained model, a model that did nothing
-    would pass, so the level is *cannot_tell*; so it is where no deleted pair has a figure.
+    Two figures are compared with the retrained model's, and both have to agree: the demotion rate of the deleted
+    pairs, and how well an attacker recognises them. Where not even the original can be told from the retrained model,
+    a model that did nothing would pass, so the level is *cannot_tell*; so it is where no deleted pair has a figure.
 
     Where deleted pairs of a sequential model have no cleaned history at all, as those of whole users, the demotion
-    rate is that at uncleaned ones, where the retrained model is asked the same. They have no attack, which would
-    notice a model that is merely worse, so their gap is that beyond the gap of held-out pairs of other users, and the
-    original has to be twice as far from the retrained model to be told from it.
+    rate is that at uncleaned ones. They have no attack, which would notice a model that is merely worse, so their gap
+    is that beyond the gap of held-out pairs of other users, and the original has to be twice as far away.
 
-    Where no training interaction was ``deleted``, the original never saw the request's interactions. Without a
-    retrained model the level is *unknown*, and ``provisional`` is the estimate. ``done_earlier``: the original is the
-    result of this same request.
+    ``deleted`` training interactions: with none, the original never saw the request. ``provisional`` is the estimate
+    without a retrained model. ``done_earlier``: the original is the result of this same request.
     """
     if done_earlier:
         return Verdict("near", DONE)
@@ -152,15 +146,6 @@ class _Rate(NamedTuple):
     gap: str
     clear: int = 1  # the original can be told apart if it is this many times the error away
 
-    def of(self, phase: PhaseResult) -> float | None:
-        return phase.figure(*self.path)
-
-    def mean(self, phase: PhaseResult) -> float:
-        return phase.figure(self.gap, "mean") or 0.0
-
-    def error(self, phase: PhaseResult) -> float:
-        return phase.figure(self.gap, "error") or 0.0
-
 
 _RATE = _Rate(("demotion_rate",), "demotion_gap")
 # There is no attack with it, so a model that went half of the way must not pass: as for provisional verdicts.
@@ -170,24 +155,20 @@ _EMPTIED_RATE = _Rate(("emptied", "demotion_rate"), "emptied_gap", clear=2)
 def _rate(phases: Phases) -> _Rate | None:
     """The demotion rate that both models have; the one of emptied histories only where there is no other."""
     both = [phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED)]
-    for rate in (_RATE, _EMPTIED_RATE):
-        if all(rate.of(phase) is not None for phase in both):
-            return rate
-    return None
+    has = (one for one in (_RATE, _EMPTIED_RATE) if None not in [phase.figure(*one.path) for phase in both])
+    return next(has, None)
 
 
 def _demotion(phases: Phases) -> _Way | None:
-    """The demotion rate; its error is that of paired differences over users."""
-    before, after, second = (phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, SECOND))
+    """The demotion rate; its error is that of paired differences over users. The retrained model's is 0."""
     rate = _rate(phases)
     if rate is None:
         return None
-    start, unsure = rate.mean(before), 2 * rate.error(before)
-    if after.figure(rate.gap, "mean") is None:  # it is the retrained model itself
-        return _Way(start, 0.0, LEAST, abs(start) > rate.clear * max(LEAST, unsure))
-    spread = 2 * abs(rate.mean(second))
-    slack = max(LEAST, spread, 2 * rate.error(after))
-    return _Way(start, rate.mean(after), slack, abs(start) > rate.clear * max(LEAST, spread, unsure))
+    named = [phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, SECOND)]
+    start, end, again = (phase.figure(rate.gap, "mean") or 0.0 for phase in named)
+    unsure, own, _ = (2 * (phase.figure(rate.gap, "error") or 0.0) for phase in named)
+    spread = max(LEAST, 2 * abs(again))
+    return _Way(start, end, max(spread, own), abs(start) > rate.clear * max(spread, unsure))
 
 
 def _attack(phases: Phases) -> _Way | None:
@@ -219,7 +200,7 @@ def sentence(
         text, then = f"{_WORDS[level].split(': ')[0]}: {_WORDS['near'].split(': ')[1]}", ", but "
     rate = _rate(phases)
     if rate is not None:
-        rates = [decimal(rate.of(one), 3) for one in (mine, target)]
+        rates = [decimal(one.figure(*rate.path), 3) for one in (mine, target)]
         text += f" (demotion rate {rates[0]}, retrained {rates[1]})"
     if attack is not None:
         does = "about as well as" if not differs else "better than" if attack.end > 0 else "worse than"

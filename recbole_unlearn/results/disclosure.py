@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recbole_unlearn.data import INJECTED, SequenceSplits, UnlearnData
-from recbole_unlearn.measures import DONE, EMPTIED, EXACT, NOTHING, UNCHANGED, deleted_targets, measures, sentence
+from recbole_unlearn.measures import EMPTIED, EXACT, FIXED, deleted_targets, measures, sentence
 from recbole_unlearn.results.schema import (
     Distribution,
     Figure,
@@ -313,7 +313,7 @@ class Discretion:
 
     def _verdict(self, found: Verdict | None, phases: Mapping[str, PhaseResult], shares: Metrics) -> Verdict | None:
         """The level is that of the exact figures; its sentence has the figures that are shown."""
-        if found is None or found.text in (UNCHANGED, DONE, NOTHING):
+        if found is None or found.text in FIXED:
             return found
         provisional = self._provisional(found.provisional)
         text = sentence(found.level, {} if self.few else phases, shares, provisional)

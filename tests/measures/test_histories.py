@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from recbole_unlearn import measures
-from recbole_unlearn.data import load, loaders
-from recbole_unlearn.measures import HistoryQuestions, Measurement, Uncleaned, View, forgetting, observe, scores
+from recbole_unlearn.data import load
+from recbole_unlearn.measures import View, forgetting, observe, scores, verdict
+from recbole_unlearn.measures.scores import HistoryQuestions
 from recbole_unlearn.results import Verdict
 from recbole_unlearn.results.disclosure import Crowd, Discretion
-from recbole_unlearn.training import PhaseTrainer, build_model, compose, train_here
+from recbole_unlearn.training import train_here
+from tests.measures.conftest import untrained
 from tests.parts import without
 
 SMALL = {"MAX_ITEM_LIST_LENGTH": 6, "hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1}
@@ -94,26 +95,21 @@ def test_utility_is_recboles_where_histories_are_the_same(make_config, settings,
     settings.pop("embedding_size", None)
     config = make_config(model, **(SMALL if model == "SASRec" else {"MAX_ITEM_LIST_LENGTH": 6}))
     data = without_users(config, [6, 7], also=range(1, 6), places=slice(None, None, 2))
-    trainer = compose(PhaseTrainer, config, build_model(config, data.retain), "x")
-    measurement = Measurement(config, data, loaders(config, data.retain), 10)
+    trainer, measurement = untrained(config, data)
     measured = measurement.measure(trainer)
-    cleaned = Uncleaned(data.retain.sequences, torch.empty(0, dtype=torch.long))
-    questions = dataclasses.replace(measurement.questions, uncleaned=cleaned)
+    questions = dataclasses.replace(measurement.questions, sequences=data.retain.sequences)
     found = forgetting.one_target_utility(scores.hits_at_test(trainer, questions, data.retain))
     assert found == pytest.approx(measured.utility["affected"], abs=2e-6)
     assert set(found) < set(measured.forgetting["uncleaned"])
 
 
 def test_a_model_that_did_nothing_has_the_originals_figures_and_a_retrained_one_has_others(config, data):
-    measurement = Measurement(config, data, loaders(config, data.retain), 10)
     original, trained = train_here(config, data.full, "original")
-    same = build_model(config, data.retain)
-    trained.load_weights(same)
     retrained, _ = train_here(config, data.retain, "retrained")
+    same, measurement = untrained(config, data)
+    trained.load_weights(same.model)
     before = measurement.measure(original)
-    after, target = (
-        measurement.measure(trainer, before) for trainer in (compose(PhaseTrainer, config, same, "x"), retrained)
-    )
+    after, target = (measurement.measure(trainer, before) for trainer in (same, retrained))
     keys = ("demotion_rate", "demotion_at_test", "uncleaned", "emptied", "resurfacing@20")
     for key in keys:
         assert after.forgetting[key] == before.forgetting[key], key
@@ -131,10 +127,8 @@ def test_whole_users_are_asked_for_at_uncleaned_histories_alone(config):
     questions = HistoryQuestions.ask(data, 10, 0)
     assert len(questions.deleted) == 0
     assert torch.unique(questions.emptied.users).tolist() == [3, 4, 5]
-    model = build_model(config, data.retain)
-    measured = Measurement(config, data, loaders(config, data.retain), 10).measure(
-        compose(PhaseTrainer, config, model, "x")
-    )
+    trainer, measurement = untrained(config, data)
+    measured = measurement.measure(trainer)
     assert measured.forgetting["demotion_rate"] is None
     assert 0 < measured.forgetting["emptied"]["demotion_rate"] < 1
 
@@ -160,10 +154,9 @@ def test_a_model_that_is_merely_worse_has_not_forgotten(config):
     """The gap of emptied histories is what they lose beyond held-out items of others."""
     data = without_users(config, [3, 4, 5])
     questions = HistoryQuestions.ask(data, 10, 0)
-    held_out = questions.control_windows
-    emptied = questions.emptied_windows[torch.arange(len(questions.emptied))]
-    both = {key: torch.cat([held_out[key], emptied[key]]) for key in ("item_id", "item_id_list")}
-    every = {key: held_out[key] for key in both}
+    pairs = {"control": questions.control, "emptied": questions.emptied}
+    every, emptied = (questions.windows[name](torch.arange(len(own))) for name, own in pairs.items())
+    both = {key: torch.cat([every[key], emptied[key]]) for key in ("item_id", "item_id_list")}
 
     def gap(mine, target):
         seen = [observe(one, questions, data.retain) for one in (mine, target)]
@@ -231,8 +224,8 @@ def test_figures_of_too_few_users_are_left_out(changes, gone):
 @pytest.mark.parametrize("users", [3, 40])
 def test_what_a_verdict_rests_on_is_said_whatever_is_shown(users):
     crowd = CROWD._replace(users=users, compared=0, emptied=users)
-    found = Discretion(10, crowd)._verdict(Verdict("near", f"Forgotten. {measures.EMPTIED}"), {}, {})
+    found = Discretion(10, crowd)._verdict(Verdict("near", f"Forgotten. {verdict.EMPTIED}"), {}, {})
     assert found.level == "near"
-    assert found.text.endswith(measures.EMPTIED)
-    nothing = Verdict("cannot_tell", measures.NOTHING)
+    assert found.text.endswith(verdict.EMPTIED)
+    nothing = Verdict("cannot_tell", verdict.NOTHING)
     assert Discretion(10, crowd)._verdict(nothing, {}, {}) == nothing
