@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from recbole_unlearn.report.page import difference, phase_title
+from recbole_unlearn.report.page import difference, metric_title, phase_title
 from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, Curve, PhaseResult
 
 Figure = dict[str, Any]
@@ -69,12 +69,6 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 def label(text: str) -> str:
     """Text for a figure, escaped: plotly reads markup in labels."""
     return html.escape(text, quote=False)
-
-
-def metric_title(metric: str) -> str:
-    """NDCG@20 of ndcg@20, Recall@20 of recall@20."""
-    name, at, cut = metric.partition("@")
-    return (name.upper() if name in ("ndcg", "mrr", "map", "gauc") else name.capitalize()) + at + cut
 
 
 def _trace(name: str, look: Look, points: Iterable[tuple[Any, Any]], mode: str = "lines+markers") -> Figure:

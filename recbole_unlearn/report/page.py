@@ -46,8 +46,8 @@ def _environment(kind: str) -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    own = (chip, count, counted, day, decimal, duration, flat, lines, listed, percent, plain, prose, shell, signed,
-           times)  # fmt: skip
+    own = (chip, count, counted, day, decimal, difference, duration, flat, lines, listed, metric_title, percent,
+           phase_title, plain, prose, shell, signed, times, without_gaps)  # fmt: skip
     made.filters |= {one.__name__: one for one in own}
     made.filters["json"] = functools.partial(json.dumps, separators=(",", ":"), allow_nan=False)
     if kind == "html":
@@ -110,6 +110,12 @@ def difference(value: float | None, reference: float | None) -> float | None:
 def phase_title(name: str) -> str:
     """The name of a phase on a page."""
     return "retrained 2" if name == SECOND else name
+
+
+def metric_title(metric: str) -> str:
+    """NDCG@20 of ndcg@20, Recall@20 of recall@20."""
+    name, at, cut = metric.partition("@")
+    return (name.upper() if name in ("ndcg", "mrr", "map", "gauc") else name.capitalize()) + at + cut
 
 
 def run_title(method: str | None, model: str | None, dataset: str | None, seed: int | str | None) -> str:

@@ -24,8 +24,16 @@ from recbole_unlearn.report.entries import (
     ratio_of_sums,
     recovered,
 )
-from recbole_unlearn.report.figures import metric_title
-from recbole_unlearn.report.page import MISSING, decimal, percent, phase_title, signed, times, without_gaps
+from recbole_unlearn.report.page import (
+    MISSING,
+    decimal,
+    metric_title,
+    percent,
+    phase_title,
+    signed,
+    times,
+    without_gaps,
+)
 from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, RunResult
 from recbole_unlearn.settings import properties_dir, read_yaml
 

@@ -21,8 +21,8 @@ from recbole_unlearn.measures import SHORT, measures
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.report import figures, page
-from recbole_unlearn.report.entries import FigureOf, affected_ndcg, levels_of
-from recbole_unlearn.report.page import MISSING, chip, decimal, difference, duration, lines, percent, signed, times
+from recbole_unlearn.report.entries import levels_of
+from recbole_unlearn.report.page import MISSING, chip, decimal, difference, duration, lines, signed
 from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order, number
 
 PROGRAM = ("python", "-m", "recbole_unlearn")
@@ -34,6 +34,7 @@ HEADINGS = {
     "cannot_tell": "These figures cannot tell",
     "unknown": "No verdict",
 }
+GROUPS = ("metrics", "affected", "unaffected", "masked")  # of users, in a phase
 Rows = list[list[str]]
 
 
@@ -42,11 +43,17 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
 
     ``given`` are the settings that the user gave; with them the page has the command that repeats the run.
     """
-    phases = in_order(result.phases)
+    phases, few = in_order(result.phases), is_few(result)
+    original, own, goal, again = (_phase(result, name) for name in OWN)
+    looks, levels = figures.looks(phases), levels_of(result)
+    # The unlearned model is next to its goal in tables, so that a phone shows both.
+    order = dict.fromkeys(name for name in (UNLEARNED, RETRAINED, SECOND, ORIGINAL, *phases) if name in phases)
+    heads = {name: chip(page.phase_title(name), looks[name].color) for name in order}
+    shown = [(heads[name], phases[name]) for name in order]
+    shown += [(lines(head, "before: its own original"), one.before) for head, one in shown if one.before]
     said, method = result.verdict, next((one for one in METHODS.all() if one.name == result.method), None)
     run = page.run_title(result.method, result.model, result.dataset, result.seed)
     level = "unknown" if said is None else said.level
-    share, amount = (number(result.settings.get(key)) for key in ("inject_users", "inject_amount"))
     return page.write_page(
         Path(directory) / "report.html",
         "report.html",
@@ -54,26 +61,31 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         run=run,
         result=result,
         phases=phases,
+        original=original,
+        own=own,
+        goal=goal,
+        again=again,
+        heads=heads,
+        looks=looks,
         level=level if level in HEADINGS else "",
         heading="Provisional: no retrained model" if said and said.provisional else HEADINGS.get(level, ""),
         said=sentences(said.text) if said else [],
         method=method,
-        rough=_roughly(result),
+        rough="" if result.withheld is None else "up to " if few else "about ",
         took=_took,
         is_noise=is_noise(result),
-        noise=(share, amount),
+        noise=[number(result.settings.get(key)) for key in ("inject_users", "inject_amount")],
         advice=advised(result),
-        near=[name for name, one in levels_of(result).items() if name not in OWN and one == "near"],
+        near=[name for name, one in levels.items() if name not in OWN and one == "near"],
+        forgets={name: SHORT[one] for name, one in levels.items()},
         ways=turned(method, result),
         can_tune=method is not None and (settings.properties_dir() / "tune" / f"{method.name}.yaml").is_file(),
-        cards=key_figures(result),
-        few=is_few(result),
-        methods=_methods(result, phases),
-        utility=_utility(result, phases),
+        few=few,
+        shown=shown,
+        metrics=list(dict.fromkeys(key for _, one in shown for group in GROUPS for key in getattr(one, group))),
         distribution=figures.distribution(phases),
         by_k={metric: figures.by_k(phases, metric) for metric in ("recall", "ndcg")},
-        forgetting=None if is_few(result) else _forgetting(phases),
-        histories=None if is_few(result) else _histories(phases),
+        forgetting=None if few else _forgetting(phases, heads),
         damage={} if is_small(result, phases) else {
             name: (figures.damage(phases, name), gains_and_losses(phases, name)) for name in figures.GROUPINGS
         },
@@ -82,7 +94,6 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         compared=[name for name in phases if name not in OWN],
         asked={k: v for k, v in result.forget.to_json().items() if v is not None} | result.difficulty,
         settings=[(key, value) for key, value in page.flat(result.settings) if not page.names_a_path(value)],
-        left_out=", ".join(map(figures.metric_title, result.left_out.metrics if result.left_out else ())),
     )  # fmt: skip
 
 
@@ -111,17 +122,8 @@ def is_few(result: RunResult) -> bool:
     return result.withheld is not None and users is not None and users < result.withheld.min_group
 
 
-def _roughly(result: RunResult) -> str:
-    """The word before the size of the request, where it is not exact."""
-    return "" if result.withheld is None else "up to " if is_few(result) else "about "
-
-
 def _took(phase: PhaseResult) -> str:
     return duration(phase.seconds) + (", in an earlier run" if phase.seconds_from_cache else "")
-
-
-def _seconds(phase: PhaseResult) -> str:
-    return "loaded" if phase.seconds is None else duration(phase.seconds) + "*" * phase.seconds_from_cache
 
 
 def advised(result: RunResult) -> str | None:
@@ -154,104 +156,13 @@ def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, 
 # ---- figures
 
 
-def key_figures(result: RunResult) -> list[tuple[str, str, str]]:
-    """Title, value and reference values of: utility, demotion, attack, overlap, time, and interactions forgotten."""
-    original, own, goal, again = (_phase(result, name) for name in OWN)
-
-    def rate(title: str, of: FigureOf, digits: int = 3) -> tuple[str, str, str]:
-        held = {"goal": of(goal), "original": of(original)}
-        context = [f"{name} {decimal(value, digits)}" for name, value in held.items() if value is not None]
-        return title, decimal(of(own), digits), "\n".join(context)
-
-    share = (result.recovered or {}).get("ndcg@20")
-    utility = rate("NDCG@20, affected users", affected_ndcg)
-    if share is not None:
-        before, after, aim = (decimal(affected_ndcg(phase)) for phase in (original, own, goal))
-        utility = "NDCG@20 recovered", percent(share), f"affected users\n{before} → {after}\nretrained {aim}"
-    # Without a goal, the attacker's AUC would only mislead.
-    auc, aim_auc = own.figure("attack", "auc"), goal.figure("attack", "auc")
-    attack = f"is {decimal(auc)}\ngoal {decimal(aim_auc)}"
-    shared, floor = (phase.figure("overlap@20", "affected") for phase in (own, again))
-    shared = None if result.retrained is None else shared
-    second = "" if floor is None else f"\nretrained 2: {percent(floor)}"
-    time = "Time to forget", duration(own.seconds), ""
-    if result.speedup is not None:
-        context = f"{duration(own.seconds)}\nretrained {duration(goal.seconds)}"
-        time = "Speed-up", times(result.speedup), context
-    forget, rough = result.forget, _roughly(result)
-    sizes = [(forget.users, "user", ""), (forget.items, "item", rough)]
-    asked = "\n".join(f"{near}{page.counted(n, noun)}" for n, noun, near in sizes if n is not None)
-    entries = [
-        utility,
-        rate("Demotion rate", lambda phase: phase.demotion_rate, 1 if is_few(result) else 3),
-        ("Attack AUC off by", signed(difference(auc, aim_auc)), attack),
-        ("Top-20 overlap", percent(shared), f"affected users\nwith retrained{second}"),
-        time,
-        (f"Interactions{', ' + rough.strip() if rough else ' forgotten'}", page.count(forget.interactions), asked),
-    ]
-    return [entry for entry in entries if entry[1] != MISSING]
-
-
-def _heading(name: str, phases: figures.Phases) -> Markup:
-    return chip(page.phase_title(name), figures.looks(phases)[name].color)
-
-
-def _side_by_side(phases: figures.Phases) -> list[str]:
-    """The names of phases in the order of tables: the unlearned model next to its goal, which a phone then shows."""
-    return [name for name in dict.fromkeys([UNLEARNED, RETRAINED, SECOND, ORIGINAL, *phases]) if name in phases]
-
-
-def _methods(result: RunResult, phases: figures.Phases) -> tuple[list[str], Rows] | None:
-    """A row per method: its verdict, recovered share, distance from the retrained model, and time."""
-    compared = [name for name in _side_by_side(phases) if name not in (ORIGINAL, RETRAINED, SECOND)]
-    if len(compared) < 2 or RETRAINED not in phases:
-        return None
-    levels, goal, rows = levels_of(result), phases[RETRAINED], []
-    for name in compared:
-        phase, mine = phases[name], name == UNLEARNED
-        shares = result.recovered if mine else phase.recovered
-        title = f"{result.method} (unlearned)" if mine and result.method else page.phase_title(name)
-        attack = difference(phase.figure("attack", "auc"), goal.figure("attack", "auc"))
-        rows.append([
-            chip(title, figures.looks(phases)[name].color),
-            SHORT[levels[name]] if name in levels else MISSING,
-            percent((shares or {}).get("ndcg@20")),
-            signed(difference(phase.demotion_rate, goal.demotion_rate)),
-            signed(attack),
-            _seconds(phase),
-            times(result.speedup if mine else phase.speedup),
-        ])  # fmt: skip
-    head = ["Method", "Forgets", "Recovered", "Demotion rate", "Attack AUC", "Time", "Speed-up"]
-    return page.without_gaps(head, rows)
-
-
-def _utility(result: RunResult, phases: figures.Phases) -> tuple[list[str], dict[str, Rows]] | None:
-    """A row per phase for each group of users, then the originals that some have of their own."""
-    shown = [(_heading(name, phases), phases[name]) for name in _side_by_side(phases)]
-    shown += [(lines(head, "before: its own original"), one.before) for head, one in shown if one.before]
-    groups = {
-        "All users": "metrics",
-        "Affected users (with a deleted interaction)": "affected",
-        "Unaffected users": "unaffected",
-        "All users, deleted items masked": "masked",
-    }
-    metrics = list(dict.fromkeys(m for _, one in shown for of in groups.values() for m in getattr(one, of)))
-    digits = 1 if is_few(result) else 4
-    bodies: dict[str, Rows] = {}
-    for title, of in groups.items():
-        known = [(head, getattr(one, of), _seconds(one) if of == "metrics" else "") for head, one in shown]
-        rows = [[head, *(decimal(own.get(m), digits) for m in metrics), time] for head, own, time in known if own]
-        bodies |= {title: rows} if rows else {}
-    return (["Phase", *map(figures.metric_title, metrics), "Time"], bodies) if metrics else None
-
-
 _GOAL = (
     "Goal here: {}, which an attacker gets from a model that never saw the pairs. Closer to it is better; smaller or "
     "larger is not."
 )
 
 
-def _forgetting(phases: figures.Phases) -> tuple[list[str], Rows] | None:
+def _forgetting(phases: figures.Phases, heads: Mapping[str, Markup]) -> tuple[list[str], Rows] | None:
     """A row per figure of a measure; with retraining, each value has value − retrained's value below it.
 
     An attack's figures are the other way round, because people take a small AUC for a good one: the distance comes
@@ -260,7 +171,7 @@ def _forgetting(phases: figures.Phases) -> tuple[list[str], Rows] | None:
     The floor is the value of a second retraining with another seed: |its value − retrained's|, or its value where
     the measure is a distance already. No method can be asked to come nearer than that.
     """
-    columns = [name for name in _side_by_side(phases) if name != SECOND]
+    columns = [name for name in heads if name != SECOND]
     entries = dict.fromkeys(key for phase in phases.values() for key in phase.forgetting)
     rows: Rows = []
     for one in measures():
@@ -283,7 +194,7 @@ def _forgetting(phases: figures.Phases) -> tuple[list[str], Rows] | None:
                     below.append(_GOAL.format(decimal(goal)))
                 rows.append([lines("", *below)])
                 below = []
-    head = ["Measure", *(_heading(name, phases) for name in columns), *["floor"] * (SECOND in phases)]
+    head = ["Measure", *(heads[name] for name in columns), *["floor"] * (SECOND in phases)]
     return (head, rows) if rows else None
 
 
@@ -298,25 +209,6 @@ def _cell(phase: PhaseResult, path: Sequence[str], goal: float | None, attack: b
     if attack:
         return lines(signed(away), f"is {decimal(value)}", *between)
     return lines(decimal(value), *between, signed(away))
-
-
-def _histories(phases: figures.Phases) -> tuple[list[str], Rows] | None:
-    """A row per phase of a sequential model with its figures at cleaned and uncleaned histories."""
-    if not any(key in phase.forgetting for phase in phases.values() for key in ("uncleaned", "emptied")):
-        return None
-    head = ["Phase", "Demotion rate, cleaned", "Uncleaned", "Cleaned, at test", "Emptied, uncleaned",
-            "NDCG@20 of affected users, cleaned", "Uncleaned"]  # fmt: skip
-    rates = [("demotion_rate",), ("uncleaned", "demotion_rate"), ("demotion_at_test",), ("emptied", "demotion_rate")]
-    rows: Rows = [
-        [
-            _heading(name, phases),
-            *(decimal(phases[name].figure(*path)) for path in rates),
-            decimal(affected_ndcg(phases[name]), 4),
-            decimal(phases[name].figure("uncleaned", "ndcg@20"), 4),
-        ]
-        for name in _side_by_side(phases)
-    ]
-    return page.without_gaps(head, rows)
 
 
 # ---- who gains and who loses

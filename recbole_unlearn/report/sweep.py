@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from recbole_unlearn.report import figures
-from recbole_unlearn.report.page import decimal, duration, lines, percent, plain, run_title, signed, write_page
+from recbole_unlearn.report.page import (
+    decimal,
+    duration,
+    lines,
+    metric_title,
+    percent,
+    plain,
+    run_title,
+    signed,
+    write_page,
+)
 from recbole_unlearn.results import ORIGINAL, RETRAINED, number
 
 BINS = 6  # of a heat map's axis, where there are more values than MOST
@@ -27,7 +37,7 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
     """Write the page of ``result`` (the content of `tune.json`) into ``directory`` and return its path."""
     run = run_title(*(result[key] for key in ("method", "model", "dataset", "seed")))
     objective, trials = result["objective"], result["trials"]
-    metric = figures.metric_title(objective["metric"])
+    metric = metric_title(objective["metric"])
     references = {name: result[name] for name in (ORIGINAL, RETRAINED) if result[name]}
     good = [record for record in trials if record["state"] != "failed"]
     own = [(report, {"trial": one["number"], "asked": one["settings"]}) for one in good for report in one["reports"]]
