@@ -13,17 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recbole_unlearn.report import figures
-from recbole_unlearn.report.page import (
-    decimal,
-    duration,
-    lines,
-    metric_title,
-    percent,
-    plain,
-    run_title,
-    signed,
-    write_page,
-)
+from recbole_unlearn.report.page import metric_title, percent, plain, run_title, write_page
 from recbole_unlearn.results import ORIGINAL, RETRAINED, number
 
 BINS = 6  # of a heat map's axis, where there are more values than MOST
@@ -42,6 +32,7 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
     good = [record for record in trials if record["state"] != "failed"]
     own = [(report, {"trial": one["number"], "asked": one["settings"]}) for one in good for report in one["reports"]]
     candidates = [report | about for report, about in own]
+    tops = [(max(one["reports"], key=lambda report: report["score"]), one) for one in good]
     affected = objective["affected"]
     how = {
         "searcher": result["searcher"],
@@ -62,7 +53,7 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
         references=references,
         front=None if objective["target"] is None else _front(result, metric, references, candidates),
         maps=_maps(result, metric, references, candidates),
-        trials=_trials(result, good),
+        tops=sorted(tops, key=lambda top: -top[0]["score"]),
         seconds=sum(one["work_seconds"] for r in trials for one in r["reports"] if one["last"]),
         record={"The sweep": how, "The request": result["forget"], "Environment": result["environment"]},
     )
@@ -70,8 +61,8 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
 
 def _front(
     result: Sweep, metric: str, references: Mapping[str, TrialReport], candidates: Sequence[TrialReport]
-) -> tuple[figures.Figure | None, list[str], list[list[str]]]:
-    """Utility against distance to the target for every candidate, and the table of the front."""
+) -> figures.Figure | None:
+    """Utility against distance to the target for every candidate."""
 
     def key(candidate: TrialReport) -> tuple[int, int | None]:
         return candidate["trial"], candidate["step"]
@@ -83,20 +74,7 @@ def _front(
     named |= {name: [own] for name, own in references.items()}
     points = [(name, each["distance"], each["utility"]) for name, group in named.items() for each in group]
     looks = figures.looks(["front", "best", "candidates"])
-    figure = figures.trade_off(points, looks, "demotion rate, distance to target", f"{metric}, utility")
-    keys = list(dict.fromkeys(key for each in result["front"] for key in each["settings"]))
-    rows = [
-        [
-            f"trial {each['trial']}",
-            decimal(each["utility"], 4),
-            decimal(each["demotion"]),
-            decimal(each["distance"]),
-            decimal(each["score"], 4),
-            *(plain(each["settings"].get(key)) for key in keys),
-        ]
-        for each in result["front"]
-    ]
-    return figure, ["Trial", "Utility", "Demotion rate", "Distance", "Score", *keys], rows
+    return figures.trade_off(points, looks, "demotion rate, distance to target", f"{metric}, utility")
 
 
 def _maps(
@@ -152,22 +130,3 @@ def _axis(values: Sequence[Any]) -> tuple[list[str], list[int | None]]:
         return len(bins) + others.index(str(value)) if number(value) is None else bisect_right(starts, value) - 1
 
     return labels + others, list(map(place, values))
-
-
-def _trials(result: Sweep, good: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """A row per trial with its best candidate, best first."""
-    tops = [(max(record["reports"], key=lambda report: report["score"]), record) for record in good]
-    return [
-        [
-            f"trial {record['number']}",
-            *(plain(record["settings"].get(key)) for key in result["space"]),
-            plain(top["step"]),
-            decimal(top["everyone"], 4),
-            decimal(top["affected"], 4),
-            decimal(top["demotion"]),
-            lines(decimal(top["score"], 4), signed(top["score"] - result[ORIGINAL]["score"], 4)),
-            duration(top["seconds"]),
-            record["state"],
-        ]
-        for top, record in sorted(tops, key=lambda pair: -pair[0]["score"])
-    ]
