@@ -32,7 +32,6 @@ from recbole_unlearn.results.schema import (
     Metrics,
     PhaseResult,
     Placebo,
-    Provisional,
     RunResult,
     Verdict,
     Withheld,
@@ -161,13 +160,11 @@ class Discretion:
 
     def _behind(self, group: str) -> int | None:
         """The number of users in a group that a measure names; None where its figures are left out."""
-        crowd = self.crowd
-        if group == "measured":
-            return None if self._hides_utility else crowd.measured
-        users = {"compared": crowd.compared, "matched": crowd.matched, "emptied": crowd.emptied}[group]
+        users = getattr(self.crowd, group)
         if group == "emptied":  # these are shown with users who have no deleted interaction
-            users = min(users, crowd.tested - crowd.measured)
-        return None if self._too_few(users) else users
+            users = min(users, self.crowd.tested - self.crowd.measured)
+        hides = self._hides_utility if group == "measured" else self._too_few(users)
+        return None if hides else users
 
     @property
     def withheld(self) -> Withheld | None:
@@ -214,7 +211,13 @@ class Discretion:
             figures: dict[str, Figure] = {"demotion_rate": None if rate is None else to_step(rate, _RATE_STEP)}
             times = phase.seconds, phase.seconds_from_cache
             return PhaseResult(*times, metrics=metrics, forgetting=figures, before=before)
-        hides = self._hides_utility
+        hides, histogram = self._hides_utility, phase.distribution
+        if histogram is not None and crowd.compared >= _HISTOGRAM * self.min_group:
+            step = step_from(max(1.0, sum(histogram.counts) / crowd.compared))  # what an average user adds to it
+            edges, counts = [round(edge, 2) for edge in histogram.edges], [to_step(n, step) for n in histogram.counts]
+            histogram = Distribution(edges, counts)
+        else:
+            histogram = None
         return replace(
             phase,
             metrics=_means(phase.metrics, crowd.tested),
@@ -224,7 +227,7 @@ class Discretion:
             forgetting=self._forgetting(phase.forgetting),
             groups=self._groups(phase.groups),
             before=before,
-            distribution=self._distribution(phase.distribution),
+            distribution=histogram,
             verdict=None,
             recovered=None,
             speedup=None,
@@ -262,15 +265,6 @@ class Discretion:
         large = {name: parts for name, parts in groups.items() if all(map(is_large, parts.values()))}
         return {name: {part: rough(own) for part, own in parts.items()} for name, parts in large.items()}
 
-    def _distribution(self, found: Distribution | None) -> Distribution | None:
-        """The histogram of very many users, in steps of what an average one adds to it."""
-        users = self.crowd.compared
-        if found is None or users < _HISTOGRAM * self.min_group:
-            return None
-        step = step_from(max(1.0, sum(found.counts) / users))
-        counts = [to_step(count, step) for count in found.counts]
-        return Distribution([round(edge, 2) for edge in found.edges], counts)
-
     def shown(self, result: RunResult) -> RunResult:
         """The result that may be seen: in `result.json`, in the report and in the table."""
         if self.shows_all:
@@ -290,7 +284,11 @@ class Discretion:
                 key: _mean(value, self.crowd.users) if key.startswith("deleted_share") else _blunt_tree(value)
                 for key, value in result.difficulty.items()
             },
-            certificates=self._certificates(result.certificates),
+            certificates={
+                key: result.certificates[key] if key in _SETTINGS else value
+                for key, value in _blunt_tree(result.certificates).items()
+                if key in _FOR_ALL or not self.few
+            },
             curves={} if self.few else {
                 name: {
                     kind: [(at, _mean(y, compared) if kind == "demotion" else blunt(y)) for at, y in curve]
@@ -312,23 +310,21 @@ class Discretion:
         return {key: to_step(value, 0.1) for key, value in found.items()}
 
     def _verdict(self, found: Verdict | None, phases: Mapping[str, PhaseResult], shares: Metrics) -> Verdict | None:
-        """The level is that of the exact figures; its sentence has the figures that are shown."""
+        """The level is that of the exact figures; its sentence has the figures that are shown.
+
+        A provisional verdict is left out where it rests on figures of few users; one by a certificate has no figures.
+        """
         if found is None or found.text in FIXED:
             return found
-        provisional = self._provisional(found.provisional)
-        text = sentence(found.level, {} if self.few else phases, shares, provisional)
-        if found.text.endswith(EMPTIED):
-            text = f"{text} {EMPTIED}"
-        return Verdict(found.level, text, provisional)
-
-    def _provisional(self, found: Provisional | None) -> Provisional | None:
-        """Left out where it rests on figures of few users; one that rests on a certificate has none."""
-        if found is None or found == EXACT or (found.expected is None and not self.few):
-            return found
-        users = found.users or 0
-        if self.few or found.expected is None or users < self.min_group:
-            return None
-        return replace(found, expected=_mean(found.expected, users))
+        looks = found.provisional
+        if looks is not None and looks != EXACT:
+            users, level = looks.users or 0, looks.expected
+            if self.few or (level is not None and users < self.min_group):
+                looks = None
+            elif level is not None:
+                looks = replace(looks, expected=_mean(level, users))
+        text = sentence(found.level, {} if self.few else phases, shares, looks)
+        return Verdict(found.level, f"{text} {EMPTIED}" if found.text.endswith(EMPTIED) else text, looks)
 
     def _placebo(self, found: Placebo | None) -> Placebo | None:
         """Figures of deleted pairs, rounded and left out like those of the phases."""
@@ -341,8 +337,3 @@ class Discretion:
             for part in (found.mark, found.memory)
         )
         return Placebo(None if rate is None else _mean(rate, users), mark, memory)
-
-    def _certificates(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        if self.few:
-            return {key: value for key, value in found.items() if key in _FOR_ALL}
-        return {key: found[key] if key in _SETTINGS else value for key, value in _blunt_tree(found).items()}
