@@ -59,10 +59,8 @@ def written(key: str, cells: list[dict[str, float | None]]) -> str:
 def main() -> None:
     """Print the tables of the directory that is named."""
     results = [read_result(path / "result.json") for path in results_in(Path(sys.argv[1]))]
-    for place, entries in grouped(results).items():
-        found: dict[str, list[dict[str, float | None]]] = {}
-        for entry in entries:
-            found.setdefault(entry.name, []).append(figures(entry))
+    for place, methods in grouped(results).items():
+        found = {runs.name: [figures(entry) for entry in runs.entries] for runs in methods}
         heads = list(next(iter(found.values()))[0])
         rows = [[name, len(cells), *(written(head, cells) for head in heads)] for name, cells in found.items()]
         print(f"\n{place.dataset} · {place.model} · {place.request}, test interactions")

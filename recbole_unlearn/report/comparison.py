@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 
-from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes
 from recbole_unlearn.measures import SHORT
 from recbole_unlearn.report import figures, page, paper_tables
 from recbole_unlearn.report.entries import (
+    AFTER,
+    GOAL,
     NO_PLAN,
     REFERENCES,
-    Entry,
     FigureOf,
     GridPlan,
+    Runs,
     affected_ndcg,
     grouped,
+    is_noise,
     ratio_of_sums,
     read_plan,
     read_result,
     recovered,
 )
 from recbole_unlearn.report.page import MISSING
-from recbole_unlearn.results import RETRAINED, RunResult
+from recbole_unlearn.results import RunResult
 
 TABLES = ("tables.md", "tables.tex")  # templates, and names of the files
 
@@ -54,16 +57,14 @@ def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[
 
 def rendered(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[bytes]:
     """The page about ``results``, and their tables as Markdown and as LaTeX."""
-    groups = grouped(results)
-    names = list(dict.fromkeys(entry.name for entries in groups.values() for entry in entries))
+    groups = {place: {runs.name: runs for runs in methods} for place, methods in grouped(results).items()}
+    names = list(dict.fromkeys(name for methods in groups.values() for name in methods))
     looks = figures.looks(names)
-    rows = {}
-    for place, entries in groups.items():
-        runs = {name: [entry for entry in entries if entry.name == name] for name in names}
-        rows[place.title] = [_row(name, own, looks[name].color) for name, own in runs.items() if own]
-    datasets, models = ({getattr(place, side) for place in groups} for side in ("dataset", "model"))
-    methods = [name for name in names if name not in REFERENCES]
-    amounts = {"method": len(methods), "dataset": len(datasets), "model": len(models)}
+    amounts = {
+        "method": len([name for name in names if name not in REFERENCES]),
+        "dataset": len({place.dataset for place in groups}),
+        "model": len({place.model for place in groups}),
+    }
     counts = ", ".join(page.counted(amount, noun) for noun, amount in amounts.items())
     dates = sorted(str(result.date) for result in results if page.day(result.date))
     ends = " to ".join(dict.fromkeys(str(page.day(date)) for date in (dates[:1] + dates[-1:])))
@@ -71,14 +72,17 @@ def rendered(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[byt
     values = {
         "title": "Unlearning methods compared",
         "subject": " · ".join(filter(None, [f"{page.counted(len(results), 'run')}: {counts}", ends])),
-        "has_noise": any(place.request.startswith(INJECTED) for place in groups),
-        "rows": rows,
+        "has_noise": any(map(is_noise, results)),
+        "rows": {
+            place.title: [_row(methods[name], looks[name].color) for name in names if name in methods]
+            for place, methods in groups.items()
+        },
         "figures": {
             place.title: [
-                _trade_off(entries, looks, "demotion_rate", "demotion rate"),
-                _trade_off(entries, looks, "seconds", "seconds"),
+                _trade_off(methods, looks, "demotion_rate", "demotion rate"),
+                _trade_off(methods, looks, "seconds", "seconds"),
             ]
-            for place, entries in groups.items()
+            for place, methods in groups.items()
         },
         "tables": tables,
         "by_title": {one.title: [table for table in tables if table.title == one.title] for one in tables},
@@ -88,52 +92,40 @@ def rendered(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[byt
     return [page.render(template, **values) for template in ("comparison.html", *TABLES)]
 
 
-def _row(name: str, entries: list[Entry], color: str) -> list[str]:
-    is_reference = name in REFERENCES
-    seconds = _average(entry.phase.seconds for entry in entries)
-    faster = ratio_of_sums((entry.retrained.seconds, entry.phase.seconds) for entry in entries)
+def _row(runs: Runs, color: str) -> list[str]:
+    is_reference, seconds = runs.name in REFERENCES, runs.known(AFTER, attrgetter("seconds"))
+    # The levels of the runs' verdicts: near, or how many have which where they differ.
+    levels = Counter(SHORT[entry.level] for entry in runs.entries if entry.level in SHORT).most_common()
+    forgets = [f"{words} {amount}×" if len(levels) > 1 else words for words, amount in levels]
+    faster = ratio_of_sums(runs.pairs(GOAL, AFTER, attrgetter("seconds")))
     return [
-        page.chip(page.phase_title(name), color),
-        "" if is_reference else _level(entries),
-        _mean(entries, affected_ndcg, digits=4),
-        "" if is_reference else page.percent(recovered(entries)),
-        _mean(entries, lambda phase: phase.demotion_rate),
-        _mean(entries, lambda phase: phase.figure("attack", "auc"), distance_first=True),
-        _mean(entries, lambda phase: phase.figure("overlap@20", "affected")),
-        "loaded" if seconds is None else page.duration(seconds),
+        page.chip(page.phase_title(runs.name), color),
+        "" if is_reference else ", ".join(forgets) or MISSING,
+        _mean(runs, affected_ndcg, digits=4),
+        "" if is_reference else page.percent(recovered(runs.entries)),
+        _mean(runs, attrgetter("demotion_rate")),
+        _mean(runs, lambda phase: phase.figure("attack", "auc"), distance_first=True),
+        _mean(runs, lambda phase: phase.figure("overlap@20", "affected")),
+        page.duration(statistics.fmean(seconds)) if seconds else "loaded",
         "" if is_reference else page.times(faster),
-        str(len(entries)),
+        str(len(runs.entries)),
     ]
 
 
-def _average(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
-
-
-def _level(entries: list[Entry]) -> str:
-    """The levels of the runs' verdicts: near, or how many have which where they differ."""
-    found = Counter(SHORT[entry.level] for entry in entries if entry.level in SHORT)
-    if len(found) < 2:
-        return next(iter(found), MISSING)
-    return ", ".join(f"{words} {amount}×" for words, amount in found.most_common())
-
-
-def _mean(entries: list[Entry], of: FigureOf, digits: int = 3, distance_first: bool = False) -> str:
+def _mean(runs: Runs, of: FigureOf, digits: int = 3, distance_first: bool = False) -> str:
     """Mean ± deviation, and below it the mean of value − retrained's value in the same run."""
-    known = [value for entry in entries if (value := of(entry.phase)) is not None]
-    if not known:
-        return MISSING
-    written = paper_tables.spread(known, digits)
-    away = _average(page.difference(of(entry.phase), of(entry.retrained)) for entry in entries)
-    if away is None or entries[0].name == RETRAINED:
+    written, pairs = runs.spread(AFTER, of, digits), runs.pairs(AFTER, GOAL, of)
+    if not pairs:
         return written
-    distance = page.signed(away, digits)
+    distance = page.signed(statistics.fmean(value - goal for value, goal in pairs), digits)
     return page.lines(distance, f"is {written}") if distance_first else page.lines(written, distance)
 
 
-def _trade_off(entries: list[Entry], looks: dict[str, figures.Look], x: str, title: str) -> figures.Figure | None:
+def _trade_off(
+    methods: Mapping[str, Runs], looks: Mapping[str, figures.Look], x: str, title: str
+) -> figures.Figure | None:
     """Utility against the attribute ``x`` of phases."""
-    known = [(entry.name, getattr(entry.phase, x), affected_ndcg(entry.phase)) for entry in entries]
+    phases = [(name, entry.phase) for name, runs in methods.items() for entry in runs.entries]
+    known = [(name, getattr(phase, x), affected_ndcg(phase)) for name, phase in phases]
     points = [(name, x, y) for name, x, y in known if x is not None and y is not None]
     return figures.trade_off(points, looks, title, "NDCG@20, affected users", logarithmic=x == "seconds")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.measures import SHORT
-from recbole_unlearn.report.page import MISSING, difference
+from recbole_unlearn.report.page import MISSING, difference, spread
 from recbole_unlearn.results import (
     ORIGINAL,
     RETRAINED,
@@ -29,6 +29,7 @@ from recbole_unlearn.results import (
 
 PLAN_FILE, FAILED_FILE = "grid.json", "failed.json"
 REFERENCES = (ORIGINAL, RETRAINED, SECOND)
+BEFORE, AFTER, GOAL = "before", "phase", "retrained"  # attributes of an entry
 
 FigureOf = Callable[[PhaseResult], float | None]  # takes a figure from a phase
 Pair = tuple[float | None, float | None]
@@ -69,6 +70,30 @@ class Entry(NamedTuple):
     def before(self) -> PhaseResult:
         """The original of the phase: the run's, or one of its own."""
         return self.phase.before or self.original
+
+
+class Runs(NamedTuple):
+    """All runs of one method at one place, and how many there should be; a phase is named as :class:`Entry` does."""
+
+    place: Place
+    name: str
+    entries: list[Entry]
+    planned: int
+
+    def known(self, phase: str, of: FigureOf) -> list[float]:
+        """A figure, of the runs that have it."""
+        return [value for entry in self.entries if (value := of(getattr(entry, phase))) is not None]
+
+    def spread(self, phase: str, of: FigureOf, digits: int = 4) -> str:
+        """Mean ± standard deviation of a figure."""
+        return spread(self.known(phase, of), digits)
+
+    def pairs(self, one: str, other: str, of: FigureOf) -> list[tuple[float, float]]:
+        """A figure of two phases, in the runs that have both; none of retraining and itself."""
+        if self.name == RETRAINED and GOAL in (one, other):
+            return []
+        both = ((of(getattr(entry, one)), of(getattr(entry, other))) for entry in self.entries)
+        return [(a, b) for a, b in both if a is not None and b is not None]
 
 
 class GridPlan(NamedTuple):
@@ -147,19 +172,29 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def grouped(results: Sequence[RunResult]) -> dict[Place, list[Entry]]:
-    """The phases of all results by place, the original and the retrained model first."""
-    groups: dict[Place, list[Entry]] = {}
+def is_noise(result: RunResult) -> bool:
+    """Whether the plugin made the request up itself: its figures must not be taken for a user's request."""
+    return (result.forget.source or "").startswith(INJECTED)
+
+
+def grouped(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> dict[Place, list[Runs]]:
+    """By place, the runs of every phase that is there or should be; the original and the retrained model first."""
+    found: dict[Place, dict[str, dict[tuple[str | None, str], Entry]]] = {}  # by place and name, each model once
     for result in results:
-        source = result.forget.source
-        injected = source is not None and source.startswith(INJECTED)
-        ratio = number(result.settings.get("inject_users")) if injected else None
-        place = Place.of(result.dataset, result.model, source, ratio)
-        groups.setdefault(place, []).extend(_entries(result))
-    order = {name: rank for rank, name in enumerate(REFERENCES)}
-    for place, entries in groups.items():
-        unique = {(entry.name, entry.seed, _figures(entry.phase)): entry for entry in reversed(entries)}
-        groups[place] = sorted(reversed(unique.values()), key=lambda entry: order.get(entry.name, len(order)))
+        ratio = number(result.settings.get("inject_users")) if is_noise(result) else None
+        place = Place.of(result.dataset, result.model, result.forget.source, ratio)
+        for entry in _entries(result):
+            own = found.setdefault(place, {}).setdefault(entry.name, {})
+            own.setdefault((entry.seed, _figures(entry.phase)), entry)
+    groups = {}
+    for place in dict.fromkeys([*found, *plan.seeds]):
+        there, planned = found.get(place, {}), plan.seeds.get(place, {})
+        names = [name for name in dict.fromkeys([*REFERENCES, *there, *planned]) if name in there or name in planned]
+        entries = {name: list(there.get(name, {}).values()) for name in names}
+        groups[place] = [
+            Runs(place, name, own, len(planned.get(name, set()) | {entry.seed for entry in own}))
+            for name, own in entries.items()
+        ]
     return groups
 
 

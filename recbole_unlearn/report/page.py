@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -136,6 +137,14 @@ def _typeset(write: Callable[..., str], default: int | str) -> Callable[..., str
 
 decimal, signed, percent = _typeset(text.decimal, 3), _typeset(text.signed, 3), _typeset(text.percent, 0)
 times = _typeset(text.times, "×")
+
+
+def spread(known: Sequence[float], digits: int, written: Callable[[float, int], str] = decimal) -> str:
+    """Mean ± standard deviation, the latter where there are several."""
+    if not known:
+        return MISSING
+    deviation = f" ± {decimal(statistics.stdev(known), digits)}" if len(known) > 1 else ""
+    return written(statistics.fmean(known), digits) + deviation
 
 
 def count(value: float | None) -> str:

@@ -8,17 +8,18 @@ method starts from its own original where it has one. `templates/tables.md` and 
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from recbole_unlearn.report.entries import (
+    AFTER,
+    BEFORE,
+    GOAL,
     NO_PLAN,
-    Entry,
     FigureOf,
     GridPlan,
-    Place,
+    Runs,
     affected_ndcg,
     grouped,
     ratio_of_sums,
@@ -31,6 +32,7 @@ from recbole_unlearn.report.page import (
     percent,
     phase_title,
     signed,
+    spread,
     times,
     without_gaps,
 )
@@ -44,7 +46,6 @@ NOTE = (
     "single run. The paper's figures are no one-to-one comparison: its splits, dimensions, epochs and machines are "
     "others, and its Amazon set is Amazon Fashion, in place of which amazon-music is used."
 )
-BEFORE, AFTER, GOAL = "before", "phase", "retrained"  # attributes of an entry
 
 
 class Table(NamedTuple):
@@ -57,39 +58,6 @@ class Table(NamedTuple):
     bodies: dict[str, list[list[str]]]
 
 
-class Runs(NamedTuple):
-    """All runs of one method at one place, and how many there should be."""
-
-    place: Place
-    name: str
-    entries: list[Entry]
-    planned: int
-
-    def known(self, phase: str, of: FigureOf) -> list[float]:
-        """A figure, of the runs that have it."""
-        return [value for entry in self.entries if (value := of(getattr(entry, phase))) is not None]
-
-    def spread(self, phase: str, of: FigureOf, digits: int = 4) -> str:
-        """Mean ± standard deviation of a figure."""
-        return spread(self.known(phase, of), digits)
-
-    def pairs(self, one: str, other: str, of: FigureOf) -> list[tuple[float, float]]:
-        """A figure of two phases, in the runs that have both; none of retraining and itself."""
-        if self.name == RETRAINED and GOAL in (one, other):
-            return []
-        both = ((of(getattr(entry, one)), of(getattr(entry, other))) for entry in self.entries)
-        return [(a, b) for a, b in both if a is not None and b is not None]
-
-    def printed(self, part: str, name: str | None = None) -> Any:
-        """The paper's figures of the method under ``part``; None where it has none."""
-        figures = published()
-        if self.place.ratio != figures["ratio"]:
-            return None
-        name = name or self.name
-        own = figures[part].get(self.place.dataset, {}).get(self.place.model, {})
-        return own.get(figures["same_as"].get(name, name))
-
-
 @functools.cache
 def published() -> dict[str, Any]:
     """The paper's figures."""
@@ -98,7 +66,7 @@ def published() -> dict[str, Any]:
 
 def tables(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table]:
     """All tables that ``results`` have figures for; rows and runs of the ``plan`` that are missing are shown so."""
-    everything = _runs(results, plan)
+    everything = grouped(results, plan)
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
     kinds = {
         f"{metric_title(metric)}@{cut}": (_UTILITY, _utility(metric, cut)) for metric in _METRICS for cut in CUTS
@@ -110,6 +78,7 @@ def tables(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table
                 place.model: [
                     {"Method": phase_title(runs.name), **row(runs), "Runs": _counted(len(runs.entries), runs.planned)}
                     for runs in (_ablated(methods) if row is _ablation else methods)
+                    if runs.name != ORIGINAL  # the others start from it, so it is in their rows
                 ]
                 for place, methods in everything.items()
                 if (place.dataset, place.request) == (dataset, request)
@@ -127,28 +96,13 @@ def _counted(found: int, planned: int) -> str:
     return str(found) if found >= planned else f"{found} of {planned}"
 
 
-def _runs(results: Sequence[RunResult], plan: GridPlan) -> dict[Place, list[Runs]]:
-    """By place, the runs of every method that is there or should be; retraining first."""
-    groups = grouped(results)
-    found = {}
-    for place in dict.fromkeys([*groups, *plan.seeds]):
-        entries, planned = groups.get(place, []), plan.seeds.get(place, {})
-        names = dict.fromkeys([*(entry.name for entry in entries), *planned])
-        found[place] = [
-            Runs(place, name, own, len(planned.get(name, set()) | {entry.seed for entry in own}))
-            for name in sorted(names, key=lambda name: name != RETRAINED)
-            for own in [[entry for entry in entries if entry.name == name]]
-            if name != ORIGINAL  # the others start from it, so it is in their rows
-        ]
-    return found
-
-
-def spread(known: Sequence[float], digits: int, written: Callable[[float, int], str] = decimal) -> str:
-    """Mean ± standard deviation, the latter where there are several."""
-    if not known:
-        return MISSING
-    deviation = f" ± {decimal(statistics.stdev(known), digits)}" if len(known) > 1 else ""
-    return written(statistics.fmean(known), digits) + deviation
+def _printed(runs: Runs, part: str, name: str | None = None) -> Any:
+    """The paper's figures of a method under ``part``; None where it has none."""
+    figures, place = published(), runs.place
+    if place.ratio != figures["ratio"]:
+        return None
+    name = name or runs.name
+    return figures[part].get(place.dataset, {}).get(place.model, {}).get(figures["same_as"].get(name, name))
 
 
 def _change(pairs: Sequence[tuple[float, float]]) -> str:
@@ -183,7 +137,7 @@ def _utility(metric: str, cut: int) -> Row:
     def row(runs: Runs) -> dict[str, str]:
         held = runs.pairs(AFTER, GOAL, of)
         name, phase = (published()["reference"], RETRAINED) if runs.name == RETRAINED else (None, UNLEARNED)
-        printed = runs.printed("utility", name) or {}
+        printed = _printed(runs, "utility", name) or {}
         has_both = phase in printed and ORIGINAL in printed
         worst = min((pair for pair in held if pair[1]), key=lambda pair: pair[0] / pair[1], default=(0, 0))
         return {
@@ -210,7 +164,7 @@ def _affected(runs: Runs) -> dict[str, str]:
 
 
 def _demotion(runs: Runs) -> dict[str, str]:
-    printed = runs.printed("demotion")
+    printed = _printed(runs, "demotion")
     away = [a - b for a, b in runs.pairs(AFTER, GOAL, _rate)]
     return {
         "Before": runs.spread(BEFORE, _rate, digits=3),
@@ -224,7 +178,7 @@ def _demotion(runs: Runs) -> dict[str, str]:
 def _time(runs: Runs) -> dict[str, str]:
     known, both = runs.known(AFTER, _seconds), runs.pairs(GOAL, AFTER, _seconds)
     cached = any(entry.phase.seconds_from_cache for entry in runs.entries)
-    slow, fast = runs.printed("time") or (None, None)
+    slow, fast = _printed(runs, "time") or (None, None)
     return {
         "Seconds": spread(known, 2 if min(known, default=0.0) < 10 else 1) + "*" * bool(cached and known),
         "Speed-up": times(ratio_of_sums(both)),
@@ -234,8 +188,8 @@ def _time(runs: Runs) -> dict[str, str]:
 
 
 def _ablation(runs: Runs) -> dict[str, str]:
-    printed = runs.printed("ablations")
-    whole = (runs.printed("utility") or {}).get(UNLEARNED)
+    printed = _printed(runs, "ablations")
+    whole = (_printed(runs, "utility") or {}).get(UNLEARNED)
     if printed is None and whole is not None:
         printed = [whole[CUTS.index(20)], whole[len(CUTS) + CUTS.index(20)]]
     recall, ndcg = (decimal(value, 4) for value in printed or (None, None))

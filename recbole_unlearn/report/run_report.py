@@ -16,12 +16,11 @@ from typing import Any
 from markupsafe import Markup
 
 from recbole_unlearn import settings
-from recbole_unlearn.data import INJECTED
 from recbole_unlearn.measures import SHORT, measures
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.report import figures, page
-from recbole_unlearn.report.entries import levels_of
+from recbole_unlearn.report.entries import is_noise, levels_of
 from recbole_unlearn.report.page import MISSING, chip, decimal, difference, duration, lines, signed
 from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order, number
 
@@ -105,11 +104,6 @@ def sentences(text: str) -> list[str]:
     clauses = [part.strip() for part in re.split(r";\s+(?![^()]*\))", text)]
     whole = [f"{part[:1].upper()}{part[1:]}" for part in clauses if part] or [""]
     return [part if part.endswith((".", "!", "?")) else f"{part}." for part in whole]
-
-
-def is_noise(result: RunResult) -> bool:
-    """Whether the plugin made the request up itself: its figures must not be taken for a user's request."""
-    return (result.forget.source or "").startswith(INJECTED)
 
 
 def _phase(result: RunResult, name: str) -> PhaseResult:
