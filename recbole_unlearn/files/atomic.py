@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -35,31 +36,25 @@ _TRIES = 5  # to remove a directory that a thread may still be writing to
 def atomic(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file next to ``path`` for writing; it takes the name when the block succeeds."""
     path = Path(path)
+    temporary = _unused(path.parent, f".{path.name}.", ".tmp")
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with open(temporary, "xb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException as error:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
         if isinstance(error, OSError):
             raise _cannot_write(path, error) from error
         raise
 
 
-def _umask() -> int:
-    """The umask of the process, which only setting it tells."""
-    current = os.umask(0)
-    os.umask(current)
-    return current
+def _unused(folder: Path, prefix: str, suffix: str) -> Path:
+    """A name in ``folder`` that no other process takes; unlike those of `tempfile`, its mode follows the umask."""
+    return folder / f"{prefix}{secrets.token_hex(4)}{suffix}"
 
 
 def _cannot_write(path: Path, error: OSError) -> UnlearnError:
@@ -92,13 +87,12 @@ def write_torch(path: Path, content: Any) -> None:
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
     """A temporary directory next to ``path`` to fill; it takes the name when the block succeeds."""
-    path, temporary = Path(path), None
+    path = Path(path)
+    temporary = _unused(path.parent, f".{path.name}.", ".tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
+        temporary.mkdir(parents=True)
         with claimed(temporary):
             yield temporary
-            os.chmod(temporary, 0o777 & ~_umask())
             if path.exists():  # a directory cannot be renamed over another: the old one is moved aside
                 aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
                 os.replace(path, aside / path.name)
@@ -109,8 +103,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_directory(path: str | os.PathLike) -> Path:
@@ -202,11 +195,11 @@ def staged(path: str | os.PathLike) -> Iterator[tuple[Path, Path]]:
         home, prefix = (parent, f".{directory.name}.") if whole else (directory, ".run-")
         remove_stale(home, f"{prefix}*.run")
         remove_stale(directory, ".replaced-*")  # of a run that was killed while it replaced an earlier result
-        staging, published = Path(tempfile.mkdtemp(dir=home, prefix=prefix, suffix=".run")), False
+        staging, published = _unused(home, prefix, ".run"), False
         try:
+            staging.mkdir()
             with claimed(staging):
                 yield staging, directory
-            os.chmod(staging, 0o777 & ~_umask())
             with uninterrupted():
                 _publish(staging, directory, whole)
                 published = True

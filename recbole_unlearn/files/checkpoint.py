@@ -9,6 +9,7 @@ are not written.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -26,8 +27,8 @@ from recbole.config import Config
 from recbole.data.dataset import Dataset
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.model.knowledge_aware_recommender.kgcn import KGCN
-from recbole.utils import EvaluatorType, InputType, ModelType, get_model
 from recbole.utils import argument_list as arguments
+from recbole.utils import get_model
 
 from recbole_unlearn import recbole_compat, settings
 from recbole_unlearn.errors import UnlearnError, shown
@@ -35,7 +36,7 @@ from recbole_unlearn.files.atomic import write_torch
 from recbole_unlearn.files.hash_keys import Done
 from recbole_unlearn.files.retained_data import PARTS, Clock, write_dataset
 from recbole_unlearn.files.safe_load import load_torch, only
-from recbole_unlearn.files.safe_pickle import Global, StandIn
+from recbole_unlearn.files.safe_pickle import Global, RefusedError, StandIn
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import UnlearnConfig, is_plain, plain_settings, read_regular
 
@@ -47,7 +48,6 @@ DATASET_DIGEST = "unlearn_dataset_sha256"  # in a checkpoint: the dataset file i
 SCHEMA, HEAD = 1, "ensemble.json"
 _SIZE = re.compile(r"size|dim|hidden|layers|factor|num")
 _NEIGHBORS = ("adj_entity", "adj_relation")  # of KGCN, by entity: its sample of the knowledge graph
-_ENUMS = {"ModelType": ModelType, "InputType": InputType, "EvaluatorType": EvaluatorType}
 _FIT = "Give the dataset, data_path and settings that the checkpoint was trained with."
 
 logger = logging.getLogger(__name__)
@@ -165,8 +165,8 @@ def read_checkpoint(path: str | Path, model: type | None = None) -> Checkpoint:
     _require(whole, path, "is not a checkpoint of RecBole: it has no state_dict.")
     values = {k: v for k, v in _config_values(path, content).items() if isinstance(k, str) and is_plain(v)}
     trained = _trained(path, content)
-    kept = _safe_settings(values, path)
-    _check_sizes(path, kept, trained)
+    shapes = [weights.shape for weights in trained.state_dict.values() if weights.numel()]
+    kept = _safe_settings(values, path, largest=max([LARGEST_SIZE, *(size for shape in shapes for size in shape)]))
     recorded = values.get("data_path")
     return Checkpoint(
         path, values["model"], values["dataset"], kept, trained,
@@ -185,14 +185,23 @@ def _config_values(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _safe_settings(values: Mapping[str, Any], path: Path, own: Sequence[str] = ()) -> dict[str, Any]:
-    """The settings in a file that say how a model was trained: no path, and of the plugin's settings only ``own``."""
+def _safe_settings(
+    values: Mapping[str, Any], path: Path, own: Sequence[str] = (), largest: int = LARGEST_SIZE
+) -> dict[str, Any]:
+    """The settings in a file that say how a model was trained: no path, and of the plugin's settings only ``own``.
+
+    A layer that is larger than any of the weights (``largest``) is refused: building it could take all memory.
+    """
     ours = settings.own_settings().keys() - set(own)
     kept = {}
     for key, value in plain_settings(values).items():
         if key not in ours and settings.about(key).role is not settings.Role.PLACE:
             sensible = len(key) <= 100 and _is_sensible(value)
             _require(sensible, path, f"has a setting {key[:100]!r} with a value that no training has.")
+            sizes = value if isinstance(value, (list, tuple)) else [value]
+            fits = all(abs(size) <= largest for size in sizes if isinstance(size, int))
+            is_size = _SIZE.search(key) and "batch" not in key
+            _require(fits or not is_size, path, f"has {key}={str(value)[:100]}, larger than anything in its weights.")
             kept[key] = value
     return kept
 
@@ -206,17 +215,6 @@ def _is_sensible(value: Any, depth: int = 0) -> bool:
     if isinstance(value, (int, float)):
         return (value == value and abs(value) <= LARGEST_NUMBER) or value in (float("inf"), float("-inf"))
     return not isinstance(value, str) or len(value) <= LONGEST_TEXT
-
-
-def _check_sizes(path: Path, values: Mapping[str, Any], trained: Trained) -> None:
-    """Refuse a layer that is larger than any of the weights: building it could take all memory."""
-    shapes = [weights.shape for weights in trained.state_dict.values() if weights.numel()]
-    largest = max([LARGEST_SIZE, *(size for shape in shapes for size in shape)])
-    for key, value in values.items():
-        if _SIZE.search(key) and "batch" not in key:
-            sizes = value if isinstance(value, (list, tuple)) else [value]
-            fits = all(abs(size) <= largest for size in sizes if isinstance(size, int))
-            _require(fits, path, f"has {key}={str(value)[:100]}, larger than anything in its weights.")
 
 
 def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
@@ -336,12 +334,20 @@ def load_for_recbole(path: Path, map_location: Any = None) -> Any:
     model is RecBole's, by its name; a class of your own comes from your script.
     """
     content = load_torch(path, lambda name: True)  # any class may be named; none is imported
-    if isinstance(content, dict) and isinstance(content.get("config"), StandIn):
-        values = ((key, _value(value)) for key, value in _config_values(path, content).items())
-        plain = {key: value for key, value in values if value is not _NO_DATA}
-        content["config"] = _live_config(path, plain, content.get(DATASET_DIGEST))
-        map_location = content["config"]["device"] if map_location is None else map_location
-    return _moved(path, content, torch.device(map_location or "cpu"))
+    try:
+        if isinstance(content, dict) and isinstance(content.get("config"), StandIn):
+            values: dict[str, Any] = {}
+            for key, value in _config_values(path, content).items():
+                with contextlib.suppress(RefusedError):  # settings that only code could make are left out
+                    values[key] = _live(value, None)
+            content["config"] = _live_config(path, values, content.get(DATASET_DIGEST))
+            map_location = content["config"]["device"] if map_location is None else map_location
+        return _live(content, torch.device(map_location or "cpu"))
+    except RefusedError as error:
+        raise UnlearnError(
+            f"{shown(path)} holds a {error}, which cannot be read without running code from the file. "
+            "Keep arrays, tensors and plain data in a model's other_parameter."
+        ) from error
 
 
 def _live_config(path: Path, values: dict[str, Any], digest: Any) -> Config:
@@ -366,44 +372,19 @@ def _live_config(path: Path, values: dict[str, Any], digest: Any) -> Config:
     return config
 
 
-_NO_DATA = object()
-
-
-def _value(value: Any) -> Any:
-    """A setting: plain data, one of RecBole's enums, or a device; `_NO_DATA` where only code could make it."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, StandIn):
-        name, args = value.maker.name, value.args
-        if value.maker.module == "recbole.utils.enum_type" and name in _ENUMS and len(args) == 1:
-            return _ENUMS[name](args[0])
-        if value.maker == ("torch", "device") and args and isinstance(args[0], str):
-            return torch.device("cuda" if args[0] == "cuda" and torch.cuda.is_available() else "cpu")
-        return _NO_DATA
+def _live(value: Any, device: torch.device | None) -> Any:
+    """The same content with its tensors on ``device``; a description that only code could fulfil is refused."""
+    if isinstance(value, StandIn) and value.maker == ("torch", "device") and isinstance(value.args[0], str):
+        return torch.device("cuda" if value.args[0] == "cuda" and torch.cuda.is_available() else "cpu")
+    if isinstance(value, (StandIn, Global)):
+        raise RefusedError(str(value.maker if isinstance(value, StandIn) else value))
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
     if isinstance(value, dict):
-        pairs = {key: _value(one) for key, one in value.items()}
-        return _NO_DATA if _NO_DATA in pairs.values() else pairs
-    if isinstance(value, (list, tuple)):
-        several = [_value(one) for one in value]
-        return _NO_DATA if any(one is _NO_DATA for one in several) else type(value)(several)
-    return value if value is None or type(value) in (bool, int, float, str) else _NO_DATA
-
-
-def _moved(path: Path, content: Any, device: torch.device) -> Any:
-    """The same content with its tensors on ``device``; a description has no place in it."""
-    if isinstance(content, (StandIn, Global)):
-        what = content.maker if isinstance(content, StandIn) else content
-        raise UnlearnError(
-            f"{shown(path)} holds a {what!s:.200}, which cannot be read without running code from the file. "
-            "Keep arrays, tensors and plain data in a model's other_parameter."
-        )
-    if isinstance(content, torch.Tensor):
-        return content.to(device)
-    if isinstance(content, dict):
-        return {key: _moved(path, value, device) for key, value in content.items()}
-    if type(content) in (list, tuple):
-        return type(content)(_moved(path, value, device) for value in content)
-    return content
+        return {key: _live(one, device) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_live(one, device) for one in value)
+    return value
 
 
 # Writing

@@ -31,7 +31,7 @@ from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files.atomic import atomic
 from recbole_unlearn.files.hash_keys import Done
 from recbole_unlearn.files.safe_load import load_pickle, only
-from recbole_unlearn.files.safe_pickle import StandIn
+from recbole_unlearn.files.safe_pickle import RefusedError, StandIn, require
 
 PARTS = ["train", "valid", "test"]
 MOST_BUCKETS = 10_000_000
@@ -46,6 +46,11 @@ _ATTRIBUTES: dict[str, type] = {
     "dataset_name": str, "field2type": dict, "field2source": dict, "field2id_token": dict, "field2token_id": dict,
     "field2bucketnum": dict, "field2seqlen": dict, "alias": dict, "_preloaded_weight": dict, "uid_field": str,
     "iid_field": str, "feat_name_list": list, "file_size_list": list, "inter_feat": pd.DataFrame,
+}  # fmt: skip
+# The values of those that are mappings by field.
+_CONTENT: dict[str, Any] = {
+    "field2type": FeatureType, "field2source": (FeatureSource, str), "field2bucketnum": int, "field2seqlen": int,
+    "alias": (list, np.ndarray), "_preloaded_weight": np.ndarray,
 }  # fmt: skip
 _OPTIONAL = ("user_feat", "item_feat", "label_field", "time_field", "_rest_fields")
 # Those of a knowledge-aware model: fields that the config names, and dicts between tokens.
@@ -206,10 +211,18 @@ def blank_unused(dataset: Dataset) -> None:
         dataset.field2id_token[field] = tokens.astype(str)
         dataset.field2token_id[field] = {token: number for number, token in enumerate(tokens)}
     lines = {name: _lines_in_use(dataset, name) for name in dataset.feat_name_list if name != "inter_feat"}
+    keys = {"user_feat": dataset.uid_field, "item_feat": dataset.iid_field}
     for name, kept in lines.items():
         feat = getattr(dataset, name)
-        key = {"user_feat": dataset.uid_field, "item_feat": dataset.iid_field}.get(name)
-        setattr(dataset, name, feat[kept] if key is None else _only(feat, key, kept))
+        if name not in keys:
+            setattr(dataset, name, feat[kept])
+            continue
+        # Zeros in all other lines, 0 too, which RecBole fills with the mean over all users: from it the value of the
+        # one who is missing could be worked out.
+        columns = {field: torch.zeros_like(value) for field, value in feat.interaction.items()}
+        for field, blank in columns.items():
+            blank[kept] = feat[field][kept]
+        setattr(dataset, name, Interaction(columns | {keys[name]: feat[keys[name]]}))
     if hasattr(dataset, "item2entity"):
         known = dataset.field2token_id[dataset.iid_field]
         dataset.item2entity = {item: entity for item, entity in dataset.item2entity.items() if item in known}
@@ -221,26 +234,7 @@ def blank_unused(dataset: Dataset) -> None:
     dataset._preloaded_weight = weights
 
 
-def _only(feat: Interaction, key: str, kept: torch.Tensor | slice) -> Interaction:
-    """Features with zeros in all lines but ``kept``; ``key`` has the ids.
-
-    Line 0, which belongs to no user, is zeroed too: RecBole fills it with the mean over all users, from which the
-    value of the one who is missing could be worked out.
-    """
-    columns = {}
-    for name, value in feat.interaction.items():
-        blank = torch.zeros_like(value)
-        blank[kept] = value[kept]
-        columns[name] = value if name == key else blank
-    return Interaction(columns)
-
-
 # Reading
-
-
-def _require(fits: Any, fault: str) -> None:
-    if not fits:
-        raise UnlearnError(fault)
 
 
 def read_dataset(path: Path, config: Config) -> Saved:
@@ -259,28 +253,26 @@ def read_dataset(path: Path, config: Config) -> Saved:
             _check_graph(state, fields)
         clock, fitted = (state.get("unlearn_clock"), state.get("unlearn_fitted"))  # None in files of old versions
         if clock is not None:
-            _require(isinstance(clock, tuple) and np.isfinite(clock).all(), "its clock is odd")
+            require(isinstance(clock, tuple) and np.isfinite(clock).all(), "its clock is odd")
             clock = Clock(*(float(part) for part in clock))
         if fitted is not None:
-            fits = isinstance(fitted, np.ndarray) and fitted.dtype.kind in "iu"
-            fits = fits and fitted.shape == (len(state["field2id_token"][state["iid_field"]]),)
+            items = len(state["field2id_token"][state["iid_field"]])
+            fits = isinstance(fitted, np.ndarray) and fitted.dtype.kind in "iu" and fitted.shape == (items,)
             fits = fits and ((fitted >= 0) & (fitted <= MOST_INTERACTIONS)).all()
-            _require(fits, "its counts of items are odd")
+            require(fits, "its counts of items are odd")
             fitted = fitted.astype(np.int64)
         done = Done.of(state.get("unlearn_done"))
-        _require(done is not None, "its list of earlier requests is odd")
+        require(done is not None, "its list of earlier requests is odd")
     except Exception as error:  # a state of odd types can make the checks raise anything
-        fault = shown(str(error)) if isinstance(error, UnlearnError) else type(error).__name__
+        fault = shown(str(error)) if isinstance(error, RefusedError) else type(error).__name__
         text = f"{shown(path)} is damaged, or not a dataset this plugin wrote: {fault}."
         raise UnlearnError(text) from error
     dataset = kind.__new__(kind)
     if kind is SequentialDataset:
         dataset.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
         dataset.item_list_length_field = config["ITEM_LIST_LENGTH_FIELD"]
-    if fields:
-        dataset.__dict__.update(fields | {name: state[name] for name in _LINKS})
-    dataset.__dict__.update({name: state[name] for name in (*_ATTRIBUTES, *state["feat_name_list"])})
-    dataset.__dict__.update({name: state.get(name) for name in _OPTIONAL})
+    names = (*_ATTRIBUTES, *state["feat_name_list"], *_OPTIONAL, *(_LINKS if fields else ()))
+    dataset.__dict__.update({name: state.get(name) for name in names} | fields)
     dataset.dataset_path = config["data_path"]  # a path is not taken from a file
     dataset.config, dataset.logger = config, logging.getLogger()
     dataset.benchmark_filename_list = PARTS
@@ -290,95 +282,77 @@ def read_dataset(path: Path, config: Config) -> Saved:
 def _check_state(state: Mapping[str, Any], name: str) -> None:
     """Fields, vocabularies, tables and parts of a saved dataset that should be called ``name`` agree."""
     for key, kind in _ATTRIBUTES.items():
-        _require(isinstance(state.get(key), kind), f"{key} is missing or odd")
-    _require(state["dataset_name"] == name, f"it is of another dataset than {name}")
-    sizes = state["file_size_list"]
+        require(isinstance(state.get(key), kind), f"{key} is missing or odd")
+    require(state["dataset_name"] == name, f"it is of another dataset than {name}")
+    sizes, types, tables = state["file_size_list"], state["field2type"], state["feat_name_list"]
     whole = len(sizes) == len(PARTS) and all(type(size) is int and size >= 0 for size in sizes)
-    _require(whole, "its parts are not three numbers")
-    _require(sum(sizes) == len(state["inter_feat"]), "its parts do not add up to its interactions")
-    _check_fields(state)
-    vocabularies = state["field2id_token"].keys() | state["field2token_id"].keys()  # of the fields that were loaded
-    for field in vocabularies | {state["uid_field"], state["iid_field"]}:
-        _check_vocabulary(state, field)
-    _require("inter_feat" in state["feat_name_list"], "its interactions are not among its tables")
-    for table in state["feat_name_list"]:
-        fits = isinstance(table, str) and re.fullmatch(r"\w{1,50}_feat", table)
-        _require(fits and isinstance(state.get(table), pd.DataFrame), "a table is missing or has an odd name")
+    require(whole and sum(sizes) == len(state["inter_feat"]), "its parts do not add up to its interactions")
+    for key, kinds in _CONTENT.items():
+        named = all(isinstance(name, str) and isinstance(value, kinds) for name, value in state[key].items())
+        require(named, f"{key} is odd")
+    for key in ("field2bucketnum", "field2seqlen"):
+        require(all(0 <= number <= MOST_BUCKETS for number in state[key].values()), f"{key} is odd")
+    for matrix in state["_preloaded_weight"].values():
+        require(matrix.dtype.kind in "iuf" and np.isfinite(matrix).all(), "its preloaded weights are odd")
+    for key in ("label_field", "time_field"):
+        require(isinstance(state.get(key), (str, type(None))), f"{key} is odd")
+    owners = {state["uid_field"], state["iid_field"]}
+    tokens = all(types.get(field) is FeatureType.TOKEN and field in state["inter_feat"] for field in owners)
+    require(tokens, "its users or items are not a column of tokens")
+    for field in owners | state["field2id_token"].keys() | state["field2token_id"].keys():
+        known, ids = (state[key].get(field) for key in ("field2id_token", "field2token_id"))
+        there = isinstance(known, (list, np.ndarray)) and np.ndim(known) == 1 and isinstance(ids, dict)
+        require(there, f"{field} has no vocabulary")
+        whole = len(ids) == len(known) and all(isinstance(number, (int, np.integer)) for number in ids.values())
+        same = whole and all(ids.get(str(token)) == place for place, token in enumerate(known))
+        require(same, f"the vocabulary of {field} is damaged")
+    kept = {"inter_feat"} | {table for table in ("user_feat", "item_feat") if state.get(table) is not None}
+    require(kept <= set(tables), "its tables are not in the list of its tables")
+    for table in tables:
+        fits = re.fullmatch(r"\w{1,50}_feat", table) and isinstance(state.get(table), pd.DataFrame)
+        require(fits, "a table is missing or has an odd name")
         for column in state[table]:
             try:
                 _check_column(state, str(column), state[table][column])
             except (TypeError, ValueError) as error:
-                raise UnlearnError(f"{column} is damaged") from error
-    for table in ("user_feat", "item_feat"):
-        listed = state.get(table) is None or table in state["feat_name_list"]
-        _require(listed, f"{table} is not among its tables")
+                raise RefusedError(f"{column} is damaged") from error
 
 
 def _check_graph(state: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     """The graph has its columns and vocabularies; ``fields`` are the values of :data:`_GRAPH`."""
     columns = [fields[f"{name}_field"] for name in ("head_entity", "tail_entity", "relation")]
     there = "kg_feat" in state["feat_name_list"] and all(name in state["kg_feat"] for name in columns)
-    _require(there, "its graph is missing")
-    _require(len(state["kg_feat"]), "its graph is empty")
+    require(there, "its graph is missing")
+    require(len(state["kg_feat"]), "its graph is empty")
     sizes = [len(state["field2id_token"].get(name, ())) for name in (*columns[:2], fields["entity_field"])]
     items = len(state["field2id_token"].get(state["iid_field"], ()))
     one = len(set(sizes)) == 1 and sizes[0] >= items
-    _require(one, "its entities are not one vocabulary that begins with the items")
+    require(one, "its entities are not one vocabulary that begins with the items")
     for name in _LINKS:
         links = state.get(name)
         fits = isinstance(links, dict) and all(type(token) is str for pair in links.items() for token in pair)
-        _require(fits, f"{name} is odd")
-
-
-def _check_fields(state: Mapping[str, Any]) -> None:
-    types = state["field2type"]
-    fits = all(isinstance(field, str) and isinstance(kind, FeatureType) for field, kind in types.items())
-    _require(fits, "a field has no name or no type")
-    sources = state["field2source"].values()
-    _require(all(isinstance(one, (FeatureSource, str)) for one in sources), "a field has no source")
-    for key in ("field2bucketnum", "field2seqlen"):
-        numbers = state[key].values()
-        fits = all(type(number) is int and 0 <= number <= MOST_BUCKETS for number in numbers)
-        _require(fits, f"{key} has other than numbers")
-    for matrix in state["_preloaded_weight"].values():
-        numbers = isinstance(matrix, np.ndarray) and matrix.dtype.kind in "iuf"
-        _require(numbers and np.isfinite(matrix).all(), "its preloaded weights are odd")
-    _require(all(isinstance(names, (list, np.ndarray)) for names in state["alias"].values()), "alias is odd")
-    for key in ("label_field", "time_field"):
-        _require(state.get(key) is None or isinstance(state[key], str), f"{key} is odd")
-    for key in ("uid_field", "iid_field"):
-        fits = types.get(state[key]) is FeatureType.TOKEN and state[key] in state["inter_feat"]
-        _require(fits, f"{state[key]} is not a column of tokens")
-
-
-def _check_vocabulary(state: Mapping[str, Any], field: str) -> None:
-    tokens, ids = (state[key].get(field) for key in ("field2id_token", "field2token_id"))
-    there = isinstance(tokens, (list, np.ndarray)) and np.ndim(tokens) == 1 and isinstance(ids, dict)
-    _require(there, f"{field} has no vocabulary")
-    whole = len(ids) == len(tokens) and all(isinstance(number, (int, np.integer)) for number in ids.values())
-    same = whole and all(ids.get(str(token)) == place for place, token in enumerate(tokens))
-    _require(same, f"the vocabulary of {field} is damaged")
+        require(fits, f"{name} is odd")
 
 
 def _check_column(state: Mapping[str, Any], field: str, values: pd.Series) -> None:
     kind = state["field2type"].get(field)
-    _require(kind is not None, f"{field} has no type")
+    require(kind is not None, f"{field} has no type")
     if kind in _DEPTH and values.dtype == object and any(np.ndim(value) == _DEPTH[kind] for value in values):
         # Numbers with their buckets (`numerical_features`): pairs, or two sequences of one length.
         for value in values:
             pair = np.asarray(value, dtype=np.float64)
             fits = pair.ndim == _DEPTH[kind] and len(pair) == 2 and np.isfinite(pair).all()
-            _require(fits, f"{field} is damaged")
+            require(fits, f"{field} is damaged")
             inside = ((pair[1] >= 0) & (pair[1] < state["field2bucketnum"].get(field, 0))).all()
-            _require(inside, f"{field} has buckets that it does not have")
+            require(inside, f"{field} has buckets that it does not have")
         return
-    _require((kind in _SEQUENCES) == (values.dtype == object), f"{field} is not what its type says")
+    require((kind in _SEQUENCES) == (values.dtype == object), f"{field} is not what its type says")
     flat = values.to_numpy()
     if kind in _SEQUENCES:
         flat = np.concatenate([np.zeros(0, np.int64), *(np.asarray(value).ravel() for value in values)])
     if kind in _TOKENS:
         number = len(state["field2id_token"].get(field, ()))
         inside = flat.dtype.kind in "iu" and ((flat >= 0) & (flat < number)).all()
-        _require(inside, f"{field} has ids that are not in its vocabulary")
+        require(inside, f"{field} has ids that are not in its vocabulary")
     else:
-        _require(flat.dtype.kind in "iuf" and np.isfinite(flat).all(), f"{field} has other than numbers")
+        require(flat.dtype.kind in "iuf" and np.isfinite(flat).all(), f"{field} has other than numbers")

@@ -1,12 +1,12 @@
 """Reading RecBole's checkpoints and saved datasets as data, from any source.
 
-:func:`load_torch` reads files of `torch.save`, as a zip archive or in the legacy form, :func:`load_pickle` plain
-pickles. A zip archive is read by one parser, Python's; TorchScript, tar archives and compressed records are
-refused. `safe_pickle.py` parses; here :data:`_CONSTRUCTORS`, a short table, builds tensors, arrays, sparse matrices
-and tables. Each constructor checks dtype, shape, strides and the number of bytes before a library is asked for
-memory, and all of them together get at most a few times the size of the file. A class of RecBole, or one that the
-caller consents to, stays a description (:class:`~recbole_unlearn.files.safe_pickle.StandIn`). Every failure ends in
-one line.
+:func:`load_torch` reads the zip archives of `torch.save`, :func:`load_pickle` plain pickles. An archive is read by
+one parser, Python's; TorchScript, compressed records and the forms that torch had before 1.6 are refused.
+`safe_pickle.py` parses; here :data:`_CONSTRUCTORS`, a short table, builds tensors, arrays, sparse matrices and
+tables. Each constructor checks dtype, shape, strides and the number of bytes before a library is asked for memory,
+and all of them together get at most a few times the size of the file. A class of RecBole, or one that the caller
+consents to, stays a description (:class:`~recbole_unlearn.files.safe_pickle.StandIn`). Every failure ends in one
+line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import io
 import math
 import os
 import re
-import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterable
@@ -26,7 +25,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 import torch
-from recbole.utils import FeatureSource, FeatureType
+from recbole.utils import EvaluatorType, FeatureSource, FeatureType, InputType, ModelType
 
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files.safe_pickle import Global, Reference, RefusedError, StandIn, parse, require
@@ -41,7 +40,6 @@ DEEPEST = 200  # nesting of lists and mappings
 MOST_VALUES = 100_000_000  # a value that is in two places counts twice
 MOST_DIMENSIONS, MOST_NUMBERS = 16, 2**62
 MOST_LINES = 2**27  # of a sparse matrix, which has memory for each
-_LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _DESCRIBED = ("recbole", "recbole_unlearn", "yaml", "logging")  # packages whose objects stay descriptions
 _LAYERS = "torch.nn.modules."  # the same: SASRecF keeps one of its layers with its weights
 _DTYPE = re.compile(r"[<>=|]?(b1|i[1248]|u[1248]|f[248]|c(8|16)|[US][1-9]\d{0,5}|O8?)")
@@ -53,7 +51,7 @@ _STORAGES = {
 }  # fmt: skip
 _PLAIN = (str, int, float, bool, np.generic, type(None))
 _KEYS = (*_PLAIN, bytes, FeatureType, FeatureSource)
-_ENUMS = {"FeatureType": FeatureType, "FeatureSource": FeatureSource}
+_ENUMS = {kind.__name__: kind for kind in (FeatureType, FeatureSource, ModelType, InputType, EvaluatorType)}
 
 
 def load_torch(path: Path, consent: Consent = lambda name: False) -> Any:
@@ -107,26 +105,24 @@ def _advice(error: RefusedError) -> str:
 # Files
 
 
-def _parsed(stream: io.BytesIO, consent: Consent) -> tuple[Any, list[Reference]]:
-    """One pickle of a file, with the globals that this table, or the caller, lets it name."""
+def _parsed(pickled: bytes, consent: Consent) -> Any:
+    """The description in a pickle, with the globals that this table, or the caller, lets it name."""
 
     def allowed(name: Global) -> bool:
         listed = name.name in _CONSTRUCTORS.get(name.root, ()) or name.name in _ARGUMENTS.get(name.root, ())
         return listed or _is_described(name) or consent(name)
 
-    return parse(stream, stream.getbuffer().nbytes, allowed)
+    return parse(pickled, allowed)
 
 
 def _pickle(content: bytes, consent: Consent) -> Any:
-    described, _ = _parsed(io.BytesIO(content), consent)
     nothing: dict[str, bytes] = {}  # no tensors
-    return _Builder(content, consent, nothing.__getitem__).build(described)
+    return _Builder(content, nothing.__getitem__).build(_parsed(content, consent))
 
 
 def _torch(content: bytes, consent: Consent) -> Any:
-    """A zip archive of torch (NAME/data.pkl, and the storages under NAME/data/), or its legacy form."""
-    if not content.startswith(b"PK\x03\x04"):
-        return _legacy(content, consent)
+    """A zip archive of torch: NAME/data.pkl, and the storages under NAME/data/."""
+    require(content.startswith(b"PK\x03\x04"), "a format that torch has not written since 1.6, or never has")
     require(content.count(b"PK\x01\x02") <= MOST_RECORDS, "more records than a model has")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
@@ -141,27 +137,8 @@ def _torch(content: bytes, consent: Consent) -> Any:
         folder = main.removesuffix("data.pkl")
         little = f"{folder}byteorder" not in names or archive.read(f"{folder}byteorder") == b"little"
         require(little, "numbers in another byte order")
-        described, _ = _parsed(io.BytesIO(archive.read(main)), consent)
-        return _Builder(content, consent, lambda key: archive.read(f"{folder}data/{key}")).build(described)
-
-
-def _legacy(content: bytes, consent: Consent) -> Any:
-    """The form of torch before 1.6: five pickles, then the storages one after the other."""
-    require(content.startswith(b"\x80"), "a format that is neither torch's zip nor its plain pickle")
-    stream = io.BytesIO(content)
-    (magic, _), (protocol, _) = (_parsed(stream, consent) for _ in range(2))
-    require(magic == _LEGACY_MAGIC and protocol == _LEGACY_PROTOCOL, "a pickle that torch did not write")
-    (about, _), (described, references), (keys, _) = (_parsed(stream, consent) for _ in range(3))
-    require(about.get("little_endian") is True, "numbers in another byte order")
-    require(all(isinstance(key, str) for key in keys), "storages without names")
-    widths = {key: dtype.itemsize for dtype, key, _ in map(_storage, references)}
-    found = {}
-    for key in keys:
-        (number,) = struct.unpack("<q", stream.read(8))
-        size = number * widths.get(key, 0)
-        require(0 <= size <= len(content), "a storage that is larger than the file")
-        found[key] = stream.read(size)
-    return _Builder(content, consent, found.__getitem__).build(described)
+        storages: Callable[[str], bytes] = lambda key: archive.read(f"{folder}data/{key}")  # noqa: E731
+        return _Builder(content, storages).build(_parsed(archive.read(main), consent))
 
 
 # From the description to objects
@@ -170,8 +147,8 @@ def _legacy(content: bytes, consent: Consent) -> Any:
 class _Builder:
     """Builds the objects that a pickle describes; one for each file. ``storages`` gives the bytes of a tensor."""
 
-    def __init__(self, content: bytes, consent: Consent, storages: Callable[[str], bytes]) -> None:
-        self.consent, self.storages = consent, storages
+    def __init__(self, content: bytes, storages: Callable[[str], bytes]) -> None:
+        self.storages = storages
         self.room = COPIES * len(content)
         self.flat: dict[str, torch.Tensor] = {}  # storages
         self._done: dict[int, tuple[Any, int]] = {}  # by the identity of the description; with its values
@@ -222,8 +199,7 @@ class _Builder:
         constructor = _CONSTRUCTORS.get(maker.root, {}).get(maker.name)
         if constructor is not None and not _is_described(maker):
             return constructor(self, made)
-        if not _is_described(maker) and not self.consent(maker):
-            raise RefusedError(str(maker), maker)
+        require(maker.name not in _ARGUMENTS.get(maker.root, ()), f"a call of {maker}")
         kept = StandIn(maker, self.build(made.args))
         self._done[id(made)] = kept, 1  # its state may refer back to it
         kept.state = self.build(made.state)
@@ -298,12 +274,6 @@ def _tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
     flat = builder.flat[key]
     require(len(flat) == number and flat.dtype is dtype, "a storage of another size or type than it says")
     return flat.as_strided(shape, steps, offset if count else 0).clone(memory_format=torch.contiguous_format)
-
-
-def _parameter(builder: _Builder, made: StandIn) -> torch.Tensor:
-    found = builder.build(made.args[0])
-    require(isinstance(found, torch.Tensor), "a parameter that is no tensor")
-    return found
 
 
 def _sparse_tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
@@ -442,6 +412,7 @@ def _frame(builder: _Builder, made: StandIn) -> pd.DataFrame:
 _Constructor = Callable[[_Builder, StandIn], Any]
 _dict: _Constructor = lambda builder, made: builder.mapping(made.entries)  # noqa: E731
 _as_is: _Constructor = lambda builder, made: made  # noqa: E731
+_parameter: _Constructor = lambda builder, made: builder.build(made.args[0])  # noqa: E731
 # The globals that a file may name, by package and name; in whatever module of the package, since none is imported.
 _CONSTRUCTORS: dict[str, dict[str, _Constructor]] = {
     "builtins": {

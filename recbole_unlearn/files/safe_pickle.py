@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import pickletools
 from collections.abc import Callable
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 MOST_OPERATIONS = 50_000_000  # in one pickle
 # One byte of a pickle can ask for a list of 64 bytes, or for an entry of the memo of 80.
@@ -74,17 +74,13 @@ class Reference(NamedTuple):
     about: Any
 
 
-def parse(stream: BinaryIO, size: int, allowed: Callable[[Global], bool]) -> tuple[Any, list[Reference]]:
-    """The content of the pickle at the position of ``stream``, and its references; the position is behind it then.
-
-    ``size`` is the number of bytes of the file; ``allowed`` says which globals the file may name.
-    """
-    machine = _Machine(allowed, FREE_CONTAINERS + size // BYTES_PER_CONTAINER)
-    for count, (operation, argument, _) in enumerate(pickletools.genops(stream)):
+def parse(pickled: bytes, allowed: Callable[[Global], bool]) -> Any:
+    """The content of a pickle; ``allowed`` says which globals it may name."""
+    machine = _Machine(allowed, FREE_CONTAINERS + len(pickled) // BYTES_PER_CONTAINER)
+    for count, (operation, argument, _) in enumerate(pickletools.genops(pickled)):
         if operation.name == "STOP":
-            return machine.stack.pop(), machine.references
-        if count > MOST_OPERATIONS:
-            raise RefusedError("more operations than a model or a dataset takes")
+            return machine.stack.pop()
+        require(count <= MOST_OPERATIONS, "more operations than a model or a dataset takes")
         machine.do(operation.name, argument)
     raise EOFError("the pickle has no end")
 
@@ -97,10 +93,9 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        self.references: list[Reference] = []
 
     def do(self, name: str, argument: Any) -> None:
-        """Run one operation; all that are not here (extensions, buffers outside the file) are refused."""
+        """Run one operation; all that are not here (extensions, classes of Python 2, outside buffers) are refused."""
         stack, pop = self.stack, self.stack.pop
         match name:
             case _ if name in _PUSHED:
@@ -141,23 +136,16 @@ class _Machine:
                 state = {"keywords": pop()} if name == "NEWOBJ_EX" else None
                 args, maker = pop(), pop()
                 self._make(maker, args, state)
-            case "OBJ" | "INST":
-                found = [] if name == "OBJ" else [self._global(*argument.split(" ", 1))]
-                found += self._popped()
-                self._make(found[0], tuple(found[1:]))
             case "BUILD":
                 state = pop()
                 require(isinstance(stack[-1], StandIn), "a state for something that is no object")
                 stack[-1].state = state
             case "BINPERSID":
                 self._push(Reference(pop()))
-                self.references.append(stack[-1])
             case "POP" if not self.marks or self.marks[-1] != len(stack):
                 pop()
             case "POP" | "POP_MARK":
                 self._popped()
-            case "DUP":
-                stack.append(stack[-1])
             case "PROTO" | "FRAME":
                 pass
             case _:

@@ -1,4 +1,4 @@
-"""A fuzz through the whole command: cases from a seed, each in a worker process that may crash or hang without harm.
+"""A fuzz through the whole command: cases from a seed, in processes that may crash or hang without harm.
 
 Counted are: refused (one line and exit code 2), ran, traceback, crash, hang, code. The last four have to be 0.
 """
@@ -10,15 +10,18 @@ import contextlib
 import io
 import multiprocessing
 import os
-import queue
 import shutil
 import time
 import traceback
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from tests.fuzz.cases import Maker
 
-SECONDS = 60  # for one case
+SECONDS, BATCH = 60, 100  # for one case; in one process
 GOOD = ("refused", "ran", "partly")
 
 
@@ -57,83 +60,53 @@ def outcome(arguments: list[str]) -> str:
     return f"traceback: code {code}, {failed.getvalue()[-500:]}"
 
 
-def work(inbox: multiprocessing.Queue, outbox: multiprocessing.Queue, good: str, data_path: str, home: str) -> None:
-    """A worker: makes a case, runs it, reports it."""
-    import torch
-
-    os.chdir(home)
+def _cases(maker: Maker, seeds: list[int], home: Path, answer: Connection) -> None:
+    """Make cases, run and report them, in a process of its own."""
     torch.set_num_threads(1)
-    maker = Maker(Path(good), Path(data_path))
-    while (seed := inbox.get()) is not None:
-        folder = Path(home) / f"case-{seed}"
-        outbox.put((seed, "started"))
-        arguments = maker.make(seed, folder)
-        found = outcome(arguments)
-        ran_code = any((place / "ran").exists() for place in (folder, Path(home), Path.cwd()))
-        outbox.put((seed, "code" if ran_code else found))
-        shutil.rmtree(folder, ignore_errors=True)
+    home.mkdir()
+    os.chdir(home)
+    for seed in seeds:
+        found = outcome(maker.make(seed, home / str(seed)))
+        ran_code = any((place / "ran").exists() for place in (home, home / str(seed)))
+        answer.send("code" if ran_code else found)
+    shutil.rmtree(home)
+    os._exit(0)
 
 
 def run(seeds: range, data_path: Path, folder: Path, workers: int = 1) -> dict[int, str]:
-    """The outcome of every seed."""
+    """The outcome of every seed; a case that crashes or hangs ends its process, and another one does the rest."""
     good = folder / "good"
     good.mkdir(parents=True)
     prepare(good, data_path)
-    context = multiprocessing.get_context("fork")
+    maker, context = Maker(good, data_path), multiprocessing.get_context("fork")
+    waiting = [list(seeds)[k : k + BATCH] for k in range(0, len(seeds), BATCH)]
+    running: dict[Any, tuple[list[int], Any, float]] = {}
     found: dict[int, str] = {}
-    shares = [list(seeds)[k::workers] for k in range(workers)]
-    lanes = [_Lane(context, good, data_path, folder / f"w{k}", share) for k, share in enumerate(shares)]
-    while lanes:
-        for lane in list(lanes):
-            found |= lane.step()
-            if lane.done:
-                lanes.remove(lane)
+    while waiting or running:
+        while waiting and len(running) < workers:
+            batch, (answer, given) = waiting.pop(), context.Pipe(duplex=False)
+            process = context.Process(target=_cases, args=(maker, batch, folder / f"from-{batch[0]}", given))
+            process.start()
+            given.close()
+            running[answer] = batch, process, time.monotonic()
+        ready = wait(list(running), timeout=1)
+        for answer, (batch, process, since) in list(running.items()):
+            try:
+                if answer in ready:
+                    found[batch[0]] = answer.recv()
+                    running[answer] = batch[1:], process, time.monotonic()
+                    continue
+                if time.monotonic() - since < SECONDS:
+                    continue
+                found[batch[0]] = "hang"
+            except EOFError:
+                if batch:
+                    found[batch[0]] = "crash of the process"
+            process.kill()
+            process.join()
+            del running[answer]
+            waiting += [batch[1:]] if batch[1:] else []
     return found
-
-
-class _Lane:
-    """One worker and the seeds it has left; a worker that died or hangs is replaced."""
-
-    def __init__(self, context, good: Path, data_path: Path, home: Path, seeds: list[int]) -> None:
-        self.context, self.good, self.data_path, self.home, self.left = context, good, data_path, home, seeds
-        home.mkdir()
-        self.process = None
-        self.done = not seeds
-
-    def _start(self) -> None:
-        self.inbox, self.outbox = self.context.Queue(), self.context.Queue()
-        given = (self.inbox, self.outbox, str(self.good), str(self.data_path), str(self.home))
-        self.process = self.context.Process(target=work, args=given, daemon=True)
-        self.process.start()
-        for seed in self.left:
-            self.inbox.put(seed)
-        self.inbox.put(None)
-
-    def step(self) -> dict[int, str]:
-        if self.process is None:
-            self._start()
-            self.current, self.since = None, time.monotonic()
-        try:
-            seed, what = self.outbox.get(timeout=0.5)
-        except queue.Empty:
-            dead = not self.process.is_alive()
-            hangs = time.monotonic() - self.since > SECONDS
-            if not dead and not hangs:
-                return {}
-            self.process.kill()
-            self.process.join()
-            seed = self.current if self.current is not None else self.left[0]
-            self.left = [s for s in self.left if s != seed]
-            self.process, self.done = None, not self.left
-            return {seed: "hang" if hangs else "crash of the worker"}
-        self.since = time.monotonic()
-        if what == "started":
-            self.current = seed
-            return {}
-        self.current = None
-        self.left = [s for s in self.left if s != seed]
-        self.done = not self.left
-        return {seed: what}
 
 
 def counts(found: dict[int, str]) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import os
 import pickle
 import random
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 QUICK = [
@@ -124,7 +126,7 @@ class Maker:
         self.trusted = torch.load(good / "plain.pth", weights_only=False)
         self.kinds = [
             self.checkpoint_bytes, self.checkpoint_value, self.checkpoint_value, self.checkpoint_pickle,
-            self.legacy_checkpoint, self.dataset_bytes, self.dataset_value, self.dataset_pickle, self.ensemble,
+            self.dataset_bytes, self.dataset_value, self.dataset_pickle, self.ensemble,
             self.config_file, self.config_file, self.grid_file, self.request_file, self.request_file, self.report, self.space_file,
         ]  # fmt: skip
 
@@ -156,10 +158,10 @@ class Maker:
     def checkpoint_pickle(self, r: random.Random, folder: Path) -> list[str]:
         return self._start(folder, in_zip(self.plain, r, spliced))
 
-    def _saved(self, content: Any, legacy: bool = False) -> bytes:
+    def _saved(self, content: Any) -> bytes:
         out = io.BytesIO()
         try:
-            torch.save(content, out, pickle_protocol=4, _use_new_zipfile_serialization=not legacy)
+            torch.save(content, out, pickle_protocol=4)
         except Exception:
             return self.plain[:100]
         return out.getvalue()
@@ -180,15 +182,6 @@ class Maker:
             content = {**changed({k: v for k, v in content.items() if k != "config"}, r), "config": content["config"]}
         return self._start(folder, self._saved(content))
 
-    def legacy_checkpoint(self, r: random.Random, folder: Path) -> list[str]:
-        content = self._saved(dict(self.trusted), legacy=True)
-        kind = r.randrange(4)
-        if kind == 0:
-            content = spliced(content, r)
-        elif kind < 3:
-            content = damaged(content, r)
-        return self._start(folder, content)
-
     def dataset_bytes(self, r: random.Random, folder: Path) -> list[str]:
         return self._start(folder, self._unsigned(), damaged(self.dataset, r))
 
@@ -200,8 +193,6 @@ class Maker:
         state = {k: v for k, v in dataset.__dict__.items() if k not in ("config", "logger")}
         frames = {k: v.to_dict("list") for k, v in state.items() if hasattr(v, "to_dict")}
         if r.random() < 0.4:
-            import pandas as pd
-
             name = r.choice(list(frames))
             column = r.choice(list(frames[name]))
             frames[name][column][r.randrange(len(frames[name][column]))] = r.choice(ODD)(r)
@@ -257,8 +248,6 @@ class Maker:
             text = json.dumps({r.choice(keys): r.choice(ODD)(r)}, default=str)
         file = folder / "c.yaml"
         if r.random() < 0.03:
-            import os
-
             os.mkfifo(file)
         else:
             content = text.encode("utf-8", "replace")

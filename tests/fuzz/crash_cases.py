@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import collections
 import json
-import multiprocessing
 import os
 import random
-import signal
 import time
 from pathlib import Path
-from typing import Any
 
-BOUNDARIES = ("fsync", "rename", "replace", "unlink")
+from recbole_unlearn import cli, quick_start, read_checkpoint, report  # noqa: F401  # for the children of a fork
+from recbole_unlearn.files import file_digest
+from tests.state.crash_cases import NEVER, Kill, command
 
 
 def _arguments(folder: Path, data_path: Path, seed: int) -> list[str]:
@@ -27,49 +26,13 @@ def _arguments(folder: Path, data_path: Path, seed: int) -> list[str]:
     ]  # fmt: skip
 
 
-def _child(arguments: list[str], at: int | None, after: bool, counted: Any) -> None:
-    """Run a command; at the ``at``-th boundary this process is killed, before or after it."""
-    from recbole_unlearn import cli
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-    def wrapped(original: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            counted.value += 1
-            if counted.value == at and not after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            found = original(*args, **kwargs)
-            if counted.value == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return found
-
-        return call
-
-    for name in BOUNDARIES:
-        setattr(os, name, wrapped(getattr(os, name)))
-    os._exit(cli.main(arguments))
-
-
-def _killed(
-    arguments: list[str], at: int | None = None, after: bool = False, seconds: float | None = None
-) -> tuple[int, int]:
+def _killed(arguments: list[str], kill: Kill = NEVER) -> tuple[int, int]:
     """The exit code of a run that may be killed, and how many boundaries it came to."""
-    context = multiprocessing.get_context("fork")
-    counted = context.Value("i", 0)
-    process = context.Process(target=_child, args=(arguments, at, after, counted))
-    process.start()
-    if seconds is not None:
-        time.sleep(seconds)
-        process.kill()
-    process.join()
-    return int(process.exitcode or 0), int(counted.value)
+    return command(lambda: os._exit(cli.main(arguments)), kill)
 
 
 def state(out: Path) -> dict[str, str] | None:
     """What an output directory holds, by the names and content of its files; None when there is no result in it."""
-    from recbole_unlearn.files import file_digest
-
     if not (out / "result.json").exists():
         return None
     return {path.name: file_digest(path) for path in sorted(out.glob("*.pth"))}
@@ -77,8 +40,6 @@ def state(out: Path) -> dict[str, str] | None:
 
 def whole(out: Path, seed: int) -> bool:
     """Whether a directory holds one whole result of ``seed``: a model, its own dataset, a report and figures."""
-    from recbole_unlearn import read_checkpoint
-
     result = json.loads((out / "result.json").read_text())
     read_checkpoint(out / "BPR-unlearned.pth")  # refuses the dataset of another run
     names = {path.name for path in out.iterdir() if not path.name.startswith(".")}
@@ -89,11 +50,6 @@ def whole(out: Path, seed: int) -> bool:
 
 def campaign(number: int, data_path: Path, folder: Path, seed: int = 0) -> collections.Counter:
     """Kill ``number`` runs; what was left each time."""
-    import torch
-
-    from recbole_unlearn import cli, quick_start, report  # noqa: F401  # children of a fork need not import them
-
-    torch.set_num_threads(1)
     r = random.Random(seed)
     found: collections.Counter = collections.Counter()
     (folder / "first").mkdir(parents=True)
@@ -112,9 +68,9 @@ def campaign(number: int, data_path: Path, folder: Path, seed: int = 0) -> colle
         before = state(home / "out")
         arguments = _arguments(home, data_path, 2)
         if k % 2:
-            _killed(arguments, seconds=r.uniform(0.0, 1.1 * seconds))
+            _killed(arguments, Kill(seconds=r.uniform(0.0, 1.1 * seconds)))
         else:
-            _killed(arguments, at=1 + (k // 2) % boundaries, after=bool((k // 2) // boundaries % 2))
+            _killed(arguments, Kill(at=1 + (k // 2) % boundaries, after=bool((k // 2) // boundaries % 2)))
         found[_verdict(home / "out", before, kind)] += 1
         if not _killed(_arguments(home, data_path, 3))[0] and whole(home / "out", 3):
             found["the next run succeeds"] += 1

@@ -105,7 +105,7 @@ def forked(call: Callable[..., Any], *args: Any) -> Any:
     return process
 
 
-def _command(do: Callable[[], Any], kill: Kill = NEVER) -> tuple[int, int]:
+def command(do: Callable[[], Any], kill: Kill = NEVER) -> tuple[int, int]:
     """The exit code of a command in a process that is killed as ``kill`` says, and the boundaries it came to."""
     counted = multiprocessing.get_context("fork").Value("i", 0, lock=False)
 
@@ -262,7 +262,7 @@ class Campaign:
                 with open_state(home, self.key) as state:
                     STEPS[step].do(state)
 
-        return _command(do, kill)
+        return command(do, kill)
 
     def _copy(self, step: str) -> Path:
         home = self.folder / f"k{next(self._numbers)}" / "S"
