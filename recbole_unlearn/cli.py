@@ -124,18 +124,19 @@ def _model(typed: str | None) -> Any:
 
 def _run(values: dict[str, Any]) -> int:
     """One run, or with `--tune` a sweep of them."""
-    files = values.pop("config_files", None)
-    files = files.split() if isinstance(files, str) and "," not in files else settings.as_list(files)
+    files = values.pop("config_files", None) or []
+    if isinstance(files, str):
+        files = settings.as_list(files) if "," in files else files.split()
     model, dataset = _model(values.pop("model", None)), values.pop("dataset", None)
     run: Any
     if values.get("tune"):
-        from recbole_unlearn import tuning
+        from recbole_unlearn.tuning import tune_unlearn
 
-        run, written = tuning.tune_unlearn, "tune.json"
+        run, written = tune_unlearn, "tune.json"
     else:
-        from recbole_unlearn import quick_start
+        from recbole_unlearn.quick_start import run_unlearn
 
-        run, written = quick_start.run_unlearn, "result.json"
+        run, written = run_unlearn, "result.json"
     result = run(model, dataset, config_files=files, config_dict=values)
     with saying(f"the result was written before, to {result.output_dir}."):
         print(f"\n{result}\n{result.output_dir / written}")
@@ -146,11 +147,8 @@ def _grid(values: dict[str, Any]) -> int:
     """`--grid=FILE`: the runs of a grid that have no result yet, and the tables of all of them."""
     from recbole_unlearn import grid
 
-    try:
+    with saying("finished cells are kept, and the same command continues."):
         result = grid.run_grid(values.pop("grid"), config_dict=values)
-    except KeyboardInterrupt as stop:
-        stop.args = ("finished cells are kept, and the same command continues.",)
-        raise
     print("\n".join(["", str(result), *map(str, result.files)]))
     if result.failed:
         failed = f"{len(result.failed)} of {counted(len(result.cells), 'cell')}"

@@ -18,10 +18,11 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from recbole.utils import set_color
 from tqdm import tqdm
@@ -123,8 +124,18 @@ def exit_code(stop: KeyboardInterrupt) -> int:
     return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
 
 
-def _in_main_thread() -> bool:  # handlers can be set nowhere else
-    return threading.current_thread() is threading.main_thread()
+@contextlib.contextmanager
+def _handled_by(handler: Any, numbers: Iterable[int]) -> Iterator[None]:
+    """Give signals a handler in the block; only the main thread can."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in numbers if in_main_thread}
+    try:
+        for number in before:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, own in before.items():
+            signal.signal(number, own)
 
 
 @contextlib.contextmanager
@@ -133,9 +144,6 @@ def stopping() -> Iterator[None]:
 
     A signal that is ignored, or has another handler than Python's default, is left alone.
     """
-    if not _in_main_thread():
-        yield
-        return
     owner, last = os.getpid(), -_REPEATED
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -147,45 +155,27 @@ def stopping() -> Iterator[None]:
             raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    taken = {number: handler for number, handler in defaults.items() if signal.getsignal(number) == handler}
-    try:
-        for number in taken:
-            signal.signal(number, stop)
+    with _handled_by(stop, [number for number, own in defaults.items() if signal.getsignal(number) == own]):
         yield
-    finally:
-        for number, handler in taken.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Delay Ctrl-C, and SIGTERM where it is handled, until the block has ended."""
-    if not _in_main_thread():
-        yield
-        return
     waiting: list[tuple[int, FrameType | None]] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    held = {number: handler for number, handler in handlers.items() if callable(handler)}
-    for number in held:
-        signal.signal(number, lambda *arrived: waiting.append(arrived))
-    try:
+    held = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
+    with _handled_by(lambda *arrived: waiting.append(arrived), held):
         yield
-    finally:
-        for number, handler in held.items():
-            signal.signal(number, handler)
-    for arrived, frame in waiting[:1]:
-        held[signal.Signals(arrived)](arrived, frame)
+    for number, frame in waiting[:1]:
+        handler = signal.getsignal(number)
+        if callable(handler):
+            handler(number, frame)
 
 
-@contextlib.contextmanager
-def own_handlers() -> Iterator[None]:
+def own_handlers() -> contextlib.AbstractContextManager[None]:
     """Restore our handler of SIGTERM after a block that replaces it, as Ray does."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if callable(before) and _in_main_thread():
-            signal.signal(signal.SIGTERM, before)
+    ours = signal.getsignal(signal.SIGTERM)
+    return _handled_by(ours, [signal.SIGTERM] if callable(ours) else [])
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ from recbole_unlearn.data import (
     Fields,
     Scorer,
     SequenceSplits,
-    Splits,
     UnlearnData,
     carry_out,
     divide,
@@ -36,7 +35,7 @@ from recbole_unlearn.data import (
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, Trained, write_json
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer
-from recbole_unlearn.progress import CLEAN, PLACEBO, MethodPhase, Plan, log_figures, log_request
+from recbole_unlearn.progress import CLEAN, PLACEBO, MethodPhase, Plan, log_request
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult, record
 from recbole_unlearn.results.disclosure import Discretion
@@ -124,10 +123,11 @@ class Pipeline:
         with tracked(self.config) as send:
             if not injected:  # noise is not a request: it needs no hashes
                 self.evidence.open()
+            options = self.forget_settings
             self.plan = self.trainings.watcher = Plan(
                 self.config, self.methods, "injected noise" if injected else "a request",
-                informed=injected and self.forget_settings.inject_mode == "informed",
-                loaded=self.checkpoint is not None, placebo=self.evaluation.placebo,
+                informed=injected and options.inject_mode == "informed", loaded=self.checkpoint is not None,
+                placebo=self.evaluation.placebo, noise=options.inject_users * options.inject_amount,
             )  # fmt: skip
             self.prepare(forget)
             test, number = loaders(self.config, self.data.retain), self.evaluation.demotion_negatives
@@ -153,8 +153,11 @@ class Pipeline:
         own = {key: counts.pop(key) for key in ("source", "interactions", "users", "items")}
         self._exact_size = results.Forgotten(**own, counts=counts)
         self.discretion = Discretion.of(self.data, self.evaluation.min_group)
+        self.forgotten = self.discretion.forgotten(self._exact_size)  # the size of the request that may be shown
         log_request(self.config, self.data, self.forgotten, self.discretion.withheld)
-        self._announce({"full": self.data.full, "retain": self.data.retain}, len(self.data.forget) > 0)
+        if self.plan is not None:
+            parts = {"full": self.data.full, "retain": self.data.retain}
+            self.plan.announce(parts, self.trainings, changes=len(self.data.forget) > 0)
 
     def _data(self, forget: Any) -> UnlearnData:
         r"""D, divided into S and D\S by a request, or by noise that is injected into the clean data."""
@@ -172,7 +175,8 @@ class Pipeline:
             )
         source = load(self.config)
         clean = source.splits
-        self._announce({CLEAN: clean})
+        if self.plan is not None:  # the size of D is an estimate
+            self.plan.announce({CLEAN: clean}, self.trainings)
         scorer: Scorer | None = None
         if options.inject_mode == "informed":  # a model of the clean data chooses the items, and nothing else
             self._begin(CLEAN)
@@ -180,25 +184,6 @@ class Pipeline:
             scorer = lambda users: trainer.batch_scores(clean.batch(users), clean.train)  # noqa: E731
         full, located = inject(clean, options, self.config["seed"], scorer)
         return divide(full, located, f"{INJECTED} {options.inject_mode}", source.clock)
-
-    @property
-    def forgotten(self) -> results.Forgotten:
-        """The size of the request, as far as it may be shown."""
-        return self.discretion.forgotten(self._exact_size)
-
-    def _announce(self, splits: Mapping[str, Splits], changes: bool = True) -> None:
-        """Log the plan; before noise is injected, the size of D is an estimate."""
-        if self.plan is None:
-            return
-        options = self.forget_settings
-        retain = len(splits["retain" if "retain" in splits else CLEAN].train)
-        estimate = round(retain * (1 + options.inject_users * options.inject_amount))
-        full = len(splits["full"].train) if "full" in splits else estimate
-
-        def has(config: UnlearnConfig, part: str) -> bool:
-            return part in splits and self.trainings.has(config, splits[part])
-
-        self.plan.announce(full, retain, changes, has)
 
     def _begin(self, name: str) -> None:
         if self.plan is not None:
@@ -271,7 +256,14 @@ class Pipeline:
         """All figures of a model by itself; logs the main ones."""
         measured = self.measurement.measure(trainer, None if start is None else start.measured)
         phase = _Phase(measured, made.seconds, made.from_cache, start)
-        log_figures(name, self.discretion.phase(phase.result()))
+        shown = self.discretion.phase(phase.result())
+        took = "loaded" if shown.seconds is None else f"{shown.seconds:.1f} s"
+        parts = [f"{name}: {took}" + (" (cached)" if shown.seconds_from_cache else "")]
+        for figures, users in ((shown.metrics, "all"), (shown.affected, "affected")):
+            parts += [f"NDCG@20 {users} {figures['ndcg@20']:.4f}"] if "ndcg@20" in figures else []
+        if shown.demotion_rate is not None:
+            parts.append(f"demotion rate {shown.demotion_rate:.3f}")
+        logger.info(", ".join(parts))
         return phase
 
     # The result

@@ -1,4 +1,4 @@
-"""Messages of a run: its plan and time, the size of the request, the main figures of each model.
+"""Messages of a run: its plan and time, and the size of the request.
 
 The time of an epoch is measured: all trainings of a run have the same model, and an epoch takes time in proportion to
 its interactions. Early stopping shortens trainings, so estimates are upper limits; only training is estimated.
@@ -10,26 +10,25 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from recbole.utils import ModelType
 from tqdm import tqdm
 
-from recbole_unlearn.data import UnlearnData
+from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.methods import UnlearnTrainer
-from recbole_unlearn.results import ORIGINAL, Forgotten, PhaseResult, Withheld
+from recbole_unlearn.results import ORIGINAL, Forgotten, Withheld
 from recbole_unlearn.settings import UnlearnConfig, properties_dir, read_yaml
 from recbole_unlearn.text import counted
+from recbole_unlearn.training import Trainings
 
 logger = logging.getLogger(__name__)
 
-HasModel: TypeAlias = Callable[[UnlearnConfig, str], bool]
 CLEAN, PLACEBO = "clean", "placebo"
 LONG = 1800.0  # seconds from which a run is told how to be quicker
 _RELIABLE = 2.0  # seconds of training before the first estimate
 _AGAIN, _SELDOM = 30.0, 600.0  # least and largest number of seconds between two estimates of one training
-_DIMENSIONS, _BATCH = 64, 8192  # quicker values for models that machine.yaml does not have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,23 +72,26 @@ class Plan:
     informed: bool = False  # noise is chosen by a model of the clean data
     loaded: bool = False  # the original comes from a checkpoint
     placebo: bool = True  # the method also runs on the retrained model
+    noise: float = 0.0  # injected interactions, as a share of the clean ones
     now: Callable[[], float] = time.perf_counter
     steps: list[Step] = dataclasses.field(default_factory=list)
     _at: int = -1  # position of the current phase
     _pace: float | None = None  # seconds for one interaction of one epoch
     _advised: bool = False
 
-    def __post_init__(self) -> None:
+    @property
+    def _limit(self) -> str:
+        """Where trainings can stop early."""
         last = self.config["eval_step"] * (self.config["stopping_step"] + 1)
-        self._limit = "at most " if 0 < last < self.config["epochs"] else ""  # where trainings can stop early
+        return "at most " if 0 < last < self.config["epochs"] else ""
 
-    def announce(self, full: int, retain: int, changes: bool, has: HasModel) -> None:
-        r"""Log the plan, once; a later call with better numbers only corrects the estimates.
+    def announce(self, parts: Mapping[str, Splits], trainings: Trainings, changes: bool = True) -> None:
+        """Log the plan, once; a later call, which knows more, only corrects the estimates.
 
-        ``full`` and ``retain`` count the training interactions of D and D\S, ``changes`` says whether a training
-        interaction is deleted, ``has(config, part)`` whether the cache has a model of "clean", "full" or "retain".
+        ``parts`` are the splits that are known: "clean", or "full" and "retain". ``changes`` says whether a training
+        interaction is deleted.
         """
-        first_time, self.steps = not self.steps, self.phases(full, retain, changes, has)
+        first_time, self.steps = not self.steps, self.phases(parts, trainings, changes)
         if first_time:
             phases = []
             for number, step in enumerate(self.steps, 1):
@@ -98,8 +100,11 @@ class Plan:
             model, dataset = self.config["model"], self.config["dataset"]
             logger.info("Plan for %s on %s, with %s: %s.", model, dataset, self.source, ", ".join(phases))
 
-    def phases(self, full: int, retain: int, changes: bool, has: HasModel) -> list[Step]:
+    def phases(self, parts: Mapping[str, Splits], trainings: Trainings, changes: bool = True) -> list[Step]:
         """The phases of the run, in the order in which the pipeline does them; arguments as :meth:`announce`."""
+        retain = len(parts["retain" if "retain" in parts else CLEAN].train)
+        full = len(parts["full"].train) if "full" in parts else round(retain * (1 + self.noise))
+        has = lambda config, part: part in parts and trainings.has(config, parts[part])  # noqa: E731
         config, first = self.config, self.methods[0].method
         closed_form = config["MODEL_TYPE"] == ModelType.TRADITIONAL
         epochs = 0 if closed_form else int(config["epochs"])
@@ -133,12 +138,11 @@ class Plan:
     def begin(self, name: str) -> None:
         """Log that the phase of this name begins."""
         self._at = next(position for position, step in enumerate(self.steps) if step.name == name)
-        step = self.steps[self._at]
+        step, rest = self.steps[self._at], self._rest()
         parts = [f"Phase {self._at + 1} of {len(self.steps)}: {step.what}"]
         if step.work:
             parts.append(self._limit + counted(step.epochs, "epoch"))
             parts += [] if self._pace is None else [f"about {duration(step.work * self._pace)}"]
-        rest = self._rest()
         later = f" (about {duration(rest)} of training after it)" if rest else ""
         logger.info("%s%s.", ", ".join(parts), later)
 
@@ -169,7 +173,7 @@ class Plan:
                 logger.info("This run may take %s. %s", duration(left + rest), self.quicker(left + rest))
 
     def quicker(self, seconds: float) -> str:
-        """Settings that make a run of ``seconds`` quicker: those of machine.yaml, or smaller rows and larger batches.
+        """How to make a run of ``seconds`` quicker: by the settings of machine.yaml, where it has fewer epochs.
 
         A loaded model has its size, and retraining it with other settings would not be comparable.
         """
@@ -181,20 +185,15 @@ class Plan:
         grids = read_yaml(properties_dir() / "grid" / "machine.yaml")["grids"]
         fitting = [grid for grid in grids if model in grid["models"] and "settings" in grid]
         grid = min(fitting, key=lambda grid: dataset not in grid["datasets"], default=None)
-        if grid is not None and config["epochs"] > grid["settings"]["epochs"]:
-            changes = grid["settings"]
-            where = dataset if dataset in grid["datasets"] else grid["datasets"][0]
-            source = f", as this project has them for {model} on {where}"
-        else:
-            size, batch = config["embedding_size"] or 0, config["train_batch_size"]
-            changes = {"embedding_size": min(size, _DIMENSIONS), "train_batch_size": max(batch, _BATCH)}
-            source = ""
-        changes = {key: value for key, value in changes.items() if value != (config[key] or 0)}
+        if grid is None or grid["settings"]["epochs"] >= config["epochs"]:
+            return f"Quicker: a larger --train_batch_size (now {config['train_batch_size']}), or a smaller model."
+        where = dataset if dataset in grid["datasets"] else grid["datasets"][0]
+        changes = {key: value for key, value in grid["settings"].items() if value != config[key]}
         flags = " ".join(f"--{key}={value}" for key, value in changes.items())
         now = ", ".join(str(config[key]) for key in changes)
-        share = changes.get("epochs", config["epochs"]) / config["epochs"]
-        then = f", about {duration(share * seconds)} or less" if share < 1 else ""
-        return f"Quicker{then}: {flags} (now {now}){source}." if changes else ""
+        then = duration(seconds * changes["epochs"] / config["epochs"])
+        source = f"as this project has them for {model} on {where}"
+        return f"Quicker, about {then} or less: {flags} (now {now}), {source}."
 
 
 def duration(seconds: float) -> str:
@@ -242,15 +241,3 @@ def log_request(config: UnlearnConfig, data: UnlearnData, forget: Forgotten, wit
                 "left out of utility.",
                 counted(counts["orphan_users"], "user"), counted(counts["orphan_items"], "item"), left_out,
             )  # fmt: skip
-
-
-def log_figures(name: str, phase: PhaseResult) -> None:
-    """Log the main figures of a model, in one line."""
-    took = "loaded" if phase.seconds is None else f"{phase.seconds:.1f} s"
-    parts = [f"{name}: {took}" + (" (cached)" if phase.seconds_from_cache else "")]
-    for figures, label in ((phase.metrics, "all"), (phase.affected, "affected")):
-        if "ndcg@20" in figures:
-            parts.append(f"NDCG@20 {label} {figures['ndcg@20']:.4f}")
-    if phase.demotion_rate is not None:
-        parts.append(f"demotion rate {phase.demotion_rate:.3f}")
-    logger.info(", ".join(parts))

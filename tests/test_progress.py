@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,8 +20,15 @@ def plan(config, *methods, now=None, **known):
     return Plan(config, planned_methods(config), "injected noise", **known, **clock)
 
 
-def nothing(config, part):
-    return False
+def sizes(full=None, retain=None, clean=None):
+    """Splits with so many training interactions."""
+    given = {"full": full, "retain": retain, "clean": clean}
+    return {part: SimpleNamespace(train=range(n)) for part, n in given.items() if n is not None}
+
+
+def cache(*parts):
+    """Trainings that have the models of splits with so many training interactions."""
+    return SimpleNamespace(has=lambda config, splits: len(splits.train) in parts)
 
 
 @pytest.fixture
@@ -46,9 +54,8 @@ def test_the_plan_and_its_estimates(paper, caplog):
     caplog.set_level(logging.INFO)
     time = [0.0]
     now = plan(paper, "obliviate", "retrain", now=lambda: time[0], informed=True)
-    cached = {"full"}
-    now.announce(1200, 1000, True, lambda config, part: part in cached)
-    now.announce(1200, 1000, True, nothing)  # the same phases; it is said once
+    now.announce(sizes(1200, 1000), cache(1200))
+    now.announce(sizes(1200, 1000), cache())  # the same phases; it is said once
     now.begin("clean")
     now.training("clean", 1000, 100)
     time[0] = 1.0
@@ -78,7 +85,7 @@ def test_a_long_run_is_told_how_to_be_quicker(paper, caplog):
     caplog.set_level(logging.INFO)
     time = [0.0]
     now = plan(paper, "obliviate", "retrain", now=lambda: time[0], informed=True)
-    now.announce(500_000, 450_000, True, nothing)
+    now.announce(sizes(500_000, 450_000), cache())
     now.begin("clean")
     now.training("clean", 450_000, 100)
     for epoch in range(1, 4):
@@ -94,15 +101,12 @@ def test_a_long_run_is_told_how_to_be_quicker(paper, caplog):
 
 def test_other_models_are_told_what_is_quicker_for_most(make_config):
     """A model that exists has its size, so only another method is quicker; closed forms have no epochs."""
-    config = make_config("NeuMF", embedding_size=8, train_batch_size=64)
-    assert plan(config, "retrain").quicker(9999) == "Quicker: --train_batch_size=8192 (now 64)."
-    config = make_config("BPR", embedding_size=128, train_batch_size=10_000, epochs=50, eval_step=10)
-    assert plan(config, "retrain").quicker(9999).startswith("Quicker: --embedding_size=64 (now 128)")
-    config = make_config("BPR", embedding_size=8, train_batch_size=10_000, epochs=2)
-    assert plan(config, "retrain").quicker(9999) == ""
+    for config in (make_config("NeuMF", train_batch_size=64), make_config("BPR", epochs=2, train_batch_size=64)):
+        general = "Quicker: a larger --train_batch_size (now 64), or a smaller model."
+        assert plan(config, "retrain").quicker(9999) == general
     assert "--unlearn=obliviate" in plan(make_config(), "retrain", loaded=True).quicker(9999)
     assert "--compare" in plan(make_config(), "obliviate", "retrain", loaded=True).quicker(9999)
-    steps = plan(make_config("EASE"), "obliviate").phases(10, 9, True, nothing)
+    steps = plan(make_config("EASE"), "obliviate").phases(sizes(10, 9), cache())
     assert [step.epochs for step in steps] == [0, 0]
 
 
@@ -124,7 +128,7 @@ def test_the_phases_are_those_of_the_pipeline(settings, caplog, methods, changes
     (said,) = [line for line in lines(caplog) if line.startswith("Plan")]
     assert ("a request" in said) == (not changes)
     config = UnlearnConfig("BPR", "tiny", config_dict=values | {"unlearn": methods[0], "compare": methods[1:]})
-    known = plan(config, *methods).phases(1, 1, changes, nothing)
+    known = plan(config, *methods).phases(sizes(clean=1), cache(), changes)
     assert [step.name for step in known] == phases
 
 
