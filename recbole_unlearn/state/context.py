@@ -24,7 +24,7 @@ from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import keyed_hash, load_key
 from recbole_unlearn.settings import UnlearnConfig, model_names
-from recbole_unlearn.state.database import Database
+from recbole_unlearn.state.database import Database, unpacked
 from recbole_unlearn.state.deltas import Base, Change, Store, unpack
 from recbole_unlearn.state.live import LiveModel
 
@@ -33,10 +33,10 @@ Tokens = tuple[str | None, str | None]  # user and item; None for all users, or 
 
 
 class Version(NamedTuple):
-    """Identifies a model: the files of the base, and the numbers of the changes to it."""
+    """Identifies a model: the files of the base, and the number of the last change to it, which is never reused."""
 
     base: Base
-    changes: tuple[int, ...]
+    change: int | None
 
 
 class Receipt(NamedTuple):
@@ -58,32 +58,21 @@ class Receipt(NamedTuple):
 
 
 class Suppression:
-    """Pairs that are never recommended: by tokens while a request can be undone, then by keyed hashes alone.
+    """Pairs that are never recommended, from the submission on, before the model has changed.
 
-    A pair is suppressed from the submission on, before the model has changed. Publication replaces it by
-
-        HMAC(key, user token, item token)
-
-    from which a pair cannot be read without the key, and with which a given pair can be tested.
+    They are kept as HMAC(key, user token, item token), from which a pair cannot be read without the key, and with
+    which a given pair can be tested.
     """
 
-    def __init__(self, key: bytes, pairs: set[Tokens], hashes: set[str]) -> None:
-        self._key, self._pairs, self._hashes = key, pairs, hashes
-        self._items = {item for user, item in pairs if user is None}
+    def __init__(self, key: bytes, hashes: set[str]) -> None:
+        self._key, self.hashes = key, hashes
 
     def __contains__(self, pair: tuple[str, str]) -> bool:
         """Whether a pair (user token, item token) is suppressed, by itself or with its item."""
-        item = pair[1]
-        if pair in self._pairs or item in self._items:
-            return True
-        return bool(self._hashes) and any(pair_hash(self._key, *one) in self._hashes for one in (pair, (None, item)))
-
-    def hashes(self) -> set[str]:
-        """All pairs as keyed hashes."""
-        return self._hashes | {pair_hash(self._key, *pair) for pair in self._pairs}
+        return bool(self.hashes) and any(pair_hash(self._key, *one) in self.hashes for one in (pair, (None, pair[1])))
 
     def __len__(self) -> int:
-        return len(self._pairs) + len(self._hashes)
+        return len(self.hashes)
 
 
 def pair_hash(key: bytes, user: str | None, item: str | None) -> str:
@@ -134,11 +123,10 @@ class Core:
 
     def version(self) -> Version:
         """The current files and changes."""
-        base = self.database.rows("SELECT weights, moments, dataset FROM base")
+        base = self.database.rows("SELECT weights, moments, dataset, deleted FROM base")
         if not base:
             self.about("model")  # says what to do
-        changes = self.database.rows("SELECT number FROM changes ORDER BY number")
-        return Version(Base(*base[0]), tuple(row[0] for row in changes))
+        return Version(Base(*base[0]), self.database.value("SELECT max(number) FROM changes"))
 
     def named_files(self) -> set[str]:
         """The files that the database names."""
@@ -152,8 +140,7 @@ class Core:
         """The current version; a model of another version is dropped from memory."""
         now = self.version()
         if self._version != now:
-            self.drop()
-            self._version = now
+            self._live, self._version = None, now
         return now
 
     def keep(self) -> None:
@@ -166,13 +153,10 @@ class Core:
         version = self.refreshed()
         while self._live is None:
             try:
-                live = self._loaded(version.base)
+                self._live = self._loaded(version.base)
             except UnlearnError:
                 if self.version() == version:
                     raise
-            else:
-                if self.version() == version:
-                    self._live = live
             version = self.refreshed()  # another process may have changed or destroyed the files meanwhile
         return self._live
 
@@ -180,9 +164,9 @@ class Core:
         self.store.read(base.dataset)  # checked before it is parsed
         source = load(self.config, self.store.path(base.dataset))
         removed = [np.zeros(len(part), dtype=bool) for part in source.splits]
-        done = "JOIN requests ON requests.number = request WHERE status = 'done'"
-        for part, number in self.database.rows(f"SELECT part, asked.number FROM asked {done}"):
-            removed[part][number] = True
+        done = self.database.rows("SELECT asked FROM requests WHERE status = 'done'")
+        for mask, numbers in zip(removed, asked(done), strict=True):
+            mask[numbers] = True
         changes = [
             Change.unpack(self.store.read(file), drift)
             for file, drift in self.database.rows("SELECT file, drift FROM changes ORDER BY number")
@@ -190,21 +174,26 @@ class Core:
         weights, moments = (unpack(self.store.read(name)) for name in base[:2])
         return LiveModel(self.config, source, weights, moments, removed, changes)
 
-    def tokens(self, requests: Sequence[int]) -> set[Tokens]:
-        """The suppressed pairs of requests that are not published."""
-        train, query = self.live.base.splits.train, "SELECT user, item FROM suppressed WHERE request = ?"
+    def tokens(self, which: str) -> set[Tokens]:
+        """The suppressed pairs of requests that are not published; ``which`` is a condition on their rows."""
+        train, query = self.live.base.splits.train, f"SELECT suppressed FROM requests WHERE {which}"
+        pairs = unpacked(b"".join(row[0] for row in self.database.rows(query))).tolist()
         users, items = (train.field2id_token[field] for field in (train.uid_field, train.iid_field))
-        return {
-            (str(users[user]) if user else None, str(items[item]) if item else None)
-            for request in requests
-            for user, item in self.database.rows(query, request)
-        }
+        return {(str(users[user]) if user else None, str(items[item]) if item else None) for user, item in pairs}
+
+    def deleted(self) -> set[str]:
+        """The keyed hashes of published pairs."""
+        return set(self.store.read(self.version().base.deleted).decode().split())
 
     def suppression(self) -> Suppression:
         """All suppressed pairs, those of pending requests included."""
-        requests = [row[0] for row in self.database.rows("SELECT DISTINCT request FROM suppressed")]
-        hashes = {row[0] for row in self.database.rows("SELECT hash FROM deleted")}
-        return Suppression(self.key, self.tokens(requests) if requests else set(), hashes)
+        return Suppression(self.key, self.deleted() | {pair_hash(self.key, *pair) for pair in self.tokens("true")})
+
+
+def asked(rows: Sequence[sqlite3.Row]) -> list[np.ndarray]:
+    """The interactions of requests by their numbers in training, validation and test data, ascending."""
+    pairs = unpacked(b"".join(row["asked"] for row in rows))
+    return [np.unique(pairs[pairs[:, 0] == part, 1]) for part in range(3)]
 
 
 def span(text: str | datetime.timedelta) -> datetime.timedelta:

@@ -4,7 +4,7 @@ Each step is one transaction; without a commit it has not happened. Files are on
 names them; files that no transaction names are leftovers, which the next worker destroys. The settings are WAL,
 `synchronous=FULL`, and `secure_delete`, which overwrites deleted rows.
 
-All rows are written by :class:`Transaction`. The ledger is a table of what was done, when, and to how much, as
+The ledger is a table of what was done, when, and to how much, as
 canonical JSON with counts, keyed hashes and fingerprints, but no names. The link of an entry is HMAC(key, link of the
 entry before, entry), so that entries cannot be changed, dropped or added unnoticed without the key.
 
@@ -18,9 +18,12 @@ import contextlib
 import datetime
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import keyed_hash
@@ -30,18 +33,19 @@ COUNTS = ("interactions", "held_out", "users", "items")  # of a request
 WAIT = 30.0  # seconds for another process's transaction, which takes milliseconds
 START = "0" * 64  # the link before the first entry
 
-# MIGRATIONS[k] takes a database from version k to k + 1; a line ends with a semicolon where its statement ends.
-MIGRATIONS = [
-    """
+# The format of the file; a line ends with a semicolon where its statement ends.
+VERSION = 2
+SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
 -- The model is the base and, in order of their numbers, the changes made to it since.
 CREATE TABLE base (
     only_one INTEGER PRIMARY KEY CHECK (only_one = 1),
-    weights TEXT NOT NULL, moments TEXT NOT NULL, dataset TEXT NOT NULL,
+    weights TEXT NOT NULL, moments TEXT NOT NULL, dataset TEXT NOT NULL, deleted TEXT NOT NULL,
     fingerprint TEXT NOT NULL,
-    -- Of the model when it was last trained: its training interactions, ‖θ‖², and the drift of merged changes.
-    trained_on INTEGER NOT NULL, norm REAL NOT NULL, drift REAL NOT NULL
+    -- Of the model when it was last trained: its training interactions and ‖θ‖². Of the requests that were published
+    -- since: their training interactions, and the drift of their changes.
+    trained_on INTEGER NOT NULL, norm REAL NOT NULL, gone INTEGER NOT NULL, drift REAL NOT NULL
 );
 CREATE TABLE changes (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -52,34 +56,29 @@ CREATE TABLE requests (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
     digest TEXT NOT NULL,  -- keyed
-    status TEXT NOT NULL CHECK (status IN ('pending', 'running', 'done', 'failed', 'rolled back', 'published')),
+    status TEXT NOT NULL CHECK (status IN ('pending', 'done', 'failed', 'rolled back', 'published')),
     submitted TEXT NOT NULL, due TEXT, finished TEXT,
     interactions INTEGER NOT NULL, held_out INTEGER NOT NULL, users INTEGER NOT NULL, items INTEGER NOT NULL,
     why TEXT NOT NULL DEFAULT '',
-    change INTEGER REFERENCES changes (number)
+    change INTEGER REFERENCES changes (number),
+    -- Pairs of numbers (`packed`), empty once it is published or undone: its interactions, each by part (0 training,
+    -- 1 validation, 2 test) and number in the base, and the pairs that are never recommended, each by the ids of its
+    -- user and item in the base, 0 for all users or items.
+    asked BLOB NOT NULL, suppressed BLOB NOT NULL
 );
 CREATE INDEX requests_by_digest ON requests (digest);
-
--- The interactions of a request, by numbers in the base's training (0), validation (1) and test (2) data; deleted
--- when it is published.
-CREATE TABLE asked (
-    request INTEGER NOT NULL REFERENCES requests (number), part INTEGER NOT NULL, number INTEGER NOT NULL,
-    PRIMARY KEY (request, part, number)
-) WITHOUT ROWID;
-
--- Pairs that are never recommended: ids of the base (0 for all users or items); once published, keyed hashes.
-CREATE TABLE suppressed (
-    request INTEGER NOT NULL REFERENCES requests (number), user INTEGER NOT NULL, item INTEGER NOT NULL,
-    PRIMARY KEY (request, user, item)
-) WITHOUT ROWID;
-CREATE TABLE deleted (hash TEXT PRIMARY KEY) WITHOUT ROWID;
 
 CREATE TABLE ledger (number INTEGER PRIMARY KEY, entry TEXT NOT NULL, link TEXT NOT NULL);
 CREATE TRIGGER ledger_is_kept BEFORE UPDATE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER ledger_is_whole BEFORE DELETE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 """
-]
-VERSION = len(MIGRATIONS)
+
+
+class Spent(NamedTuple):
+    """The budget that was spent since the last training."""
+
+    deleted: float  # share of the training interactions of that training
+    drift: float  # Σ ‖θ' − θ‖² of all requests since, relative to ‖θ‖² then
 
 
 def now() -> str:
@@ -92,47 +91,14 @@ def canonical(entry: Mapping[str, Any]) -> str:
     return json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-class Transaction:
-    """The writes of one transaction."""
+def packed(pairs: ArrayLike) -> bytes:
+    """Pairs of numbers (n, 2) as they are stored."""
+    return np.asarray(pairs, dtype="<i8").tobytes()
 
-    def __init__(self, connection: sqlite3.Connection, key: bytes | None) -> None:
-        self._execute, self._key = connection.execute, key
 
-    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> int | None:
-        """Add rows; returns the number of the last one."""
-        marks, number = ", ".join("?" * len(columns)), None
-        query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
-        for row in rows:
-            number = self._execute(query, row).lastrowid
-        return number
-
-    def update(self, table: str, values: Mapping[str, Any], where: str = "true", *given: Any) -> None:
-        """Set columns of the rows that fit ``where``."""
-        columns = ", ".join(f"{name} = ?" for name in values)
-        self._execute(f"UPDATE {table} SET {columns} WHERE {where}", (*values.values(), *given))
-
-    def delete(self, table: str, where: str = "true", *given: Any) -> None:
-        """Delete the rows that fit ``where``."""
-        self._execute(f"DELETE FROM {table} WHERE {where}", given)
-
-    def set_requests(self, numbers: Iterable[int], **values: Any) -> None:
-        """Set columns of requests."""
-        for number in numbers:
-            self.update("requests", values, "number = ?", number)
-
-    def drop_asked(self, number: int) -> None:
-        """Delete the interactions and pairs of a request."""
-        for table in ("asked", "suppressed"):
-            self.delete(table, "request = ?", number)
-
-    def enter(self, what: str, **more: Any) -> None:
-        """Append an entry to the ledger."""
-        assert self._key is not None
-        last = self._execute("SELECT number, link FROM ledger ORDER BY number DESC LIMIT 1").fetchone()
-        number, before = last or (0, START)
-        text = canonical({"number": number + 1, "what": what, "time": now(), **more})
-        row = (number + 1, text, _link(self._key, before, text))
-        self.insert("ledger", ("number", "entry", "link"), [row])
+def unpacked(content: bytes) -> np.ndarray:
+    """The pairs (n, 2) that were :func:`packed`."""
+    return np.frombuffer(content, dtype="<i8").reshape(-1, 2)
 
 
 def _link(key: bytes, before: str, entry: str) -> str:
@@ -154,27 +120,23 @@ class Database:
             self.connection = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
             self.connection.row_factory = sqlite3.Row
             try:
-                self._prepare(folder)
+                self._prepare(folder, new)
             except BaseException:
                 self.connection.close()
                 raise
 
-    def _prepare(self, folder: Path) -> None:
-        version = self.value("PRAGMA user_version")
-        if version > VERSION:
+    def _prepare(self, folder: Path, new: bool) -> None:
+        version = VERSION if new else self.value("PRAGMA user_version")
+        if version != VERSION:
+            age = "a newer" if version > VERSION else "an earlier"
             raise UnlearnError(
-                f"{shown(folder)} is a state of a newer version of recbole-unlearn (format {version}, this one reads "
-                f"{VERSION}). Update recbole-unlearn."
+                f"{shown(folder)} is a state of {age} version of recbole-unlearn (format {version}, this one reads "
+                f"{VERSION}). Use that version; its last export can be the checkpoint of a new state."
             )
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "foreign_keys=ON"):
             self.connection.execute(f"PRAGMA {pragma}")
-        if version < VERSION:
-            with self.transaction():
-                version = self.value("PRAGMA user_version")  # another process may have been first
-                for script in MIGRATIONS[version:]:
-                    for statement in script.split(";\n"):  # `executescript` would commit in between
-                        self.connection.execute(statement)
-                self.connection.execute(f"PRAGMA user_version={VERSION}")
+        if new:
+            self.connection.executescript(f"{SCHEMA} PRAGMA user_version={VERSION}")
 
     def use_key(self, key: bytes) -> None:
         """Link entries with ``key``; refused if it is not the one of the first entry."""
@@ -187,17 +149,29 @@ class Database:
         self._key = key
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[Transaction]:
-        """All or nothing; other processes that write wait."""
+    def transaction(self) -> Iterator[None]:
+        """All or nothing of what is written meanwhile; other processes that write wait."""
         with self._one_line_errors():
             self.connection.execute("BEGIN IMMEDIATE")
             try:
-                yield Transaction(self.connection, self._key)
+                yield
                 self.connection.execute("COMMIT")
             except BaseException:
                 if self.connection.in_transaction:  # SQLite itself rolls back after a full disk
                     self.connection.execute("ROLLBACK")
                 raise
+
+    def write(self, statement: str, *values: object) -> int | None:
+        """Execute a statement inside a transaction; returns the number of the row that it adds."""
+        return self.connection.execute(statement, values).lastrowid
+
+    def enter(self, what: str, **more: Any) -> None:
+        """Append an entry to the ledger, inside a transaction."""
+        assert self._key is not None
+        number, before = self.head()
+        head = {"number": number + 1, "what": what, "time": now(), "spent": self.spent()._asdict()}
+        text = canonical({**head, **more})
+        self.write("INSERT INTO ledger VALUES (?, ?, ?)", number + 1, text, _link(self._key, before, text))
 
     def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
         """All rows of a query."""
@@ -217,6 +191,13 @@ class Database:
                 f"{shown(self.path.parent)} is a state that was not finished. Remove it, and make it again."
             )
         return json.loads(found)
+
+    def spent(self) -> Spent:
+        """The budget that was spent since the last training."""
+        done = "(SELECT total(interactions) FROM requests WHERE status = 'done')"
+        drift = "(SELECT total(drift) FROM changes)"
+        query = f"SELECT (gone + {done}) / max(1.0, trained_on), (drift + {drift}) / max(1e-30, norm) FROM base"
+        return Spent(*self.rows(query)[0])
 
     def head(self) -> tuple[int, str]:
         """The number of entries of the ledger, and the link of the last."""

@@ -1,8 +1,8 @@
 """The files of a state: the base, and what each request changed in it.
 
-A base is three files: weights, second moments and the dataset. A change is one safetensors file with
-`weights.NAME.rows` and `weights.NAME.values` for every parameter with rows that moved, the same for second moments,
-and `fitted`. It holds new values, not differences, so that applying it gives the same bits.
+A base is four files: weights, second moments, the dataset, and keyed hashes of published pairs. A change is one
+safetensors file with `weights.NAME.rows` and `weights.NAME.values` for every parameter with rows that moved, the same
+for second moments, and `fitted`. It holds new values, not differences, so that applying it gives the same bits.
 
 All files are written by :class:`Store`: whole, named by the SHA-256 of their content, checked when they are read.
 """
@@ -145,6 +145,7 @@ class Base(NamedTuple):
     weights: str
     moments: str
     dataset: str
+    deleted: str
 
     @property
     def fingerprint(self) -> str:
@@ -154,7 +155,7 @@ class Base(NamedTuple):
 
 def write_base(
     store: Store, config: UnlearnConfig, weights: Tensors, moments: Tensors, parts: Sequence[Any],
-    clock: Any, fitted: torch.Tensor | None,
+    clock: Any, fitted: torch.Tensor | None, deleted: Iterable[str] = (),
 ) -> Base:  # fmt: skip
     """Write a base; it becomes current when the database names it."""
     files = store.write(pack(weights)), store.write(pack(moments))
@@ -162,7 +163,8 @@ def write_base(
         path, home = work / "dataset", store.folder.parent
         plain = dataset_config(config, home, home / "dataset")
         write_dataset(path, plain, parts, clock, None if fitted is None else fitted.numpy())
-        return Base(*files, store.write(path.read_bytes(), ".pth"))
+        dataset = store.write(path.read_bytes(), ".pth")
+    return Base(*files, dataset, store.write("\n".join(sorted(deleted)).encode(), ".txt"))
 
 
 class Rows(NamedTuple):

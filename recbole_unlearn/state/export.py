@@ -149,10 +149,10 @@ def _take(core: Core) -> tuple[LiveModel, str, dict[str, int], list[str], tuple[
             if core.version() != version:
                 continue  # another process has changed the state
             rows = core.database.rows("SELECT digest, finished, status FROM requests ORDER BY number")
-            statuses = [row["status"].replace("running", "pending") for row in rows]
+            statuses = [row["status"] for row in rows]
             counts = {status: statuses.count(status) for status in ("pending", "failed")}
             done = (Done(row[0], row[1][:10]) for row in rows if row["status"] in ("done", "published"))
-            return live, core.fingerprint(), counts, sorted(core.suppression().hashes()), tuple(done)
+            return live, core.fingerprint(), counts, sorted(core.suppression().hashes), tuple(done)
 
 
 @torch.no_grad()
@@ -220,39 +220,31 @@ def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
     """The fingerprint and the vectors of an earlier export; refused unless the ledger knows the fingerprint."""
     try:
         about = json.loads(read_bytes(folder / ABOUT))
-    except ValueError as error:
+        schema, fingerprint, named = int(about["schema"]), about["fingerprint"], (about["model"], about["dataset"])
+        has_vectors, files = about["vectors"] is not None, about["files"]
+    except (ValueError, KeyError, TypeError) as error:
         raise _damaged(folder, ABOUT) from error
-    if not isinstance(about, dict) or not isinstance(about.get("schema"), int):
-        raise _damaged(folder, ABOUT)
-    if about["schema"] > SCHEMA:
+    if schema > SCHEMA:
         raise UnlearnError(f"{shown(folder)} is of a newer version of recbole-unlearn. Update recbole-unlearn.")
-    if (about.get("model"), about.get("dataset")) != (core.about("model"), core.about("dataset")):
+    if named != (core.about("model"), core.about("dataset")):
         raise UnlearnError(f"{shown(folder)} is an export of another model. Give one of this state.")
-    if about.get("fingerprint") not in [one["after"] for one in core.database.entries() if "after" in one]:
+    if fingerprint not in [one["after"] for one in core.database.entries() if "after" in one]:
         raise UnlearnError(
             f"{shown(folder)} is an export of another state: the ledger of this one does not know its fingerprint. "
             "Give an export of this state, or none for a full export."
         )
-    if about.get("vectors") is None:
+    if not has_vectors:
         raise UnlearnError(f"{shown(folder)} has no vectors, so there is no delta. Give another, or none.")
-    tables, found = unpack(_read(folder, VECTORS, about)), []
-    for side in TABLES:
-        lines = io.BytesIO(_read(folder, f"{side}.parquet", about))
-        try:
-            rows = pd.read_parquet(lines, columns=["row"])["row"].to_numpy(dtype=np.int64)
-            found.append(Vectors(tables[side], rows))
-        except (ValueError, KeyError) as error:
-            raise _damaged(folder, VECTORS) from error
-    return about["fingerprint"], found
-
-
-def _read(folder: Path, name: str, about: dict[str, Any]) -> bytes:
-    """A file of an export; refused if it is not the one that ``about`` names."""
-    files = about.get("files")
-    said, content = files.get(name) if isinstance(files, dict) else None, read_bytes(folder / name)
-    if not isinstance(said, dict) or said.get("sha256") != digest(content):
-        raise _damaged(folder, name)
-    return content
+    names = [f"{side}.parquet" for side in TABLES]
+    contents = {name: read_bytes(folder / name) for name in (VECTORS, *names)}
+    try:
+        if any(files[name]["sha256"] != digest(content) for name, content in contents.items()):
+            raise _damaged(folder, VECTORS)
+        tables = unpack(contents[VECTORS])
+        rows = [pd.read_parquet(io.BytesIO(contents[name]))["row"].to_numpy(dtype=np.int64) for name in names]
+        return fingerprint, [Vectors(tables[side], own) for side, own in zip(TABLES, rows, strict=True)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(folder, VECTORS) from error
 
 
 def _damaged(folder: Path, name: str) -> UnlearnError:
@@ -282,7 +274,7 @@ def load_suppression(path: str | os.PathLike, key: str | os.PathLike | bytes | N
             f"{shown(path)} does not fit the key: it was made with another one, or it was changed. Give the state's "
             "own key, or export the state again."
         )
-    return Suppression(known, set(), set(hashes))
+    return Suppression(known, set(hashes))
 
 
 def _list_hash(key: bytes, hashes: list[str]) -> str:

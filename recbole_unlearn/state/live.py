@@ -123,13 +123,11 @@ class LiveModel:
 
         Held-out interactions of users and items without a training interaction are not retained.
         """
-        data = self.retained()
-        masks = [~mask for mask in self.removed]
-        train = self.base.splits.train
-        orphans = {train.uid_field: data.orphan_users, train.iid_field: data.orphan_items}
-        for part, mask in zip(self.base.splits[1:], masks[1:], strict=True):
-            for field, ids in orphans.items():
-                mask &= ~torch.isin(part.inter_feat[field], ids).numpy()
+        data, masks = self.retained(), [~mask for mask in self.removed]
+        orphans = zip(SIDES, (data.orphan_users, data.orphan_items), strict=True)
+        for side, ids in orphans:
+            for index, mask in zip(self.parts[1:], masks[1:], strict=True):
+                mask &= ~torch.isin(index.ids[side], ids).numpy()
         return data, masks
 
     def state(self) -> Tensors:

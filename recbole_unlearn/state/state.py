@@ -96,18 +96,17 @@ def _fill(core: Core, config: UnlearnConfig, original: Checkpoint, settings: Map
     own = {key: v for key, v in settings.items() if key == "gpu_id" or about(key).role is not Role.PLACE}
     named = {"model": original.model, "dataset": original.dataset}
     values = {**named, "settings": original.settings, "own": own}
-    with core.database.transaction() as write:
-        write.insert("about", ("key", "value"), ((key, json.dumps(value)) for key, value in values.items()))
+    database = core.database
+    with database.transaction():
+        for key, value in values.items():
+            database.write("INSERT INTO about VALUES (?, ?)", key, json.dumps(value))
     base = write_base(
         core.store, core.config, trained.state_dict, moments, source.splits, source.clock, source.fitted
     )
-    row = {
-        "only_one": 1, **base._asdict(), "fingerprint": base.fingerprint, "trained_on": len(source.splits.train),
-        "norm": squared_norm(trained.state_dict), "drift": 0.0,
-    }  # fmt: skip
-    with core.database.transaction() as write:
-        write.insert("base", list(row), [list(row.values())])
-        write.enter(
+    row = (1, *base, base.fingerprint, len(source.splits.train), squared_norm(trained.state_dict), 0, 0.0)
+    with database.transaction():
+        database.write(f"INSERT INTO base VALUES ({', '.join('?' * len(row))})", *row)
+        database.enter(
             "taken under care", **named, interactions=sum(len(part) for part in source.splits),
             after=base.fingerprint, versions=versions(),
         )  # fmt: skip

@@ -14,72 +14,27 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from recbole_unlearn.errors import UnlearnError, shown
-from recbole_unlearn.state.database import COUNTS, Database, now
+from recbole_unlearn.state.database import COUNTS, Database, Spent, now
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrapped
 
 # The budget: from here on a model should be trained again; docs/requests.md says where the limits come from.
 MOST_DELETED, MOST_DRIFT = 0.05, 0.1
-WAITING = ("pending", "running", "failed")  # a deadline matters to these
+WAITING = ("pending", "failed")  # a deadline matters to these
 Row = dict[str, Any]
 # Of the page: groups of requests, requests of a group, bars of deadlines, entries of the ledger.
-_GROUPS = ("failed", "running", "pending", "done", "published", "rolled back")
+_GROUPS = ("failed", "pending", "done", "published", "rolled back")
 _ROWS, _BARS, _ENTRIES = 200, 20, 12
 _SHOWN = ("id", "status", "submitted", "due", "finished", *COUNTS, "why")
 
 
-class Account:
-    """The ledger, read entry by entry: the status of each request, and the budget spent since the last training."""
-
-    def __init__(self) -> None:
-        self.statuses: dict[str, str] = {}  # by id, the last entry about a request
-        self.deleted, self.drift = 0, 0.0
-        # Requests that can be undone: id, fingerprint after it, and what was spent before it.
-        self._done: list[tuple[str, str, int, float]] = []
-
-    def read(self, entry: Row) -> None:
-        """Read the next entry."""
-        what = entry["what"]
-        if what in ("published", "retrained"):
-            self.statuses |= {id: "published" for id, *_ in self._done}
-            self._done = []
-        if what in ("taken under care", "retrained"):
-            self.deleted, self.drift = 0, 0.0
-        elif what == "done":
-            as_one = bool(self._done) and self._done[-1][1] == entry["after"]  # a change for several requests
-            self._done.append((entry["id"], entry["after"], self.deleted, self.drift))
-            self.deleted += entry["interactions"]
-            self.drift += 0.0 if as_one else entry["measures"]["drift"]
-        elif what == "rolled back":
-            # Its change is undone with all changes after it, and the other requests of these are pending again.
-            change = next((after for id, after, *_ in self._done if id == entry["id"]), None)
-            place = next((k for k, one in enumerate(self._done) if one[1] == change), None)
-            if place is not None:
-                self.statuses |= {id: "submitted" for id, *_ in self._done[place:]}
-                self.deleted, self.drift = self._done[place][2:]
-                del self._done[place:]
-        if "id" in entry:
-            self.statuses[entry["id"]] = what
-
-
-class Spent(NamedTuple):
-    """The budget that was spent up to some time."""
-
-    time: str
-    deleted: float  # share of the training interactions of the last training
-    drift: float  # Σ ‖θ' − θ‖² of all requests since, relative to ‖θ‖² then
-
-
-def history(database: Database) -> list[Spent]:
-    """The budget since the last training, by the ledger; the first is zero."""
-    base = database.rows("SELECT trained_on, norm FROM base")[0]
-    account, points = Account(), list[Spent]()
+def history(database: Database) -> list[tuple[str, Spent]]:
+    """The budget since the last training, by the ledger, with times; the first is zero."""
+    points: list[tuple[str, Spent]] = []
     for entry in database.entries():
-        account.read(entry)
         if entry["what"] in ("taken under care", "retrained"):
             points = []
-        if entry["what"] in ("taken under care", "retrained", "done", "rolled back", "published"):
-            share = account.deleted / max(1, base["trained_on"])
-            points.append(Spent(entry["time"], share, account.drift / max(base["norm"], 1e-30)))
+        if entry["what"] not in ("submitted", "failed"):
+            points.append((entry["time"], Spent(**entry["spent"])))
     return points
 
 
@@ -111,8 +66,7 @@ def overview(database: Database, id: str | None = None) -> Overview:
     frame = pd.DataFrame([tuple(row) for row in rows], columns=list(_SHOWN))
     overdue = int((frame["status"].isin(WAITING) & frame["due"].notna() & (frame["due"] < now())).sum())
     model, dataset = database.about("model"), database.about("dataset")
-    spent = history(database)[-1]
-    return Overview(model, dataset, frame, overdue, spent.deleted, spent.drift, *database.head())
+    return Overview(model, dataset, frame, overdue, *database.spent(), *database.head())
 
 
 def status_text(database: Database, state: str, id: str | None = None) -> str:
@@ -171,7 +125,7 @@ def write_status(database: Database, target: Path) -> Path:
         for name, times in series.items()
         if times
     }
-    spent = [(_plain_time(point.time), point) for point in [*points, points[-1]._replace(time=end)]]
+    spent = [(_plain_time(time), point) for time, point in [*points, (end, points[-1][1])]]
     waiting = [row for row in rows if row["status"] in WAITING and isinstance(row["due"], str)]
     first = sorted(waiting, key=lambda row: row["due"])[:_BARS]
     bars = [(row["id"], _plain_time(row["submitted"]), _plain_time(row["due"])) for row in reversed(first)]
@@ -183,8 +137,8 @@ def write_status(database: Database, target: Path) -> Path:
         counts=figures.over_time(counts, "requests", whole=True),
         deadlines=figures.deadlines(bars, _plain_time(end)), waiting=waiting,
         undrawn=_omitted(waiting, first, "deadline"),
-        deleted=figures.over_time({"deleted": [(t, p[1]) for t, p in spent]}, "deleted", MOST_DELETED, ".1%"),
-        drift=figures.over_time({"drift": [(t, p[2]) for t, p in spent]}, "drift", MOST_DRIFT),
+        deleted=figures.over_time({"deleted": [(t, p.deleted) for t, p in spent]}, "deleted", MOST_DELETED, ".1%"),
+        drift=figures.over_time({"drift": [(t, p.drift) for t, p in spent]}, "drift", MOST_DRIFT),
         groups={
             f"{name} ({len(own)})": [cells for row in own[:_ROWS] for cells in _cells(row)]
             for name, own in by_status.items()

@@ -11,7 +11,6 @@ import pandas as pd
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.state.context import Core, Suppression
 from recbole_unlearn.state.deltas import digest
-from recbole_unlearn.state.status import Account
 
 
 def faults(core: Core, head: str | None) -> Iterator[str]:
@@ -40,21 +39,23 @@ def faults(core: Core, head: str | None) -> Iterator[str]:
 
 def _requests(core: Core) -> Iterator[str]:
     """The status of every request in the ledger, against the queue."""
-    account = Account()
+    last: dict[str, str] = {}
     for entry in core.database.entries():
-        account.read(entry)
-    last, meant = account.statuses, {"submitted": {"pending", "running"}}
+        if entry["what"] in ("published", "retrained"):
+            last = {id: "published" if status == "done" else status for id, status in last.items()}
+        last |= dict.fromkeys(entry.get("again", ()), "pending")
+        if "id" in entry:
+            last[entry["id"]] = entry["what"].replace("submitted", "pending")
     rows = {row["id"]: row["status"] for row in core.database.rows("SELECT id, status FROM requests")}
     for id in sorted(last.keys() | rows.keys()):
         if id not in rows or id not in last:
             where = "the queue" if id not in rows else "the ledger"
             yield f"the request {id} is missing in {where}"
-        elif rows[id] not in meant.get(last[id], {last[id]}):
+        elif rows[id] != last[id]:
             yield f"the request {id} is {rows[id]} in the queue, and {last[id]} in the ledger"
-    kept = "SELECT count(*) FROM {0} JOIN requests ON requests.number = request WHERE status = 'published'"
-    for table in ("asked", "suppressed"):
-        if core.database.value(kept.format(table)):
-            yield f"the table {table} still has rows of a published request"
+    kept = "SELECT 1 FROM requests WHERE status = 'published' AND length(asked || suppressed) > 0"
+    if core.database.value(kept):
+        yield "interactions of a published request are still in the database"
 
 
 def _fingerprints(core: Core) -> Iterator[str]:
@@ -72,10 +73,9 @@ def _fingerprints(core: Core) -> Iterator[str]:
 
 def _data(core: Core) -> Iterator[str]:
     """Published pairs in the data of the state."""
-    hashes = {row[0] for row in core.database.rows("SELECT hash FROM deleted")}
-    if not hashes:
+    if not (hashes := core.deleted()):
         return
-    known, train = Suppression(core.key, set(), hashes), core.live.base.splits.train
+    known, train = Suppression(core.key, hashes), core.live.base.splits.train
     names = [train.field2id_token[field] for field in (train.uid_field, train.iid_field)]
     for index, part in zip(core.live.parts, ("training", "validation", "test"), strict=True):
         found = _count(known, names[0][index.ids["user"]], names[1][index.ids["item"]])

@@ -23,8 +23,9 @@ from recbole_unlearn.data import EMPTY, Candidates, Fields, ForgetRequest, ids_o
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import request_digest
 from recbole_unlearn.recbole_compat import own_environment
-from recbole_unlearn.state.context import Core, Receipt, span, versions
-from recbole_unlearn.state.database import COUNTS, Transaction, now, working
+from recbole_unlearn.rows import SIDES
+from recbole_unlearn.state.context import Core, Receipt, asked, span, versions
+from recbole_unlearn.state.database import COUNTS, Database, now, packed, working
 from recbole_unlearn.state.deltas import digest
 from recbole_unlearn.state.live import Arrays, LiveModel
 from recbole_unlearn.state.publish import finish
@@ -37,7 +38,7 @@ class Found(NamedTuple):
     """The interactions that a request means in training, validation and test data."""
 
     numbers: Arrays  # of those that are left, ascending
-    gone: Arrays  # of those that earlier requests deleted and that can still come back
+    all: list[tuple[int, int]]  # (part, number) of these, and of those that earlier requests deleted
     suppressed: list[tuple[int, int]]  # (user, item), sorted; 0 for all users, or for all items
     users: int
     items: int
@@ -50,26 +51,28 @@ def find(live: LiveModel, request: ForgetRequest) -> Found:
     An earlier request can be undone until it is published. Interactions that this request asks for as well must
     stay deleted then.
     """
-    train = live.base.splits.train
-    users, items = ids_of(request, train)
+    users, items = ids_of(request, live.base.splits.train)
     own = torch.from_numpy(np.unique(users[users > 0]))
     whole = torch.from_numpy(np.unique(items[(items > 0) & (users == EMPTY)]))
     there = np.zeros(len(users), dtype=bool)
-    found: list[list[np.ndarray]] = [[], []]  # left and gone
-    pairs: list[set[tuple[int, int]]] = [set(), set()]
-    for index, precision in zip(live.parts, live.precisions, strict=True):
-        for which, of in enumerate((index.of, index.removed_of)):
+    left: set[tuple[int, int]] = set()  # pairs
+    numbers: list[np.ndarray] = []
+    everything, suppressed = list[tuple[int, int]](), set[tuple[int, int]]()
+    for part, (index, precision) in enumerate(zip(live.parts, live.precisions, strict=True)):
+        for of in (index.of, index.removed_of):
             near = torch.unique(torch.cat([of("user", own), of("item", whole)])).numpy()
-            candidates = Candidates(index.train, near, precision)
-            mask, hit = match(request, users, items, candidates, live.base.clock)
-            found[which].append(near[mask])
-            chosen = (index.ids[side][torch.from_numpy(near[mask])].tolist() for side in ("user", "item"))
-            pairs[which].update(zip(*chosen, strict=True))
-            if which == 0:
+            mask, hit = match(request, users, items, Candidates(index.train, near, precision), live.base.clock)
+            found = near[mask]
+            pairs = set(zip(*(index.ids[side][torch.from_numpy(found)].tolist() for side in SIDES), strict=True))
+            everything += [(part, number) for number in found.tolist()]
+            suppressed |= pairs
+            if of == index.of:
                 there |= hit
-    suppressed = pairs[0] | pairs[1] | {(0, int(item)) for item in items[there & (users == EMPTY)]}
-    user_count, item_count = (len({pair[side] for pair in pairs[0]}) for side in (0, 1))
-    return Found(found[0], found[1], sorted(suppressed), user_count, item_count, ~there)
+                left |= pairs
+                numbers.append(found)
+    suppressed |= {(0, int(item)) for item in items[there & (users == EMPTY)]}
+    user_count, item_count = (len({pair[side] for pair in left}) for side in (0, 1))
+    return Found(numbers, everything, sorted(suppressed), user_count, item_count, ~there)
 
 
 def refuse_emptying(live: LiveModel, name: str, numbers: Arrays) -> None:
@@ -99,17 +102,15 @@ def submit(
         if again is not None:
             return again
         found = _checked(core, request, on_missing)
-        with core.database.transaction() as write:
+        with core.database.transaction():
             if core.version().base == base:  # else published meanwhile, and the numbers are others
-                return _submitted_before(core, known, id) or _queue(write, known, found, id, due)
+                return _submitted_before(core, known, id) or _queue(core.database, known, found, id, due)
 
 
 def _submitted_before(core: Core, known: str, id: str | None) -> Receipt | None:
     """The same request, submitted earlier; one that failed or was undone may be submitted again."""
-    rows = core.database.rows(
-        "SELECT * FROM requests WHERE digest = ? AND status NOT IN ('failed', 'rolled back')", known
-    )
-    if rows:
+    same = "SELECT * FROM requests WHERE digest = ? AND status NOT IN ('failed', 'rolled back')"
+    if rows := core.database.rows(same, known):
         return Receipt.of(rows[0])
     if id is not None and core.database.value("SELECT 1 FROM requests WHERE id = ?", id):
         raise UnlearnError(f"There is another request with the id {id}. Choose another.")
@@ -133,33 +134,20 @@ def _checked(core: Core, request: ForgetRequest, on_missing: str) -> Found:
 
 def _with_pending(core: Core, found: Found) -> Arrays:
     """The numbers of the interactions of a request and of those before it in the queue together."""
-    pending = "FROM requests WHERE status IN ('pending', 'running')"
-    most = core.database.value(f"SELECT total(interactions + held_out) {pending}")
-    if all(len(index) > len(part) + most for index, part in zip(core.live.parts, found.numbers, strict=True)):
-        return found.numbers  # pending requests need not be read
-    rows = core.database.rows(f"SELECT part, number FROM asked WHERE request IN (SELECT number {pending})")
-    return [np.union1d(*both) for both in zip(found.numbers, _by_part(rows), strict=True)]
+    pending = core.database.rows("SELECT asked FROM requests WHERE status = 'pending'")
+    return [np.union1d(*both) for both in zip(found.numbers, asked(pending), strict=True)]
 
 
-def _by_part(rows: Sequence[sqlite3.Row]) -> Arrays:
-    parts: list[set[int]] = [set(), set(), set()]
-    for part, number in rows:
-        parts[part].add(number)
-    return [np.array(sorted(part), dtype=np.int64) for part in parts]
-
-
-def _queue(write: Transaction, known: str, found: Found, id: str | None, due: str | None) -> Receipt:
+def _queue(database: Database, known: str, found: Found, id: str | None, due: str | None) -> Receipt:
     id = id or f"r-{secrets.token_hex(6)}"
     held_out = len(found.numbers[1]) + len(found.numbers[2])
-    counts = (len(found.numbers[0]), held_out, found.users, found.items)
-    columns = ("id", "digest", "status", "submitted", "due", *COUNTS)
-    number = write.insert("requests", columns, [(id, known, "pending", now(), due, *counts)])
-    asked = (np.concatenate(both) for both in zip(found.numbers, found.gone, strict=True))
-    rows = ((number, part, n) for part, numbers in enumerate(asked) for n in numbers.tolist())
-    write.insert("asked", ("request", "part", "number"), rows)
-    write.insert("suppressed", ("request", "user", "item"), ((number, *pair) for pair in found.suppressed))
-    write.enter("submitted", id=id, request=known, due=due, **dict(zip(COUNTS, counts, strict=True)))
-    return Receipt(id, "pending", *counts)
+    receipt = Receipt(id, "pending", len(found.numbers[0]), held_out, found.users, found.items)
+    counts = {name: getattr(receipt, name) for name in COUNTS}
+    content = {"asked": packed(found.all), "suppressed": packed(found.suppressed)}
+    row = {"id": id, "digest": known, "status": "pending", "submitted": now(), "due": due, **counts, **content}
+    database.write(f"INSERT INTO requests ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", *row.values())
+    database.enter("submitted", id=id, request=known, due=due, **counts)
+    return receipt
 
 
 @contextlib.contextmanager
@@ -168,8 +156,6 @@ def alone(core: Core) -> Iterator[None]:
     with working(core.folder), own_environment():
         torch.set_num_threads(core.config["threads"])
         core.version()  # refuses a state that was not finished
-        with core.database.transaction() as write:
-            write.update("requests", {"status": "pending"}, "status = 'running'")
         if core.store.names() - core.named_files():
             finish(core)
         yield
@@ -192,46 +178,43 @@ def step(core: Core, window: Window) -> list[Receipt]:
         batch = [row for row in batch if datetime.datetime.fromisoformat(row["submitted"]) <= last]
     else:
         batch = batch[:1]
-    numbers = [row["number"] for row in batch]
-    with core.database.transaction() as write:
-        write.set_requests(numbers, status="running")
     try:
-        _carry_out(core, batch, numbers)
+        _carry_out(core, batch)
     except BaseException:
         core.drop()  # the model in memory may have changed, and the one on the disk has not
-        with contextlib.suppress(UnlearnError), core.database.transaction() as write:
-            write.set_requests(numbers, status="pending")  # else the next worker does so
         raise
     seconds = time.perf_counter() - start
-    rows = [core.database.rows("SELECT * FROM requests WHERE number = ?", number)[0] for number in numbers]
+    rows = [core.database.rows("SELECT * FROM requests WHERE number = ?", row["number"])[0] for row in batch]
     return [Receipt.of(row)._replace(seconds=seconds) for row in rows]
 
 
-def _carry_out(core: Core, batch: Sequence[sqlite3.Row], numbers: Sequence[int]) -> None:
+def _carry_out(core: Core, batch: Sequence[sqlite3.Row]) -> None:
     """Change the model in memory, then on the disk."""
     before, start = core.fingerprint(), time.perf_counter()
-    live = core.live
-    query = "SELECT part, number FROM asked WHERE request = ?"
-    rows = [row for number in numbers for row in core.database.rows(query, number)]
-    asked = [part[~gone[part]] for part, gone in zip(_by_part(rows), live.removed, strict=True)]
+    live, database = core.live, core.database
+    left = [part[~gone[part]] for part, gone in zip(asked(batch), live.removed, strict=True)]
     try:
-        refuse_emptying(live, "The request", asked)
-        change = live.forget(asked)
+        refuse_emptying(live, "The request", left)
+        change = live.forget(left)
     except UnlearnError as error:
         core.drop()
-        with core.database.transaction() as write:
-            write.set_requests(numbers, status="failed", finished=now(), why=str(error))
+        failed = "UPDATE requests SET status = 'failed', finished = ?, why = ? WHERE number = ?"
+        with database.transaction():
             for row in batch:
-                write.enter("failed", id=row["id"], request=row["digest"], why=str(error))
+                database.write(failed, now(), str(error), row["number"])
+                database.enter("failed", id=row["id"], request=row["digest"], why=str(error))
         return
     file = core.store.write(change.pack())
     after = digest(f"{before} {file}".encode())
     seconds = time.perf_counter() - start
-    with core.database.transaction() as write:
-        number = write.insert("changes", ("file", "fingerprint", "drift"), [(file, after, change.drift)])
-        write.set_requests(numbers, status="done", finished=now(), change=number)
+    done = "UPDATE requests SET status = 'done', finished = ?, change = ? WHERE number = ?"
+    with database.transaction():
+        insert = "INSERT INTO changes (file, fingerprint, drift) VALUES (?, ?, ?)"
+        number = database.write(insert, file, after, change.drift)
         for row in batch:
-            write.enter(
+            database.write(done, now(), number, row["number"])
+        for row in batch:
+            database.enter(
                 "done", id=row["id"], request=row["digest"], together=len(batch),
                 **{name: row[name] for name in COUNTS}, before=before, after=after, method="obliviate",
                 settings=dataclasses.asdict(live.options),
@@ -252,14 +235,14 @@ def rollback(core: Core, id: str) -> None:
         return  # by a command that was killed: later requests may still be pending
     if row["status"] not in ("pending", "done"):
         raise UnlearnError(f"The request {id} is {row['status']}; there is nothing to undo.")
-    before = core.fingerprint()
-    with core.database.transaction() as write:
-        change = row["change"]
-        if change is not None:
-            waiting = {"status": "pending", "finished": None, "change": None}
-            write.update("requests", waiting, "change >= ?", change)
-            write.delete("changes", "number >= ?", change)
-        write.drop_asked(row["number"])
-        write.set_requests([row["number"]], status="rolled back", finished=now(), change=None)
-        write.enter("rolled back", id=id, request=row["digest"], before=before, after=core.fingerprint())
+    before, database = core.fingerprint(), core.database
+    undone = "UPDATE requests SET status = 'rolled back', finished = ?, change = NULL, asked = x'', suppressed = x''"
+    with database.transaction():
+        database.write(f"{undone} WHERE number = ?", now(), row["number"])
+        again = [one["id"] for one in database.rows("SELECT id FROM requests WHERE change >= ?", row["change"])]
+        waiting = "UPDATE requests SET status = 'pending', finished = NULL, change = NULL WHERE change >= ?"
+        database.write(waiting, row["change"])
+        database.write("DELETE FROM changes WHERE number >= ?", row["change"])  # none for a pending request: NULL
+        after = core.fingerprint()
+        database.enter("rolled back", id=id, request=row["digest"], again=again, before=before, after=after)
     core.store.destroy_others(core.named_files())

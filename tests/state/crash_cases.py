@@ -159,10 +159,6 @@ def picture(state: State) -> Picture:
     live, rows = state.core.live, state.core.database.rows
     train = live.base.splits.train
     entries = [(one["what"], one.get("id"), one.get("after")) for one in state.core.database.entries()]
-    tables = {
-        "requests": "SELECT id, replace(status, 'running', 'pending') FROM requests",  # after a kill, pending again
-        **{name: f"SELECT * FROM {name}" for name in ("asked", "suppressed", "deleted")},
-    }
     return {
         **{
             kind: {name: value.numpy().tobytes() for name, value in tensors.items()}
@@ -175,7 +171,8 @@ def picture(state: State) -> Picture:
             for index in live.parts
         ],
         "tokens": [list(train.field2id_token[field]) for field in (train.uid_field, train.iid_field)],
-        **{name: list(map(tuple, rows(query))) for name, query in tables.items()},
+        "requests": list(map(tuple, rows("SELECT id, status, asked, suppressed FROM requests"))),
+        "deleted": state.core.deleted(),
         # Retraining that was killed at its very end is done again, to the same model, and entered again.
         "ledger": [
             now

@@ -38,7 +38,7 @@ def test_a_full_disk_leaves_a_whole_state(copied, busy_folder, key_file, monkeyp
             patch.setattr(os, "fsync", mock.Mock(wraps=fsync, side_effect=effects))
             refused("No space left on device", WORK[command], state)
         assert picture(state) == looked_at(folder, key_file)
-        assert not {"running", "failed"} & set(state.status().requests["status"])
+        assert "failed" not in set(state.status().requests["status"])
     WORK[command](state)
     assert picture(state) == picture(expected) == looked_at(folder, key_file)
     state.verify()
@@ -178,7 +178,7 @@ def test_files_that_are_published_while_they_are_read(busy, key_file, monkeypatc
 
         with monkeypatch.context() as patch:
             patch.setattr(deltas.Store, "read", slow)
-            assert picture(reader)["requests"] == [("a", "published"), ("b", "pending")]
+            assert [row[:2] for row in picture(reader)["requests"]] == [("a", "published"), ("b", "pending")]
         assert picture(reader) == looked_at(busy.core.folder, key_file)
 
 
@@ -187,7 +187,7 @@ def test_publication_waits_for_a_reader_of_the_database(busy):
     folder = busy.core.folder
     reader = sqlite3.connect(folder / "state.sqlite", isolation_level=None)
     reader.execute("BEGIN")
-    reader.execute("SELECT * FROM asked").fetchall()
+    reader.execute("SELECT * FROM requests").fetchall()
     busy.core.database.connection.execute("PRAGMA busy_timeout=50")
     refused("another process is using it", busy.publish)
     refused("belong to nothing", busy.verify)
@@ -249,12 +249,11 @@ def test_an_interrupted_publication_is_finished_by_the_next_worker(busy, monkeyp
 
 def test_rolling_back_leaves_nothing_of_the_request(busy):
     rows, names = busy.core.database.rows, busy.core.store.names()
-    numbers = {row["id"]: row["number"] for row in rows("SELECT id, number FROM requests")}
-    tables = [f"SELECT * FROM {table} WHERE request = ?" for table in ("asked", "suppressed")]
     for id in ("a", "b"):
-        assert all(rows(query, numbers[id]) for query in tables)
+        content = rows("SELECT asked, suppressed FROM requests WHERE id = ?", id)
+        assert all(content[0])
         busy.rollback(id)
-        assert not any(rows(query, numbers[id]) for query in tables)
+        assert [tuple(row) for row in rows("SELECT asked, suppressed FROM requests WHERE id = ?", id)] == [(b"", b"")]
     assert busy.core.store.names() == set(busy.core.version().base) < names
     assert not rows("SELECT * FROM changes")
     assert busy.rollback("a") == []  # again: there is nothing left to do

@@ -49,16 +49,16 @@ def test_the_ledger_gives_the_budget_that_the_database_has(busy):
     database = busy.core.database
     base = database.rows("SELECT * FROM base")[0]
     drift = (base["drift"] + database.value("SELECT total(drift) FROM changes")) / base["norm"]
-    points = history(database)
+    points = [point for _, point in history(database)]
     assert points[-1].drift == pytest.approx(drift)
     removed = base["trained_on"] - len(busy.core.live.index)
     assert points[-1].deleted == pytest.approx(removed / base["trained_on"])
-    assert points[0][1:] == (0.0, 0.0)
+    assert points[0] == (0.0, 0.0)
     undone = max(point.deleted for point in points)
     assert undone > points[-1].deleted  # T-u6 came and went
-    assert (overview(database).deleted_share, overview(database).drift) == points[-1][1:]
+    assert (overview(database).deleted_share, overview(database).drift) == points[-1]
     busy.retrain()
-    assert [point[1:] for point in history(database)] == [(0.0, 0.0)]
+    assert [point for _, point in history(database)] == [(0.0, 0.0)]
 
 
 def test_due_in_words():
