@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, reason
 from recbole_unlearn.log import own_handlers
 
 START_SECONDS = 12.0  # typical cost of starting Ray and its workers, which import torch and RecBole
@@ -28,39 +28,21 @@ CONNECT_SECONDS = 5.0  # limit for a cluster to answer
 GO_TOGETHER = 'These versions go together: pip install "recbole==1.2.0" "ray[tune]>=2.40" "numpy>=2".'
 
 
-def import_ray() -> Any:
-    """Ray, or an error that says how to get it."""
+def import_ray(module: str = "ray") -> Any:
+    """Ray or `ray.tune`, or an error that says how to get one that works; Ray 2.6 has no Tune with numpy 2."""
+    name, otherwise = ("Ray", ", or --workers=1 to do without") if module == "ray" else ("Ray Tune", "")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray 2.6 imports pkg_resources, which is deprecated
-            import ray
-
-            # Ray works without pyarrow, but not with a broken one.
-            with contextlib.suppress(ModuleNotFoundError):
+            found = importlib.import_module(module)
+            with contextlib.suppress(ModuleNotFoundError):  # Ray works without pyarrow, but not with a broken one
                 importlib.import_module("pyarrow")
     except ModuleNotFoundError as error:
-        how = 'use pip install "recbole-unlearn[tune]", or --workers=1 to do without.'
-        raise UnlearnError(f"Ray is not installed; {how}") from error
-    except ImportError as error:
-        raise UnlearnError(f"Ray cannot be used here: {_reason(error)}. {GO_TOGETHER}") from error
-    return ray
-
-
-def import_tune() -> Any:
-    """Ray Tune, or an error that says how to get one that works; Ray 2.6 has none with numpy 2."""
-    ray = import_ray()
-    try:
-        return importlib.import_module("ray.tune")
-    except ModuleNotFoundError as error:
-        how = 'use pip install "recbole-unlearn[tune]".'
-        raise UnlearnError(f"Ray Tune is not installed ({error}); {how}") from error
+        how = f'use pip install "recbole-unlearn[tune]"{otherwise}.'
+        raise UnlearnError(f"{name} is not installed ({error}); {how}") from error
     except (ImportError, AttributeError) as error:
-        what = f"Ray Tune of Ray {ray.__version__}"
-        raise UnlearnError(f"{what} cannot be used here: {_reason(error)}. {GO_TOGETHER}") from error
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UnlearnError(f"{name} cannot be used here: {reason(error)}. {GO_TOGETHER}") from error
+    return found
 
 
 @contextlib.contextmanager
@@ -89,7 +71,7 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
     except (ConnectionError, TimeoutError, ValueError, RuntimeError, OSError) as error:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         raise UnlearnError(
-            f"Cannot connect to {where}: {_reason(error)}. Check --ray_address, or leave it out to work here."
+            f"Cannot connect to {where}: {reason(error)}. Check --ray_address, or leave it out to work here."
         ) from error
     try:
         yield ray

@@ -23,6 +23,11 @@ def one_line(error: Exception) -> str:
     return first if is_ours else f"{type(error).__name__}: {first}".rstrip(": ")
 
 
+def reason(error: BaseException) -> str:
+    """The first line of an error without its full stop, for the middle of a sentence; its type if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """' Did you mean X?', or nothing when nothing is near."""
     by_lower = {name.lower(): name for name in known}

@@ -192,7 +192,7 @@ def test_searchers_and_asha(tune, two_workers, small):
 
 
 def test_a_listener_that_fails_ends_the_sweep(tune, two_workers, small, tmp_path, monkeypatch):
-    def full(self, number, values, error):
+    def full(self, *ended):
         raise UnlearnError("Cannot write trials.jsonl: No space left on device.")
 
     monkeypatch.setattr(journal.Journal, "ended", full)

@@ -21,6 +21,7 @@ import math
 import os
 import re
 import sys
+import types
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -163,11 +164,10 @@ class UnlearnConfig(Config):
         """Add the settings of an existing checkpoint or config; refuse unknown keys and values that cannot work."""
         listed = {key for group in self.parameters.values() for key in group}
         read = set(self.internal_config_dict) | _UNLISTED | _keys_read_by(model_class) | listed
-        ours = own_settings()
         if not isinstance(self.inherited, _Trusted):
             known = read | _keys_of(self.method_names())
             self.inherited = {key: value for key, value in self.inherited.items() if key in known}
-            _refuse_impossible(self.inherited, self.internal_config_dict, ours)
+            _refuse_impossible(self.inherited, self.internal_config_dict)
         self.internal_config_dict.update(self.inherited)
         chosen = self.method_names()
         known = read | set(self.inherited) | _keys_of(chosen)
@@ -176,7 +176,7 @@ class UnlearnConfig(Config):
                 raise UnlearnError(f"{key} is a setting of {owners}, but this run uses {', '.join(chosen)}.")
             if key not in known:
                 raise UnlearnError(f"Unknown setting {key!r}.{nearest(key, known)} --help lists all settings.")
-        _refuse_impossible(self.external_config_dict, self.internal_config_dict, ours)
+        _refuse_impossible(self.external_config_dict, self.internal_config_dict)
         # A model that exists was trained on one split of one dataset; no setting may draw another.
         for key in sorted(self.inherited.keys() & {*dataset_arguments, "seed", "eval_args", "repeatable"}):
             old, new = self.inherited[key], self.external_config_dict.get(key, self.inherited[key])
@@ -362,14 +362,10 @@ def is_plain(value: Any) -> bool:
 
 def _literal(value: Any) -> Any:
     """Strings that spell a Python literal become it, as in RecBole, but without `eval`."""
-    if not isinstance(value, str):
-        return value
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return value
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return ast.literal_eval(value.title() if value.lower() in ("true", "false") else value)
+    return value
 
 
 def _keys_read_by(model_class: type) -> set[str]:
@@ -384,29 +380,21 @@ def _keys_read_by(model_class: type) -> set[str]:
         if module is None or base is object or module.__name__.startswith("torch"):
             continue
         if not base.__module__.startswith("recbole."):
-            keys.update(_words_in(base))
+            keys.update(*(_words_in(value.__code__) for value in vars(base).values() if inspect.isfunction(value)))
         with contextlib.suppress(OSError, TypeError):  # a class without source
             keys.update(re.findall(r"""config\[\s*["'](\w+)["']\s*\]""", inspect.getsource(module)))
     return keys
 
 
-def _words_in(cls: type) -> set[str]:
-    """The words among the constants and names of a class's functions."""
-    waiting: list[Any] = [value.__code__ for value in vars(cls).values() if inspect.isfunction(value)]
-    found: set[str] = set()
-    while waiting:
-        code = waiting.pop()
-        found.update(code.co_names)
-        for constant in code.co_consts:
-            if inspect.iscode(constant):
-                waiting.append(constant)
-            elif isinstance(constant, str) and re.fullmatch(r"\w{1,100}", constant):
-                found.add(constant)
-    return found
+def _words_in(code: types.CodeType) -> set[str]:
+    """The words among the names and constants of a function, and of those inside it."""
+    words = {one for one in code.co_consts if isinstance(one, str) and re.fullmatch(r"\w{1,100}", one)}
+    return words.union(code.co_names, *(_words_in(one) for one in code.co_consts if inspect.iscode(one)))
 
 
-def _refuse_impossible(given: Mapping[str, Any], defaults: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+def _refuse_impossible(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Refuse a value of a RecBole key of another type than its default, or below its least."""
+    ours = own_settings()
     for key, value in given.items():
         expected, fits = _expected(key, value, defaults.get(key))
         if key not in ours and not fits:
@@ -417,8 +405,8 @@ def _expected(key: str, value: Any, default: Any) -> tuple[str, bool]:
     """The values that ``key`` accepts, in words, and whether ``value`` is one of them."""
     known = RECBOLE.get(key, Known())
     least = "" if known.low is None else f", {known.low:g} or more"
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    enough = is_number and math.isfinite(value) and (known.low is None or value >= known.low)
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    enough = is_number and (known.low is None or value >= known.low)
     if isinstance(default, bool):
         return "True or False", value is None or value in (True, False)  # also 1 and 0, as in RecBole
     if isinstance(default, str) and key != "gpu_id":  # RecBole takes 0 for it as well
@@ -426,8 +414,7 @@ def _expected(key: str, value: Any, default: Any) -> tuple[str, bool]:
     if isinstance(default, dict):
         return "a mapping", isinstance(value, dict | None)
     if isinstance(default, list):
-        kinds = list | tuple | str | Integral | None
-        return "a list", isinstance(value, kinds) and not isinstance(value, bool)
+        return "a list", isinstance(value, list | tuple | str | Integral | None) and not isinstance(value, bool)
     if known.whole:
         return f"a whole number{least}", enough and isinstance(value, Integral)
     return f"a number{least}", enough or not isinstance(default, Real)
@@ -438,11 +425,9 @@ def _refuse_code_and_paths(config: Config) -> None:
     if config["model"] == "KD_DAGFM" and config["teacher"] not in _TEACHERS:
         raise UnlearnError(f"teacher={config['teacher']!r} is not valid: choose from {', '.join(_TEACHERS)}.")
     for key in ("benchmark_filename", "additional_feat_suffix"):
-        names = config[key] or []
-        names = [names] if isinstance(names, str) else names
-        if not isinstance(names, (list, tuple)) or not all(
-            isinstance(name, str) and re.fullmatch(r"\w[\w.+-]{0,99}", name) for name in names
-        ):
+        names = [config[key]] if isinstance(config[key], str) else config[key] or []
+        is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+        if not is_list or not all(re.fullmatch(r"\w[\w.+-]{0,99}", name) for name in names):
             raise UnlearnError(f"{key}={config[key]!r} is not valid: expected a list of names, without paths.")
 
 

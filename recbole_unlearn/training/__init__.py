@@ -16,4 +16,4 @@ from recbole_unlearn.training.trainer import (
     train_all,
     train_here,
 )
-from recbole_unlearn.training.trainings import Trainings
+from recbole_unlearn.training.trainings import Trainings, state_digest

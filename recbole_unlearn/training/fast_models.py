@@ -87,10 +87,10 @@ def _csr(starts: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, size
         return torch.sparse_csr_tensor(starts, columns, values, size=size, check_invariants=False)
 
 
-def normalised_adjacency(interactions: sp.coo_matrix, epsilon: float = EPSILON) -> torch.Tensor:
+def normalised_adjacency(interactions: sp.coo_matrix) -> torch.Tensor:
     """Â = D^-½ A D^-½ over users and items as a CSR tensor (users + items, users + items).
 
-    A pair counts once however often it occurs, and degrees get RecBole's ``epsilon``, in its precision.
+    A pair counts once however often it occurs, and degrees get RecBole's ε, in its precision.
     """
     users, items = interactions.shape
     block = sp.csr_matrix((np.ones(interactions.nnz), (interactions.row, interactions.col)), (users, items))
@@ -98,7 +98,7 @@ def normalised_adjacency(interactions: sp.coo_matrix, epsilon: float = EPSILON) 
     block.data[:] = 1.0
     adjacency = sp.bmat([[None, block], [block.T, None]], format="csr")
     adjacency.sort_indices()
-    scale = np.power(np.diff(adjacency.indptr) + epsilon, -0.5)
+    scale = np.power(np.diff(adjacency.indptr) + EPSILON, -0.5)
     rows = np.repeat(np.arange(users + items), np.diff(adjacency.indptr))
     values = scale[rows] * scale[adjacency.indices]
     starts, columns = (torch.from_numpy(p.astype(np.int64)) for p in (adjacency.indptr, adjacency.indices))
@@ -139,7 +139,10 @@ class EdgeRemoval:
         self._degree = count.clone()
 
     def remove(self, users: torch.Tensor, items: torch.Tensor) -> None:
-        """Remove the edges between ``users`` and ``items`` (m,); each has to exist, and is named once."""
+        """Remove the edges between ``users`` and ``items`` (m,); each has to exist, and is named once.
+
+        The other entries in the rows and columns of their nodes are computed again: 1 / √((d_a + ε)(d_b + ε)).
+        """
         first, second = users, items + self._users
         for one, other in ((first, second), (second, first)):
             place = torch.searchsorted(self._keys, one * self._size + other)
@@ -147,13 +150,9 @@ class EdgeRemoval:
             self._write(place, torch.zeros(len(place)))
         both = torch.cat([first, second])
         self._degree.index_add_(0, both, torch.full_like(both, -1))
-        self._scale(torch.unique(both))
-
-    def _scale(self, nodes: torch.Tensor) -> None:
-        """Compute the entries in the rows and columns of ``nodes`` again: 1 / √((d_a + ε)(d_b + ε))."""
+        nodes = torch.unique(both)
         places, count = _places(self._start, nodes)
-        rows = torch.repeat_interleave(nodes, count)
-        present = self._present[places]
+        rows, present = torch.repeat_interleave(nodes, count), self._present[places]
         places, rows = places[present], rows[present]
         columns = self._columns[places]
         # numpy's power, as in normalised_adjacency: torch's differs in the last bit
@@ -164,11 +163,6 @@ class EdgeRemoval:
 
     def _write(self, places: torch.Tensor, values: torch.Tensor) -> None:
         self._values[places.to(self._values.device)] = values.to(self._values)
-
-
-def _edge_remover(model: AbstractRecommender) -> PairRemover:
-    model.interaction_matrix = None  # read only to build the graph
-    return EdgeRemoval(model.norm_adj_matrix, model.n_users).remove
 
 
 @faster(lightgcn.LightGCN, "recbole_unlearn.models.lightgcn.LightGCN")
@@ -187,10 +181,6 @@ class LightGCN(lightgcn.LightGCN):
             total = total + layer
         users, items = torch.split(total / (self.n_layers + 1), [self.n_users, self.n_items])
         return users, items
-
-    def pair_remover(self) -> PairRemover:
-        """Removes pairs from the graph."""
-        return _edge_remover(self)
 
 
 @faster(ngcf.NGCF, "recbole_unlearn.models.ngcf.NGCF")
@@ -219,10 +209,6 @@ class NGCF(ngcf.NGCF):
         users, items = torch.split(torch.cat(layers, dim=1), [self.n_users, self.n_items])
         return users, items
 
-    def pair_remover(self) -> PairRemover | None:
-        """Removes pairs from the graph; None where edges are dropped from it at every step."""
-        return None if self.node_dropout else _edge_remover(self)
-
 
 @faster(bert4rec.BERT4Rec, "recbole.model.sequential_recommender.bert4rec.BERT4Rec")
 class BERT4Rec(bert4rec.BERT4Rec):
@@ -248,12 +234,17 @@ class FEARec(fearec.FEARec):
 
 
 def pair_remover(model: AbstractRecommender) -> PairRemover | None:
-    """A function that removes pairs from all that ``model`` stores of its training data; None: build it again."""
+    """A function that removes pairs from all that ``model`` stores of its training data; None: build it again.
+
+    A user's subclass is built again, as it may store more than the class it extends.
+    """
     if type(model) in _STORE_NOTHING:
         return lambda users, items: None
-    make: Callable[[], PairRemover | None] | None = getattr(model, "pair_remover", None)
-    # A user's subclass may store more than the class it extends.
-    return make() if make is not None and type(model) in FAST.entries.values() else None
+    drops_edges = isinstance(model, NGCF) and model.node_dropout  # a new graph at every step
+    if type(model) not in (LightGCN, NGCF) or drops_edges:
+        return None
+    model.interaction_matrix = None  # read only to build the graph
+    return EdgeRemoval(model.norm_adj_matrix, model.n_users).remove
 
 
 def forget_neighbours(model: AbstractRecommender, dataset: Dataset) -> None:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import Loaders, Splits, loaders
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, reason
 from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.settings import UnlearnConfig, refuse_unmeasured
@@ -51,8 +51,8 @@ def build_model(config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
 
 
 def _not_built(what: str, error: Exception) -> UnlearnError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    return UnlearnError(f"RecBole cannot build {what} with these settings: {reason}. Check the model's own settings.")
+    why = f"RecBole cannot build {what} with these settings: {reason(error)}"
+    return UnlearnError(f"{why}. Check the model's own settings.")
 
 
 def _missing_package(config: UnlearnConfig, error: ImportError) -> UnlearnError:

@@ -184,10 +184,9 @@ class Trainings:
 
     def _has_deleted(self, splits: Splits) -> bool:
         """Whether a model of ``splits`` sees a deleted interaction."""
-        deleted = self._deleted
-        if deleted is None or len(deleted) == 0:
+        if self._deleted is None:
             return False
-        return any(bool(torch.isin(_pairs(part), deleted).any()) for part in (splits.train, splits.valid))
+        return any(bool(torch.isin(_pairs(part), self._deleted).any()) for part in (splits.train, splits.valid))
 
     def key(self, config: UnlearnConfig, splits: Splits, label: str = "", start: Weights | None = None) -> str:
         """The digest that names an entry; the label is for people and has no part in it."""
@@ -201,12 +200,17 @@ class Trainings:
             "data": splits.digest(),
         }
         if start is not None:
-            weights = hashlib.sha256()
-            for name, value in sorted(start.items()):
-                weights.update(name.encode())
-                weights.update(value.detach().cpu().contiguous().numpy().tobytes())
-            parts["start"] = weights.hexdigest()
+            parts["start"] = state_digest(start)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def state_digest(weights: Weights) -> str:
+    """A digest of a model's weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _pairs(dataset: Dataset) -> torch.Tensor:

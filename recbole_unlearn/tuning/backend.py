@@ -18,14 +18,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from recbole_unlearn.cluster import import_tune
-from recbole_unlearn.errors import UnlearnError, one_line
+from recbole_unlearn.cluster import import_ray
+from recbole_unlearn.errors import UnlearnError, one_line, reason
 from recbole_unlearn.settings import TuneSettings
 from recbole_unlearn.tuning.journal import Journal, Record
+from recbole_unlearn.tuning.objective import Bench
 from recbole_unlearn.tuning.space import Settings, Space, identity
-from recbole_unlearn.tuning.trial import Bench, Report, Shared, run_trial
+from recbole_unlearn.tuning.trial import Report, Shared, run_trial
 
 WORST = -1e6  # the score that Ray gets for a failed trial; it needs a number
 DEATHS = 1  # how often a trial whose process died is tried again
@@ -42,7 +41,7 @@ _QUIET = {
 
 def check(searcher: str, address: str | None) -> None:
     """Refuse a sweep that Ray cannot run, before anything is trained."""
-    import_tune()
+    import_ray("ray.tune")
     if searcher in _SEARCHERS and not is_installed(searcher):
         raise UnlearnError(
             f"searcher={searcher} needs the package {searcher}: pip install {searcher}, or use --searcher=random."
@@ -70,7 +69,7 @@ def run_trials(
 ) -> None:
     """Run the trials ``listed``; None: as many as a model-based searcher may suggest.
 
-    The journal gets every report and every end; an error of it ends the sweep. Trials that it knows are not done
+    The journal gets every trial that has ended; an error of it ends the sweep. Trials that it knows are not done
     again: their reports are passed on to scheduler and searcher. ``workers`` None: as many as the cluster has CPUs.
     """
     from ray import tune
@@ -108,10 +107,8 @@ def run_trials(
             tuner.fit()
         except (tune.TuneError, ray.exceptions.RayError, RuntimeError, OSError) as error:
             if driver.error is None:
-                line = (str(error).strip() or type(error).__name__).splitlines()[0]
-                raise UnlearnError(
-                    f"Ray Tune stopped: {line}. Finished trials are kept; continue with --resume."
-                ) from error
+                why = f"Ray Tune stopped: {reason(error)}. Finished trials are kept; continue with --resume."
+                raise UnlearnError(why) from error
     if driver.error is not None:
         raise driver.error
 
@@ -120,13 +117,9 @@ def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings
     """A callback and stopper of Ray Tune that calls ``journal``; made here because its base classes are Ray's."""
 
     class Driver(tune.Callback, tune.Stopper):
-        """Numbers the trials, passes on what they report, and stops all when the journal has failed."""
+        """Passes on the trials that have ended, and stops all when the journal has failed."""
 
         error: UnlearnError | None = None
-
-        def __init__(self) -> None:
-            self.numbers: dict[str, int] = {}
-            self.failures: dict[str, str] = {}
 
         def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
             return False
@@ -134,30 +127,17 @@ def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings
         def stop_all(self) -> bool:
             return self.error is not None
 
-        def on_trial_start(self, trial: Any, **info: Any) -> None:
-            self.numbers.setdefault(trial.trial_id, trial.config.get("position", len(self.numbers)))
-
-        def on_trial_result(self, trial: Any, result: dict, **info: Any) -> None:
-            name, index = trial.trial_id, result["training_iteration"]
-            if "failure" in result:
-                self.failures[name] = result["failure"]
-            elif "report" in result:  # Ray repeats the last result at the end, with the same index
-                self._tell(journal.reported, self.numbers[name], index, result["report"], result["node"])
-
-        def on_trial_complete(self, trial: Any, **info: Any) -> None:
-            values = _settings(space, listed, trial.config)
-            self._tell(journal.ended, self.numbers[trial.trial_id], values, self.failures.get(trial.trial_id))
-
-        def on_trial_error(self, trial: Any, **info: Any) -> None:
-            self.failures.setdefault(trial.trial_id, "its process died (out of memory, or a node that was lost)")
-            self.on_trial_complete(trial)
-
-        def _tell(self, method: Any, *arguments: Any) -> None:
+        def on_trial_complete(self, trial: Any, died: str | None = None, **info: Any) -> None:
+            last, position = trial.last_result, trial.config.get("position")
+            reports, node, error = last.get("reports", []), last.get("node"), last.get("failure", died)
             try:
                 if self.error is None:
-                    method(*arguments)
-            except UnlearnError as error:  # Ray would take it for an error of the trial
-                self.error = error
+                    journal.ended(position, _settings(space, listed, trial.config), reports, node, error)
+            except UnlearnError as failure:  # Ray would take it for an error of the trial
+                self.error = failure
+
+        def on_trial_error(self, trial: Any, **info: Any) -> None:
+            self.on_trial_complete(trial, "its process died (out of memory, or a node that was lost)")
 
         def __getstate__(self) -> dict[str, Any]:
             return {}  # Ray pickles callbacks with its own state, which is never read
@@ -183,9 +163,11 @@ def _trainable(
     # Ray moved the function in its second generation.
     place = tune if hasattr(tune, "RunConfig") else importlib.import_module("ray.air.session")
     values, node = _settings(space, listed, config), get_runtime_context().get_node_id()
+    reports: list[Report] = []
 
     def tell(report: Report) -> None:
-        place.report({"score": report["score"], "report": report, "node": node})
+        reports.append(report)
+        place.report({"score": report["score"], "reports": reports, "node": node})
 
     if identity(values) in known:
         for report in known[identity(values)]["reports"]:
@@ -194,36 +176,31 @@ def _trainable(
     try:
         run_trial(*_received(reference[0]), values, tell)
     except Exception as error:  # of any kind: the sweep continues, and the table names it
-        place.report({"score": WORST, "failure": one_line(error), "node": node})
+        place.report({"score": WORST, "failure": one_line(error), "reports": reports, "node": node})
 
 
 @functools.lru_cache(maxsize=1)
 def _received(reference: Any) -> tuple[Shared, Bench]:
     """The common start of all trials, and the measurement; fetched and made once a process."""
-    shared = importlib.import_module("ray").get(reference)
-    # Torch imports its compiler with the first step of an optimizer: seconds that are not the first trial's work.
-    weight = torch.zeros(1, requires_grad=True)
-    weight.sum().backward()
-    torch.optim.Adam([weight]).step()
-    return shared, shared.bench()
+    shared: Shared = importlib.import_module("ray").get(reference)
+    importlib.import_module(
+        "torch._dynamo"
+    )  # optimizers import it in their first step, for seconds of the first trial
+    return shared, Bench(shared.config, shared.data, shared.goal.metric)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Ray Tune without its tables, log files, signal handler and warnings."""
-    loggers = map(logging.getLogger, ("ray", "ray.tune", "ray.train", "optuna", "hyperopt"))
-    levels = {logger: logger.level for logger in loggers}
-    before = {name: os.environ[name] for name in _QUIET if name in os.environ}
+    before, level = dict(os.environ), logging.root.manager.disable
     os.environ.update(_QUIET)
-    for logger in levels:
-        logger.setLevel(logging.CRITICAL)
+    logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for name in _QUIET:
+        logging.disable(level)
+        for name in _QUIET.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
-        for logger, level in levels.items():
-            logger.setLevel(level)

@@ -19,6 +19,8 @@ from tqdm import tqdm
 from recbole_unlearn import __version__
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import write_bytes
+from recbole_unlearn.text import decimal
+from recbole_unlearn.training import state_digest
 from recbole_unlearn.tuning.space import Settings, Space, identity
 from recbole_unlearn.tuning.trial import Report, Shared
 
@@ -36,15 +38,12 @@ def sweep_digest(shared: Shared, space: Space) -> str:
         "method": shared.method.name,
         "settings": shared.values,
         "space": space.lines,
-        "run": [config["seed"], shared.looks, shared.negatives, shared.threads, str(config["device"])],
+        "run": [config[key] for key in ("seed", "tune_looks", "demotion_negatives", "threads", "device")],
         "objective": [goal.metric, goal.affected, goal.weight, goal.original, goal.target],
         "data": [shared.data.full.digest(), shared.data.retain.digest()],
+        "original": state_digest(shared.original.state_dict),
     }
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
-    for name, value in sorted(shared.original.state_dict.items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:32]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def refuse_other(directory: Path, resume: bool) -> None:
@@ -59,17 +58,13 @@ def refuse_other(directory: Path, resume: bool) -> None:
 
 
 class Journal:
-    """Follows trials: collects their reports, and keeps ended trials in memory and on disk."""
+    """Keeps ended trials in memory and on disk."""
 
-    def __init__(self, directory: Path, sweep: str, resume: bool) -> None:
+    def __init__(self, directory: Path, sweep: str) -> None:
         """Start a journal in ``directory``, or continue the one there; ``sweep`` is its digest."""
-        refuse_other(directory, resume)
         self.path, self.sweep = directory / NAME, sweep
         self.records: dict[str, Record] = {}  # by the identity of their settings
         self.bar: tqdm | None = None
-        self._reports: dict[int, dict[int, Report]] = {}
-        self._nodes: dict[int, str] = {}
-        self._failed, self._top = 0, -float("inf")
         if self.path.exists():
             self._read()
         else:
@@ -99,23 +94,20 @@ class Journal:
         except UnlearnError as error:
             raise UnlearnError(f"{error} Finished trials are kept; continue with --resume.") from error
 
-    def reported(self, number: int, index: int, report: Report, node: str) -> None:
-        """Note a report of a trial; ``index`` gives their order, and one that comes again counts once."""
-        self._reports.setdefault(number, {})[index] = report
-        self._nodes[number] = node
-        self._top = max(self._top, report["score"])
-
-    def ended(self, number: int, values: Settings, error: str | None) -> None:
-        """Keep a trial that has ended; one that was known before is on disk already."""
-        reports = [report for _, report in sorted(self._reports.pop(number, {}).items())]
+    def ended(
+        self, number: int | None, values: Settings, reports: list[Report], node: str | None, error: str | None
+    ) -> None:
+        """Keep a trial that has ended, by default under the next number; one that was known is on disk already."""
         if (name := identity(values)) not in self.known:
-            is_last = bool(reports) and reports[-1]["last"]
-            state = FAILED if error is not None or not reports else FINISHED if is_last else STOPPED
-            self._failed += state == FAILED
+            if number is None:
+                number = self.records[name]["number"] if name in self.records else len(self.records)
+            state = FAILED if error is not None or not reports else FINISHED if reports[-1]["last"] else STOPPED
             record = {"number": number, "settings": values, "state": state, "error": error}
-            self.records[name] = {**record, "node": self._nodes.get(number), "reports": reports}
+            self.records[name] = {**record, "node": node, "reports": reports}
             self._write()
         if self.bar is not None:
-            top = f"best {self._top:.4f}" if self._top > -float("inf") else ""
-            self.bar.set_postfix_str(top + (f", {self._failed} failed" if self._failed else ""))
+            records = self.records.values()
+            best = max((report["score"] for record in records for report in record["reports"]), default=None)
+            failed = sum(record["state"] == FAILED for record in records)
+            self.bar.set_postfix_str(f"best {decimal(best)}" + (f", {failed} failed" if failed else ""))
             self.bar.update()

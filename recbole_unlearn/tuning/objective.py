@@ -23,7 +23,7 @@ import torch
 from recbole.evaluator.register import metrics_dict
 
 from recbole_unlearn import measures
-from recbole_unlearn.data import SequenceSplits, Splits, UnlearnData, loaders
+from recbole_unlearn.data import SequenceSplits, UnlearnData, loaders
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.rows import PAIRS, ExpectedStanding, Region, RetainedIndex, TrainIndex, Witness
 from recbole_unlearn.settings import TuneSettings, UnlearnConfig
@@ -57,20 +57,16 @@ class Goal:
             return figures.everyone
         return (1.0 - self.affected) * figures.everyone + self.affected * figures.affected
 
-    def distance(self, figures: Figures) -> float:
-        """|demotion − target|; 0 when there is nothing to compare."""
-        if figures.demotion is None or self.target is None:
-            return 0.0
-        return abs(figures.demotion - self.target)
-
-    def score(self, figures: Figures) -> float:
-        """The formula of this file. An original without any utility counts as 1."""
-        return self.utility(figures) / (self.original or 1.0) - self.weight * self.distance(figures)
-
     def judge(self, figures: Figures) -> dict[str, float | None]:
-        """Figures with utility, distance and score, as in `tune.json`."""
-        values: dict[str, float | None] = dataclasses.asdict(figures)
-        values |= {name: getattr(self, name)(figures) for name in ("utility", "distance", "score")}
+        """Figures with utility, distance (0 when there is nothing to compare) and score, as in `tune.json`.
+
+        An original without any utility counts as 1.
+        """
+        utility, distance = self.utility(figures), 0.0
+        if figures.demotion is not None and self.target is not None:
+            distance = abs(figures.demotion - self.target)
+        score = utility / (self.original or 1.0) - self.weight * distance
+        values = {**dataclasses.asdict(figures), "utility": utility, "distance": distance, "score": score}
         return {key: None if value is None else round(value, measures.DECIMALS) for key, value in values.items()}
 
 
@@ -103,25 +99,25 @@ def expected_demotion(config: UnlearnConfig, data: UnlearnData) -> float | None:
     retained = RetainedIndex(TrainIndex(data.full.train), *pairs, data.deleted)
     if len(retained.gone) == 0:
         return None
-    generator = torch.Generator().manual_seed(config["seed"])
-    witness = Witness(config, retained, Region(), generator)
+    witness = Witness(config, retained, Region(), torch.Generator().manual_seed(config["seed"]))
     return ExpectedStanding(witness, witness.deleted(PAIRS)).level
 
 
 class Bench:
     """Measures models on validation interactions: one scoring pass for utility, another for the affected users."""
 
-    def __init__(self, config: UnlearnConfig, data: UnlearnData, metric: str, negatives: int) -> None:
+    def __init__(self, config: UnlearnConfig, data: UnlearnData, metric: str) -> None:
         """``data`` as :func:`validation_only` gives it."""
         if len(data.retain.valid) == 0:
             raise UnlearnError("There are no validation interactions to tune on; change eval_args.")
         self.config, self.data, self.metric = config, data, metric
         self.loaders = loaders(config, data.retain)
+        asked = data, config["demotion_negatives"], config["seed"]
         self.windows: measures.Windows | None = None  # of the deleted pairs of a sequential model
         if isinstance(data.retain, SequenceSplits):
-            self.deleted, self.windows = measures.deleted_windows(data, negatives, config["seed"])
+            self.deleted, self.windows = measures.deleted_windows(*asked)
         else:
-            self.deleted = measures.deleted_pairs(data, negatives, config["seed"])
+            self.deleted = measures.deleted_pairs(*asked)
 
     def measure(self, trainer: PhaseTrainer) -> Figures:
         """The figures of a trainer's model."""
@@ -129,28 +125,21 @@ class Bench:
         return Figures(
             float(found["metrics"][self.metric]),
             float(found["affected"][self.metric]) if found["affected"] else None,
-            demotion_rate(trainer, self.deleted, self.data.retain, self.windows),
+            float(self._demoted(trainer).mean()) if len(self.deleted) else None,
         )
 
-
-@torch.no_grad()
-def demotion_rate(
-    trainer: PhaseTrainer, pairs: measures.Pairs, splits: Splits, windows: measures.Windows | None = None
-) -> float | None:
-    """The mean share of compared items that score higher than a deleted one; for sequences, at ``windows``."""
-    if len(pairs) == 0:
-        return None
-    if windows is not None:
-        return float(measures.standing(trainer, pairs, windows, splits).demoted.double().mean())
-    size = splits.train.item_num
-    demoted = []
-    for users in torch.unique(pairs.users).split(max(1, trainer.test_batch_size // size)):
-        scores = trainer.scores(users, splits.train)
-        mine = pairs.of(users)
-        row = torch.searchsorted(users, pairs.users[mine])
-        own, others = scores[row, pairs.items[mine]], scores.take(row[:, None] * size + pairs.others[mine])
-        demoted.append((own[:, None] < others).double().mean(dim=1))
-    return float(torch.cat(demoted).mean())
+    def _demoted(self, trainer: PhaseTrainer) -> torch.Tensor:
+        """The share of compared items that score higher than a deleted one (m,); for sequences, at its window."""
+        pairs, splits = self.deleted, self.data.retain
+        if self.windows is not None:
+            return measures.standing(trainer, pairs, self.windows, splits).demoted.double()
+        size, demoted = splits.train.item_num, []
+        for users in torch.unique(pairs.users).split(max(1, trainer.test_batch_size // size)):
+            scores, mine = trainer.scores(users, splits.train), pairs.of(users)
+            row = torch.searchsorted(users, pairs.users[mine])
+            own, others = scores[row, pairs.items[mine]], scores.take(row[:, None] * size + pairs.others[mine])
+            demoted.append((own[:, None] < others).double().mean(dim=1))
+        return torch.cat(demoted)
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate:

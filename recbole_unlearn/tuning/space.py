@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from recbole_unlearn import settings
-from recbole_unlearn.cluster import import_tune
+from recbole_unlearn.cluster import import_ray
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.settings import UnlearnConfig, packaged, properties_dir, read_yaml
@@ -58,7 +58,7 @@ class Space:
 
     def domain(self, key: str) -> Any:
         """The domain of a setting in Ray Tune."""
-        tune = import_tune()
+        tune = import_ray("ray.tune")
         ((kind, values),) = self.lines[key].items()
         if kind in ("uniform", "loguniform"):
             return getattr(tune, kind)(*values)
@@ -79,20 +79,19 @@ class Space:
 
     def grid(self, keys: Iterable[str] | None = None) -> list[Settings]:
         """All combinations of ``keys``, by default of all settings; ranges have none."""
-        keys = list(self.lines if keys is None else keys)
-        columns = [self.values(key) for key in keys]
-        listed = [values for values in columns if values is not None]
-        if len(listed) < len(keys):
-            key = keys[columns.index(None)]
-            raise UnlearnError(
-                f"Grid search cannot go through the range of {key}: list its values, {key}: {{grid: [...]}}, or use "
-                "--searcher=random."
-            )
-        if (size := math.prod(map(len, listed))) > LARGEST:
+        columns: dict[str, list[Any]] = {}
+        for key in self.lines if keys is None else keys:
+            if (values := self.values(key)) is None:
+                raise UnlearnError(
+                    f"Grid search cannot go through the range of {key}: list its values, {key}: {{grid: [...]}}, or "
+                    "use --searcher=random."
+                )
+            columns[key] = values
+        if (size := math.prod(map(len, columns.values()))) > LARGEST:
             raise UnlearnError(
                 f"The grid has {size} combinations, more than {LARGEST}: leave values out, or use --searcher=random."
             )
-        return [dict(zip(keys, row, strict=True)) for row in itertools.product(*listed)]
+        return [dict(zip(columns, row, strict=True)) for row in itertools.product(*columns.values())]
 
     def random(self, trials: int, seed: int) -> list[Settings]:
         """``trials`` distinct draws for every combination of the settings with `grid`; fewer when there are no more.
@@ -122,7 +121,8 @@ def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) 
 
     A setting that the user fixes for the run is left out of the method's own space; in a user's file it is an error.
     """
-    path = _path(method, file, config.model_class.type.name.lower())
+    kind = config.model_class.type.name.lower()
+    path = _own_path(method, kind) if file is None else packaged(file, "tune", "--space")
     fixed = set(config.external_config_dict) & set(settings.names(method.Settings))
     raw = read_yaml(path, "search space", "--space", "key: {choice: [...]}")
     if not raw:
@@ -148,51 +148,39 @@ def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) 
     return Space(raw)
 
 
-def _path(method: type[UnlearnTrainer], file: str | None, kind: str) -> Path:
-    if file is not None:
-        return packaged(file, "tune", "--space")
+def _own_path(method: type[UnlearnTrainer], kind: str) -> Path:
     folder = properties_dir() / "tune"
-    special = folder / f"{method.name}-{kind}.yaml"  # for a type of model
-    path = special if special.is_file() else folder / f"{method.name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(found.stem for found in folder.glob("*.yaml") if "-" not in found.stem))
-        raise UnlearnError(
-            f"{method.name} has no search space of its own: give --space=FILE.yaml. These have one: {known}."
-        )
-    return path
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
+    for path in (folder / f"{method.name}-{kind}.yaml", folder / f"{method.name}.yaml"):  # for a type of model first
+        if path.is_file():
+            return path
+    known = ", ".join(sorted(found.stem for found in folder.glob("*.yaml") if "-" not in found.stem))
+    raise UnlearnError(
+        f"{method.name} has no search space of its own: give --space=FILE.yaml. These have one: {known}."
+    )
 
 
 def _checked(key: str, line: Any) -> list[Any]:
     """Values of a line that are allowed if and only if all of its values are; a line that is not valid is refused."""
-    number = len(line) if isinstance(line, dict) else 0
-    if number != 1:
+    if not isinstance(line, dict) or len(line) != 1:
         expected = ", ".join(f"{{{kind}: {example}}}" for kind, example in KINDS.items())
-        raise UnlearnError(
-            f"{key} has {'several kinds' if number else 'no kind'} of values; expected one of {expected}."
-        )
+        raise UnlearnError(f"{key} needs one kind of values: {expected}.")
     ((kind, values),) = line.items()
     if kind not in KINDS:
         raise UnlearnError(f"{key}: unknown kind {kind!r}.{nearest(str(kind), KINDS)} One of {', '.join(KINDS)}.")
     if not isinstance(values, list) or not values:
         raise UnlearnError(f"{key}: {kind} needs a list of values, not {values!r}.")
+    for value in values:
+        if not isinstance(value, int | float | str | None) or value in (math.inf, -math.inf) or value != value:
+            raise UnlearnError(f"{key}: {value!r} is not a plain value or a finite number.")
     if kind in ("choice", "grid"):
-        for value in values:
-            if not (value is None or isinstance(value, (bool, int, float, str))) or not _is_finite(value):
-                raise UnlearnError(f"{key}: {value!r} is not a plain value or a finite number.")
         if len({identity({key: value}) for value in values}) < len(values):
             raise UnlearnError(f"{key}: a value is there twice: {values!r}.")
         return values
     is_int = kind == "int"
-    kinds = int if is_int else (int, float)
-    numbers: list[Any] = [v for v in values if isinstance(v, kinds) and type(v) is not bool and _is_finite(v)]
-    if len(numbers) < len(values) or len(values) not in ((2, 3) if is_int else (2,)):
+    if not {type(v) for v in values} <= ({int} if is_int else {int, float}) or not 2 <= len(values) <= 2 + is_int:
         expected = "int needs two whole numbers and perhaps a step" if is_int else "a range needs two numbers"
         raise UnlearnError(f"{key}: {expected}, not {values!r}.")
-    low, high, *step = numbers
+    low, high, *step = values
     if not low < high:
         raise UnlearnError(f"{key}: the range [{low}, {high}] is upside down or empty; the lower end comes first.")
     if step and step[0] < 1:

@@ -6,7 +6,6 @@ and kept in a journal as they end. Everything that can be refused is refused bef
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import time
@@ -114,23 +113,17 @@ class _Sweep:
     def run(self, forget: Any) -> TuneResult:
         """From the request to the written result."""
         run = self.pipeline.run_settings
-        with contextlib.ExitStack() as stack:
-            ray = None
-            if not self.options.resume or run.ray_address is not None:
-                # Report at once that there is no cluster; to resume a sweep that is complete needs none.
-                ray = stack.enter_context(cluster.session(run.ray_address, run.workers))
+        with cluster.session(run.ray_address, run.workers) as ray:  # first: it may not be there
             start = time.perf_counter()
             self.pipeline.prepare(forget)
             shared, references = prepare(self.pipeline, self.options)
             seconds = round(time.perf_counter() - start, 2)
-            digest = journal.sweep_digest(shared, self.space)
-            kept = journal.Journal(self.directory, digest, self.options.resume)
+            kept = journal.Journal(self.directory, journal.sweep_digest(shared, self.space))
             if self.listed is None:
                 is_left = len(kept.known) < self.options.trials
             else:
                 is_left = any(identity(values) not in kept.known for values in self.listed)
             if is_left:
-                ray = ray or stack.enter_context(cluster.session(run.ray_address, run.workers))
                 self._run_trials(ray, shared, kept)
         content = {**self._content(shared, kept), **references, "prepare_seconds": seconds}
         self._write(content)
@@ -172,7 +165,7 @@ class _Sweep:
             "space": dict(self.space.lines),
             "searcher": self.options.searcher, "scheduler": self.options.scheduler,
             "best": best(candidates), "front": front(candidates), "trials": records,
-            "environment": environment(shared.threads, config["device"]),
+            "environment": environment(config["threads"], config["device"]),
         }  # fmt: skip
 
     def _write(self, content: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from recbole_unlearn.measures import DECIMALS
 from recbole_unlearn.methods import UnlearnTrainer, Watch
 from recbole_unlearn.pipeline import Pipeline, begin
 from recbole_unlearn.settings import TuneSettings, UnlearnConfig
-from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
+from recbole_unlearn.training import Trainings, loaded
 from recbole_unlearn.tuning.objective import Bench, Candidate, Goal, expected_demotion, read_metric, validation_only
 
 Report = dict[str, Any]
@@ -42,13 +42,6 @@ class Shared:
     method: type[UnlearnTrainer]
     values: dict[str, Any]  # of the method's settings, where a trial has no other
     goal: Goal
-    looks: int
-    negatives: int
-    threads: int
-
-    def bench(self) -> Bench:
-        """The measurement, made once in each process."""
-        return Bench(self.config, self.data, self.goal.metric, self.negatives)
 
 
 def refuse_untunable(pipeline: Pipeline, options: TuneSettings) -> None:
@@ -90,12 +83,10 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str
             f"Fewer than {pipeline.discretion.min_group} users have a deleted interaction, and a sweep would show "
             "their figures. Tune on --forget=injected, or give --min_group=1."
         )
-    data, negatives = validation_only(pipeline.data), pipeline.evaluation.demotion_negatives
+    data = validation_only(pipeline.data)
     metric = read_metric(options, config, data.full.train.item_num)
-    bench = Bench(config, data, metric, negatives)
-    model = build_model(config, data.full)
-    pipeline.original.load_into(model)
-    original, retrained = bench.measure(compose(PhaseTrainer, config, model, "original")), None
+    bench = Bench(config, data, metric)
+    original, retrained = bench.measure(loaded(config, data.full, "original", pipeline.original)), None
     for exact in pipeline.methods[1:2]:
         trainer, task = begin(
             exact.method, exact.settings, config, pipeline.data, pipeline.original, pipeline.trainings, "retrained"
@@ -109,10 +100,7 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str
         source = "the level of never-seen items" if retrained is None else "the retrained model's"
         logger.info("Demotion rate to reach: %.3f (%s).", target, source)
     goal = dataclasses.replace(goal, original=round(goal.utility(original), DECIMALS), target=target)
-    shared = Shared(
-        config, data, pipeline.original, method, config.method_values(method.name), goal,
-        options.tune_looks, negatives, pipeline.run_settings.threads,
-    )  # fmt: skip
+    shared = Shared(config, data, pipeline.original, method, config.method_values(method.name), goal)
     judged = None if retrained is None else goal.judge(retrained)
     return shared, {"original": goal.judge(original), "retrained": judged}
 
@@ -128,10 +116,9 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
     A report has the `settings` with which a single run ends in the same state, the figures, the method's own
     `seconds`, the trial's `work_seconds` so far, and whether it is the `last`.
     """
-    torch.set_num_threads(shared.threads)
+    start, method, threads = time.perf_counter(), shared.method, shared.config["threads"]
+    torch.set_num_threads(threads)
     logging.getLogger().setLevel(logging.WARNING)
-    start = time.perf_counter()
-    method = shared.method
     options: Any = settings.read(method.Settings, shared.values | values)
     method.check(options, shared.config)
     total = method.steps(options)
@@ -143,12 +130,12 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
         about = {"settings": {**values, **changed}, "step": step if total else None}
         emit({**about, **figures, "seconds": round(seconds, 4), "work_seconds": work, "last": last})
 
-    watch = Watch(look_steps(total, shared.looks), report) if total else None
+    watch = Watch(look_steps(total, shared.config["tune_looks"]), report) if total else None
     with tempfile.TemporaryDirectory() as work:
         quiet = {"checkpoint_dir": work, "output_dir": None, "show_progress": False}
         config = shared.config.replace(**quiet).without_curves()
         cache = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
-        models = Trainings(cache, shared.threads)
+        models = Trainings(cache, threads)
         trainer, task = begin(method, options, config, shared.data, shared.original, models, "unlearned")
         finished = trainer.run(dataclasses.replace(task, watch=watch))
         report(trainer, total, finished.seconds or 0.0, last=True)

@@ -25,7 +25,7 @@ from recbole_unlearn.tuning.objective import best, front
 
 def in_this_process(ray, shared, drawn, listed, kept, *options):
     """As `backend.run_trials`, without Ray; for random and grid search."""
-    bench = shared.bench()
+    bench = Bench(shared.config, shared.data, shared.goal.metric)
     for number, values in enumerate(listed):
         reports, error = [], None
         if identity(values) not in kept.known:
@@ -33,9 +33,7 @@ def in_this_process(ray, shared, drawn, listed, kept, *options):
                 trial.run_trial(shared, bench, values, reports.append)
             except UnlearnError as failure:
                 error = one_line(failure)
-        for index, report in enumerate(reports):
-            kept.reported(number, index, json.loads(json.dumps(report)), "here")
-        kept.ended(number, values, error)
+        kept.ended(number, values, json.loads(json.dumps(reports)), "here", error)
 
 
 @pytest.fixture
@@ -68,7 +66,7 @@ def assert_gives(file, candidate, model, own):
     """A run with the settings in ``file`` has the figures for which they were chosen."""
     run = run_unlearn(model, "tiny", config_files=[str(file)], config_dict=own | {"output_dir": "again"})
     trainer = compose(PhaseTrainer, run.config, run.model, "x")
-    figures = Bench(run.config, validation_only(run.data), "ndcg@20", 10).measure(trainer)
+    figures = Bench(run.config, validation_only(run.data), "ndcg@20").measure(trainer)
     assert {key: round(value, 6) for key, value in dataclasses.asdict(figures).items()} == {
         key: candidate[key] for key in ("everyone", "affected", "demotion")
     }
