@@ -74,8 +74,7 @@ class Registry(Generic[T]):
         if name in failed:
             raise UnlearnError(f"The {self.kind} {name} of another package cannot be used: {failed[name]}.")
         known = sorted(self.entries, key=str)
-        near = nearest(str(name), known)
-        raise UnlearnError(f"Unknown {self.kind} {name!r}.{near} Known are: {', '.join(known)}.")
+        raise UnlearnError(f"Unknown {self.kind} {name!r}.{nearest(name, known)} Known are: {', '.join(known)}.")
 
 
 METHODS: Registry[type[Any]] = Registry(  # of subclasses of UnlearnTrainer

@@ -84,20 +84,32 @@ def test_ray_is_started_when_it_pays(no_ray, monkeypatch, installed, cores, load
     assert no_ray == expected
 
 
-def test_missing_ray_is_said(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UnlearnError, match=r"recbole-unlearn\[tune\]"):
-        list(Workers(2).do(square, [(1,), (2,)]))
+@pytest.mark.parametrize(("module", "said"), [
+    ("ray", r"Ray is not installed .*recbole-unlearn\[tune\].*--workers=1"),
+    ("ray.tune", r"Ray Tune is not installed .*recbole-unlearn\[tune\]"),
+])  # fmt: skip
+def test_what_is_missing_is_said(monkeypatch, module, said):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UnlearnError, match=said):
+        cluster.import_ray(module)
 
 
-def test_a_pyarrow_that_does_not_fit_numpy_says_what_to_install(monkeypatch, tmp_path):
-    pytest.importorskip("ray")
-    (tmp_path / "pyarrow.py").write_text("raise ImportError('pyarrow requires NumPy 2.0 or newer')\n")
+@pytest.mark.parametrize(("module", "error"), [
+    ("pyarrow", "ImportError('pyarrow requires NumPy 2.0 or newer')"),
+    # Plain `pip install` of the wheel brings Ray 2.6 and numpy 2, where `import ray.tune` ends in np.bool8.
+    ("ray.tune", "AttributeError('module numpy has no attribute bool8.\\nMore.')"),
+])  # fmt: skip
+def test_packages_that_do_not_fit_say_what_to_install(monkeypatch, tmp_path, module, error):
+    pytest.importorskip("ray.tune")
+    (tmp_path / f"{module.removeprefix('ray.')}.py").write_text(f"raise {error}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
-    with pytest.raises(UnlearnError, match=r"requires NumPy 2\.0 or newer\. .*pip install") as error:
-        cluster.import_ray()
-    assert "\n" not in str(error.value)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    if module == "ray.tune":
+        monkeypatch.setattr(sys.modules["ray"], "__path__", [str(tmp_path)])
+    said = r"cannot be used here: (pyarrow requires NumPy 2\.0 or newer|module numpy has no attribute bool8)\. These"
+    with pytest.raises(UnlearnError, match=said) as caught:
+        cluster.import_ray(module if module == "ray.tune" else "ray")
+    assert 'pip install "recbole==1.2.0" "ray[tune]>=2.40"' in str(caught.value)
 
 
 def test_an_unreachable_cluster_is_said_at_once():

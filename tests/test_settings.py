@@ -127,21 +127,6 @@ def test_values_are_read_as_yaml(text, value):
     assert type(parse_value(text)) is type(value)
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"rrl_steps": 1}, "rrl_steps is a setting of rrl, but this run uses retrain"),
-    ({"compare": ["retrain", "magic"]}, "Unknown unlearning method 'magic'"),
-    ({"metrics": ["AUC"], "eval_args": {"mode": "labeled"}, "valid_metric": "AUC"}, "ranking"),
-    ({"metrics": ["Recal"]}, "There is no metric named 'Recal'"),
-    ({"topk": [0]}, "topk"),
-    ({"benchmark_filename": ["../../etc/passwd"]}, "expected a list of names, without paths"),
-])  # fmt: skip
-def test_wrong_settings_are_refused(make_config, changes, message):
-    with pytest.raises(UnlearnError) as error:
-        make_config(**changes)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(("model", "dataset", "changes", "message"), [
     ("lightgcn", "ml-100k", {}, "Did you mean LightGCN?"),
     (None, "ml-100k", {}, "No model given"),
@@ -149,12 +134,20 @@ def test_wrong_settings_are_refused(make_config, changes, message):
     ("BPR", None, {}, "No dataset given"),
     ("BPR", "../../etc", {}, "data_path"),
     ("BPR", "x y", {}, "data_path"),
-    ("KD_DAGFM", "ml-100k", {"teacher": "__import__('os')"}, "teacher=.* choose from CrossNet"),
+    ("KD_DAGFM", "ml-100k", {"teacher": "__import__('os')"}, "choose from CrossNet"),
     ("SASRec", "ml-100k", {"transform": "mask_itemseq"}, "leave it out"),
+    ("BPR", "tiny", {"rrl_steps": 1}, "rrl_steps is a setting of rrl, but this run uses retrain"),
+    ("BPR", "tiny", {"compare": ["retrain", "magic"]}, "Unknown unlearning method 'magic'"),
+    ("BPR", "tiny", {"metrics": ["AUC"], "eval_args": {"mode": "labeled"}, "valid_metric": "AUC"}, "ranking"),
+    ("BPR", "tiny", {"metrics": ["Recal"]}, "There is no metric named 'Recal'"),
+    ("BPR", "tiny", {"topk": [0]}, "topk"),
+    ("BPR", "tiny", {"benchmark_filename": ["../../etc/passwd"]}, "expected a list of names, without paths"),
 ])  # fmt: skip
-def test_models_datasets_and_code_that_are_refused(model, dataset, changes, message):
-    with pytest.raises(UnlearnError, match=message):
+def test_models_datasets_and_settings_that_are_refused(model, dataset, changes, message):
+    with pytest.raises(UnlearnError) as error:
         UnlearnConfig(model, dataset, config_dict=changes)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_kinds_of_values_and_models(make_config):

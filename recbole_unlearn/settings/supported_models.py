@@ -19,10 +19,9 @@ SUPPORTED_TYPES = (
     ModelType.GENERAL, ModelType.CONTEXT, ModelType.TRADITIONAL, ModelType.SEQUENTIAL, ModelType.KNOWLEDGE,
 )  # fmt: skip
 _WITH_USERS = ("Caser", "FPMC", "TransRec", "HGN", "SHAN", "HRM", "NPE")  # with a row for every user
-_WITH_FEATURES = ("SASRecF", "GRU4RecF", "FDSA")  # of items
 SEQUENTIAL = (
     "SASRec", "GRU4Rec", "BERT4Rec", "NARM", "STAMP", "NextItNet", "SRGNN", "GCSAN", "LightSANs", "CORE", "FEARec",
-    "SINE", "RepeatNet", *_WITH_FEATURES, *_WITH_USERS,
+    "SINE", "RepeatNet", "SASRecF", "GRU4RecF", "FDSA", *_WITH_USERS,
 )  # fmt: skip
 KNOWLEDGE = ("CKE", "CFKG", "KGCN", "KTUP")
 _REASONS = {
@@ -133,7 +132,7 @@ def typed_class(text: str) -> type:
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+        if f"{module}.".startswith(f"{error.name}."):
             where = f"in {os.getcwd()} or where Python looks for modules; check --model."
             raise UnlearnError(f"There is no module {module} {where}") from error
         raise UnlearnError(f"The module {module} needs {error.name}, which is not installed.") from error

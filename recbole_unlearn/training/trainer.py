@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import importlib
 import time
 import types
 from collections.abc import Sequence
@@ -78,15 +79,12 @@ class EpochCurves:
     """
 
     def __init__(self, config: UnlearnConfig, label: str) -> None:
-        self.run: Any = None
+        self.run: Any = importlib.import_module("wandb").run if config["log_wandb"] else None
         self.label = label
-        if config["log_wandb"]:
-            import wandb
-
-            self.run = wandb.run
-        for head in ("train", "valid") if self.run is not None else ():
-            self.run.define_metric(f"{label}/{head}_step")
-            self.run.define_metric(f"{label}/{head}/*", step_metric=f"{label}/{head}_step")
+        if self.run is not None:
+            for head in ("train", "valid"):
+                self.run.define_metric(f"{label}/{head}_step")
+                self.run.define_metric(f"{label}/{head}/*", step_metric=f"{label}/{head}_step")
 
     def log_metrics(self, metrics: dict[str, Any], head: str = "train", commit: bool = True) -> None:
         """Send the figures of an epoch."""

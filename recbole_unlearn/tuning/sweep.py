@@ -120,25 +120,21 @@ class _Sweep:
             seconds = round(time.perf_counter() - start, 2)
             kept = journal.Journal(self.directory, journal.sweep_digest(shared, self.space))
             if self.listed is None:
-                is_left = len(kept.known) < self.options.trials
+                total, left = self.options.trials, self.options.trials - len(kept.known)
             else:
-                is_left = any(identity(values) not in kept.known for values in self.listed)
-            if is_left:
-                self._run_trials(ray, shared, kept)
+                total, left = len(self.listed), sum(identity(values) not in kept.known for values in self.listed)
+            shown = bool(self.config["show_progress"])
+            with progress_bar(f"Tune {self.method.name}", total, shown and left > 0, "trial") as kept.bar:
+                try:
+                    if left > 0:
+                        backend.run_trials(ray, shared, self.space, self.listed, kept, self.options, run.workers)
+                except KeyboardInterrupt:
+                    number = counted(len(kept.records), "trial")
+                    logger.warning("Stopped: finished trials are kept (%s); continue with --resume.", number)
+                    raise
         content = {**self._content(shared, kept), **references, "prepare_seconds": seconds}
         self._write(content)
         return TuneResult(content, self.directory)
-
-    def _run_trials(self, ray: Any, shared: Shared, kept: journal.Journal) -> None:
-        total = self.options.trials if self.listed is None else len(self.listed)
-        shown, workers = bool(self.config["show_progress"]), self.pipeline.run_settings.workers
-        with progress_bar(f"Tune {self.method.name}", total, shown, "trial") as kept.bar:
-            try:
-                backend.run_trials(ray, shared, self.space, self.listed, kept, self.options, workers)
-            except KeyboardInterrupt:
-                number = counted(len(kept.records), "trial")
-                logger.warning("Stopped: finished trials are kept (%s); continue with --resume.", number)
-                raise
 
     def _content(self, shared: Shared, kept: journal.Journal) -> dict[str, Any]:
         """The content of `tune.json` without the figures of original and retrained model."""

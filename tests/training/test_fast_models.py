@@ -15,7 +15,7 @@ from recbole.model.general_recommender.lightgcn import LightGCN as RecBoleLightG
 from recbole_unlearn import UnlearnConfig, recbole_compat
 from recbole_unlearn.data import append, load, loaders
 from recbole_unlearn.recbole_compat import anomaly_mode_kept, clear_caches
-from recbole_unlearn.training import PhaseTrainer, build_model, compose, fast_class, pair_remover
+from recbole_unlearn.training import build_model, fast_class, pair_remover
 from recbole_unlearn.training.fast_models import EdgeRemoval, LightGCN, SymmetricProduct, normalised_adjacency
 
 with anomaly_mode_kept():
@@ -41,7 +41,7 @@ def test_ours_is_used_and_theirs_is_saved(make_config):
     assert fast_class(BPR) is BPR
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=40)
 @given(users=st.integers(1, 8), items=st.integers(1, 8), seed=st.integers(0, 999), rows=st.integers(0, 30))
 def test_the_adjacency_is_its_definition(users, items, seed, rows):
     """D^-½ A D^-½ written out, with pairs that occur more than once and nodes without an edge."""
@@ -55,7 +55,7 @@ def test_the_adjacency_is_its_definition(users, items, seed, rows):
     assert np.allclose(found, expected, atol=1e-6)
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 @given(users=st.integers(1, 8), items=st.integers(1, 8), seed=st.integers(0, 999), rows=st.integers(1, 40))
 def test_edges_are_removed_as_if_they_had_never_been_there(users, items, seed, rows):
     """In two goes, bit for bit what is built without them, up to stored zeros; products too."""
@@ -115,10 +115,10 @@ def test_the_gradient_of_the_product():
     assert torch.autograd.gradcheck(lambda y: SymmetricProduct.apply(matrix, y), (x,))
 
 
-@pytest.mark.parametrize(
-    ("model", "changes"),
-    [("LightGCN", {"n_layers": 3}), *(("NGCF", {"node_dropout": n, "message_dropout": n / 3}) for n in (0.0, 0.3))],
-)
+@pytest.mark.parametrize(("model", "changes"), [
+    ("LightGCN", {"n_layers": 1}), ("LightGCN", {"n_layers": 3}),
+    *(("NGCF", {"node_dropout": n, "message_dropout": n / 3}) for n in (0.0, 0.3)),
+])  # fmt: skip
 def test_scores_loss_and_gradients_equal_recboles(make_config, model, changes):
     config = make_config(model, reg_weight=0.01, **changes)
     assert config.model_class in (RecBoleLightGCN, ngcf.NGCF)
@@ -178,17 +178,3 @@ def test_repeatnet_keeps_nothing_of_a_batch(built):
     assert "repeat_explore" in vars(model)
     clear_caches(model)
     assert "repeat_explore" not in vars(model)
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_weights_after_training_equal_recboles(make_config, layers):
-    """Some epochs from the same weights with the same batches."""
-    config = make_config("LightGCN", n_layers=layers, epochs=3)
-    splits = load(config).splits
-    trained = []
-    for model in both(config, splits):
-        torch.manual_seed(1)
-        np.random.seed(1)
-        trained.append(compose(PhaseTrainer, config, model, "x").train(loaders(config, splits)).state_dict)
-    for name, value in trained[0].items():
-        assert torch.allclose(value, trained[1][name], atol=1e-5), name

@@ -36,7 +36,7 @@ def test_the_score_is_its_formula():
     assert judge.judge(Figures(0.3, None, None))["score"] == pytest.approx(0.3 / 0.2)
 
 
-@hypothesis_settings(max_examples=80, deadline=None)
+@hypothesis_settings(max_examples=80)
 @given(st.lists(FIGURES, min_size=1, max_size=12), st.floats(0, 5))
 def test_no_candidate_beats_one_of_the_front_and_the_best_is_on_it(drawn, weight):
     judge = Goal("m", 0.5, weight, 0.3, 0.5)

@@ -7,7 +7,6 @@ import html
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -215,25 +214,12 @@ def test_bad_input_is_one_line_and_nothing_is_trained(small, tmp_path, monkeypat
     assert said in error
 
 
-def test_packages_that_are_not_installed_or_do_not_fit(monkeypatch, tmp_path):
-    """Plain `pip install` of the wheel brings Ray 2.6 and numpy 2, where `import ray.tune` ends in np.bool8."""
+@pytest.mark.parametrize("name", ["optuna", "hyperopt"])
+def test_a_searcher_that_is_not_installed(monkeypatch, name):
     pytest.importorskip("ray.tune")
     monkeypatch.setattr(backend, "is_installed", lambda name: False)
-    for name in ("optuna", "hyperopt"):
-        with pytest.raises(UnlearnError, match=f"pip install {name}"):
-            backend.check(name, None)
-    broken = "import numpy\nraise AttributeError(\"module 'numpy' has no attribute 'bool8'.\\nMore.\")\n"
-    (tmp_path / "tune.py").write_text(broken)
-    with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["ray"], "__path__", [str(tmp_path)])
-        patch.delitem(sys.modules, "ray.tune")
-        with pytest.raises(UnlearnError, match="cannot be used here: module 'numpy' has no") as error:
-            backend.check("random", None)
-    assert 'pip install "recbole==1.2.0" "ray[tune]>=2.40"' in str(error.value)
-    assert "\n" not in str(error.value)
-    monkeypatch.setitem(sys.modules, "ray.tune", None)
-    with pytest.raises(UnlearnError, match=r"Ray Tune is not installed .*recbole-unlearn\[tune\]"):
-        backend.check("random", None)
+    with pytest.raises(UnlearnError, match=f"pip install {name}"):
+        backend.check(name, None)
 
 
 # The page
