@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 import torch
 from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction
@@ -29,21 +30,25 @@ def inject(clean: Splits, settings: ForgetSettings, seed: int, scorer: Scorer | 
     """
     rng = np.random.default_rng(seed)
     users, amounts = _choose_users(clean.train, settings, rng)
-    touched = _touched(clean, users)
-    owners = clean.train.inter_feat[clean.train.uid_field].numpy()
-    order = np.argsort(owners, kind="stable")
-    names, starts = np.unique(owners[order], return_index=True)
-    rows_of = dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
+    fields = clean.train.uid_field, clean.train.iid_field
+    owners, owned = (np.concatenate([part.inter_feat[field].numpy() for part in clean]) for field in fields)
+    rows_of = pd.Series(owners).groupby(owners).indices  # in all splits, of which training is the first
     picked_users, picked_items, templates = [], [], []
-    for position, (user, amount) in enumerate(zip(users, amounts, strict=True)):
-        scores = scorer(torch.tensor([user]))[0] if scorer else None
-        items = _choose_items(touched[position], amount, scores, settings.inject_pool, rng)
+    for user, amount in zip(users, amounts, strict=True):
+        rows = rows_of[user]
+        unseen = np.setdiff1d(np.arange(1, clean.train.item_num), owned[rows])
+        number = min(amount, len(unseen))
+        if scorer is not None:
+            scores = scorer(torch.tensor([user]))[0].numpy()[unseen]
+            size = max(number, int(np.ceil(settings.inject_pool * len(unseen))))
+            unseen = unseen[np.argsort(scores, kind="stable")[:size]]  # of the lowest scores
+        items = np.sort(rng.choice(unseen, number, replace=False))
         picked_users.append(np.full(len(items), user))
         picked_items.append(items)
-        templates.append(rng.choice(rows_of[user], len(items)))
+        templates.append(rng.choice(rows[rows < len(clean.train)], len(items)))
     # User and item as drawn, all else (time, rating) from an interaction of the same user.
     columns = dict(clean.train.inter_feat[torch.from_numpy(np.concatenate(templates))].interaction)
-    for field, ids in ((clean.train.uid_field, picked_users), (clean.train.iid_field, picked_items)):
+    for field, ids in zip(fields, (picked_users, picked_items), strict=True):
         columns[field] = torch.from_numpy(np.concatenate(ids)).to(columns[field].dtype)
     train = append(clean.train, Interaction(columns))
     mask = np.zeros(len(train), dtype=bool)
@@ -68,28 +73,3 @@ def _choose_users(
     chosen = np.sort(rng.choice(len(users), number, replace=False))
     amounts = np.maximum(1, np.round(settings.inject_amount * counts[chosen])).astype(int)
     return users[chosen], amounts
-
-
-def _touched(clean: Splits, users: np.ndarray) -> np.ndarray:
-    """For each of ``users``, which items they have in any split (n, items); the padding item counts."""
-    touched = np.zeros((len(users), clean.train.item_num), dtype=bool)
-    touched[:, 0] = True
-    for part in clean:
-        all_users = part.inter_feat[part.uid_field].numpy()
-        all_items = part.inter_feat[part.iid_field].numpy()
-        where = np.searchsorted(users, all_users).clip(max=len(users) - 1)
-        ours = users[where] == all_users
-        touched[where[ours], all_items[ours]] = True
-    return touched
-
-
-def _choose_items(
-    touched: np.ndarray, amount: int, scores: torch.Tensor | None, pool: float, rng: np.random.Generator
-) -> np.ndarray:
-    """``amount`` unseen items (fewer if there are no more), of the lowest ``pool`` share when there are scores."""
-    unseen = np.flatnonzero(~touched)
-    amount = min(amount, len(unseen))
-    if scores is not None:
-        size = max(amount, int(np.ceil(pool * len(unseen))))
-        unseen = unseen[np.argsort(scores.numpy()[unseen], kind="stable")[:size]]
-    return np.sort(rng.choice(unseen, amount, replace=False))

@@ -161,9 +161,11 @@ class Sequences:
         users = self.raw.inter_feat[self.raw.uid_field]
         return torch.searchsorted(users[self._order], users)
 
-    def _before(self, marked: torch.Tensor) -> torch.Tensor:
-        """(n + 1,), how many interactions ``marked`` (n,) there are before each place of :attr:`_order`."""
-        return torch.cat([torch.zeros(1, dtype=torch.long), marked[self._order].long().cumsum(0)])
+    def _before(self, keep: torch.Tensor | None) -> torch.Tensor:
+        """(n + 1,), how many interactions of ``keep`` (n,) there are before each place of :attr:`_order`."""
+        if keep is None:
+            return torch.arange(len(self) + 1)
+        return torch.cat([torch.zeros(1, dtype=torch.long), keep[self._order].long().cumsum(0)])
 
     def following(self, rows: torch.Tensor) -> torch.Tensor:
         """The next interaction of the same user after each of ``rows`` (m,); -1 where there is none."""
@@ -174,7 +176,7 @@ class Sequences:
 
     def lengths(self, keep: torch.Tensor | None = None) -> torch.Tensor:
         """(n,), the length of each interaction's history among ``keep``; 0 where it has no window."""
-        before = self._before(self._all if keep is None else keep)
+        before = self._before(keep)
         return (before[self._place] - before[self._start]).clamp(max=self.length)
 
     def prefix(self, rows: torch.Tensor, keep: torch.Tensor | None = None) -> Interaction:
@@ -183,8 +185,7 @@ class Sequences:
         As in RecBole, every field of a history is FIELD_list, filled from the left: (m, L), or (m, L, k) for a field
         with k values.
         """
-        keep = self._all if keep is None else keep
-        kept = self._order[keep[self._order]]
+        kept = self._order if keep is None else self._order[keep[self._order]]
         length, end = self.lengths(keep)[rows], self._before(keep)[self._place[rows]]
         return self._windows(self.raw.inter_feat[rows], kept, end, length)
 
@@ -194,35 +195,26 @@ class Sequences:
         """Windows (m) whose histories are the ``length`` (m,) interactions of ``kept`` before ``end`` (m,)."""
         place = torch.arange(self.length)
         inside = place < length[:, None]
-        history = kept[((end - length)[:, None] + place).clamp(max=len(kept) - 1)] if len(kept) else None
+        padded = torch.cat([kept, kept.new_zeros(1)])
+        history = padded[((end - length)[:, None] + place).clamp(max=len(kept))]
         found = dict(targets.interaction)
         found[self.raw.item_list_length_field] = length
         for field, values in self.raw.inter_feat.interaction.items():
-            if field == self.raw.uid_field:
-                continue
-            if history is None:
-                listed = values.new_zeros(*inside.shape, *values.shape[1:])
-            else:
+            if field != self.raw.uid_field:
                 outside = ~inside.reshape(*inside.shape, *[1] * (values.ndim - 1))
-                listed = values[history].masked_fill(outside, 0)
-            found[f"{field}{self.raw.config['LIST_SUFFIX']}"] = listed
+                found[f"{field}{self.raw.config['LIST_SUFFIX']}"] = values[history].masked_fill(outside, 0)
         return Interaction(found)
 
-    def windows(self, keep: torch.Tensor | None = None) -> Splits:
-        """All windows of the interactions ``keep`` (n,), each in the split of its target, as datasets of RecBole."""
-        keep = self._all if keep is None else keep
-        targets = keep & self.usable & (self.lengths(keep) > 0)
+    def windows(self) -> Splits:
+        """All windows, each in the split of its target, as datasets of RecBole."""
+        targets = self.usable & (self.lengths() > 0)
         dropped = (self.raw.config["unused_col"] or {}).get("inter", ())  # loaded for the split alone
         parts = []
         for role in (TRAIN, VALID, TEST):
-            windows = self.prefix((targets & (self.role == role)).nonzero().flatten(), keep)
+            windows = self.prefix((targets & (self.role == role)).nonzero().flatten())
             kept = {field: values for field, values in windows.interaction.items() if field not in dropped}
             parts.append(self._windowed.copy(Interaction(kept)))
         return Splits(*parts)
-
-    @functools.cached_property
-    def _all(self) -> torch.Tensor:
-        return torch.ones(len(self), dtype=torch.bool)
 
     @functools.cached_property
     def _windowed(self) -> SequentialDataset:

@@ -5,9 +5,7 @@ Samplers are never shared between D and D\S: deleted pairs would stay excluded f
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,9 +73,7 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
         if config["MODEL_TYPE"] == ModelType.KNOWLEDGE:
             require_files(config)
         try:
-            with _recorded_times() as raw:
-                dataset = create_dataset(config)
-            clock = _clock(raw, dataset)
+            dataset, clock = _created(config)
         except _OF_SETTINGS as error:
             raise UnlearnError(
                 f"RecBole cannot load the dataset {name} from {config['data_path']}: {error}. "
@@ -104,37 +100,35 @@ def _split(dataset: Dataset, is_saved: bool) -> Splits:
     return SequenceSplits.of(Sequences.saved(dataset) if is_saved else Sequences.of(dataset))
 
 
-@contextlib.contextmanager
-def _recorded_times() -> Iterator[dict[str, np.ndarray]]:
-    """Record the timestamps of the file: RecBole may scale them to [0, 1] while it loads."""
-    recorded: dict[str, np.ndarray] = {}
+def _created(config: UnlearnConfig) -> tuple[Dataset, Clock | None]:
+    """The dataset as RecBole creates it, and the map from the file's timestamps to those that RecBole makes of them.
+
+    RecBole may scale them to [0, 1] while it loads; None where it does not.
+    """
+    raw = np.zeros(0)
     original = Dataset._normalize
 
     @functools.wraps(original)
     def normalize(self: Dataset) -> None:
+        nonlocal raw
         if self.time_field in self.inter_feat:
-            recorded["time"] = self.inter_feat[self.time_field].to_numpy(dtype=np.float64, copy=True)
+            raw = self.inter_feat[self.time_field].to_numpy(dtype=np.float64, copy=True)
         original(self)
 
     Dataset._normalize = normalize
     try:
-        yield recorded
+        dataset = create_dataset(config)
     finally:
         Dataset._normalize = original
-
-
-def _clock(recorded: dict[str, np.ndarray], dataset: Dataset) -> Clock | None:
-    """The map from the file's timestamps to the dataset's, when they differ."""
-    if "time" not in recorded or dataset.time_field not in dataset.inter_feat:
-        return None
-    raw = recorded["time"]
+    if len(raw) == 0:
+        return dataset, None
     now = dataset.inter_feat[dataset.time_field].to_numpy(dtype=np.float64)
-    if len(raw) == 0 or np.array_equal(raw, now):
-        return None
+    if np.array_equal(raw, now):
+        return dataset, None
     low, high = raw.min(), raw.max()
     start, end = now[raw.argmin()], now[raw.argmax()]
     slope = (end - start) / (high - low) if high > low else 0.0
-    return Clock(float(low), float(slope), float(start))
+    return dataset, Clock(float(low), float(slope), float(start))
 
 
 def loaders(config: UnlearnConfig, splits: Splits) -> Loaders:
