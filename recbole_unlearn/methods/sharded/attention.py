@@ -45,38 +45,28 @@ def vectors(model: AbstractRecommender, dataset: Dataset) -> tuple[torch.Tensor,
     items = torch.randint(1, dataset.item_num, (CHECKED,), generator=generator)
     device = next(model.parameters()).device
     scores = model.predict(pairs_batch(dataset, users, items).to(device)).reshape(-1)
-    for p, q in _candidates(model, dataset):
-        if p.shape[1:] == q.shape[1:] and torch.allclose(
-            (p[users] * q[items]).sum(dim=1), scores, rtol=1e-4, atol=1e-5
-        ):
-            return p.detach(), q.detach()
+    found = None if inspect.signature(model.forward).parameters else model.forward()  # of a graph model: all vectors
+    if not isinstance(found, tuple) or [len(part) for part in found] != [dataset.user_num, dataset.item_num]:
+        sides = _rows_by_side(model, dataset).values()
+        found = [rows[0] for rows in sides] if all(len(rows) == 1 for rows in sides) else None  # the only tables
+    if found is not None and found[0].shape[1:] == found[1].shape[1:]:
+        p, q = (part.detach() for part in found)
+        if torch.allclose((p[users] * q[items]).sum(dim=1), scores, rtol=1e-4, atol=1e-5):
+            return p, q
     raise UnlearnError(
         f"Attention needs scores that are products of a user's and an item's vector, and those of "
         f"{type(model).__name__} are not. Use --receraser_aggregation=mean."
     )
 
 
-def _candidates(model: AbstractRecommender, dataset: Dataset) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The vectors of a graph model's forward pass, or the only table of each side."""
-    if not inspect.signature(model.forward).parameters:
-        found = model.forward()
-        if isinstance(found, tuple) and [len(part) for part in found] == [dataset.user_num, dataset.item_num]:
-            return [found]
-    sides = _rows_by_side(model, dataset, axes=(0,))
-    return [(sides["user"][0], sides["item"][0])] if all(len(own) == 1 for own in sides.values()) else []
-
-
-def _rows_by_side(
-    model: AbstractRecommender, dataset: Dataset, axes: Sequence[int] = (0, 1)
-) -> dict[str, list[torch.Tensor]]:
+def _rows_by_side(model: AbstractRecommender, dataset: Dataset) -> dict[str, list[torch.Tensor]]:
     """All tables of users (n, d) and of items (m, d), by side."""
     named = dict(model.named_parameters())
     sizes = {"user": dataset.user_num, "item": dataset.item_num}
     sides: dict[str, list[torch.Tensor]] = {"user": [], "item": []}
     for table in find_tables(model, dataset):
-        if table.axis in axes:
-            rows = as_rows(named[table.parameter], table.axis)
-            sides[table.side].append(rows[table.offset : table.offset + sizes[table.side]])
+        rows = as_rows(named[table.parameter], table.axis)
+        sides[table.side].append(rows[table.offset : table.offset + sizes[table.side]])
     return sides
 
 

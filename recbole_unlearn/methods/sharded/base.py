@@ -81,21 +81,21 @@ class Ensemble(AbstractRecommender):
         items = torch.arange(scores.shape[2], device=scores.device)[None]
         return self.combine(scores, interaction[self.user_field], items).reshape(-1)
 
-    def own_state(self) -> Weights:
+    def rule(self) -> Weights:
         """The weights of the rule, without those of the models."""
         return {k: v for k, v in self.state_dict().items() if not k.startswith("models.")}
 
-    def load_rule(self, rule: Weights, path: Path | None) -> None:
+    def load_rule(self, stored: Weights, path: Path | None) -> None:
         """Put the stored weights of the rule of the ensemble in ``path`` into this one, if they fit it."""
-        own = self.own_state()
-        for name in sorted(own.keys() | rule.keys()):
-            there, here = (list(some[name].shape) if name in some else "missing" for some in (rule, own))
+        own = self.rule()
+        for name in sorted(own.keys() | stored.keys()):
+            there, here = (list(some[name].shape) if name in some else "missing" for some in (stored, own))
             if there != here:
                 raise UnlearnError(
                     f"The rule of {path} does not fit: {name} is {there} there and {here} here. It was written with "
                     "other settings or by another version; train the ensemble again, without --checkpoint."
                 )
-        self.load_state_dict({**self.state_dict(), **rule})
+        self.load_state_dict(self.state_dict() | stored)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,10 +139,9 @@ class Shards:
         mine = self.partition.interactions == shard
         if step is not None:
             mine &= self.slices <= step
-        train = splits.train.copy(splits.train.inter_feat[mine])
-        held = splits.valid.inter_feat
-        fields = (train.uid_field, train.iid_field)
-        own = torch.stack([torch.isin(held[field], train.inter_feat[field]) for field in fields]).all(dim=0)
+        train, held = splits.train.copy(splits.train.inter_feat[mine]), splits.valid.inter_feat
+        users, items = (torch.isin(held[f], train.inter_feat[f]) for f in (train.uid_field, train.iid_field))
+        own = users & items
         # Without such validation interactions, all of them decide when the shard stops.
         valid = splits.valid.copy(held[own]) if own.any() else splits.valid
         return Splits(train, valid, valid)
@@ -166,7 +165,7 @@ class Shards:
         new: dict[int, list[Trained]] = {n: [] for n, held in enumerate(steps) if len(held) < self.depth}
         for step in range(self.depth):
             due = [shard for shard in new if len(steps[shard]) == step]
-            jobs, places = [], []
+            jobs = {}
             for shard in due:
                 start = steps[shard][-1].state_dict if step else self.initial[shard]
                 own = self.splits(splits, shard, step)
@@ -176,9 +175,8 @@ class Shards:
                 # Not the shard's own number: it would narrow down the user of a single-user request.
                 name = f"{label} shard {due.index(shard) + 1}/{len(due)}"
                 name += f" slice {step + 1}/{self.depth}" if self.depth > 1 else ""
-                jobs.append(Job(self._config(shard), own, name, start))
-                places.append(shard)
-            for shard, trained in zip(places, train_all(jobs), strict=True):
+                jobs[shard] = Job(self._config(shard), own, name, start)
+            for shard, trained in zip(jobs, train_all(list(jobs.values())), strict=True):
                 steps[shard].append(trained)
                 new[shard].append(trained)
         return dataclasses.replace(self, steps=steps), new
@@ -252,7 +250,7 @@ class ShardedTrainer(UnlearnTrainer):
     def _combined(
         self, task: UnlearnTask, splits: Splits, rule: Weights | None = None
     ) -> tuple[Ensemble, dict[str, Curve], float]:
-        """The ensemble with a given rule or a fitted one; the fit's curves, and its seconds without validation."""
+        """The ensemble with a stored rule or a fitted one; the fit's curves, and its seconds without validation."""
         start, looked = time.perf_counter(), self.validation_seconds
         models = self.shards.models(splits)
         init_seed(task.config["seed"], task.config["reproducibility"])
@@ -305,7 +303,7 @@ class ShardedTrainer(UnlearnTrainer):
             places = {"rows": partition.interactions, "slices": shards.slices}
             sides = {"users": partition.users, "items": partition.items}
             places |= {side: shard for side, shard in sides.items() if shard is not None}
-            _save(folder / _RULE, {"partition": places, "rule": self.model.own_state()})
+            _save(folder / _RULE, {"partition": places, "rule": self.model.rule()})
             values = plain_settings(config.to_recbole().final_config_dict) | config.method_values(self.name)
             stored = files.Stored(
                 home / name, self.name, config["model"], config["dataset"],

@@ -12,19 +12,21 @@ a fixed order, torch does not promise to.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
 
 from recbole_unlearn.errors import UnlearnError
 
 ROUNDS = 50  # of alternating between shards and centroids, at most
 SLACK = 1.2  # a shard holds up to this times its equal share
 MAX_PIVOTS = 10**9  # of the exact transport: it ends by itself, long before
-Step = Callable[[np.ndarray], np.ndarray]  # shards (n,) to costs (n, k), or costs to shards
+Place = Callable[[np.ndarray], np.ndarray]  # costs (n, k) of points to their shards (n,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +40,11 @@ class Partition:
 
     def without(self, deleted: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> Partition:
         """The partition without the interactions ``deleted`` (a mask); the shards of orphans become -1."""
-        left = ~deleted
-
-        def kept(shard: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor | None:
-            if shard is None:
-                return None
-            found = torch.full_like(shard, -1)
-            found[ids] = shard[ids]
-            return found
-
-        return Partition(
-            self.number, self.interactions[left], kept(self.users, users[left]), kept(self.items, items[left])
-        )
+        sides = [
+            None if shard is None else shard.masked_fill(ids[~deleted].bincount(minlength=len(shard)) == 0, -1)
+            for shard, ids in ((self.users, users), (self.items, items))
+        ]
+        return Partition(self.number, self.interactions[~deleted], *sides)
 
 
 def random_users(users: torch.Tensor, user_num: int, k: int, generator: torch.Generator) -> Partition:
@@ -80,36 +75,25 @@ def item_blocks(
 
 
 def by_interactions(
-    users: torch.Tensor, items: torch.Tensor, p: torch.Tensor, q: torch.Tensor, k: int, generator: torch.Generator,
-    rounds: int = ROUNDS, slack: float = SLACK,
-) -> Partition:  # fmt: skip
+    users: torch.Tensor, items: torch.Tensor, p: torch.Tensor, q: torch.Tensor, k: int, generator: torch.Generator
+) -> Partition:
     """RecEraser's InBP: by the affinity -‖p_u - c_u‖²·‖q_i - c_i‖² of interactions to shards' centroids (c_u, c_i).
 
     The first centroids are ``k`` random interactions. A round fills the shards in order of affinity (:func:`fill`) up
-    to ⌈slack·|D|/k⌉ interactions, then moves each centroid to the mean of its interactions in every dimension (the
+    to ⌈1.2·|D|/k⌉ interactions, then moves each centroid to the mean of its interactions in every dimension (the
     authors' code takes one mean over all dimensions, which ruins it), until nothing changes.
     """
     _check_number(k, len(users), "interactions")
-    cap = math.ceil(slack * len(users) / k)
-    (_, user, p_), (_, item, q_) = _embedded(users, p, "user"), _embedded(items, q, "item")
-
-    def cost(shard: np.ndarray) -> np.ndarray:
-        found = distances(p_, means(p_, user, shard, k))[user]
-        found *= distances(q_, means(q_, item, shard, k))[item]
-        return found
-
-    shard = _alternate(len(users), k, generator, cost, lambda c: fill(c, cap), rounds)
-    return Partition(k, torch.from_numpy(shard), None, None)
+    factors = [_embedded(ids, rows, side)[1:] for ids, rows, side in ((users, p, "user"), (items, q, "item"))]
+    return Partition(k, _alternate(factors, k, generator, fill), None, None)
 
 
-def by_users(
-    users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator, slack: float = SLACK
-) -> Partition:
+def by_users(users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator) -> Partition:
     """RecEraser's UBP: as :func:`by_interactions`, with whole users and the affinity -‖p_u - c‖².
 
-    Of n users with interactions, each counted once however many they have, a shard takes up to ⌈slack·n/k⌉.
+    Of n users with interactions, each counted once however many they have, a shard takes up to ⌈1.2·n/k⌉.
     """
-    return _cluster_users(users, p, k, generator, lambda c: fill(c, math.ceil(slack * len(c) / k)))
+    return _cluster_users(users, p, k, generator, fill)
 
 
 def by_transport(users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator) -> Partition:
@@ -121,15 +105,15 @@ def by_transport(users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.
     return _cluster_users(users, p, k, generator, transport)
 
 
-def fill(cost: np.ndarray, cap: int) -> np.ndarray:
-    """Greedily give n points to k shards of at most ``cap`` points, cap·k ≥ n. cost (n, k) -> (n,).
+def fill(cost: np.ndarray, slack: float = SLACK) -> np.ndarray:
+    """Greedily give n points to k shards of at most ⌈slack·n/k⌉ points, slack ≥ 1. cost (n, k) -> (n,).
 
     The result is that of a loop over all (point, shard) pairs from the lowest cost up (ties: lower point, then lower
     shard), which takes a pair if the point has no shard yet and the shard is not full. Until a shard is full, that
     loop gives every point its best open shard, in order of cost; so one sort per shard that fills up is enough.
     """
     n, k = cost.shape
-    shard, room = np.full(n, -1, dtype=np.int64), np.full(k, cap)
+    shard, room = np.full(n, -1, dtype=np.int64), np.full(k, math.ceil(slack * n / k))
     left = np.arange(n)
     while len(left):
         free = np.flatnonzero(room)
@@ -201,37 +185,34 @@ def means(vectors: np.ndarray, ids: np.ndarray, shard: np.ndarray, k: int) -> np
     return counts.astype(vectors.dtype) @ vectors / counts.sum(1, keepdims=True)
 
 
-def distances(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """‖v - c‖² for all pairs: vectors (m, d), centroids (k, d) -> (m, k). Nothing of size m·k·d is made."""
-    return np.stack([np.square(vectors - c).sum(1) for c in centroids], axis=1)
-
-
 def _alternate(
-    n: int, k: int, generator: torch.Generator, cost: Step, place: Step, rounds: int = ROUNDS
-) -> np.ndarray:
-    """Shards (n,) from costs (n, k) and costs from shards, in turn; at first each of k random points is a shard."""
+    factors: Sequence[tuple[np.ndarray, np.ndarray]], k: int, generator: torch.Generator, place: Place
+) -> torch.Tensor:
+    """Shards (n,) from costs (n, k) and costs from shards, in turn; at first each of k random points is a shard.
+
+    ``factors`` are the ids of the points (n,) and the vectors of the ids (m, d). The cost of a point is the squared
+    distance of its vector to the shard's mean, multiplied over the factors.
+    """
+    n = len(factors[0][0])
     shard = np.full(n, -1, dtype=np.int64)
     shard[torch.randperm(n, generator=generator)[:k].numpy()] = np.arange(k)
-    for _ in range(rounds):
-        before, now = shard, cost(shard)
-        shard = mend(place(now), now)
+    for _ in range(ROUNDS):
+        before = shard
+        parts = (cdist(rows, means(rows, ids, shard, k), "sqeuclidean")[ids] for ids, rows in factors)
+        cost = functools.reduce(np.multiply, parts)
+        shard = mend(place(cost), cost)
         if np.array_equal(shard, before):
             break
-    return shard
+    return torch.from_numpy(shard)
 
 
 def _cluster_users(
-    users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator, place: Step
+    users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator, place: Place
 ) -> Partition:
     """k-means of the users that have interactions, where ``place`` turns distances (n, k) into shards (n,)."""
     present, _, vectors = _embedded(users, p, "user")
-    n = len(present)
-    _check_number(k, n, "users with interactions")
-
-    def cost(shard: np.ndarray) -> np.ndarray:
-        return distances(vectors, means(vectors, np.arange(n), shard, k))
-
-    shard = torch.from_numpy(_alternate(n, k, generator, cost, place))
+    _check_number(k, len(present), "users with interactions")
+    shard = _alternate([(np.arange(len(present)), vectors)], k, generator, place)
     return _of_users(users, len(p), present, shard, k)
 
 
@@ -256,9 +237,5 @@ def _of_users(users: torch.Tensor, user_num: int, present: torch.Tensor, shard: 
 
 def _check_number(k: int, n: int, things: str) -> None:
     """Refuse a number of shards of which some would be empty."""
-    if k < 1:
-        raise UnlearnError(f"Cannot divide the training data into {k} shards: use 1 or more.")
-    if n == 0:
-        raise UnlearnError("Cannot divide training data that has no interactions: check its filters.")
     if k > n:
         raise UnlearnError(f"Cannot divide {n} {things} among {k} shards: use {n} or fewer.")
