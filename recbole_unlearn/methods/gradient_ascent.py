@@ -75,9 +75,8 @@ class GradientAscent(UnlearnTrainer):
             for step, chosen in enumerate(_batches(request, options)):
                 before = [parameter.detach().clone() for parameter in parameters]
                 loss = request.deleted_loss(chosen)
-                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-                for parameter, gradient in zip(parameters, gradients, strict=True):
-                    parameter.grad = gradient
+                optimizer.zero_grad()
+                loss.backward()
                 optimizer.step()
                 now = self._watch(watched)
                 if now > limit:

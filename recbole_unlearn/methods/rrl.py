@@ -86,9 +86,8 @@ class RRL(UnlearnTrainer):
                     raise UnlearnError(
                         f"rrl failed: its loss is {loss.item()}. Lower rrl_learning_rate or rrl_fisher."
                     )
-                gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-                for parameter, gradient in zip(named.values(), gradients, strict=True):
-                    parameter.grad = gradient
+                optimizer.zero_grad()
+                loss.backward()
                 for group in optimizer.param_groups:
                     group["lr"] = options.rrl_learning_rate * (1.0 - step / options.rrl_steps)
                 optimizer.step()

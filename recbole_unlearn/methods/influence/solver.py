@@ -71,14 +71,8 @@ class Selection:
         return sum(len(part.rows) * part.width for part in self.parts)
 
     def gather(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The chosen rows of tensors shaped like the parameters, as (P,); a missing tensor counts as zero."""
-        blocks = []
-        for part in self.parts:
-            if part.name in tensors:
-                blocks.append(as_rows(tensors[part.name], part.axis)[part.rows].reshape(-1))
-            else:
-                blocks.append(torch.zeros(len(part.rows) * part.width).to(self.named[part.name]))
-        return torch.cat(blocks)
+        """The chosen rows of tensors shaped like the parameters, as (P,)."""
+        return torch.cat([as_rows(tensors[part.name], part.axis)[part.rows].reshape(-1) for part in self.parts])
 
     def scatter(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """A vector (P,) as tensors shaped like the parameters, zero outside the chosen rows."""
@@ -107,9 +101,9 @@ class Selection:
         return torch.cat([part.weight.repeat_interleave(part.width) for part in self.parts])
 
     def gradient(self, loss: torch.Tensor, **graph: Any) -> dict[str, torch.Tensor]:
-        """∇L by parameter, without parameters that the loss does not depend on."""
-        found = torch.autograd.grad(loss, self.parameters, allow_unused=True, **graph)
-        return {name: g for name, g in zip(self.names, found, strict=True) if g is not None}
+        """∇L by parameter, zero where the loss does not depend on one."""
+        found = torch.autograd.grad(loss, self.parameters, materialize_grads=True, **graph)
+        return dict(zip(self.names, found, strict=True))
 
 
 class HessianProduct:
@@ -149,16 +143,16 @@ class Solution:
     x: torch.Tensor
     residuals: list[float]
     negative_curvature: bool = False
-    damping: float | None = None  # the λ that was needed, where it was searched for
+    damping: float = 0.0  # the λ that was needed, where it was searched for
 
     def certificate(self) -> dict[str, float | int | bool]:
         """The solution's quality, for result.json."""
-        found = {
+        return {
             "steps": len(self.residuals),
             "residual": round(self.residuals[-1], 9) if self.residuals else 0.0,
             "negative_curvature": self.negative_curvature,
+            "damping": self.damping,
         }
-        return found if self.damping is None else found | {"damping": self.damping}
 
 
 def conjugate_gradient(

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType, init_seed
@@ -45,6 +47,7 @@ from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import Curve, Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.recbole_compat import clear_caches
+from recbole_unlearn.rows import as_rows, find_tables, pairs_batch
 from recbole_unlearn.settings import UnlearnConfig, plain_settings
 from recbole_unlearn.training import Job, build_model
 
@@ -52,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 Weights = dict[str, torch.Tensor]
 _RULE = "rule.safetensors"
+CHECKED = 64  # pairs by which vectors are checked
+Vectors = tuple[torch.Tensor, torch.Tensor]  # of users (n, d) and of items (m, d)
 
 
 class Ensemble(AbstractRecommender):
@@ -212,8 +217,8 @@ class ShardedTrainer(UnlearnTrainer):
         """The model whose embeddings the interactions are divided by, the plain original; None without one."""
         return task.original or task.train(task.config, task.data.full, "pretrained")
 
-    def divide(self, task: UnlearnTask, pretrained: Trained | None, generator: torch.Generator) -> Partition:
-        """The shard of each training interaction."""
+    def divide(self, task: UnlearnTask, embeddings: Vectors | None, generator: torch.Generator) -> Partition:
+        """The shard of each training interaction; ``embeddings`` are those of the pretrained model."""
         raise NotImplementedError(f"{type(self).__name__} does not implement divide().")
 
     def ensemble(self, task: UnlearnTask, splits: Splits, models: list[Any]) -> Ensemble:
@@ -236,7 +241,7 @@ class ShardedTrainer(UnlearnTrainer):
         pretrained = self.pretrain(task)
         start = time.perf_counter()
         generator = torch.Generator().manual_seed(task.config["seed"])
-        partition = self.divide(task, pretrained, generator)
+        partition = self.divide(task, pretrained and row_vectors(task, pretrained), generator)
         slices = getattr(task.settings, f"{self.name}_slices", 1)
         shards = Shards.new(config, full, partition, slices, generator)
         spent = time.perf_counter() - start
@@ -382,3 +387,55 @@ def _load(path: Path) -> dict[str, Weights]:
         group, _, own = name.partition(".")
         groups.setdefault(group, {})[own] = value
     return groups
+
+
+@torch.no_grad()
+def vectors(model: AbstractRecommender, dataset: Dataset) -> Vectors:
+    """Vectors of all users (n, d) and all items (m, d) whose products are the model's scores."""
+    model.eval()
+    generator = torch.Generator().manual_seed(0)
+    users = torch.randint(1, dataset.user_num, (CHECKED,), generator=generator)
+    items = torch.randint(1, dataset.item_num, (CHECKED,), generator=generator)
+    device = next(model.parameters()).device
+    scores = model.predict(pairs_batch(dataset, users, items).to(device)).reshape(-1)
+    found = None if inspect.signature(model.forward).parameters else model.forward()  # of a graph model: all vectors
+    if not isinstance(found, tuple) or [len(part) for part in found] != [dataset.user_num, dataset.item_num]:
+        sides = _rows_by_side(model, dataset).values()
+        found = [rows[0] for rows in sides] if all(len(rows) == 1 for rows in sides) else None  # the only tables
+    if found is not None and found[0].shape[1:] == found[1].shape[1:]:
+        p, q = (part.detach() for part in found)
+        if torch.allclose((p[users] * q[items]).sum(dim=1), scores, rtol=1e-4, atol=1e-5):
+            return p, q
+    raise UnlearnError(
+        f"Attention needs scores that are products of a user's and an item's vector, and those of "
+        f"{type(model).__name__} are not. Use --receraser_aggregation=mean."
+    )
+
+
+def _rows_by_side(model: AbstractRecommender, dataset: Dataset) -> dict[str, list[torch.Tensor]]:
+    """All tables of users (n, d) and of items (m, d), by side."""
+    named = dict(model.named_parameters())
+    sizes = {"user": dataset.user_num, "item": dataset.item_num}
+    sides: dict[str, list[torch.Tensor]] = {"user": [], "item": []}
+    for table in find_tables(model, dataset):
+        rows = as_rows(named[table.parameter], table.axis)
+        sides[table.side].append(rows[table.offset : table.offset + sizes[table.side]])
+    return sides
+
+
+def row_vectors(task: UnlearnTask, pretrained: Trained) -> Vectors:
+    """The vectors of users (n, d) and items (m, d) in a pretrained model, or its tables side by side."""
+    data = task.data.full
+    model = build_model(task.config, data)
+    pretrained.load_into(model)
+    try:
+        p, q = vectors(model, data.train)
+    except UnlearnError:
+        sides = _rows_by_side(model, data.train)
+        if not all(sides.values()):
+            raise UnlearnError(
+                f"{task.config['model']} has no embeddings of {'users' if not sides['user'] else 'items'} to "
+                "divide the interactions by. Use --unlearn=sisa."
+            ) from None
+        p, q = (torch.cat(rows, dim=1) for rows in sides.values())
+    return p.cpu(), q.cpu()

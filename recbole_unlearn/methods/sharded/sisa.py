@@ -24,9 +24,8 @@ import dataclasses
 
 import torch
 
-from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask, method
-from recbole_unlearn.methods.sharded.base import ShardedTrainer
+from recbole_unlearn.methods.sharded.base import ShardedTrainer, Vectors
 from recbole_unlearn.methods.sharded.partition import Partition, random_users
 from recbole_unlearn.settings import setting
 
@@ -54,7 +53,7 @@ class SISA(ShardedTrainer):
     def pretrain(self, task: UnlearnTask) -> None:
         """None: users are divided at random."""
 
-    def divide(self, task: UnlearnTask, pretrained: Trained | None, generator: torch.Generator) -> Partition:
+    def divide(self, task: UnlearnTask, embeddings: Vectors | None, generator: torch.Generator) -> Partition:
         """Users at random."""
         train = task.data.full.train
         users = train.inter_feat[train.uid_field]

@@ -28,10 +28,8 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from sklearn.linear_model import LogisticRegression
 
 from recbole_unlearn.data import Splits
-from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import Curve, UnlearnTask, method
-from recbole_unlearn.methods.sharded.attention import row_vectors
-from recbole_unlearn.methods.sharded.base import Ensemble, ShardedTrainer
+from recbole_unlearn.methods.sharded.base import Ensemble, ShardedTrainer, Vectors
 from recbole_unlearn.methods.sharded.partition import Partition, by_transport
 from recbole_unlearn.rows import RetainedIndex, TrainIndex, pair_scores
 from recbole_unlearn.settings import UnlearnConfig, setting
@@ -60,11 +58,11 @@ class UltraRESettings:
 class UltraRE(ShardedTrainer):
     """s(u, i) = Σ_k w[g(u), k] s_k(u, i), with model k trained on the interactions of cluster k."""
 
-    def divide(self, task: UnlearnTask, pretrained: Trained | None, generator: torch.Generator) -> Partition:
+    def divide(self, task: UnlearnTask, embeddings: Vectors | None, generator: torch.Generator) -> Partition:
         """Clusters of users."""
-        assert pretrained is not None
-        train, (p, _) = task.data.full.train, row_vectors(task, pretrained)
-        return by_transport(train.inter_feat[train.uid_field], p, task.settings.ultrare_shards, generator)
+        assert embeddings is not None
+        users = task.data.full.train.inter_feat[task.data.full.train.uid_field]
+        return by_transport(users, embeddings[0], task.settings.ultrare_shards, generator)
 
     def ensemble(self, task: UnlearnTask, splits: Splits, models: list[Any]) -> Ensemble:
         """Weights by cluster, or the mean."""

@@ -124,7 +124,7 @@ def test_attention_is_the_formula(attentive):
 
 
 def test_training_the_attention_leaves_the_models_alone_and_keeps_the_best_epoch(attentive, monkeypatch):
-    monkeypatch.setattr(sharded.attention, "BATCH", 64)
+    monkeypatch.setattr(sharded.receraser, "BATCH", 64)
     nets, ensemble = attentive
     before = [{k: v.clone() for k, v in net.state_dict().items()} for net in nets]
     scores, states = iter([0.1, 0.2, 0.5, 0.3, 0.3, 0.9]), []
