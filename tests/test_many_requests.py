@@ -12,19 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_unlearn import UnlearnConfig, run_unlearn
-from recbole_unlearn.data import Located, coarse, divide, fitted_after, load, lost_at_least, lost_since
+from recbole_unlearn.data import coarse, fitted_after, load, lost_at_least, lost_since
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import load_torch
 from recbole_unlearn.methods import RequestLosses
 from recbole_unlearn.methods.influence import losing
 from recbole_unlearn.methods.obliviate import new_start
-from recbole_unlearn.pipeline import begin, checked_settings
-from recbole_unlearn.registry import METHODS
 from recbole_unlearn.rows import TrainIndex, find_region
-from recbole_unlearn.settings import CacheSettings, read
-from recbole_unlearn.training import Trainings, train
 from tests.conftest import quick_settings, tiny_rows
-from tests.parts import Rows
+from tests.methods.conftest import make_task
+from tests.parts import Rows, divided
 
 HIT, NUMBER = "hit", 30  # an item, and how many training interactions it has
 QUICK = {"show_progress": False, "tensorboard": False, "report": "none", "cache": False}
@@ -292,19 +289,12 @@ def test_the_share_is_of_what_there_was():
 
 def test_influence_weighs_what_was_lost_before(make_config):
     """IFRU's spillover: an item that lost a little each time is a loser all the same."""
-    config = make_config(unlearn="ifru")
-    splits = load(config).splits
-    mask = np.arange(len(splits.train)) == 0
-    nothing = [np.zeros(len(part), bool) for part in (splits.valid, splits.test)]
-    item = int(splits.train.inter_feat["item_id"][0])
-    fitted = torch.zeros(splits.train.item_num, dtype=torch.long)
+    config, found = make_config(), []
+    data = divided(config, lambda users: [0])
+    item = int(data.full.train.inter_feat["item_id"][0])
+    fitted = torch.zeros(data.full.train.item_num, dtype=torch.long)
     fitted[item] = 60
-    method, original = METHODS.get("ifru"), train(config, splits, "x")
-    options, models = checked_settings(method, config), Trainings(read(CacheSettings, config), 1)
-    found = []
     for before in (None, fitted):
-        data = divide(splits, Located(mask, *nothing), "python", None, before)
-        trainer, task = begin(method, options, config, data, original, models, "x")
-        task = dataclasses.replace(task, prepared_index=TrainIndex(splits.train).complete())
+        trainer, task = make_task(config, dataclasses.replace(data, fitted=before), "ifru")
         found.append(losing(RequestLosses(task, trainer.model).region, more_than=0.5)["item"].ids.tolist())
     assert found == [[], [item]]
