@@ -115,14 +115,6 @@ def test_models_with_their_own_trainer_or_loader_train(made, model):
     assert torch.allclose(found, scores)
 
 
-def test_metrics_over_plain_numbers_work(made):
-    """RecBole 1.2.1 calls .cpu() on them (ItemCoverage needs the number of items)."""
-    config, splits, trainer = made(metrics=["NDCG", "ItemCoverage", "GiniIndex"], valid_metric="NDCG@10")
-    trained = trainer.train(loaders(config, splits))
-    assert trained.epoch >= 0
-    assert 0 < trainer.best_valid_result["itemcoverage@10"] <= 1
-
-
 def test_graphs_are_built_on_every_scipy(make_config):
     """On a scipy that has `_update` its own is used; the result is the same either way."""
     config = make_config("NGCF")
