@@ -134,6 +134,17 @@ def test_the_same_seed_gives_the_same_sweep_also_when_it_was_cut_short(here, sma
         assert len(calls) == 2 + 2  # the first of the trials was not done again
 
 
+def test_a_suggested_trial_has_a_number_of_its_own(tmp_path):
+    """Also in a resumed sweep, where a trial that failed is tried again under its number."""
+    report = {"score": 1.0, "last": True}
+    for ended in (((1, [report]), (2, []), (3, [report])), ((rank, [report]) for rank in (1, 3, 4, 2))):
+        kept = journal.Journal(tmp_path, "x")
+        for rank, reports in ended:
+            kept.ended(None, {"rank": rank}, reports, "node", None)
+    numbers = {record["settings"]["rank"]: record["number"] for record in kept.records.values()}
+    assert numbers == {1: 0, 2: 1, 3: 2, 4: 3}
+
+
 def test_failing_trials_are_named_and_the_others_count(here, small, tmp_path):
     small |= {"searcher": "grid", "lac_batch_size": 64}
     outcome = sweep(small, space=space("lac_learning_rate: {grid: [0.01, 1.0e+30]}\n"))
