@@ -83,37 +83,28 @@ class TrainIndex:
         """
         self.complete()
         self.removed[numbers] = True
-        numbers = torch.unique(numbers)
         for side in SIDES:
-            self._move_back(side, numbers)
+            self._move_back(side, torch.unique(self.ids[side][numbers]))
         users, items = (self.ids[side][numbers] for side in SIDES)
         self._remove_pairs(torch.unique(users))
         if self.table is not None:
             gone = self.keys(users, items)
             self.table[gone] = _contains(self.pairs, gone)
 
-    def _move_back(self, side: Side, numbers: torch.Tensor) -> None:
-        """Move ``numbers`` (m,), rising, behind the remaining entries of their ids, unless they are there already.
-
-        Entries between the j-th of them of an id and the next one go j places to the front.
-        """
-        order, far, count = self._order[side], self._far[side], self._count[side]
-        ids, by_id = self.ids[side][numbers].sort(stable=True)
-        numbers, end = numbers[by_id], self._start[side][ids] + count[ids]
-        at = _search(order, numbers, self._start[side][ids], end)
-        live = (at < end) & (order[at.clamp(max=self.total - 1)] == numbers)
-        ids, numbers, end, at = ids[live], numbers[live], end[live], at[live]
-        first, behind = torch.searchsorted(ids, ids), torch.searchsorted(ids, ids, right=True)
-        j = torch.arange(1, len(ids) + 1) - first
-        length = torch.cat([at[1:], end[-1:]]).where(first + j < behind, end) - at - 1
-        places = _ranges(at + 1, length)
-        to = places - torch.repeat_interleave(j, length)
-        for values in (order, far):  # several times as fast as values[to] = values[places]
-            values.scatter_(0, to, values.index_select(0, places))
-        back = end - behind + first + j - 1
-        order[back], far[back] = numbers, self.ids[OTHER[side]][numbers]
-        count.index_add_(0, ids, torch.full_like(ids, -1))
-        self._live -= len(ids) if side == "user" else 0
+    def _move_back(self, side: Side, ids: torch.Tensor) -> None:
+        """Move the removed interactions of ``ids`` behind the remaining ones; both keep their order."""
+        order, start, count = self._order[side], self._start[side][ids], self._count[side][ids]
+        places = _ranges(start, count)
+        out = self.removed[order.index_select(0, places)]
+        left, gone = places[~out], places[out]
+        lost = torch.bincount(torch.searchsorted(ids, self.ids[side][order[gone]]), minlength=len(ids))
+        front, back = _ranges(start, count - lost), _ranges(start + count - lost, lost)
+        for values in (order, self._far[side]):
+            removed = values[gone]
+            values.scatter_(0, front, values.index_select(0, left))  # faster than values[front] = values[left]
+            values[back] = removed
+        self._count[side][ids] = count - lost
+        self._live -= int(lost.sum()) if side == "user" else 0
 
     def _remove_pairs(self, users: torch.Tensor) -> None:
         """Write the ranges of ``users`` in ``pairs`` again, from their remaining interactions."""
@@ -239,15 +230,6 @@ def _ranges(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     ends = lengths.cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
     return torch.repeat_interleave(starts - (ends - lengths), lengths) + torch.arange(total)
-
-
-def _search(values: torch.Tensor, wanted: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """For each of ``wanted`` (n,) its place in ``values``, which rise between its ``low`` and ``high`` (n,)."""
-    while bool((apart := low < high).any()):
-        middle = (low + high) >> 1
-        less = values.index_select(0, middle.clamp(max=len(values) - 1)) < wanted
-        low, high = torch.where(apart & less, middle + 1, low), torch.where(less, high, middle)
-    return low
 
 
 def _contains(ordered: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
