@@ -16,7 +16,7 @@ module and its size, and by the word in its name where users and items are equal
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -152,7 +152,7 @@ def _fields(model: AbstractRecommender, dataset: Dataset) -> list[FieldTable]:
     return found
 
 
-def _layers(model: AbstractRecommender) -> Iterator[tuple[str, nn.Embedding, int]]:
+def _layers(model: AbstractRecommender) -> Iterator[tuple[str, Any, int]]:
     """The fields of RecBole's layers, each with its table and where in it the field begins.
 
     Context-aware models have one table for all fields of tokens (and one for all of numbers in buckets), and one for
@@ -161,45 +161,29 @@ def _layers(model: AbstractRecommender) -> Iterator[tuple[str, nn.Embedding, int
     """
     for owner in model.modules():
         for kind in ("token", "float"):
-            for joint, fields in _by_type(owner, f"{kind}_embedding_table", f"{kind}_field_names"):
-                if isinstance(joint, (FMEmbedding, FLEmbedding)):
-                    yield from _joint(fields, [joint.embedding], joint.offsets)
-            for single, fields in _by_type(owner, f"{kind}_seq_embedding_table", f"{kind}_seq_field_names"):
-                if isinstance(single, nn.ModuleList):
-                    yield from _single(fields, single)
-            if getattr(owner, f"{kind}_feature_names", None):
-                tables, offsets = getattr(owner, f"{kind}_embeddings"), getattr(owner, f"{kind}_offsets")
-                yield from _joint(getattr(owner, f"{kind}_feature_names"), tables, offsets)
-            if getattr(owner, f"{kind}_seq_feature_names", None):
-                tables = getattr(owner, f"{kind}_seq_embedding")
-                yield from _single(getattr(owner, f"{kind}_seq_feature_names"), tables)
+            joint: list[tuple[Any, Sequence[str], Sequence[int]]] = [
+                (table.embedding, fields, table.offsets)
+                for table, fields in _by_type(owner, f"{kind}_embedding_table", f"{kind}_field_names")
+                if isinstance(table, (FMEmbedding, FLEmbedding))
+            ]
+            single = list(_by_type(owner, f"{kind}_seq_embedding_table", f"{kind}_seq_field_names"))
+            if names := getattr(owner, f"{kind}_feature_names", None):  # FFM
+                joint += [(t, names, getattr(owner, f"{kind}_offsets")) for t in getattr(owner, f"{kind}_embeddings")]
+            if names := getattr(owner, f"{kind}_seq_feature_names", None):
+                single.append((getattr(owner, f"{kind}_seq_embedding"), names))
+            for table, fields, offsets in joint:
+                yield from ((field, table, offset) for field, offset in zip(fields, offsets, strict=True))
+            for tables, fields in single:
+                if isinstance(tables, nn.ModuleList):
+                    yield from ((fields[place % len(fields)], table, 0) for place, table in enumerate(tables))
 
 
-def _by_type(owner: nn.Module, tables: str, names: str) -> Iterator[tuple[nn.Module | None, Sequence[str]]]:
+def _by_type(owner: nn.Module, tables: str, names: str) -> list[tuple[Any, Sequence[str]]]:
     """A table and the names of its fields; of a sequential model one for each type."""
     found = getattr(owner, tables, None)
     if isinstance(found, nn.ModuleDict):
-        for kind, table in found.items():
-            yield table, getattr(owner, names)[kind]
-    else:
-        yield found, getattr(owner, names, ())
-
-
-def _joint(
-    fields: Sequence[str], tables: Iterable[nn.Module], offsets: Sequence[int]
-) -> Iterator[tuple[str, nn.Embedding, int]]:
-    """Every table has all ``fields``, one after the other."""
-    for table in tables:
-        assert isinstance(table, nn.Embedding)
-        for field, offset in zip(fields, offsets, strict=True):
-            yield field, table, offset
-
-
-def _single(fields: Sequence[str], tables: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Embedding, int]]:
-    """Every table has one of ``fields``, in turn."""
-    for place, table in enumerate(tables):
-        assert isinstance(table, nn.Embedding)
-        yield fields[place % len(fields)], table, 0
+        return [(table, getattr(owner, names)[kind]) for kind, table in found.items()]
+    return [(found, getattr(owner, names, ()))]
 
 
 def _matrices(model: AbstractRecommender, dataset: Dataset, missing: set[str]) -> Iterator[Table]:
