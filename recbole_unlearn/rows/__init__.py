@@ -5,7 +5,7 @@ pair, `region.py` the users and items of a request; `batches.py` draws the witne
 losses and scores, and `closed_form.py` estimates the rank of a pair in a model that never saw it.
 """
 
-from recbole_unlearn.rows.batches import Triples, Witness, as_batch, first_of_each, learns_by_user, pairs_batch
+from recbole_unlearn.rows.batches import Triples, Witness, as_batch, first_of_each, learns_by_user
 from recbole_unlearn.rows.closed_form import PAIRS, ClosedFormRanker, ExpectedStanding
 from recbole_unlearn.rows.index import OTHER, SIDES, RetainedIndex, Side, TrainIndex
 from recbole_unlearn.rows.model_loss import (
@@ -15,6 +15,7 @@ from recbole_unlearn.rows.model_loss import (
     looked_up,
     loss_gradients,
     pair_scores,
+    pairs_batch,
     predicted,
     reverse_ranking_loss,
     training_loss,

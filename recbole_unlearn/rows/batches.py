@@ -15,15 +15,18 @@ import functools
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from recbole.data.dataloader import UserDataLoader
 from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction, cat_interactions
 from recbole.data.utils import get_dataloader
+from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import InputType
 
 from recbole_unlearn.data import Facts
 from recbole_unlearn.rows.index import SIDES, RetainedIndex
+from recbole_unlearn.rows.model_loss import pair_scores
 from recbole_unlearn.rows.region import Region
 from recbole_unlearn.settings import UnlearnConfig
 
@@ -61,6 +64,11 @@ class Witness:
         """Retained interactions of the region's users or items."""
         found = [self.index.of(side, members.ids) for side, members in self.region.items()]
         return self.retained.only(torch.unique(torch.cat(found)))
+
+    def everything(self) -> torch.Tensor:
+        """All retained interactions that the loss counts."""
+        kept = (~self.retained.deleted).nonzero().flatten()
+        return kept[self.units(self.index.ids["user"][kept])]
 
     def buffer(self, share: float) -> torch.Tensor:
         """A uniform sample of all retained interactions, the paper's R."""
@@ -126,6 +134,11 @@ class Witness:
         negatives = self.retained.negatives(users, self.generator)
         return Triples(torch.full_like(users, -1), users, items, negatives)
 
+    def scores(self, model: AbstractRecommender, deleted: Triples) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores (m,) of deleted pairs and of their negatives."""
+        of = functools.partial(pair_scores, model, self.index.train, deleted.users)
+        return of(deleted.items), of(deleted.negatives)
+
     def units(self, users: torch.Tensor) -> torch.Tensor | slice:
         """Which of the interactions of ``users`` (m,) a loss counts: all, or one for each user."""
         return first_of_each(users) if self.by_user else slice(None)
@@ -166,11 +179,7 @@ def learns_by_user(config: UnlearnConfig) -> bool:
 
 def first_of_each(ids: torch.Tensor) -> torch.Tensor:
     """The first position of every distinct id, by id."""
-    order = torch.argsort(ids, stable=True)
-    ordered = ids[order]
-    first = torch.ones(len(ids), dtype=torch.bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    return order[first]
+    return torch.from_numpy(np.unique(ids.numpy(), return_index=True)[1])
 
 
 def as_batch(config: UnlearnConfig, train: Dataset, chosen: torch.Tensor, drawn: torch.Tensor) -> Interaction:
@@ -191,8 +200,3 @@ def as_batch(config: UnlearnConfig, train: Dataset, chosen: torch.Tensor, drawn:
         both.update(Interaction({config["LABEL_FIELD"]: labels}))
         return both
     return Interaction({train.uid_field: torch.unique(train.inter_feat[train.uid_field][chosen])})
-
-
-def pairs_batch(train: Dataset, users: torch.Tensor, items: torch.Tensor) -> Interaction:
-    """Pairs in the form `predict` takes, with the features of both sides."""
-    return train.join(Interaction({train.uid_field: users, train.iid_field: items}))

@@ -16,7 +16,6 @@ from recbole.model.general_recommender.recvae import RecVAE
 from torch.nn.functional import softplus
 
 from recbole_unlearn.recbole_compat import clear_caches
-from recbole_unlearn.rows.batches import pairs_batch
 
 Moments = dict[str, torch.Tensor]  # by parameter name
 
@@ -73,6 +72,11 @@ def fisher(model: AbstractRecommender, batches: Iterable[Interaction]) -> Moment
             square = gradient.square()
             totals[name] = totals[name] + square if name in totals else square
     return {name: total / max(1, number) for name, total in totals.items()}
+
+
+def pairs_batch(train: Dataset, users: torch.Tensor, items: torch.Tensor) -> Interaction:
+    """Pairs in the form `predict` takes, with the features of both sides."""
+    return train.join(Interaction({train.uid_field: users, train.iid_field: items}))
 
 
 def predicted(model: AbstractRecommender, train: Dataset, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,7 @@ R is the new start of the rows, of full rank (none in the paper); A Bᵀ is the 
 
 Rows outside the adapters are never written, and detaching restores the original rows bit for bit from a copy. A
 merged model is a plain RecBole model. On disk an adapter is a safetensors file with a JSON file; it fits only the
-base it was made for. Adapters on disk can be undone: with them and the unlearned model the original can be restored,
-and their row numbers show who asked. They are for experiments and audits, and are not written unless asked for.
+base it was made for. It can restore the original, and its row numbers show who asked: it is for experiments.
 """
 
 from __future__ import annotations
@@ -159,34 +158,31 @@ class AdapterSet:
     @classmethod
     def load(cls, model: AbstractRecommender, directory: str | Path) -> AdapterSet:
         """The adapters in ``directory`` for ``model``, which must be the base they were made for; not attached."""
-        directory = Path(directory)
+        directory, named, adapters = Path(directory), dict(model.named_parameters()), []
         try:
             config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
             tensors = load_file(directory / WEIGHTS)
             if config["format"] != FORMAT:
                 raise ValueError(f"format {config['format']}, this version reads {FORMAT}")
-            wanted = config["base"]
-            described = [(x["parameter"], int(x["axis"]), x["side"], bool(x["trained"])) for x in config["adapters"]]
-            parts = [[tensors[f"{n}.{part}"] for part in ("rows", "a", "b")] for n in range(len(described))]
-            shifts = [tensors.get(f"{n}.shift") for n in range(len(described))]
+            if weights_digest(model) != config["base"]:
+                raise UnlearnError(
+                    f"The adapters in {directory} were made for another model: its weights differ from the base. "
+                    "Load the checkpoint that was unlearned, as it was before."
+                )
+            for number, about in enumerate(config["adapters"]):
+                name, axis, shift = about["parameter"], int(about["axis"]), tensors.get(f"{number}.shift")
+                rows, a, b = (tensors[f"{number}.{part}"] for part in ("rows", "a", "b"))
+                weights = as_rows(named[name], axis) if name in named else torch.empty(0, 0)
+                fits = rows.dim() == 1 and a.shape == (len(rows), b.shape[1]) and b.shape[0] == weights.shape[1]
+                fits = fits and (shift is None or shift.shape == (len(rows), b.shape[0]))
+                if not fits or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(weights)):
+                    raise ValueError(f"{name} does not fit the model")
+                a, b, rows = (x.to(weights.device) for x in (a, b, rows))
+                shift = None if shift is None else shift.to(weights.device)
+                base = weights[rows].clone()
+                adapters.append(Adapter(name, rows, a, b, base, axis, about["side"], shift, bool(about["trained"])))
         except (OSError, ValueError, LookupError, TypeError, safetensors.SafetensorError) as error:
             raise UnlearnError(f"Cannot read adapters from {directory}: {error}.") from error
-        if weights_digest(model) != wanted:
-            raise UnlearnError(
-                f"The adapters in {directory} were made for another model: its weights differ from the base. "
-                "Load the checkpoint that was unlearned, as it was before."
-            )
-        named = dict(model.named_parameters())
-        adapters = []
-        for (name, axis, side, trained), (rows, a, b), shift in zip(described, parts, shifts, strict=True):
-            weights = as_rows(named[name], axis) if name in named else torch.empty(0, 0)
-            fits = rows.dim() == 1 and a.shape == (len(rows), b.shape[1]) and b.shape[0] == weights.shape[1]
-            fits = fits and (shift is None or shift.shape == (len(rows), b.shape[0]))
-            if not fits or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(weights)):
-                raise UnlearnError(f"Cannot read adapters from {directory}: {name} does not fit the model.")
-            a, b, rows = (x.to(weights.device) for x in (a, b, rows))
-            shift = None if shift is None else shift.to(weights.device)
-            adapters.append(Adapter(name, rows, a, b, weights[rows].clone(), axis, side, shift, trained))
         return cls(model, adapters)
 
 

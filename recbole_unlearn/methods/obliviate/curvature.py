@@ -11,11 +11,10 @@ batch of b drawn one by one,
 
     v = (λ E[g²] + (1 − 1/b) (λ E[g])²) / b²
 
-with g the gradient of one interaction's loss. An item is also drawn as a negative, λ⁻ = b / items times in a batch,
-and both kinds add up. E is over a sample of the retained interactions. Three ways: written out for BPR; by autograd
-for models whose rows have a gradient only from their own interactions, with E[g] taken as 0 since a trained row is at
-rest; and for models that pass gradients on to neighbours (a graph), the mean over a few batches as training draws
-them.
+with g the gradient of one interaction's loss, over a sample of the retained interactions. An item is also drawn as a
+negative, λ⁻ = b / items times in a batch, and both kinds add up. Three ways: written out for BPR; by autograd where
+rows have a gradient only from their own interactions, with E[g] taken as 0 since a trained row is at rest; and where
+gradients pass on to neighbours (a graph), the mean over a few batches as training draws them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.methods.obliviate.adapters import AdapterSet
-from recbole_unlearn.methods.obliviate.fast_gradients import BPRGradients, LightGCNGradients, written_out
+from recbole_unlearn.methods.obliviate.fast_gradients import BPRGradients, LightGCNGradients, bpr_slopes, written_out
 from recbole_unlearn.rows import SIDES, Moments, Region, Table, Triples, Witness, as_rows, fisher, loss_gradients
 
 LARGEST_MOMENT = 1e12  # no gradient of a usable model is larger than its root
@@ -58,8 +57,8 @@ class UnusableStateError(Exception):
     """An optimizer's state cannot serve as curvature; the message completes "is not used: ..."."""
 
 
-def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | None) -> Moments:
-    """Second moments by parameter name, of the same order and shape as the model's parameters.
+def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | None) -> tuple[Moments, str]:
+    """Second moments by parameter name, of the same order and shape as the model's, and the optimizer's name.
 
     Raises:
         UnusableStateError: there are none, or they cannot be what an optimizer that trained this model left.
@@ -75,31 +74,26 @@ def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | No
     named = list(model.named_parameters())
     if len(groups) != len(named):
         raise UnusableStateError(f"it is of {len(groups)} parameters, and the model has {len(named)}")
-    moments = {}
+    moments, learner = {}, ""
     for (name, parameter), (index, state) in zip(named, states.items(), strict=True):
-        if state is not None:  # otherwise a parameter that never had a gradient
-            moments[name] = _moment(name, parameter, state, groups[index]).to(parameter.device)
+        if state is None:  # a parameter that never had a gradient
+            continue
+        try:
+            key = next((key for key in READERS if key in state), None)
+            if key is None:
+                raise UnusableStateError("the optimizer keeps no second moments")
+            learner, read = READERS[key]
+            moment = read(state, groups[index])
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
+            raise UnusableStateError(f"the moments of {name} are damaged") from error
+        if not isinstance(moment, torch.Tensor) or moment.shape != parameter.shape:
+            raise UnusableStateError(f"the moments of {name} have another shape than the weights")
+        if not torch.isfinite(moment).all() or (moment < 0).any() or (moment > LARGEST_MOMENT).any():
+            raise UnusableStateError(f"the moments of {name} are not squares of gradients")
+        moments[name] = moment.to(parameter.device)
     if not any(moment.any() for moment in moments.values()):
         raise UnusableStateError("all moments are zero")
-    return moments
-
-
-def _moment(name: str, parameter: torch.Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
-    """The second moment of one parameter, checked."""
-    if not isinstance(state, Mapping):
-        raise UnusableStateError(f"the moments of {name} are damaged")
-    key = next((key for key in READERS if key in state), None)
-    if key is None:
-        raise UnusableStateError("the optimizer keeps no second moments")
-    try:
-        moment = READERS[key][1](state, group)
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
-        raise UnusableStateError(f"the moments of {name} are damaged") from error
-    if not isinstance(moment, torch.Tensor) or moment.shape != parameter.shape:
-        raise UnusableStateError(f"the moments of {name} have another shape than the weights")
-    if not torch.isfinite(moment).all() or (moment < 0).any() or (moment > LARGEST_MOMENT).any():
-        raise UnusableStateError(f"the moments of {name} are not squares of gradients")
-    return moment
+    return moments, learner
 
 
 class Curvature(NamedTuple):
@@ -112,17 +106,14 @@ class Curvature(NamedTuple):
 def read_state(model: AbstractRecommender, optimizer: Mapping[str, Any] | None, epoch: int) -> Curvature | None:
     """The second moments in an optimizer's state of ``epoch``, or None; logs which they are, or why not."""
     try:
-        found = from_optimizer(model, optimizer)
+        found, learner = from_optimizer(model, optimizer)
     except UnusableStateError as error:
         logger.warning(
             "The optimizer's state is not used: %s. Curvature is the Fisher information of retained interactions.",
             error,
         )
         return None
-    assert optimizer is not None
-    keys = {key for state in optimizer["state"].values() if isinstance(state, Mapping) for key in state}
-    name = next(name for key, (name, _) in READERS.items() if key in keys)
-    read = f"{name}'s state of epoch {epoch + 1}"
+    read = f"{learner}'s state of epoch {epoch + 1}"
     logger.info("LUA reads %s: second moments of %d parameters are its curvature.", read, len(found))
     return Curvature(found, read)
 
@@ -170,28 +161,26 @@ def _moment_of(kinds: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
 def _of_bpr(
     model: AbstractRecommender, touched: Region, witness: Witness, batch_size: int
 ) -> dict[Table, torch.Tensor]:
-    """With x = q_i − q_j and c = σ(p_u·x) − 1: g_u = c x, g_i = c p_u, g_j = −c p_u."""
+    """With the gradients of single interactions, g_u, g_i and g_j = −g_i of :func:`bpr_slopes`."""
     p, q = model.user_embedding.weight.detach(), model.item_embedding.weight.detach()
     per_batch = batch_size / max(1, witness.retained.size)
 
-    def slopes(triples: Triples) -> tuple[torch.Tensor, torch.Tensor]:
-        users, x = p[triples.users], q[triples.items] - q[triples.negatives]
-        c = (torch.sigmoid((users * x).sum(dim=1)) - 1.0)[:, None]
-        return c * x, c * users
+    def slopes(triples: Triples) -> tuple[float, torch.Tensor, torch.Tensor]:
+        return bpr_slopes(p[triples.users], q[triples.items] - q[triples.negatives], len(triples.users))
 
     index, (users, items) = witness.index, (touched[side].ids for side in SIDES)
     numbers, place = index.sample("user", users, SAMPLED, witness.generator)
-    of_user, _ = slopes(witness.triples(numbers))
+    _, of_user, _ = slopes(witness.triples(numbers))
     kinds = [(index.counts("user", users) * per_batch, of_user, place)]
     found = {Table("user_embedding.weight", "user"): _moment_of(kinds, batch_size)}
     numbers, place = index.sample("item", items, SAMPLED, witness.generator)
-    _, of_item = slopes(witness.triples(numbers))
+    *_, of_item = slopes(witness.triples(numbers))
     kinds = [(index.counts("item", items) * per_batch, of_item, place)]
     place = torch.arange(len(items)).repeat_interleave(SAMPLED)  # each item as the negative of any interaction
     numbers = witness.uniform(len(place))
     drawn = Triples(numbers, index.ids["user"][numbers], index.ids["item"][numbers], items[place])
     fits = ~witness.retained.are_known(drawn.users, drawn.negatives)
-    _, of_negative = slopes(drawn.part(fits))
+    *_, of_negative = slopes(drawn.part(fits))
     kinds.append((torch.full((len(items),), batch_size / index.sizes["item"]), -of_negative, place[fits]))
     return found | {Table("item_embedding.weight", "item"): _moment_of(kinds, batch_size)}
 
@@ -223,18 +212,18 @@ def _by_autograd(
         if number == 0 and not _passes_on(gradients, tables, triples):
             return _from_own(model, tables, touched, witness, batch_size)
         for table in tables:
-            squares = _rows(gradients, table, touched).square() / BATCHES
+            squares = _rows(model, gradients, table, touched[table.side].ids).square() / BATCHES
             total[table] = total[table] + squares if table in total else squares
     return total
 
 
-def _rows(gradients: Mapping[str, torch.Tensor], table: Table, touched: Region) -> torch.Tensor:
-    """The gradient of the touched rows of a table (n, d); zero where the loss does not depend on it."""
-    ids = touched[table.side].ids + table.offset
-    if table.parameter not in gradients:
-        return torch.zeros(len(ids), 1)
-    rows = as_rows(gradients[table.parameter], table.axis)
-    return rows[ids.to(rows.device)]
+def _rows(
+    model: AbstractRecommender, gradients: Mapping[str, torch.Tensor], table: Table, ids: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of the rows of ``ids`` in a table (n, d); zero where the loss does not depend on it."""
+    zeros = torch.zeros_like(model.get_parameter(table.parameter))
+    rows = as_rows(gradients.get(table.parameter, zeros), table.axis)
+    return rows[(ids + table.offset).to(rows.device)]
 
 
 def _passes_on(gradients: Mapping[str, torch.Tensor], tables: Sequence[Table], triples: Triples) -> bool:
@@ -257,26 +246,17 @@ def _from_own(
     found: dict[Table, torch.Tensor] = {}
     for side in SIDES:
         ids = touched[side].ids
-        mine = [table for table in tables if table.side == side]
+        squares = {table: _rows(model, {}, table, ids) for table in tables if table.side == side}
         numbers, place = witness.index.sample(side, ids, SAMPLED, witness.generator)
-        count = witness.index.counts(side, ids)
         rank = torch.arange(len(place)) - torch.searchsorted(place, place)  # place is sorted
-        squares = {table: torch.zeros(len(ids), 1) for table in mine}
-        times = torch.zeros(len(ids))
-        for turn in range(SAMPLED):
-            now = rank == turn  # one interaction a row, so that a row's gradient is that of one interaction
-            if not bool(now.any()):
-                break
-            gradients = loss_gradients(model, witness.batch(witness.triples(numbers[now])))[1]
-            times[place[now]] += 1
-            for table in mine:
-                rows = _rows(gradients, table, touched)
-                here = torch.zeros(len(ids), dtype=torch.bool)
-                here[place[now]] = True
-                one = (rows * int(now.sum())).square() * here[:, None].to(rows)
-                squares[table] = squares[table].to(one) + one
-        for table in mine:
-            mean = squares[table] / times.clamp(min=1)[:, None].to(squares[table])
-            rate = (count * per_batch).to(mean)[:, None]
-            found[table] = rate * mean / batch_size**2
+        for turn in torch.unique(rank):
+            now = place[rank == turn]  # one interaction a row, so that a row's gradient is that of one interaction
+            gradients = loss_gradients(model, witness.batch(witness.triples(numbers[rank == turn])))[1]
+            for table, total in squares.items():
+                one = (_rows(model, gradients, table, ids[now]) * len(now)).square()
+                total.index_add_(0, now.to(total.device), one)
+        times = torch.bincount(place, minlength=len(ids)).clamp(min=1)[:, None]
+        rate = (witness.index.counts(side, ids) * per_batch)[:, None]
+        for table, total in squares.items():
+            found[table] = rate.to(total) * (total / times.to(total)) / batch_size**2
     return found

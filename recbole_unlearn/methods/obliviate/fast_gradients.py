@@ -107,11 +107,18 @@ class RowGradients:
                 self._sums[name] = self._sums[name] + value if name in self._sums else value
 
 
-class BPRGradients(RowGradients):
-    """The same for BPR: only rows of the batch are touched, no (users, d) tensor is made.
+def bpr_slopes(p_u: torch.Tensor, x: torch.Tensor, weight: float) -> tuple[float, torch.Tensor, torch.Tensor]:
+    """``weight`` times BPR's mean loss −log σ(p_u·x), x = q_i − q_j, over a batch, and its gradients (m, d).
 
-    With x = q_i − q_j and c = σ(p_u·x) − 1: ∂/∂p_u = c x, ∂/∂q_i = c p_u, ∂/∂q_j = −c p_u, averaged over the batch.
+    With c = σ(p_u·x) − 1: ∂/∂p_u = c x, ∂/∂q_i = c p_u, ∂/∂q_j = −c p_u, of which the first two are returned.
     """
+    margin = (p_u * x).sum(dim=1)
+    c = ((torch.sigmoid(margin) - 1.0) * (weight / max(1, len(x))))[:, None]
+    return weight * float(softplus(-margin).mean()), c * x, c * p_u
+
+
+class BPRGradients(RowGradients):
+    """The same for BPR: only rows of the batch are touched, no (users, d) tensor is made."""
 
     def _set_up(self) -> None:
         self.p = self.model.user_embedding.weight.detach()
@@ -120,20 +127,17 @@ class BPRGradients(RowGradients):
         self._grads = [torch.zeros_like(adapter.base) for adapter in self.chosen]
 
     def own(self, triples: Triples, weight: float = 1.0) -> float:
-        """As :meth:`RowGradients.own`: −mean log σ(p_u·(q_i − q_j))."""
+        """As :meth:`RowGradients.own`."""
         users, items, negatives = triples.users, triples.items, triples.negatives
-        p_u, x = self._gather(self.p, users), self._gather(self.q, items) - self._gather(self.q, negatives)
-        margin = (p_u * x).sum(dim=1)
-        c = ((torch.sigmoid(margin) - 1.0) * (weight / len(users)))[:, None]
-        if "item" in self._sides:
-            p_u = c * p_u
+        x = self._gather(self.q, items) - self._gather(self.q, negatives)
+        loss, of_user, of_item = bpr_slopes(self._gather(self.p, users), x, weight)
         for side, gradient in zip(self._sides, self._grads, strict=True):
             if side == "user":
-                self._put(gradient, side, users, c * x)
+                self._put(gradient, side, users, of_user)
             else:
-                self._put(gradient, side, items, p_u)
-                self._put(gradient, side, negatives, -p_u)
-        return weight * float(softplus(-margin).mean())
+                self._put(gradient, side, items, of_item)
+                self._put(gradient, side, negatives, -of_item)
+        return loss
 
     def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """As :meth:`RowGradients.scores`: p_u·q_i."""
@@ -157,13 +161,9 @@ class BPRGradients(RowGradients):
         return table.index_select(0, ids.to(table.device))
 
     def _put(self, gradient: torch.Tensor, side: Side, ids: torch.Tensor, values: torch.Tensor) -> None:
-        place = self.witness.region[side].place(ids)
-        inside = (place >= 0).nonzero().flatten()
-        if len(inside) == len(ids):
-            gradient.index_add_(0, place.to(gradient.device), values)
-        elif len(inside):
-            inside = inside.to(gradient.device)
-            gradient.index_add_(0, place.to(gradient.device)[inside], values[inside])
+        place = self.witness.region[side].place(ids).to(gradient.device)
+        inside = place >= 0
+        gradient.index_add_(0, place[inside], values[inside])
 
 
 class LightGCNGradients(RowGradients):
@@ -186,31 +186,23 @@ class LightGCNGradients(RowGradients):
             ego[nodes] = adapter.start
         self.all_nodes = torch.cat(self.nodes)
         graph = self.model.norm_adj_matrix
-        few = graph.layout == torch.sparse_csr and 2 * len(self.all_nodes) < len(ego)
-        self._last = some_rows(graph, self.all_nodes) if few else None
+        few = graph.layout == torch.sparse_csr and 2 * len(self.all_nodes) < len(ego) and self.model.n_layers > 0
+        self._last = some_rows(graph, self.all_nodes) if few else None  # where few, the last layer is theirs alone
         self.base = ego  # without A Bᵀ of the chosen adapters
         self.fixed = self._propagate(ego)
         self.changed()
 
-    def _propagate(self, x: torch.Tensor) -> torch.Tensor:
-        total = x.clone()
-        for _ in range(self.model.n_layers):
+    def _propagate(
+        self, x: torch.Tensor, nodes: torch.Tensor | slice = slice(None), last: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The rows of P(x) of some ``nodes``; ``last`` are their rows of Â, for the last layer."""
+        total = x[nodes].clone()
+        for _ in range(self.model.n_layers - (last is not None)):
             x = self.model.norm_adj_matrix @ x
-            total += x
+            total += x[nodes]
+        if last is not None:
+            total += last @ x
         return total.div_(self.model.n_layers + 1)
-
-    def _propagate_to_nodes(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The rows of P(x) of each adapter; where they are few, the last layer is computed for them alone."""
-        if self._last is None or self.model.n_layers == 0:
-            found = self._propagate(x)[self.all_nodes]
-        else:
-            total = x[self.all_nodes]
-            for _ in range(self.model.n_layers - 1):
-                x = self.model.norm_adj_matrix @ x
-                total += x[self.all_nodes]
-            total += self._last @ x
-            found = total.div_(self.model.n_layers + 1)
-        return found.split([len(nodes) for nodes in self.nodes])
 
     def _spread(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
         """Blocks of rows at their nodes, zero elsewhere."""
@@ -236,14 +228,11 @@ class LightGCNGradients(RowGradients):
         model, size = self.model, len(triples.users)
         u, i, j = (ids.to(self.z.device) for ids in (triples.users, triples.items, triples.negatives))
         i, j = i + model.n_users, j + model.n_users
-        p_u, x = self.z.index_select(0, u), self.z.index_select(0, i) - self.z.index_select(0, j)
-        margin = (p_u * x).sum(dim=1)
-        c = ((torch.sigmoid(margin) - 1.0) * (weight / size))[:, None]
-        p_u *= c
-        self._grad.index_add_(0, u, c * x)
-        self._grad.index_add_(0, i, p_u)
-        self._grad.index_add_(0, j, p_u, alpha=-1.0)
-        loss = weight * float(softplus(-margin).mean())
+        x = self.z.index_select(0, i) - self.z.index_select(0, j)
+        loss, of_user, of_item = bpr_slopes(self.z.index_select(0, u), x, weight)
+        self._grad.index_add_(0, u, of_user)
+        self._grad.index_add_(0, i, of_item)
+        self._grad.index_add_(0, j, of_item, alpha=-1.0)
         return loss + self._penalise((u, i, j), weight / size)
 
     def _penalise(self, nodes: Sequence[torch.Tensor], weight: float) -> float:
@@ -280,7 +269,8 @@ class LightGCNGradients(RowGradients):
     def take(self) -> list[torch.Tensor]:
         """As :meth:`RowGradients.take`."""
         narrow = self._shared and not self._full
-        flows = self._propagate_to_nodes(self._grad @ self.chosen[0].b if narrow else self._grad)
+        grad = self._grad @ self.chosen[0].b if narrow else self._grad
+        flows = self._propagate(grad, self.all_nodes, self._last).split([len(nodes) for nodes in self.nodes])
         taken = []
         for adapter, nodes, flow in zip(self.chosen, self.nodes, flows, strict=True):
             penalty = self._projected(self._penalty[nodes][:, None] * (adapter.start + adapter.low), adapter)

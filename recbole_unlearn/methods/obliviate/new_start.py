@@ -4,42 +4,31 @@ r"""LUA's new start: contaminated rows are computed again from their retained ne
 
     p_u ≈ T · [√n m, log(n) m, m, √n, log n, 1],    m = mean of (q_i − q̄) over the interactions (u, i),
 
-with T by least squares; the same for items, from users. It explains about nine tenths of the rows of a trained model.
-T depends on the model and D alone, so it is learned once and serves any number of requests (:func:`learn`). The mean
-q̄ is subtracted because a ranking loss does not see what all items share. Models of sequences have other neighbours
-(`windows.py`) and the same map.
+with T by least squares; the same for items, from users. T depends on the model and D alone, so it is learned once and
+serves any number of requests (:func:`learn`). The mean q̄ is subtracted because a ranking loss does not see what all
+items share. Models of sequences have other neighbours (`windows.py`) and the same map.
 
-**Contamination** says how much of S there is in a row. S reaches a row in two ways (the graph of a graph model is
-rebuilt without S before):
+**Contamination.** By its own deleted interactions, a share ρ, a row starts again to the degree
 
-* by the row's own deleted interactions. With ρ the deleted share, the row starts again to the degree
+    w = 1 for a user, who asks to be forgotten,    w = min(1, 5ρ) for an item, which keeps its other users
 
-      w = 1 for a user,    w = min(1, 5ρ) for an item
-
-  Users ask to be forgotten, so their rows start again however little they delete; an item keeps its other users.
-* by its neighbours, with which the row was fitted. With N the retained neighbours, from hop to hop,
-
-      c = max(w, mean of c over N)
-
-  Rows with c ≥ `lua_reach` follow their neighbours, the most contaminated first, as long as all of them together have
-  at most 50 interactions for each deleted one (or `LEAST_LINKS`): the size of a request decides its cost. A request
-  of more than 4 % of D never reaches that limit.
+and its neighbours, with which it was fitted, pass S on: with N the retained ones, c = max(w, mean of c over N) from
+hop to hop. Rows with c ≥ `lua_reach` follow their neighbours, the most contaminated first, as long as all of them
+together have at most 50 interactions for each deleted one (or `LEAST_LINKS`): the size of a request decides its cost.
 
 **The new start.** Let a and b be the map's values for a row with S (on D, at θ₀) and without it (on D\S, with the
 neighbours as they are now). The row θ₀ of degree w goes to
 
     θ₀ + (b − a) − w (θ₀ − a)      for models of pairs
-    θ₀ + w (b − θ₀)                for models of sequences
+    θ₀ + w (b − θ₀)                for models of sequences, in which following cost more ranking than it forgot
 
 Both are b for w = 1: nothing of the old row is left. For w = 0 the first is the old row moved as its neighbours
-moved, keeping the part that the map does not explain; in the second such rows stay, since following cost more ranking
-than it forgot. Users first, then items and users in turn, `lua_rounds` times: each turn uses the result of the one
-before, and about halves what neighbours still remember of each other.
+moved, keeping the part that the map does not explain. Users first, then items and users in turn, `lua_rounds` times:
+each turn uses the result of the one before, and about halves what neighbours still remember of each other.
 
-**Limits.** Changes of rows with w < 1 are limited in every direction of the space to the median over the directions.
-Memory of a pair has no preferred direction, so it passes; a change common to all rows is the map amplifying itself
-(on ml-1m 90 % of the change of untouched users lay in one direction, and cost them a tenth of their NDCG). After the
-first round a row with more than 30 retained interactions follows less.
+**Limits.** Changes of rows with w < 1 are limited in every direction of the space to the median over the directions:
+memory of a pair has no preferred one, and a change common to all rows is the map amplifying itself (docs/method.md).
+After the first round a row with more than 30 retained interactions follows less.
 """
 
 from __future__ import annotations

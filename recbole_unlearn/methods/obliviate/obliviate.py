@@ -68,7 +68,6 @@ from recbole_unlearn.rows import (
     Moments,
     Region,
     RetainedIndex,
-    Table,
     Triples,
     Witness,
     as_rows,
@@ -205,7 +204,9 @@ class Obliviate(UnlearnTrainer):
         if task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
             return Prepared(None, None)
         if task.settings.lua_target != "none":
-            maps = self.request_class(task).learn_maps(self.model, task)
+            tables = new_start.side_tables(self.model, find_tables(self.model, task.data.full.train), task.index)
+            generator = torch.Generator().manual_seed(task.config["seed"])
+            maps = self.request_class(task).learn_maps(tables, task, generator)
         if task.settings.lua_scale and task.original is not None:
             state = curvature.read_state(self.model, task.original.optimizer, task.original.epoch)
         return Prepared(maps, state)
@@ -239,7 +240,6 @@ class Request:
                 f"{task.config['model']} has no weights that belong to users or items, which obliviate works on. "
                 "Use --unlearn=retrain."
             )
-        self.read: str | None = None  # the source of the curvature, in words
         self.starts_again = self.options.lua_target != "none"
         users, items = (data.forget.inter_feat[f] for f in (data.forget.uid_field, data.forget.iid_field))
         self.retained = RetainedIndex(self.index, users, items, data.deleted, data.numbers)
@@ -251,11 +251,9 @@ class Request:
         self.witness = self.make_witness(self.calibrated(touched), generator)
         self.adapters = AdapterSet.on_region(self.model, self.tables, self.witness.region)
 
-    @classmethod
-    def learn_maps(cls, model: AbstractRecommender, task: UnlearnTask) -> new_start.Maps | None:
+    @staticmethod
+    def learn_maps(tables: new_start.Tables, task: UnlearnTask, generator: torch.Generator) -> new_start.Maps | None:
         """The map from neighbours to rows; None where only one side has rows, or they are too few."""
-        tables = new_start.side_tables(model, find_tables(model, task.data.full.train), task.index)
-        generator = torch.Generator().manual_seed(task.config["seed"])
         return new_start.learn_pairs(tables, task.index, generator) if len(tables) == 2 else None
 
     def calibrated(self, touched: Region) -> Region:
@@ -271,7 +269,7 @@ class Request:
     def run(self) -> Outcome:
         """LUA, then LAC."""
         began = time.perf_counter()
-        energy = self.lua()
+        found = self.lua()
         objective, interactions, schedule = self.plan()
         self.adapters.attach()
         steps, first, shown = schedule.steps, time.perf_counter(), bool(self.task.config["show_progress"])
@@ -288,31 +286,36 @@ class Request:
                 self.trainer.show(self.task, step, self.starts_again)
 
         with progress_bar(f"LAC {self.task.label}", steps, shown) as bar:
-            trace = calibrate(self.adapters, self.witness, objective, schedule, interactions, bar, after)
+            values, demotion = calibrate(self.adapters, self.witness, objective, schedule, interactions, bar, after)
             if watch is not None:  # a small request has fewer steps; the model then stays the same
                 for step in range(max(1, steps), self.options.lac_steps):
                     after(step)
         # No figures of the request in the log: a result of few users leaves them out.
         rank = max((adapter.a.shape[1] for adapter in self.adapters.trained), default=0)
         logger.info("LAC: %d steps at rank %d on retained interactions.", steps, rank)
-        level = {} if objective.standing is None else {"level": round(objective.standing.level, 6)}
-        found = {"curvature": self.read, "energy": energy, **level, "lua_scale": self.options.lua_scale}
+        if objective.standing is not None:
+            found["level"] = round(objective.standing.level, 6)
+        lac: dict[str, float] = {}
+        if values:
+            last = values[-10:]
+            lac = {"first": round(values[0], 6), "last": round(sum(last) / len(last), 6), "steps": len(values)}
         curves = {
-            "loss": [(step + 1, round(value, 6)) for step, value in enumerate(trace.values)],
-            "demotion": [(step, round(value, 6)) for step, value in trace.demotion],
+            "loss": [(step + 1, round(value, 6)) for step, value in enumerate(values)],
+            "demotion": [(step, round(value, 6)) for step, value in demotion],
         }
         return Outcome(
-            found | {"lac": trace.summary()}, curves, refits_orphan_items=self.starts_again,
+            found | {"lac": lac}, curves, refits_orphan_items=self.starts_again,
             refitted_items=self.witness.region["item"].ids if self.starts_again else None,
-            certify=lambda: self.certificates(trace),
+            certify=lambda: self.certificates(lac),
         )  # fmt: skip
 
-    def lua(self) -> dict[str, float]:
-        """The downdate at θ₀, the new start, and the downdate at rank r on it; returns the energy that r keeps."""
-        trained, options = self.adapters.trained, self.options
+    def lua(self) -> dict[str, Any]:
+        """The downdate at θ₀, the new start, and the downdate at rank r on it; returns certificates."""
+        trained, options, read = self.adapters.trained, self.options, None
         steps = [torch.zeros_like(adapter.base) for adapter in trained]
         if options.lua_scale and trained:
-            steps = self.downdate()
+            moments, read = self.moments()
+            steps = self.downdate(moments)
         if self.starts_again:
             self.start_again()
         energy = {}
@@ -322,13 +325,20 @@ class Request:
         if options.lua_scale and energy:
             least = 100 * min(energy.values())
             logger.info("LUA: the downdate at rank %s keeps %.0f %% of its energy.", options.rank, least)
-        return energy
+        return {"curvature": read, "energy": energy, "lua_scale": options.lua_scale}
 
     # The downdate
 
-    def downdate(self) -> list[torch.Tensor]:
+    def moments(self) -> curvature.Curvature:
+        """v̂: the optimizer's second moments, or Fisher information of the retained interactions."""
+        if self.task.prepared.curvature is not None:
+            return self.task.prepared.curvature
+        parts = self.witness.everything().split(self.task.config["train_batch_size"])
+        with torch.backends.cudnn.flags(enabled=False):  # has no gradients of recurrent layers in evaluation mode
+            return curvature.from_retained(self.model, [self.witness.batch(self.witness.triples(p)) for p in parts])
+
+    def downdate(self, moments: Moments) -> list[torch.Tensor]:
         """η g_S / (√v̂ + ε), limited, for the rows (n, d) of every trained adapter; zero without a moment."""
-        moments = self.moments()
         gradients, reach = self.deleted_gradients()
         scale = self.options.lua_scale / self.task.config["train_batch_size"]
         limit = math.inf if self.options.lua_limit is None else self.options.lua_limit
@@ -342,21 +352,6 @@ class Request:
             steps.append(limited(scale * step, adapter.base, share, limit, reach))
         return steps
 
-    def moments(self) -> Moments:
-        """v̂: the optimizer's second moments, or Fisher information of the retained interactions."""
-        found = self.task.prepared.curvature
-        if found is None:
-            parts = self.retained_numbers().split(self.task.config["train_batch_size"])
-            batches = [self.witness.batch(self.witness.triples(part)) for part in parts]
-            found = curvature.from_retained(self.model, batches)
-        self.read = found.read
-        return found.moments
-
-    def retained_numbers(self) -> torch.Tensor:
-        """The numbers of all retained interactions that the loss counts."""
-        kept = (~self.task.data.deleted).nonzero().flatten()
-        return kept[self.witness.units(self.index.ids["user"][kept])]
-
     def deleted_gradients(self) -> tuple[list[torch.Tensor], float]:
         """g_S for the rows (n, d) of every trained adapter, and e."""
         return deleted_gradients(self.adapters, self.witness)
@@ -366,20 +361,19 @@ class Request:
     def start_again(self) -> None:
         """R of contaminated rows: in the trained adapters, and in untrained ones for rows that only follow."""
         maps = self.task.prepared.maps
+        for adapter in self.adapters.trained:
+            if maps is None or adapter.axis:  # no neighbours to start from: the initial values
+                adapter.shift = as_rows(self.task.initial[adapter.name], adapter.axis)[adapter.rows] - adapter.base
         if maps is None:
-            self._from_initial(self.tables)
             return
         tables = new_start.side_tables(self.model, self.tables, self.index)
         found = self.neighbours(tables)
         moved = new_start.restart(tables, maps, self.certain, found, self.options.lua_rounds)
-        self._from_initial([table for table in self.tables if table.axis])
         trained = {(a.name, a.side): a for a in self.adapters.trained}
-        column = dict.fromkeys(SIDES, 0)
         for table in [table for table in self.tables if table.axis == 0]:
             side, ids = table.side, found[0][table.side].ids
             width = as_rows(self.model.get_parameter(table.parameter)).shape[1]
-            change = moved[side][:, column[side] : column[side] + width]
-            column[side] += width
+            change, moved[side] = moved[side].tensor_split([width], dim=1)
             own = self.witness.region[side].contains(ids)
             if (table.parameter, side) in trained:
                 trained[table.parameter, side].shift = change[own.to(change.device)]
@@ -396,14 +390,6 @@ class Request:
         region = new_start.spread(self.certain, self.retained, self.options.lua_reach)
         return region, functools.partial(new_start.PairLinks, self.index, tables), self.retained
 
-    def _from_initial(self, tables: Sequence[Table]) -> None:
-        """Give touched rows their initial values: where only one side has rows, there are no neighbours."""
-        chosen = {(table.parameter, table.side) for table in tables}
-        for adapter in self.adapters.trained:
-            if (adapter.name, adapter.side) in chosen:
-                initial = as_rows(self.task.initial[adapter.name], adapter.axis)[adapter.rows]
-                adapter.shift = initial - adapter.base
-
     # LAC
 
     def plan(self) -> tuple[Objective, torch.Tensor, Schedule]:
@@ -416,36 +402,22 @@ class Request:
         objective = Objective(forget, standing, stand_ins=kind == "genuine", stop=kind == "noise")
         interactions = witness.interactions()
         rate = min(RATE * self.task.config["learning_rate"], HIGHEST_RATE)
-        return objective, interactions, self.schedule(rate, BATCH_SIZE).within(len(interactions))
-
-    def schedule(self, rate: float, batch_size: int) -> Schedule:
-        """The schedule by the settings, with ``rate`` and ``batch_size`` where they are empty."""
-        options = self.options
-        rate = rate if options.lac_learning_rate is None else options.lac_learning_rate
-        size = batch_size if options.lac_batch_size is None else options.lac_batch_size
-        return Schedule(options.lac_steps, rate, size, options.lac_horizon or options.lac_steps)
+        return objective, interactions, Schedule.by(self.options, rate, BATCH_SIZE).within(len(interactions))
 
     # Certificates
 
-    def certificates(self, trace: Trace) -> dict[str, Any]:
-        """Rows, rank, drift, forgetting margin, and the largest change of retained scores."""
-        found = {
-            "rows": {adapter.label: len(adapter.rows) for adapter in self.adapters.adapters},
-            "rank": {adapter.label: adapter.a.shape[1] for adapter in self.adapters.trained},
-            "drift": round(self.adapters.drift(), 6),
-            "margin": margin(*self.deleted_scores()),
-            "retained": retained_change(self.adapters, self.retained_scores()),
-        }
+    def certificates(self, lac: dict[str, float]) -> dict[str, Any]:
+        """Rows, rank, drift, forgetting margin, and the largest change of retained scores; ``lac`` is LAC's own."""
         directory = self.task.config["output_dir"]
         if self.options.save_adapters and directory:
             self.adapters.save(f"{directory}/adapters", method=self.trainer.name)
-        return found
-
-    def deleted_scores(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores of deleted pairs, and of negatives of the same users."""
-        _, users, items, negatives = self.witness.deleted(CERTIFIED)
-        of = functools.partial(pair_scores, self.model, self.index.train, users)
-        return of(items), of(negatives)
+        return {
+            "rows": {adapter.label: len(adapter.rows) for adapter in self.adapters.adapters},
+            "rank": {adapter.label: adapter.a.shape[1] for adapter in self.adapters.trained},
+            "drift": round(self.adapters.drift(), 6),
+            "margin": margin(*self.witness.scores(self.model, self.witness.deleted(CERTIFIED))),
+            "retained": retained_change(self.adapters, self.retained_scores()),
+        }
 
     def retained_scores(self) -> Callable[[], torch.Tensor]:
         """A function for the scores of some retained pairs by the model as it is."""
@@ -503,25 +475,16 @@ class Schedule(NamedTuple):
     batch_size: int
     horizon: int  # T: t steps laid out for T are the first t steps of a calibration of T, bit for bit
 
+    @classmethod
+    def by(cls, options: Any, rate: float, size: int) -> Schedule:
+        """By the settings, with ``rate`` and ``size`` of a batch where they are empty."""
+        rate = rate if options.lac_learning_rate is None else options.lac_learning_rate
+        return cls(options.lac_steps, rate, options.lac_batch_size or size, options.lac_horizon or options.lac_steps)
+
     def within(self, interactions: int) -> Schedule:
         """At most a few passes over so many interactions: a small request takes few steps."""
         most = max(1, -(-PASSES * interactions // self.batch_size))
         return self._replace(steps=min(self.steps, most), horizon=min(self.horizon, most))
-
-
-class Trace(NamedTuple):
-    """The objective of every step of LAC, and the demotion rate of deleted pairs every few steps."""
-
-    values: list[float]
-    demotion: list[tuple[int, float]]
-
-    def summary(self) -> dict[str, float]:
-        """The objective at the first and over the last steps."""
-        if not self.values:
-            return {}
-        last = self.values[-10:]
-        first, mean = round(self.values[0], 6), round(sum(last) / len(last), 6)
-        return {"first": first, "last": mean, "steps": len(self.values)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -532,17 +495,14 @@ class Objective:
     standing: ExpectedStanding | None = None  # ranks to expect of deleted pairs, for stand-ins and the stop
     stand_ins: bool = False
     stop: bool = False  # the term on S ends when its pairs rank where never-seen ones would
-    trains_b: ClassVar[bool] = False
-
-    def rate(self, done: float) -> float:
-        """The learning rate after a share of the steps, relative to the first."""
-        return 1.0 - done
+    trains_b: ClassVar[bool] = False  # at a constant rate; else the learning rate falls to zero
 
     def value(self, gradients: RowGradients, witness: Witness, batch: Triples) -> float:
         """The objective on a batch of R and as many interactions of S; gradients are added to ``gradients``."""
         value = gradients.own(batch)
         if not self.forget:
             return value
+        of = stand_in_loss if self.stand_ins else reverse_ranking_loss
         if self.stand_ins:
             assert self.standing is not None
             known, number = self.standing.deleted, len(self.standing.deleted.users)
@@ -550,7 +510,6 @@ class Objective:
             users, items, others = known.users[pick], known.items[pick], self.standing.stand_ins[pick]
         else:
             _, users, items, others = witness.deleted(len(batch.users))
-        of = stand_in_loss if self.stand_ins else reverse_ranking_loss
         pairs = [(users, items), (users, others)]
         return value + loss_of_scores(gradients, pairs, lambda own, other: self.forget * of(own, other))
 
@@ -590,15 +549,18 @@ def loss_of_scores(
 def calibrate(
     adapters: AdapterSet, witness: Witness, objective: Objective, schedule: Schedule, interactions: torch.Tensor,
     bar: tqdm, after_step: Callable[[int], None] | None = None,
-) -> Trace:  # fmt: skip
+) -> tuple[list[float], list[tuple[int, float]]]:  # fmt: skip
     """Fit the adapters to retained ``interactions``.
 
-    ``after_step`` is called with the number of steps done, after each but the last; the adapters' A and B are then
-    those of that step, the model's rows need not be.
+    Returns the objective of every step, and the demotion rate of deleted pairs every few steps. ``after_step`` is
+    called with the number of steps done, after each but the last; A and B are then those of that step, the model's
+    rows need not be.
     """
-    trace, chosen = Trace([], []), adapters.trained
+    values: list[float] = []
+    demotion: list[tuple[int, float]] = []
+    chosen = adapters.trained
     if not chosen or len(interactions) == 0 or schedule.steps == 0:
-        return trace
+        return values, demotion
     gradients = row_gradients(adapters, witness, objective.trains_b)
     trained = [x.a for x in chosen] + ([x.b for x in chosen] if objective.trains_b else [])
     optimizer = torch.optim.Adam(trained, lr=schedule.learning_rate)
@@ -606,7 +568,7 @@ def calibrate(
     batches = witness.batches(interactions, schedule.batch_size, schedule.horizon)
     for step, batch in enumerate(itertools.islice(batches, schedule.steps)):
         if step % CHECK_EVERY == 0:
-            trace.demotion.append((step, gradients.demotion(watched)))
+            demotion.append((step, gradients.demotion(watched)))
             if objective.reached(gradients):  # the term on R goes on to the end
                 objective = dataclasses.replace(objective, forget=0.0)
         value = objective.value(gradients, witness, batch)
@@ -615,19 +577,19 @@ def calibrate(
             value += objective.set_gradient(adapter, gradient)
         if value != value:
             raise UnlearnError("LAC failed: its loss is not a number. Lower lac_learning_rate.")
-        trace.values.append(value)
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.learning_rate * objective.rate(step / schedule.horizon)
+        values.append(value)
+        if not objective.trains_b:
+            optimizer.param_groups[0]["lr"] = schedule.learning_rate * (1.0 - step / schedule.horizon)
         optimizer.step()
         gradients.changed()
         bar.update()
         if after_step is not None and step + 1 < schedule.steps:
             after_step(step + 1)
-    trace.demotion.append((len(trace.values), gradients.demotion(watched)))
+    demotion.append((len(values), gradients.demotion(watched)))
     for adapter in chosen:
         adapter.a.grad = adapter.b.grad = None
     adapters.attach()
-    return trace
+    return values, demotion
 
 
 def warn_if_slow(trained: float | None, seconds: float) -> None:

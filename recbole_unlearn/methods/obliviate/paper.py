@@ -33,7 +33,6 @@ from recbole_unlearn.methods.obliviate.obliviate import (
     Obliviate,
     Request,
     Schedule,
-    Trace,
     loss_of_scores,
 )
 from recbole_unlearn.rows import Region, Triples, Witness, pair_scores, reverse_ranking_loss, with_neighbours
@@ -116,7 +115,7 @@ class PaperRequest(Request):
         interactions = witness.buffer(BUFFER)
         teacher = self._teacher(interactions) if options.lac_distill else None
         objective = PaperObjective(forget, distill=options.lac_distill, drift=options.lac_drift, teacher=teacher)
-        return objective, interactions, self.schedule(options.lac_learning_rate, BATCH_SIZE)
+        return objective, interactions, Schedule.by(options, options.lac_learning_rate, BATCH_SIZE)
 
     def _teacher(self, interactions: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         """Scores at θ₀ by number of interaction. Leaves the adapters detached."""
@@ -126,11 +125,11 @@ class PaperRequest(Request):
         scores = pair_scores(self.model, self.index.train, ids["user"][chosen], ids["item"][chosen])
         return lambda asked: scores[torch.searchsorted(chosen, asked)]
 
-    def certificates(self, trace: Trace) -> dict[str, Any]:
+    def certificates(self, lac: dict[str, float]) -> dict[str, Any]:
         """As for Obliviate, with the bound L(φ₀)/λ_r of the drift where the objective fell."""
-        found, went = super().certificates(trace), trace.summary()
-        if self.options.lac_drift and went and went["last"] <= went["first"]:
-            found["drift_bound"] = round(went["first"] / self.options.lac_drift, 6)
+        found = super().certificates(lac)
+        if self.options.lac_drift and lac and lac["last"] <= lac["first"]:
+            found["drift_bound"] = round(lac["first"] / self.options.lac_drift, 6)
         return found
 
 
@@ -142,10 +141,6 @@ class PaperObjective(Objective):
     drift: float = 0.0
     teacher: Callable[[torch.Tensor], torch.Tensor] | None = None  # numbers of interactions to scores at θ₀
     trains_b: ClassVar[bool] = True
-
-    def rate(self, done: float) -> float:
-        """Constant."""
-        return 1.0
 
     def value(self, gradients: RowGradients, witness: Witness, batch: Triples) -> float:
         """As :meth:`Objective.value`."""

@@ -34,7 +34,7 @@ from recbole_unlearn.methods.obliviate import new_start
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients, row_gradients
 from recbole_unlearn.methods.obliviate.new_start import Maps, Tables
 from recbole_unlearn.methods.obliviate.obliviate import CERTIFIED, Objective, Request, Schedule
-from recbole_unlearn.rows import Moments, Region, RetainedIndex, Side, Triples, Witness, find_tables
+from recbole_unlearn.rows import Region, RetainedIndex, Side, Triples, Witness
 
 NEAR = 5  # items of a history that count as neighbours of its target
 RATE = 4.0  # of LAC at its first step, times the training's: a softmax over all items moves every row in every step
@@ -148,15 +148,12 @@ def fixed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-@contextlib.contextmanager
-def without_lookups(tables: Iterable[nn.Module]) -> Iterator[None]:
-    """Let rows that are looked up in ``tables`` have no gradient; the tables themselves keep theirs."""
-    hooks = [table.register_forward_hook(lambda _module, _ids, rows: rows.detach()) for table in tables]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def without_lookups(tables: Iterable[nn.Module]) -> contextlib.ExitStack:
+    """While it is open, rows that are looked up in ``tables`` have no gradient; the tables themselves keep theirs."""
+    stack = contextlib.ExitStack()
+    for table in tables:
+        stack.enter_context(table.register_forward_hook(lambda _module, _ids, rows: rows.detach()))
+    return stack
 
 
 class WindowWitness(Witness):
@@ -185,9 +182,13 @@ class WindowWitness(Witness):
 
     def interactions(self) -> torch.Tensor:
         """Retained windows whose targets or users are in the region."""
-        everything = self.triples(torch.arange(len(self.windows)))
+        everything = self.triples(self.everything())
         items, users = (self.region[side] for side in ("item", "user"))
         return (items.contains(everything.items) | users.contains(everything.users)).nonzero().flatten()
+
+    def everything(self) -> torch.Tensor:
+        """All retained windows."""
+        return torch.arange(len(self.windows))
 
     def buffer(self, share: float) -> torch.Tensor:
         """A uniform sample of all retained windows."""
@@ -255,11 +256,9 @@ class WindowRequest(Request):
     witness: WindowWitness
     others = "of items that lost little, in part"
 
-    @classmethod
-    def learn_maps(cls, model: AbstractRecommender, task: UnlearnTask) -> Maps | None:
+    @staticmethod
+    def learn_maps(tables: Tables, task: UnlearnTask, generator: torch.Generator) -> Maps | None:
         """The map from neighbours in the training windows to rows."""
-        tables = new_start.side_tables(model, find_tables(model, task.data.full.train), task.index)
-        generator = torch.Generator().manual_seed(task.config["seed"])
         windows = task.data.full.for_model().train
         return learn_windows(tables, windows, generator) if "item" in tables else None
 
@@ -270,15 +269,6 @@ class WindowRequest(Request):
     def make_witness(self, region: Region, generator: torch.Generator) -> Witness:
         """Windows instead of interactions."""
         return WindowWitness(self.task, self.model, self.retained, region, generator)
-
-    def moments(self) -> Moments:
-        """As for pairs."""
-        with torch.backends.cudnn.flags(enabled=False):
-            return super().moments()
-
-    def retained_numbers(self) -> torch.Tensor:
-        """All retained windows."""
-        return torch.arange(len(self.witness.windows))
 
     def deleted_gradients(self) -> tuple[list[torch.Tensor], float]:
         """By the windows of S as they were; a target's own row makes up all of its score."""
@@ -295,15 +285,11 @@ class WindowRequest(Request):
 
     def plan(self) -> tuple[Objective, torch.Tensor, Schedule]:
         """All retained windows, in batches that cost together about as much as half an epoch of training."""
-        config, windows = self.task.config, self.retained_numbers()
+        config, windows = self.task.config, self.witness.everything()
         seen = round(SEEN * len(windows) / max(1, self.options.lac_steps))
         size = max(LEAST, min(seen, MOST * int(config["train_batch_size"])))
-        schedule = self.schedule(RATE * config["learning_rate"], size)
+        schedule = Schedule.by(self.options, RATE * config["learning_rate"], size)
         return Objective(), windows, schedule.within(len(self.witness.interactions()))
-
-    def deleted_scores(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """After the cleaned prefixes."""
-        return self.witness.scores(self.model, self.witness.deleted(CERTIFIED))
 
     def retained_scores(self) -> Callable[[], torch.Tensor]:
         """Of the targets of some retained windows."""

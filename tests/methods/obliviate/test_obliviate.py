@@ -176,7 +176,7 @@ def scene(make_config):
 def test_calibration_lowers_its_objective_with_b_fixed(scene):
     witness, adapters = scene(rank=3)
     before = [(adapter.a.clone(), adapter.b.clone()) for adapter in adapters.adapters]
-    values = calibrated(adapters, witness, Objective(), Schedule(30, 0.05, 500, 30)).values
+    values, _ = calibrated(adapters, witness, Objective(), Schedule(30, 0.05, 500, 30))
     assert len(values) == 30
     assert sum(values[-5:]) < sum(values[:5])
     for adapter, (a, b) in zip(adapters.adapters, before, strict=True):
@@ -224,10 +224,10 @@ def test_it_stops_at_the_level_of_never_seen_items(scene, monkeypatch):
         standing = ExpectedStanding(witness, witness.deleted(1000))
         standing.percentile[:] = 0.6
         objective = Objective(1.0, standing, stop=stop)
-        trace = calibrated(adapters, witness, objective, Schedule(300, 0.005, 1000, 300))
-        assert len(trace.values) == 300  # the term on R goes on to the end
-        assert [step for step, _ in trace.demotion][:3] == [0, 10, 20]
-        assert (trace.values[-1] == 0.0) == stop  # the term on S does not
+        values, demotion = calibrated(adapters, witness, objective, Schedule(300, 0.005, 1000, 300))
+        assert len(values) == 300  # the term on R goes on to the end
+        assert [step for step, _ in demotion][:3] == [0, 10, 20]
+        assert (values[-1] == 0.0) == stop  # the term on S does not
         reached = row_gradients(adapters, witness).demotion(standing.deleted)
         assert (0.6 <= reached < 0.8) if stop else reached > 0.8
 
@@ -505,7 +505,7 @@ def test_the_downdate_goes_up_the_deleted_loss(make_config):
     trained = train(config, data.full, "x")
     trained.load_weights(adapters.model)
     at_zero(adapters)
-    moments = curvature.from_optimizer(adapters.model, trained.optimizer)
+    moments, _ = curvature.from_optimizer(adapters.model, trained.optimizer)
     triples = make_witness(config, data, seed=9).triples(data.deleted.nonzero().flatten())
     before = loss_gradients(adapters.model, witness.batch(triples))[0]
     found, reach = obliviate.deleted_gradients(adapters, witness)
