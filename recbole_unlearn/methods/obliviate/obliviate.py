@@ -227,7 +227,6 @@ class Obliviate(UnlearnTrainer):
 class Request:
     """One request to a model that scores pairs; `windows.py` and `paper.py` have subclasses."""
 
-    others: ClassVar[str] = "others follow"  # rows that move without being calibrated, for the log
     low_rank: ClassVar[Callable[..., list[LowRank]]] = staticmethod(project_shared)
 
     def __init__(self, trainer: UnlearnTrainer, task: UnlearnTask) -> None:
@@ -257,9 +256,9 @@ class Request:
         return new_start.learn_pairs(tables, task.index, generator) if len(tables) == 2 else None
 
     def calibrated(self, touched: Region) -> Region:
-        """The region, rows with an adapter. Without rows of users all memory of S is in the items: all of those."""
-        has_users = any(table.side == "user" for table in self.tables)
-        return new_start.started_again(touched) if self.starts_again and has_users else touched
+        """The region, rows with an adapter. Of pairs without rows of users, all items: they have all memory of S."""
+        some = isinstance(self.task.data.full, SequenceSplits) or any(table.side == "user" for table in self.tables)
+        return new_start.started_again(touched) if self.starts_again and some else touched
 
     def make_witness(self, region: Region, generator: torch.Generator) -> Witness:
         """The witness set."""
@@ -382,7 +381,7 @@ class Request:
                 follower.shift = change[~own.to(change.device)]
                 self.adapters.adapters.append(follower)
         rounds = counted(self.options.lua_rounds, "round")
-        others = "" if len(self.adapters.adapters) == len(trained) else f"; {self.others}"
+        others = "" if len(self.adapters.adapters) == len(trained) else "; others in part"
         logger.info("LUA: new start of the request's rows from retained neighbours, %s%s.", rounds, others)
 
     def neighbours(self, tables: new_start.Tables) -> new_start.Neighbours:
@@ -399,7 +398,7 @@ class Request:
         standing = None
         if forget and kind in ("genuine", "noise"):
             standing = ExpectedStanding(witness, witness.deleted(PAIRS))
-        objective = Objective(forget, standing, stand_ins=kind == "genuine", stop=kind == "noise")
+        objective = Objective(forget, standing, kind)
         interactions = witness.interactions()
         rate = min(RATE * self.task.config["learning_rate"], HIGHEST_RATE)
         return objective, interactions, Schedule.by(self.options, rate, BATCH_SIZE).within(len(interactions))
@@ -493,8 +492,9 @@ class Objective:
 
     forget: float = 0.0  # λ
     standing: ExpectedStanding | None = None  # ranks to expect of deleted pairs, for stand-ins and the stop
-    stand_ins: bool = False
-    stop: bool = False  # the term on S ends when its pairs rank where never-seen ones would
+    kind: str = (
+        "hard"  # genuine: stand-ins; noise: the term on S ends when its pairs rank where never-seen ones would
+    )
     trains_b: ClassVar[bool] = False  # at a constant rate; else the learning rate falls to zero
 
     def value(self, gradients: RowGradients, witness: Witness, batch: Triples) -> float:
@@ -502,8 +502,8 @@ class Objective:
         value = gradients.own(batch)
         if not self.forget:
             return value
-        of = stand_in_loss if self.stand_ins else reverse_ranking_loss
-        if self.stand_ins:
+        of = stand_in_loss if self.kind == "genuine" else reverse_ranking_loss
+        if self.kind == "genuine":
             assert self.standing is not None
             known, number = self.standing.deleted, len(self.standing.deleted.users)
             pick = torch.randint(0, number, (min(len(batch.users), number),), generator=witness.generator)
@@ -515,7 +515,7 @@ class Objective:
 
     def reached(self, gradients: RowGradients) -> bool:
         """Whether deleted items rank as low as never-seen ones would."""
-        if not self.stop or not self.forget or self.standing is None:
+        if self.kind != "noise" or not self.forget or self.standing is None:
             return False
         return gradients.demotion(self.standing.deleted) >= self.standing.level
 

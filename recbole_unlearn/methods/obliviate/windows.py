@@ -254,17 +254,12 @@ class WindowRequest(Request):
     """A request to a model of sequences."""
 
     witness: WindowWitness
-    others = "of items that lost little, in part"
 
     @staticmethod
     def learn_maps(tables: Tables, task: UnlearnTask, generator: torch.Generator) -> Maps | None:
         """The map from neighbours in the training windows to rows."""
         windows = task.data.full.for_model().train
         return learn_windows(tables, windows, generator) if "item" in tables else None
-
-    def calibrated(self, touched: Region) -> Region:
-        """The rows with an adapter."""
-        return new_start.started_again(touched) if self.starts_again else touched
 
     def make_witness(self, region: Region, generator: torch.Generator) -> Witness:
         """Windows instead of interactions."""
