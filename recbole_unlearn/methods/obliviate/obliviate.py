@@ -492,9 +492,7 @@ class Objective:
 
     forget: float = 0.0  # λ
     standing: ExpectedStanding | None = None  # ranks to expect of deleted pairs, for stand-ins and the stop
-    kind: str = (
-        "hard"  # genuine: stand-ins; noise: the term on S ends when its pairs rank where never-seen ones would
-    )
+    kind: str = "hard"  # genuine: stand-ins; noise: the term on S ends where its pairs rank as never-seen ones
     trains_b: ClassVar[bool] = False  # at a constant rate; else the learning rate falls to zero
 
     def value(self, gradients: RowGradients, witness: Witness, batch: Triples) -> float:
