@@ -9,7 +9,7 @@ that of B is GᵀA; the latter is needed only where B is trained.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from recbole.model.general_recommender.bpr import BPR
@@ -121,53 +121,49 @@ class BPRGradients(RowGradients):
     """The same for BPR: only rows of the batch are touched, no (users, d) tensor is made."""
 
     def _set_up(self) -> None:
-        self.p = self.model.user_embedding.weight.detach()
-        self.q = self.model.item_embedding.weight.detach()
-        self._sides: list[Any] = [adapter.side for adapter in self.chosen]
-        self._grads = [torch.zeros_like(adapter.base) for adapter in self.chosen]
+        self._grads = {adapter.side: torch.zeros_like(adapter.base) for adapter in self.chosen}
+
+    def _gather(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
+        """The rows (m, d) of users or items that scores are made of."""
+        table = self.model.get_parameter(f"{side}_embedding.weight").detach()
+        return table.index_select(0, ids.to(table.device))
+
+    def _put(self, side: Side, ids: torch.Tensor, values: torch.Tensor) -> None:
+        """Add to the gradients of such rows."""
+        if side in self._grads:
+            place = self.witness.region[side].place(ids).to(values.device)
+            inside = place >= 0
+            self._grads[side].index_add_(0, place[inside], values[inside])
 
     def own(self, triples: Triples, weight: float = 1.0) -> float:
         """As :meth:`RowGradients.own`."""
-        users, items, negatives = triples.users, triples.items, triples.negatives
-        x = self._gather(self.q, items) - self._gather(self.q, negatives)
-        loss, of_user, of_item = bpr_slopes(self._gather(self.p, users), x, weight)
-        for side, gradient in zip(self._sides, self._grads, strict=True):
-            if side == "user":
-                self._put(gradient, side, users, of_user)
-            else:
-                self._put(gradient, side, items, of_item)
-                self._put(gradient, side, negatives, -of_item)
+        x = self._gather("item", triples.items) - self._gather("item", triples.negatives)
+        loss, of_user, of_item = bpr_slopes(self._gather("user", triples.users), x, weight)
+        self._put("user", triples.users, of_user)
+        self._put("item", triples.items, of_item)
+        self._put("item", triples.negatives, -of_item)
         return loss
 
     def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """As :meth:`RowGradients.scores`: p_u·q_i."""
         self._pairs = users, items
-        return (self._gather(self.p, users) * self._gather(self.q, items)).sum(dim=1)
+        return (self._gather("user", users) * self._gather("item", items)).sum(dim=1)
 
     def back(self, gradient: torch.Tensor) -> None:
         """As :meth:`RowGradients.back`."""
         users, items = self._pairs
-        for side, sums in zip(self._sides, self._grads, strict=True):
-            ids, other, far = (users, self.q, items) if side == "user" else (items, self.p, users)
-            self._put(sums, side, ids, gradient[:, None] * self._gather(other, far))
+        self._put("user", users, gradient[:, None] * self._gather("item", items))
+        self._put("item", items, gradient[:, None] * self._gather("user", users))
 
     def take(self) -> list[torch.Tensor]:
         """As :meth:`RowGradients.take`."""
-        taken = [self._projected(*pair) for pair in zip(self._grads, self.chosen, strict=True)]
-        self._grads = [torch.zeros_like(gradient) for gradient in self._grads]
+        taken = [self._projected(self._grads[adapter.side], adapter) for adapter in self.chosen]
+        self._set_up()
         return taken
 
-    def _gather(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        return table.index_select(0, ids.to(table.device))
 
-    def _put(self, gradient: torch.Tensor, side: Side, ids: torch.Tensor, values: torch.Tensor) -> None:
-        place = self.witness.region[side].place(ids).to(gradient.device)
-        inside = place >= 0
-        gradient.index_add_(0, place[inside], values[inside])
-
-
-class LightGCNGradients(RowGradients):
-    """The same for LightGCN, whose propagation P = (I + Â + Â² + ...)/(L+1) is linear and symmetric.
+class LightGCNGradients(BPRGradients):
+    """For LightGCN: BPR on the final embeddings P W, with P = (I + Â + Â² + ...)/(L+1) linear and symmetric.
 
     P(W + A Bᵀ) = P(W) + P(A) Bᵀ: the frozen part is propagated once, and r columns a step instead of d. Backwards,
     the gradient G of the final embeddings gives A the rows of P(G B). Adapters share B, or work with all d columns.
@@ -223,48 +219,35 @@ class LightGCNGradients(RowGradients):
         self._grad = torch.zeros_like(self.z)
         self._penalty = torch.zeros(len(self.z), dtype=self.z.dtype, device=self.z.device)
 
-    def own(self, triples: Triples, weight: float = 1.0) -> float:
-        """BPR's loss on the final embeddings, and RecBole's penalty on the rows of the batch."""
-        model, size = self.model, len(triples.users)
-        u, i, j = (ids.to(self.z.device) for ids in (triples.users, triples.items, triples.negatives))
-        i, j = i + model.n_users, j + model.n_users
-        x = self.z.index_select(0, i) - self.z.index_select(0, j)
-        loss, of_user, of_item = bpr_slopes(self.z.index_select(0, u), x, weight)
-        self._grad.index_add_(0, u, of_user)
-        self._grad.index_add_(0, i, of_item)
-        self._grad.index_add_(0, j, of_item, alpha=-1.0)
-        return loss + self._penalise((u, i, j), weight / size)
+    def _node(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
+        return ids.to(self.z.device) + (0 if side == "user" else self.model.n_users)
 
-    def _penalise(self, nodes: Sequence[torch.Tensor], weight: float) -> float:
-        """λ/m (‖W_u‖ + ‖W_i‖ + ‖W_j‖) over the batch's rows; squares (halved) instead of norms with `require_pow`."""
-        model = self.model
+    def _gather(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
+        return self.z.index_select(0, self._node(side, ids))
+
+    def _put(self, side: Side, ids: torch.Tensor, values: torch.Tensor) -> None:
+        self._grad.index_add_(0, self._node(side, ids), values)
+
+    def own(self, triples: Triples, weight: float = 1.0) -> float:
+        """BPR's loss and RecBole's penalty, λ/m (‖W_u‖ + ‖W_i‖ + ‖W_j‖) over the batch's rows.
+
+        With `require_pow`, squares (halved) instead of norms.
+        """
+        loss, penalty, model = super().own(triples, weight), 0.0, self.model
         if not model.reg_weight:
-            return 0.0
+            return loss
         ego = self.base + self._spread([adapter.low for adapter in self.chosen])
-        squares = ego.square().sum(dim=1)
-        loss = 0.0
-        for ids in nodes:
+        squares, scale = ego.square().sum(dim=1), model.reg_weight * (weight / len(triples.users))
+        for ids in (triples.users, triples.items + model.n_users, triples.negatives + model.n_users):
+            ids = ids.to(ego.device)
             total = squares[ids].sum()
             count = torch.bincount(ids, minlength=len(ego)).to(ego.dtype)
             value = total / 2 if model.require_pow else total.sqrt()
             if not model.require_pow:
                 count /= value.clamp(min=1e-12)
-            self._penalty += model.reg_weight * weight * count
-            loss += float(model.reg_weight * weight * value)
-        return loss
-
-    def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """As :meth:`RowGradients.scores`."""
-        self._pairs = users.to(self.z.device), items.to(self.z.device) + self.model.n_users
-        u, i = self._pairs
-        return (self.z[u] * self.z[i]).sum(dim=1)
-
-    def back(self, gradient: torch.Tensor) -> None:
-        """As :meth:`RowGradients.back`."""
-        u, i = self._pairs
-        p_u, q_i = self.z[u], self.z[i]
-        self._grad.index_add_(0, u, gradient[:, None] * q_i)
-        self._grad.index_add_(0, i, gradient[:, None] * p_u)
+            self._penalty += scale * count
+            penalty += float(scale * value)
+        return loss + penalty
 
     def take(self) -> list[torch.Tensor]:
         """As :meth:`RowGradients.take`."""

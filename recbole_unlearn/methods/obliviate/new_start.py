@@ -273,29 +273,25 @@ def even(moves: torch.Tensor, sources: int) -> torch.Tensor:
 class _Turn:
     """The contaminated rows of one side while they start again."""
 
-    def __init__(
-        self, side: Side, table: torch.Tensor, maps: Maps, touched: Region, ids: torch.Tensor, links: Links
-    ) -> None:
-        self.side, self.table, self.maps, self.links = side, table, maps, links
-        self.rows = ids.to(self.table.device)
-        self.first = self.table[self.rows].clone()  # θ₀
+    def __init__(self, side: Side, tables: Tables, maps: Maps, touched: Region, neighbours: Neighbours) -> None:
+        region, links_of, retained = neighbours
+        ids, table = region[side].ids, tables[side]
+        self.side, self.table, self.maps, self.links = side, table, maps, links_of(side, ids)
+        self.rows = ids.to(table.device)
+        self.first = table[self.rows].clone()  # θ₀
         place = touched[side].place(ids)
         share = torch.zeros(len(ids))
         share[place >= 0] = touched[side].share[place[place >= 0]].float()
-        start = torch.where(place >= 0, degree(side, share), 0.0)
-        self.degree = start.to(self.table)[:, None]  # w
+        self.degree = torch.where(place >= 0, degree(side, share), 0.0).to(table)[:, None]  # w
         self.old: torch.Tensor | None = None  # a; None where rows do not follow their neighbours
-
-    def follow(self, tables: Tables, region: Region, retained: RetainedIndex) -> None:
-        """Note the map's values with S, then take S out of the links."""
-        links, device = self.links, self.table.device
-        assert isinstance(links, PairLinks)
-        self.old = self._told(tables, self.maps.centre)
-        count = links.number if self.side == "user" else torch.ones(len(self.rows))
-        self.weight = (count / self.maps.weight[self.side]).to(self.table)
-        links.delete(retained, region, tables)
-        hold = (FIRM / links.number.to(device).clamp(min=1)).clamp(max=1.0)
-        self.hold = hold.to(self.table.dtype)[:, None]
+        if retained is not None:
+            assert isinstance(self.links, PairLinks)
+            self.old = self._told(tables, maps.centre)
+            count = self.links.number if side == "user" else torch.ones(len(ids))
+            self.weight = (count / maps.weight[side]).to(table)
+            self.links.delete(retained, region, tables)
+            hold = (FIRM / self.links.number.to(table.device).clamp(min=1)).clamp(max=1.0)
+            self.hold = hold.to(table.dtype)[:, None]
 
     def _told(self, tables: Tables, centre: Tables) -> torch.Tensor:
         """The map's values (n, d) by the neighbours as they are now."""
@@ -333,13 +329,7 @@ def restart(
     ``touched`` has the rows with deleted interactions and their shares. Where rows follow, links are those of D,
     otherwise those of the retained data.
     """
-    (region, links_of, retained), turns = neighbours, {}
-    for side, table in tables.items():
-        ids = region[side].ids
-        turns[side] = _Turn(side, table, maps, touched, ids, links_of(side, ids))
-    if retained is not None:
-        for turn in turns.values():
-            turn.follow(tables, region, retained)
+    turns = {side: _Turn(side, tables, maps, touched, neighbours) for side in tables}
     centre = dict(maps.centre)
     sources = sum(int((turn.degree >= 1.0).sum()) for turn in turns.values())
     order: list[Side] = ["item", "user"]
