@@ -1,5 +1,7 @@
 """Which rows a request touches: the index, the region and the witness set, against plain counting."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
@@ -188,36 +190,29 @@ def test_deleted_pairs_and_the_buffer(tiny):
 AUTOENCODERS = ["MultiVAE", "MultiDAE", "CDAE", "RecVAE", "MacridVAE"]
 
 
-@pytest.fixture
-def sizes(monkeypatch):
-    """``sizes(model, "predict")``: how many users each call of a method of the model gets, as a list that grows."""
+def watched(model, name):
+    """A method of a model whose calls are noted."""
+    return mock.patch.object(model, name, wraps=getattr(model, name))
 
-    def watch(model, name):
-        found, original = [], getattr(model, name)
 
-        def call(batch, **options):
-            found.append(len(batch["user_id"]))
-            return original(batch, **options)
-
-        monkeypatch.setattr(model, name, call)
-        return found
-
-    return watch
+def users_of(calls):
+    """How many users each call got."""
+    return [len(call.args[0]["user_id"]) for call in calls.call_args_list]
 
 
 @pytest.mark.parametrize("model", [*AUTOENCODERS, "ENMF", "NeuMF"])
-def test_a_loss_has_every_user_once_and_one_by_interaction_all_of_them(make_config, sizes, model):
+def test_a_loss_has_every_user_once_and_one_by_interaction_all_of_them(make_config, model):
     _, witness, adapters = problem(make_config(model))
     triples = witness.triples(witness.interactions())
-    seen = sizes(adapters.model, "calculate_loss")
-    RowGradients(adapters, witness).own(triples)
+    with watched(adapters.model, "calculate_loss") as calls:
+        RowGradients(adapters, witness).own(triples)
     once, every = len(torch.unique(triples.users)), len(triples.users)
-    assert seen == [2 * every if model == "NeuMF" else once]  # and a negative for each
+    assert users_of(calls) == [2 * every if model == "NeuMF" else once]  # and a negative for each
     assert once < every
 
 
 @pytest.mark.parametrize("model", AUTOENCODERS)
-def test_an_autoencoder_scores_every_user_once_and_as_it_does_by_pair(make_config, sizes, model):
+def test_an_autoencoder_scores_every_user_once_and_as_it_does_by_pair(make_config, model):
     config = make_config(model)
     data = divided(config)
     train = data.full.train
@@ -225,9 +220,9 @@ def test_an_autoencoder_scores_every_user_once_and_as_it_does_by_pair(make_confi
     users, items = (train.inter_feat[field] for field in ("user_id", "item_id"))
     with torch.no_grad():
         expected = net.predict(train.inter_feat)
-    seen = sizes(net, "full_sort_predict")
-    found = predicted(net, train, users, items)
-    assert found.requires_grad
-    assert torch.allclose(found, expected, atol=1e-6)
-    assert torch.allclose(pair_scores(net, train, users, items), expected, atol=1e-6)
-    assert set(seen) == {len(torch.unique(users))}
+    with watched(net, "full_sort_predict") as calls:
+        found = predicted(net, train, users, items)
+        assert found.requires_grad
+        assert torch.allclose(found, expected, atol=1e-6)
+        assert torch.allclose(pair_scores(net, train, users, items), expected, atol=1e-6)
+    assert set(users_of(calls)) == {len(torch.unique(users))}

@@ -240,8 +240,6 @@ def project_shared(deltas: Sequence[torch.Tensor], rank: int | str) -> list[LowR
 
     A graph model then propagates r columns instead of d.
     """
-    if rank == "full":
-        return [project(delta, rank) for delta in deltas]
     widths = {delta.shape[1] for delta in deltas}
     basis = {w: project(torch.cat([x for x in deltas if x.shape[1] == w]), rank).b for w in widths}
     found = []

@@ -135,11 +135,8 @@ def refresh(
     ``witness`` is over an index from which the request is removed; the model is as the request left it.
     """
     kind = written_out(type(model))
-    if kind is BPRGradients:
-        found = _of_bpr(model, touched, witness, batch_size)
-    else:
-        way = _of_lightgcn if kind is LightGCNGradients else _by_autograd
-        found = way(model, tables, touched, witness, batch_size)
+    way = _of_bpr if kind is BPRGradients else _of_lightgcn if kind is LightGCNGradients else _by_autograd
+    found = way(model, tables, touched, witness, batch_size)
     for table in tables:
         if table.parameter in moments and len(touched[table.side]):
             rows = as_rows(moments[table.parameter], table.axis)
@@ -159,7 +156,7 @@ def _moment_of(kinds: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
 
 
 def _of_bpr(
-    model: AbstractRecommender, touched: Region, witness: Witness, batch_size: int
+    model: AbstractRecommender, tables: Sequence[Table], touched: Region, witness: Witness, batch_size: int
 ) -> dict[Table, torch.Tensor]:
     """With the gradients of single interactions, g_u, g_i and g_j = −g_i of :func:`bpr_slopes`."""
     p, q = model.user_embedding.weight.detach(), model.item_embedding.weight.detach()
