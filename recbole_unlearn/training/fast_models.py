@@ -123,8 +123,8 @@ def some_rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 class EdgeRemoval:
     """Removes edges from a normalised adjacency Â in place; writes only entries of the nodes that they join.
 
-    A removed edge becomes a stored zero, which adds nothing to a product: Âx is bit for bit that of a graph that was
-    built without the edge.
+    A removed edge becomes a stored zero; all other entries are bit for bit those of a graph that was built without
+    the edge. So is Âx, up to the order of sums: with AVX-512, MKL groups the entries of a row by their places.
     """
 
     def __init__(self, matrix: torch.Tensor, users: int) -> None:

@@ -58,7 +58,7 @@ def test_the_adjacency_is_its_definition(users, items, seed, rows):
 @hypothesis_settings(max_examples=60)
 @given(users=st.integers(1, 8), items=st.integers(1, 8), seed=st.integers(0, 999), rows=st.integers(1, 40))
 def test_edges_are_removed_as_if_they_had_never_been_there(users, items, seed, rows):
-    """In two goes, bit for bit what is built without them, up to stored zeros; products too."""
+    """In two goes, bit for bit what is built without them, up to stored zeros; products up to the order of sums."""
     rng = np.random.default_rng(seed)
     pairs = np.unique(np.stack([rng.integers(0, users, rows), rng.integers(0, items, rows)]), axis=1)
     order = rng.permutation(pairs.shape[1])
@@ -76,7 +76,7 @@ def test_edges_are_removed_as_if_they_had_never_been_there(users, items, seed, r
     expected = built(np.sort(order[second:]))
     assert torch.equal(matrix.to_dense(), expected.to_dense())
     x = torch.rand(users + items, 3)
-    assert torch.equal(matrix @ x, expected @ x)
+    torch.testing.assert_close(matrix @ x, expected @ x, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN", "NGCF"])
@@ -93,7 +93,9 @@ def test_a_model_without_pairs_is_one_built_without_them(make_config, model):
     expected.load_state_dict(ours.state_dict())
     ours.eval(), expected.eval()
     batch = train.join(Interaction({"user_id": torch.arange(1, 20), "item_id": torch.arange(1, 20)}))
-    assert torch.equal(ours.predict(batch), expected.predict(batch))
+    torch.testing.assert_close(ours.predict(batch), expected.predict(batch), rtol=1e-6, atol=1e-6)
+    if model != "BPR":  # products may sum in another order, entries may not differ
+        assert torch.equal(ours.norm_adj_matrix.to_dense(), expected.norm_adj_matrix.to_dense())
 
 
 def test_what_is_not_known_is_built_again(make_config):
