@@ -13,7 +13,7 @@ the method and has no label. For every user u with retained interactions (and ev
 * `gradient`: the gradient of the row's own retained loss (BPR, against a sample of items), large if it was not
   fitted;
 * `combined`: a logistic regression of the three. The attacker trains it on a model of their own: the same kind of
-  model and data, another seed, and a request that they make up.
+  model and data, another seed, and requests of the same size that they make up.
 
 Each is compared with rows of as many interactions (a line in log n, robust). AUC of users (items) with a deleted
 interaction against all others; .5 is chance. Kinds of requests: `part`, a fifth of the interactions of 20 % of the
@@ -196,13 +196,17 @@ class Case:
         return tables, self.pairs[kept]
 
     def shadow(self, kind: str, side: str) -> LogisticRegression:
-        """The attacker's own logistic regression, from a request of ``part`` (``whole``) that they make up."""
-        kind = "whole" if kind == "whole" else "part"
+        """The attacker's own logistic regression, from requests of this kind that they make up."""
+        kind, draws = (kind, 1) if kind in ("part", "whole") else ("ten", 10)
         if kind not in self.shadows:
-            numbers = request(self.pairs, kind, np.random.default_rng([self.seed, 99]))
-            ids, found = statistics(*self.unlearned(numbers, "obliviate"), side)
-            is_asked = np.isin(ids, self.pairs[numbers][:, 0 if side == "user" else 1])
-            self.shadows[kind] = LogisticRegression(class_weight="balanced").fit(ranked(found), is_asked)
+            found, is_asked = [], []
+            for draw in range(draws):
+                numbers = request(self.pairs, kind, np.random.default_rng([self.seed, 99, draw]))
+                ids, values = statistics(*self.unlearned(numbers, "obliviate"), side)
+                found.append(ranked(values))
+                is_asked.append(np.isin(ids, self.pairs[numbers][:, 0 if side == "user" else 1]))
+            model = LogisticRegression(class_weight="balanced")
+            self.shadows[kind] = model.fit(np.concatenate(found), np.concatenate(is_asked))
         return self.shadows[kind]
 
 
