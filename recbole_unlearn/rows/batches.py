@@ -146,19 +146,16 @@ class Witness:
     def batch(self, triples: Triples) -> Interaction:
         """Triples in the form the model's loss takes."""
         batch = as_batch(self.config, self.index.train, triples.numbers, triples.negatives)
-        if self.facts is not None:
-            batch.update(self.facts.batch(self._draw_facts(triples.numbers), self.generator))
-        return batch
-
-    def _draw_facts(self, numbers: torch.Tensor) -> torch.Tensor:
-        """A fact for each of the interactions ``numbers``, by its number; -1 for those that are deleted."""
-        assert self.facts is not None
-        drawn = torch.randint(0, len(self.facts), numbers.shape, generator=self.generator)
-        near, share = self._near_facts
+        if self.facts is None:
+            return batch
+        shape, (near, share) = triples.numbers.shape, self._near_facts
+        drawn = torch.randint(0, len(self.facts), shape, generator=self.generator)  # a fact for each interaction
         if len(near):
-            picked = near[torch.randint(0, len(near), numbers.shape, generator=self.generator)]
-            drawn = torch.where(torch.rand(numbers.shape, generator=self.generator) < share, picked, drawn)
-        return torch.where(self.retained.deleted[numbers], -1, drawn)
+            picked = near[torch.randint(0, len(near), shape, generator=self.generator)]
+            drawn = torch.where(torch.rand(shape, generator=self.generator) < share, picked, drawn)
+        drawn = torch.where(self.retained.deleted[triples.numbers], -1, drawn)  # none for those that are deleted
+        batch.update(self.facts.batch(drawn, self.generator))
+        return batch
 
     @functools.cached_property
     def _near_facts(self) -> tuple[torch.Tensor, float]:

@@ -500,7 +500,7 @@ class Objective:
         value = gradients.own(batch)
         if not self.forget:
             return value
-        of = stand_in_loss if self.kind == "genuine" else reverse_ranking_loss
+        of = squared_loss if self.kind == "genuine" else reverse_ranking_loss
         if self.kind == "genuine":
             assert self.standing is not None
             known, number = self.standing.deleted, len(self.standing.deleted.users)
@@ -523,12 +523,12 @@ class Objective:
         return 0.0
 
 
-def stand_in_loss(deleted: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor:
-    """The mean of (s(u, i⁺) − s(u, stand-in))²: a deleted item goes where an unseen one of the same expected rank is.
+def squared_loss(scores: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
+    """The mean of (s(u, i) − level)², without a gradient of the level.
 
-    No gradient reaches the stand-in: it is the level, and is not moved.
+    For a deleted item, the score of its stand-in, an unseen item of the same expected rank; the paper distils by it.
     """
-    return (deleted - stand_in.detach()).square().mean()
+    return (scores - level.detach()).square().mean()
 
 
 def loss_of_scores(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -34,8 +34,9 @@ from recbole_unlearn.methods.obliviate.obliviate import (
     Request,
     Schedule,
     loss_of_scores,
+    squared_loss,
 )
-from recbole_unlearn.rows import Region, Triples, Witness, pair_scores, reverse_ranking_loss, with_neighbours
+from recbole_unlearn.rows import SIDES, Region, Triples, Witness, pair_scores, reverse_ranking_loss, with_neighbours
 from recbole_unlearn.settings import Role, setting
 
 HOPS, DECAY, MOST = 1, 0.5, 1000  # neighbours: hops, share from hop to hop, and how many join a side
@@ -113,17 +114,15 @@ class PaperRequest(Request):
         options, witness = self.options, self.witness
         forget = options.lac_forget if len(witness.retained.gone) else 0.0
         interactions = witness.buffer(BUFFER)
-        teacher = self._teacher(interactions) if options.lac_distill else None
+        teacher = None
+        if options.lac_distill:
+            self.adapters.detach()  # `run` attaches them again
+            chosen = torch.unique(interactions)
+            users, items = (self.index.ids[side][chosen] for side in SIDES)
+            scores = pair_scores(self.model, self.index.train, users, items)
+            teacher = scores.new_zeros(self.index.total).index_copy(0, chosen, scores)
         objective = PaperObjective(forget, distill=options.lac_distill, drift=options.lac_drift, teacher=teacher)
         return objective, interactions, Schedule.by(options, options.lac_learning_rate, BATCH_SIZE)
-
-    def _teacher(self, interactions: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Scores at θ₀ by number of interaction. Leaves the adapters detached."""
-        chosen = torch.unique(interactions)
-        ids = self.index.ids
-        self.adapters.detach()
-        scores = pair_scores(self.model, self.index.train, ids["user"][chosen], ids["item"][chosen])
-        return lambda asked: scores[torch.searchsorted(chosen, asked)]
 
     def certificates(self, lac: dict[str, float]) -> dict[str, Any]:
         """As for Obliviate, with the bound L(φ₀)/λ_r of the drift where the objective fell."""
@@ -139,7 +138,7 @@ class PaperObjective(Objective):
 
     distill: float = 0.0
     drift: float = 0.0
-    teacher: Callable[[torch.Tensor], torch.Tensor] | None = None  # numbers of interactions to scores at θ₀
+    teacher: torch.Tensor | None = None  # scores at θ₀, by number of interaction
     trains_b: ClassVar[bool] = True
 
     def value(self, gradients: RowGradients, witness: Witness, batch: Triples) -> float:
@@ -161,8 +160,7 @@ class PaperObjective(Objective):
             loss = loss + self.forget * reverse_ranking_loss(scores[0], scores[1])
         if self.distill:
             assert self.teacher is not None
-            before = self.teacher(batch.numbers).to(scores[-1])
-            loss = loss + self.distill * distillation_loss(scores[-1], before)
+            loss = loss + self.distill * squared_loss(scores[-1], self.teacher[batch.numbers].to(scores[-1]))
         return loss
 
     def set_gradient(self, adapter: Adapter, gradient: torch.Tensor) -> float:
@@ -174,11 +172,6 @@ class PaperObjective(Objective):
         a.grad = a.grad + 2.0 * self.drift * a @ (b.T @ b)
         b.grad = b.grad + 2.0 * self.drift * b @ (a.T @ a)
         return self.drift * float(adapter.low.square().sum())
-
-
-def distillation_loss(score: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-    """The mean of (s(u, i; θ) − s(u, i; θ₀))²: retained pairs keep their scores."""
-    return (score - teacher.detach()).square().mean()
 
 
 def hardest(scores: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 r"""Obliviate for sequential models: the same two stages, on windows. Only what differs from models of pairs is here.
 
-* The downdate is by the windows whose targets are deleted, with the histories they were trained with. Windows that
-  only lose a part of their history are left out: they cost several times more, and did not help.
+* The downdate is by the windows whose targets are deleted, with the histories they were trained with.
 * Rows start again from the items that were met before. The neighbours of an item i are the items in histories of
   which i is the target: over the n windows with target i,
 
@@ -9,9 +8,8 @@ r"""Obliviate for sequential models: the same two stages, on windows. Only what 
 
   and where the model has rows of users, also the mean row of the windows' users. The neighbours of a user are the
   targets of the user's windows.
-* LAC sees windows of D\S of all users, and fits rows with w ≥ ½: under a softmax every window says of every item
-  whether it belongs there.
-* Layers that all windows share are never moved.
+* LAC sees windows of D\S of all users: under a softmax every window says of every item whether it belongs there.
+  Layers that all windows share are never moved.
 """
 
 from __future__ import annotations
