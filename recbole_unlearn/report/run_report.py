@@ -9,20 +9,19 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from recbole_unlearn import settings
-from recbole_unlearn.measures import SHORT, measures
+from recbole_unlearn.measures import SHORT
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.entries import is_noise, levels_of
-from recbole_unlearn.report.page import MISSING, chip, decimal, difference, duration, lines, signed
+from recbole_unlearn.report.page import MISSING, chip, duration, lines, signed
 from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order, number
+from recbole_unlearn.results.table import measured_figures
 
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
@@ -84,7 +83,7 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         metrics=list(dict.fromkeys(key for _, one in shown for group in GROUPS for key in getattr(one, group))),
         distribution=figures.distribution(phases),
         by_k={metric: figures.by_k(phases, metric) for metric in ("recall", "ndcg")},
-        forgetting=None if few else _forgetting(phases, heads),
+        forgetting=[] if few else list(measured_figures(phases)),
         damage={} if is_small(result, phases) else {
             name: (figures.damage(phases, name), gains_and_losses(phases, name)) for name in figures.GROUPINGS
         },
@@ -145,64 +144,6 @@ def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, 
             if result.model not in settings.SEQUENTIAL or not set(method.of_pairs) & set(words):
                 found[side].append(f"{way} (now {page.listed(now)})" if now else way)
     return found
-
-
-# ---- figures
-
-
-_GOAL = (
-    "Goal here: {}, which an attacker gets from a model that never saw the pairs. Closer to it is better; smaller or "
-    "larger is not."
-)
-
-
-def _forgetting(phases: figures.Phases, heads: Mapping[str, Markup]) -> tuple[list[str], Rows] | None:
-    """A row per figure of a measure; with retraining, each value has value − retrained's value below it.
-
-    An attack's figures are the other way round, because people take a small AUC for a good one: the distance comes
-    first, and the value is below it.
-
-    The floor is the value of a second retraining with another seed: |its value − retrained's|, or its value where
-    the measure is a distance already. No method can be asked to come nearer than that.
-    """
-    columns = [name for name in heads if name != SECOND]
-    entries = dict.fromkeys(key for phase in phases.values() for key in phase.forgetting)
-    rows: Rows = []
-    for one in measures():
-        if one.is_distance and RETRAINED not in phases:
-            continue
-        below = [one.meaning, f"Good: {one.good}"]
-        for path, title in one.figures(entries):
-            values = {name: phase.figure(*path) for name, phase in phases.items()}
-            if all(value is None for value in values.values()):
-                continue
-            goal = None if one.is_distance else values.get(RETRAINED)
-            attack = path[0].startswith("attack")  # has no better side at all, and only a goal
-            cells = [_cell(phases[name], path, None if name == RETRAINED else goal, attack) for name in columns]
-            if SECOND in phases:
-                floor = values[SECOND] if one.is_distance else difference(values[SECOND], goal)
-                cells.append(decimal(None if floor is None else abs(floor)))
-            rows.append([title, *cells])
-            if below:
-                if attack and goal is not None:
-                    below.append(_GOAL.format(decimal(goal)))
-                rows.append([lines("", *below)])
-                below = []
-    head = ["Measure", *(heads[name] for name in columns), *["floor"] * (SECOND in phases)]
-    return (head, rows) if rows else None
-
-
-def _cell(phase: PhaseResult, path: Sequence[str], goal: float | None, attack: bool) -> str:
-    value, between = phase.figure(*path), []
-    away = difference(value, goal)
-    if path[-1] == "auc":  # it comes with its confidence interval
-        low, high = (phase.figure(*path[:-1], end) for end in ("low", "high"))
-        between = [] if low is None or high is None else [f"{decimal(low)} to {decimal(high)}"]
-    if away is None:
-        return lines(decimal(value), *between)
-    if attack:
-        return lines(signed(away), f"is {decimal(value)}", *between)
-    return lines(decimal(value), *between, signed(away))
 
 
 # ---- who gains and who loses

@@ -8,6 +8,7 @@ from html import escape
 import pandas as pd
 
 from recbole_unlearn.measures import SHORT, measures
+from recbole_unlearn.measures.base import Measure
 from recbole_unlearn.results.schema import SECOND, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, signed, speed, times, wrapped
 
@@ -117,15 +118,21 @@ def _utility(result: RunResult) -> Block:
     return ["phase", "users", *map(_head, metrics), "demotion", "seconds"], rows, 2
 
 
-def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
-    """A row per measure, a column per phase."""
-    rows = []
+def measured_figures(phases: Mapping[str, PhaseResult]) -> Iterator[tuple[Measure, tuple[str, ...], str]]:
+    """Every figure under `forgetting` that any of ``phases`` has: its measure, its path, and its title."""
     entries = {key: None for phase in phases.values() for key in phase.forgetting}
     for one in measures():
         for path, title in one.figures(entries):
-            values = [phase.figure(*path) for phase in phases.values()]
-            if any(value is not None for value in values):
-                rows.append([title, *(decimal(value, 3) for value in values)])
+            if any(phase.figure(*path) is not None for phase in phases.values()):
+                yield one, path, title
+
+
+def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
+    """A row per measure, a column per phase."""
+    rows = [
+        [title, *(decimal(phase.figure(*path), 3) for phase in phases.values())]
+        for _, path, title in measured_figures(phases)
+    ]
     names = ["retrained 2" if name == SECOND else name for name in phases]
     return ["forgetting", *names], rows, 1
 
