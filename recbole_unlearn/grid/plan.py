@@ -18,7 +18,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,14 @@ _KEYS = (*_LISTS, "settings")
 _EXAMPLES = {
     "datasets": "datasets: [ml-100k]", "models": "models: [BPR, LightGCN]", "seeds": "seeds: [2020, 2021]",
     "methods": "methods: [obliviate, retrain]", "ratios": "ratios: [0.05, 0.2]",
+}  # fmt: skip
+# The type of a list's values, which of them fit (a bool is no number), and what these are.
+_NAME = (str, lambda value: type(value) in (str, int) and str(value).strip(), "a name")
+_VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
+    "seeds": (int, lambda value: type(value) is int and 0 <= value < 2**31,
+              "a seed; expected a whole number from 0 on, below 2^31"),
+    "ratios": (float, lambda value: type(value) in (int, float) and 0 < value <= 1,
+               "a share of users; expected a number above 0 and at most 1"),
 }  # fmt: skip
 # The settings that make a cell, and the lists that have their values.
 _OF_CELLS = {
@@ -168,7 +176,11 @@ def _list(block: dict[str, Any], key: str) -> list[Any]:
     if not values or values == [None]:
         problem = "empty" if key in block else "missing"
         raise UnlearnError(f"{key} is {problem}; expected for example {_EXAMPLES[key]}.")
-    checked = [_value(key, value) for value in values]
+    kind, fits, expected = _VALUES.get(key, _NAME)
+    for value in values:
+        if not fits(value):
+            raise UnlearnError(f"{key}: {value!r} is not {expected}.")
+    checked = [kind(value) for value in values]
     _refuse_twice(key, checked)
     return checked
 
@@ -178,21 +190,6 @@ def _refuse_twice(what: str, values: list[Any]) -> None:
         if value in values[:place]:
             shown = value if str(value).isprintable() else repr(value)
             raise UnlearnError(f"{what}: {shown} is there twice; leave one out.")
-
-
-def _value(key: str, value: Any) -> Any:
-    """A value of the list ``key``: a seed, a share of users, or a name."""
-    kind = type(value)  # a bool is no number
-    if key == "seeds":
-        fits, expected = kind is int and 0 <= value < 2**31, "a seed; expected a whole number from 0 on, below 2^31"
-    elif key == "ratios":
-        fits = kind in (int, float) and 0 < value <= 1
-        expected = "a share of users; expected a number above 0 and at most 1"
-    else:
-        fits, expected = kind in (str, int) and bool(str(value).strip()), "a name"
-    if not fits:
-        raise UnlearnError(f"{key}: {value!r} is not {expected}.")
-    return value if key == "seeds" else float(value) if key == "ratios" else str(value)
 
 
 def _methods(names: list[str]) -> tuple[str, ...]:
@@ -211,11 +208,8 @@ def _checked(cell: Cell) -> dict[str, Any]:
         read(group, config)
     if config["report"] not in ("html", "none"):
         raise UnlearnError("report is html or none for the runs of a grid.")
-    asked = {
-        key: value
-        for key, value in plain_values(config).items()
-        if key not in _OF_CELLS and about(key).role is not Role.SPEED
-    }
+    values = plain_values(config).items()
+    asked = {key: value for key, value in values if key not in _OF_CELLS and about(key).role is not Role.SPEED}
     for name in cell.methods:
         checked_settings(METHODS.get(name), config)
     own = {name: config.method_values(name) for name in cell.methods}

@@ -15,24 +15,7 @@ from pathlib import Path
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes
 from recbole_unlearn.measures import SHORT
-from recbole_unlearn.report import figures, page, paper_tables
-from recbole_unlearn.report.entries import (
-    AFTER,
-    GOAL,
-    NO_PLAN,
-    REFERENCES,
-    FigureOf,
-    GridPlan,
-    Runs,
-    affected_ndcg,
-    grouped,
-    is_noise,
-    ratio_of_sums,
-    read_plan,
-    read_result,
-    recovered,
-)
-from recbole_unlearn.report.page import MISSING
+from recbole_unlearn.report import entries, figures, page, paper_tables
 from recbole_unlearn.results import RunResult
 
 TABLES = ("tables.md", "tables.tex")  # templates, and names of the files
@@ -46,8 +29,8 @@ def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[
     """
     if not directories:
         raise UnlearnError("Nothing to compare. Name the output directories of one or more runs.")
-    results = [read_result(Path(directory) / "result.json") for directory in directories]
-    contents = rendered(results, read_plan(grids))
+    results = [entries.read_result(Path(directory) / "result.json") for directory in directories]
+    contents = rendered(results, entries.read_plan(grids))
     # Made after all refusals, so that no empty directory stays.
     target = make_directory(Path(target).parent) / Path(target).name
     for path, content in zip((target, *map(target.with_name, TABLES)), contents, strict=True):
@@ -55,13 +38,13 @@ def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[
     return target
 
 
-def rendered(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[bytes]:
+def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_PLAN) -> list[bytes]:
     """The page about ``results``, and their tables as Markdown and as LaTeX."""
-    groups = {place: {runs.name: runs for runs in methods} for place, methods in grouped(results).items()}
+    groups = {place: {runs.name: runs for runs in methods} for place, methods in entries.grouped(results).items()}
     names = list(dict.fromkeys(name for methods in groups.values() for name in methods))
     looks = figures.looks(names)
     amounts = {
-        "method": len([name for name in names if name not in REFERENCES]),
+        "method": len([name for name in names if name not in entries.REFERENCES]),
         "dataset": len({place.dataset for place in groups}),
         "model": len({place.model for place in groups}),
     }
@@ -72,7 +55,7 @@ def rendered(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[byt
     values = {
         "title": "Unlearning methods compared",
         "subject": " · ".join(filter(None, [f"{page.counted(len(results), 'run')}: {counts}", ends])),
-        "has_noise": any(map(is_noise, results)),
+        "has_noise": any(map(entries.is_noise, results)),
         "rows": {
             place.title: [_row(methods[name], looks[name].color) for name in names if name in methods]
             for place, methods in groups.items()
@@ -92,17 +75,17 @@ def rendered(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[byt
     return [page.render(template, **values) for template in ("comparison.html", *TABLES)]
 
 
-def _row(runs: Runs, color: str) -> list[str]:
-    is_reference, seconds = runs.name in REFERENCES, runs.known(AFTER, attrgetter("seconds"))
+def _row(runs: entries.Runs, color: str) -> list[str]:
+    is_reference, seconds = runs.name in entries.REFERENCES, runs.known(entries.AFTER, attrgetter("seconds"))
     # The levels of the runs' verdicts: near, or how many have which where they differ.
     levels = Counter(SHORT[entry.level] for entry in runs.entries if entry.level in SHORT).most_common()
     forgets = [f"{words} {amount}×" if len(levels) > 1 else words for words, amount in levels]
-    faster = ratio_of_sums(runs.pairs(GOAL, AFTER, attrgetter("seconds")))
+    faster = entries.ratio_of_sums(runs.pairs(entries.GOAL, entries.AFTER, attrgetter("seconds")))
     return [
         page.chip(page.phase_title(runs.name), color),
-        "" if is_reference else ", ".join(forgets) or MISSING,
-        _mean(runs, affected_ndcg, digits=4),
-        "" if is_reference else page.percent(recovered(runs.entries)),
+        "" if is_reference else ", ".join(forgets) or page.MISSING,
+        _mean(runs, entries.affected_ndcg, digits=4),
+        "" if is_reference else page.percent(entries.recovered(runs.entries)),
         _mean(runs, attrgetter("demotion_rate")),
         _mean(runs, lambda phase: phase.figure("attack", "auc"), distance_first=True),
         _mean(runs, lambda phase: phase.figure("overlap@20", "affected")),
@@ -112,9 +95,9 @@ def _row(runs: Runs, color: str) -> list[str]:
     ]
 
 
-def _mean(runs: Runs, of: FigureOf, digits: int = 3, distance_first: bool = False) -> str:
+def _mean(runs: entries.Runs, of: entries.FigureOf, digits: int = 3, distance_first: bool = False) -> str:
     """Mean ± deviation, and below it the mean of value − retrained's value in the same run."""
-    written, pairs = runs.spread(AFTER, of, digits), runs.pairs(AFTER, GOAL, of)
+    written, pairs = runs.spread(entries.AFTER, of, digits), runs.pairs(entries.AFTER, entries.GOAL, of)
     if not pairs:
         return written
     distance = page.signed(statistics.fmean(value - goal for value, goal in pairs), digits)
@@ -122,10 +105,10 @@ def _mean(runs: Runs, of: FigureOf, digits: int = 3, distance_first: bool = Fals
 
 
 def _trade_off(
-    methods: Mapping[str, Runs], looks: Mapping[str, figures.Look], x: str, title: str
+    methods: Mapping[str, entries.Runs], looks: Mapping[str, figures.Look], x: str, title: str
 ) -> figures.Figure | None:
     """Utility against the attribute ``x`` of phases."""
     phases = [(name, entry.phase) for name, runs in methods.items() for entry in runs.entries]
-    known = [(name, getattr(phase, x), affected_ndcg(phase)) for name, phase in phases]
+    known = [(name, getattr(phase, x), entries.affected_ndcg(phase)) for name, phase in phases]
     points = [(name, x, y) for name, x, y in known if x is not None and y is not None]
     return figures.trade_off(points, looks, title, "NDCG@20, affected users", logarithmic=x == "seconds")

@@ -15,24 +15,14 @@ from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.measures import SHORT
 from recbole_unlearn.report.page import MISSING, difference, spread
-from recbole_unlearn.results import (
-    ORIGINAL,
-    RETRAINED,
-    SCHEMA,
-    SECOND,
-    UNLEARNED,
-    PhaseResult,
-    RunResult,
-    mapping,
-    number,
-)
+from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.results.schema import SCHEMA, mapping, number
 
 PLAN_FILE, FAILED_FILE = "grid.json", "failed.json"
 REFERENCES = (ORIGINAL, RETRAINED, SECOND)
 BEFORE, AFTER, GOAL = "before", "phase", "retrained"  # attributes of an entry
 
 FigureOf = Callable[[PhaseResult], float | None]  # takes a figure from a phase
-Pair = tuple[float | None, float | None]
 
 
 class Place(NamedTuple):
@@ -79,6 +69,12 @@ class Runs(NamedTuple):
     name: str
     entries: list[Entry]
     planned: int
+
+    @property
+    def counted(self) -> str:
+        """2, or 2 of 3 where one is missing."""
+        found = len(self.entries)
+        return str(found) if found >= self.planned else f"{found} of {self.planned}"
 
     def known(self, phase: str, of: FigureOf) -> list[float]:
         """A figure, of the runs that have it."""
@@ -235,7 +231,7 @@ def recovered(entries: Sequence[Entry]) -> float | None:
     )
 
 
-def ratio_of_sums(pairs: Iterable[Pair]) -> float | None:
+def ratio_of_sums(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
     """Σ first / Σ second over pairs that have both; not ruled, as a mean of ratios is, by the smallest of them."""
     known = [(first, second) for first, second in pairs if first is not None and second is not None]
     below = sum(second for _, second in known)

@@ -102,7 +102,7 @@ def distribution(phases: Phases) -> Figure | None:
     """How the scores of deleted pairs spread: per bin, count / all counts, as steps."""
     traces = []
     for name, look in looks(phases).items():
-        spread = phases[name].distribution if name in phases else None
+        spread = phases.get(name, PhaseResult()).distribution
         if spread is None or sum(spread.counts) <= 0:
             continue
         edges, shares = spread.edges, [value / sum(spread.counts) for value in spread.counts]
@@ -122,10 +122,9 @@ def by_k(phases: Phases, metric: str) -> Figure | None:
     traces = []
     for name, look in looks(phases).items():
         found = {key.partition("@")[::2]: v for key, v in phases.get(name, PhaseResult()).affected.items()}
-        own = {cut: value for (kind, cut), value in found.items() if kind == metric and cut.isdecimal()}
+        own = [(cut, value) for (kind, cut), value in found.items() if kind == metric and cut.isdecimal()]
         if own:
-            cuts = sorted(own, key=int)
-            traces.append(_trace(name, look, [(cut, own[cut]) for cut in cuts]))
+            traces.append(_trace(name, look, sorted(own, key=lambda point: int(point[0]))))
     return _figure(traces, "K", f"{metric_title(metric)}@K", _CATEGORIES, _FROM_ZERO)
 
 
@@ -213,10 +212,9 @@ def trade_off(
         trace["marker"] |= {"size": 12, "opacity": 0.85}
         traces.append(trace | {"cliponaxis": False})  # a point at 0 is on the edge, and whole
     places, heights = [x for _, x, _ in points], [y for _, _, y in points]
-    axis: dict[str, Any] = {} if logarithmic else {"range": span(places, LEAST_SHARE)}
-    if logarithmic:
-        # Marks at 1, 2, 5, 10, 20, ...; at powers of ten where those would touch.
-        axis = {"type": "log", "tickformat": "~g", "dtick": 1 if max(places) > 1000 * min(places) else "D2"}
+    # Logarithmic marks are at 1, 2, 5, 10, 20, ...; at powers of ten where those would touch.
+    log = {"type": "log", "tickformat": "~g", "dtick": 1 if max(places) > 1000 * min(places) else "D2"}
+    axis = log if logarithmic else {"range": span(places, LEAST_SHARE)}
     return _figure(traces, x_title, y_title, axis, {"range": span(heights, LEAST_SHARE)})
 
 

@@ -9,7 +9,7 @@ import functools
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -20,7 +20,7 @@ from plotly.offline import get_plotlyjs
 
 from recbole_unlearn import text
 from recbole_unlearn.files import write_bytes
-from recbole_unlearn.results import SECOND
+from recbole_unlearn.results import SECOND, flat
 from recbole_unlearn.text import MISSING
 
 
@@ -193,16 +193,6 @@ def plain(value: Any) -> str:
     if value is None:
         return MISSING
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else str(value)
-
-
-def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested mappings, each with its path: ``margin, mean``."""
-    for key, value in tree.items():
-        name = f"{above}, {key}" if above else str(key)
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, name)
-        else:
-            yield name, value
 
 
 def names_a_path(value: Any) -> bool:

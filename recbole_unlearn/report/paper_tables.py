@@ -12,30 +12,18 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from recbole_unlearn.report import entries, page
 from recbole_unlearn.report.entries import (
     AFTER,
     BEFORE,
     GOAL,
-    NO_PLAN,
     FigureOf,
-    GridPlan,
     Runs,
     affected_ndcg,
-    grouped,
     ratio_of_sums,
     recovered,
 )
-from recbole_unlearn.report.page import (
-    MISSING,
-    decimal,
-    metric_title,
-    percent,
-    phase_title,
-    signed,
-    spread,
-    times,
-    without_gaps,
-)
+from recbole_unlearn.report.page import MISSING, decimal, signed, spread
 from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, RunResult
 from recbole_unlearn.settings import properties_dir, read_yaml
 
@@ -64,19 +52,19 @@ def published() -> dict[str, Any]:
     return read_yaml(properties_dir() / "paper.yaml")
 
 
-def tables(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table]:
+def tables(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_PLAN) -> list[Table]:
     """All tables that ``results`` have figures for; rows and runs of the ``plan`` that are missing are shown so."""
-    everything = grouped(results, plan)
+    everything = entries.grouped(results, plan)
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
     kinds = {
-        f"{metric_title(metric)}@{cut}": (_UTILITY, _utility(metric, cut)) for metric in _METRICS for cut in CUTS
+        f"{page.metric_title(metric)}@{cut}": (_UTILITY, _utility(metric, cut)) for metric in _METRICS for cut in CUTS
     }
     made = []
     for title, (caption, row) in (kinds | _KINDS).items():
         for dataset, request in subjects:
             bodies = {
                 place.model: [
-                    {"Method": phase_title(runs.name), **row(runs), "Runs": _counted(len(runs.entries), runs.planned)}
+                    {"Method": page.phase_title(runs.name), **row(runs), "Runs": runs.counted}
                     for runs in (_ablated(methods) if row is _ablation else methods)
                     if runs.name != ORIGINAL  # the others start from it, so it is in their rows
                 ]
@@ -84,16 +72,12 @@ def tables(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> list[Table
                 if (place.dataset, place.request) == (dataset, request)
             }
             every = [row for body in bodies.values() for row in body]
-            head, rows = without_gaps([*every[0]] if every else [], [[*row.values()] for row in every])
+            head, rows = page.without_gaps([*every[0]] if every else [], [[*row.values()] for row in every])
             if len(head) > 2:  # not only names and counts
                 left = iter(rows)
                 shown = {model: [next(left) for _ in body] for model, body in bodies.items() if body}
                 made.append(Table(title, f"{dataset} · {request}", caption, head, shown))
     return made
-
-
-def _counted(found: int, planned: int) -> str:
-    return str(found) if found >= planned else f"{found} of {planned}"
 
 
 def _printed(runs: Runs, part: str, name: str | None = None) -> Any:
@@ -158,8 +142,8 @@ def _affected(runs: Runs) -> dict[str, str]:
     return {
         "Before": runs.spread(BEFORE, affected_ndcg),
         "After": runs.spread(AFTER, affected_ndcg),
-        "Recovered": percent(None if is_goal else recovered(runs.entries)),
-        "Recovered, worst": percent(None if is_goal else min(shares, default=None)),
+        "Recovered": page.percent(None if is_goal else recovered(runs.entries)),
+        "Recovered, worst": page.percent(None if is_goal else min(shares, default=None)),
     }
 
 
@@ -181,9 +165,9 @@ def _time(runs: Runs) -> dict[str, str]:
     slow, fast = _printed(runs, "time") or (None, None)
     return {
         "Seconds": spread(known, 2 if min(known, default=0.0) < 10 else 1) + "*" * bool(cached and known),
-        "Speed-up": times(ratio_of_sums(both)),
-        "Speed-up, worst": times(min((slow / fast for slow, fast in both if fast), default=None)),
-        "Paper": MISSING if slow is None else f"{fast:.2f} of {slow:.2f} ({times(slow / fast)})",
+        "Speed-up": page.times(ratio_of_sums(both)),
+        "Speed-up, worst": page.times(min((slow / fast for slow, fast in both if fast), default=None)),
+        "Paper": MISSING if slow is None else f"{fast:.2f} of {slow:.2f} ({page.times(slow / fast)})",
     }
 
 

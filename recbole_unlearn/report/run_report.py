@@ -20,7 +20,8 @@ from recbole_unlearn.registry import METHODS
 from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.entries import is_noise, levels_of
 from recbole_unlearn.report.page import MISSING, chip, duration, lines, signed
-from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order, number
+from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order
+from recbole_unlearn.results.schema import flat, number
 from recbole_unlearn.results.table import measured_figures
 
 PROGRAM = ("python", "-m", "recbole_unlearn")
@@ -91,7 +92,7 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         command=None if given is None else command(result, given),
         compared=[name for name in phases if name not in OWN],
         asked={k: v for k, v in result.forget.to_json().items() if v is not None} | result.difficulty,
-        settings=[(key, value) for key, value in page.flat(result.settings) if not page.names_a_path(value)],
+        settings=[(key, value) for key, value in flat(result.settings) if not page.names_a_path(value)],
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from recbole_unlearn.results.schema import (
     RunResult,
     Verdict,
     Withheld,
+    flat,
     in_order,
     mapping,
     method_phases,

@@ -7,11 +7,10 @@ numbers: finite) becomes the field's default, never zero. docs/result-json.md ex
 
 from __future__ import annotations
 
-import functools
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -46,7 +45,7 @@ class _Record:
     @classmethod
     def from_json(cls, tree: Any) -> Self | None:
         """From a file; None where a field without default is missing, or values do not fit together."""
-        tree, hints = mapping(tree), _hints(cls)  # type: ignore[arg-type]
+        tree, hints = mapping(tree), typing.get_type_hints(cls)
         found = {
             one.name: _read(hints[one.name], tree.get(one.metadata.get("key", one.name)))
             for one in fields(cls)  # type: ignore[arg-type]
@@ -55,11 +54,6 @@ class _Record:
             return cls(**{key: value for key, value in found.items() if value is not None})
         except (TypeError, ValueError):
             return None
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
 
 
 def _written(value: Any) -> Any:
@@ -138,10 +132,6 @@ class LeftOut(_Record):
 
     metrics: list[str]
     why: str
-
-    def __post_init__(self) -> None:
-        if not self.metrics or not self.why:
-            raise ValueError("no metric, or no reason")
 
 
 @dataclass(frozen=True)
@@ -287,6 +277,16 @@ def seen_from(phases: Mapping[str, PhaseResult], name: str) -> dict[str, PhaseRe
 def mapping(tree: Any) -> dict[str, Any]:
     """A mapping with text for keys; empty when ``tree`` is none."""
     return {str(key): value for key, value in tree.items()} if isinstance(tree, Mapping) else {}
+
+
+def flat(tree: Mapping[str, Any], separator: str = ", ", above: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested mappings, each with its path: ``margin, mean``."""
+    for key, value in tree.items():
+        name = f"{above}{separator}{key}" if above else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, separator, name)
+        else:
+            yield name, value
 
 
 def number(value: Any) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from html import escape
+from typing import Any
 
 import pandas as pd
 
 from recbole_unlearn.measures import SHORT, measures
 from recbole_unlearn.measures.base import Measure
-from recbole_unlearn.results.schema import SECOND, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.results.schema import SECOND, UNLEARNED, PhaseResult, RunResult, flat, number
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, signed, speed, times, wrapped
 
 # RecBole's ranking metrics: the head of a column, and its name in the line below the table.
@@ -64,18 +65,14 @@ def frame(result: RunResult) -> pd.DataFrame:
 
 def _figures(phase: PhaseResult) -> Iterator[tuple[str, str, float]]:
     """Group, metric and value of each figure that is known."""
-    measured: dict[str, float | None] = {}
-    for key, figure in phase.forgetting.items():
-        parts = figure if isinstance(figure, dict) else {"": figure}
-        measured |= {f"{key}.{part}" if part else key: value for part, value in parts.items()}
-    groups: dict[str, Mapping[str, float | None]] = {
+    groups: dict[str, Mapping[str, Any]] = {
         "all": phase.metrics, "affected": phase.affected, "unaffected": phase.unaffected, "masked": phase.masked,
         **{f"{name}: {part}": own for name, parts in phase.groups.items() for part, own in parts.items()},
-        "recovered": phase.recovered or {}, "forgetting": measured,
+        "recovered": phase.recovered or {}, "forgetting": dict(flat(phase.forgetting, ".")),
         "time": {"seconds": phase.seconds, "speedup": phase.speedup},
     }  # fmt: skip
     for group, figures in groups.items():
-        yield from ((group, metric, value) for metric, value in figures.items() if value is not None)
+        yield from ((group, metric, value) for metric, value in figures.items() if number(value) is not None)
 
 
 def blocks(result: RunResult) -> list[Block]:
@@ -158,34 +155,11 @@ def _methods(result: RunResult) -> Block | None:
 
 
 def closing_lines(result: RunResult) -> Iterator[str]:
-    """The lines below the tables."""
-    if result.verdict is not None:
-        yield result.verdict.text
-    yield from _about_columns(result)
-    share = (result.recovered or {}).get("ndcg@20")
-    if share is not None:
-        yield f"Share of retraining recovered (NDCG@20, affected users): {percent(share)}."
-    if result.left_out is not None:
-        names = ", ".join(result.left_out.metrics)
-        yield f"Share of retraining recovered, left out for {names}: {result.left_out.why}"
-    if result.placebo is not None and result.placebo.memory:
-        memory, mark = (
-            ", ".join(f"{_DIFFERENCES.get(key, key)} {signed(value)}" for key, value in part.items())
-            for part in (result.placebo.memory, result.placebo.mark)
-        )
-        yield f"Memory, by the placebo: {memory}. The method's own mark: {mark}."
-    if result.speedup is not None:
-        yield f"Speed: {speed(result.speedup)}."
-    if result.withheld is not None:
-        yield result.withheld.why
-    if any(phase.seconds_from_cache for phase in result.phases.values()):
-        yield "* trained in an earlier run; the time is that run's."
-
-
-def _about_columns(result: RunResult) -> Iterator[str]:
-    """The request, the meaning of the heads, and where metrics without a column are."""
+    """The lines below the tables: verdict, request, meaning of the heads, metrics without a column, and notices."""
     forget, shown = result.forget, asked_metrics(result)
     measured = dict.fromkeys(key for phase in result.phases.values() for key in phase.metrics)
+    if result.verdict is not None:
+        yield result.verdict.text
     if result.done_earlier is not None:
         said = f"The request was carried out on {result.done_earlier}."
     elif forget.interactions == 0:
@@ -208,3 +182,21 @@ def _about_columns(result: RunResult) -> Iterator[str]:
             "recovered: the share of what retraining does for affected users, by NDCG@20; speed-up: retraining's "
             "seconds over the method's."
         )
+    share = (result.recovered or {}).get("ndcg@20")
+    if share is not None:
+        yield f"Share of retraining recovered (NDCG@20, affected users): {percent(share)}."
+    if result.left_out is not None:
+        without = ", ".join(result.left_out.metrics)
+        yield f"Share of retraining recovered, left out for {without}: {result.left_out.why}"
+    if result.placebo is not None and result.placebo.memory:
+        memory, mark = (
+            ", ".join(f"{_DIFFERENCES.get(key, key)} {signed(value)}" for key, value in part.items())
+            for part in (result.placebo.memory, result.placebo.mark)
+        )
+        yield f"Memory, by the placebo: {memory}. The method's own mark: {mark}."
+    if result.speedup is not None:
+        yield f"Speed: {speed(result.speedup)}."
+    if result.withheld is not None:
+        yield result.withheld.why
+    if any(phase.seconds_from_cache for phase in result.phases.values()):
+        yield "* trained in an earlier run; the time is that run's."

@@ -11,12 +11,12 @@ import contextlib
 import importlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, one_line
 from recbole_unlearn.results.record import plain_values
-from recbole_unlearn.results.schema import RunResult
+from recbole_unlearn.results.schema import RunResult, flat
 from recbole_unlearn.settings import UnlearnConfig
 
 logger = logging.getLogger(__name__)
@@ -105,8 +105,8 @@ def tracked(config: UnlearnConfig) -> Iterator[Callable[[RunResult], None]]:
             try:
                 tracker.start(title, params)
             except Exception as error:
-                way_out = f"{tracker.way_out}, or leave --log_{tracker.package} out."
-                raise UnlearnError(f"{tracker.title} cannot be used: {_reason(error)}. {way_out}") from error
+                why = f"{tracker.title} cannot be used: {one_line(error).rstrip('.')}"
+                raise UnlearnError(f"{why}. {tracker.way_out}, or leave --log_{tracker.package} out.") from error
         yield send
         failed = False
     finally:
@@ -122,12 +122,7 @@ def _warned(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        logger.warning("%s: %s.", what, _reason(error))
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+        logger.warning("%s: %s.", what, one_line(error).rstrip("."))
 
 
 def figures(result: RunResult) -> dict[str, float]:
@@ -137,12 +132,5 @@ def figures(result: RunResult) -> dict[str, float]:
         groups = {key: getattr(phase, key) for key in ("affected", "unaffected", "masked")}
         tree[name] = {**phase.metrics, **groups, **phase.forgetting, "seconds": phase.seconds}
     placebo = None if result.placebo is None else result.placebo.to_json()
-    return dict(_flat(tree | {"recovered": result.recovered, "speedup": result.speedup, "placebo": placebo}))
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}/")
-        elif isinstance(value, (int, float)):
-            yield f"{above}{key}", float(value)
+    tree |= {"recovered": result.recovered, "speedup": result.speedup, "placebo": placebo}
+    return {name: float(value) for name, value in flat(tree, "/") if isinstance(value, (int, float))}
