@@ -43,7 +43,7 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
     ``given`` are the settings that the user gave; with them the page has the command that repeats the run.
     """
     phases, few = in_order(result.phases), is_few(result)
-    original, own, goal, again = (_phase(result, name) for name in OWN)
+    original, own, goal, again = (phases.get(name, PhaseResult()) for name in OWN)
     looks, levels = figures.looks(phases), levels_of(result)
     # The unlearned model is next to its goal in tables, so that a phone shows both.
     order = dict.fromkeys(name for name in (UNLEARNED, RETRAINED, SECOND, ORIGINAL, *phases) if name in phases)
@@ -106,10 +106,6 @@ def sentences(text: str) -> list[str]:
     return [part if part.endswith((".", "!", "?")) else f"{part}." for part in whole]
 
 
-def _phase(result: RunResult, name: str) -> PhaseResult:
-    return result.phases.get(name, PhaseResult())
-
-
 def is_few(result: RunResult) -> bool:
     """Whether so few users are in the request that their figures are left out."""
     users = result.forget.users
@@ -164,7 +160,7 @@ def is_small(result: RunResult, phases: figures.Phases) -> bool:
     retraining does not.
     """
     users = result.forget.users
-    parts = _phase(result, ORIGINAL).groups.get("user_activity", {}).values()
+    parts = phases.get(ORIGINAL, PhaseResult()).groups.get("user_activity", {}).values()
     sizes = [part["users"] for part in parts if "users" in part]
     if users is None or not sizes or 10 * users > min(sizes):
         return False
@@ -212,7 +208,7 @@ def _curves(result: RunResult) -> list[tuple[figures.Figure | None, str, str]]:
     drawn = []
     for kind in dict.fromkeys(kind for own in result.curves.values() for kind in own):
         title, is_share = _CURVES.get(kind, kind.replace("_", " ")), kind == "demotion"
-        goal = _phase(result, RETRAINED).demotion_rate if is_share else None
+        goal = result.retrained.demotion_rate if is_share and result.retrained else None
         figure = figures.curve(result.curves, kind, title, goal, is_share)
         drawn.append((figure, f"{title[:1].upper()}{title[1:]} by step.", ""))
     return drawn

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recbole_unlearn.report import figures
-from recbole_unlearn.report.page import metric_title, percent, plain, run_title, write_page
+from recbole_unlearn.report.page import metric_title, plain, run_title, write_page
 from recbole_unlearn.results import ORIGINAL, RETRAINED, number
 
 BINS = 6  # of a heat map's axis, where there are more values than MOST
@@ -33,14 +33,6 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
     own = [(report, {"trial": one["number"], "asked": one["settings"]}) for one in good for report in one["reports"]]
     candidates = [report | about for report, about in own]
     tops = [(max(one["reports"], key=lambda report: report["score"]), one) for one in good]
-    affected = objective["affected"]
-    how = {
-        "searcher": result["searcher"],
-        "scheduler": result["scheduler"],
-        "utility": f"{percent(1 - affected)} all users, {percent(affected)} affected users",
-        "weight of forgetting": objective["weight"],
-        "space": {key: plain(domain) for key, domain in result["space"].items()},
-    }
     return write_page(
         Path(directory) / "tune.html",
         "tune.html",
@@ -55,7 +47,6 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
         maps=_maps(result, metric, references, candidates),
         tops=sorted(tops, key=lambda top: -top[0]["score"]),
         seconds=sum(one["work_seconds"] for r in trials for one in r["reports"] if one["last"]),
-        record={"The sweep": how, "The request": result["forget"], "Environment": result["environment"]},
     )
 
 
