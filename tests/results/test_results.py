@@ -69,6 +69,16 @@ def test_whatever_is_in_a_file_is_read_or_left_out(tree, phase):
     assert str(table(found)) if found.phases else True
 
 
+@pytest.mark.parametrize(("key", "level"), [
+    ("recovered_left_out", {"metrics": ["ndcg@20"], "why": "x"}), ("withheld", {"min_group": 10, "why": "x"}),
+])  # fmt: skip
+def test_a_level_is_read_whole_or_not_at_all(key, level):
+    assert RunResult.from_json({key: level}).to_json()[key] == level
+    wrong = [level | {name: {}} for name in level]
+    for broken in (None, 3, [], *wrong, *({name: value} for name, value in level.items())):
+        assert key not in RunResult.from_json({key: broken}).to_json()
+
+
 # ---- the recovered share
 
 
@@ -130,8 +140,6 @@ def test_what_is_left_out_is_in_the_file_and_the_table_unless_utility_is_withhel
     assert again.left_out == why
     assert "left out for ndcg@20: It would be noise." in table(again)
     assert "recovered (NDCG@20" not in table(again)
-    for broken in (None, 3, [], {"metrics": "ndcg@20", "why": "x"}, {"metrics": ["ndcg@20"]}):
-        assert RunResult.from_json({"recovered_left_out": broken}).left_out is None
     assert RunResult.from_json({"recovered": {}}).recovered == {}
     assert Discretion(10, ENOUGH).shown(result).left_out == why
     for few in ({"users": 3, "compared": 3}, {"measured": 3}):

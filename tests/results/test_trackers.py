@@ -3,6 +3,7 @@
 import re
 import sys
 import types
+from unittest import mock
 
 import pytest
 
@@ -10,67 +11,30 @@ from recbole_unlearn import UnlearnConfig, UnlearnError, cli, run_unlearn, tune_
 from recbole_unlearn.results import trackers
 
 
-class Wandb(types.ModuleType):
-    """As much of wandb as is called, with what it was sent."""
-
-    def __init__(self):
-        super().__init__("wandb")
-        self.run, self.started, self.finished, self.sent, self.summary = None, [], [], [], {}
-
-    def init(self, **given):
-        self.started.append(given)
-        self.run = self
-
-    def define_metric(self, *args, **kwargs):
-        pass
-
-    def log(self, metrics, commit=True):
-        self.sent.append(metrics)
-
-    def finish(self, exit_code=0):
-        self.finished.append(exit_code)
-        self.run = None
-
-
-class MLflow(types.ModuleType):
-    """As much of mlflow as is called."""
-
-    def __init__(self):
-        super().__init__("mlflow")
-        self.run, self.started, self.ended, self.params, self.metrics, self.tags = None, [], [], {}, {}, {}
-
-    def active_run(self):
-        return self.run
-
-    def start_run(self, run_name):
-        self.started.append(run_name)
-        self.run = "new"
-
-    def log_params(self, params):
-        assert len(params) <= 100
-        self.params |= params
-
-    def log_metrics(self, metrics):
-        assert all(re.fullmatch(r"[\w\-. /]+", key) for key in metrics)  # MLflow's own rule
-        self.metrics |= metrics
-
-    def set_tag(self, key, value):
-        self.tags[key] = value
-
-    def end_run(self, status):
-        self.ended.append(status)
-        self.run = None
-
-
 @pytest.fixture
 def wandb(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", module := Wandb())
+    """As much of wandb as is called: ``run`` is the open run, ``summary`` what it was sent."""
+    module = mock.MagicMock(run=None, summary={})
+    module.init.side_effect = lambda **given: module.configure_mock(run=module)
+    monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 
 
 @pytest.fixture
 def mlflow(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlflow", module := MLflow())
+    """As much of mlflow as is called, with its limits on names and on the number of parameters."""
+    module = mock.MagicMock(params={}, metrics={}, **{"active_run.return_value": None})
+
+    def log_params(params):
+        assert len(params) <= 100
+        module.params.update(params)
+
+    def log_metrics(metrics):
+        assert all(re.fullmatch(r"[\w\-. /]+", key) for key in metrics)
+        module.metrics.update(metrics)
+
+    module.log_params, module.log_metrics = log_params, log_metrics
+    monkeypatch.setitem(sys.modules, "mlflow", module)
     return module
 
 
@@ -82,10 +46,10 @@ def run(settings, forget=None, compare=None, **changes):
 
 def test_both_get_settings_figures_and_curves_of_each_phase(settings, wandb, mlflow, tmp_path):
     outcome = run(settings, compare="retrain", log_wandb=True, wandb_project="mine", log_mlflow=True)
-    (started,) = wandb.started
+    (started,) = (call.kwargs for call in wandb.init.call_args_list)
     assert started["project"] == "mine"
     assert started["config"]["learning_rate"] == 0.01
-    assert mlflow.started == ["finetune BPR tiny"]
+    mlflow.start_run.assert_called_once_with(run_name="finetune BPR tiny")
     assert (mlflow.params["learning_rate"], mlflow.params["model"]) == ("0.01", "BPR")
     sent = [*started["config"].values(), *mlflow.params.values()]
     assert not [value for value in sent if str(tmp_path) in str(value)]
@@ -98,17 +62,19 @@ def test_both_get_settings_figures_and_curves_of_each_phase(settings, wandb, mlf
         "unlearned/seconds": phases["unlearned"]["seconds"],
     }.items():
         assert wandb.summary[name] == mlflow.metrics[name.replace("@", "_at_")] == value
-    assert wandb.summary["verdict"] == mlflow.tags["verdict"] == level
-    names = {key for sent in wandb.sent for key in sent}
+    assert wandb.summary["verdict"] == level
+    mlflow.set_tag.assert_called_once_with("verdict", level)
+    names = {key for call in wandb.log.call_args_list for key in call.args[0]}
     assert {"original/train/train_loss", "retrained/train/train_loss", "original/valid/ndcg@20"} <= names
-    assert (wandb.finished, mlflow.ended) == ([0], ["FINISHED"])
+    wandb.finish.assert_called_once_with(exit_code=0)
+    mlflow.end_run.assert_called_once_with("FINISHED")
 
 
 def test_small_requests_are_sent_as_result_json_has_them(settings, wandb, mlflow):
     """No curve of a training by which a request of one user could be known again, and no figure either."""
     own = {"min_group": 10, "log_wandb": True, "log_mlflow": True, "cache": False}
     outcome = run(settings, forget={"user_id": ["u1"]}, compare="retrain", **own)
-    assert {key.split("/")[0] for sent in wandb.sent for key in sent} == {"original"}
+    assert {key.split("/")[0] for call in wandb.log.call_args_list for key in call.args[0]} == {"original"}
     assert not [key for key in {**wandb.summary, **mlflow.metrics} if "affected" in key or "attack" in key]
     assert wandb.summary["original/demotion_rate"] in (0.0, 0.5, 1.0)
     assert wandb.summary == trackers.figures(outcome.record) | {"verdict": outcome.result["verdict"]["level"]}
@@ -120,13 +86,14 @@ def test_a_run_of_the_users_is_used_and_left_open_and_a_late_failure_loses_nothi
     def fail(metrics):
         raise ConnectionError("no route to host\nmore")
 
-    wandb.run, mlflow.run = wandb, "mine"
+    wandb.run, mlflow.active_run.return_value = wandb, "mine"
     monkeypatch.setattr(mlflow, "log_metrics", fail)
     run(settings, log_wandb=True, log_mlflow=True)
-    assert wandb.started == wandb.finished == mlflow.started == mlflow.ended == []
+    for call in (wandb.init, wandb.finish, mlflow.start_run, mlflow.end_run):
+        call.assert_not_called()
     assert "unlearned/ndcg@20" in wandb.summary
     assert (tmp_path / "out" / "result.json").exists()
-    assert "The figures are not in MLflow: no route to host." in caplog.messages
+    assert "The figures are not in MLflow: ConnectionError: no route to host." in caplog.messages
 
 
 def test_names_of_attacks_are_names_of_mlflow_too(make_config, mlflow):
@@ -137,7 +104,8 @@ def test_names_of_attacks_are_names_of_mlflow_too(make_config, mlflow):
 def test_a_failed_run_is_closed_as_failed(settings, wandb, mlflow):
     with pytest.raises(UnlearnError):
         run(settings, forget={"user_id": ["unknown"]}, log_wandb=True, log_mlflow=True)
-    assert (wandb.finished, mlflow.ended) == ([1], ["FAILED"])
+    wandb.finish.assert_called_once_with(exit_code=1)
+    mlflow.end_run.assert_called_once_with("FAILED")
 
 
 @pytest.mark.parametrize("key", ["log_wandb", "log_mlflow"])
