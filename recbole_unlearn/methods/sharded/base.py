@@ -241,7 +241,8 @@ class ShardedTrainer(UnlearnTrainer):
         pretrained = self.pretrain(task)
         start = time.perf_counter()
         generator = torch.Generator().manual_seed(task.config["seed"])
-        partition = self.divide(task, pretrained and row_vectors(task, pretrained), generator)
+        embeddings = None if pretrained is None else row_vectors(task, pretrained)
+        partition = self.divide(task, embeddings, generator)
         slices = getattr(task.settings, f"{self.name}_slices", 1)
         shards = Shards.new(config, full, partition, slices, generator)
         spent = time.perf_counter() - start
