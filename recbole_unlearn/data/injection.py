@@ -13,7 +13,6 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import torch
-from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction
 
 from recbole_unlearn.data.splits import Located, Splits, append
@@ -29,12 +28,20 @@ def inject(clean: Splits, settings: ForgetSettings, seed: int, scorer: Scorer | 
     ``scorer`` maps user ids (n,) to scores (n, items) by the clean model; None draws any unseen item.
     """
     rng = np.random.default_rng(seed)
-    users, amounts = _choose_users(clean.train, settings, rng)
     fields = clean.train.uid_field, clean.train.iid_field
+    users, counts = np.unique(clean.train.inter_feat[fields[0]].numpy(), return_counts=True)
+    number = round(settings.inject_users * len(users))
+    if number == 0 or settings.inject_amount == 0:
+        raise UnlearnError(
+            f"inject_users={settings.inject_users:g} of {len(users)} users with "
+            f"inject_amount={settings.inject_amount:g} is nothing to forget; raise them."
+        )
+    chosen = np.sort(rng.choice(len(users), number, replace=False))
+    amounts = np.maximum(1, np.round(settings.inject_amount * counts[chosen])).astype(int)
     owners, owned = (np.concatenate([part.inter_feat[field].numpy() for part in clean]) for field in fields)
     rows_of = pd.Series(owners).groupby(owners).indices  # in all splits, of which training is the first
     picked_users, picked_items, templates = [], [], []
-    for user, amount in zip(users, amounts, strict=True):
+    for user, amount in zip(users[chosen], amounts, strict=True):
         rows = rows_of[user]
         unseen = np.setdiff1d(np.arange(1, clean.train.item_num), owned[rows])
         number = min(amount, len(unseen))
@@ -57,19 +64,3 @@ def inject(clean: Splits, settings: ForgetSettings, seed: int, scorer: Scorer | 
         raise UnlearnError("The synthetic protocol injected nothing; raise inject_users or inject_amount.")
     located = Located(mask, np.zeros(len(clean.valid), bool), np.zeros(len(clean.test), bool))
     return clean.with_train(train), located
-
-
-def _choose_users(
-    train: Dataset, settings: ForgetSettings, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Users who get noise, sorted, and how many interactions each gets."""
-    users, counts = np.unique(train.inter_feat[train.uid_field].numpy(), return_counts=True)
-    number = round(settings.inject_users * len(users))
-    if number == 0 or settings.inject_amount == 0:
-        raise UnlearnError(
-            f"inject_users={settings.inject_users:g} of {len(users)} users with "
-            f"inject_amount={settings.inject_amount:g} is nothing to forget; raise them."
-        )
-    chosen = np.sort(rng.choice(len(users), number, replace=False))
-    amounts = np.maximum(1, np.round(settings.inject_amount * counts[chosen])).astype(int)
-    return users[chosen], amounts

@@ -21,7 +21,7 @@ import functools
 import hashlib
 import itertools
 import random
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -71,21 +71,20 @@ class Sequences:
         first[1:] = users[1:] != users[:-1]
         parts = _split(dataset, (~first).nonzero().flatten())
         parts[TRAIN] = torch.cat([first.nonzero().flatten(), parts[TRAIN]])
-        return cls.joined(dataset, [dataset.inter_feat[rows] for rows in parts], dataset.max_item_list_len)
+        feat = dataset.inter_feat[torch.cat(parts)]
+        return cls.divided(dataset, feat, [len(part) for part in parts], dataset.max_item_list_len)
 
     @classmethod
-    def joined(cls, dataset: SequentialDataset, parts: list[Interaction], length: int) -> Sequences:
-        """Interactions that are divided into training, validation and test already; ``dataset`` has the ids."""
-        raw, role = dataset.copy(cat_interactions(parts)), _roles(parts)
+    def divided(cls, dataset: SequentialDataset, feat: Interaction, sizes: Sequence[int], length: int) -> Sequences:
+        """Training, validation and test interactions one after the other; ``dataset`` has the ids."""
+        raw, role = dataset.copy(feat), _roles(sizes)
         return cls(raw, role, length, torch.ones(len(role), dtype=torch.bool), torch.arange(len(role)))
 
     @classmethod
     def saved(cls, dataset: SequentialDataset) -> Sequences:
         """The interactions of a dataset that this plugin wrote, which has the size of each part."""
         Dataset._change_feat_format(dataset)
-        ends = np.cumsum(dataset.file_size_list).tolist()
-        parts = [dataset.inter_feat[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-        return cls.joined(dataset, parts, dataset.max_item_list_len)
+        return cls.divided(dataset, dataset.inter_feat, dataset.file_size_list, dataset.max_item_list_len)
 
     @classmethod
     def recovered(cls, windows: Splits) -> Sequences:
@@ -99,7 +98,7 @@ class Sequences:
                 "The interactions behind these windows cannot be recovered: they have no times. Leave "
                 f"{dataset.time_field} out of unused_col."
             )
-        order = _ordered(dataset.copy(both), _roles(windows))
+        order = _ordered(dataset.copy(both), _roles([len(part) for part in windows]))
         users = both[dataset.uid_field][order]
         is_first = torch.zeros(len(order), dtype=torch.bool)
         is_first[order[torch.cat([torch.ones(1, dtype=torch.bool), users[1:] != users[:-1]])]] = True
@@ -108,28 +107,23 @@ class Sequences:
         inside = torch.arange(length) < opening[size][:, None]
         first = {field: opening[f"{field}{suffix}"][inside] for field in lists}
         first[dataset.uid_field] = opening[dataset.uid_field].repeat_interleave(opening[size])
-        parts = [Interaction({field: part.inter_feat[field] for field in first}) for part in windows]
-        parts[TRAIN] = cat_interactions([Interaction(first), parts[TRAIN]])
-        return cls.joined(dataset, parts, length)
+        targets = Interaction({field: both[field] for field in first})
+        openings, sizes = Interaction(first), [len(part) for part in windows]
+        sizes[TRAIN] += len(openings)
+        return cls.divided(dataset, cat_interactions([openings, targets]), sizes, length)
 
     def __len__(self) -> int:
         return len(self.role)
 
-    def part(self, role: int) -> Dataset:
-        """The interactions of a role; of held-out ones, those with a window of their own."""
+    def part(self, role: int) -> torch.Tensor:
+        """Which interactions (n,) have a role; of held-out ones, those with a window of their own."""
         rows = self.role == role
-        return self.raw.copy(self.raw.inter_feat[rows if role == TRAIN else rows & self.usable])
+        return rows if role == TRAIN else rows & self.usable
 
     def only(self, keep: torch.Tensor) -> Sequences:
         """The interactions ``keep`` (n,), with the roles they have."""
         raw = self.raw.copy(self.raw.inter_feat[keep])
         return Sequences(raw, self.role[keep], self.length, self.usable[keep], keep.nonzero().flatten())
-
-    def validated(self) -> Sequences:
-        """Without test interactions, and with validation ones in their role; those left keep their numbers."""
-        keep = self.role != TEST
-        role = self.role[keep].masked_fill(self.role[keep] == VALID, TEST)
-        return dataclasses.replace(self.only(keep), role=role, numbers=self.numbers[keep])
 
     def latest(self, users: torch.Tensor) -> Interaction:
         """Windows (m) of ``users`` (m,) with their last training and validation interactions, and no target."""
@@ -233,13 +227,14 @@ class SequenceSplits(Splits):
     """The splits of a sequential model: interactions, and the windows made of them that its models read."""
 
     sequences: Sequences
-    roles = (TRAIN, VALID, TEST)  # of the three parts
+    roles: Sequence[int]  # of the three parts
 
     @classmethod
-    def of(cls, sequences: Sequences) -> SequenceSplits:
+    def of(cls, sequences: Sequences, roles: Sequence[int] = (TRAIN, VALID, TEST)) -> SequenceSplits:
         """The interactions by their roles, without held-out ones that are only in histories."""
-        made = cls(*(sequences.part(role) for role in cls.roles))
-        made.sequences = sequences
+        raw = sequences.raw
+        made = cls(*(raw.copy(raw.inter_feat[sequences.part(role)]) for role in roles))
+        made.sequences, made.roles = sequences, roles
         return made
 
     @functools.cached_property
@@ -265,15 +260,15 @@ class SequenceSplits(Splits):
     def with_train(self, train: Dataset) -> SequenceSplits:
         """The same with other training interactions, in the order of time and then of ``train``."""
         parts = [train.inter_feat, self.valid.inter_feat, self.test.inter_feat]
-        return self.of(Sequences.joined(self.sequences.raw, parts, self.sequences.length))
+        sizes, old = [len(part) for part in parts], self.sequences
+        return self.of(Sequences.divided(old.raw, cat_interactions(parts), sizes, old.length))
 
     def only(self, keep: Sequence[torch.Tensor]) -> SequenceSplits:
         """The interactions ``keep``, a mask for each part; the others leave all histories."""
         sequences = self.sequences
         stays = torch.ones(len(sequences), dtype=torch.bool)
         for role, mask in enumerate(keep):
-            rows = sequences.role == role
-            stays[rows if role == TRAIN else rows & sequences.usable] = mask
+            stays[sequences.part(role)] = mask
         return self.of(sequences.only(stays))
 
     def measurable(self, users: torch.Tensor, items: torch.Tensor) -> SequenceSplits:
@@ -291,8 +286,13 @@ class SequenceSplits(Splits):
         return self.of(dataclasses.replace(sequences, usable=is_train | fit))
 
     def validated(self) -> SequenceSplits:
-        """The same with the validation windows also as test windows; no history has a test interaction."""
-        return _Validated.of(self.sequences.validated())
+        """The same with the validation windows also as test windows; no history has a test interaction.
+
+        Validation interactions get the role of test ones, which are gone; those left keep their numbers.
+        """
+        old, keep = self.sequences, self.sequences.role != TEST
+        role = old.role[keep].masked_fill(old.role[keep] == VALID, TEST)
+        return self.of(dataclasses.replace(old.only(keep), role=role, numbers=old.numbers[keep]), (TRAIN, TEST, TEST))
 
     def everything(self) -> Sequence[Dataset]:
         """The three parts, with the interactions that are only in histories."""
@@ -321,15 +321,9 @@ class SequenceSplits(Splits):
             return construct_transform(dataset.config)(dataset, dataset.join(windows))
 
 
-class _Validated(SequenceSplits):
-    """Splits whose validation interactions have the role of test ones, and are both parts."""
-
-    roles = (TRAIN, TEST, TEST)
-
-
-def _roles(parts: Sequence[Sized]) -> torch.Tensor:
+def _roles(sizes: Sequence[int]) -> torch.Tensor:
     """The role of each interaction of three parts that follow each other (n,)."""
-    return torch.repeat_interleave(torch.arange(3), torch.tensor([len(part) for part in parts]))
+    return torch.repeat_interleave(torch.arange(3), torch.tensor(sizes))
 
 
 def _ordered(dataset: Dataset, role: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,8 @@ interaction of a user has no such window, and was never learned.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from recbole.data.dataloader import AbstractDataLoader
 from recbole.data.interaction import Interaction
@@ -68,16 +70,15 @@ class RequestLosses:
         self.generator = torch.Generator().manual_seed(task.config["seed"])
         self.by_user = learns_by_user(task.config)
         self.facts = facts_of(task.data.retain.train, task.config["NEG_PREFIX"])
-        self._before: AbstractRecommender | None = None
         still(model, self.config)
 
+    @functools.cached_property
     def before(self) -> AbstractRecommender:
         """The model on D with the same weights, as the tensors of ``model``."""
-        if self._before is None:
-            self._before = build_model(self.config, self.data.full)
-            tie(self._before, self.model)
-            still(self._before, self.config)
-        return self._before
+        before = build_model(self.config, self.data.full)
+        tie(before, self.model)
+        still(before, self.config)
+        return before
 
     def witness(self, region: Region | None = None) -> Witness:
         """Batches of retained interactions for a region, by default that of the request."""
@@ -105,7 +106,7 @@ class RequestLosses:
         """The mean loss on some interactions of S; that of ``model`` where it learns by interaction."""
         batch = self.deleted_batch(chosen)
         if self.by_user:
-            return training_loss(self.before(), batch) - training_loss(self.model, batch)
+            return training_loss(self.before, batch) - training_loss(self.model, batch)
         return training_loss(model or self.model, batch)
 
     def fixed_batch(self, region: Region, size: int) -> tuple[Interaction, int]:

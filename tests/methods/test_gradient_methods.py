@@ -14,7 +14,7 @@ from torch.nn.functional import softplus
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import RequestLosses, rrl
-from recbole_unlearn.methods.influence import HessianProduct, Selection, gradient_sum, ifru, losing, scif, solver
+from recbole_unlearn.methods.influence import Selection, gradient_sum, hessian_product, ifru, losing, scif, solver
 from recbole_unlearn.rows import (
     Members,
     Region,
@@ -126,7 +126,7 @@ def test_hessian_products_agree_with_finite_differences(make_config, model):
     selection = Selection(net, find_tables(net, data.full.train), witness.region, witness.index)
     start = selection.read()
     v = torch.randn(len(start), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = HessianProduct(training_loss(net, batch), selection, 3.0)(v)
+    found = hessian_product(training_loss(net, batch), selection, 3.0)(v)
     gradients = []
     for sign in (1.0, -1.0):
         selection.write(start + sign * 1e-6 * v)
@@ -163,7 +163,7 @@ def test_a_selection_reads_and_writes_its_rows_only():
 def test_a_linear_loss_has_no_curvature():
     net, index = torch.nn.Linear(3, 1, bias=False), TrainIndex(Rows([(1, 1)]))
     selection = Selection(net, [Table("weight", "user", 0, 1)], region_of([0, 2]), index)
-    product = HessianProduct(net(torch.ones(1, 3)).sum(), selection)
+    product = hessian_product(net(torch.ones(1, 3)).sum(), selection)
     assert torch.equal(product(torch.ones(2)), torch.zeros(2))
 
 
@@ -203,7 +203,7 @@ def test_the_influence_step_goes_to_the_leave_out_optimum(kind, error, seed):
     net, index = torch.nn.Linear(4, 1, bias=False).double(), TrainIndex(Rows([(1, 1)]))
     net.weight.data.copy_(start[None])
     selection = Selection(net, [Table("weight", "user", 0, 1)], region_of(range(4)), index)
-    product = HessianProduct(loss(net.weight[0], kept), selection)
+    product = hessian_product(loss(net.weight[0], kept), selection)
     b = gradient_sum([(loss(net.weight[0], deleted), 1.0)], selection)
     step = solver.damped(product, b, selection.weights(), 0.0, 40, 1e-12).x
     away = float((start - target).norm())
@@ -267,7 +267,7 @@ def test_the_spillover_is_the_change_of_the_retained_loss(begin, monkeypatch):
     data = task.data
     trainer.model.reg_weight = 0.0
     request = RequestLosses(task, trainer.model)
-    request.before().reg_weight = 0.0
+    request.before.reg_weight = 0.0
     assert ifru.knows_its_data(request)
     everyone = region_of(range(data.full.train.user_num), range(data.full.train.item_num))
     selection = Selection(trainer.model, find_tables(trainer.model, data.full.train), everyone, task.index)

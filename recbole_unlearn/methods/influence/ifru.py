@@ -39,7 +39,7 @@ import torch
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Outcome, RequestLosses, UnlearnTask, UnlearnTrainer, method
-from recbole_unlearn.methods.influence.solver import HessianProduct, Selection, damped, gradient_sum, losing
+from recbole_unlearn.methods.influence.solver import Selection, damped, gradient_sum, hessian_product, losing
 from recbole_unlearn.rows import Members, Region, RetainedIndex, find_tables, training_loss, with_neighbours
 from recbole_unlearn.settings import setting
 
@@ -91,7 +91,7 @@ class IFRU(UnlearnTrainer):
         b = gradient_sum(self._deleted(request), selection)
         spilt = gradient_sum(self._spillover(request), selection)
         batch, number = request.fixed_batch(region, BATCH)
-        product = HessianProduct(training_loss(self.model, batch), selection, number)
+        product = hessian_product(training_loss(self.model, batch), selection, number)
         with progress_bar(f"IFRU {self.label}", options.ifru_steps, bool(task.config["show_progress"])) as bar:
             solution = damped(
                 product, b + spilt, selection.weights(), options.ifru_damping, options.ifru_steps, TOLERANCE,
@@ -114,7 +114,7 @@ class IFRU(UnlearnTrainer):
         """Mean losses on parts of S over the graph of D, each with its number of interactions."""
         for _ in range(DRAWS):
             for chosen in request.deleted_rows().split(BATCH):
-                yield request.deleted_loss(chosen, request.before()), len(chosen) / DRAWS
+                yield request.deleted_loss(chosen, request.before), len(chosen) / DRAWS
 
     def _spillover(self, request: RequestLosses) -> Iterator[tuple[torch.Tensor, float]]:
         """Losses of retained interactions on the graph of D minus those on that of D without S."""
@@ -123,7 +123,7 @@ class IFRU(UnlearnTrainer):
         witness = request.witness(losing(request.region, more_than=SPILLOVER))
         for chosen in witness.interactions().split(BATCH):
             batch = witness.batch(witness.triples(chosen))
-            yield training_loss(request.before(), batch) - training_loss(self.model, batch), len(chosen)
+            yield training_loss(request.before, batch) - training_loss(self.model, batch), len(chosen)
 
 
 def importance_region(touched: Region, retained: RetainedIndex, hops: int) -> Region:
@@ -151,4 +151,4 @@ def importance_region(touched: Region, retained: RetainedIndex, hops: int) -> Re
 def knows_its_data(request: RequestLosses) -> bool:
     """Whether the model's loss depends on the interactions it was built on, apart from weights and batch."""
     batch = request.deleted_batch(request.deleted_rows()[:1024])
-    return not torch.equal(training_loss(request.before(), batch), training_loss(request.model, batch))
+    return not torch.equal(training_loss(request.before, batch), training_loss(request.model, batch))

@@ -34,7 +34,7 @@ from recbole.utils import InputType
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Outcome, RequestLosses, UnlearnTask, UnlearnTrainer, method
-from recbole_unlearn.methods.influence.solver import HessianProduct, Selection, damped, gradient_sum, losing
+from recbole_unlearn.methods.influence.solver import Selection, damped, gradient_sum, hessian_product, losing
 from recbole_unlearn.rows import Members, Region, find_tables, training_loss
 from recbole_unlearn.settings import UnlearnConfig, setting
 
@@ -82,7 +82,7 @@ class SCIF(UnlearnTrainer):
             return Outcome()  # all users of the request are orphans, and get their initial rows
         selection = Selection(self.model, tables, region, task.index)
         batch, number = request.fixed_batch(region, BATCH)
-        product = HessianProduct(training_loss(self.model, batch), selection, number)
+        product = hessian_product(training_loss(self.model, batch), selection, number)
         b = gradient_sum(self._changes(request), selection)
         with progress_bar(f"SCIF {self.label}", options.scif_steps, bool(task.config["show_progress"])) as bar:
             solution = damped(

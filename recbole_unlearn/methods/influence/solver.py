@@ -1,6 +1,6 @@
 """Influence steps: rows of a model as one vector, Hessian-vector products on it, and the solver of (H + Λ) x = b.
 
-:class:`Selection` maps rows of tables to a vector and back, :class:`HessianProduct` is v -> H v for a loss, and
+:class:`Selection` maps rows of tables to a vector and back, :func:`hessian_product` is v -> H v for a loss, and
 :func:`damped` solves with such products only; Λ is a diagonal damping. The product must be that of the same matrix
 at every call: with a new mini-batch in each iteration conjugate gradients diverge, because the directions are then
 conjugate for no matrix.
@@ -106,26 +106,24 @@ class Selection:
         return dict(zip(self.names, found, strict=True))
 
 
-class HessianProduct:
-    """v -> c · ∇²L v on a selection (P,), with L's graph built once.
+def hessian_product(loss: torch.Tensor, selection: Selection, scale: float = 1.0) -> Product:
+    """The product v -> c · ∇²L v on a selection (P,), with L's graph built once.
 
         ∇²L v = ∇(∇Lᵀ v)
 
     The first gradient is kept with its graph, so every product is of the same batch and the same function.
     """
+    gradients = selection.gradient(loss, create_graph=True)
+    gradients = {name: gradient for name, gradient in gradients.items() if gradient.requires_grad}
 
-    def __init__(self, loss: torch.Tensor, selection: Selection, scale: float = 1.0) -> None:
-        self.selection, self.scale = selection, scale
-        gradients = selection.gradient(loss, create_graph=True)
-        self._gradients = {name: gradient for name, gradient in gradients.items() if gradient.requires_grad}
-
-    def __call__(self, vector: torch.Tensor) -> torch.Tensor:
-        """The product with ``vector`` (P,)."""
-        if not self._gradients:
+    def product(vector: torch.Tensor) -> torch.Tensor:
+        if not gradients:
             return torch.zeros_like(vector)  # the loss is linear in these rows
-        full = self.selection.scatter(vector)
-        inner = torch.stack([(g * full[name]).sum() for name, g in self._gradients.items()]).sum()
-        return self.scale * self.selection.gather(self.selection.gradient(inner, retain_graph=True))
+        full = selection.scatter(vector)
+        inner = torch.stack([(g * full[name]).sum() for name, g in gradients.items()]).sum()
+        return scale * selection.gather(selection.gradient(inner, retain_graph=True))
+
+    return product
 
 
 def gradient_sum(losses: Iterable[tuple[torch.Tensor, float]], selection: Selection) -> torch.Tensor:

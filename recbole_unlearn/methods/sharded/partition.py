@@ -88,21 +88,16 @@ def by_interactions(
     return Partition(k, _alternate(factors, k, generator, fill), None, None)
 
 
-def by_users(users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator) -> Partition:
-    """RecEraser's UBP: as :func:`by_interactions`, with whole users and the affinity -‖p_u - c‖².
+def by_users(users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator, place: Place) -> Partition:
+    """k-means of the users with interactions, each counted once however many they have.
 
-    Of n users with interactions, each counted once however many they have, a shard takes up to ⌈1.2·n/k⌉.
+    The first centroids are ``k`` random users, and ``place`` turns distances ‖p_u - c‖² (n, k) into shards (n,):
+    RecEraser's UBP with :func:`fill`, UltraRE with :func:`transport`.
     """
-    return _cluster_users(users, p, k, generator, fill)
-
-
-def by_transport(users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator) -> Partition:
-    """UltraRE: k-means of users in shards of one size, n/k users rounded up or down (:func:`transport`).
-
-    The first centroids are ``k`` random users. The exact transport takes a second a round with 30 000 users, and over
-    four times that with twice as many.
-    """
-    return _cluster_users(users, p, k, generator, transport)
+    present, _, vectors = _embedded(users, p, "user")
+    _check_number(k, len(present), "users with interactions")
+    shard = _alternate([(np.arange(len(present)), vectors)], k, generator, place)
+    return _of_users(users, len(p), present, shard, k)
 
 
 def fill(cost: np.ndarray, slack: float = SLACK) -> np.ndarray:
@@ -133,6 +128,8 @@ def fill(cost: np.ndarray, slack: float = SLACK) -> np.ndarray:
 
 def transport(cost: np.ndarray) -> np.ndarray:
     """Give n users to k shards of ⌊n/k⌋ or ⌈n/k⌉ users by optimal transport. cost (n, k) -> (n,).
+
+    It takes a second with 30 000 users, and over four times that with twice as many.
 
     min_T ⟨T, cost⟩ over T ≥ 0 with rows that sum to 1/n and columns that sum to 1/k; all is multiplied by n·k, so
     that masses are whole numbers and exact. A vertex of this polytope divides fewer than k users, and none if k
@@ -204,16 +201,6 @@ def _alternate(
         if np.array_equal(shard, before):
             break
     return torch.from_numpy(shard)
-
-
-def _cluster_users(
-    users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator, place: Place
-) -> Partition:
-    """k-means of the users that have interactions, where ``place`` turns distances (n, k) into shards (n,)."""
-    present, _, vectors = _embedded(users, p, "user")
-    _check_number(k, len(present), "users with interactions")
-    shard = _alternate([(np.arange(len(present)), vectors)], k, generator, place)
-    return _of_users(users, len(p), present, shard, k)
 
 
 def _embedded(ids: torch.Tensor, embeddings: torch.Tensor, side: str) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:

@@ -47,7 +47,7 @@ from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Curve, UnlearnTask, method
 from recbole_unlearn.methods.sharded.base import Ensemble, ShardedTrainer, Vectors, vectors
-from recbole_unlearn.methods.sharded.partition import Partition, by_interactions, by_users, item_blocks
+from recbole_unlearn.methods.sharded.partition import Partition, by_interactions, by_users, fill, item_blocks
 from recbole_unlearn.rows import RetainedIndex, TrainIndex
 from recbole_unlearn.settings import UnlearnConfig, setting
 
@@ -95,7 +95,7 @@ class RecEraser(ShardedTrainer):
             return item_blocks(users, items, train.user_num, train.item_num, k, generator)
         p, q = embeddings
         if task.settings.receraser_partition == "users":
-            return by_users(users, p, k, generator)
+            return by_users(users, p, k, generator, fill)
         return by_interactions(users, items, p, q, k, generator)
 
     def ensemble(self, task: UnlearnTask, splits: Splits, models: list[Any]) -> Ensemble:

@@ -30,7 +30,7 @@ from sklearn.linear_model import LogisticRegression
 from recbole_unlearn.data import Splits
 from recbole_unlearn.methods import Curve, UnlearnTask, method
 from recbole_unlearn.methods.sharded.base import Ensemble, ShardedTrainer, Vectors
-from recbole_unlearn.methods.sharded.partition import Partition, by_transport
+from recbole_unlearn.methods.sharded.partition import Partition, by_users, transport
 from recbole_unlearn.rows import RetainedIndex, TrainIndex, pair_scores
 from recbole_unlearn.settings import UnlearnConfig, setting
 
@@ -62,7 +62,7 @@ class UltraRE(ShardedTrainer):
         """Clusters of users."""
         assert embeddings is not None
         users = task.data.full.train.inter_feat[task.data.full.train.uid_field]
-        return by_transport(users, embeddings[0], task.settings.ultrare_shards, generator)
+        return by_users(users, embeddings[0], task.settings.ultrare_shards, generator, transport)
 
     def ensemble(self, task: UnlearnTask, splits: Splits, models: list[Any]) -> Ensemble:
         """Weights by cluster, or the mean."""

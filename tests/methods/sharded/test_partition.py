@@ -34,16 +34,17 @@ class Data:
     q: torch.Tensor
 
     def parts(self, name, k, seed=0):
-        """The partition that the function ``name`` makes."""
+        """The partition that the function ``name`` makes, or that of users whom it places."""
         sizes = len(self.p), len(self.q)
-        arguments = {
-            "random_users": (self.users, sizes[0]),
-            "item_blocks": (self.users, self.items, *sizes),
-            "by_interactions": (self.users, self.items, self.p, self.q),
-            "by_users": (self.users, self.p),
-            "by_transport": (self.users, self.p),
+        function, *arguments = {
+            "random_users": (partition.random_users, self.users, sizes[0]),
+            "item_blocks": (partition.item_blocks, self.users, self.items, *sizes),
+            "by_interactions": (partition.by_interactions, self.users, self.items, self.p, self.q),
+            "fill": (partition.by_users, self.users, self.p),
+            "transport": (partition.by_users, self.users, self.p),
         }[name]
-        return getattr(partition, name)(*arguments, k, seeded(seed))
+        place = [getattr(partition, name)] if function is partition.by_users else []
+        return function(*arguments, k, seeded(seed), *place)
 
 
 def make_data(seed, n=12, rows=40, d=3, kinds=None):
@@ -74,8 +75,8 @@ def spread(vectors, shard):
     return sum(float((vectors[shard == s] - vectors[shard == s].mean(0)).square().sum()) for s in shard.unique())
 
 
-TRANSPORT = pytest.param("by_transport", marks=needs_transport)
-EVERY = ["random_users", "item_blocks", "by_interactions", "by_users", TRANSPORT]
+TRANSPORT = pytest.param("transport", marks=needs_transport)
+EVERY = ["random_users", "item_blocks", "by_interactions", "fill", TRANSPORT]
 LEARNED = EVERY[2:]
 
 
@@ -123,14 +124,14 @@ def test_shards_of_one_size(name, seed, n, k, kinds):
 def test_shards_keep_to_their_cap(seed, k):
     data = make_data(seed)
     assert data.parts("by_interactions", k, seed).interactions.bincount().max() <= np.ceil(1.2 * len(data.users) / k)
-    assert data.parts("by_users", k, seed).users[1:-1].bincount().max() <= np.ceil(1.2 * 12 / k)
+    assert data.parts("fill", k, seed).users[1:-1].bincount().max() <= np.ceil(1.2 * 12 / k)
 
 
 def test_users_count_once_however_many_rows_they_have():
     users = torch.tensor([1] * 50 + [2, 3, 4])
     p = torch.tensor([[0.0], [0.0], [0.1], [9.0], [9.1]])
     for seed in range(5):
-        found = partition.by_users(users, p, 2, seeded(seed)).users
+        found = partition.by_users(users, p, 2, seeded(seed), partition.fill).users
         assert found[1] == found[2] != found[3] == found[4]
 
 
@@ -210,7 +211,7 @@ def test_centroids_are_means_in_each_dimension(seed, k):
         assert np.allclose(found[s], vectors[ids[shard == s]].mean(0))
 
 
-@pytest.mark.parametrize("name", ["by_users", TRANSPORT])
+@pytest.mark.parametrize("name", ["fill", TRANSPORT])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_end_is_a_fixed_point(name, seed):
     """Users placed by their distance to the centroids of the result are where they are."""
@@ -218,8 +219,7 @@ def test_the_end_is_a_fixed_point(name, seed):
     found, vectors = data.parts(name, 4, seed).users[1:-1].numpy(), data.p[1:-1].double().numpy()
     centroids = np.stack([vectors[found == s].mean(0) for s in range(4)])
     cost = np.square(vectors[:, None] - centroids).sum(-1)
-    again = partition.fill(cost) if name == "by_users" else partition.transport(cost)
-    assert again.tolist() == found.tolist()
+    assert getattr(partition, name)(cost).tolist() == found.tolist()
 
 
 def test_the_affinity_of_a_row_is_a_product(monkeypatch):
