@@ -1,7 +1,10 @@
-"""Many small requests one after the other: what they take from an item adds up as if it were one request."""
+"""Requests one after the other: what they take from an item adds up, and the same one again is done already."""
 
 import dataclasses
+import json
+import os
 import pickle
+import re
 import shutil
 
 import numpy as np
@@ -11,8 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recbole_unlearn import UnlearnConfig, run_unlearn
-from recbole_unlearn.data import coarse, fitted_after, load, lost_at_least, lost_since
+from recbole_unlearn import UnlearnConfig, cli, run_unlearn
+from recbole_unlearn.data import (
+    Fields,
+    carry_out,
+    coarse,
+    fitted_after,
+    load,
+    lost_at_least,
+    lost_since,
+    read_request,
+)
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import load_torch
 from recbole_unlearn.methods import RequestLosses
@@ -21,9 +33,10 @@ from recbole_unlearn.methods.obliviate import new_start
 from recbole_unlearn.rows import TrainIndex, find_region
 from tests.conftest import quick_settings, tiny_rows
 from tests.methods.conftest import make_task
-from tests.parts import Rows, divided
+from tests.parts import Rows, divided, same
 
 HIT, NUMBER = "hit", 30  # an item, and how many training interactions it has
+ASKED = "user_id,item_id,reason\nu7,,moved\n,i3,\nu9,,\n"
 QUICK = {"show_progress": False, "tensorboard": False, "report": "none", "cache": False}
 
 
@@ -50,10 +63,21 @@ def values(popular_path, tmp_path_factory):
     }  # fmt: skip
 
 
+def saved(folder):
+    return pickle.loads((folder / "popular-Dataset.pth").read_bytes())
+
+
+def rewritten(folder, **changes):
+    """The file of a saved dataset with other attributes; one that becomes ... is left out, as in older files."""
+    dataset, path = saved(folder), folder / "popular-Dataset.pth"
+    dataset.__dict__ = {k: v for k, v in (dataset.__dict__ | changes).items() if v is not ...}
+    path.write_bytes(pickle.dumps(dataset))
+    return path
+
+
 def told(folder):
     """The counts in a saved dataset by item id, and how many interactions each item has left."""
-    with open(folder / "popular-Dataset.pth", "rb") as stream:
-        dataset = pickle.load(stream)
+    dataset = saved(folder)
     train_items = dataset.inter_feat["item_id"].to_numpy()[: dataset.file_size_list[0]]
     return dataset.unlearn_fitted, np.bincount(train_items, minlength=dataset.item_num)
 
@@ -85,6 +109,21 @@ def forget(before, users, folder, unlearn="obliviate", **changes):
     return forget_any(before, request, folder, unlearn, **changes)
 
 
+@pytest.fixture(scope="module")
+def carried_out(values, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first")
+    (folder / "r.csv").write_text(ASKED)
+    values = {key: value for key, value in values.items() if key != "min_group"} | {"output_dir": str(folder / "out")}
+    return run_unlearn("BPR", "popular", forget=folder / "r.csv", config_dict=values)
+
+
+@pytest.fixture
+def first(carried_out, tmp_path):
+    """A request that was carried out, with its result in a directory of the test."""
+    (tmp_path / "r.csv").write_text(ASKED)
+    return dataclasses.replace(carried_out, output_dir=shutil.copytree(carried_out.output_dir, tmp_path / "first"))
+
+
 def forget_any(before, request, folder, unlearn="obliviate", **changes):
     more = {"lac_steps": 2} if unlearn == "obliviate" else {}
     return run_unlearn(
@@ -95,10 +134,7 @@ def forget_any(before, request, folder, unlearn="obliviate", **changes):
 
 def forget_counts(folder):
     """Take the counts out of a saved dataset, as in a checkpoint of plain RecBole."""
-    path = folder / "popular-Dataset.pth"
-    dataset = pickle.loads(path.read_bytes())
-    del dataset.unlearn_fitted
-    path.write_bytes(pickle.dumps(dataset))
+    rewritten(folder, unlearn_fitted=...)
     checkpoint = torch.load(folder / "BPR-unlearned.pth", weights_only=False)
     checkpoint.pop("unlearn_dataset_sha256", None)
     torch.save(checkpoint, folder / "BPR-unlearned.pth", pickle_protocol=4)
@@ -151,8 +187,7 @@ def test_the_saved_counts_name_no_user(start, tmp_path):
     assert shown(start.output_dir) == []
     forget(start.output_dir, [0], tmp_path / "one")
     assert shown(tmp_path / "one") == []  # 29 of 30 round to the same
-    with open(tmp_path / "one" / "popular-Dataset.pth", "rb") as stream:
-        own = {key: value for key, value in pickle.load(stream).__dict__.items() if key.startswith("unlearn")}
+    own = {key: value for key, value in saved(tmp_path / "one").__dict__.items() if key.startswith("unlearn")}
     assert set(own) == {"unlearn_clock", "unlearn_fitted", "unlearn_done"}
     assert own["unlearn_fitted"].shape == (start.data.full.train.item_num,)
     test = start.data.retain.test
@@ -199,19 +234,25 @@ def test_noise_of_the_protocol_is_not_counted(values, tmp_path):
     assert told(outcome.output_dir)[0] is None
 
 
-def test_odd_counts_are_refused(start):
-    path = start.output_dir / "popular-Dataset.pth"
-    dataset = pickle.loads(path.read_bytes())
-    assert dataset.item_num == 62
-    for odd in ([1, 2], np.zeros(3, np.int64), np.full(62, -1), np.full(62, 0.5), np.zeros((62, 1), np.int64), 7,
-                np.full(62, 2**62), {"hit": 2}):  # fmt: skip
-        dataset.unlearn_fitted = odd
-        path.write_bytes(pickle.dumps(dataset))
-        with pytest.raises(UnlearnError, match=r"popular-Dataset\.pth"):
-            load(start.config, path)
-    del dataset.unlearn_fitted
-    path.write_bytes(pickle.dumps(dataset))
-    assert load(start.config, path).fitted is None  # files of earlier versions
+def test_odd_counts_and_odd_lists_are_refused(start):
+    odd_counts = [
+        [1, 2], np.zeros(3, np.int64), np.full(62, -1), np.full(62, 0.5), np.zeros((62, 1), np.int64), 7,
+        np.full(62, 2**62), {"hit": 2},
+    ]  # fmt: skip
+    day = "2026-01-01"
+    odd_lists = [7, ["x"], [("x", day)], [("a" * 64, "today")], [("a" * 64,)], {"a": 1}, [["a" * 64, day]]]
+    assert saved(start.output_dir).item_num == 62
+    for key, some, message in (
+        ("unlearn_fitted", odd_counts, r"popular-Dataset\.pth"),
+        ("unlearn_done", odd_lists, "list of earlier requests is odd"),
+    ):
+        for odd in some:
+            path = rewritten(start.output_dir, **{key: odd})
+            with pytest.raises(UnlearnError, match=message):
+                load(start.config, path)
+        rewritten(start.output_dir, **{key: ...})
+    source = load(start.config, path)  # files of earlier versions
+    assert (source.fitted, source.done) == (None, ())
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=30))
@@ -298,3 +339,120 @@ def test_influence_weighs_what_was_lost_before(make_config):
         trainer, task = make_task(config, dataclasses.replace(data, fitted=before), "ifru")
         found.append(losing(RequestLosses(task, trainer.model).region, more_than=0.5)["item"].ids.tolist())
     assert found == [[], [item]]
+
+
+# ---- the same request again ----
+
+
+def test_a_request_that_comes_again_is_done(first, tmp_path, capsys):
+    """From the command line, in another order and another kind of file; nothing is trained, not even to compare."""
+    (tmp_path / "again.jsonl").write_text(
+        '{"user_id": "u9"}\n{"item_id": "i3"}\n{"user_id": "u7"}\n{"user_id": "u7"}\n'
+    )
+    flags = [f"--{key}={value}" for key, value in QUICK.items()]
+    done = cli.main([
+        f"--checkpoint={first.output_dir / 'BPR-unlearned.pth'}", f"--forget={tmp_path / 'again.jsonl'}",
+        f"--output_dir={tmp_path / 'second'}", "--compare=retrain", *flags,
+    ])  # fmt: skip
+    assert done == 0
+    shown = capsys.readouterr()
+    day = first.result["date"][:10]
+    assert f"carried out on {day}" in shown.out
+    log = (tmp_path / "second" / "run.log").read_text()
+    assert f"carried out earlier ({day})" in log
+    assert "Train" not in log
+    result = json.loads((tmp_path / "second" / "result.json").read_text())
+    assert list(result["phases"]) == ["original", "unlearned"]
+    assert result["done_earlier"] == day
+    assert result["verdict"]["text"].startswith("This request was carried out earlier")
+    assert result["forget"]["interactions"] == 0
+    assert result["hashes"]["request"] == first.result["hashes"]["request"]
+    assert result["hashes"]["original"] == result["hashes"]["result"] == first.result["hashes"]["result"]
+    folders = first.output_dir, tmp_path / "second"
+    assert same(*(load_torch(folder / "BPR-unlearned.pth")["state_dict"] for folder in folders))
+    before, after = saved(first.output_dir), saved(tmp_path / "second")
+    assert before.inter_feat.equals(after.inter_feat)
+    assert before.unlearn_done == after.unlearn_done == [(result["hashes"]["request"], day)]
+
+
+def test_earlier_requests_stay_known(first, tmp_path):
+    second = forget_any(first.output_dir, {"user_id": "u11"}, tmp_path / "second", "finetune", finetune_epochs=1)
+    assert "done_earlier" not in second.result
+    assert second.result["hashes"]["original"] == first.result["hashes"]["result"]  # a chain
+    for name, forget in (("third", tmp_path / "r.csv"), ("fourth", {"user_id": ["u11"]})):
+        repeated = forget_any(second.output_dir, forget, tmp_path / name)
+        assert repeated.result["done_earlier"] == first.result["date"][:10]
+        assert len(saved(tmp_path / name).unlearn_done) == 2
+
+
+def test_ensembles_know_them_too(values, tmp_path):
+    common = {"sisa_shards": 2, "unlearn": "sisa"}
+    made = run_unlearn("BPR", "popular", forget={"user_id": "u7"}, config_dict=values | common | {"output_dir": "a"})
+    repeated = run_unlearn(
+        checkpoint=made.output_dir / "BPR-unlearned", forget={"user_id": "u7"}, output_dir=tmp_path / "b",
+        unlearn="sisa", config_dict=QUICK,
+    )  # fmt: skip
+    assert repeated.record.done_earlier is not None
+    assert repeated.record.hashes["original"] == made.record.hashes["result"]
+
+
+def test_parts_of_a_request_and_other_keys_make_other_requests(first, tmp_path):
+    (tmp_path / "key").write_text("another" * 9)
+    message = r"3 of 3 requests name .*1 request was carried out.*--hash_key"
+    with pytest.raises(UnlearnError, match=message) as error:
+        forget_any(first.output_dir, tmp_path / "r.csv", tmp_path / "second", hash_key=str(tmp_path / "key"))
+    assert "u7" not in str(error.value)
+    for on_missing in ("error", "skip"):
+        with pytest.raises(UnlearnError, match="given as a whole"):
+            forget_any(first.output_dir, {"user_id": "u7"}, tmp_path / "second", on_missing=on_missing)
+
+
+def test_interactions_that_are_there_are_deleted_despite_the_list(first, tmp_path):
+    """A hash in the list is not believed over the data."""
+    other = forget_any(first.output_dir, {"user_id": "u11"}, tmp_path / "second", "finetune", finetune_epochs=1)
+    entry = saved(other.output_dir).unlearn_done[1]
+    path = rewritten(first.output_dir, unlearn_done=[*saved(first.output_dir).unlearn_done, entry])
+    source = load(first.config, path)
+    request = read_request({"user_id": "u11"}, Fields.of(first.config))
+    data = carry_out(request, source, "python", "error", entry[0])
+    assert data.done_earlier is None
+    assert len(data.forget) > 0
+
+
+# ---- date, id and hashes ----
+
+
+def test_every_run_has_a_date_and_an_id(first, values):
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", first.result["date"])
+    assert re.fullmatch(r"[0-9a-f-]{36}", first.result["request"])
+    for path in first.output_dir.rglob("*"):  # and no file names a user of the request
+        assert path.is_dir() or not re.search(rb"\bu7\b|\bu9\b|\bmoved\b", path.read_bytes()), path.name
+    noise = run_unlearn("BPR", "popular", config_dict=values | {"inject_mode": "random", "request_id": "T-1.b_2"})
+    assert noise.result["request"] == "T-1.b_2"
+    assert "hashes" not in noise.result  # there is no request
+    assert not {"request_id", "hash_key"} & set(noise.result["settings"])
+
+
+def test_the_hashes_are_those_of_the_key(values, tmp_path):
+    (tmp_path / "key").write_text("k" * 40 + "\n")
+    os.chmod(tmp_path / "key", 0o600)
+    values = values | {"unlearn": "finetune", "finetune_epochs": 1}
+    runs = (
+        run_unlearn("BPR", "popular", forget={"user_id": "u7"}, config_dict=values | {"hash_key": key})
+        for key in (str(tmp_path / "key"), None)
+    )
+    first, second = (run.result["hashes"] for run in runs)
+    assert set(first) == {"request", "original", "result"}
+    assert len({*first.values(), *second.values()}) == 6
+
+
+def test_a_bad_key_or_id_is_refused_before_anything_is_trained(values, tmp_path, caplog):
+    (tmp_path / "short").write_text("short")
+    key = {"none": "There is no file", "short": "has 5 characters; it needs 32"}
+    given = [({"hash_key": str(tmp_path / name)}, message) for name, message in key.items()]
+    given += [({"request_id": name}, "request_id is not valid: expected up to 64")
+              for name in ("", "a b", "x" * 65, "é", "../up", "a\nb")]  # fmt: skip
+    for own, message in given:
+        with pytest.raises(UnlearnError, match=message):
+            run_unlearn("BPR", "popular", forget={"user_id": "u7"}, config_dict=values | own)
+    assert "Train" not in caplog.text
