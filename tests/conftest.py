@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from recbole.data import create_dataset, data_preparation
 from recbole.utils import get_model, get_trainer, init_seed
 
 from recbole_unlearn import recbole_compat
-from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.settings import KNOWLEDGE, UnlearnConfig, own_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 hypothesis.settings.register_profile("any machine", deadline=None)  # no test asserts on time
@@ -127,6 +128,59 @@ def settings(tiny_path, tmp_path):
     return quick_settings(tiny_path, tmp_path)
 
 
+KEPT = ("data_path", "output_dir", "replace", "cache_dir", "min_group", "show_progress", "tensorboard", "report")
+OF_GRAPH = {
+    "inter": ["user_id", "item_id", "rating", "timestamp"],
+    "kg": ["head_id", "relation_id", "tail_id"],
+    "link": ["item_id", "entity_id"],
+}
+OF_MODELS = {
+    "SASRec": {"hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1},
+    "SASRecF": {"load_col": None, "selected_features": ["kind"]},
+    "CKE": {"kg_embedding_size": 8},
+    "KGCN": {"neighbor_sample_size": 3},
+    # Epochs of the graph come after two of the interactions. Scores without noise can be compared.
+    "KTUP": {"train_rec_step": 2, "train_kg_step": 1, "use_st_gumbel": False},
+}
+
+
+@pytest.fixture(scope="session")
+def graph_path(tiny_path, tmp_path_factory):
+    """A data_path with `tiny` and a graph: item i7 is the entity e7, of a genre, a maker and an age of its own."""
+    root = tmp_path_factory.mktemp("graph")
+    shutil.copytree(tiny_path / "tiny", root / "tiny")
+    links = ["item_id:token\tentity_id:token"] + [f"i{n}\te{n}" for n in range(1, ITEMS)]  # i0 has no entity
+    (root / "tiny" / "tiny.link").write_text("\n".join(links) + "\n")
+    facts = ["head_id:token\trelation_id:token\ttail_id:token"]
+    for n in range(1, ITEMS):
+        facts += [f"e{n}\tgenre\tg{n % 5}", f"m{n % 9}\tmade\te{n}", f"e{n}\tage\tonly{n}"]
+    facts += [f"e{n}\tsequel\te{n + 1}" for n in range(1, ITEMS - 1, 4)]
+    (root / "tiny" / "tiny.kg").write_text("\n".join(facts) + "\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A cache for all tests of a file."""
+    return str(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def quick(settings, graph_path, trained):
+    """``quick("CKE", key=value)``: settings of a quick run of a knowledge-aware or sequential model on `tiny`."""
+
+    def make(model, **changes) -> dict:
+        values = settings | {"report": "none"}
+        if model in KNOWLEDGE:
+            values |= {"data_path": str(graph_path), "load_col": OF_GRAPH, "cache_dir": trained}
+        else:
+            values |= {"MAX_ITEM_LIST_LENGTH": 6, "epochs": 2, "eval_step": 1}
+            del values["embedding_size"]
+        return values | OF_MODELS.get(model, {}) | changes
+
+    return make
+
+
 # Trainings on ml-100k that are long enough to learn something; the same for all tests, so that they share them.
 QUICK = {
     "BPR": {"epochs": 20, "embedding_size": 32, "learning_rate": 0.015},
@@ -168,6 +222,12 @@ def flags(settings):
         return [f"--{key}={value}" for key, value in {**settings, **changes}.items()]
 
     return make
+
+
+def of_recbole(values):
+    """The settings for a training by plain RecBole."""
+    ours = {*own_settings(), "checkpoint_dir"}
+    return {key: value for key, value in values.items() if key not in ours}
 
 
 def train_plain(model: str | type, folder: Path, **settings) -> Path:

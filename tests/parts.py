@@ -8,6 +8,7 @@ import torch
 from recbole_unlearn.data import Located, divide, load
 from recbole_unlearn.methods.obliviate import Adapter, AdapterSet
 from recbole_unlearn.rows import RetainedIndex, TrainIndex, Witness, as_rows, find_region, find_tables
+from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model
 from tests.files import plain_recbole
 
@@ -103,18 +104,20 @@ def problem(config, negatives=1.0, **about):
     return data, witness, make_adapters(config, data, witness, **about)
 
 
-def request_of_all_kinds(splits):
-    """Users u3 and u4 and item i5 as a whole; of three users two training, a validation and a test interaction."""
-    rows = []
-    for user in splits.train.token2id("user_id", ["u7", "u8", "u9"]):
+def request_of_all_kinds(splits, some=("u7", "u8", "u9"), users=("u3", "u4"), item="i5"):
+    """Users and an item as a whole; of ``some`` users the last two training, a validation and a test interaction."""
+    rows = [(user, None) for user in users] + [(None, item)]
+    for user in some:
         for part, number in zip(splits, (2, 1, 1), strict=True):
-            items = part.inter_feat["item_id"][part.inter_feat["user_id"] == user][:number]
-            rows += [(user, int(item)) for item in items]
-    users, items = (
-        splits.train.id2token(field, np.array(ids))
-        for field, ids in zip(("user_id", "item_id"), zip(*rows, strict=True), strict=True)
-    )
-    return pd.DataFrame({"user_id": [*users, "u3", "u4", None], "item_id": [*items, None, None, "i5"]})
+            mine = part.inter_feat["user_id"] == part.token2id("user_id", user)
+            items = part.inter_feat["item_id"][mine][-number:]
+            rows += [(user, one) for one in part.id2token("item_id", items.numpy())]
+    return pd.DataFrame(rows, columns=["user_id", "item_id"])
+
+
+def request_of(values, model):
+    """The same, of `tiny` as the settings load it."""
+    return request_of_all_kinds(load(UnlearnConfig(model, "tiny", config_dict=values)).splits)
 
 
 def check_plain_recbole(results, folder):

@@ -1,9 +1,7 @@
 """Knowledge-aware models from the request to the saved model: the graph is cleaned, and plain RecBole agrees."""
 
 import pickle
-import pickletools
 import shutil
-import zipfile
 
 import numpy as np
 import pandas as pd
@@ -21,60 +19,12 @@ from recbole_unlearn.rows import TrainIndex, find_features, find_tables, loss_gr
 from recbole_unlearn.settings import KNOWLEDGE, UnlearnConfig
 from recbole_unlearn.state import init_state
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, forget_neighbours
-from tests.conftest import ITEMS, train_plain
-from tests.parts import check_plain_recbole, request_of_all_kinds, same
+from tests.conftest import ITEMS, KEPT, of_recbole, train_plain
+from tests.files import strings
+from tests.parts import request_of, same
 
-COLUMNS = {
-    "inter": ["user_id", "item_id", "rating", "timestamp"],
-    "kg": ["head_id", "relation_id", "tail_id"],
-    "link": ["item_id", "entity_id"],
-}
-OWN = {
-    "CKE": {"kg_embedding_size": 8},
-    "CFKG": {},
-    "KGCN": {"neighbor_sample_size": 3},
-    # Epochs of the graph come after two of the interactions. Scores without noise can be compared.
-    "KTUP": {"train_rec_step": 2, "train_kg_step": 1, "use_st_gumbel": False},
-}
 METHODS = ("retrain", "finetune", "gradient_ascent", "obliviate")
 GONE = ["u3", "u4"]
-KEPT = ("data_path", "output_dir", "replace", "cache_dir", "min_group", "show_progress", "tensorboard", "report")
-
-
-@pytest.fixture(scope="session")
-def graph_path(tiny_path, tmp_path_factory):
-    """A data_path with `tiny` and a graph: item i7 is the entity e7, of a genre, a maker and an age of its own."""
-    root = tmp_path_factory.mktemp("graph")
-    folder = root / "tiny"
-    shutil.copytree(tiny_path / "tiny", folder)
-    links = ["item_id:token\tentity_id:token"] + [f"i{n}\te{n}" for n in range(1, ITEMS)]  # i0 has no entity
-    (folder / "tiny.link").write_text("\n".join(links) + "\n")
-    facts = ["head_id:token\trelation_id:token\ttail_id:token"]
-    for n in range(1, ITEMS):
-        facts += [f"e{n}\tgenre\tg{n % 5}", f"m{n % 9}\tmade\te{n}", f"e{n}\tage\tonly{n}"]
-    facts += [f"e{n}\tsequel\te{n + 1}" for n in range(1, ITEMS - 1, 4)]
-    (folder / "tiny.kg").write_text("\n".join(facts) + "\n")
-    return root
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("trained"))
-
-
-@pytest.fixture
-def small(settings, graph_path, cache):
-    """``small("CKE")``: settings of a quick run of a knowledge-aware model on `tiny`; all tests share trainings."""
-
-    def make(model="CKE", **changes):
-        own = {"data_path": str(graph_path), "load_col": COLUMNS, "report": "none", "cache_dir": cache}
-        return settings | own | OWN[model] | changes
-
-    return make
-
-
-def request_of(values, model="CKE"):
-    return request_of_all_kinds(load(UnlearnConfig(model, "tiny", config_dict=values)).splits)
 
 
 def pairs_of(dataset, feat):
@@ -88,24 +38,10 @@ def is_asked(pair, request):
     return any(user in (pair[0], None) and item in (pair[1], None) for user, item in asked)
 
 
-def words_in(file):
-    """All text in a pickle, or in the pickle of a checkpoint; arrays of text are lists of it."""
-    content = file.read_bytes()
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            content = archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl")))
-    found = [value for _, value, _ in pickletools.genops(content)]
-    words = {value for value in found if isinstance(value, str)}
-    arrays = [value for value in found if isinstance(value, bytes) and len(value) % 4 == 0]
-    for value in arrays:  # of numpy's text, four bytes a character
-        words |= set("".join(chr(code) if 0 < code < 128 else " " for code in np.frombuffer(value, "<u4")).split())
-    return words
-
-
 @pytest.mark.parametrize("model", KNOWLEDGE)
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_leave_nothing_of_the_request(small, model, method, tmp_path):
-    values = small(model)
+def test_methods_leave_nothing_of_the_request(quick, model, method, tmp_path):
+    values = quick(model)
     request = request_of(values, model)
     result = run_unlearn(model=model, dataset="tiny", forget=request, unlearn=method, config_dict=values)
     train = result.data.full.train
@@ -121,7 +57,7 @@ def test_methods_leave_nothing_of_the_request(small, model, method, tmp_path):
     saved = pickle.loads(path.read_bytes())
     assert not any(is_asked(pair, request) for pair in pairs_of(saved, saved.inter_feat))
     for file in (path, result.output_dir / f"{model}-unlearned.pth"):
-        assert not words_in(file) & {*GONE, "i5", "e5", "only5"}
+        assert not strings(file) & {*GONE, "i5", "e5", "only5"}
     row = train.token2id("item_id", "i5")
     for field in ("item_id", "entity_id", "head_id", "tail_id"):
         assert saved.field2id_token[field][row] == f"[removed-{row}]"
@@ -151,75 +87,8 @@ def test_methods_leave_nothing_of_the_request(small, model, method, tmp_path):
         assert same(loaded.train_data._dataset.kg_feat.interaction, result.data.retain.train.kg_feat)
 
 
-@pytest.mark.slow
-def test_plain_recbole_gets_the_figures_of_all_models(small, tmp_path):
-    results = []
-    for model in KNOWLEDGE:
-        values = small(model, output_dir=str(tmp_path / model))
-        request = request_of(values, model)
-        results.append(
-            run_unlearn(model=model, dataset="tiny", forget=request, unlearn="obliviate", config_dict=values)
-        )
-    check_plain_recbole(results, tmp_path)
-
-
-@pytest.mark.parametrize("model", KNOWLEDGE)
-def test_a_checkpoint_of_plain_recbole_is_a_start(small, tmp_path, model):
-    """Also of KGCN, which drew its neighbours before: they come with the checkpoint."""
-    values = small(model)
-    keys = ("data_path", "load_col", "train_batch_size", "epochs", "eval_step", "embedding_size", "learning_rate")
-    path = train_plain(model, tmp_path, **{key: values[key] for key in keys}, **OWN[model], seed=5)
-    saved = torch.load(path, weights_only=False)
-    if model == "KGCN":  # as drawn with another state of numpy
-        drawn = saved["other_parameter"]
-        order = torch.randperm(drawn["adj_entity"].shape[1] - 1) + 1
-        drawn["adj_entity"][:, 1:], drawn["adj_relation"][:, 1:] = (
-            drawn[name][:, order] for name in ("adj_entity", "adj_relation")
-        )
-        torch.save(saved, path)
-    result = run_unlearn(
-        checkpoint=path, forget=pd.DataFrame({"user_id": ["u7"]}), unlearn="obliviate",
-        config_dict={key: values[key] for key in KEPT},
-    )  # fmt: skip
-    assert result.result["phases"]["original"]["seconds"] is None
-    assert len(result.data.forget) > 0
-    if model == "KGCN":
-        for name, value in saved["other_parameter"].items():
-            assert torch.equal(getattr(result.model, name), value)
-
-
-def test_the_next_request_starts_where_the_last_one_ended(small, tmp_path):
-    values = small("KGCN")
-    request = request_of(values, "KGCN")
-    first = run_unlearn(model="KGCN", dataset="tiny", forget=request, unlearn="obliviate", config_dict=values)
-    quick = {key: values[key] for key in ("cache_dir", "min_group", "show_progress", "tensorboard", "report")}
-    second = run_unlearn(
-        checkpoint=first.output_dir / "KGCN-unlearned.pth", forget={"item_id": ["i9"]}, unlearn="finetune",
-        output_dir=tmp_path / "second", config_dict=quick,
-    )  # fmt: skip
-    before, after = first.result["phases"]["unlearned"], second.result["phases"]["original"]
-    assert after["metrics"]["ndcg@20"] == pytest.approx(before["metrics"]["ndcg@20"], abs=0.05)  # without i9
-    old, new = first.data.retain.train, second.data.full.train
-    assert same(old.kg_feat.interaction, new.kg_feat)
-    saved = pickle.loads((second.output_dir / "tiny-KnowledgeBasedDataset.pth").read_bytes())
-    assert not {"e5", "e9", "only9"} & set(saved.field2token_id["entity_id"])
-    with pytest.raises(UnlearnError, match="not in the dataset"):
-        run_unlearn(
-            checkpoint=second.output_dir / "KGCN-unlearned.pth", forget={"item_id": ["i5"]},
-            output_dir=tmp_path / "third", config_dict=quick,
-        )  # fmt: skip
-
-
-def test_the_synthetic_protocol_keeps_the_graph(small):
-    values = small("KGCN")
-    result = run_unlearn(model="KGCN", dataset="tiny", unlearn="finetune", config_dict=values)
-    assert result.data.source == "injected informed"
-    clean = load(UnlearnConfig("KGCN", "tiny", config_dict=values)).splits.train
-    assert same(clean.kg_feat.interaction, result.data.retain.train.kg_feat)
-
-
-def test_a_model_in_memory(small):
-    ours = UnlearnConfig("CKE", "tiny", config_dict=small())
+def test_a_model_in_memory(quick):
+    ours = UnlearnConfig("CKE", "tiny", config_dict=quick("CKE"))
     plain = ours.to_recbole()
     held = data_preparation(plain, create_dataset(plain))
     model = ours.model_class(plain, held[0]._dataset)
@@ -231,8 +100,8 @@ def test_a_model_in_memory(small):
 
 
 @pytest.mark.parametrize("model", KNOWLEDGE)
-def test_rows_of_items_are_found_in_the_table_of_entities(small, model):
-    config = UnlearnConfig(model, "tiny", config_dict=small(model))
+def test_rows_of_items_are_found_in_the_table_of_entities(quick, model):
+    config = UnlearnConfig(model, "tiny", config_dict=quick(model))
     splits = load(config).splits
     net = build_model(config, splits)
     found = {(table.parameter, table.side, table.offset, table.axis) for table in find_tables(net, splits.train)}
@@ -254,8 +123,8 @@ def without(config, item):
     return gone, divide(full, located, "python")
 
 
-def test_facts_about_items_that_are_gone_leave_the_graph(small):
-    config = UnlearnConfig("CKE", "tiny", config_dict=small())
+def test_facts_about_items_that_are_gone_leave_the_graph(quick):
+    config = UnlearnConfig("CKE", "tiny", config_dict=quick("CKE"))
     gone, data = without(config, "i5")
     before, after = data.full.train, data.retain.train
     about = [(feat["head_id"] == gone) | (feat["tail_id"] == gone) for feat in (before.kg_feat, after.kg_feat)]
@@ -268,8 +137,8 @@ def test_facts_about_items_that_are_gone_leave_the_graph(small):
     assert same.digest() != data.retain.digest()  # the cache tells graphs apart
 
 
-def test_neighbours_that_no_fact_joins_are_taken_out(small):
-    config = UnlearnConfig("KGCN", "tiny", config_dict=small("KGCN"))
+def test_neighbours_that_no_fact_joins_are_taken_out(quick):
+    config = UnlearnConfig("KGCN", "tiny", config_dict=quick("KGCN"))
     gone, data = without(config, "i5")
     model = build_model(config, data.full)
     entity, relation = model.adj_entity.clone(), model.adj_relation.clone()
@@ -292,8 +161,8 @@ def test_neighbours_that_no_fact_joins_are_taken_out(small):
     assert torch.equal(model.adj_entity[kept], entity[kept])
 
 
-def test_facts_are_those_of_the_graph_with_other_tails(small):
-    train = load(UnlearnConfig("CKE", "tiny", config_dict=small())).splits.train
+def test_facts_are_those_of_the_graph_with_other_tails(quick):
+    train = load(UnlearnConfig("CKE", "tiny", config_dict=quick("CKE"))).splits.train
     facts = Facts(train, "neg_")
     numbers = torch.cat([torch.arange(len(facts)), torch.tensor([-1, -1])])
     batch = facts.batch(numbers, torch.Generator().manual_seed(0))
@@ -311,9 +180,9 @@ def test_facts_are_those_of_the_graph_with_other_tails(small):
 
 
 @pytest.mark.parametrize("model", ["CKE", "CFKG"])
-def test_a_deleted_interaction_takes_back_nothing_of_the_graph(small, model):
+def test_a_deleted_interaction_takes_back_nothing_of_the_graph(quick, model):
     """Its gradient is that of users and items: no entity but the items of the batch moves, nor any relation."""
-    config = UnlearnConfig(model, "tiny", config_dict=small(model))
+    config = UnlearnConfig(model, "tiny", config_dict=quick(model))
     full = load(config).splits
     mask = (full.train.inter_feat["user_id"] == 3).numpy()
     data = divide(full, Located(mask, *(np.zeros(len(part), bool) for part in full[1:])), "python")
@@ -337,9 +206,9 @@ def test_a_deleted_interaction_takes_back_nothing_of_the_graph(small, model):
     assert float(gradients["relation_embedding.weight"].abs().sum(dim=1)[1:-1].max()) > 0
 
 
-def test_batches_are_those_of_recbole(small):
+def test_batches_are_those_of_recbole(quick):
     """The same draws from the same seed: negatives, facts and other tails."""
-    config = UnlearnConfig("CKE", "tiny", config_dict=small())
+    config = UnlearnConfig("CKE", "tiny", config_dict=quick("CKE"))
     splits = load(config).splits
     plain = config.to_recbole()
     init_seed(plain["seed"], True)
@@ -353,43 +222,21 @@ def test_batches_are_those_of_recbole(small):
     assert same(batches[0].interaction, batches[1])
 
 
-@pytest.mark.parametrize(("model", "changes", "message"), [
-    ("KGAT", {}, "KGAT is a knowledge-aware model that cannot be unlearned: it needs dgl"),
-    ("KGIN", {}, "it needs torch_scatter"),
-    ("MCCLK", {}, "it needs torch_scatter"),
-    ("MKR", {}, "Use CKE, CFKG, KGCN or KTUP, or train MKR again with RecBole"),
-    ("RippleNet", {}, "it keeps users' histories"),
-    ("KGNNLS", {}, "a table of all interactions"),
-    ("CKE", {"unlearn": "sisa"}, "CKE is a knowledge-aware model, and sisa does not work on a knowledge graph."),
-    ("CKE", {"compare": ["ultrare"]}, "ultrare does not work on a knowledge graph"),
-    *((model, {"unlearn": name}, f"{name} does not work on a knowledge graph. Use finetune, gradient_ascent, ")
-      for model, name in (("CKE", "receraser"), ("KGCN", "scif"), ("KTUP", "ifru"), ("CFKG", "rrl"))),
-    ("CKE", {"load_col": {"inter": ["user_id", "item_id"]}}, "load_col leaves out kg and link"),
-    ("KTUP", {"train_rec_step": 0}, "train_rec_step=0 is not valid"),
-])  # fmt: skip
-def test_refusals_before_any_data(small, model, changes, message):
-    values = small("CFKG", data_path="/nowhere", **changes)
-    with pytest.raises(UnlearnError) as error:
-        run_unlearn(model=model, dataset="tiny", forget={"user_id": ["u1"]}, config_dict=values)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_graphs_that_are_missing_or_left_empty_are_refused(small, tiny_path, graph_path, tmp_path):
+def test_graphs_that_are_missing_or_left_empty_are_refused(quick, tiny_path, graph_path, tmp_path):
     with pytest.raises(UnlearnError, match=r"has no tiny\.kg and no tiny\.link"):
-        run_unlearn(model="CKE", dataset="tiny", config_dict=small(data_path=str(tiny_path)))
+        run_unlearn(model="CKE", dataset="tiny", config_dict=quick("CKE", data_path=str(tiny_path)))
     shutil.copytree(graph_path, tmp_path / "data")
     facts = ["head_id:token\trelation_id:token\ttail_id:token"] + [f"e{n}\tlike\te5" for n in range(6, ITEMS)]
     (tmp_path / "data" / "tiny" / "tiny.kg").write_text("\n".join(facts) + "\n")
-    values = small(data_path=str(tmp_path / "data"))
+    values = quick("CKE", data_path=str(tmp_path / "data"))
     with pytest.raises(UnlearnError, match="no item that is left is in the knowledge graph"):
         run_unlearn(model="CKE", dataset="tiny", forget={"item_id": ["i5"]}, config_dict=values)
 
 
 @pytest.mark.parametrize("changes", [{"load_col": None}, {"kg_reverse_r": True}])
-def test_other_ways_to_load_a_graph(small, changes):
+def test_other_ways_to_load_a_graph(quick, changes):
     """With features of users and items, of which i0 is in no fact; with every fact in both directions."""
-    values = small("KGCN", **changes)
+    values = quick("KGCN", **changes)
     result = run_unlearn(
         model="KGCN", dataset="tiny", forget={"item_id": ["i5"]}, unlearn="finetune", config_dict=values
     )
@@ -413,8 +260,8 @@ DAMAGES = [
 ]  # fmt: skip
 
 
-def test_a_damaged_graph_is_refused_when_it_is_read(small, tmp_path):
-    config = UnlearnConfig("CKE", "tiny", config_dict=small())
+def test_a_damaged_graph_is_refused_when_it_is_read(quick, tmp_path):
+    config = UnlearnConfig("CKE", "tiny", config_dict=quick("CKE"))
     path = tmp_path / "saved.pth"
     write_dataset(path, config.to_recbole(), load(config).splits, None)
     whole = path.read_bytes()
@@ -427,10 +274,9 @@ def test_a_damaged_graph_is_refused_when_it_is_read(small, tmp_path):
             read_dataset(path, config)
 
 
-def test_neighbours_from_a_file_are_checked_and_a_state_is_refused(small, tmp_path):
-    values = small("KGCN")
-    keys = ("data_path", "load_col", "train_batch_size", "embedding_size")
-    path = train_plain("KGCN", tmp_path, **{key: values[key] for key in keys}, **OWN["KGCN"], epochs=1)
+def test_neighbours_from_a_file_are_checked_and_a_state_is_refused(quick, tmp_path):
+    values = quick("KGCN", epochs=1)
+    path = train_plain("KGCN", tmp_path, **of_recbole(values))
     for name in ("adj_entity", "adj_relation"):
         for spoil in (lambda x: x + 10**6, lambda x: x[:-1], lambda x: x.float(), lambda x: None):
             saved = torch.load(path, weights_only=False)

@@ -12,10 +12,11 @@ from recbole.data.interaction import Interaction
 from torch import nn
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.data import load
+from recbole_unlearn.data import load, loaders
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.settings import SEQUENTIAL, UnlearnConfig
 from recbole_unlearn.training import build_model
+from tests.parts import request_of_all_kinds
 
 METHODS = ("obliviate", "gradient_ascent", "finetune", "retrain")  # of which the first is saved
 SMALL = {
@@ -68,25 +69,17 @@ def left(monkeypatch):
 
 
 def request_of(splits):
-    """A whole user, a whole item, and of three users two training, one validation and one test interaction."""
-    train = splits.train
+    """A whole user, a whole item, and some interactions of three users; their pairs in all splits."""
+    train, feat = splits.train, splits.sequences.raw.inter_feat
     users = torch.unique(train.inter_feat["user_id"])
-    rows = []
-    for user in users[1:4]:
-        for part, number in zip(splits, (2, 1, 1), strict=True):
-            items = part.inter_feat["item_id"][part.inter_feat["user_id"] == user][-number:]
-            rows += [(int(user), int(item)) for item in items]
     item = int(torch.bincount(train.inter_feat["item_id"]).argmax())
-    feat = splits.sequences.raw.inter_feat
+    first, *some = train.id2token("user_id", users[:4].numpy())
+    request = request_of_all_kinds(splits, some, [first], train.id2token("item_id", item))
+    rows = request.dropna()
     whole = (feat["user_id"] == users[0]) | (feat["item_id"] == item)
-    pairs = set(rows) | set(zip(feat["user_id"][whole].tolist(), feat["item_id"][whole].tolist(), strict=True))
-    tokens = {
-        field: [None if one is None else train.id2token(field, one) for one in ids]
-        for field, ids in zip(
-            ("user_id", "item_id"), zip(*rows, (int(users[0]), None), (None, item), strict=True), strict=True
-        )
-    }
-    return pd.DataFrame(tokens), pairs
+    pairs = set(zip(feat["user_id"][whole].tolist(), feat["item_id"][whole].tolist(), strict=True))
+    named = (train.token2id(field, rows[field].to_numpy()).tolist() for field in ("user_id", "item_id"))
+    return request, pairs | set(zip(*named, strict=True))
 
 
 # A model that unlearned may hold nothing that a model built without the deleted interactions does not hold.
@@ -160,12 +153,14 @@ def held_pairs(root):
     return set().union(*map(pairs_in, tables(root)))
 
 
-def check_nothing_is_left(result, left, pairs):
+def check_nothing_is_left(result, left, request, pairs):
     """No deleted pair is in what is retained, held by a model, or saved; the same search finds them in D."""
     data, config = result.data, result.config
     assert pairs & set().union(*(pairs_in(part.inter_feat) for part in data.full.for_model()))
     for part in [*data.retain.for_model(), *data.retain, *data.retain.everything()]:
         assert not pairs & pairs_in(part.inter_feat)
+    for before, after in zip(data.full.everything(), data.retain.everything(), strict=True):  # none changes its split
+        assert pairs_in(after.inter_feat) == pairs_in(before.inter_feat) - pairs
     original, fresh = (build_model(config, splits) for splits in (data.full, data.retain))
     held = config["model"] in HOLD_DATA
     assert (content(original) != content(fresh)) is held
@@ -176,6 +171,8 @@ def check_nothing_is_left(result, left, pairs):
     saved = pickle.loads((result.output_dir / f"{config['dataset']}-SequentialDataset.pth").read_bytes())
     assert len(tables(saved)) > 1
     assert not pairs & held_pairs(saved)
+    for field, tokens in request.items():  # those of a whole user and a whole item
+        assert not set(tokens[request.isna().any(axis=1)].dropna()) & set(saved.field2token_id[field])
     checkpoint = torch.load(
         result.output_dir / f"{config['model']}-unlearned.pth", weights_only=False, map_location="cpu"
     )
@@ -192,14 +189,14 @@ def run(values, model, dataset="ml-100k", **changes):
     for phase in result.result["phases"].values():
         assert 0 <= phase["metrics"]["ndcg@20"] <= 1
         assert 0 <= phase["forgetting"]["demotion_rate"] <= 1
-    return result, pairs
+    return result, request, pairs
 
 
 @pytest.mark.parametrize("model", SEQUENTIAL)
 def test_nothing_of_the_request_is_left(values, left, model):
-    result, pairs = run(values, model)
+    result, *asked = run(values, model)
     assert set(left) == set(METHODS)
-    check_nothing_is_left(result, left, pairs)
+    check_nothing_is_left(result, left, *asked)
 
 
 @pytest.mark.parametrize("model", [name for name in SEQUENTIAL if name not in ONE_LOSS])
@@ -210,6 +207,7 @@ def test_losses_with_negatives(values, left, tiny_path, model):
         "loss_type": "BPR", "compare": ["finetune", "gradient_ascent"], "data_path": str(tiny_path),
         "val_interval": None, "user_inter_num_interval": None,
     }  # fmt: skip
-    result, pairs = run(values, model, "tiny", **changes, **features)
+    result, *asked = run(values, model, "tiny", **changes, **features)
     assert result.config["train_neg_sample_args"]["distribution"] == "uniform"
-    check_nothing_is_left(result, left, pairs)
+    assert "neg_item_id" in next(iter(loaders(result.config, result.data.retain).train))
+    check_nothing_is_left(result, left, *asked)

@@ -4,6 +4,7 @@ import pickletools
 import sys
 import zipfile
 
+import numpy as np
 import pytest
 
 from tests.conftest import run_command
@@ -25,12 +26,18 @@ class Trap:
 
 
 def strings(path):
-    """All text in a file that is a pickle, or a zip with one."""
+    """All text in a file that is a pickle, or a zip with one; of arrays of text all words."""
     raw = path.read_bytes()
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             raw = archive.read(next(n for n in archive.namelist() if n.endswith("data.pkl")))
-    return {arg for _, arg, _ in pickletools.genops(raw) if isinstance(arg, str)}
+    found = [value for _, value, _ in pickletools.genops(raw)]
+    words = {value for value in found if isinstance(value, str)}
+    for value in found:
+        if isinstance(value, bytes) and len(value) % 4 == 0:  # numpy's text has four bytes a character
+            signs = (chr(code) if 0 < code < 128 else " " for code in np.frombuffer(value, "<u4"))
+            words |= set("".join(signs).split())
+    return words
 
 
 PLAIN = """
