@@ -121,48 +121,42 @@ def some_rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 class EdgeRemoval:
-    """Removes edges from a normalised adjacency Â in place; writes only entries of the nodes that they join.
+    """Removes edges from a normalised adjacency Â; computes only entries of the nodes that they join.
 
-    A removed edge becomes a stored zero; all other entries are bit for bit those of a graph that was built without
-    the edge. So is Âx, up to the order of sums: with AVX-512, MKL groups the entries of a row by their places.
+    The result is bit for bit that of a graph that was built without the edges, and so is every product with it. A
+    stored zero in place of an edge would not do: MKL sums the entries of a row in groups, by their places in it.
     """
 
     def __init__(self, matrix: torch.Tensor, users: int) -> None:
         """``matrix`` (n, n) has users first, then items."""
-        self._values = matrix.values()  # shares its memory with the matrix; all else is kept on the CPU
-        self._columns, self._start = matrix.col_indices().cpu(), matrix.crow_indices().cpu()
+        self._values, self._columns = matrix.values(), matrix.col_indices().cpu()
         self._users, self._size = users, matrix.shape[0]
-        count = self._start[1:] - self._start[:-1]
-        rows = torch.repeat_interleave(torch.arange(self._size), count)
+        self._degree = matrix.crow_indices().cpu().diff()
+        rows = torch.repeat_interleave(torch.arange(self._size), self._degree)
         self._keys = rows * self._size + self._columns  # sorted, since columns are sorted within a row
-        self._present = torch.ones(len(self._keys), dtype=torch.bool)
-        self._degree = count.clone()
 
-    def remove(self, users: torch.Tensor, items: torch.Tensor) -> None:
-        """Remove the edges between ``users`` and ``items`` (m,); each has to exist, and is named once.
+    def remove(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Â without the edges between ``users`` and ``items`` (m,); each has to exist, and is named once.
 
         The other entries in the rows and columns of their nodes are computed again: 1 / √((d_a + ε)(d_b + ε)).
         """
-        first, second = users, items + self._users
-        for one, other in ((first, second), (second, first)):
-            place = torch.searchsorted(self._keys, one * self._size + other)
-            self._present[place] = False
-            self._write(place, torch.zeros(len(place)))
-        both = torch.cat([first, second])
-        self._degree.index_add_(0, both, torch.full_like(both, -1))
-        nodes = torch.unique(both)
-        places, count = _places(self._start, nodes)
-        rows, present = torch.repeat_interleave(nodes, count), self._present[places]
-        places, rows = places[present], rows[present]
-        columns = self._columns[places]
+        ends, others = torch.cat([users, items + self._users]), torch.cat([items + self._users, users])
+        kept = torch.ones(len(self._keys), dtype=torch.bool)
+        kept[torch.searchsorted(self._keys, ends * self._size + others)] = False
+        self._keys, self._columns = self._keys[kept], self._columns[kept]
+        self._values = self._values[kept.to(self._values.device)]
+        self._degree.index_add_(0, ends, torch.full_like(ends, -1))
+        start = torch.cat([self._degree.new_zeros(1), self._degree.cumsum(0)])
+        nodes = torch.unique(ends)
+        places, count = _places(start, nodes)
+        rows, columns = torch.repeat_interleave(nodes, count), self._columns[places]
         # numpy's power, as in normalised_adjacency: torch's differs in the last bit
         left, right = (np.power(self._degree[ids].numpy() + EPSILON, -0.5) for ids in (rows, columns))
-        values = torch.from_numpy(left) * torch.from_numpy(right)
-        self._write(places, values)
-        self._write(torch.searchsorted(self._keys, columns * self._size + rows), values)
-
-    def _write(self, places: torch.Tensor, values: torch.Tensor) -> None:
-        self._values[places.to(self._values.device)] = values.to(self._values)
+        values = (torch.from_numpy(left) * torch.from_numpy(right)).to(self._values)
+        for where in (places, torch.searchsorted(self._keys, columns * self._size + rows)):
+            self._values[where.to(values.device)] = values
+        device, size = values.device, (self._size, self._size)
+        return _csr(start.to(device), self._columns.to(device), self._values, size)
 
 
 @faster(lightgcn.LightGCN, "recbole_unlearn.models.lightgcn.LightGCN")
@@ -244,7 +238,12 @@ def pair_remover(model: AbstractRecommender) -> PairRemover | None:
     if type(model) not in (LightGCN, NGCF) or drops_edges:
         return None
     model.interaction_matrix = None  # read only to build the graph
-    return EdgeRemoval(model.norm_adj_matrix, model.n_users).remove
+    removal = EdgeRemoval(model.norm_adj_matrix, model.n_users)
+
+    def remove(users: torch.Tensor, items: torch.Tensor) -> None:
+        model.norm_adj_matrix = removal.remove(users, items)
+
+    return remove
 
 
 def forget_neighbours(model: AbstractRecommender, dataset: Dataset) -> None:

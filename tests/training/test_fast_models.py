@@ -58,7 +58,7 @@ def test_the_adjacency_is_its_definition(users, items, seed, rows):
 @hypothesis_settings(max_examples=60)
 @given(users=st.integers(1, 8), items=st.integers(1, 8), seed=st.integers(0, 999), rows=st.integers(1, 40))
 def test_edges_are_removed_as_if_they_had_never_been_there(users, items, seed, rows):
-    """In two goes, bit for bit what is built without them, up to stored zeros; products up to the order of sums."""
+    """In two goes, bit for bit what is built without them; products too."""
     rng = np.random.default_rng(seed)
     pairs = np.unique(np.stack([rng.integers(0, users, rows), rng.integers(0, items, rows)]), axis=1)
     order = rng.permutation(pairs.shape[1])
@@ -72,11 +72,11 @@ def test_edges_are_removed_as_if_they_had_never_been_there(users, items, seed, r
     removal = EdgeRemoval(matrix, users)
     for part in (order[:first], order[first:second]):
         if len(part):
-            removal.remove(*torch.from_numpy(pairs[:, part]))
+            matrix = removal.remove(*torch.from_numpy(pairs[:, part]))
     expected = built(np.sort(order[second:]))
     assert torch.equal(matrix.to_dense(), expected.to_dense())
-    x = torch.rand(users + items, 3)
-    torch.testing.assert_close(matrix @ x, expected @ x, rtol=1e-6, atol=1e-6)
+    x = torch.rand(users + items, 8)
+    assert torch.equal(matrix @ x, expected @ x)
 
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN", "NGCF"])
@@ -93,9 +93,7 @@ def test_a_model_without_pairs_is_one_built_without_them(make_config, model):
     expected.load_state_dict(ours.state_dict())
     ours.eval(), expected.eval()
     batch = train.join(Interaction({"user_id": torch.arange(1, 20), "item_id": torch.arange(1, 20)}))
-    torch.testing.assert_close(ours.predict(batch), expected.predict(batch), rtol=1e-6, atol=1e-6)
-    if model != "BPR":  # products may sum in another order, entries may not differ
-        assert torch.equal(ours.norm_adj_matrix.to_dense(), expected.norm_adj_matrix.to_dense())
+    assert torch.equal(ours.predict(batch), expected.predict(batch))
 
 
 def test_what_is_not_known_is_built_again(make_config):
