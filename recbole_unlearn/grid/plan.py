@@ -131,7 +131,13 @@ def _blocks(content: dict[Any, Any]) -> Iterator[dict[str, Any]]:
     for number, block in enumerate(blocks, 1):
         try:
             _refuse_unknown(block, _KEYS)
-            yield {**shared, **block, "settings": {**_settings(shared), **_settings(block)}}
+            settings: dict[str, Any] = {}
+            for values in (part["settings"] for part in (shared, block) if "settings" in part):
+                if not isinstance(values, dict):
+                    raise UnlearnError("settings is not a mapping; expected for example settings: {epochs: 50}.")
+                _refuse_cell_settings(values, in_file=True)
+                settings |= values
+            yield {**shared, **block, "settings": settings}
         except UnlearnError as error:
             where = f"grid {number}: " if "grids" in content else ""
             raise UnlearnError(f"{where}{error}") from error
@@ -141,14 +147,6 @@ def _refuse_unknown(block: dict[Any, Any], known: tuple[str, ...]) -> None:
     for key in block:
         if key not in known:
             raise UnlearnError(f"unknown key {key!r}.{nearest(str(key), known)} One of {', '.join(known)}.")
-
-
-def _settings(block: dict[Any, Any]) -> dict[str, Any]:
-    values = block.get("settings", {})
-    if not isinstance(values, dict):
-        raise UnlearnError("settings is not a mapping; expected for example settings: {epochs: 50}.")
-    _refuse_cell_settings(values, in_file=True)
-    return values
 
 
 def _cells(block: dict[str, Any], given: Mapping[str, Any]) -> list[Cell]:

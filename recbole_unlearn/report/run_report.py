@@ -19,7 +19,7 @@ from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.entries import is_noise, levels_of
-from recbole_unlearn.report.page import MISSING, chip, duration, lines, signed
+from recbole_unlearn.report.page import MISSING, chip, duration, lines
 from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order
 from recbole_unlearn.results.schema import flat, number
 from recbole_unlearn.results.table import measured_figures
@@ -42,7 +42,8 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
 
     ``given`` are the settings that the user gave; with them the page has the command that repeats the run.
     """
-    phases, few = in_order(result.phases), is_few(result)
+    phases, users, withheld = in_order(result.phases), result.forget.users, result.withheld
+    few = withheld is not None and users is not None and users < withheld.min_group  # their figures are left out
     original, own, goal, again = (phases.get(name, PhaseResult()) for name in OWN)
     looks, levels = figures.looks(phases), levels_of(result)
     # The unlearned model is next to its goal in tables, so that a phone shows both.
@@ -86,7 +87,8 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         by_k={metric: figures.by_k(phases, metric) for metric in ("recall", "ndcg")},
         forgetting=[] if few else list(measured_figures(phases)),
         damage={} if is_small(result, phases) else {
-            name: (figures.damage(phases, name), gains_and_losses(phases, name)) for name in figures.GROUPINGS
+            grouping: (figures.damage(phases, grouping), *(figures.changes(phases, n, grouping) for n in OWN[1:3]))
+            for grouping in figures.GROUPINGS
         },
         curves=_curves(result),
         command=None if given is None else command(result, given),
@@ -104,12 +106,6 @@ def sentences(text: str) -> list[str]:
     clauses = [part.strip() for part in re.split(r";\s+(?![^()]*\))", text)]
     whole = [f"{part[:1].upper()}{part[1:]}" for part in clauses if part] or [""]
     return [part if part.endswith((".", "!", "?")) else f"{part}." for part in whole]
-
-
-def is_few(result: RunResult) -> bool:
-    """Whether so few users are in the request that their figures are left out."""
-    users = result.forget.users
-    return result.withheld is not None and users is not None and users < result.withheld.min_group
 
 
 def _took(phase: PhaseResult) -> str:
@@ -146,11 +142,6 @@ def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, 
 # ---- who gains and who loses
 
 _HARM = 0.02  # recall@20 that a group may lose compared with retraining before a small request is looked at
-_SEEN = 0.0005  # a change that is not shown as 0.000
-_NAMED = {
-    "low": "the least active users", "high": "the most active users",
-    "tail": "the least popular items", "head": "the most popular items",
-}  # fmt: skip
 
 
 def is_small(result: RunResult, phases: figures.Phases) -> bool:
@@ -169,27 +160,6 @@ def is_small(result: RunResult, phases: figures.Phases) -> bool:
         for name in (UNLEARNED, RETRAINED)
     )
     return own >= min(goal, 0.0) - _HARM
-
-
-def gains_and_losses(phases: figures.Phases, grouping: str) -> str:
-    """The groups that are better or worse off than with the original, and the one farthest from retraining."""
-
-    def named(group: str, change: float) -> str:
-        middle = f"{'users' if grouping == 'user_activity' else 'items'} in the middle third"
-        return f"{_NAMED.get(group, middle if group == 'middle' else group)} ({signed(change)})"
-
-    own, goal = (figures.changes(phases, name, grouping) for name in (UNLEARNED, RETRAINED))
-    better = [named(group, change) for group, change in own.items() if change >= _SEEN]
-    worse = [named(group, change) for group, change in own.items() if change <= -_SEEN]
-    parts = [f"Better than with the original: {page.listed(better)}."] if better else []
-    parts += [f"Worse: {page.listed(worse)}."] if worse else []
-    if not parts:
-        return "No group gains or loses." if own else ""
-    away = {group: own[group] - goal[group] for group in own if group in goal}
-    if away:
-        group = max(away, key=lambda key: abs(away[key]))
-        parts.append(f"Farthest from the retrained model: {named(group, away[group])}.")
-    return " ".join(parts)
 
 
 # ---- curves and command
