@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,7 @@ class Pipeline:
         cache = settings.read(settings.CacheSettings, config)
         self.trainings = Trainings(cache, self.run_settings.threads, workers)
         self.plan: Plan | None = None  # of a run; a sweep has other phases
+        self._begin: Callable[[str], None] = lambda name: None
         self.phases: dict[str, _Phase] = {}
         self.difficulty: dict[str, Any] = {}
         self.evidence = Evidence.of(settings.read(settings.RecordSettings, config))
@@ -129,6 +130,7 @@ class Pipeline:
                 informed=injected and options.inject_mode == "informed", loaded=self.checkpoint is not None,
                 placebo=self.evaluation.placebo, noise=options.inject_users * options.inject_amount,
             )  # fmt: skip
+            self._begin = self.plan.begin
             self.prepare(forget)
             test, number = loaders(self.config, self.data.retain), self.evaluation.demotion_negatives
             self.measurement = measures.Measurement(self.config, self.data, test, number)
@@ -184,10 +186,6 @@ class Pipeline:
             scorer = lambda users: trainer.batch_scores(clean.batch(users), clean.train)  # noqa: E731
         full, located = inject(clean, options, self.config["seed"], scorer)
         return divide(full, located, f"{INJECTED} {options.inject_mode}", source.clock)
-
-    def _begin(self, name: str) -> None:
-        if self.plan is not None:
-            self.plan.begin(name)
 
     # The original
 

@@ -13,9 +13,9 @@ import dataclasses
 import functools
 import numbers
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -37,6 +37,7 @@ from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose
 
 COLUMNS = ["user", "rank", "item", "score"]
+Pairs: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # ids of users and of items (n,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,36 +73,31 @@ class Loaded:
         if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
             raise UnlearnError(f"k={k!r:.100} is not valid: expected a whole number, 1 or more.")
         train = self._splits.train
-        masked = _Mask(mask, Fields.of(self._ours), train)
-        asked, known = [t for t in _tokens(users) if t not in masked.users], train.field2token_id[train.uid_field]
+        banned, pairs = _masked(mask, Fields.of(self._ours), train)
+        asked, known = [t for t in _tokens(users) if t not in banned], train.field2token_id[train.uid_field]
         ids = torch.tensor([int(known.get(token, 0)) for token in asked], dtype=torch.int64)
-        unknown = ~self._present(train.uid_field)[ids]
+        unknown = ~torch.isin(ids, self.dataset.inter_feat[train.uid_field])
         if unknown.any():
             raise UnlearnError(
                 f"{int(unknown.sum())} of {len(ids)} users have no interaction in the retained data, the first of "
                 f"them at position {int(unknown.nonzero()[0])}. Leave them out, or serve them as new users."
             )
+        seen = [] if self._ours["repeatable"] else [train.inter_feat, self._splits.valid.inter_feat]
+        hidden = [(part[train.uid_field], part[train.iid_field]) for part in seen] + [pairs]
         size = int(self._ours["eval_batch_size"])  # in windows for a sequential model, in pairs for others
         step = size if isinstance(self._splits, SequenceSplits) else max(1, size // train.item_num)
-        batches = [self._best(batch, int(k), masked) for batch in torch.split(ids, step) if len(batch)]
+        batches = [self._best(batch, int(k), hidden) for batch in torch.split(ids, step) if len(batch)]
         return pd.concat(batches, ignore_index=True) if batches else pd.DataFrame(columns=COLUMNS)
 
-    def _present(self, field: str) -> torch.Tensor:
-        """Which ids of users or items have an interaction (ids,)."""
-        present = torch.zeros(self._splits.train.num(field), dtype=torch.bool)
-        for part in self._splits:
-            present[part.inter_feat[field]] = True
-        return present
-
-    def _best(self, users: torch.Tensor, k: int, masked: _Mask) -> pd.DataFrame:
-        """The best items of some users (n,), best first."""
+    def _best(self, users: torch.Tensor, k: int, hidden: Sequence[Pairs]) -> pd.DataFrame:
+        """The best items of some users (n,), best first, without the ``hidden`` ones."""
         train = self._splits.train
         scores = self._trainer.batch_scores(self._splits.batch(users), train)  # (n, items)
-        scores[:, ~self._present(train.iid_field)] = -torch.inf
-        scores[:, masked.items] = -torch.inf
-        place = torch.full((train.user_num,), -1)  # row of each user in this batch
+        scores[:, ~torch.isin(torch.arange(train.item_num), self.dataset.inter_feat[train.iid_field])] = -torch.inf
+        place = torch.full((train.user_num + 1,), -1)  # row of each user in this batch; the last one is for EMPTY
         place[users] = torch.arange(len(users))
-        for owners, items in (self._history, masked.pairs):
+        for owners, items in hidden:
+            scores[:, items[owners == EMPTY]] = -torch.inf
             rows = place[owners]
             scores[rows[rows >= 0], items[rows >= 0]] = -torch.inf
         best = torch.topk(scores, min(k, train.item_num), dim=1)
@@ -114,16 +110,6 @@ class Loaded:
             best.values[shown].numpy(),
         )
         return pd.DataFrame(dict(zip(COLUMNS, columns, strict=True)))
-
-    @functools.cached_property
-    def _history(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Users and items of the interactions before the test, which are not shown again, as in RecBole's test."""
-        parts = [] if self._ours["repeatable"] else [self._splits.train, self._splits.valid]
-        users, items = (
-            torch.cat([torch.zeros(0, dtype=torch.int64), *(part.inter_feat[field] for part in parts)])
-            for field in (self._splits.train.uid_field, self._splits.train.iid_field)
-        )
-        return users, items
 
     @functools.cached_property
     def _trainer(self) -> PhaseTrainer:
@@ -180,18 +166,13 @@ def _ensemble(checkpoint: Checkpoint, config: UnlearnConfig, splits: Splits) -> 
     return trainer.model
 
 
-class _Mask:
-    """Users who get nothing, items hidden from all users, and pairs (users, items) that are not shown."""
-
-    def __init__(self, request: Any, fields: Fields, train: Dataset) -> None:
-        ids = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        self.users: set[str] = set()
-        if request is not None and not (isinstance(request, pd.DataFrame) and request.empty):
-            read = read_request(request, fields)
-            self.users, ids = set(read.frame["user"][read.frame["item"].isna()]), ids_of(read, train)
-        users, items = map(torch.from_numpy, ids)
-        both = (users != EMPTY) & (items != EMPTY)
-        self.items, self.pairs = items[users == EMPTY], (users[both], items[both])
+def _masked(request: Any, fields: Fields, train: Dataset) -> tuple[set[str], Pairs]:
+    """Users who get nothing, and the pairs that are not shown; ``EMPTY`` instead of a user stands for all."""
+    if request is None or (isinstance(request, pd.DataFrame) and request.empty):
+        return set(), (torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+    read = read_request(request, fields)
+    users, items = map(torch.from_numpy, ids_of(read, train))
+    return set(read.frame["user"][read.frame["item"].isna()]), (users, items)
 
 
 def _tokens(users: Any) -> list[str]:
