@@ -7,7 +7,8 @@ import torch
 
 from recbole_unlearn.data import Located, divide, load
 from recbole_unlearn.methods.obliviate import Adapter, AdapterSet
-from recbole_unlearn.rows import RetainedIndex, TrainIndex, Witness, as_rows, find_region, find_tables
+from recbole_unlearn.rows import SIDES, Members, Region, RetainedIndex, TrainIndex, Witness, as_rows, find_region
+from recbole_unlearn.rows.tables import find_tables
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model
 from tests.files import plain_recbole
@@ -24,6 +25,20 @@ class Rows:
             "item_id": torch.tensor([i for _, i in pairs], dtype=torch.long),
         }
         self.user_num, self.item_num = users, items
+
+
+def rest_of(index, deleted):
+    """What is left of an index without the ``deleted`` interactions (a mask), and their region."""
+    gone = [index.ids[side][deleted] for side in SIDES]
+    return RetainedIndex(index, *gone, deleted), find_region(index, *gone)
+
+
+def region_of(users=(), items=()):
+    """The region of some ids; of a mapping, with the shares that they lost."""
+    lost = {"user": users, "item": items}
+    lost = {side: ids if isinstance(ids, dict) else dict.fromkeys(ids, 0.0) for side, ids in lost.items()}
+    return Region({side: Members(torch.tensor(list(shares), dtype=torch.long), torch.tensor(list(shares.values())))
+                   for side, shares in lost.items()})  # fmt: skip
 
 
 def without(splits, rows):
@@ -66,10 +81,7 @@ def check_outside(model, before, train, region):
 
 
 def make_witness(config, data, negatives=1.0, seed=0):
-    index = TrainIndex(data.full.train)
-    pairs = data.forget.inter_feat["user_id"], data.forget.inter_feat["item_id"]
-    retained = RetainedIndex(index, *pairs, data.deleted)
-    region = find_region(index, *pairs)
+    retained, region = rest_of(TrainIndex(data.full.train), data.deleted)
     return Witness(config, retained, region, torch.Generator().manual_seed(seed), negatives)
 
 

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from recbole.data.interaction import Interaction
 from recbole.model.general_recommender.bpr import BPR
@@ -15,21 +14,10 @@ from torch.nn.functional import softplus
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import RequestLosses, rrl
 from recbole_unlearn.methods.influence import Selection, gradient_sum, hessian_product, ifru, losing, scif, solver
-from recbole_unlearn.rows import (
-    Members,
-    Region,
-    RetainedIndex,
-    Table,
-    TrainIndex,
-    find_region,
-    find_tables,
-    learns_by_user,
-    pair_scores,
-    training_loss,
-)
+from recbole_unlearn.rows import Table, TrainIndex, find_tables, learns_by_user, pair_scores, training_loss
 from recbole_unlearn.training import build_model, train
 from tests.methods.conftest import QUICK, make_task, run
-from tests.parts import Rows, check_outside, divided, make_witness, same, weights
+from tests.parts import Rows, check_outside, divided, make_witness, region_of, rest_of, same, weights
 
 METHODS = ["finetune", "gradient_ascent", "ifru", "rrl", "scif"]
 ORIGINALS = {}  # trained once for all tests of this file
@@ -56,11 +44,6 @@ def begin(make_config):
     return make
 
 
-def region_of(users=(), items=()):
-    sides = (torch.tensor(list(ids), dtype=torch.long) for ids in (users, items))
-    return Region(zip(("user", "item"), (Members(ids, torch.zeros(len(ids))) for ids in sides), strict=True))
-
-
 # The solver
 
 
@@ -72,7 +55,6 @@ def definite(seed, size):
     return a @ a.T / size + 0.1 * torch.eye(size, dtype=torch.float64), b
 
 
-@hypothesis_settings(max_examples=20, deadline=None)
 @given(st.integers(0, 999), st.integers(1, 12), st.floats(0.0, 2.0))
 def test_conjugate_gradients_solve(seed, size, damping):
     matrix, b = definite(seed, size)
@@ -297,8 +279,7 @@ def test_pruning_keeps_the_heaviest_neighbours_and_never_drops_a_deleted_node(mo
     index = TrainIndex(Rows(pairs))
     deleted = torch.zeros(len(pairs), dtype=torch.bool)
     deleted[0] = True
-    users, items = index.ids["user"][deleted], index.ids["item"][deleted]
-    retained, touched = RetainedIndex(index, users, items, deleted), find_region(index, users, items)
+    retained, touched = rest_of(index, deleted)
     assert ifru.importance_region(touched, retained, 0) is touched
     # Item 3 is reached by user 1 with weight ⅓ over a degree of 2, item 2 over one of 4.
     for keep, hops, kept_users, kept_items in (
@@ -312,8 +293,7 @@ def test_pruning_keeps_the_heaviest_neighbours_and_never_drops_a_deleted_node(mo
 
 
 def test_members_by_the_share_they_lose():
-    deleted = torch.tensor([1, 2])
-    region = find_region(TrainIndex(Rows([(1, 1), (1, 2), (2, 2)])), deleted, deleted)
+    _, region = rest_of(TrainIndex(Rows([(1, 1), (1, 2), (2, 2)])), torch.tensor([True, False, True]))
     assert losing(region, less_than=1.0)["user"].ids.tolist() == [1]
     assert losing(region, less_than=1.0)["item"].ids.tolist() == [2]
     assert losing(region, more_than=0.5)["user"].ids.tolist() == [2]

@@ -5,15 +5,14 @@ from unittest import mock
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients
-from recbole_unlearn.rows import OTHER, SIDES, Members, RetainedIndex, TrainIndex, find_region, pair_scores, predicted
+from recbole_unlearn.rows import OTHER, SIDES, Members, RetainedIndex, TrainIndex, pair_scores, predicted
 from recbole_unlearn.rows import index as index_module
 from recbole_unlearn.rows import region as region_module
 from recbole_unlearn.training import build_model
-from tests.parts import Rows, divided, make_witness, problem
+from tests.parts import Rows, divided, make_witness, problem, rest_of
 
 PAIRS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 8)), min_size=1, max_size=40)
 
@@ -26,7 +25,6 @@ def indices(table, *lists):
         return [TrainIndex(Rows(pairs)) for pairs in lists]
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
 @given(PAIRS, st.data(), st.booleans())
 def test_the_index_agrees_with_counting(pairs, data, table):
     """Any rows, any deletion, doubled pairs included; with and without the table of pairs."""
@@ -34,7 +32,7 @@ def test_the_index_agrees_with_counting(pairs, data, table):
     (index,) = indices(table, pairs)
     assert (index.table is not None) == table
     deleted = torch.tensor(gone)
-    retained = RetainedIndex(index, *(index.ids[side][deleted] for side in SIDES), deleted)
+    retained, _ = rest_of(index, deleted)
     left = [pair for pair, out in zip(pairs, gone, strict=True) if not out]
     assert retained.size == len(left)
     for side, place in (("user", 0), ("item", 1)):
@@ -53,7 +51,6 @@ def test_the_index_agrees_with_counting(pairs, data, table):
     assert all(u in full or (u, i) not in left for u, i in zip(users.tolist(), drawn.tolist(), strict=True))
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
 @given(PAIRS, st.data(), st.booleans())
 def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
     """Two requests, one after the other, the second worked on in place: all that is asked of an index agrees."""
@@ -87,7 +84,6 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
     assert [key for key in index.pairs.tolist() if key % index.sizes["item"]] == fresh.pairs.tolist()
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
 @given(PAIRS, st.integers(1, 5), st.integers(0, 99))
 def test_a_sample_has_each_interaction_once(pairs, most, seed):
     index = TrainIndex(Rows(pairs))
@@ -133,9 +129,7 @@ def test_neighbours_join_by_their_share_and_no_more_than_the_cap():
     """User 1 loses a row; its item 2 is shared with user 2 alone, item 3 with many."""
     pairs = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3), (4, 3), (5, 4)]
     index = TrainIndex(Rows(pairs))
-    asked = index.ids["user"][:1], index.ids["item"][:1]
-    retained = RetainedIndex(index, *asked, torch.tensor([True] + [False] * 7))
-    region = find_region(index, *asked)
+    retained, region = rest_of(index, torch.tensor([True] + [False] * 7))
 
     def near(side, hops=1, cap=10):
         found = region_module.with_neighbours(region, retained, hops, 0.5, cap)[side]

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from recbole.model.general_recommender import BPR, LightGCN
 
@@ -17,7 +16,6 @@ from recbole_unlearn.training import build_model, fast_class, fast_models
 from tests.parts import check_outside, problem, same, weights
 
 
-@hypothesis_settings(max_examples=30, deadline=None)
 @given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 999))
 def test_the_projection_is_the_truncated_svd(rows, d, seed):
     delta = torch.randn(rows, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -5,8 +5,9 @@ import torch
 
 from recbole_unlearn.data import load, loaders
 from recbole_unlearn.methods.obliviate import curvature
-from recbole_unlearn.rows import Members, Region, RetainedIndex, TrainIndex, Witness, find_tables, loss_gradients
+from recbole_unlearn.rows import TrainIndex, Witness, find_tables, loss_gradients
 from recbole_unlearn.training import build_model, train
+from tests.parts import region_of, rest_of
 
 
 def trained_by(make_config, learner):
@@ -86,14 +87,8 @@ def scene(make_config):
             for value in net.parameters():
                 value.mul_(3.0)
         index = TrainIndex(splits.train).complete()
-        ids = torch.tensor([2, 3, 7, 11])
-        touched = Region(user=Members(ids, torch.ones(4)), item=Members(ids, torch.ones(4)))
-        witness = Witness(
-            config,
-            RetainedIndex(index, *torch.empty(2, 0, dtype=torch.long), index.removed),
-            touched,
-            torch.Generator().manual_seed(1),
-        )
+        touched = region_of(*[dict.fromkeys((2, 3, 7, 11), 1.0)] * 2)
+        witness = Witness(config, rest_of(index, index.removed)[0], touched, torch.Generator().manual_seed(1))
         return net, find_tables(net, splits.train), witness, touched
 
     return make

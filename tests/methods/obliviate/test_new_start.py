@@ -7,32 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn.methods.obliviate import new_start
 from recbole_unlearn.methods.obliviate.windows import WindowLinks, learn_windows
-from recbole_unlearn.rows import OTHER, SIDES, Members, Region, RetainedIndex, TrainIndex, find_region, rarest
-from tests.parts import Rows
-
-
-def without(index, deleted):
-    """The rest of an index without the ``deleted`` interactions (a mask), and their region."""
-    gone = [index.ids[side][deleted] for side in SIDES]
-    return RetainedIndex(index, *gone, deleted), find_region(index, *gone)
-
-
-def region_of(users, items):
-    """The region of some ids and their shares."""
-    both = {"user": users, "item": items}
-    return Region({side: Members(torch.tensor(list(shares), dtype=torch.long), torch.tensor(list(shares.values())))
-                   for side, shares in both.items()})  # fmt: skip
+from recbole_unlearn.rows import OTHER, SIDES, TrainIndex, rarest
+from tests.parts import Rows, region_of, rest_of
 
 
 def rows_of(pairs, gone, users=8, items=9):
     """An index of ``pairs``, what is left of it without the pairs ``gone``, and their region."""
     index = TrainIndex(Rows(pairs, users=users, items=items))
-    return index, *without(index, torch.tensor([pair in gone for pair in pairs]))
+    return index, *rest_of(index, torch.tensor([pair in gone for pair in pairs]))
 
 
 def test_contamination_falls_from_hop_to_hop():
@@ -116,7 +102,6 @@ def test_the_map_is_found(monkeypatch):
     assert torch.allclose(maps.centre["user"], (counts[:, None] * tables["user"]).sum(0) / counts.sum())
 
 
-@hypothesis_settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 3))
 def test_what_is_added_up_is_the_formula_written_out(seed, rounds):
     """Turn by turn, with sums over all retained links taken again each time."""
@@ -126,7 +111,7 @@ def test_what_is_added_up_is_the_formula_written_out(seed, rounds):
     pairs = [(u, i) for u in range(1, users) for i in range(1, items) if keep[u, i]] or [(1, 1)]
     index = TrainIndex(Rows(pairs, users=users, items=items))
     deleted = torch.rand(len(index), generator=generator) < 0.2
-    retained, touched = without(index, deleted)
+    retained, touched = rest_of(index, deleted)
     region = new_start.spread(touched, retained, 0.05)
     sizes = {"user": users, "item": items}
     randn = draws(seed)
@@ -166,7 +151,6 @@ def test_the_rarest_items(monkeypatch):
     assert rarest(Rows(pairs, users=40, items=11)).tolist() == [9, 1, 2]
 
 
-@hypothesis_settings(max_examples=30, deadline=None)
 @given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 40), st.integers(0, 999))
 def test_no_direction_of_a_change_is_larger_than_the_median(rows, d, sources, seed):
     moves = draws(seed)(rows, d)
@@ -253,7 +237,6 @@ def mean_by_loop(side, number, windows, tables, centre):
 # Neighbours
 
 
-@hypothesis_settings(max_examples=80, deadline=None)
 @given(WINDOWS, st.sampled_from(SIDES), st.data(), st.booleans(), st.integers(1, LENGTH + 3))
 def test_means_are_those_of_a_loop_over_windows(windows, side, data, with_users, length):
     """Also where histories have fewer places than the five that are looked at."""

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from recbole.model.general_recommender.bpr import BPR
 from tqdm import tqdm
@@ -87,7 +86,6 @@ def test_the_gradient_of_s_is_a_sum_for_the_rows_of_the_region(make_config, monk
     assert reach == (pytest.approx(1.0, abs=1e-4) if model == "BPR" else pytest.approx(0.55, abs=0.45))
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
 @given(st.floats(0.01, 1.0), st.floats(0.1, 1.0), st.floats(0.0, 5.0), st.integers(0, 99))
 def test_no_row_goes_further_than_its_limit(share, reach, limit, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -107,7 +105,6 @@ def test_no_row_goes_further_than_its_limit(share, reach, limit, seed):
 # Losses and calibration
 
 
-@hypothesis_settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=8))
 def test_losses_equal_their_formulas(pairs):
     first, second = (torch.tensor(column, dtype=torch.float64) for column in zip(*pairs, strict=True))
@@ -287,7 +284,6 @@ def test_the_ranker_equals_its_closed_form(scene, monkeypatch, large):
 # Certificates
 
 
-@hypothesis_settings(max_examples=100, deadline=None)
 @given(st.floats(-20, 20))
 def test_the_margin_follows_from_the_loss(margin):
     """Paper error 3: ℓ ≤ ε gives s⁻ − s⁺ ≥ −log(e^ε − 1), with equality at the loss of that margin."""
@@ -297,7 +293,6 @@ def test_the_margin_follows_from_the_loss(margin):
         assert obliviate.margin_bound(loss) > 0  # the paper's sign would say that nothing is forgotten
 
 
-@hypothesis_settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=10))
 def test_the_bound_holds_for_the_mean(margins):
     scores = torch.tensor(margins, dtype=torch.float64)

@@ -17,7 +17,6 @@ from recbole_unlearn.methods.sharded import Partition, partition
 
 needs_transport = pytest.mark.skipif(importlib.util.find_spec("ot") is None, reason="needs POT")
 seeds = st.integers(0, 9999)
-quick = hypothesis_settings(max_examples=40, deadline=None)
 
 
 def seeded(seed):
@@ -84,7 +83,6 @@ LEARNED = EVERY[2:]
 
 
 @pytest.mark.parametrize("name", EVERY)
-@quick
 @given(seed=seeds, n=st.integers(1, 14), k=st.integers(1, 14), kinds=st.sampled_from([None, 1, 2]))
 def test_each_row_has_one_shard_and_no_shard_is_empty(name, seed, n, k, kinds):
     k = min(k, n)
@@ -110,7 +108,6 @@ def test_a_seed_decides(name):
 
 
 @pytest.mark.parametrize("name", ["random_users", TRANSPORT])
-@quick
 @given(seed=seeds, n=st.integers(1, 25), k=st.integers(1, 7), kinds=st.sampled_from([None, 1, 3]))
 def test_shards_of_one_size(name, seed, n, k, kinds):
     k = min(k, n)
@@ -119,7 +116,6 @@ def test_shards_of_one_size(name, seed, n, k, kinds):
     assert sizes.sum() == n
 
 
-@quick
 @given(seed=seeds, k=st.integers(1, 6))
 def test_shards_keep_to_their_cap(seed, k):
     data = make_data(seed)
@@ -138,7 +134,6 @@ def test_users_count_once_however_many_rows_they_have():
 # Items go to the block with most of their rows
 
 
-@quick
 @given(seeds, st.integers(1, 4))
 def test_items_follow_the_majority(seed, k):
     data = make_data(seed, rows=80)
@@ -174,14 +169,13 @@ def one_by_one(cost, cap):
     return shard
 
 
-@hypothesis_settings(max_examples=300, deadline=None)
+@hypothesis_settings(max_examples=300)
 @given(seeds, st.integers(1, 40), st.integers(1, 7), st.sampled_from([1, 2, 5, 10**6]), st.floats(1, 1.5))
 def test_the_fill_is_that_of_the_loop(seed, n, k, values, slack):
     cost = np.random.default_rng(seed).integers(0, values, (n, k)).astype(float)
     assert partition.fill(cost, slack).tolist() == one_by_one(cost, int(np.ceil(slack * n / k)))
 
 
-@quick
 @given(seeds, st.integers(1, 9), st.integers(1, 9))
 def test_mending_moves_one_row_for_each_empty_shard(seed, n, k):
     n, rng = max(n, k), np.random.default_rng(seed)
@@ -199,7 +193,6 @@ def test_mending_takes_the_row_that_loses_least():
 # Centroids
 
 
-@quick
 @given(seeds, st.integers(1, 5))
 def test_centroids_are_means_in_each_dimension(seed, k):
     rng = np.random.default_rng(seed)
@@ -251,7 +244,6 @@ def test_clear_clusters_are_found(name, seed):
 
 
 @needs_transport
-@quick
 @given(seeds, st.sampled_from([(2, 2), (4, 2), (6, 2), (6, 3), (4, 4), (3, 1)]), st.sampled_from([2, 10**6]))
 def test_transport_is_the_best_balanced_assignment(seed, shape, values):
     n, k = shape
@@ -264,7 +256,6 @@ def test_transport_is_the_best_balanced_assignment(seed, shape, values):
 
 
 @needs_transport
-@quick
 @given(seeds, st.integers(1, 30), st.integers(1, 8))
 @example(13, 13, 5)  # most of their mass would be kept in shards of 3, 3, 3, 1 and 3
 def test_divided_users_do_not_unbalance(seed, n, k):
