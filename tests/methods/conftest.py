@@ -1,4 +1,4 @@
-"""Quick settings of all methods but Obliviate, a task of one of them, and a run."""
+"""Quick settings of methods, a task of one of them, and a run."""
 
 from recbole_unlearn import registry, run_unlearn
 from recbole_unlearn import settings as plugin_settings
@@ -7,7 +7,10 @@ from recbole_unlearn.rows import TrainIndex
 from recbole_unlearn.training import build_model, compose, train, train_all
 from tests.parts import weights
 
+OF_OBLIVIATE = {"lac_steps": 6, "lac_batch_size": 64, "save_unlearned": False, "eval_step": 9}
 QUICK = {
+    "obliviate": OF_OBLIVIATE,
+    "obliviate_paper": OF_OBLIVIATE,
     "finetune": {"finetune_epochs": 2},
     "gradient_ascent": {"gradient_ascent_steps": 8, "gradient_ascent_batch_size": 64},
     "ifru": {"ifru_steps": 10},

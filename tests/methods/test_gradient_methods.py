@@ -16,7 +16,7 @@ from recbole_unlearn.methods import RequestLosses, rrl
 from recbole_unlearn.methods.influence import Selection, gradient_sum, hessian_product, ifru, losing, scif, solver
 from recbole_unlearn.rows import Table, TrainIndex, find_tables, learns_by_user, pair_scores, training_loss
 from recbole_unlearn.training import build_model, train
-from tests.methods.conftest import QUICK, make_task, run
+from tests.methods.conftest import make_task, run
 from tests.parts import Rows, check_outside, divided, make_witness, region_of, rest_of, same, weights
 
 METHODS = ["finetune", "gradient_ascent", "ifru", "rrl", "scif"]
@@ -63,14 +63,11 @@ def test_conjugate_gradients_solve(seed, size, damping):
     assert torch.allclose(found.x, exact, atol=1e-7)
     assert found.residuals[-1] <= 1e-10
     assert not found.negative_curvature
-
-
-def test_the_damping_may_differ_by_coordinate():
-    matrix, b = definite(0, 6)
-    weights = torch.arange(1.0, 7.0, dtype=b.dtype)
-    found = solver.damped(lambda v: matrix @ v, b, weights, 0.3, 60, 1e-10)
-    assert torch.allclose(found.x, torch.linalg.solve(matrix + 0.3 * torch.diag(weights), b), atol=1e-7)
-    assert found.damping == 0.3
+    by_coordinate = torch.arange(1.0, 1.0 + size, dtype=b.dtype)
+    found = solver.damped(lambda v: matrix @ v, b, by_coordinate, damping, 10 * size, 1e-10)
+    exact = torch.linalg.solve(matrix + damping * torch.diag(by_coordinate), b)
+    assert torch.allclose(found.x, exact, atol=1e-7)
+    assert found.damping == damping
 
 
 def test_negative_curvature_stops_the_solver_and_more_damping_helps():
@@ -118,14 +115,7 @@ def test_hessian_products_agree_with_finite_differences(make_config, model):
 
 
 def test_a_selection_reads_and_writes_its_rows_only():
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.users = torch.nn.Parameter(torch.randn(8, 3))
-            self.columns = torch.nn.Parameter(torch.randn(2, 9))
-            self.other = torch.nn.Parameter(torch.randn(4))
-
-    net = Net()
+    net = torch.nn.ParameterDict({"users": torch.randn(8, 3), "columns": torch.randn(2, 9), "other": torch.randn(4)})
     before = weights(net)
     index = TrainIndex(Rows([(1, 1), (1, 2), (2, 3)]))
     tables = [Table("users", "user"), Table("columns", "item", 0, 1)]
@@ -500,9 +490,12 @@ def test_every_method_on_many_models(begin, model, method):
         assert same(trainer.model.state_dict(), again.model.state_dict())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "obliviate", "obliviate_paper"])
 def test_a_whole_user_is_forgotten(settings, method):
-    """Nothing is retained of the user, who gets an initial row; others of the request are still unlearned."""
+    """Nothing is retained of the user, who gets an initial row; others of the request are still unlearned.
+
+    Bit for bit, whatever Obliviate's adapters made of it, and also after its certificates have looked at θ₀.
+    """
     outcome = run(settings, method, forget={"user_id": ["u5"]}, epochs=1)
     row = outcome.data.full.train.token2id("user_id", "u5")
     fresh = build_model(outcome.config, outcome.data.retain).user_embedding.weight
@@ -511,7 +504,7 @@ def test_a_whole_user_is_forgotten(settings, method):
     assert not same_rows[row + 1]
 
 
-@pytest.mark.parametrize("method", QUICK)
+@pytest.mark.parametrize("method", [*METHODS, "sisa", "receraser", "ultrare"])
 def test_closed_form_models_are_refused(settings, method):
     with pytest.raises(UnlearnError, match="--unlearn=obliviate or --unlearn=retrain, which are exact"):
         run(settings, method, "EASE", epochs=1)
@@ -523,6 +516,12 @@ def test_closed_form_models_are_refused(settings, method):
     ("gradient_ascent", {"gradient_ascent_learning_rate": 1e30}, "gradient_ascent failed"),
     ("rrl", {"rrl_learning_rate": 1e30}, "rrl failed"),
     ("scif", {"scif_cap": "much"}, "scif_cap='much'"),
+    ("sisa", {"sisa_shards": 41}, "use 40 or fewer"),
+    ("obliviate", {"rank": "much"}, "rank='much'"), ("obliviate", {"rank": 0}, "rank=0"),
+    ("obliviate", {"rank": True}, "rank=True"), ("obliviate", {"lua_target": "moon"}, "lua_target='moon'"),
+    ("obliviate", {"forget_kind": "some"}, "forget_kind='some'"),
+    ("obliviate", {"lac_distill": 0.5}, "lac_distill is a setting of no_distill"),
+    ("obliviate", {"lac_learning_rate": 1e30}, "not"),
 ])  # fmt: skip
 def test_settings_they_cannot_work_with(settings, method, changes, message):
     with pytest.raises(UnlearnError, match=message):

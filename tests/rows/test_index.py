@@ -32,13 +32,18 @@ def test_the_index_agrees_with_counting(pairs, data, table):
     (index,) = indices(table, pairs)
     assert (index.table is not None) == table
     deleted = torch.tensor(gone)
-    retained, _ = rest_of(index, deleted)
+    retained, region = rest_of(index, deleted)
     left = [pair for pair, out in zip(pairs, gone, strict=True) if not out]
     assert retained.size == len(left)
     for side, place in (("user", 0), ("item", 1)):
         ids = torch.arange(1, index.sizes[side])
         counts = [sum(pair[place] == k for pair in pairs) for k in ids.tolist()]
         assert index.counts(side, ids).tolist() == counts
+        lost = sorted({pair[place] for pair, out in zip(pairs, gone, strict=True) if out})
+        left_of = [sum(pair[place] == k for pair in left) for k in lost]
+        assert region[side].ids.tolist() == lost
+        shares = [1 - kept / counts[k - 1] for k, kept in zip(lost, left_of, strict=True)]
+        assert region[side].share.tolist() == pytest.approx(shares)
         rows = index.of(side, ids)
         assert sorted(rows.tolist()) == list(range(len(pairs)))
         assert index.ids[side][rows].tolist() == sorted(pair[place] for pair in pairs)
@@ -113,16 +118,6 @@ def tiny(make_config):
     """The divided data of `tiny`, and a witness set over it."""
     data = divided(make_config())
     return data, make_witness(make_config(), data)
-
-
-def test_shares_are_counted(tiny):
-    data, region = tiny[0], tiny[1].region
-    full, gone = (part.inter_feat["item_id"].tolist() for part in (data.full.train, data.forget))
-    shares = {item: gone.count(item) / full.count(item) for item in set(gone)}
-    expected = sorted(shares)
-    assert region["item"].ids.tolist() == expected
-    assert region["item"].share.tolist() == pytest.approx([shares[item] for item in expected])
-    assert region["user"].ids.tolist() == [1, 2, 3, 4, 5]
 
 
 def test_neighbours_join_by_their_share_and_no_more_than_the_cap():

@@ -18,18 +18,18 @@ from recbole_unlearn.methods.obliviate.fast_gradients import row_gradients
 from recbole_unlearn.methods.obliviate.windows import WindowGradients, WindowRequest
 from recbole_unlearn.pipeline import begin
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.rows import TrainIndex, as_rows, find_region, find_tables, rarest, training_loss
+from recbole_unlearn.rows import TrainIndex, as_rows, find_tables, rarest, training_loss
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import Trainings, train
-from tests.conftest import tiny_rows, write_tiny
-from tests.parts import check_outside, divided, same, weights
+from tests.conftest import KEPT, OF_MODELS, quick_settings, tiny_rows, write_tiny
+from tests.parts import check_outside, divided, rest_of, same, weights
 
 OBLIVIATE = METHODS.get("obliviate")
 LENGTH = 6
 SMALL = {
-    "SASRec": {"hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1},
+    "SASRec": OF_MODELS["SASRec"],
     "GRU4Rec": {"hidden_size": 8, "embedding_size": 8},
-    "BERT4Rec": {"hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1},
+    "BERT4Rec": OF_MODELS["SASRec"],
     "HGN": {"embedding_size": 2},  # rows that are narrow enough to learn a map from 40 users
     "FPMC": {"embedding_size": 2},
 }
@@ -50,19 +50,18 @@ def repeats(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained(repeats, tmp_path_factory):
-    """``trained("SASRec")``: config, divided data and the original; each model is trained once."""
+def ready(repeats, tmp_path_factory):
+    """``ready("SASRec")``: config, divided data and the original; each model is trained once."""
     made = {}
 
     def make(model="SASRec", **changes):
         key = model, *sorted(changes.items())
         if key not in made:
-            values = {
-                "data_path": str(repeats), "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},
-                "epochs": 2, "eval_step": 1, "learning_rate": 0.01, "train_batch_size": 64, "show_progress": False,
-                "tensorboard": False, "MAX_ITEM_LIST_LENGTH": LENGTH, "unlearn": "obliviate", "lac_batch_size": 64,
-                "checkpoint_dir": str(tmp_path_factory.mktemp("work")),
+            values = quick_settings(repeats, tmp_path_factory.mktemp("work")) | {
+                "epochs": 2, "eval_step": 1, "MAX_ITEM_LIST_LENGTH": LENGTH, "unlearn": "obliviate",
+                "lac_batch_size": 64,
             }  # fmt: skip
+            del values["embedding_size"]
             config = UnlearnConfig(model, "tiny", config_dict=values | SMALL[model] | changes)
             data = divided(config, third_of)
             made[key] = config, data, train(config, data.full, "original")
@@ -128,11 +127,11 @@ def windows_in(batch):
 
 
 @pytest.fixture
-def exact(trained):
+def exact(ready):
     """``exact("SASRec")``: a request in double precision, some retained windows, and gradients of its rows."""
 
     def make(model="SASRec", **changes):
-        request = requested(*trained(model, **changes), precision=torch.float64, lua_scale=0.0)
+        request = requested(*ready(model, **changes), precision=torch.float64, lua_scale=0.0)
         triples = next(request.witness.batches(request.witness.everything(), 32, 1))
         gradients = row_gradients(request.adapters, request.witness)
         assert isinstance(gradients, WindowGradients)
@@ -214,9 +213,9 @@ def test_shared_layers_are_held_fixed_and_given_back(exact, monkeypatch):
 
 
 @pytest.mark.parametrize("state", [True, False], ids=["optimizer", "fisher"])
-def test_cudnn_is_never_asked_for_gradients(trained, monkeypatch, state):
+def test_cudnn_is_never_asked_for_gradients(ready, monkeypatch, state):
     """Its recurrent layers have none in evaluation mode, which all losses here are taken in."""
-    config, data, original = trained("GRU4Rec")
+    config, data, original = ready("GRU4Rec")
     original = original if state else dataclasses.replace(original, optimizer=None)
     trainer, task = begun(config, data, original, lac_steps=2)
     seen, calculate = [], trainer.model.calculate_loss
@@ -237,11 +236,11 @@ def test_cudnn_is_never_asked_for_gradients(trained, monkeypatch, state):
 
 
 @pytest.mark.parametrize("model", ["SASRec", "GRU4Rec", "HGN", "BERT4Rec"])
-def test_the_downdate_goes_up_the_deleted_loss(trained, model):
+def test_the_downdate_goes_up_the_deleted_loss(ready, model):
     """By the rows of the region alone; half as far is half as much, to first order."""
     gains = []
     for scale in (0.05, 0.025):
-        request = requested(*trained(model), lua_target="none", lua_scale=scale, lua_limit=None)
+        request = requested(*ready(model), lua_target="none", lua_scale=scale, lua_limit=None)
         before, losses = weights(request.model), request.witness.losses
         rows = losses.deleted_rows()
         assert len(rows) > 10
@@ -263,12 +262,12 @@ def mean_loss(losses, rows, draws=8):
         return sum(float(losses.deleted_loss(rows)) for _ in range(draws)) / draws
 
 
-def test_a_whole_downdate_is_that_of_its_parts(trained, monkeypatch):
+def test_a_whole_downdate_is_that_of_its_parts(ready, monkeypatch):
     """g_S is a sum over S, however many windows are looked at together."""
     found = []
     for size in (2048, 7):
         monkeypatch.setattr(windows, "BATCH", size)
-        request = requested(*trained(), lua_target="none")
+        request = requested(*ready(), lua_target="none")
         request.lua()
         found.append([adapter.delta for adapter in request.adapters.adapters])
     for whole, parts in zip(*found, strict=True):
@@ -277,8 +276,7 @@ def test_a_whole_downdate_is_that_of_its_parts(trained, monkeypatch):
 
 
 def check_rows(model, before, data):
-    index = TrainIndex(data.full.train)
-    region = find_region(index, *(data.forget.inter_feat[field] for field in ("user_id", "item_id")))
+    _, region = rest_of(TrainIndex(data.full.train), data.deleted)
     return check_outside(model, before, data.full.train, region)
 
 
@@ -286,9 +284,9 @@ def check_rows(model, before, data):
     ("model", "changes"),
     [("SASRec", {}), ("GRU4Rec", {}), ("BERT4Rec", {}), ("HGN", {}), ("HGN", {"embedding_size": 8}), ("FPMC", {})],
 )
-def test_only_rows_of_the_request_are_changed(trained, model, changes):
+def test_only_rows_of_the_request_are_changed(ready, model, changes):
     """HGN with wide rows has too few users for a map: initial values. BERT4Rec keeps the row of its mask."""
-    config, data, original = trained(model, **changes)
+    config, data, original = ready(model, **changes)
     trainer, task = begun(config, data, original, lac_steps=4)
     trainer.run(task)
     changed = check_rows(trainer.model, original.state_dict, data)
@@ -299,9 +297,9 @@ def test_only_rows_of_the_request_are_changed(trained, model, changes):
 
 
 @pytest.mark.parametrize("model", ["SASRec", "HGN", "FPMC"])
-def test_the_new_start_is_in_the_adapters_alone(trained, model):
+def test_the_new_start_is_in_the_adapters_alone(ready, model):
     """With one table a side the rows are views of the weights, with several (HGN, FPMC) copies."""
-    request = requested(*trained(model))
+    request = requested(*ready(model))
     assert request.task.prepared.maps is not None
     before = weights(request.model)
     request.start_again()
@@ -313,18 +311,18 @@ def test_the_new_start_is_in_the_adapters_alone(trained, model):
 
 
 @pytest.fixture(scope="module")
-def witness(trained):
+def witness(ready):
     """That of a request to SASRec."""
-    return requested(*trained()).witness
+    return requested(*ready()).witness
 
 
 @pytest.fixture(scope="module")
-def data(trained):
+def data(ready):
     """Of that request."""
-    return trained()[1]
+    return ready()[1]
 
 
-def test_batches_are_of_retained_windows(witness, data):
+def test_batches_are_epochs_of_retained_windows(witness, data):
     known = histories(data).values()
     retained = [(*pair, tuple(clean)) for *pair, role, kept, clean, _ in known if role == TRAIN and kept and clean]
     assert Counter(windows_in(witness.windows)) == Counter(retained)
@@ -333,9 +331,6 @@ def test_batches_are_of_retained_windows(witness, data):
         assert windows_in(batch) == windows_in(witness.windows[triples.numbers])
         assert torch.equal(batch["user_id"], triples.users)
         assert torch.equal(batch["item_id"], triples.items)
-
-
-def test_an_epoch_has_every_window_once(witness):
     numbers = torch.arange(3, 103)
     drawn = [triples.numbers for triples in witness.batches(numbers, 32, 10)]
     assert [len(part) for part in drawn] == [32] * 10
@@ -389,9 +384,9 @@ def test_windows_of_a_step_touch_the_region(witness, data):
 @pytest.mark.parametrize(
     ("model", "changes"), [("SASRec", {}), ("SASRec", {"loss_type": "BPR"}), ("BERT4Rec", {}), ("HGN", {})]
 )
-def test_the_first_steps_of_a_longer_calibration_bit_for_bit(trained, model, changes):
+def test_the_first_steps_of_a_longer_calibration_bit_for_bit(ready, model, changes):
     """The same twice, whatever was drawn before, watched or not; tuning relies on it."""
-    start = trained(model, **changes)
+    start = ready(model, **changes)
     seen = {}
 
     def look(trainer, step, seconds):
@@ -415,8 +410,8 @@ def draw_some():
 
 
 @pytest.mark.parametrize("model", ["SASRec", "HGN"])
-def test_doing_nothing_changes_nothing(trained, model):
-    start = trained(model)
+def test_doing_nothing_changes_nothing(ready, model):
+    start = ready(model)
     nothing = {"lac_steps": 0, "lua_target": "none", "lua_scale": 0.0}
     assert same(unlearned(*start, **nothing), start[2].state_dict)
     for changes in ({"lac_steps": 2}, {"lua_target": "neighbours"}, {"lua_scale": 0.05}):
@@ -426,31 +421,17 @@ def test_doing_nothing_changes_nothing(trained, model):
 # From the request to the figures
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("trained"))
-
-
 @pytest.fixture
-def settings(settings):
-    """Of models without an ``embedding_size``."""
-    settings.pop("embedding_size")
-    return settings | {"MAX_ITEM_LIST_LENGTH": LENGTH}
-
-
-@pytest.fixture
-def run(settings, cache):
+def run(quick, trained):
     """``run(forget=...)``: Obliviate of SASRec on `tiny`, without a request on noise; originals are trained once."""
 
     def start(**changes):
         asked = {key: changes.pop(key) for key in ("forget", "compare", "checkpoint") if key in changes}
-        values = settings | {"cache_dir": cache, "report": "none"}
+        values = quick("SASRec", epochs=10, eval_step=20, lac_batch_size=64, cache_dir=trained)
         if "checkpoint" in asked:  # which has all other settings
-            given = ("data_path", "load_col", "epochs", "eval_step", "learning_rate", "train_batch_size")
-            values = {key: value for key, value in values.items() if key not in given}
+            values = {key: values[key] for key in KEPT if key != "data_path"}
         else:
             asked |= {"model": "SASRec", "dataset": "tiny"}
-            values |= SMALL["SASRec"] | {"epochs": 10, "eval_step": 20, "lac_batch_size": 64}
         return run_unlearn(**asked, unlearn="obliviate", config_dict=values | changes)
 
     return start
@@ -484,9 +465,9 @@ def test_a_whole_item_is_one_of_the_rarest(run):
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole users", "first interactions"])
-def test_requests_with_no_history_to_be_asked_after(run, settings, whole):
+def test_requests_with_no_history_to_be_asked_after(run, quick, whole):
     """First interactions were no target: the items start again, and nothing is downdated."""
-    splits = load(UnlearnConfig("SASRec", "tiny", config_dict=settings)).splits
+    splits = load(UnlearnConfig("SASRec", "tiny", config_dict=quick("SASRec"))).splits
     first = splits.sequences.raw.inter_feat[splits.sequences.lengths() == 0][:6]
     pairs = tuple(list(splits.train.id2token(name, first[name].numpy())) for name in ("user_id", "item_id"))
     result = run(forget={"user_id": ["u3", "u8"]} if whole else pairs)

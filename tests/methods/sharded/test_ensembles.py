@@ -27,6 +27,7 @@ class Fixed(torch.nn.Module):
 
 
 SCORES = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0))
+MODELS = [Fixed(part) for part in SCORES]
 
 
 def answers(ensemble):
@@ -38,14 +39,10 @@ def answers(ensemble):
     return whole
 
 
-def test_the_mean_of_scores(make_config):
-    ensemble = sharded.Ensemble(make_config(), [Fixed(part) for part in SCORES])
-    assert torch.allclose(answers(ensemble), SCORES.mean(dim=0))
-
-
-def test_the_score_of_the_items_model(make_config):
+def test_the_mean_of_scores_and_the_score_of_the_items_model(make_config):
+    assert torch.allclose(answers(sharded.Ensemble(make_config(), MODELS)), SCORES.mean(dim=0))
     shards = torch.tensor([-1, 0, 2, 1, 1, -1, 0])
-    found = answers(sharded.ItemEnsemble(make_config(), [Fixed(part) for part in SCORES], shards))
+    found = answers(sharded.ItemEnsemble(make_config(), MODELS, shards))
     for item, shard in enumerate(shards.tolist()):
         expected = SCORES[shard, :, item] if shard >= 0 else SCORES[:, :, item].mean(dim=0)
         assert torch.allclose(found[:, item], expected)
@@ -53,7 +50,7 @@ def test_the_score_of_the_items_model(make_config):
 
 def test_weights_by_the_users_shard(make_config):
     shards = torch.tensor([-1, 0, 2, 1, 0])
-    ensemble = sharded.WeightedEnsemble(make_config(), [Fixed(part) for part in SCORES], shards)
+    ensemble = sharded.WeightedEnsemble(make_config(), MODELS, shards)
     assert torch.allclose(answers(ensemble), SCORES.mean(dim=0))
     ensemble.weights[:3] = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
     found = answers(ensemble)
