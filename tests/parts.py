@@ -1,4 +1,4 @@
-"""Shared by tests of rows and of Obliviate: divided data, a witness set over it, adapters, unchanged weights."""
+"""Shared: refusals, divided data, a witness set over it, adapters, unchanged weights."""
 
 import numpy as np
 import pandas as pd
@@ -6,12 +6,21 @@ import pytest
 import torch
 
 from recbole_unlearn.data import Located, divide, load
+from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods.obliviate import Adapter, AdapterSet
 from recbole_unlearn.rows import SIDES, Members, Region, RetainedIndex, TrainIndex, Witness, as_rows, find_region
 from recbole_unlearn.rows.tables import find_tables
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model
 from tests.files import plain_recbole
+
+
+def refused(said, call, *args, **kwargs):
+    """The message of a call that is refused, in one line that matches ``said``."""
+    with pytest.raises(UnlearnError, match=said) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 class Rows:

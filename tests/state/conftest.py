@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 
-from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import init_state, open_state
 from tests.conftest import tiny_rows, train_plain
 
@@ -91,13 +90,6 @@ def make_state(fresh, copied):
 @pytest.fixture
 def busy(copied, busy_folder):
     return copied(busy_folder)
-
-
-def refused(what, call, *args, **kwargs):
-    """Refused, in one line that has ``what``."""
-    with pytest.raises(UnlearnError, match=what) as caught:
-        call(*args, **kwargs)
-    assert "\n" not in str(caught.value)
 
 
 def done(state, *requests, **by_id):

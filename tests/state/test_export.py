@@ -17,7 +17,8 @@ from recbole_unlearn import recbole_compat, run_unlearn
 from recbole_unlearn.state import Vectors, find_vectors, load_suppression, moved, open_state
 from tests.conftest import ROOT
 from tests.files import plain_recbole, strings
-from tests.state.conftest import about, done, items_of, refused, some
+from tests.parts import refused
+from tests.state.conftest import about, done, items_of, some
 
 
 def scores_of(state, users):

@@ -14,7 +14,8 @@ import torch
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import State, deltas, init_state, open_state, worker
 from tests.conftest import tiny_rows
-from tests.state.conftest import done, items_of, refused, some
+from tests.parts import refused
+from tests.state.conftest import done, items_of, some
 from tests.state.crash_cases import Campaign, forked, looked_at, picture
 
 WORK = {

@@ -22,7 +22,8 @@ from recbole_unlearn.state import LiveModel, init_state, open_state
 from recbole_unlearn.state.context import asked
 from recbole_unlearn.training import Trainings
 from tests.conftest import tiny_rows, train_plain, write_tiny
-from tests.state.conftest import CONTEXT, PLAIN, done, items_of, refused, some
+from tests.parts import refused
+from tests.state.conftest import CONTEXT, PLAIN, done, items_of, some
 
 MODELS = ["BPR", "LightGCN"]
 THREE = {"a": some("u3", 4), "b": {"user_id": "u8"}, "c": some("u9", 2)}
