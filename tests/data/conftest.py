@@ -4,6 +4,7 @@ import pytest
 
 from recbole_unlearn.data import load
 from recbole_unlearn.settings import UnlearnConfig
+from tests.conftest import quick_settings
 
 
 def pairs(dataset):
@@ -14,10 +15,7 @@ def pairs(dataset):
 
 @pytest.fixture(scope="package")
 def tiny_config(tiny_path, tmp_path_factory):
-    values = {
-        "data_path": str(tiny_path), "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},
-        "checkpoint_dir": str(tmp_path_factory.mktemp("w")), "normalize_all": True, "show_progress": False,
-    }  # fmt: skip
+    values = quick_settings(tiny_path, tmp_path_factory.mktemp("w")) | {"normalize_all": True}
     return UnlearnConfig("BPR", "tiny", config_dict=values)
 
 

@@ -10,9 +10,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn.data import inject
-from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings import ForgetSettings
 from tests.data.conftest import pairs
+from tests.parts import refused
 
 
 def options(**changes):
@@ -65,5 +65,4 @@ def test_other_columns_are_the_users_own_and_the_seed_decides(splits):
 
 @pytest.mark.parametrize("changes", [{"inject_users": 0.0}, {"inject_amount": 0.0}, {"inject_users": 0.001}])
 def test_nothing_to_inject_is_refused(splits, changes):
-    with pytest.raises(UnlearnError, match="nothing to forget"):
-        inject(splits, options(**changes), 0, None)
+    refused("nothing to forget", inject, splits, options(**changes), 0, None)

@@ -13,18 +13,9 @@ from recbole.data import create_dataset, data_preparation
 from recbole.utils import init_seed
 
 from recbole_unlearn.data import Located, append, divide, load, loaders
-from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.settings import UnlearnConfig
 from tests.data.conftest import pairs
-
-
-def located(splits, train=(), valid=(), test=()):
-    masks = []
-    for split, rows in zip(splits, (train, valid, test), strict=True):
-        mask = np.zeros(len(split), dtype=bool)
-        mask[list(rows)] = True
-        masks.append(mask)
-    return Located(*masks)
+from tests.parts import refused, without
 
 
 def test_the_split_is_recboles_own(tiny_path, tmp_path):
@@ -42,7 +33,7 @@ def test_the_split_is_recboles_own(tiny_path, tmp_path):
 @given(data=st.data())
 def test_dividing_loses_nothing_and_keeps_ids(splits, data):
     rows = data.draw(st.sets(st.integers(0, len(splits.train) - 1), min_size=1, max_size=200))
-    divided = divide(splits, located(splits, rows), "python")
+    divided = without(splits, sorted(rows))
     assert splits.digest() != divided.retain.digest()
     everything = pairs(splits.train)
     assert pairs(divided.forget) == [everything[row] for row in sorted(rows)]
@@ -59,17 +50,20 @@ def test_dividing_loses_nothing_and_keeps_ids(splits, data):
 
 
 def test_held_out_interactions_of_a_request_leave_every_phase_but_not_all_of_them(splits):
-    divided = divide(splits, located(splits, [0], [1, 2], [3]), "python")
+    def located(*rows):
+        return Located(*(np.isin(np.arange(len(part)), some) for part, some in zip(splits, rows, strict=True)))
+
+    divided = divide(splits, located([0], [1, 2], [3]), "python")
     assert (divided.counts["valid_rows_removed"], divided.counts["test_rows_removed"]) == (2, 1)
     assert pairs(splits.test)[3] not in pairs(divided.retain.test)
-    with pytest.raises(UnlearnError, match="no test interaction is left"):
-        divide(splits, located(splits, [0], [], range(len(splits.test))), "python")
+    everything = located([0], [], range(len(splits.test)))
+    refused("no test interaction is left", divide, splits, everything, "python")
 
 
 def test_deleted_pairs_become_negatives_and_are_not_masked(splits, tiny_config):
     user = int(splits.train.inter_feat["user_id"][0])
     rows = torch.nonzero(splits.train.inter_feat["user_id"] == user).flatten().tolist()[:-2]
-    divided = divide(splits, located(splits, rows), "python")
+    divided = without(splits, rows)
     deleted = {item for owner, item in pairs(divided.forget) if owner == user}
     order = [pairs(split) for split in splits]
     before, after = loaders(tiny_config, splits), loaders(tiny_config, divided.retain)
@@ -86,7 +80,7 @@ def test_deleted_pairs_become_negatives_and_are_not_masked(splits, tiny_config):
 def test_pairs_that_stay_in_another_row_are_not_called_deleted(splits):
     """The same pair twice in the data, one of them deleted by its timestamp: it is still known."""
     twice = splits._replace(train=append(splits.train, splits.train.inter_feat[[0]]))
-    divided = divide(twice, located(twice, [0, 1]), "python")
+    divided = without(twice, [0, 1])
     users, items = divided.forget_pairs
     assert list(zip(users.tolist(), items.tolist(), strict=True)) == [pairs(splits.train)[1]]
 
@@ -100,5 +94,4 @@ def test_pairs_that_stay_in_another_row_are_not_called_deleted(splits):
 def test_data_that_cannot_be_loaded_or_split_is_refused(make_config, changes, said):
     Path("tiny").mkdir()
     Path("tiny/tiny.inter").write_text("nothing useful\n")
-    with pytest.raises(UnlearnError, match=said):
-        load(make_config(**changes))
+    refused(said, load, make_config(**changes))

@@ -1,5 +1,7 @@
 """The cache: what is the same is not trained twice, what differs is."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from recbole_unlearn.files.atomic import atomic
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.training import Trainings
 from recbole_unlearn.training import trainings as module
-from tests.parts import without
+from tests.parts import same, without
 
 
 @pytest.fixture
@@ -44,10 +46,8 @@ def test_the_same_model_is_trained_once(make_config, tmp_path, counted):
     second = make_cache(tmp_path / "c").train(config.replace(output_dir="x", show_progress=True), splits, "b")
     assert counted == ["a"]
     assert (first.from_cache, second.from_cache) == (False, True)
-    assert first.seconds == second.seconds
-    assert first.epoch == second.epoch
-    for name, value in first.state_dict.items():
-        assert torch.equal(value, second.state_dict[name])
+    assert (first.seconds, first.epoch) == (second.seconds, second.epoch)
+    assert same(first.state_dict, second.state_dict)
     assert torch.equal(first.optimizer["state"][0]["exp_avg_sq"], second.optimizer["state"][0]["exp_avg_sq"])
 
 
@@ -103,10 +103,7 @@ def test_the_oldest_entries_go_first(one, tmp_path):
 
 
 def test_a_full_disk_is_a_warning(one, tmp_path, counted, caplog, monkeypatch):
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", mock.Mock(side_effect=OSError(28, "No space left on device")))
     found = make_cache(tmp_path / "c").train(*one, "a")
     assert found.state_dict
     assert "is not kept for later runs" in caplog.text

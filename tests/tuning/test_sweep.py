@@ -8,6 +8,7 @@ import json
 import os
 import re
 from pathlib import Path
+from unittest import mock
 
 import plotly.graph_objects as go
 import pytest
@@ -20,6 +21,7 @@ from recbole_unlearn.report import write_sweep
 from recbole_unlearn.training import PhaseTrainer, compose
 from recbole_unlearn.tuning import Bench, Figures, Goal, backend, identity, journal, trial, validation_only
 from recbole_unlearn.tuning.objective import best, front
+from tests.parts import refused
 
 
 def in_this_process(ray, shared, drawn, listed, kept, *options):
@@ -152,15 +154,13 @@ def test_failing_trials_are_named_and_the_others_count(here, small, tmp_path):
     assert "Trial 1 failed: " in str(outcome)
     assert outcome.result["best"]["trial"] == 0
     assert "Trials that failed." in write_sweep(outcome.result, tmp_path).read_text()
-    with pytest.raises(UnlearnError, match="All 2 trials failed; the first one: "):
-        sweep(small, space=space("lac_learning_rate: {grid: [1.0e+30, 1.0e+31]}\n"), output_dir="bad")
+    small |= {"space": space("lac_learning_rate: {grid: [1.0e+30, 1.0e+31]}\n"), "output_dir": "bad"}
+    refused("All 2 trials failed; the first one: ", sweep, small)
 
 
 def test_a_full_disk_keeps_finished_trials(here, small, tmp_path, monkeypatch):
     real, calls = journal.write_bytes, []
-
-    def no_space(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    no_space = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
 
     def full(path, content):
         calls.append(path)
@@ -170,33 +170,27 @@ def test_a_full_disk_keeps_finished_trials(here, small, tmp_path, monkeypatch):
             real(path, content)
 
     monkeypatch.setattr(journal, "write_bytes", full)
-    with pytest.raises(UnlearnError, match=r"No space left on device.*Finished trials are kept.*--resume"):
-        sweep(small)
+    refused(r"No space left on device.*Finished trials are kept.*--resume", sweep, small)
     assert len(list(map(json.loads, (tmp_path / "out" / journal.NAME).read_text().splitlines()))) == 3
     assert len(sweep(small, resume=True).result["trials"]) == 3
 
 
 def test_an_interrupt_says_how_many_trials_are_kept(here, small, monkeypatch, caplog):
-    monkeypatch.setattr(trial, "run_trial", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(trial, "run_trial", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         sweep(small)
     assert "finished trials are kept (0 trials); continue with --resume" in caplog.text
 
 
 def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
-    def refused(said, **changes):
-        with pytest.raises(UnlearnError, match=said):
-            sweep(small, **changes)
-
-    refused(r"no sweep in .* to resume", resume=True)
+    refused(r"no sweep in .* to resume", sweep, small, resume=True)
     sweep(small, trials=1)
-    refused("holds a sweep already")
+    refused("holds a sweep already", sweep, small)
     for changed in ({"tune_weight": 2.0}, {"epochs": 3}, {"lac_batch_size": 64}, {"tune_looks": 2}):
-        refused("another original, data, space or objective", resume=True, **changed)
+        refused("another original, data, space or objective", sweep, small, resume=True, **changed)
     (tmp_path / "out" / journal.NAME).write_text('{"sweep": 1}\nnonsense\n')
-    refused("damaged", resume=True)
-    with pytest.raises(UnlearnError, match="tune_unlearn"):
-        run_unlearn("BPR", "tiny", config_dict=small)
+    refused("damaged", sweep, small, resume=True)
+    refused("tune_unlearn", run_unlearn, "BPR", "tiny", config_dict=small)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +198,7 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
     [({"tune_metric": "NDCG@15"}, "tune_metric=NDCG@15 is not measured"),
      ({"searcher": "grid"}, "Grid search cannot go through the range of lac_learning_rate"),
      ({"searcher": "genetic"}, "searcher='genetic' is not valid"),
+     ({"searcher": "optuna"}, "pip install optuna"), ({"searcher": "hyperopt"}, "pip install hyperopt"),
      ({"searcher": "optuna", "space": "listed.yaml"}, "not go through the grid of rank"),
      ({"compare": "obliviate_paper"}, "compares with retrain, not with obliviate_paper"),
      ({"unlearn": "retrain", "space": None}, "retrain has no search space of its own"),
@@ -215,7 +210,7 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
 )  # fmt: skip
 def test_bad_input_is_one_line_and_nothing_is_trained(small, tmp_path, monkeypatch, capsys, changes, said):
     pytest.importorskip("ray.tune")
-    monkeypatch.setattr(backend, "is_installed", lambda name: True)
+    monkeypatch.setattr(backend, "is_installed", lambda name: "pip install" not in said)
     monkeypatch.setattr("recbole_unlearn.pipeline.Pipeline.prepare", lambda *args: pytest.fail("too late"))
     (tmp_path / "listed.yaml").write_text("rank: {grid: [2, full]}\n")
     flags = [f"--{key}={value}" for key, value in (small | changes).items() if value is not None]
@@ -223,14 +218,6 @@ def test_bad_input_is_one_line_and_nothing_is_trained(small, tmp_path, monkeypat
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("Error: ")
     assert said in error
-
-
-@pytest.mark.parametrize("name", ["optuna", "hyperopt"])
-def test_a_searcher_that_is_not_installed(monkeypatch, name):
-    pytest.importorskip("ray.tune")
-    monkeypatch.setattr(backend, "is_installed", lambda name: False)
-    with pytest.raises(UnlearnError, match=f"pip install {name}"):
-        backend.check(name, None)
 
 
 # The page
