@@ -32,13 +32,23 @@ def cache(*parts):
 
 
 @pytest.fixture
-def paper():
-    """The paper's LightGCN on ml-1m; nothing of the data is needed."""
-    return UnlearnConfig("LightGCN", "ml-1m", config_dict={"show_progress": False})
-
-
 def lines(caplog):
-    return [record.message for record in caplog.records if record.name == progress.__name__]
+    """``lines("Plan")``: what was said so far and begins with that."""
+    caplog.set_level(logging.INFO)
+
+    def said(start=""):
+        own = (record.message for record in caplog.records if record.name == progress.__name__)
+        return [line for line in own if line.startswith(start)]
+
+    return said
+
+
+@pytest.fixture
+def running():
+    """The plan of obliviate and retrain for the paper's LightGCN on ml-1m, whose data is not needed, and its time."""
+    paper = UnlearnConfig("LightGCN", "ml-1m", config_dict={"show_progress": False})
+    time = [0.0]
+    return plan(paper, "obliviate", "retrain", now=lambda: time[0], informed=True), time
 
 
 @pytest.mark.parametrize(
@@ -50,10 +60,8 @@ def test_durations_are_estimates(seconds, words):
     assert duration(seconds) == words
 
 
-def test_the_plan_and_its_estimates(paper, caplog):
-    caplog.set_level(logging.INFO)
-    time = [0.0]
-    now = plan(paper, "obliviate", "retrain", now=lambda: time[0], informed=True)
+def test_the_plan_and_its_estimates(running, lines):
+    now, time = running
     now.announce(sizes(1200, 1000), cache(1200))
     now.announce(sizes(1200, 1000), cache())  # the same phases; it is said once
     now.begin("clean")
@@ -68,7 +76,7 @@ def test_the_plan_and_its_estimates(paper, caplog):
     now.training("original", 1200, 100)
     now.begin("unlearned")
     now.begin("retrained")
-    assert lines(caplog) == [
+    assert lines() == [
         "Plan for LightGCN on ml-1m, with injected noise: 1 train clean (at most 100 epochs), 2 train original "
         "(cached), 3 unlearn with obliviate, 4 retrain (at most 100 epochs), 5 obliviate on the retrained model, "
         "as a placebo.",
@@ -80,18 +88,16 @@ def test_the_plan_and_its_estimates(paper, caplog):
     ]
 
 
-def test_a_long_run_is_told_how_to_be_quicker(paper, caplog):
+def test_a_long_run_is_told_how_to_be_quicker(running, lines):
     """The paper's settings for LightGCN on ml-1m take hours; ours for it do not."""
-    caplog.set_level(logging.INFO)
-    time = [0.0]
-    now = plan(paper, "obliviate", "retrain", now=lambda: time[0], informed=True)
+    now, time = running
     now.announce(sizes(500_000, 450_000), cache())
     now.begin("clean")
     now.training("clean", 450_000, 100)
     for epoch in range(1, 4):
         time[0] = 60.0 * epoch
         now.epoch(epoch)
-    (advice,) = [line for line in lines(caplog) if "quicker" in line.lower()]
+    (advice,) = [line for line in lines() if "quicker" in line.lower()]
     assert advice == (
         "This run may take 5.2 h. Quicker, about 1.6 h or less: --embedding_size=64 --epochs=30 "
         "--learning_rate=0.005 --eval_step=10 (now 100, 100, 0.0001, 5), "
@@ -117,29 +123,26 @@ def test_other_models_are_told_what_is_quicker_for_most(make_config):
     (["sisa", "obliviate", "ultrare"], True,
      ["original of unlearned", "unlearned", "original", "obliviate", "original of ultrare", "ultrare"]),
 ])  # fmt: skip
-def test_the_phases_are_those_of_the_pipeline(settings, caplog, methods, changes, phases):
+def test_the_phases_are_those_of_the_pipeline(settings, lines, methods, changes, phases):
     """Each phase begins once, in the order of the plan, whatever is compared with what."""
-    caplog.set_level(logging.INFO)
     forget = None if changes else held_out_request(settings, "BPR")
     values = settings | {"inject_mode": "random", "report": "none", "epochs": 1}
     run_unlearn("BPR", "tiny", forget=forget, unlearn=methods[0], compare=methods[1:], config_dict=values)
-    begun = [line.split(":")[0] for line in lines(caplog) if line.startswith("Phase")]
+    begun = [line.split(":")[0] for line in lines("Phase")]
     assert begun == [f"Phase {n} of {len(phases)}" for n in range(1, len(phases) + 1)]
-    (said,) = [line for line in lines(caplog) if line.startswith("Plan")]
+    (said,) = lines("Plan")
     assert ("a request" in said) == (not changes)
     config = UnlearnConfig("BPR", "tiny", config_dict=values | {"unlearn": methods[0], "compare": methods[1:]})
     known = plan(config, *methods).phases(sizes(clean=1), cache(), changes)
     assert [step.name for step in known] == phases
 
 
-def test_cached_trainings_are_known_before(settings, caplog):
-    caplog.set_level(logging.INFO)
-
+def test_cached_trainings_are_known_before(settings, caplog, lines):
     def said(forget=None, **changes):
         caplog.clear()
         values = settings | {"report": "none", **changes}
         run_unlearn("BPR", "tiny", forget=forget, unlearn="finetune", compare="retrain", config_dict=values)
-        (line,) = [line for line in lines(caplog) if line.startswith("Plan")]
+        (line,) = lines("Plan")
         return line
 
     assert "cached" not in said()
