@@ -30,6 +30,7 @@ from recbole_unlearn.methods import RequestLosses
 from recbole_unlearn.methods.influence import losing
 from recbole_unlearn.methods.obliviate import new_start
 from recbole_unlearn.rows import TrainIndex, find_region
+from recbole_unlearn.training import train
 from tests.conftest import quick_settings, tiny_rows
 from tests.methods.conftest import make_task
 from tests.parts import Rows, divided, refused, same
@@ -318,13 +319,14 @@ def test_the_share_is_of_what_there_was():
 
 def test_influence_weighs_what_was_lost_before(make_config):
     """IFRU's spillover: an item that lost a little each time is a loser all the same."""
-    config, found = make_config(), []
+    config, found = make_config(epochs=1), []
     data = divided(config, lambda users: [0])
+    original = train(config, data.full, "original")
     item = int(data.full.train.inter_feat["item_id"][0])
     fitted = torch.zeros(data.full.train.item_num, dtype=torch.long)
     fitted[item] = 60
     for before in (None, fitted):
-        trainer, task = make_task(config, dataclasses.replace(data, fitted=before), "ifru")
+        trainer, task = make_task(config, dataclasses.replace(data, fitted=before), "ifru", original)
         found.append(losing(RequestLosses(task, trainer.model).region, more_than=0.5)["item"].ids.tolist())
     assert found == [[], [item]]
 

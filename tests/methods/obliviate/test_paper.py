@@ -8,9 +8,8 @@ from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.methods.obliviate import Adapter, paper
 from recbole_unlearn.methods.obliviate.obliviate import Schedule, calibrate
 from recbole_unlearn.methods.obliviate.paper import PaperObjective
+from tests.methods.conftest import run
 from tests.parts import problem
-
-QUICK = {"save_unlearned": False, "lac_batch_size": 64, "report": "none", "eval_step": 9}
 
 
 def test_the_hardest_of_some_candidates():
@@ -57,7 +56,7 @@ def test_drift_stays_below_its_bound(make_config):
 @pytest.mark.parametrize("model", ["BPR", "LightGCN"])
 def test_the_paper_and_its_ablations_in_one_run(settings, model):
     names = ["obliviate_paper", "no_lua", "no_lac", "no_distill"]
-    config = settings | QUICK | {"epochs": 2}
+    config = settings | {"epochs": 2, "eval_step": 9, "lac_batch_size": 64, "save_unlearned": False, "report": "none"}
     outcome = run_unlearn(model, "tiny", unlearn="obliviate", compare=["retrain", *names], config_dict=config)
     phases = outcome.result["phases"]
     assert list(phases) == ["original", "unlearned", "retrained", *names]
@@ -66,8 +65,7 @@ def test_the_paper_and_its_ablations_in_one_run(settings, model):
 
 
 def test_neighbours_are_adapted_and_the_drift_is_certified(settings):
-    config = settings | QUICK | {"lac_drift": 0.01, "lac_steps": 40}
-    outcome = run_unlearn("BPR", "tiny", unlearn="obliviate_paper", config_dict=config)
+    outcome = run(settings, "obliviate_paper", lac_drift=0.01, lac_steps=40)
     certificates = outcome.result["certificates"]
     assert certificates["drift"] <= certificates["drift_bound"]
     assert certificates["rows"]["user_embedding.weight"] > len(outcome.data.affected_users)

@@ -10,21 +10,18 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn import settings as groups
 from recbole_unlearn.data import TRAIN, load
 from recbole_unlearn.methods import Watch
 from recbole_unlearn.methods.obliviate import windows
 from recbole_unlearn.methods.obliviate.fast_gradients import row_gradients
 from recbole_unlearn.methods.obliviate.windows import WindowGradients, WindowRequest
-from recbole_unlearn.pipeline import begin
-from recbole_unlearn.registry import METHODS
 from recbole_unlearn.rows import TrainIndex, as_rows, find_tables, rarest, training_loss
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.training import Trainings, train
+from recbole_unlearn.training import train
 from tests.conftest import KEPT, OF_MODELS, quick_settings, tiny_rows, write_tiny
+from tests.methods.conftest import make_task
 from tests.parts import check_outside, divided, rest_of, same, weights
 
-OBLIVIATE = METHODS.get("obliviate")
 LENGTH = 6
 SMALL = {
     "SASRec": OF_MODELS["SASRec"],
@@ -76,9 +73,7 @@ def third_of(users):
 
 
 def begun(config, data, original, **changes):
-    options = groups.read(OBLIVIATE.Settings, config.method_values("obliviate") | changes)
-    models = Trainings(groups.read(groups.CacheSettings, config.replace(cache=False)), 1)
-    return begin(OBLIVIATE, options, config, data, original, models, "x")
+    return make_task(config, data, "obliviate", original, **changes)
 
 
 def unlearned(config, data, original, watch=None, **changes):
@@ -93,7 +88,6 @@ def requested(config, data, original, precision=None, **changes):
     """A request before its first stage."""
     trainer, task = begun(config, data, original, **changes)
     trainer.model.to(precision)
-    task = dataclasses.replace(task, prepared_index=TrainIndex(data.full.train).complete())
     return WindowRequest(trainer, dataclasses.replace(task, prepared=trainer.prepare(task)))
 
 

@@ -83,13 +83,6 @@ def test_vectors_give_the_models_scores(make_config, model, changes):
     assert torch.allclose((p @ q.T)[users, 1:], trainer.scores(users, splits.train)[:, 1:], atol=1e-5)
 
 
-def test_models_without_vectors_are_told_apart(make_config):
-    config = make_config("NeuMF")
-    splits = load(config).splits
-    with pytest.raises(UnlearnError, match="receraser_aggregation=mean"):
-        sharded.vectors(build_model(config, splits), splits.train)
-
-
 @pytest.fixture
 def attentive(make_config):
     """Three untrained BPR models and the attention over them."""
