@@ -13,12 +13,24 @@ EXIT_CODE = 2
 
 
 class UnlearnError(Exception):
-    """Bad input or an environment that cannot do the work; never a bug of ours."""
+    """Bad input or an environment that cannot do the work; never a bug of ours.
+
+    Messages name files, columns and settings, which others may have chosen: control characters become "?".
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
+
+
+def printable(text: str) -> str:
+    """One line that a terminal prints as it is: no line breaks, escape sequences or marks that turn text around."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def one_line(error: Exception) -> str:
     """The first line of an error; with its type, unless it is ours."""
-    first = (str(error).strip().splitlines() or [""])[0]
+    first = printable((str(error).strip().splitlines() or [""])[0])
     is_ours = isinstance(error, UnlearnError) and first
     return first if is_ours else f"{type(error).__name__}: {first}".rstrip(": ")
 
@@ -37,6 +49,5 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def shown(path: str | os.PathLike) -> str:
     """A path for messages: one line of printable characters, shortened in the middle."""
-    text = str(Path(path)).encode("utf-8", "backslashreplace").decode()
-    text = "".join(sign if sign.isprintable() else "?" for sign in text)
+    text = printable(str(Path(path)))
     return text if len(text) <= 300 else f"{text[:140]}…{text[-140:]}"

@@ -27,7 +27,7 @@ from typing import Any
 from recbole.utils import set_color
 from tqdm import tqdm
 
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, printable
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -38,7 +38,7 @@ class _OneLine(logging.Formatter):
     """One line per message, without RecBole's colours."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name is logging's
-        return " ".join(_COLOURS.sub("", super().formatMessage(record)).split("\n"))
+        return printable(re.sub(r"[\n\t]", " ", _COLOURS.sub("", super().formatMessage(record))))
 
 
 class LogFile(logging.FileHandler):

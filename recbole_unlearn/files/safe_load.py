@@ -35,14 +35,15 @@ Consent = Callable[[Global], bool]  # which further globals a file may name, as 
 
 LARGEST_FILE = min(64 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 MOST_RECORDS = 100_000  # in a zip archive
-COPIES = 4  # tensors and arrays may take this many times the bytes of the file: some share a storage
+# What a file may take: bytes of tensors and arrays, and as many values in lists and mappings. Both are counted once for
+# each place that they are in, since those who walk through the result do not know what is shared.
+FREE, COPIES = 1_000_000, 4  # besides that, this many times the bytes of the file
 DEEPEST = 200  # nesting of lists and mappings
-MOST_VALUES = 100_000_000  # a value that is in two places counts twice
 MOST_DIMENSIONS, MOST_NUMBERS = 16, 2**62
-MOST_LINES = 2**27  # of a sparse matrix, which has memory for each
+MOST_COLUMNS = 10_000  # of a table, which has an object for each
 _DESCRIBED = ("recbole", "recbole_unlearn", "yaml", "logging")  # packages whose objects stay descriptions
 _LAYERS = "torch.nn.modules."  # the same: SASRecF keeps one of its layers with its weights
-_DTYPE = re.compile(r"[<>=|]?(b1|i[1248]|u[1248]|f[248]|c(8|16)|[US][1-9]\d{0,5}|O8?)")
+_DTYPE = re.compile(r"[<>=|]?(b1|i[1248]|u[1248]|f[248]|[US][1-9]\d{0,5}|O8?)")
 _TORCH_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _STORAGES = {
     "FloatStorage": torch.float32, "DoubleStorage": torch.float64, "HalfStorage": torch.float16,
@@ -149,10 +150,10 @@ class _Builder:
 
     def __init__(self, content: bytes, storages: Callable[[str], bytes]) -> None:
         self.storages = storages
-        self.room = COPIES * len(content)
         self.flat: dict[str, torch.Tensor] = {}  # storages
-        self._done: dict[int, tuple[Any, int]] = {}  # by the identity of the description; with its values
-        self._depth = self._values = 0
+        self._done: dict[int, tuple[Any, int, int]] = {}  # by the identity of the description: with values, bytes
+        self._values_left = self._bytes_left = FREE + COPIES * len(content)
+        self._depth = 0
 
     def build(self, described: Any) -> Any:
         """The object that is described, or the description itself where it has no constructor."""
@@ -161,11 +162,12 @@ class _Builder:
         require(not isinstance(described, Reference), "a storage that belongs to no tensor")
         if not isinstance(described, (list, tuple, dict, StandIn)):
             return described
-        before, known = self._values, self._done.get(id(described))
-        self._values += known[1] if known else 1 if isinstance(described, StandIn) else 1 + len(described)
-        require(self._values <= MOST_VALUES, "one list or mapping in too many places")
-        if known:
-            return known[0]
+        values, size = self._values_left, self._bytes_left
+        if id(described) in self._done:
+            found, known_values, known_size = self._done[id(described)]
+            self.charge(known_size, known_values)
+            return found
+        self.charge(0, 1 if isinstance(described, StandIn) else 1 + len(described))
         self._depth += 1
         require(self._depth <= DEEPEST, f"more than {DEEPEST} levels of nesting")
         if isinstance(described, StandIn):
@@ -175,7 +177,7 @@ class _Builder:
         else:
             found = type(described)(list(map(self.build, described)))
         self._depth -= 1
-        self._done[id(described)] = found, self._values - before
+        self._done[id(described)] = found, values - self._values_left, size - self._bytes_left
         return found
 
     def mapping(self, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -187,10 +189,12 @@ class _Builder:
             found[key] = self.build(value)
         return found
 
-    def charge(self, size: int) -> None:
-        """Take ``size`` bytes of memory for a tensor or an array."""
-        self.room -= size
-        require(self.room >= 0, "tensors or arrays that are larger than the file")
+    def charge(self, size: int, values: int = 0) -> None:
+        """Take ``size`` bytes of memory for a tensor or an array, and ``values`` in lists and mappings."""
+        self._bytes_left -= size
+        self._values_left -= values
+        require(self._bytes_left >= 0, "tensors or arrays that are larger than the file")
+        require(self._values_left >= 0, "one list or mapping in too many places")
 
     def _object(self, made: StandIn) -> Any:
         maker = made.maker
@@ -201,7 +205,7 @@ class _Builder:
             return constructor(self, made)
         require(maker.name not in _ARGUMENTS.get(maker.root, ()), f"a call of {maker}")
         kept = StandIn(maker, self.build(made.args))
-        self._done[id(made)] = kept, 1  # its state may refer back to it
+        self._done[id(made)] = kept, 1, 0  # its state may refer back to it
         kept.state = self.build(made.state)
         kept.entries = [(self.build(key), self.build(value)) for key, value in made.entries]
         kept.values = [self.build(value) for value in made.values]
@@ -281,8 +285,18 @@ def _sparse_tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
     require(layout.args == ("torch.sparse_coo",), "a sparse tensor that is not in coordinate form")
     indices, values, size = builder.build(made.args[1])[:3]
     tensors = isinstance(indices, torch.Tensor) and isinstance(values, torch.Tensor)
-    require(tensors, "a sparse tensor without its parts")
-    return torch.sparse_coo_tensor(indices, values, _whole_numbers(size), check_invariants=True)
+    shape = _whole_numbers(size)
+    fits = tensors and indices.dim() == 2 and values.dim() == 1 and len(indices) == len(shape)
+    require(fits and indices.shape[1] == len(values), "a sparse tensor whose parts do not fit")
+    places = [_places(axis, length) for axis, length in zip(indices.numpy(), shape, strict=True)]
+    return torch.sparse_coo_tensor(torch.from_numpy(np.stack(places)), values, shape, check_invariants=True)
+
+
+def _places(values: np.ndarray, size: int) -> np.ndarray:
+    """Places on an axis of ``size`` as int64, all of them inside: the code of scipy and torch trusts them."""
+    inside = values.dtype.kind in "iu" and values.ndim == 1 and ((values >= 0) & (values < size)).all()
+    require(inside, "a sparse matrix with entries outside it")
+    return values.astype(np.int64)
 
 
 # numpy and scipy
@@ -307,7 +321,7 @@ def _array(builder: _Builder, content: Any, dtype: Any, shape: Any, order: Any) 
     if dtype.hasobject:
         whole = isinstance(content, list) and len(content) == count
         require(whole, "an array of objects of another size than it says")
-        builder.charge(count)
+        builder.charge(8 * count)
         found = np.empty(count, dtype=object)
         for place, value in enumerate(content):
             numbers = isinstance(value, np.ndarray) and not value.dtype.hasobject
@@ -336,10 +350,11 @@ def _reconstructed(builder: _Builder, made: StandIn) -> np.ndarray:
 
 
 def _sparse(builder: _Builder, made: StandIn) -> Any:
-    """A sparse matrix, checked to be well formed: the code of scipy trusts the indices."""
+    """A sparse matrix; all of its index arrays are checked before scipy sees them."""
     form, state = made.maker.name[:3], builder.build(made.state)
     shape = _whole_numbers(state.get("_shape"))
-    require(len(shape) == 2 and max(shape) <= MOST_LINES, "a sparse matrix of such a shape")
+    require(len(shape) == 2, "a sparse matrix of such a shape")
+    builder.charge(8 * sum(shape))  # in other forms it has memory for each line or column
     if form == "coo" and isinstance(state.get("coords"), tuple):  # as scipy has it since 1.13
         state = state | dict(zip(("row", "col"), state["coords"], strict=True))
     keys = {"coo": ("data", "row", "col"), "lil": ("data", "rows", "rows")}
@@ -351,24 +366,21 @@ def _sparse(builder: _Builder, made: StandIn) -> Any:
         counts = [len(columns) for columns in first]
         same = len(first) == len(data) == shape[0] and counts == [len(values) for values in data]
         require(same, "a sparse matrix whose parts differ in length")
+        builder.charge(24 * sum(counts))
         second = np.array([column for several in first for column in several], dtype=np.int64)
         data = np.array([float(value) for several in data for value in several])
         first = np.repeat(np.arange(shape[0]), counts)
-    require(not data.dtype.hasobject, "a sparse matrix of objects")
+    require(data.dtype.kind in "biuf" and data.dtype.itemsize <= 8, "a sparse matrix of other than numbers")
     if form in ("coo", "lil"):
-        inside = _within(first, shape[0]) and _within(second, shape[1])
-        require(inside and len(data) == len(first) == len(second), "a sparse matrix with entries outside it")
+        first, second = _places(first, shape[0]), _places(second, shape[1])
+        require(len(data) == len(first) == len(second), "a sparse matrix whose parts differ in length")
         found = sp.coo_matrix((data, (first, second)), shape)
         return found.tolil() if form == "lil" else found
     lines, width = shape if form == "csr" else shape[::-1]
-    starts = second.dtype.kind in "iu" and len(second) == lines + 1 and (second[1:] >= second[:-1]).all()
-    ends = starts and second[0] == 0 and second[-1] == len(first) == len(data)
-    require(ends and _within(first, width), "a sparse matrix that is not well formed")
-    return (sp.csr_matrix if form == "csr" else sp.csc_matrix)((data, first, second), shape)
-
-
-def _within(places: np.ndarray, size: int) -> bool:
-    return places.dtype.kind in "iu" and bool(((places >= 0) & (places < size)).all())
+    columns, starts = _places(first, width), _places(second, len(first) + 1)
+    rising = len(starts) == lines + 1 and starts[0] == 0 and (np.diff(starts) >= 0).all()
+    require(rising and starts[-1] == len(columns) == len(data), "a sparse matrix that is not well formed")
+    return (sp.csr_matrix if form == "csr" else sp.csc_matrix)((data, columns, starts), shape)
 
 
 # pandas
@@ -389,22 +401,17 @@ def _index(builder: _Builder, made: StandIn) -> pd.Index:
 def _frame(builder: _Builder, made: StandIn) -> pd.DataFrame:
     blocks, axes = made.state["_mgr"].args
     columns, lines = builder.build(axes)
-    fits = isinstance(columns, pd.Index) and isinstance(lines, pd.Index) and len(columns) > 0
-    require(fits, "a table without lines or columns")
+    fits = isinstance(columns, pd.Index) and isinstance(lines, pd.Index) and 0 < len(columns) <= MOST_COLUMNS
+    require(fits, "a table without lines or columns, or of too many")
     found: dict[int, np.ndarray] = {}
     for block in blocks:
         values, place, _ = builder.build(block.args)
         fits = isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == len(lines)
         require(fits, "a table whose columns differ in length")
-        builder.charge(values.size)
+        builder.charge(values.nbytes)
         places = range(*place.indices(len(columns))) if isinstance(place, slice) else place.tolist()
         found |= dict(zip(places, values, strict=True))
-    # By their number first: a RangeIndex of few bytes has any length.
-    whole = (
-        len(found) == len(columns)
-        and len(set(columns)) == len(columns)
-        and sorted(found) == list(range(len(columns)))
-    )
+    whole = len(set(columns)) == len(columns) and sorted(found) == list(range(len(columns)))
     require(whole, "a table in which columns are missing")
     return pd.DataFrame({str(columns[at]): found[at] for at in range(len(columns))}, index=lines)
 

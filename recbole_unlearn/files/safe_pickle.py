@@ -53,8 +53,7 @@ class Global(NamedTuple):
         return {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(root, root)
 
     def __str__(self) -> str:
-        text = f"{self.module:.150}.{self.name:.150}"
-        return "".join(sign if sign.isprintable() else "?" for sign in text)
+        return f"{self.module:.150}.{self.name:.150}"
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -99,6 +98,9 @@ class _Machine:
         stack, pop = self.stack, self.stack.pop
         match name:
             case _ if name in _PUSHED:
+                # Larger numbers are equal in their hashes as often as a file likes: a dict of them is quadratic.
+                small = not isinstance(argument, int) or argument.bit_length() <= 64
+                require(small, "a number of more than 64 bits")
                 stack.append(argument)
             case "MEMOIZE" | "PUT" | "BINPUT" | "LONG_BINPUT":
                 self.memo[len(self.memo) if name == "MEMOIZE" else argument] = stack[-1]

@@ -1,9 +1,11 @@
-"""Reading files that a user names: regular files of a limited size, and YAML as plain data; errors are one line."""
+"""Reading files that a user names: regular files of a limited size, JSON, and YAML as plain data; errors are one line."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import json
+import math
 import os
 import re
 import stat
@@ -15,7 +17,8 @@ import yaml
 
 from recbole_unlearn.errors import UnlearnError, nearest, shown
 
-LARGEST_YAML = 16 << 20  # bytes
+LARGEST_YAML, LARGEST_JSON = 1 << 18, 1 << 24  # bytes
+MOST_VALUES = 200_000  # of a YAML file, in which an alias counts as all that it stands for
 
 
 def read_regular(path: str | os.PathLike, largest: int) -> bytes:
@@ -45,6 +48,14 @@ def read_regular(path: str | os.PathLike, largest: int) -> bytes:
         return stream.read(about.st_size)
 
 
+def read_json(path: str | os.PathLike, largest: int = LARGEST_JSON) -> Any:
+    """The JSON in a regular file; ValueError if it is something else, and otherwise as :func:`read_regular`."""
+    try:
+        return json.loads(read_regular(path, largest))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
 def properties_dir() -> Path:
     """`properties/`: inside the package when installed from a wheel, at the top of a checkout otherwise."""
     package = Path(__file__).resolve().parents[1]
@@ -72,15 +83,34 @@ def packaged(name: str | Path, folder: str, option: str) -> Path:
 class YamlLoader(yaml.SafeLoader):
     """YAML without Python objects and duplicate keys, and with `1e-4` read as a number, as RecBole's files expect."""
 
+    def get_single_node(self) -> yaml.Node | None:
+        """As the base class; refused if its aliases stand for more values than a file of settings has."""
+        node = super().get_single_node()
+        if _values(node, {}) > MOST_VALUES:
+            raise UnlearnError("its aliases (*name) stand for too many values; write them out.")
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """As the base class, which silently takes the second of two equal keys."""
         seen = set()
         for key, _ in node.value:
             name = self.construct_object(key, deep=True)
+            if isinstance(name, int) and name.bit_length() > 64:  # as many as one likes have the same hash
+                raise UnlearnError(f"a key in line {key.start_mark.line + 1} is not a name.")
             if isinstance(name, Hashable) and name in seen:
                 raise UnlearnError(f"{name} is there twice (line {key.start_mark.line + 1}); leave one out.")
             seen.add(name if isinstance(name, Hashable) else str(name))
         return super().construct_mapping(node, deep)
+
+
+def _values(node: Any, known: dict[int, float]) -> float:
+    """How many values a node of YAML stands for; without end if it is inside itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        pairs = (part if isinstance(part, tuple) else (part,) for part in parts)
+        known[id(node)] = 1 + sum(_values(one, known) for pair in pairs for one in pair)
+    return known[id(node)]
 
 
 YamlLoader.add_implicit_resolver(

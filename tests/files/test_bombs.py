@@ -1,0 +1,164 @@
+"""Small files that would take all time or memory: each ends in one line, or is read as the little that it is.
+
+Every case runs in a process of its own that may use two seconds of a processor and 500 MB more than before.
+"""
+
+import functools
+import gzip
+import io
+import multiprocessing
+import os
+import pickle
+import resource
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+
+from recbole_unlearn.data.requests import Fields, read_request
+from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.files import load_pickle, read_checkpoint
+from recbole_unlearn.report.entries import read_result
+from recbole_unlearn.settings import read_yaml
+
+SECONDS, BYTES = 2, 500 << 20
+ZERO = 2**61 - 1  # its multiples hash to 0
+
+
+def limited(read, path):
+    """What ``read(path)`` ends in, within the limits: the text of a refusal, or "read"."""
+
+    def child(answer):
+        with open("/proc/self/statm") as stream:
+            size = int(stream.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, size + BYTES))
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        try:
+            read(path)
+            answer.send("read")
+        except UnlearnError as error:
+            answer.send(str(error))
+        except BaseException as error:
+            answer.send(f"{type(error).__name__}: {error}")
+        os._exit(0)
+
+    context = multiprocessing.get_context("fork")
+    answer, given = context.Pipe(duplex=False)
+    process = context.Process(target=child, args=(given,))
+    process.start()
+    given.close()
+    try:
+        return answer.recv()
+    except EOFError:
+        process.join()
+        return f"killed: {process.exitcode}"
+
+
+def doubled(levels):
+    """A list that holds 2 ** levels values, in some bytes a level."""
+    return functools.reduce(lambda found, _: [found, found], range(levels), [0])
+
+
+def checkpoint(**parts):
+    config = {"final_config_dict": {"model": "BPR", "dataset": "tiny", **parts.pop("settings", {})}}
+    out = io.BytesIO()
+    torch.save({"state_dict": {"w": torch.zeros(2)}, "config": config, **parts}, out)
+    return out.getvalue()
+
+
+def many(number, value):
+    """An array of objects that has one value in many places."""
+    found = np.empty(number, dtype=object)
+    found[:] = [value] * number
+    return pickle.dumps(found, 4)
+
+
+def parquet(**columns):
+    out = io.BytesIO()
+    pd.DataFrame(columns).to_parquet(out, index=False)
+    return out.getvalue()
+
+
+def laughs(start, step):
+    """YAML in which each of thirty lines has the last one several times."""
+    return "\n".join([start.format(), *(step.format(n=n, m=n - 1) for n in range(1, 30))]).encode()
+
+
+def empty_matrix(form, *shape):
+    return pickle.dumps(getattr(sp, f"{form}_matrix")(shape), 4)
+
+
+def odd_frame(names):
+    """A table of one line whose columns have these names."""
+    return pickle.dumps(pd.DataFrame(np.zeros((1, len(names))), columns=pd.Index(names, dtype=object)), 4)
+
+
+WHOLE = [n * ZERO for n in range(20_000)]
+PICKLES = {
+    "whole numbers that hash to 0": lambda: pickle.dumps(dict.fromkeys(WHOLE), 4),
+    "a set of them": lambda: pickle.dumps(set(WHOLE), 4),
+    "columns with such names": lambda: odd_frame(WHOLE[:5000]),
+    "complex numbers that hash to 0": lambda: pickle.dumps(
+        {np.complex128(complex(-1000003 * n, n)): 0 for n in range(20_000)}, 4
+    ),
+    "a list in many places": lambda: pickle.dumps(doubled(26), 4),
+    "a list in many places of an array": lambda: many(20_000, [0] * 4000),
+    "an array in many places": lambda: many(100_000, np.zeros(100_000)),
+    "a table of a range of columns": lambda: pickle.dumps(pd.DataFrame(np.zeros((1, 300_000), np.int8)), 4),
+    "a sparse matrix of many lines": lambda: empty_matrix("coo", 2**27, 2**27),
+    "a sparse matrix of wide lines": lambda: empty_matrix("csr", 1, 2**27),
+}
+CHECKPOINTS = {
+    "a setting with a list in many places": lambda: checkpoint(settings={"x": doubled(24)}),
+    "views of one storage": lambda: checkpoint(state_dict={str(n): ONE.view(-1) for n in range(200)}),
+    "one tensor with many names": lambda: checkpoint(state_dict=dict.fromkeys(map(str, range(5000)), ONE)),
+    "an empty tensor and a large layer": lambda: checkpoint(
+        state_dict={"w": torch.zeros(0, 10**9)}, settings={"embedding_size": 10**8}
+    ),
+    "endless histories": lambda: checkpoint(settings={"MAX_ITEM_LIST_LENGTH": 10**9}),
+}
+ONE = torch.zeros(1_000_000)
+REQUESTS = {
+    "wide.csv.gz": lambda: gzip.compress(b"user_id" + b"," * (1 << 27)),
+    "long.csv.gz": lambda: gzip.compress(b"user_id\n" + b"u\n" * (1 << 25)),
+    "padded.csv": lambda: b"user_id" + b",a" * 900 + b"\n" + b"u\n" * 300_000,
+    "names.jsonl": lambda: b"".join(b'{"user_id": "u", "a%d": 1}\n' % n for n in range(20_000)),
+    "same.parquet": lambda: parquet(user_id=np.zeros(20_000_000, np.int8)),
+    "text.parquet": lambda: parquet(user_id=["u" * 100_000] * 20_000),
+    "wide.parquet": lambda: parquet(**{f"c{n}": [0] for n in range(5000)}),
+}
+YAMLS = {
+    "aliases": lambda: laughs("a0: &a0 [x]", "a{n}: &a{n} [*a{m}, *a{m}]"),
+    "merged keys": lambda: laughs("a0: &a0 {{x: 1}}", "a{n}: &a{n} {{<<: [*a{m}, *a{m}, *a{m}], k{n}: 1}}"),
+    "numbers as keys": lambda: b"".join(b"? %d\n: 1\n" % (n * ZERO) for n in range(5000)),
+    "a long file": lambda: b"a: [" + b"x, " * 1_000_000 + b"]",
+    "an endless number": lambda: b"a: " + b":".join([b"1"] + [b"59"] * 60_000),
+}
+JSON = {
+    "lists": lambda: b"[" + b"[]," * 30_000_000 + b"[]]",
+    "nesting": lambda: b"[" * 1_000_000,
+    "a number": lambda: b"1" * 1_000_000,
+}
+FIELDS = Fields("user_id", "item_id", None)
+DOORS = {
+    **{("x.pkl", name): (load_pickle, make) for name, make in PICKLES.items()},
+    **{("x.pth", name): (read_checkpoint, make) for name, make in CHECKPOINTS.items()},
+    **{(name, ""): (lambda path: read_request(path, FIELDS), make) for name, make in REQUESTS.items()},
+    **{("x.yaml", name): (read_yaml, make) for name, make in YAMLS.items()},
+    **{("result.json", name): (read_result, make) for name, make in JSON.items()},
+    **{("ensemble.json", name): (lambda path: read_checkpoint(path.parent), make) for name, make in JSON.items()},
+}
+
+
+@pytest.mark.parametrize("case", DOORS, ids=" ".join)
+def test_small_files_take_little_time_and_memory(tmp_path, case):
+    read, make = DOORS[case]
+    path = tmp_path / case[0]
+    path.write_bytes(make())
+    said = limited(read, path)
+    assert said.startswith(("Refused to read", "Forget request", str(tmp_path), "Cannot read")), said
+    assert "\n" not in said
+    assert "memory" not in said
