@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fcntl
+import io
 import logging
 import os
 import shutil
@@ -17,6 +18,7 @@ import zipfile
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import pooch
 import requests
@@ -29,6 +31,7 @@ TIMEOUT_SECONDS, RETRIES = 30.0, 3
 LARGEST = 64 << 30  # bytes that an archive may unpack to
 DENSEST, FREE = 200, 1 << 30  # at most 200 times its size, unless it unpacks to less than a gigabyte
 _ARCHIVE = ".archive.zip"
+_PLAIN = {"Accept-Encoding": "identity"}  # so that the length is that of the archive
 _KINDS = (0, stat.S_IFREG, stat.S_IFDIR)  # of entries in a zip file
 
 logger = logging.getLogger(__name__)
@@ -95,8 +98,15 @@ def _fill(folder: Path, name: str, url: str, files: Sequence[str], show_progress
     source = pooch.create(
         folder, "", registry={_ARCHIVE: checksum or None}, urls={_ARCHIVE: address}, retry_if_failed=RETRIES
     )
+
+    def download(address: str, file: str, source: pooch.Pooch) -> None:
+        with _Limited(file, "wb") as sink:
+            hooks = {"response": lambda response, **_: sink.allow(response.headers.get("content-length"))}
+            fetch = pooch.HTTPDownloader(show_progress, timeout=TIMEOUT_SECONDS, headers=_PLAIN, hooks=hooks)
+            fetch(address, sink, source)
+
     try:
-        source.fetch(_ARCHIVE, downloader=pooch.HTTPDownloader(show_progress, timeout=TIMEOUT_SECONDS))
+        source.fetch(_ARCHIVE, downloader=download)
     except (requests.RequestException, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UnlearnError(
@@ -114,6 +124,26 @@ def _fill(folder: Path, name: str, url: str, files: Sequence[str], show_progress
             f"The archive of dataset [{name}] from {address} was refused: {' '.join(str(error).split())}. "
             f"Check the url, or {by_hand}."
         ) from error
+
+
+class _Limited(io.FileIO):
+    """A file that takes as many bytes as the server said, or up to a gigabyte if it said nothing."""
+
+    left = 0
+
+    def allow(self, length: str | None) -> None:
+        """Take this many bytes, if there is room for them and for what they unpack to."""
+        room = min(LARGEST, shutil.disk_usage(os.path.dirname(str(self.name))).free // 2)
+        self.left = int(length) if length else min(FREE, room)
+        if self.left > room:
+            raise UnlearnError(f"The download has {self.left} bytes, more than half of what is free. Set data_path.")
+
+    def write(self, data: Any) -> int:
+        """As the base class."""
+        self.left -= len(data)
+        if self.left < 0:
+            raise UnlearnError("The download has more bytes than it says, or than one without a length may have.")
+        return super().write(data)
 
 
 def _unpack(folder: Path, old: str, new: str) -> None:

@@ -35,6 +35,8 @@ from recbole_unlearn.settings import read_regular
 logger = logging.getLogger(__name__)
 
 LARGEST = 1 << 30  # bytes of a file of requests, unpacked
+DENSEST, CELLS, FREE = 100, 4, 1 << 20  # unpacked bytes and cells for each byte of a file, besides a million
+MOST_COLUMNS, LONGEST_TOKEN = 1000, 4096
 SHOWN_ROWS = 5  # how many row numbers an error message gives
 EMPTY = -1  # in the place of an id, where a request has none
 # Columns of remarks. With only one of the two id columns, any other column could be a misspelt one.
@@ -215,7 +217,9 @@ def _tokens(table: _Table, header: str, cells: Sequence[Any]) -> list[str | None
     table.refuse(inexact, f"{header} is too large to be exact as a float", "; give it as text")
     whole = all(float(cell).is_integer() for cell in cells if _is_float(cell))
     exact = [int(cell) if whole and _is_float(cell) else cell for cell in cells]
-    return [None if cell is None else str(cell).strip() for cell in exact]
+    tokens = [None if cell is None else str(cell).strip() for cell in exact]
+    table.refuse([token is not None and len(token) > LONGEST_TOKEN for token in tokens], f"{header} is too long")
+    return tokens
 
 
 # ---- files and Python data as tables ----
@@ -277,12 +281,19 @@ def _of_file(path: Path, fields: Fields) -> _Table:
 def _unpacked(content: bytes) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-            unpacked = stream.read(LARGEST + 1)
+            largest = min(LARGEST, FREE + DENSEST * len(content))
+            unpacked = stream.read(largest + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise _UnreadableError("the gzip file is damaged; pack it again") from error
-    if len(unpacked) > LARGEST:
-        raise _UnreadableError(f"it has more than {LARGEST} bytes when unpacked; divide it")
+    if len(unpacked) > largest:
+        raise _UnreadableError(f"it has more than {largest} bytes when unpacked; unpack or divide it")
     return unpacked
+
+
+def _bounded(rows: int, columns: int, size: int) -> None:
+    """Refuse a table that has many more cells than the ``size`` bytes of its file can tell apart."""
+    if columns > MOST_COLUMNS or rows * columns > FREE + CELLS * size:
+        raise _UnreadableError("it has more columns or rows than a request of its size; leave out what is not needed")
 
 
 def _text(content: bytes) -> str:
@@ -299,9 +310,11 @@ def _separated(name: str, content: bytes, separator: str = ",") -> _Table:
     header, _ = next(lines, ([], 0))
     if not any(cell.strip() for cell in header):
         raise _UnreadableError("it is empty")
+    _bounded(1, len(header), len(content))
     cells: list[list[str]] = [[] for _ in header]
-    rows = []
+    rows: list[int] = []
     for line, number in lines:
+        _bounded(len(rows), len(header), len(content))
         if not any(cell.strip() for cell in line):
             continue  # a blank line, or what a spreadsheet leaves of one
         if any(cell.strip() for cell in line[len(header) :]):
@@ -342,6 +355,7 @@ def _json_lines(name: str, content: bytes) -> _Table:
     if not found:
         raise _UnreadableError("it is empty")
     names = dict.fromkeys(key for entry in found for key in entry)
+    _bounded(len(found), len(names), len(content))
     return _Table(name, "line", [(key, [entry.get(key) for entry in found]) for key in names], rows)
 
 
@@ -353,8 +367,14 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parquet(name: str, content: bytes) -> _Table:
+    from pyarrow import parquet, types  # takes a while, and few requests need it
+
     try:
-        frame = pd.read_parquet(io.BytesIO(content))
+        file = parquet.ParquetFile(io.BytesIO(content))
+        _bounded(file.metadata.num_rows, len(file.schema_arrow), len(content))
+        # A text stays one object, in however many rows it is.
+        named = [field.name for field in file.schema_arrow if types.is_string(field.type)]
+        frame = parquet.read_table(io.BytesIO(content), read_dictionary=named).to_pandas()
     except (ValueError, OSError, NotImplementedError, LookupError, TypeError) as error:  # as pyarrow's are
         raise _UnreadableError("it is damaged, or another kind of file") from error
     return _Table(name, "row", _frame_columns(frame), range(1, sys.maxsize))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -38,15 +37,15 @@ from recbole_unlearn.files.retained_data import PARTS, Clock, write_dataset
 from recbole_unlearn.files.safe_load import load_torch, only
 from recbole_unlearn.files.safe_pickle import Global, RefusedError, StandIn
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.settings import UnlearnConfig, is_plain, plain_settings, read_regular
+from recbole_unlearn.settings import UnlearnConfig, is_plain, plain_settings, read_json
 
 LARGEST_NUMBER = 2**53  # of a setting
 LARGEST_SIZE = 10_000  # of a layer, unless the weights have a larger one
 LONGEST_TEXT = 10_000
-LARGEST_HEAD, MOST_PARTS = 1 << 24, 1_000_000  # of an ensemble: bytes of its head, shards or slices
+MOST_PARTS = 1_000_000  # shards or slices of an ensemble
 DATASET_DIGEST = "unlearn_dataset_sha256"  # in a checkpoint: the dataset file it belongs to
 SCHEMA, HEAD = 1, "ensemble.json"
-_SIZE = re.compile(r"size|dim|hidden|layers|factor|num")
+_SIZE = re.compile(r"size|dim|hidden|layers|factor|num|length", re.IGNORECASE)
 _NEIGHBORS = ("adj_entity", "adj_relation")  # of KGCN, by entity: its sample of the knowledge graph
 _FIT = "Give the dataset, data_path and settings that the checkpoint was trained with."
 
@@ -309,8 +308,8 @@ def read_head(path: Path) -> Stored:
     file = path / HEAD
     _require(file.is_file(), path, f"is not the directory of an ensemble: it has no {HEAD}.")
     try:
-        content = json.loads(read_regular(file, LARGEST_HEAD))
-    except (OSError, ValueError, RecursionError) as error:
+        content = read_json(file)
+    except (OSError, ValueError) as error:
         raise UnlearnError(f"{shown(file)} is damaged: it is not JSON. Use another copy.") from error
     known = isinstance(content, dict) and content.get("schema") == SCHEMA
     _require(known, file, f"is not of schema {SCHEMA}; it was written by another version.")

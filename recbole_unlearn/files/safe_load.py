@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import re
 import sys
 import zipfile
@@ -33,11 +32,10 @@ from recbole_unlearn.settings import read_regular
 
 Consent = Callable[[Global], bool]  # which further globals a file may name, as a description only
 
-LARGEST_FILE = min(64 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 MOST_RECORDS = 100_000  # in a zip archive
-# What a file may take: bytes of tensors and arrays, and as many values in lists and mappings. Both are counted once for
-# each place that they are in, since those who walk through the result do not know what is shared.
-FREE, COPIES = 1_000_000, 4  # besides that, this many times the bytes of the file
+# What a file may take: bytes of tensors and arrays, and as many values in lists and mappings. Both are counted once
+# for each place that they are in, since those who walk through the result do not know what is shared.
+FREE, COPIES = 1_000_000, 4  # and this many times the bytes of the file
 DEEPEST = 200  # nesting of lists and mappings
 MOST_DIMENSIONS, MOST_NUMBERS = 16, 2**62
 MOST_COLUMNS = 10_000  # of a table, which has an object for each
@@ -73,7 +71,7 @@ def only(model: type | None) -> Consent:
 def _guarded(path: Path, reader: Callable[[bytes, Consent], Any], consent: Consent) -> Any:
     """The content of a file; every failure becomes one line."""
     try:
-        return reader(read_regular(path, LARGEST_FILE), consent)
+        return reader(read_regular(path), consent)
     except UnlearnError:
         raise
     except RefusedError as error:

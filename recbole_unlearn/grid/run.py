@@ -106,7 +106,7 @@ def _run(cells: list[Cell], directory: Path, run: RunSettings, show_progress: bo
     """Do the cells that are left, then write the tables."""
     left = [cell for cell in cells if not _is_done(directory, cell)]
     # A cell that failed before stays on record until it has been tried again.
-    before = report.read_json(directory / report.FAILED_FILE)
+    before = report.read_mapping(directory / report.FAILED_FILE)
     failed = {cell.name: before[cell.name] for cell in left if cell.name in before}
     if run.ray_address is None:  # nodes of a cluster have data of their own
         sources = {(cell.dataset, str(cell.values.get("data_path"))): cell for cell in left}
@@ -183,7 +183,7 @@ def _is_done(directory: Path, cell: Cell) -> bool:
     folder = directory / cell.name
     if not (folder / "result.json").exists():
         return False
-    found = report.read_json(folder / ASKED)
+    found = report.read_mapping(folder / ASKED)
     for part, own in cell.asked.items():  # methods, settings, methods_settings
         before = found.get(part)
         if before == own:

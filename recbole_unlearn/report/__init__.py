@@ -14,7 +14,7 @@ from recbole_unlearn.report.entries import (
     affected_ndcg,
     grouped,
     ratio_of_sums,
-    read_json,
+    read_mapping,
     read_plan,
     read_result,
     recovered,

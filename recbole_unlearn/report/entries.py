@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recbole_unlearn.data import INJECTED
-from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.measures import SHORT
 from recbole_unlearn.report.page import MISSING, difference, spread
 from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.results.schema import SCHEMA, mapping, number
+from recbole_unlearn.settings import read_json
 
 PLAN_FILE, FAILED_FILE = "grid.json", "failed.json"
 REFERENCES = (ORIGINAL, RETRAINED, SECOND)
@@ -117,10 +118,10 @@ def affected_ndcg(phase: PhaseResult) -> float | None:
 def read_result(path: Path) -> RunResult:
     """The result in a `result.json`; refuses a file that is none."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        why = error.strerror or str(error)
-    except (ValueError, RecursionError):
+        tree = read_json(path)
+    except (OSError, UnlearnError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+    except ValueError:
         why = "it is not JSON"
     else:
         result = RunResult.from_json(tree)
@@ -131,15 +132,15 @@ def read_result(path: Path) -> RunResult:
         else:
             return result
     raise UnlearnError(
-        f"Cannot compare {path}: {why}. Name output directories of finished runs, or run that one again."
+        f"Cannot compare {shown(path)}: {why}. Name output directories of finished runs, or run that one again."
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
     """A mapping that the plugin wrote; empty when there is none, or none that can be read."""
     try:
-        return mapping(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
+        return mapping(read_json(path))
+    except (OSError, ValueError, UnlearnError):
         return {}
 
 
@@ -148,8 +149,8 @@ def read_plan(directories: Iterable[Path]) -> GridPlan:
     seeds: dict[Place, dict[str, set[str]]] = {}
     missing: dict[str, str] = {}
     for directory in map(Path, directories):
-        failed = read_json(directory / FAILED_FILE)
-        cells = read_json(directory / PLAN_FILE).get("cells")
+        failed = read_mapping(directory / FAILED_FILE)
+        cells = read_mapping(directory / PLAN_FILE).get("cells")
         for cell in map(mapping, cells if isinstance(cells, list) else ()):
             keys = ("dataset", "model", "source", "name", "seed")
             dataset, model, source, name, seed = (_text(cell.get(key)) for key in keys)

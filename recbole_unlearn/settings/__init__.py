@@ -22,7 +22,15 @@ from recbole_unlearn.settings.groups import (
     RunSettings,
     TuneSettings,
 )
-from recbole_unlearn.settings.inputs import packaged, parse_value, properties_dir, read_json, read_regular, read_yaml
+from recbole_unlearn.settings.inputs import (
+    LARGEST_FILE,
+    packaged,
+    parse_value,
+    properties_dir,
+    read_json,
+    read_regular,
+    read_yaml,
+)
 from recbole_unlearn.settings.supported_models import (
     KNOWLEDGE,
     SEQUENTIAL,

@@ -1,4 +1,4 @@
-"""Reading files that a user names: regular files of a limited size, JSON, and YAML as plain data; errors are one line."""
+"""Reading files that a user names: regular files of a limited size, JSON and YAML as data; errors are one line."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ import yaml
 from recbole_unlearn.errors import UnlearnError, nearest, shown
 
 LARGEST_YAML, LARGEST_JSON = 1 << 18, 1 << 24  # bytes
+LARGEST_FILE = min(64 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)  # half of the memory
 MOST_VALUES = 200_000  # of a YAML file, in which an alias counts as all that it stands for
 
 
-def read_regular(path: str | os.PathLike, largest: int) -> bytes:
+def read_regular(path: str | os.PathLike, largest: int = LARGEST_FILE) -> bytes:
     """The bytes of a regular file of at most ``largest`` bytes; reading a pipe or a device might never end.
 
     Raises:

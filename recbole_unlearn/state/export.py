@@ -26,7 +26,6 @@ import dataclasses
 import inspect
 import io
 import itertools
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -42,6 +41,7 @@ from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Done, file_digest, keyed_hash, load_key, new_directory, write_bytes, write_json
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import SIDES, as_rows, find_tables
+from recbole_unlearn.settings import LARGEST_FILE, read_json
 from recbole_unlearn.state.context import Core, Suppression, versions
 from recbole_unlearn.state.database import now
 from recbole_unlearn.state.deltas import digest, pack, read_bytes, unpack
@@ -219,7 +219,7 @@ def write_vectors(place: Path, train: Dataset, vectors: tuple[Vectors, Vectors])
 def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
     """The fingerprint and the vectors of an earlier export; refused unless the ledger knows the fingerprint."""
     try:
-        about = json.loads(read_bytes(folder / ABOUT))
+        about = read_json(folder / ABOUT)
         schema, fingerprint, named = int(about["schema"]), about["fingerprint"], (about["model"], about["dataset"])
         has_vectors, files = about["vectors"] is not None, about["files"]
     except (ValueError, KeyError, TypeError) as error:
@@ -261,7 +261,7 @@ def load_suppression(path: str | os.PathLike, key: str | os.PathLike | bytes | N
     """
     known = key if isinstance(key, bytes) else load_key(key)
     try:
-        content = json.loads(read_bytes(path))
+        content = read_json(path, LARGEST_FILE)
     except ValueError as error:
         raise UnlearnError(f"{shown(path)} is damaged: it is not JSON. Export the state again.") from error
     hashes = content.get("hashes") if isinstance(content, dict) else None

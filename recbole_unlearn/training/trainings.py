@@ -26,7 +26,7 @@ from recbole_unlearn.cluster import Workers
 from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
-from recbole_unlearn.settings import RECBOLE, CacheSettings, Known, UnlearnConfig, own_settings
+from recbole_unlearn.settings import RECBOLE, CacheSettings, Known, UnlearnConfig, own_settings, read_json
 from recbole_unlearn.text import counted
 from recbole_unlearn.training.fast_models import cache_name
 from recbole_unlearn.training.trainer import Job, PhaseTrainer, Watcher, Weights, loaded, train, train_here
@@ -94,8 +94,8 @@ class Cache:
     @staticmethod
     def _note(path: Path) -> dict[str, str]:
         try:
-            found = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            found = read_json(path.with_suffix(".json"))
+        except (OSError, ValueError, UnlearnError):
             return {}
         return found if isinstance(found, dict) else {}
 

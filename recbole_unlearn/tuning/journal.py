@@ -19,6 +19,7 @@ from tqdm import tqdm
 from recbole_unlearn import __version__
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import write_bytes
+from recbole_unlearn.settings import read_regular
 from recbole_unlearn.text import decimal
 from recbole_unlearn.training import state_digest
 from recbole_unlearn.tuning.space import Settings, Space, identity
@@ -74,11 +75,11 @@ class Journal:
 
     def _read(self) -> None:
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = read_regular(self.path).decode()
             lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
             head = lines[0]["sweep"] if lines else self.sweep
             self.records = {identity(record["settings"]): record for record in lines[1:]}
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, UnlearnError) as error:
             raise UnlearnError(f"{self.path} is damaged; choose another --output_dir.") from error
         if head != self.sweep:
             raise UnlearnError(

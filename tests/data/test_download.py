@@ -44,7 +44,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         type(self).requests += 1
         self.send_response(302 if self.aim else self.status)
-        self.send_header("Content-Length", str(self.claimed or len(self.data)))
+        if self.claimed != "nothing":
+            self.send_header("Content-Length", str(self.claimed or len(self.data)))
         self.send_header("Location", self.aim or "")
         self.end_headers()
         self.wfile.write(self.data)
@@ -131,6 +132,17 @@ def test_unknown_datasets_and_odd_urls(site, target):
 def test_transfers_that_fail(site, target, key, value):
     setattr(site, key, value)
     refused(target, site.url, "[tiny]", site.url, str(target / "tiny.inter"))
+
+
+def test_a_download_without_a_length_is_limited(site, target, monkeypatch):
+    """The attack: a server that sends without end. One that says how much is believed if there is room for it."""
+    site.claimed = 10**15
+    refused(target, site.url, "more than half of what is free")
+    site.claimed = "nothing"
+    monkeypatch.setattr(download, "FREE", 40_000)
+    refused(target, site.url, "one without a length")
+    monkeypatch.setattr(download, "FREE", 60_000)
+    ensure_dataset("tiny", target, ["tiny.inter"], site.url, show_progress=False)
 
 
 def test_a_wrong_checksum_and_a_full_disk(site, target, monkeypatch):

