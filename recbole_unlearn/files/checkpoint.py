@@ -73,28 +73,46 @@ class Trained:
         except RuntimeError as error:
             raise UnlearnError(_misfit(self.state_dict, model.state_dict())) from error
         if isinstance(model, KGCN):
-            model.load_other_parameter(_neighbors(self.other_parameter, model))
+            model.load_other_parameter(_fitting({key: self.other_parameter.get(key) for key in _NEIGHBORS}, model))
         recbole_compat.clear_caches(model)
 
     def load_into(self, model: AbstractRecommender) -> None:
         """Make ``model``, built on the same interactions, this trained model."""
         self.load_weights(model)
-        done = _NEIGHBORS if isinstance(model, KGCN) else ()
-        model.load_other_parameter({k: v for k, v in self.other_parameter.items() if k not in done})
+        model.load_other_parameter(_fitting(self.other_parameter, model))
         recbole_compat.clear_caches(model)
 
 
-def _neighbors(other: dict[str, Any], model: KGCN) -> dict[str, torch.Tensor]:
-    """The neighbors that a trained KGCN has sampled, refused unless they are those of a graph like the model's."""
+def _fitting(other: dict[str, Any], model: AbstractRecommender) -> dict[str, Any]:
+    """The other parameters that ``model`` declares, refused unless they are of the kind and shape that it has.
+
+    RecBole sets them as attributes: under another name, one would take the place of a method or a layer.
+    """
+    limits = {}
+    if isinstance(model, KGCN):
+        limits = {"adj_entity": model.n_entities, "adj_relation": model.n_relations + 1}
     found = {}
-    for name, number in zip(_NEIGHBORS, (model.n_entities, model.n_relations + 1), strict=True):
-        value: Any = other.get(name)
-        own = getattr(model, name)
-        fits = isinstance(value, torch.Tensor) and value.shape == own.shape and value.dtype == own.dtype
-        if not fits or not 0 <= int(value.min()) <= int(value.max()) < number:
-            raise UnlearnError(f"The neighbors ({name}) do not fit the model and dataset. {_FIT}")
-        found[name] = value.to(own.device)
+    for name, own in recbole_compat.other_parameters(model).items():
+        if name in other:
+            value = other[name]
+            fits = _is_like(value, own)
+            if not fits or (name in limits and not 0 <= int(value.min()) <= int(value.max()) < limits[name]):
+                raise UnlearnError(f"{name}, which the model keeps, does not fit the model and dataset. {_FIT}")
+            found[name] = value.to(model.device) if isinstance(value, torch.Tensor) else value
     return found
+
+
+def _is_like(value: Any, own: Any) -> bool:
+    """Whether a value is of the kind and shape of ``own``; None is the largest count of a model that counts (Pop)."""
+    if isinstance(own, torch.Tensor):
+        same = isinstance(value, torch.Tensor) and (value.dtype, value.layout) == (own.dtype, own.layout)
+    elif isinstance(own, np.ndarray):
+        same = isinstance(value, np.ndarray) and value.dtype.kind == own.dtype.kind
+    elif own is None:
+        return value is None or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    else:
+        same = sp.issparse(value) if sp.issparse(own) else isinstance(value, type(own))
+    return same and np.shape(value) == np.shape(own)
 
 
 def _misfit(state: dict[str, torch.Tensor], own: dict[str, torch.Tensor]) -> str:

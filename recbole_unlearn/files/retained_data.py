@@ -34,7 +34,8 @@ from recbole_unlearn.files.safe_load import load_pickle, only
 from recbole_unlearn.files.safe_pickle import RefusedError, StandIn, require
 
 PARTS = ["train", "valid", "test"]
-MOST_BUCKETS = 10_000_000
+MOST_BUCKETS = 100_000
+FREE, PADDED = 10_000_000, 100  # places that rows of different lengths may take: so many, and for each place in use
 MOST_INTERACTIONS = 2**40  # of an item; no dataset has more
 RAW, RAW_SIZES = "unlearn_raw", "unlearn_raw_sizes"  # the interactions behind windows, how many in each part
 _KINDS = {ModelType.SEQUENTIAL: SequentialDataset, ModelType.KNOWLEDGE: KnowledgeBasedDataset}
@@ -292,8 +293,10 @@ def _check_state(state: Mapping[str, Any], name: str) -> None:
         require(named, f"{key} is odd")
     for key in ("field2bucketnum", "field2seqlen"):
         require(all(0 <= number <= MOST_BUCKETS for number in state[key].values()), f"{key} is odd")
-    for matrix in state["_preloaded_weight"].values():
-        require(matrix.dtype.kind in "iuf" and np.isfinite(matrix).all(), "its preloaded weights are odd")
+    for field, matrix in state["_preloaded_weight"].items():
+        numbers = matrix.dtype.kind in "iuf" and np.isfinite(matrix).all()
+        fits = matrix.ndim == 2 and len(matrix) == len(state["field2id_token"].get(field, ()))
+        require(numbers and fits, "its preloaded weights are odd")
     for key in ("label_field", "time_field"):
         require(isinstance(state.get(key), (str, type(None))), f"{key} is odd")
     owners = {state["uid_field"], state["iid_field"]}
@@ -301,11 +304,12 @@ def _check_state(state: Mapping[str, Any], name: str) -> None:
     require(tokens, "its users or items are not a column of tokens")
     for field in owners | state["field2id_token"].keys() | state["field2token_id"].keys():
         known, ids = (state[key].get(field) for key in ("field2id_token", "field2token_id"))
-        there = isinstance(known, (list, np.ndarray)) and np.ndim(known) == 1 and isinstance(ids, dict)
-        require(there, f"{field} has no vocabulary")
+        listed = isinstance(known, list) or (isinstance(known, np.ndarray) and known.ndim == 1)
+        require(listed and isinstance(ids, dict), f"{field} has no vocabulary")
         whole = len(ids) == len(known) and all(isinstance(number, (int, np.integer)) for number in ids.values())
         same = whole and all(ids.get(str(token)) == place for place, token in enumerate(known))
         require(same, f"the vocabulary of {field} is damaged")
+        _check_lengths(field, [len(token) for token in ids])
     kept = {"inter_feat"} | {table for table in ("user_feat", "item_feat") if state.get(table) is not None}
     require(kept <= set(tables), "its tables are not in the list of its tables")
     for table in tables:
@@ -350,9 +354,16 @@ def _check_column(state: Mapping[str, Any], field: str, values: pd.Series) -> No
     flat = values.to_numpy()
     if kind in _SEQUENCES:
         flat = np.concatenate([np.zeros(0, np.int64), *(np.asarray(value).ravel() for value in values)])
+        _check_lengths(field, [np.size(value) for value in values])
     if kind in _TOKENS:
         number = len(state["field2id_token"].get(field, ()))
         inside = flat.dtype.kind in "iu" and ((flat >= 0) & (flat < number)).all()
         require(inside, f"{field} has ids that are not in its vocabulary")
     else:
         require(flat.dtype.kind in "iuf" and np.isfinite(flat).all(), f"{field} has other than numbers")
+
+
+def _check_lengths(field: str, lengths: Sequence[int]) -> None:
+    """Refuse one long entry among many short ones: as an array, each would take the place of the longest."""
+    fits = len(lengths) * max(lengths, default=0) <= FREE + PADDED * sum(lengths)
+    require(fits, f"{field} has an entry that is much longer than the others")

@@ -7,10 +7,13 @@ import threading
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 from recbole_unlearn import UnlearnConfig, UnlearnError, cli, read_checkpoint, run_unlearn
 from recbole_unlearn.data import load
+from recbole_unlearn.files import Trained
+from recbole_unlearn.recbole_compat import other_parameters
 from recbole_unlearn.training import build_model
 from tests.files import RUN, Trap
 
@@ -187,6 +190,41 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, flags, given):
     thread.start()
     thread.join(timeout=60)
     assert codes == [2]
+
+
+@pytest.mark.parametrize("name", ["forward", "user_embedding", "training", "__class__", "state_dict", "x" * 1000])
+def test_no_attribute_is_set_that_the_model_does_not_declare(forged, unlearn, name):
+    """RecBole sets every name in other_parameter as an attribute of the model."""
+    assert unlearn(forged(other_parameter={name: torch.zeros(3)})).result["forget"]["users"] == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "odd"),
+    [
+        ("Pop", {"item_cnt": torch.zeros(3, 1, dtype=torch.int64)}), ("Pop", {"max_cnt": torch.zeros(5)}),
+        ("EASE", {"item_similarity": np.zeros((2, 2), np.float32)}), ("EASE", {"interaction_matrix": 3}),
+        ("EASE", {"interaction_matrix": sp.eye(3).tocsr()}), ("EASE", {"item_similarity": np.array(["a"])}),
+    ],
+)  # fmt: skip
+def test_what_a_model_keeps_has_its_kind_and_shape(settings, model, odd):
+    config = UnlearnConfig(model, "tiny", config_dict=settings)
+    made = build_model(config, load(config).splits)
+    Trained(made.state_dict(), None, other_parameters(made), 0).load_into(made)
+    with pytest.raises(UnlearnError, match=f"{next(iter(odd))}, which the model keeps, does not fit"):
+        Trained(made.state_dict(), None, odd, 0).load_into(made)
+
+
+NAME = "x\n\x1b[2J\x1b]0;t\x07Error: all is well\u202e"
+
+
+def test_names_in_files_cannot_write_on_the_screen(forged, tmp_path, tiny_path, capsys):
+    """Line breaks, escape sequences and marks that turn text around, in every name that a message repeats."""
+    for number, path in enumerate((forged({"model": NAME}), forged({"dataset": NAME}), forged({NAME: 10**30}))):
+        assert cli.main([f"--checkpoint={path}", f"--data_path={tiny_path}", f"--output_dir={tmp_path / 'o'}"]) == 2
+        said = capsys.readouterr().err.rstrip("\n").splitlines()
+        assert all(line.isprintable() for line in said), number
+        assert not any(line.startswith("Error: all") for line in said)
+    assert str(UnlearnError(NAME)) == "x??[2J?]0;t?Error: all is well?"
 
 
 def test_weights_that_overflow_write_nothing(plain_checkpoint, forged, unlearn, tmp_path):

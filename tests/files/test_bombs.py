@@ -17,12 +17,16 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
+from recbole.utils import FeatureType
 
+from recbole_unlearn import UnlearnConfig, UnlearnError, run_unlearn
 from recbole_unlearn.data.requests import Fields, read_request
-from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import load_pickle, read_checkpoint
-from recbole_unlearn.report.entries import read_result
+from recbole_unlearn.files import load_key, load_pickle, read_checkpoint, read_dataset, retained_data
+from recbole_unlearn.methods.obliviate.adapters import AdapterSet
+from recbole_unlearn.methods.sharded import base
+from recbole_unlearn.report.entries import read_mapping, read_result
 from recbole_unlearn.settings import read_yaml
+from recbole_unlearn.state import load_suppression
 
 SECONDS, BYTES = 2, 500 << 20
 ZERO = 2**61 - 1  # its multiples hash to 0
@@ -52,10 +56,12 @@ def limited(read, path):
     process.start()
     given.close()
     try:
-        return answer.recv()
+        return answer.recv() if answer.poll(60) else "hangs"
     except EOFError:
+        return "killed"
+    finally:
+        process.kill()
         process.join()
-        return f"killed: {process.exitcode}"
 
 
 def doubled(levels):
@@ -166,3 +172,64 @@ def test_small_files_take_little_time_and_memory(tmp_path, case):
     refused = re.match(r"Refused to read|Forget request|Cannot (read|compare)|/", said)
     assert refused or (said == "read" and case in HARMLESS), said
     assert "memory" not in said
+
+
+FILES = {
+    "x.pth": read_checkpoint, "x.yaml": read_yaml, "key": load_key, "r.csv": DOORS["padded.csv", ""][0],
+    "result.json": read_result, "failed.json": read_mapping,
+    "ensemble.json": lambda path: read_checkpoint(path.parent), "suppression.json": lambda path: load_suppression(path, b"k" * 32),
+    "adapters.json": lambda path: AdapterSet.load(torch.nn.Linear(1, 1), path.parent),
+    "adapters.safetensors": lambda path: AdapterSet.load(torch.nn.Linear(1, 1), path.parent),
+    "shard-0.safetensors": base._load,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_is_no_file(tmp_path, name, kind):
+    """The attack: whoever opens it waits for ever, or reads without end."""
+    (tmp_path / "adapters.json").write_text("{}")
+    (tmp_path / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    said = limited(FILES[name], tmp_path / name)
+    assert str(tmp_path) in said or (name, said) == ("failed.json", "read"), said
+
+
+def long_token(dataset):
+    tokens = dataset.field2id_token["user_id"].tolist()
+    tokens[-1] = "x" * 10_000
+    dataset.field2id_token["user_id"] = tokens
+    dataset.field2token_id["user_id"] = {token: number for number, token in enumerate(tokens)}
+
+
+def long_history(dataset):
+    lists = [np.zeros(0, np.int64)] * len(dataset.item_feat)
+    dataset.item_feat["kind"] = pd.Series([*lists[1:], np.zeros(10_000, np.int64)])
+    dataset.field2type["kind"] = FeatureType.TOKEN_SEQ
+
+
+ODD = {
+    "a long token": (long_token, "user_id has an entry that is much longer"),
+    "a long list": (long_history, "kind has an entry that is much longer"),
+    "many buckets": (lambda dataset: dataset.field2bucketnum.update(x=10**7), "field2bucketnum is odd"),
+    "few weights": (lambda dataset: dataset._preloaded_weight.update(city=np.zeros((1, 2))), "preloaded weights"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_dataset_does_not_grow_when_it_is_used(settings, tmp_path, monkeypatch, name):
+    """One long token or list among many short ones: as an array, every one would take as much."""
+    monkeypatch.setattr(retained_data, "FREE", 0)
+    monkeypatch.setattr(retained_data, "PADDED", 20)
+    values = settings | {"report": "none", "load_col": None, "epochs": 1}
+    run_unlearn("BPR", "tiny", unlearn="finetune", forget={"user_id": ["u1"]}, config_dict=values)
+    path = tmp_path / "out" / "tiny-Dataset.pth"
+    dataset = pickle.loads(path.read_bytes())
+    change, message = ODD[name]
+    change(dataset)
+    path.write_bytes(pickle.dumps(dataset, 4))
+    config = UnlearnConfig("BPR", "tiny", config_dict=values)
+    assert message in limited(lambda path: read_dataset(path, config), path)

@@ -3,6 +3,7 @@
 import collections
 import functools
 import io
+import operator
 import os
 import pickle
 import re
@@ -125,9 +126,10 @@ def test_damaged_files_are_one_line(tmp_path_factory, cut, noise):
     assert "\n" not in str(error.value)
 
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+WHOLE = st.integers(-(2**63), 2**64 - 1)
+SCALARS = st.none() | st.booleans() | WHOLE | st.floats(allow_nan=False) | st.text() | st.binary()
 TREES = st.recursive(
-    SCALARS | st.sets(st.integers()) | st.frozensets(st.text()),
+    SCALARS | st.sets(WHOLE) | st.frozensets(st.text()),
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
 )
 
@@ -178,10 +180,10 @@ def test_small_files_take_little_memory(read, name):
 
 
 def test_tensors_that_share_a_storage_are_bounded_by_the_file(tmp_path):
-    whole = torch.zeros(100_000)
+    whole = torch.zeros(1_000_000)
     torch.save([whole, whole.view(10, -1)], tmp_path / "x.pth")
     shapes = [tuple(tensor.shape) for tensor in unpickle.load_torch(tmp_path / "x.pth")]
-    assert shapes == [(100_000,), (10, 10_000)]
+    assert shapes == [(1_000_000,), (10, 100_000)]
     torch.save([whole.view(-1) for _ in range(5)], tmp_path / "x.pth")
     with pytest.raises(UnlearnError, match="larger than the file"):
         unpickle.load_torch(tmp_path / "x.pth")
@@ -304,11 +306,70 @@ def test_data_nested_without_end_is_refused(read, pickled):
         ("csr", {"indices": [0, 1, 99]}), ("csr", {"indices": [0, 1, -1]}), ("csc", {"indptr": [0, 1, 99, 3]}),
         ("csr", {"indptr": [1, 1, 2, 3]}), ("csr", {"_shape": (2**40, 3)}), ("coo", {"_shape": (3, 2**28)}),
         ("coo", {"_shape": (3, 3, 3)}), ("coo", {"_shape": (2, 3)}), ("csr", {"data": [1.0]}),
+        ("csr", {"indptr": np.array([0, 3, 1, 3], np.uint32)}),  # scipy wrote past a block of memory
+        ("csr", {"indptr": np.array([0, 2**64 - 1, 2**64 - 2, 3], np.uint64)}), ("csr", {"data": ["a", "b", "c"]}),
     ],
 )  # fmt: skip
 def test_sparse_matrices_that_are_not_well_formed_are_refused(read, form, change):
     matrix = sp.eye(3).asformat(form)
     for key, value in change.items():
         matrix.__dict__[key] = value if key == "_shape" else np.array(value)
-    with pytest.raises(UnlearnError, match="sparse matrix"):
+    with pytest.raises(UnlearnError, match=r"sparse matrix|larger than the file"):
         read(pickle.dumps(matrix))
+
+
+NUMBERS = st.lists(st.integers(-2, 5) | st.sampled_from([2**31, 2**63 - 1, -(2**63)]), max_size=5)
+INDEX = st.builds(
+    lambda values, dtype: np.array(values, np.int64).astype(dtype), NUMBERS,
+    st.sampled_from(["i1", "i4", "i8", "u1", "u4", "u8", ">i8", "f8", "U3", "O"]),
+)  # fmt: skip
+
+
+@hypothesis_settings(max_examples=300, deadline=None)
+@given(form=st.sampled_from(["csr", "csc", "coo", "lil"]), parts=st.lists(INDEX, min_size=3, max_size=3))
+def test_index_arrays_are_checked_before_scipy_sees_them(tmp_path_factory, form, parts):
+    """Any arrays in the place of indices: refused, or a matrix that scipy itself finds well formed."""
+    matrix = sp.eye(3).asformat(form)
+    names = {"coo": ("row", "col", "data"), "lil": ("rows", "data")}.get(form, ("indices", "indptr", "data"))
+    for name, part, number in zip(names, parts, range(3), strict=False):
+        if len(part) % 2 or number == 1:
+            matrix.__dict__[name] = part
+    path = tmp_path_factory.mktemp("index") / "x.pkl"
+    path.write_bytes(pickle.dumps(matrix))
+    try:
+        found = unpickle.load_pickle(path).tocsr()
+    except UnlearnError:
+        return
+    found.check_format(full_check=True)
+    assert found.toarray().shape == (3, 3)
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 13)), max_size=3), st.integers(0, 13))
+def test_tensors_take_what_is_inside_their_storage(tmp_path_factory, axes, offset):
+    size, stride = [tuple(axis) for axis in zip(*axes, strict=True)] or [(), ()]
+    path, storage = tmp_path_factory.mktemp("index") / "x.pth", torch.arange(12.0)
+    torch.save([Trap(torch._utils._rebuild_tensor_v2, storage.storage(), offset, size, stride, False, {})], path)
+    places = [sum(map(operator.mul, place, stride)) + offset for place in np.ndindex(*size)]
+    if len(places) <= 12 and all(place < 12 for place in places):
+        (found,) = unpickle.load_torch(path)
+        assert found.flatten().tolist() == places
+        assert found.shape == size
+    else:
+        with pytest.raises(UnlearnError, match="larger than its storage"):
+            unpickle.load_torch(path)
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(NUMBERS, NUMBERS, st.lists(st.integers(0, 4), max_size=3))
+def test_sparse_tensors_are_checked_before_torch_sees_them(tmp_path_factory, first, second, size):
+    path = tmp_path_factory.mktemp("index") / "x.pth"
+    indices = torch.tensor([first, second[: len(first)] + [0] * (len(first) - len(second))], dtype=torch.int64)
+    torch.save([Trap(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, (indices, torch.ones(len(first)), size))],
+               path)  # fmt: skip
+    inside = len(size) == 2 and all(0 <= n < most for axis, most in zip(indices, size, strict=True) for n in axis)
+    if inside:
+        assert unpickle.load_torch(path)[0].to_dense().sum() == len(first)
+    else:
+        with pytest.raises(UnlearnError):
+            unpickle.load_torch(path)
