@@ -371,7 +371,11 @@ def _parquet(name: str, content: bytes) -> _Table:
 
     try:
         file = parquet.ParquetFile(io.BytesIO(content))
-        _bounded(file.metadata.num_rows, len(file.schema_arrow), len(content))
+        about = file.metadata
+        _bounded(about.num_rows, len(file.schema_arrow), len(content))
+        size = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+        if size > FREE + DENSEST * len(content):
+            raise _UnreadableError(f"it has {size} bytes when unpacked; divide it")
         # A text stays one object, in however many rows it is.
         named = [field.name for field in file.schema_arrow if types.is_string(field.type)]
         frame = parquet.read_table(io.BytesIO(content), read_dictionary=named).to_pandas()

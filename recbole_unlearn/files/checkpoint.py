@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import UnlearnConfig, is_plain, plain_settings, read_json
 
 LARGEST_NUMBER = 2**53  # of a setting
-LARGEST_SIZE = 10_000  # of a layer, unless the weights have a larger one
+LARGEST_SIZE, MOST_LAYERS = 10_000, 100  # of a layer, unless the weights have a larger one; and how many
 LONGEST_TEXT = 10_000
 MOST_PARTS = 1_000_000  # shards or slices of an ensemble
 DATASET_DIGEST = "unlearn_dataset_sha256"  # in a checkpoint: the dataset file it belongs to
@@ -213,25 +214,29 @@ def _safe_settings(
     kept = {}
     for key, value in plain_settings(values).items():
         if key not in ours and settings.about(key).role is not settings.Role.PLACE:
-            sensible = len(key) <= 100 and _is_sensible(value)
-            _require(sensible, path, f"has a setting {key[:100]!r} with a value that no training has.")
-            sizes = value if isinstance(value, (list, tuple)) else [value]
-            fits = all(abs(size) <= largest for size in sizes if isinstance(size, int))
+            _require(len(key) <= 100, path, f"has a setting {key[:100]!r}, which no training has.")
+            most = MOST_LAYERS if key == "n_layers" else largest
             is_size = _SIZE.search(key) and "batch" not in key
-            _require(fits or not is_size, path, f"has {key}={str(value)[:100]}, larger than anything in its weights.")
+            fits = _is_sensible(value, most if is_size else LARGEST_NUMBER, most)
+            _require(
+                fits, path, f"has {key}={str(value)[:100]}, larger than anything in its weights, or than people set."
+            )
             kept[key] = value
     return kept
 
 
-def _is_sensible(value: Any, depth: int = 0) -> bool:
-    """Whether a plain value is of a size that people set."""
-    if isinstance(value, dict):
-        return depth < 8 and len(value) < 1000 and all(_is_sensible(v, depth + 1) for v in value.values())
-    if isinstance(value, (list, tuple)):
-        return depth < 8 and len(value) < 100_000 and all(_is_sensible(v, depth + 1) for v in value)
-    if isinstance(value, (int, float)):
-        return (value == value and abs(value) <= LARGEST_NUMBER) or value in (float("inf"), float("-inf"))
-    return not isinstance(value, str) or len(value) <= LONGEST_TEXT
+def _is_sensible(value: Any, most: int, most_inside: int, depth: int = 0) -> bool:
+    """Whether a plain value is of a size that people set: a number up to ``most``, or in lists ``most_inside``."""
+    if isinstance(value, (dict, list, tuple)):
+        parts = value.values() if isinstance(value, dict) else value
+        few = depth < 8 and len(value) < (1000 if isinstance(value, dict) else 100_000)
+        return few and all(_is_sensible(part, most_inside, most_inside, depth + 1) for part in parts)
+    if isinstance(value, str):
+        drawn = re.fullmatch(r"(?:uni|pop)(\d{1,18})", value)  # items to rank a test item among
+        return len(value) <= LONGEST_TEXT and (drawn is None or int(drawn[1]) <= most_inside)
+    if isinstance(value, float):
+        return abs(value) <= LARGEST_NUMBER or math.isinf(value)
+    return not isinstance(value, int) or abs(value) <= most
 
 
 def _trained(path: Path, content: Mapping[str, Any]) -> Trained:

@@ -85,7 +85,7 @@ def many(number, value):
 
 def parquet(**columns):
     out = io.BytesIO()
-    pd.DataFrame(columns).to_parquet(out, index=False)
+    pd.DataFrame(columns).to_parquet(out, index=False, compression="zstd")
     return out.getvalue()
 
 
@@ -126,6 +126,10 @@ CHECKPOINTS = {
         state_dict={"w": torch.zeros(0, 10**9)}, settings={"embedding_size": 10**8}
     ),
     "endless histories": lambda: checkpoint(settings={"MAX_ITEM_LIST_LENGTH": 10**9}),
+    "endless layers": lambda: checkpoint(settings={"n_layers": 10**4}),
+    "negatives without end": lambda: checkpoint(settings={"train_neg_sample_args": {"sample_num": 10**9}}),
+    "candidates without end": lambda: checkpoint(settings={"eval_args": {"mode": {"test": "uni1000000000"}}}),
+    "lists without end": lambda: checkpoint(settings={"topk": [10**9]}),
 }
 ONE = torch.zeros(1_000_000)
 REQUESTS = {
@@ -135,6 +139,7 @@ REQUESTS = {
     "names.jsonl": lambda: b"".join(b'{"user_id": "u", "a%d": 1}\n' % n for n in range(20_000)),
     "same.parquet": lambda: parquet(user_id=np.zeros(20_000_000, np.int8)),
     "text.parquet": lambda: parquet(user_id=["u" * 100_000] * 20_000),
+    "packed.parquet": lambda: parquet(user_id=["u" * 100_000_000]),
     "wide.parquet": lambda: parquet(**{f"c{n}": [0] for n in range(5000)}),
 }
 YAMLS = {
@@ -177,7 +182,8 @@ def test_small_files_take_little_time_and_memory(tmp_path, case):
 FILES = {
     "x.pth": read_checkpoint, "x.yaml": read_yaml, "key": load_key, "r.csv": DOORS["padded.csv", ""][0],
     "result.json": read_result, "failed.json": read_mapping,
-    "ensemble.json": lambda path: read_checkpoint(path.parent), "suppression.json": lambda path: load_suppression(path, b"k" * 32),
+    "ensemble.json": lambda path: read_checkpoint(path.parent),
+    "suppression.json": lambda path: load_suppression(path, b"k" * 32),
     "adapters.json": lambda path: AdapterSet.load(torch.nn.Linear(1, 1), path.parent),
     "adapters.safetensors": lambda path: AdapterSet.load(torch.nn.Linear(1, 1), path.parent),
     "shard-0.safetensors": base._load,
