@@ -119,8 +119,10 @@ def read_result(path: Path) -> RunResult:
     """The result in a `result.json`; refuses a file that is none."""
     try:
         tree = read_json(path)
-    except (OSError, UnlearnError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+    except UnlearnError as error:
+        raise UnlearnError(f"Cannot compare {shown(path.parent)}: {error}") from error
+    except OSError as error:
+        why = error.strerror or str(error)
     except ValueError:
         why = "it is not JSON"
     else:

@@ -508,7 +508,7 @@ def test_the_comparison_averages_seeds_and_counts_a_model_once(compare):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (None, "No such file"), ("{", "not JSON"), ("\udcff", "not JSON"), ("[" * 100_000, "not JSON"),
+        (None, "There is no file"), ("{", "not JSON"), ("\udcff", "not JSON"), ("[" * 100_000, "not JSON"),
         ("[]", "schema 1"), ('{"schema": 2, "phases": {"original": {}}}', "schema 1"),
         ('{"schema": 1, "phases": []}', "no phases"),
     ],
