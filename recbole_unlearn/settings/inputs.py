@@ -85,10 +85,10 @@ class YamlLoader(yaml.SafeLoader):
     """YAML without Python objects and duplicate keys, and with `1e-4` read as a number, as RecBole's files expect."""
 
     def get_single_node(self) -> yaml.Node | None:
-        """As the base class; refused if its aliases stand for more values than a file of settings has."""
+        """As the base class; refused if aliases stand for more values, or a number is longer, than settings are."""
         node = super().get_single_node()
         if _values(node, {}) > MOST_VALUES:
-            raise UnlearnError("its aliases (*name) stand for too many values; write them out.")
+            raise UnlearnError("its aliases (*name) stand for too many values, or a number has no end.")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -105,9 +105,11 @@ class YamlLoader(yaml.SafeLoader):
 
 
 def _values(node: Any, known: dict[int, float]) -> float:
-    """How many values a node of YAML stands for; without end if it is inside itself."""
+    """How many values a node of YAML stands for; without end if it is inside itself, or a number of many digits."""
     if id(node) not in known:
         known[id(node)] = math.inf
+        if isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")) and len(node.value) > 1000:
+            return math.inf  # numbers of base 60 (1:59:59) are worked out in quadratic time
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
         pairs = (part if isinstance(part, tuple) else (part,) for part in parts)
         known[id(node)] = 1 + sum(_values(one, known) for pair in pairs for one in pair)
