@@ -122,6 +122,9 @@ PICKLES = {
     "a huge bytearray": lambda: b"\x80\x05\x96" + (2**40).to_bytes(8, "little") + b"x.",
     "a huge number": lambda: b"\x80\x04\x8b" + (2**31 - 1).to_bytes(4, "little") + b"\x01.",
     "marks": lambda: b"\x80\x04" + b"(" * 200_000 + b"l.",
+    "nested tuples": lambda: b"\x80\x04N" + b"\x85" * 100_000 + b".",  # hashing them would overflow the stack
+    "a key of them": lambda: b"\x80\x04}N" + b"\x85" * 100_000 + b"Ns.",
+    "nested lists": lambda: b"\x80\x04" + b"(" * 50_000 + b"N" + b"l" * 50_000 + b".",
     "a number of an enum": lambda: b"crecbole.utils.enum_type\nFeatureType\n(N" + b"\x85" * 100_000 + b"tR.",
 }
 CHECKPOINTS = {

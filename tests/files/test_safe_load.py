@@ -145,14 +145,11 @@ def test_a_missing_file_and_a_directory(tmp_path):
             unpickle.load_torch(path)
 
 
-def test_tensors_that_share_a_storage_are_bounded_by_the_file(tmp_path):
-    whole = torch.zeros(1_000_000)
+def test_tensors_may_share_a_storage(tmp_path):
+    """A few of them: many would take more memory than the file (`test_bombs.py`)."""
+    whole = torch.arange(1_000_000.0)
     torch.save([whole, whole.view(10, -1)], tmp_path / "x.pth")
-    shapes = [tuple(tensor.shape) for tensor in unpickle.load_torch(tmp_path / "x.pth")]
-    assert shapes == [(1_000_000,), (10, 100_000)]
-    torch.save([whole.view(-1) for _ in range(5)], tmp_path / "x.pth")
-    with pytest.raises(UnlearnError, match="larger than the file"):
-        unpickle.load_torch(tmp_path / "x.pth")
+    assert all(torch.equal(found.flatten(), whole) for found in unpickle.load_torch(tmp_path / "x.pth"))
 
 
 # One parser decides what a file is
@@ -242,8 +239,8 @@ def test_pickles_that_would_corrupt_memory_or_the_process_are_refused(read, pick
 @pytest.mark.parametrize(
     ("size", "stride", "offset"),
     [
-        ((4,), (1,), 1), ((10**9,), (0,), 0), ((2, 2), (3, 1), 0), ((3,), (-1,), 2), ((3,), (1,), -1),
-        ((2**40,), (1,), 0), ((1,) * 17, (1,) * 17, 0), ((2**40, 0, 2**40), (1, 1, 1), 0),
+        ((10**9,), (0,), 0), ((3,), (-1,), 2), ((3,), (1,), -1), ((2**40,), (1,), 0), ((1,) * 17, (1,) * 17, 0),
+        ((2**40, 0, 2**40), (1, 1, 1), 0),
     ],
 )  # fmt: skip
 def test_tensors_outside_their_storage_are_refused(tmp_path, size, stride, offset):
@@ -251,19 +248,6 @@ def test_tensors_outside_their_storage_are_refused(tmp_path, size, stride, offse
     torch.save({"w": Trap(torch._utils._rebuild_tensor_v2, *made)}, tmp_path / "x.pth")
     with pytest.raises(UnlearnError, match="Refused"):
         unpickle.load_torch(tmp_path / "x.pth")
-
-
-@pytest.mark.parametrize(
-    "pickled",
-    [
-        b"N" + b"\x85" * 100_000 + b".", b"(" * 50_000 + b"N" + b"l" * 50_000 + b".",
-        b"}N" + b"\x85" * 100_000 + b"Ns.",
-    ],
-)  # fmt: skip
-def test_data_nested_without_end_is_refused(read, pickled):
-    """Hashing or walking it would overflow the interpreter's own stack."""
-    with pytest.raises(UnlearnError):
-        read(b"\x80\x04" + pickled)
 
 
 @pytest.mark.parametrize(
