@@ -1,8 +1,9 @@
 """All trainings of a run: one after the other or several at a time, each from the cache if it was done before.
 
 The key of a cache entry is a digest of everything that determines the weights: versions, every setting that training
-reads, the seed, the number of threads and the interactions themselves. After a real request no model that has seen a
-deleted interaction stays in the cache (:meth:`Trainings.protect`); docs/guarantees.md says what that covers.
+reads, the seed, the number of threads and the interactions themselves. After a real request only models stay in the
+cache of which this run knows that they saw no deleted interaction, and those of other datasets
+(:meth:`Trainings.forget`); docs/guarantees.md says what that covers.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ logger = logging.getLogger(__name__)
 class Cache:
     """Trained models on disk, in one directory.
 
-    An entry is a file of torch named by its key, and a JSON file with its checksum and a digest of its training data.
-    It is written whole or not at all, and read as data. When the cache exceeds its size, the least recently used
-    entries are removed first. A cache that cannot be written causes a warning, never the end of a run.
+    An entry is a file of torch named by its key, and a JSON file with its checksum, a digest of its training data and
+    their source, the name of the dataset. It is written whole or not at all, and read as data. When the cache
+    exceeds its size, the least recently used entries are removed first. A cache that cannot be written causes a
+    warning, never the end of a run.
     """
 
     def __init__(self, folder: str, gibibytes: float) -> None:
@@ -66,13 +68,14 @@ class Cache:
         os.utime(path)  # recently used
         return trained
 
-    def keep(self, key: str, trained: Trained, data: str) -> None:
-        """Write an entry; ``data`` is the digest of its training data."""
+    def keep(self, key: str, trained: Trained, splits: Splits) -> None:
+        """Write an entry of a model trained on ``splits``."""
         path = self.path(key)
         try:  # another run may have removed the folder while it was empty
             self.folder.mkdir(parents=True, exist_ok=True)
             files.write_torch(path, {f.name: getattr(trained, f.name) for f in dataclasses.fields(Trained)})
-            files.write_json(path.with_suffix(".json"), {"sha256": files.file_digest(path), "data": data})
+            note = {"sha256": files.file_digest(path), "data": splits.digest(), "source": splits.train.dataset_name}
+            files.write_json(path.with_suffix(".json"), note)
             total = 0
             entries = sorted(self.folder.glob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
             for position, entry in enumerate(entries):  # the newest always stays
@@ -83,10 +86,14 @@ class Cache:
             self._remove(path)
             logger.warning("The trained model is not kept for later runs: %s", error)
 
-    def remove(self, keys: set[str], data: str) -> int:
-        """Remove the entries under ``keys`` and those trained on ``data``; returns how many there were."""
-        entries = self.folder.glob("*.pt")
-        found = [path for path in entries if path.stem in keys or self._note(path).get("data") == data]
+    def remove(self, source: str, data: str, keys: set[str]) -> int:
+        """Remove the entries of a source but those trained on ``data`` and those under ``keys``; returns how many.
+
+        An entry that does not say its source is removed as well.
+        """
+        notes = {path: self._note(path) for path in self.folder.glob("*.pt") if path.stem not in keys}
+        own = {path: note for path, note in notes.items() if note.get("source", source) == source}
+        found = [path for path, note in own.items() if note.get("data") != data]
         for path in found:
             self._remove(path)
         return len(found)
@@ -122,7 +129,7 @@ class Trainings:
         self.watcher: Watcher | None = None  # of trainings in this process
         self.asked = False  # whether a model was requested so far
         self._deleted: torch.Tensor | None = None  # pairs that no cached model may have seen
-        self._found_deleted: set[str] = set()
+        self._clean: set[str] = set()  # keys of models in the cache that have seen none of these
 
     def protect(self, data: UnlearnData) -> None:
         """From now on cache no model that has seen what this request deletes."""
@@ -131,12 +138,16 @@ class Trainings:
         self._deleted = torch.unique(asked[~torch.isin(asked, kept)])
 
     def forget(self, data: UnlearnData) -> None:
-        """Remove the models that saw the deleted interactions, as far as the cache knows them."""
+        """Remove all models of this dataset of which it is not known that they saw no deleted interaction.
+
+        A model that another request was retrained for saw these users as well.
+        """
         if self.cache is None or self._deleted is None:
             return
-        if removed := self.cache.remove(self._found_deleted, data.full.digest()):
+        retain = data.retain
+        if removed := self.cache.remove(retain.train.dataset_name, retain.digest(), self._clean):
             models = counted(removed, "model")
-            logger.info("Removed from the cache: %s trained on the deleted interactions.", models)
+            logger.info("Removed from the cache: %s that may have seen the deleted interactions.", models)
 
     def train(self, config: UnlearnConfig, splits: Splits, label: str, start: Weights | None = None) -> Trained:
         """A model of ``splits`` trained with ``config``, from the cache if it is there."""
@@ -173,13 +184,14 @@ class Trainings:
         found = self.cache.find(key)
         if found is not None:
             logger.info("The %s model was trained before; taken from the cache.", job.label)
-            if self._has_deleted(job.splits):
-                self._found_deleted.add(key)
+            if not self._has_deleted(job.splits):
+                self._clean.add(key)
         return found
 
     def _keep(self, job: Job, trained: Trained) -> Trained:
         if self.cache is not None and not self._has_deleted(job.splits):
-            self.cache.keep(self.key(*job), trained, job.splits.digest())
+            self.cache.keep(self.key(*job), trained, job.splits)
+            self._clean.add(self.key(*job))
         return trained
 
     def _has_deleted(self, splits: Splits) -> bool:

@@ -122,16 +122,15 @@ def test_stale_files_go_and_those_in_use_stay(tmp_path):
 
 @pytest.mark.parametrize("method", ["obliviate", "sisa", "receraser"])
 def test_after_a_real_request_nothing_deleted_is_kept(settings, tmp_path, method):
-    """The cache of a request by file has no model that saw the deleted interactions; noise of ours may stay."""
+    """The cache of a request by file has no model that saw the deleted interactions, with noise or without."""
     values = settings | {"report": "none", "epochs": 1}
     run_unlearn("BPR", "tiny", unlearn=method, compare="retrain", config_dict=values)
-    noise = {path.name for path in (tmp_path / "cache").glob("*.pt")}
-    assert noise
+    assert any((tmp_path / "cache").glob("*.pt"))
     request = {"user_id": ["u3", "u4"]}
     outcome = run_unlearn(
         "BPR", "tiny", forget=request, unlearn=method, compare="retrain", config_dict=values | {"seed": 11}
     )
-    kept = {path.name for path in (tmp_path / "cache").glob("*.pt")} - noise
+    kept = {path.name for path in (tmp_path / "cache").glob("*.pt")}
     cache = make_cache(tmp_path / "cache")
     assert f"{cache.key(outcome.config, outcome.data.full)}.pt" not in kept
     retrained = outcome.config.replace(seed=12)
@@ -153,5 +152,22 @@ def test_models_of_before_are_removed_after_a_request(settings, tmp_path, caplog
         cache.train(config.replace(learning_rate=learning_rate), splits, "original")
     with caplog.at_level("INFO"):
         run_unlearn("BPR", "tiny", forget={"user_id": ["u3"]}, unlearn="obliviate", config_dict=values)
-    assert "Removed from the cache: 2 models trained on the deleted interactions." in caplog.text
+    assert "Removed from the cache: 2 models that may have seen the deleted interactions." in caplog.text
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_model_retrained_for_one_request_goes_with_the_next(settings, tmp_path):
+    """It saw the next person. Models of other datasets stay, and so do those retrained on what is retained now."""
+    values = settings | {"report": "none", "epochs": 1}
+    config, cache = UnlearnConfig("BPR", "tiny", config_dict=values), make_cache(tmp_path / "cache")
+    splits = load(config).splits
+    splits.train.dataset_name = "another"
+    cache.train(config.replace(learning_rate=0.02), splits, "original")
+    keys = []
+    for user in ("u3", "u8", "u8"):
+        given = values | {"output_dir": str(tmp_path / f"out-{len(keys)}"), "unlearn": "obliviate"}
+        done = run_unlearn("BPR", "tiny", forget={"user_id": [user]}, compare="retrain", config_dict=given)
+        keys.append(cache.key(done.config.replace(seed=done.config["seed"] + 1), done.data.retain))
+    left = {path.stem for path in (tmp_path / "cache").glob("*.pt")}
+    assert left == {keys[2], cache.key(config.replace(learning_rate=0.02), splits)}
+    assert keys[0] != keys[1] == keys[2]
