@@ -15,6 +15,7 @@ from recbole_unlearn.data.requests import (
     match,
     read_request,
     time_precision,
+    tokens,
 )
 from recbole_unlearn.data.sequences import SCORES, TRAIN, Sequences, SequenceSplits
 from recbole_unlearn.data.source import Loaders, Source, fetch, load, loaders

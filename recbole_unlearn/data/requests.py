@@ -212,14 +212,22 @@ def _is_float(value: Any) -> bool:
 
 
 def _tokens(table: _Table, header: str, cells: Sequence[Any]) -> list[str | None]:
-    """Cells as tokens; whole numbers that a reader made floats (196.0) become 196 again."""
     inexact = [_is_float(cell) and not abs(cell) <= _EXACT for cell in cells]
     table.refuse(inexact, f"{header} is too large to be exact as a float", "; give it as text")
-    whole = all(float(cell).is_integer() for cell in cells if _is_float(cell))
-    exact = [int(cell) if whole and _is_float(cell) else cell for cell in cells]
-    tokens = [None if cell is None else str(cell).strip() for cell in exact]
-    table.refuse([token is not None and len(token) > LONGEST_TOKEN for token in tokens], f"{header} is too long")
-    return tokens
+    found = tokens(cells)
+    table.refuse([token is not None and len(token) > LONGEST_TOKEN for token in found], f"{header} is too long")
+    return found
+
+
+def tokens(cells: Sequence[Any]) -> list[str | None]:
+    """Cells of a column as tokens, None for an empty one: the same for requests and for data that is checked.
+
+    Spaces around them are cut, and whole numbers that a reader made floats (196.0) become 196 again.
+    """
+    given: list[Any] = [None if _is_empty(cell) else cell for cell in cells]
+    whole = all(float(cell).is_integer() for cell in given if _is_float(cell))
+    exact = [int(cell) if whole and _is_float(cell) else cell for cell in given]
+    return [None if cell is None else str(cell).strip() for cell in exact]
 
 
 # ---- files and Python data as tables ----

@@ -115,6 +115,8 @@ def _submit(state: State, given: Any) -> None:
 
 
 def _asks(receipt: Receipt) -> str:
+    if receipt.interactions is None or receipt.users is None or receipt.items is None:
+        return "how much it asked for is not kept"
     held_out = f", and {receipt.held_out} held out" if receipt.held_out else ""
     people = f"{counted(receipt.users, 'user')} and {counted(receipt.items, 'item')}"
     return f"{counted(receipt.interactions, 'training interaction')}{held_out}, of {people}"
@@ -188,11 +190,11 @@ def _publish(state: State, given: Any) -> None:
 
 
 def _verify(state: State, given: Any) -> int:
-    problem, seen = state.fault(given.head), state.status()
-    if problem:
+    if problem := state.fault(given.head):
         print(f"The state does not fit its ledger: {problem}.", file=sys.stderr)
         return 1
-    print(f"No fault in {seen.entries} ledger entries, files and fingerprints; no deleted pair in the data.")
+    seen = state.status()
+    print(f"No fault in {seen.entries} ledger entries, tables and files; no deleted pair in the data.")
     print(f"Ledger: head {seen.head}")
     return 0
 

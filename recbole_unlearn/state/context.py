@@ -24,11 +24,10 @@ from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import keyed_hash, load_key
 from recbole_unlearn.settings import UnlearnConfig, model_names
-from recbole_unlearn.state.database import Database, unpacked
+from recbole_unlearn.state.database import FILES, Database, unpacked
 from recbole_unlearn.state.deltas import Base, Change, Store, unpack
 from recbole_unlearn.state.live import LiveModel
 
-FILES = "files"
 Tokens = tuple[str | None, str | None]  # user and item; None for all users, or for all items
 
 
@@ -44,10 +43,10 @@ class Receipt(NamedTuple):
 
     id: str
     status: str
-    interactions: int
-    held_out: int
-    users: int
-    items: int
+    interactions: int | None  # the counts are None once it is published or undone
+    held_out: int | None
+    users: int | None
+    items: int | None
     why: str = ""
     seconds: float | None = None  # that it took, from the call that carried it out
 
@@ -68,8 +67,9 @@ class Suppression:
         self._key, self.hashes = key, hashes
 
     def __contains__(self, pair: tuple[str, str]) -> bool:
-        """Whether a pair (user token, item token) is suppressed, by itself or with its item."""
-        return bool(self.hashes) and any(pair_hash(self._key, *one) in self.hashes for one in (pair, (None, pair[1])))
+        """Whether a pair (user token, item token) is suppressed, by itself, or with its item or its user."""
+        forms = (pair, (None, pair[1]), (pair[0], None))
+        return bool(self.hashes) and any(pair_hash(self._key, *one) in self.hashes for one in forms)
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -89,11 +89,10 @@ class Core:
         """``model`` is the class of a model that RecBole does not have."""
         self.folder = Path(folder).resolve()
         self.database = Database(self.folder, new)
-        self.store = Store(self.folder / FILES)
         key = load_key(hash_key)
         if key is None:
             raise UnlearnError("A state needs a key for its hashes. Give one with --hash_key=FILE.")
-        self.key, self._model = key, model
+        self.key, self._model, self.store = key, model, Store(self.folder / FILES, key)
         self.database.use_key(key)
         self.about = self.database.about
         self._live: LiveModel | None = None

@@ -4,9 +4,24 @@ Each step is one transaction; without a commit it has not happened. Files are on
 names them; files that no transaction names are leftovers, which the next worker destroys. The settings are WAL,
 `synchronous=FULL`, and `secure_delete`, which overwrites deleted rows.
 
-The ledger is a table of what was done, when, and to how much, as
-canonical JSON with counts, keyed hashes and fingerprints, but no names. The link of an entry is HMAC(key, link of the
-entry before, entry), so that entries cannot be changed, dropped or added unnoticed without the key.
+The ledger is a table of what was done, when, and to about how much, as canonical JSON with keyed hashes, but no
+names. Every step appends an entry with the seals of what it left,
+
+    seal of a table = HMAC(key, its rows in order),    seal of the schema = HMAC(key, tables, indices, triggers)
+
+and the link HMAC(key, link of the entry before, entry). Everything large is in files, and the rows have their names,
+which are HMACs of their content. So the last link stands for every byte that the state rests on.
+
+Who can do what:
+
+* A holder of the key submits, works and verifies. :meth:`Database.check` compares schema and rows with the last
+  entry, and the ledger with its links: in every transaction before it writes, and before every read after another
+  process wrote. So no step starts from, and no entry is linked to, what no holder of the key wrote.
+* A writer without the key can damage a state, which is found, and can put an older copy of all of it back, which is
+  found by a link that was noted elsewhere (`verify --head`). They cannot make a request look done or undone.
+* A reader of the directory (mode 0700, files 0600) has the model, its data, and the requests that are not published.
+* A reader of `status` and `ledger`, which need no key, sees ids, times, and sizes in the steps of :func:`rounded` and
+  of `disclosure.coarse`, which at least ten users could have asked for.
 
 One process at a time works on a state (`run`, `rollback`, `publish`, `retrain`); others may submit and read. The
 worker's lock is a lock on a second, empty SQLite file, which the operating system releases when the process ends.
@@ -17,7 +32,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
 import sqlite3
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,13 +45,16 @@ from numpy.typing import ArrayLike
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import keyed_hash
 
-NAME, LOCK = "state.sqlite", "worker.sqlite"
+NAME, LOCK, FILES = "state.sqlite", "worker.sqlite", "files"
 COUNTS = ("interactions", "held_out", "users", "items")  # of a request
+STEPS = ("interactions_up_to", "users_up_to")
+CLEARED = ", ".join([*(f"{name} = NULL" for name in COUNTS), "asked = x''", "suppressed = x''"])
 WAIT = 30.0  # seconds for another process's transaction, which takes milliseconds
 START = "0" * 64  # the link before the first entry
 
 # The format of the file; a line ends with a semicolon where its statement ends.
 VERSION = 2
+SEALED = ("about", "base", "changes", "requests", "sqlite_sequence")
 SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
@@ -58,7 +78,9 @@ CREATE TABLE requests (
     digest TEXT NOT NULL,  -- keyed
     status TEXT NOT NULL CHECK (status IN ('pending', 'done', 'failed', 'rolled back', 'published')),
     submitted TEXT NOT NULL, due TEXT, finished TEXT,
-    interactions INTEGER NOT NULL, held_out INTEGER NOT NULL, users INTEGER NOT NULL, items INTEGER NOT NULL,
+    interactions_up_to INTEGER NOT NULL, users_up_to INTEGER NOT NULL,  -- in steps
+    -- Exactly, with the interactions below; NULL once it is published or undone.
+    interactions INTEGER, held_out INTEGER, users INTEGER, items INTEGER,
     why TEXT NOT NULL DEFAULT '',
     change INTEGER REFERENCES changes (number),
     -- Pairs of numbers (`packed`), empty once it is published or undone: its interactions, each by part (0 training,
@@ -79,6 +101,11 @@ class Spent(NamedTuple):
 
     deleted: float  # share of the training interactions of that training
     drift: float  # Σ ‖θ' − θ‖² of all requests since, relative to ‖θ‖² then
+
+    def rounded(self) -> Spent:
+        """In steps of a tenth of the budget: from figures in full one can tell who asked, by trying all users."""
+        drift = round(self.drift, 2) if self.drift < 0.1 else float(f"{self.drift:.0e}")
+        return Spent(round(round(self.deleted / 0.005) * 0.005, 3), drift)
 
 
 def now() -> str:
@@ -112,10 +139,14 @@ class Database:
     def __init__(self, folder: Path, new: bool = False) -> None:
         self.path = folder / NAME
         self._key: bytes | None = None
+        self._new = new
+        self._seen: tuple[int, str] = (0, START)  # number and link of the last entry but one that was checked
+        self._version: int | None = None  # of the file, when it was checked
         if not new and not self.path.is_file():
             raise UnlearnError(
                 f"{shown(folder)} is not a state: it has no {NAME}. Make one with `requests init`, or check the path."
             )
+        _make_private(folder, new)
         with self._one_line_errors():
             self.connection = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
             self.connection.row_factory = sqlite3.Row
@@ -148,12 +179,65 @@ class Database:
             )
         self._key = key
 
+    def fault(self) -> str | None:
+        """The first thing that is not as the ledger says, in words; None when all is."""
+        assert self._key is not None
+        (place, before), last = self._seen, ""
+        with self._reading():
+            for number, text, link in self.connection.execute("SELECT * FROM ledger WHERE number > ?", (place,)):
+                if number != place + 1:
+                    return f"entry {place + 1} of the ledger is missing"
+                if _link(self._key, before, text) != link:
+                    return f"entry {number} of the ledger does not fit the one before: changed, or of another key"
+                self._seen = place, before
+                place, before, last = number, link, text
+            if not last:
+                return "the end of the ledger is missing"
+            for name, seal in self._seals():
+                if json.loads(last)["seals"].get(name) != seal:
+                    return f"{name} is not as entry {place} of the ledger left it"
+            self._version = self.connection.execute("PRAGMA data_version").fetchone()[0]
+        return None
+
+    def _check(self) -> None:
+        """Refuse a database that is not as its ledger says."""
+        problem = self.fault() if self._key is not None and not self._new else None
+        if problem:
+            raise UnlearnError(
+                f"The state {shown(self.path.parent)} does not fit its ledger: {problem}. It was changed without its "
+                "key, or is damaged, and nothing is done with it. Restore it from a backup."
+            )
+
+    def _seals(self) -> Iterator[tuple[str, str]]:
+        """The keyed hashes of the schema and of each table, half as long as others."""
+        assert self._key is not None
+        cursor = self.connection.cursor()
+        cursor.row_factory = None
+        queries = {"the schema": "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"}
+        queries |= {f"the table {name}": f"SELECT * FROM {name} ORDER BY 1" for name in SEALED}
+        for name, query in queries.items():
+            yield name, keyed_hash(self._key, name, ascii(cursor.execute(query).fetchall()).encode())[:32]
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Read one version of the file, whatever other processes write meanwhile."""
+        if self.connection.in_transaction:
+            yield
+            return
+        self.connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            if self.connection.in_transaction:
+                self.connection.execute("END")
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing of what is written meanwhile; other processes that write wait."""
         with self._one_line_errors():
             self.connection.execute("BEGIN IMMEDIATE")
             try:
+                self._check()
                 yield
                 self.connection.execute("COMMIT")
             except BaseException:
@@ -169,13 +253,16 @@ class Database:
         """Append an entry to the ledger, inside a transaction."""
         assert self._key is not None
         number, before = self.head()
-        head = {"number": number + 1, "what": what, "time": now(), "spent": self.spent()._asdict()}
+        spent = self.spent().rounded()._asdict()
+        head = {"number": number + 1, "what": what, "time": now(), "spent": spent, "seals": dict(self._seals())}
         text = canonical({**head, **more})
         self.write("INSERT INTO ledger VALUES (?, ?, ?)", number + 1, text, _link(self._key, before, text))
 
     def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
-        """All rows of a query."""
-        with self._one_line_errors():
+        """All rows of a query; refused if another process wrote what is not as the ledger says."""
+        with self._one_line_errors(), self._reading():
+            if self.connection.execute("PRAGMA data_version").fetchone()[0] != self._version:
+                self._check()
             return self.connection.execute(query, values).fetchall()
 
     def value(self, query: str, *values: object) -> Any:
@@ -213,18 +300,6 @@ class Database:
         for entry, link in self.rows("SELECT entry, link FROM ledger ORDER BY number"):
             yield canonical({**json.loads(entry), "link": link}) + "\n"
 
-    def ledger_fault(self) -> str | None:
-        """The first entry of the ledger that does not fit the one before; None when all fit."""
-        assert self._key is not None
-        before = START
-        for expected, (number, text, link) in enumerate(self.rows("SELECT * FROM ledger ORDER BY number"), 1):
-            if number != expected:
-                return f"entry {expected} of the ledger is missing"
-            if _link(self._key, before, text) != link:
-                return f"entry {number} of the ledger does not fit the one before: changed, or linked by another key"
-            before = link
-        return None
-
     def wipe(self) -> None:
         """Rewrite the file without its free pages and empty the log, so that no deleted row is left in them."""
         with self._one_line_errors():
@@ -253,15 +328,33 @@ class Database:
             raise UnlearnError(f"The state {shown(self.path.parent)}: {what}") from error
 
 
+def _make_private(folder: Path, new: bool) -> None:
+    """Take the permissions of all other users away; SQLite gives its log the mode of its database."""
+    try:
+        if new:
+            os.close(os.open(folder / NAME, os.O_CREAT | os.O_EXCL, 0o600))
+        for path in (folder, *folder.iterdir(), *(folder / FILES).glob("*")):
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                mode = path.lstat().st_mode
+                if mode & 0o077 and not stat.S_ISLNK(mode):
+                    path.chmod(stat.S_IMODE(mode) & 0o700)
+    except OSError as error:
+        raise UnlearnError(
+            f"The state {shown(folder)} must be private, and its mode cannot be changed: {error.strerror}. Its owner "
+            f"can run: chmod -R go= {shown(folder)}"
+        ) from error
+
+
 @contextlib.contextmanager
 def working(folder: Path) -> Iterator[None]:
     """Hold the lock of the worker; refused while another process has it."""
     with contextlib.ExitStack() as stack:
         try:
+            os.close(os.open(folder / LOCK, os.O_CREAT, 0o600))
             connection = sqlite3.connect(folder / LOCK, timeout=0.0, isolation_level=None)
             stack.callback(connection.close)
             connection.execute("BEGIN EXCLUSIVE")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             why = f"Cannot work on the state {shown(folder)}: {error}. Check the disk and its permissions."
             if "locked" in str(error):
                 why = f"Another process is working on the state {shown(folder)}. Wait for it, or stop its `requests "

@@ -4,7 +4,8 @@ A base is four files: weights, second moments, the dataset, and keyed hashes of 
 safetensors file with `weights.NAME.rows` and `weights.NAME.values` for every parameter with rows that moved, the same
 for second moments, and `fitted`. It holds new values, not differences, so that applying it gives the same bits.
 
-All files are written by :class:`Store`: whole, named by the SHA-256 of their content, checked when they are read.
+All files are written by :class:`Store`: whole, for their owner alone, named by a keyed hash of their content, checked
+when they are read. Without the key no file can be made that fits a name, and no guess of its content be tested.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from safetensors.torch import load, save
 
 from recbole_unlearn.errors import UnlearnError, shown
-from recbole_unlearn.files import dataset_config, sync, write_dataset
+from recbole_unlearn.files import dataset_config, keyed_hash, sync, write_dataset
 from recbole_unlearn.settings import UnlearnConfig, read_regular
 
 LARGEST = 2**40  # bytes of a file
@@ -32,15 +33,15 @@ Tensors = dict[str, torch.Tensor]
 
 
 def digest(content: bytes) -> str:
-    """SHA-256 in hex: the name of a file."""
+    """SHA-256 in hex."""
     return hashlib.sha256(content).hexdigest()
 
 
 class Store:
     """The folder of a state that holds its files; the only place that writes or removes them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, key: bytes) -> None:
+        self.folder, self._key = folder, key
 
     def path(self, name: str) -> Path:
         """The path of a file."""
@@ -48,7 +49,7 @@ class Store:
 
     def write(self, content: bytes, suffix: str = ".safetensors") -> str:
         """Write ``content`` and flush it to the disk, unless it is there already; returns the file's name."""
-        name = digest(content) + suffix
+        name = keyed_hash(self._key, "file", content) + suffix
         if self.path(name).is_file():
             return name
         try:
@@ -84,9 +85,9 @@ class Store:
         )
 
     def read(self, name: str) -> bytes:
-        """The content of a file; refused if its name is not its digest."""
+        """The content of a file; refused if its name is not its keyed hash."""
         content = read_bytes(self.path(name))
-        if digest(content) != name.split(".")[0]:
+        if keyed_hash(self._key, "file", content) != name.split(".")[0]:
             raise UnlearnError(
                 f"{shown(self.path(name))} is not the file that was written: its content was changed or damaged. "
                 "Restore the state from a backup."
@@ -149,7 +150,7 @@ class Base(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the model."""
+        """Identifies the model, for holders of the key: it follows from keyed names."""
         return digest(self.weights.encode())
 
 

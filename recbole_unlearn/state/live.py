@@ -47,6 +47,7 @@ from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.deltas import Change, Rows, Tensors
 from recbole_unlearn.training import build_model, compose, pair_remover
 
+MIN_GROUP = 10  # users who could have made a request of a shown size
 Arrays = Sequence[np.ndarray]  # masks or numbers in training, validation and test data
 
 
@@ -112,6 +113,12 @@ class LiveModel:
     def precisions(self) -> list[float]:
         """The precision of timestamps in training, validation and test data."""
         return [time_precision(part) for part in self.base.splits]
+
+    @functools.cached_property
+    def usual(self) -> int:
+        """How many training interactions of the base at least ten users have."""
+        counts = torch.bincount(self.index.ids["user"]).sort(descending=True).values
+        return int(counts[MIN_GROUP - 1]) if len(counts) >= MIN_GROUP else 0
 
     def retained(self) -> UnlearnData:
         """The base, divided as by one request for everything that was deleted."""

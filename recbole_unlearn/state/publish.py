@@ -8,7 +8,7 @@ import torch
 from recbole_unlearn.data import Splits
 from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.state.context import Core, Tokens, pair_hash, versions
-from recbole_unlearn.state.database import packed, unpacked
+from recbole_unlearn.state.database import CLEARED, packed, unpacked
 from recbole_unlearn.state.deltas import Tensors, write_base
 from recbole_unlearn.state.live import read_moments, squared_norm
 from recbole_unlearn.training import train_here
@@ -63,7 +63,7 @@ def _replace_base(core: Core, what: str, weights: Tensors, moments: Tensors, fit
             row["gone"] = database.value(f"SELECT gone + (SELECT total(interactions) FROM {done}) FROM base")
         database.write(f"UPDATE base SET {', '.join(f'{name} = ?' for name in row)}", *row.values())
         number = database.value(f"SELECT count(*) FROM {done}")
-        final = "UPDATE requests SET status = 'published', change = NULL, asked = x'', suppressed = x''"
+        final = f"UPDATE requests SET status = 'published', change = NULL, {CLEARED}"
         database.write(f"{final} WHERE status = 'done'")
         database.write("DELETE FROM changes")
         # The interactions of pending requests get their numbers in the new base.

@@ -23,7 +23,8 @@ from recbole_unlearn.quick_start import configured
 from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, declared
 from recbole_unlearn.state import publish, verify, worker
-from recbole_unlearn.state.context import FILES, Core, Receipt, versions
+from recbole_unlearn.state.context import Core, Receipt, versions
+from recbole_unlearn.state.database import FILES
 from recbole_unlearn.state.deltas import write_base
 from recbole_unlearn.state.export import Exported, export
 from recbole_unlearn.state.live import read_moments, squared_norm
@@ -74,7 +75,7 @@ def init_state(
         )
     remove_stale(folder.parent, f".{glob.escape(folder.name)}.*.tmp")  # of an `init` that was killed
     with new_directory(folder) as place:
-        (place / FILES).mkdir()
+        (place / FILES).mkdir(mode=0o700)
         core = Core(place, hash_key, model, new=True)
         with contextlib.closing(core.database):
             _fill(core, config, original, settings)
@@ -100,11 +101,10 @@ def _fill(core: Core, config: UnlearnConfig, original: Checkpoint, settings: Map
     with database.transaction():
         for key, value in values.items():
             database.write("INSERT INTO about VALUES (?, ?)", key, json.dumps(value))
-    base = write_base(
-        core.store, core.config, trained.state_dict, moments, source.splits, source.clock, source.fitted
-    )
-    row = (1, *base, base.fingerprint, len(source.splits.train), squared_norm(trained.state_dict), 0, 0.0)
-    with database.transaction():
+        base = write_base(
+            core.store, core.config, trained.state_dict, moments, source.splits, source.clock, source.fitted
+        )
+        row = (1, *base, base.fingerprint, len(source.splits.train), squared_norm(trained.state_dict), 0, 0.0)
         database.write(f"INSERT INTO base VALUES ({', '.join('?' * len(row))})", *row)
         database.enter(
             "taken under care", **named, interactions=sum(len(part) for part in source.splits),

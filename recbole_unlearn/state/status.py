@@ -1,11 +1,12 @@
 """The status of a state: its requests, their deadlines, the budget, and the ledger's head, as a text or as a page.
 
-Reads the database alone: neither the model nor the key.
+Reads the database alone: neither the model nor the key. Sizes are in steps, so that they name no user.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from recbole_unlearn.errors import UnlearnError, shown
-from recbole_unlearn.state.database import COUNTS, Database, Spent, now
+from recbole_unlearn.state.database import STEPS, Database, Spent, now
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrapped
 
 # The budget: from here on a model should be trained again; docs/requests.md says where the limits come from.
@@ -23,8 +24,9 @@ WAITING = ("pending", "failed")  # a deadline matters to these
 Row = dict[str, Any]
 # Of the page: groups of requests, requests of a group, bars of deadlines, entries of the ledger.
 _GROUPS = ("failed", "pending", "done", "published", "rolled back")
+_MARK = b"<title>Deletion requests: "
 _ROWS, _BARS, _ENTRIES = 200, 20, 12
-_SHOWN = ("id", "status", "submitted", "due", "finished", *COUNTS, "why")
+_SHOWN = ("id", "status", "submitted", "due", "finished", *STEPS, "why")
 
 
 def history(database: Database) -> list[tuple[str, Spent]]:
@@ -43,7 +45,7 @@ class Overview(NamedTuple):
 
     model: str
     dataset: str
-    requests: pd.DataFrame  # id, status, submitted, due, finished, counts, why
+    requests: pd.DataFrame  # id, status, submitted, due, finished, interactions_up_to, users_up_to, why
     overdue: int
     deleted_share: float  # as in Spent
     drift: float
@@ -76,17 +78,18 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
     lines = [f"{seen.model} on {seen.dataset}: {number}, {seen.overdue} overdue. Times are UTC.", ""]
     rows: list[Row] = seen.requests.to_dict("records")
     if rows:
-        head = ("id", "status", "submitted", "due", "training", "held out", "users", "items")
+        head = ("id", "status", "submitted", "due", "interactions, up to", "users, up to")
         cells = [
-            [row["id"], row["status"], row["submitted"][:10], due(row), *(str(row[name]) for name in COUNTS)]
+            [row["id"], row["status"], row["submitted"][:10], due(row), *(str(row[name]) for name in STEPS)]
             for row in rows
         ]
         lines += [drawn(head, cells, left=4), ""]
     failed = [wrapped(f"{row['id']} failed: {row['why']}") for row in rows if row["status"] == "failed"]
     lines += [*failed, ""] if failed else []
+    spent = Spent(seen.deleted_share, seen.drift).rounded()
     lines.append(
-        f"Deleted since the model was trained: {percent(seen.deleted_share, 2)} of its interactions "
-        f"(budget {percent(MOST_DELETED)}); drift {decimal(seen.drift, 3)} (budget {MOST_DRIFT:g})."
+        f"Deleted since the model was trained: {percent(spent.deleted, 1)} of its interactions "
+        f"(budget {percent(MOST_DELETED)}); drift {decimal(spent.drift, 2)} (budget {MOST_DRIFT:g})."
     )
     advice = "Retraining is not due."
     if seen.retraining_is_due:
@@ -114,6 +117,8 @@ def write_status(database: Database, target: Path) -> Path:
     """Write the page of a state and return its path: ids of requests and counts, but no names of users or items."""
     from recbole_unlearn.report import figures, write_page  # imports plotly
 
+    if os.path.lexists(target) and not (target.is_file() and _MARK in target.read_bytes()[:4096]):
+        raise UnlearnError(f"{shown(target)} exists and is not a page of `requests status`. Choose another file.")
     seen, entries, points = overview(database), list(database.entries()), history(database)
     end = now()
     rows: list[Row] = seen.requests.to_dict("records")
@@ -132,6 +137,7 @@ def write_status(database: Database, target: Path) -> Path:
     took = [entry["measures"]["seconds"] for entry in entries if entry["what"] == "done"]
     return write_page(
         target, "status.html", title=f"Deletion requests: {seen.model} on {seen.dataset}", seen=seen,
+        spent=Spent(seen.deleted_share, seen.drift).rounded(),
         now=_plain_time(end), number={name: len(own) for name, own in by_status.items()},
         seconds=statistics.median(took) if took else None, most_deleted=MOST_DELETED, most_drift=MOST_DRIFT,
         counts=figures.over_time(counts, "requests", whole=True),
@@ -156,7 +162,7 @@ def _cells(row: Row) -> list[list[str]]:
     """A row of the table, and below it the reason of a failure."""
     found = (row["submitted"], row["finished"])
     times = (_plain_time(time)[:16] if isinstance(time, str) else MISSING for time in found)
-    cells = [row["id"], due(row), *times, *(f"{row[name]:,}" for name in COUNTS)]
+    cells = [row["id"], due(row), *times, *(f"{row[name]:,}" for name in STEPS)]
     return [cells, [row["why"]]] if row["why"] else [cells]
 
 

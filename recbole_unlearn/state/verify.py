@@ -1,23 +1,31 @@
-"""Verification: the state is what its ledger says, and no deleted pair is in its data or in data to be trained on."""
+"""Verification: the state is what its ledger says, and no deleted pair is in its data or in data to be trained on.
+
+Rows, schema and ledger are compared by :meth:`Database.fault`, files by their names, which are keyed hashes.
+"""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator
+import itertools
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from recbole_unlearn.data import tokens
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.state.context import Core, Suppression
-from recbole_unlearn.state.deltas import digest
 
 
 def faults(core: Core, head: str | None) -> Iterator[str]:
     """The faults of a state, in words; see :meth:`State.fault`."""
-    problem = core.database.ledger_fault()
-    if problem:
+    if problem := core.database.fault():
         yield problem
+        return  # nothing else can be read
+    damage = core.database.value("PRAGMA integrity_check")
+    if damage != "ok":
+        yield f"the database is damaged: {damage.splitlines()[0]}"
     if head is not None and not core.database.value("SELECT 1 FROM ledger WHERE link = ?", head):
         yield "the ledger has no entry with the link that was noted: its end was cut off"
     named = core.named_files()
@@ -32,43 +40,7 @@ def faults(core: Core, head: str | None) -> Iterator[str]:
             f"{len(others)} files in {shown(core.store.folder)} belong to nothing: a command was interrupted. "
             "`requests publish` or `requests run` removes them"
         )
-    yield from _requests(core)
-    yield from _fingerprints(core)
     yield from _data(core)
-
-
-def _requests(core: Core) -> Iterator[str]:
-    """The status of every request in the ledger, against the queue."""
-    last: dict[str, str] = {}
-    for entry in core.database.entries():
-        if entry["what"] in ("published", "retrained"):
-            last = {id: "published" if status == "done" else status for id, status in last.items()}
-        last |= dict.fromkeys(entry.get("again", ()), "pending")
-        if "id" in entry:
-            last[entry["id"]] = entry["what"].replace("submitted", "pending")
-    rows = {row["id"]: row["status"] for row in core.database.rows("SELECT id, status FROM requests")}
-    for id in sorted(last.keys() | rows.keys()):
-        if id not in rows or id not in last:
-            where = "the queue" if id not in rows else "the ledger"
-            yield f"the request {id} is missing in {where}"
-        elif rows[id] != last[id]:
-            yield f"the request {id} is {rows[id]} in the queue, and {last[id]} in the ledger"
-    kept = "SELECT 1 FROM requests WHERE status = 'published' AND length(asked || suppressed) > 0"
-    if core.database.value(kept):
-        yield "interactions of a published request are still in the database"
-
-
-def _fingerprints(core: Core) -> Iterator[str]:
-    now = core.database.value("SELECT fingerprint FROM base")
-    if core.version().base.fingerprint != now:
-        yield "the base's fingerprint is not that of its weights"
-    for row in core.database.rows("SELECT * FROM changes ORDER BY number"):
-        if digest(f"{now} {row['file']}".encode()) != row["fingerprint"]:
-            yield f"the fingerprint of change {row['number']} does not follow from the one before"
-        now = row["fingerprint"]
-    said = [entry["after"] for entry in core.database.entries() if "after" in entry]
-    if not said or said[-1] != now:
-        yield "the model is not the one that the ledger's last entry left"
 
 
 def _data(core: Core) -> Iterator[str]:
@@ -83,10 +55,11 @@ def _data(core: Core) -> Iterator[str]:
             yield f"{found} deleted pairs are in the {part} data of the state"
 
 
-def _count(known: Suppression, users: Iterable[object], items: Iterable[object]) -> int:
-    """How many distinct pairs are suppressed."""
-    pairs = {(str(user), str(item)) for user, item in zip(users, items, strict=True)}
-    return sum(pair in known for pair in pairs)
+def _count(known: Suppression, *columns: Sequence[object]) -> int:
+    """How many distinct pairs are suppressed; text such as 196.0, which a table with gaps has, also means 196."""
+    pairs = set(zip(*map(tokens, columns), strict=True))
+    forms = ([{token, re.sub(r"^(\d+)\.0$", r"\1", token)} for token in pair if token] for pair in pairs)
+    return sum(any(pair in known for pair in itertools.product(*own)) for own in forms if len(own) == 2)
 
 
 def check(core: Core, path: str | Path) -> dict[str, int]:
@@ -104,7 +77,7 @@ def check(core: Core, path: str | Path) -> dict[str, int]:
         frame = _frame(file)
         if not set(fields) <= set(frame.columns):
             raise UnlearnError(f"{shown(file)} has no columns {fields[0]} and {fields[1]}.")
-        found[file.name] = _count(known, *(frame[field] for field in fields))
+        found[file.name] = _count(known, *(frame[field].tolist() for field in fields))
     return found
 
 

@@ -23,9 +23,10 @@ from recbole_unlearn.data import EMPTY, Candidates, Fields, ForgetRequest, ids_o
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import request_digest
 from recbole_unlearn.recbole_compat import own_environment
+from recbole_unlearn.results.disclosure import coarse
 from recbole_unlearn.rows import SIDES
 from recbole_unlearn.state.context import Core, Receipt, asked, span, versions
-from recbole_unlearn.state.database import COUNTS, Database, now, packed, working
+from recbole_unlearn.state.database import CLEARED, COUNTS, STEPS, now, packed, working
 from recbole_unlearn.state.deltas import digest
 from recbole_unlearn.state.live import Arrays, LiveModel
 from recbole_unlearn.state.publish import finish
@@ -71,6 +72,7 @@ def find(live: LiveModel, request: ForgetRequest) -> Found:
                 left |= pairs
                 numbers.append(found)
     suppressed |= {(0, int(item)) for item in items[there & (users == EMPTY)]}
+    suppressed |= {(int(user), 0) for user in users[there & (items == EMPTY)]}
     user_count, item_count = (len({pair[side] for pair in left}) for side in (0, 1))
     return Found(numbers, everything, sorted(suppressed), user_count, item_count, ~there)
 
@@ -104,7 +106,7 @@ def submit(
         found = _checked(core, request, on_missing)
         with core.database.transaction():
             if core.version().base == base:  # else published meanwhile, and the numbers are others
-                return _submitted_before(core, known, id) or _queue(core.database, known, found, id, due)
+                return _submitted_before(core, known, id) or _queue(core, known, found, id, due)
 
 
 def _submitted_before(core: Core, known: str, id: str | None) -> Receipt | None:
@@ -138,15 +140,26 @@ def _with_pending(core: Core, found: Found) -> Arrays:
     return [np.union1d(*both) for both in zip(found.numbers, asked(pending), strict=True)]
 
 
-def _queue(database: Database, known: str, found: Found, id: str | None, due: str | None) -> Receipt:
+def _queue(core: Core, known: str, found: Found, id: str | None, due: str | None) -> Receipt:
+    database, usual = core.database, core.live.usual
     id = id or f"r-{secrets.token_hex(6)}"
     held_out = len(found.numbers[1]) + len(found.numbers[2])
     receipt = Receipt(id, "pending", len(found.numbers[0]), held_out, found.users, found.items)
-    counts = {name: getattr(receipt, name) for name in COUNTS}
+    counts, total = {name: getattr(receipt, name) for name in COUNTS}, len(found.numbers[0]) + held_out
+    steps = dict(zip(STEPS, (coarse(min(total, max(1, found.users * usual))), coarse(found.users)), strict=True))
     content = {"asked": packed(found.all), "suppressed": packed(found.suppressed)}
-    row = {"id": id, "digest": known, "status": "pending", "submitted": now(), "due": due, **counts, **content}
+    row = {
+        "id": id,
+        "digest": known,
+        "status": "pending",
+        "submitted": now(),
+        "due": due,
+        **steps,
+        **counts,
+        **content,
+    }
     database.write(f"INSERT INTO requests ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", *row.values())
-    database.enter("submitted", id=id, request=known, due=due, **counts)
+    database.enter("submitted", id=id, request=known, due=due, **steps)
     return receipt
 
 
@@ -216,9 +229,9 @@ def _carry_out(core: Core, batch: Sequence[sqlite3.Row]) -> None:
         for row in batch:
             database.enter(
                 "done", id=row["id"], request=row["digest"], together=len(batch),
-                **{name: row[name] for name in COUNTS}, before=before, after=after, method="obliviate",
+                **{name: row[name] for name in STEPS}, before=before, after=after, method="obliviate",
                 settings=dataclasses.asdict(live.options),
-                measures={"seconds": round(seconds, 4), "drift": change.drift}, versions=versions(),
+                measures={"seconds": float(f"{seconds:.0e}")}, versions=versions(),
             )  # fmt: skip
     core.keep()
 
@@ -236,7 +249,7 @@ def rollback(core: Core, id: str) -> None:
     if row["status"] not in ("pending", "done"):
         raise UnlearnError(f"The request {id} is {row['status']}; there is nothing to undo.")
     before, database = core.fingerprint(), core.database
-    undone = "UPDATE requests SET status = 'rolled back', finished = ?, change = NULL, asked = x'', suppressed = x''"
+    undone = f"UPDATE requests SET status = 'rolled back', finished = ?, change = NULL, {CLEARED}"
     with database.transaction():
         database.write(f"{undone} WHERE number = ?", now(), row["number"])
         again = [one["id"] for one in database.rows("SELECT id FROM requests WHERE change >= ?", row["change"])]

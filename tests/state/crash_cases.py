@@ -27,7 +27,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import State, open_state, publish, worker
 
 CALLS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
-STATEMENTS = ("BEGIN", "COMMIT", "VACUUM", "PRAGMA wal_checkpoint")
+STATEMENTS = ("BEGIN IMMEDIATE", "COMMIT", "VACUUM", "PRAGMA wal_checkpoint")
 REQUESTS = {
     "a": {"user_id": ["u3", "u3", "u5"], "item_id": ["i20", "i25", None]},
     "b": {"user_id": "u8"},

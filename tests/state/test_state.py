@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 
 import numpy as np
 import pytest
@@ -215,46 +214,6 @@ def test_bad_requests_and_ids_leave_the_state_as_it_was(make_state):
     done(state, some("u3", 3))  # deleted interactions are refused or skipped
     refused(r"3 of 5 rows name nothing .* deleted before \(rows 0, 1, 2\)", state.submit, some("u3", 5))
     assert state.submit(some("u3", 5), on_missing="skip").status == "pending"
-
-
-@pytest.fixture(scope="module")
-def two_done(fresh, key_file, tmp_path_factory):
-    folder = shutil.copytree(fresh("BPR"), tmp_path_factory.mktemp("two") / "S")
-    with open_state(folder, key_file) as state:
-        done(state, a=some("u3", 2), b=some("u8", 2))
-        state.verify()
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("tamper", "what"),
-    [
-        ("DROP TRIGGER ledger_is_kept; UPDATE ledger SET entry = replace(entry, 'users\":1', 'users\":2')", "entry"),
-        ("DROP TRIGGER ledger_is_whole; DELETE FROM ledger WHERE number = 2", "entry 2 of the ledger is missing"),
-        ("DROP TRIGGER ledger_is_whole; DELETE FROM ledger WHERE number = 5", "in the ledger"),
-        ("UPDATE requests SET status = 'pending' WHERE id = 'b'", "pending in the queue, and done in the ledger"),
-        ("DELETE FROM requests WHERE id = 'b'", "missing in the queue"),
-        ("UPDATE changes SET fingerprint = 'x' WHERE number = 1", "change 1"),
-        ("UPDATE base SET fingerprint = 'x'", "base"),
-    ],
-)  # fmt: skip
-def test_tampering_is_found(copied, two_done, tamper, what):
-    state = copied(two_done)
-    state.core.database.connection.execute("PRAGMA foreign_keys=OFF")
-    state.core.database.connection.executescript(tamper)
-    refused(what, state.verify)
-
-
-def test_a_changed_file_is_found(copied, two_done):
-    state = copied(two_done)
-    for name in sorted(state.core.named_files()):
-        path = state.core.store.path(name)
-        content = path.read_bytes()
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if content else b"x")
-        refused("not the file that was written", state.verify)
-        path.write_bytes(content)
-    state.verify(state.status().head)
-    refused("cut off", state.verify, "0" * 64)
 
 
 def test_no_state_a_newer_one_and_no_new_one_over_an_old(make_state, checkpoints, key_file, tmp_path):
