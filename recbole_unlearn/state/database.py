@@ -9,14 +9,16 @@ names. Every step appends an entry with the seals of what it left,
 
     seal of a table = HMAC(key, its rows in order),    seal of the schema = HMAC(key, tables, indices, triggers)
 
-and the link HMAC(key, link of the entry before, entry). Everything large is in files, and the rows have their names,
+and the link HMAC(key, link of the entry before, entry). A request is long and seldom changes: in the seal of its
+table, its number and the seal of its row stand for it. Everything large is in files, and the rows have their names,
 which are HMACs of their content. So the last link stands for every byte that the state rests on.
 
 Who can do what:
 
-* A holder of the key submits, works and verifies. :meth:`Database.check` compares schema and rows with the last
-  entry, and the ledger with its links: in every transaction before it writes, and before every read after another
-  process wrote. So no step starts from, and no entry is linked to, what no holder of the key wrote.
+* A holder of the key submits, works and verifies. :meth:`Database.check` compares seals with the last entry, and the
+  ledger with its links: in every transaction before it writes, and before a read after another process wrote. Rows of
+  requests are compared with their seals in the latter case, and before they are carried out. So no step
+  starts from, and no entry is linked to, what no holder of the key wrote.
 * A writer without the key can damage a state, which is found, and can put an older copy of all of it back, which is
   found by a link that was noted elsewhere (`verify --head`). They cannot make a request look done or undone.
 * A reader of the directory (mode 0700, files 0600) has the model, its data, and the requests that are not published.
@@ -35,7 +37,7 @@ import json
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,12 +85,15 @@ CREATE TABLE requests (
     interactions INTEGER, held_out INTEGER, users INTEGER, items INTEGER,
     why TEXT NOT NULL DEFAULT '',
     change INTEGER REFERENCES changes (number),
+    seal TEXT NOT NULL DEFAULT '',  -- of the other columns; empty until the entry about a change is made
     -- Pairs of numbers (`packed`), empty once it is published or undone: its interactions, each by part (0 training,
     -- 1 validation, 2 test) and number in the base, and the pairs that are never recommended, each by the ids of its
     -- user and item in the base, 0 for all users or items.
     asked BLOB NOT NULL, suppressed BLOB NOT NULL
 );
 CREATE INDEX requests_by_digest ON requests (digest);
+CREATE TRIGGER a_change_breaks_the_seal AFTER UPDATE ON requests WHEN new.seal = old.seal
+    BEGIN UPDATE requests SET seal = '' WHERE number = new.number; END;
 
 CREATE TABLE ledger (number INTEGER PRIMARY KEY, entry TEXT NOT NULL, link TEXT NOT NULL);
 CREATE TRIGGER ledger_is_kept BEFORE UPDATE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
@@ -179,8 +184,11 @@ class Database:
             )
         self._key = key
 
-    def fault(self) -> str | None:
-        """The first thing that is not as the ledger says, in words; None when all is."""
+    def fault(self, requests: Iterable[sqlite3.Row] | None = None) -> str | None:
+        """The first thing that is not as the ledger says, in words; None when all is.
+
+        The seals of all requests are compared with the ledger, and the rows ``requests``, or all, with their seals.
+        """
         assert self._key is not None
         (place, before), last = self._seen, ""
         with self._reading():
@@ -196,12 +204,15 @@ class Database:
             for name, seal in self._seals():
                 if json.loads(last)["seals"].get(name) != seal:
                     return f"{name} is not as entry {place} of the ledger left it"
-            self._version = self.connection.execute("PRAGMA data_version").fetchone()[0]
+            for row in self.connection.execute("SELECT * FROM requests") if requests is None else requests:
+                if row["seal"] != self._row_seal(row):
+                    return f"the request {row['id']} is not as the ledger left it"
+            self._version = self._data_version()
         return None
 
-    def _check(self) -> None:
-        """Refuse a database that is not as its ledger says."""
-        problem = self.fault() if self._key is not None and not self._new else None
+    def check(self, requests: Iterable[sqlite3.Row] | None = None) -> None:
+        """Refuse a database with a :meth:`fault`; one without a key, or without an entry, has none."""
+        problem = self.fault(requests) if self._key is not None and not self._new else None
         if problem:
             raise UnlearnError(
                 f"The state {shown(self.path.parent)} does not fit its ledger: {problem}. It was changed without its "
@@ -215,8 +226,14 @@ class Database:
         cursor.row_factory = None
         queries = {"the schema": "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"}
         queries |= {f"the table {name}": f"SELECT * FROM {name} ORDER BY 1" for name in SEALED}
+        queries["the table requests"] = "SELECT number, seal FROM requests ORDER BY 1"
         for name, query in queries.items():
             yield name, keyed_hash(self._key, name, ascii(cursor.execute(query).fetchall()).encode())[:32]
+
+    def _row_seal(self, row: sqlite3.Row) -> str:
+        assert self._key is not None
+        cells = [row[name] for name in row.keys() if name != "seal"]  # noqa: SIM118, a row iterates over its values
+        return keyed_hash(self._key, "row", ascii(cells).encode())[:32]
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
@@ -237,7 +254,7 @@ class Database:
         with self._one_line_errors():
             self.connection.execute("BEGIN IMMEDIATE")
             try:
-                self._check()
+                self.check(None if self._data_version() != self._version else ())
                 yield
                 self.connection.execute("COMMIT")
             except BaseException:
@@ -252,6 +269,8 @@ class Database:
     def enter(self, what: str, **more: Any) -> None:
         """Append an entry to the ledger, inside a transaction."""
         assert self._key is not None
+        for row in self.connection.execute("SELECT * FROM requests WHERE seal = ''").fetchall():
+            self.write("UPDATE requests SET seal = ? WHERE number = ?", self._row_seal(row), row["number"])
         number, before = self.head()
         spent = self.spent().rounded()._asdict()
         head = {"number": number + 1, "what": what, "time": now(), "spent": spent, "seals": dict(self._seals())}
@@ -261,9 +280,13 @@ class Database:
     def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
         """All rows of a query; refused if another process wrote what is not as the ledger says."""
         with self._one_line_errors(), self._reading():
-            if self.connection.execute("PRAGMA data_version").fetchone()[0] != self._version:
-                self._check()
+            if self._data_version() != self._version:
+                self.check()
             return self.connection.execute(query, values).fetchall()
+
+    def _data_version(self) -> int:
+        """A number that changes when another connection writes."""
+        return int(self.connection.execute("PRAGMA data_version").fetchone()[0])
 
     def value(self, query: str, *values: object) -> Any:
         """The first column of the first row, or None."""

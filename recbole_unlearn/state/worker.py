@@ -191,6 +191,7 @@ def step(core: Core, window: Window) -> list[Receipt]:
         batch = [row for row in batch if datetime.datetime.fromisoformat(row["submitted"]) <= last]
     else:
         batch = batch[:1]
+    core.database.check(batch)
     try:
         _carry_out(core, batch)
     except BaseException:

@@ -198,7 +198,7 @@ def test_a_change_while_the_worker_works_is_found_before_it_signs(folders, key_f
             return forget(self, numbers)
 
         monkeypatch.setattr(LiveModel, "forget", attacked)
-        refused("the table requests is not as entry", state.run)
+        refused("the request b is not as the ledger left it", state.run)
     with contextlib.closing(database.Database(folder)) as reader:
         assert "".join(reader.ledger_lines()) == before
 
