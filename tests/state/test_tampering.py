@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from recbole_unlearn import cli
-from recbole_unlearn.state import LiveModel, database, init_state, open_state, worker
+from recbole_unlearn.state import LiveModel, database, init_state, open_state
 from tests.conftest import tiny_rows, train_plain
 from tests.state.conftest import PLAIN, done, items_of, refused, some
 
@@ -187,20 +187,31 @@ def test_a_deletion_is_neither_forged_nor_undone(folders, key_file, tiny_path, t
 
 
 def test_a_change_while_the_worker_works_is_found_before_it_signs(folders, key_file, tmp_path, monkeypatch):
+    """Before a request is read, and while it is carried out; when all is as it was, the same process goes on."""
     folder, forget = shutil.copytree(folders / "S", tmp_path / "S"), LiveModel.forget
+    asked = "UPDATE requests SET asked = ? WHERE id = 'b'"
     with open_state(folder, key_file) as state:
-        _ = state.model
-        before = state.ledger()
+        _, before = state.model, state.ledger()
+        content = state.core.database.value("SELECT asked FROM requests WHERE id = 'b'")
 
         def attacked(self, numbers):
             with writer(folder) as execute:
-                execute("UPDATE requests SET due = '2040-01-01T00:00:00+00:00' WHERE id = 'b'")
+                execute(asked, (bytes(16),))
             return forget(self, numbers)
 
-        monkeypatch.setattr(LiveModel, "forget", attacked)
+        with writer(folder) as execute:
+            execute(asked, (b"",))
         refused("the request b is not as the ledger left it", state.run)
-    with contextlib.closing(database.Database(folder)) as reader:
-        assert "".join(reader.ledger_lines()) == before
+        with writer(folder) as execute:
+            execute(asked, (content,))
+        with monkeypatch.context() as patch:
+            patch.setattr(LiveModel, "forget", attacked)
+            refused("the request b is not as the ledger left it", state.run)
+        with writer(folder) as execute:
+            execute(asked, (content,))
+        assert state.ledger() == before
+        assert [receipt.status for receipt in state.run()] == ["done"]
+        state.verify()
 
 
 def test_a_ledger_without_its_end_is_found_and_an_old_copy_of_all_by_its_head(folders, key_file, tmp_path):
@@ -341,19 +352,3 @@ def test_check_reads_tokens_as_requests_do_and_knows_whole_persons(copied, by_nu
     assert state.check(tmp_path) == dict.fromkeys(names, 1)
     if not published:
         assert state.recommend("8").empty  # from the submission on
-
-
-def test_the_worker_reads_what_was_signed(folders, key_file, tmp_path, monkeypatch):
-    """A request that is emptied and filled again between two reads is not carried out as an empty one."""
-    folder = shutil.copytree(folders / "S", tmp_path / "S")
-    with open_state(folder, key_file) as state:
-        _ = state.model
-        with writer(folder) as execute:
-            (content,) = execute("SELECT asked FROM requests WHERE id = 'b'").fetchone()
-            execute("UPDATE requests SET asked = x'' WHERE id = 'b'")
-        refused("does not fit its ledger", worker.step, state.core, None)
-        with writer(folder) as execute:
-            execute("UPDATE requests SET asked = ? WHERE id = 'b'", (content,))
-        assert [receipt.status for receipt in state.run()] == ["done"]
-        assert state.status().requests["status"].tolist()[-1] == "done"
-        state.verify()
