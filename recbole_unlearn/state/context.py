@@ -160,8 +160,8 @@ class Core:
         return self._live
 
     def _loaded(self, base: Base) -> LiveModel:
-        self.store.read(base.dataset)  # checked before it is parsed
-        source = load(self.config, self.store.path(base.dataset))
+        with self.store.opened(base.dataset) as path:
+            source = load(self.config, path)
         removed = [np.zeros(len(part), dtype=bool) for part in source.splits]
         done = self.database.rows("SELECT asked FROM requests WHERE status = 'done'")
         for mask, numbers in zip(removed, asked(done), strict=True):

@@ -94,6 +94,18 @@ class Store:
             )
         return content
 
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[Path]:
+        """A path to the content that :meth:`read` has checked: a copy in memory, which cannot be swapped."""
+        content = self.read(name)
+        if not hasattr(os, "memfd_create"):  # not on Linux
+            yield self.path(name)
+            return
+        with os.fdopen(os.memfd_create(name), "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            yield Path(f"/proc/self/fd/{stream.fileno()}")
+
     def names(self) -> set[str]:
         """The files that are there."""
         return {entry.name for entry in self.folder.iterdir()}

@@ -16,9 +16,10 @@ import pandas as pd
 import pytest
 
 from recbole_unlearn import cli
-from recbole_unlearn.state import LiveModel, database, init_state, open_state
+from recbole_unlearn.state import LiveModel, database, deltas, init_state, open_state
 from tests.conftest import tiny_rows, train_plain
 from tests.state.conftest import PLAIN, done, items_of, refused, some
+from tests.state.crash_cases import looked_at, picture
 
 TABLES = [*database.SEALED, "ledger"]
 COMMANDS = {
@@ -212,6 +213,25 @@ def test_a_change_while_the_worker_works_is_found_before_it_signs(folders, key_f
         assert state.ledger() == before
         assert [receipt.status for receipt in state.run()] == ["done"]
         state.verify()
+
+
+def test_a_file_that_is_swapped_after_it_was_checked_is_not_read(folders, key_file, tmp_path, monkeypatch):
+    folder, read = shutil.copytree(folders / "S", tmp_path / "S"), deltas.Store.read
+
+    def swapped(self, name):
+        content = read(self, name)
+        self.path(name).write_bytes(b"x")
+        return content
+
+    expected = looked_at(folders / "S", key_file)
+    with open_state(folder, key_file) as state, monkeypatch.context() as patch:
+        patch.setattr(deltas.Store, "read", swapped)
+        assert len(state.core.live.index) > 0
+        patch.undo()
+        refused("not the file that was written", state.verify)
+        shutil.rmtree(folder / "files")
+        shutil.copytree(folders / "S" / "files", folder / "files")
+        assert picture(state) == expected
 
 
 def test_a_ledger_without_its_end_is_found_and_an_old_copy_of_all_by_its_head(folders, key_file, tmp_path):
