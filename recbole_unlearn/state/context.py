@@ -23,8 +23,9 @@ from recbole_unlearn import __version__
 from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import keyed_hash, load_key
+from recbole_unlearn.results.disclosure import coarse
 from recbole_unlearn.settings import UnlearnConfig, model_names
-from recbole_unlearn.state.database import FILES, Database, unpacked
+from recbole_unlearn.state.database import FILES, STEPS, Database, unpacked
 from recbole_unlearn.state.deltas import Base, Change, Store, unpack
 from recbole_unlearn.state.live import LiveModel
 
@@ -54,6 +55,11 @@ class Receipt(NamedTuple):
     def of(cls, row: sqlite3.Row) -> Receipt:
         """From a row of the database."""
         return cls(**{name: row[name] for name in cls._fields if name != "seconds"})
+
+    def in_steps(self, usual: int) -> dict[str, int]:
+        """How much it asks for, as shown without the key: ten users have ``usual`` training interactions or more."""
+        users, total = self.users or 0, (self.interactions or 0) + (self.held_out or 0)
+        return dict(zip(STEPS, (coarse(min(total, max(1, users * usual))), coarse(users)), strict=True))
 
 
 class Suppression:

@@ -23,7 +23,6 @@ from recbole_unlearn.data import EMPTY, Candidates, Fields, ForgetRequest, ids_o
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import request_digest
 from recbole_unlearn.recbole_compat import own_environment
-from recbole_unlearn.results.disclosure import coarse
 from recbole_unlearn.rows import SIDES
 from recbole_unlearn.state.context import Core, Receipt, asked, span, versions
 from recbole_unlearn.state.database import CLEARED, COUNTS, STEPS, now, packed, working
@@ -141,25 +140,16 @@ def _with_pending(core: Core, found: Found) -> Arrays:
 
 
 def _queue(core: Core, known: str, found: Found, id: str | None, due: str | None) -> Receipt:
-    database, usual = core.database, core.live.usual
     id = id or f"r-{secrets.token_hex(6)}"
     held_out = len(found.numbers[1]) + len(found.numbers[2])
     receipt = Receipt(id, "pending", len(found.numbers[0]), held_out, found.users, found.items)
-    counts, total = {name: getattr(receipt, name) for name in COUNTS}, len(found.numbers[0]) + held_out
-    steps = dict(zip(STEPS, (coarse(min(total, max(1, found.users * usual))), coarse(found.users)), strict=True))
+    counts, steps = {name: getattr(receipt, name) for name in COUNTS}, receipt.in_steps(core.live.usual)
     content = {"asked": packed(found.all), "suppressed": packed(found.suppressed)}
-    row = {
-        "id": id,
-        "digest": known,
-        "status": "pending",
-        "submitted": now(),
-        "due": due,
-        **steps,
-        **counts,
-        **content,
-    }
-    database.write(f"INSERT INTO requests ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", *row.values())
-    database.enter("submitted", id=id, request=known, due=due, **steps)
+    row: dict[str, Any] = {"id": id, "digest": known, "status": "pending", "submitted": now(), "due": due}
+    row |= {**steps, **counts, **content}
+    marks = ", ".join("?" * len(row))
+    core.database.write(f"INSERT INTO requests ({', '.join(row)}) VALUES ({marks})", *row.values())
+    core.database.enter("submitted", id=id, request=known, due=due, **steps)
     return receipt
 
 
