@@ -25,7 +25,7 @@ from recbole_unlearn.files import request_digest
 from recbole_unlearn.recbole_compat import own_environment
 from recbole_unlearn.rows import SIDES
 from recbole_unlearn.state.context import Core, Receipt, asked, span, versions
-from recbole_unlearn.state.database import CLEARED, COUNTS, STEPS, now, packed, working
+from recbole_unlearn.state.database import CLEARED, COUNTS, STEPS, Database, now, packed, working
 from recbole_unlearn.state.deltas import digest
 from recbole_unlearn.state.live import Arrays, LiveModel
 from recbole_unlearn.state.publish import finish
@@ -103,9 +103,10 @@ def submit(
         if again is not None:
             return again
         found = _checked(core, request, on_missing)
+        usual = core.live.usual
         with core.database.transaction():
             if core.version().base == base:  # else published meanwhile, and the numbers are others
-                return _submitted_before(core, known, id) or _queue(core, known, found, id, due)
+                return _submitted_before(core, known, id) or _queue(core.database, known, found, usual, id, due)
 
 
 def _submitted_before(core: Core, known: str, id: str | None) -> Receipt | None:
@@ -139,17 +140,19 @@ def _with_pending(core: Core, found: Found) -> Arrays:
     return [np.union1d(*both) for both in zip(found.numbers, asked(pending), strict=True)]
 
 
-def _queue(core: Core, known: str, found: Found, id: str | None, due: str | None) -> Receipt:
+def _queue(
+    database: Database, known: str, found: Found, usual: int, id: str | None, due: str | None
+) -> Receipt:  # fmt: skip
     id = id or f"r-{secrets.token_hex(6)}"
     held_out = len(found.numbers[1]) + len(found.numbers[2])
     receipt = Receipt(id, "pending", len(found.numbers[0]), held_out, found.users, found.items)
-    counts, steps = {name: getattr(receipt, name) for name in COUNTS}, receipt.in_steps(core.live.usual)
+    counts, steps = {name: getattr(receipt, name) for name in COUNTS}, receipt.in_steps(usual)
     content = {"asked": packed(found.all), "suppressed": packed(found.suppressed)}
     row: dict[str, Any] = {"id": id, "digest": known, "status": "pending", "submitted": now(), "due": due}
     row |= {**steps, **counts, **content}
     marks = ", ".join("?" * len(row))
-    core.database.write(f"INSERT INTO requests ({', '.join(row)}) VALUES ({marks})", *row.values())
-    core.database.enter("submitted", id=id, request=known, due=due, **steps)
+    database.write(f"INSERT INTO requests ({', '.join(row)}) VALUES ({marks})", *row.values())
+    database.enter("submitted", id=id, request=known, due=due, **steps)
     return receipt
 
 

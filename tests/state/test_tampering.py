@@ -18,7 +18,8 @@ import pytest
 from recbole_unlearn import cli
 from recbole_unlearn.state import LiveModel, database, deltas, init_state, open_state
 from tests.conftest import tiny_rows, train_plain
-from tests.state.conftest import PLAIN, done, items_of, refused, some
+from tests.parts import refused
+from tests.state.conftest import PLAIN, done, items_of, some
 from tests.state.crash_cases import looked_at, picture
 
 TABLES = [*database.SEALED, "ledger"]
