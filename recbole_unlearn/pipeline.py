@@ -33,11 +33,11 @@ from recbole_unlearn.data import (
     read_request,
 )
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import Checkpoint, Trained, write_json
+from recbole_unlearn.files import Checkpoint, Trained, read_checkpoint, write_json
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.progress import CLEAN, PLACEBO, MethodPhase, Plan, log_request
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult, record
+from recbole_unlearn.results import CONTROL, ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult, record
 from recbole_unlearn.results.disclosure import Discretion
 from recbole_unlearn.results.record import Evidence
 from recbole_unlearn.results.table import frame, notebook_html, table
@@ -111,6 +111,7 @@ class Pipeline:
         self._begin: Callable[[str], None] = lambda name: None
         self.phases: dict[str, _Phase] = {}
         self.difficulty: dict[str, Any] = {}
+        self.saved: str | None = None  # the name of the unlearned model's file
         self.evidence = Evidence.of(settings.read(settings.RecordSettings, config))
 
     @property
@@ -138,7 +139,7 @@ class Pipeline:
                 self._measure_original(*self._original)
             done = [self._run_method(phase) for phase in self.methods]
             result = self._result(done)
-            self._write(result, done[0][0])
+            self._write(result)
             send(result)
         return UnlearnResult(result, done[0][0].model, self.config, self.data, self.home)
 
@@ -216,8 +217,8 @@ class Pipeline:
 
     # The methods
 
-    def _run_method(self, phase: MethodPhase) -> tuple[UnlearnTrainer, Outcome]:
-        """Run one method and measure its model."""
+    def _run_method(self, phase: MethodPhase) -> tuple[PhaseTrainer, Outcome]:
+        """Run one method, save the model of the first one, and measure it."""
         method, first = phase.method, self.methods[0]
         # Curves of a training could be recognised by repeating it for each user, so a small request has none.
         config = self.config.without_curves() if self.discretion.few else self.config
@@ -231,8 +232,28 @@ class Pipeline:
         # Without a deleted training interaction no weight has to change; a comparison with retraining still runs.
         works = len(self.data.forget) > 0 or (method.exact and phase is not first)
         outcome = trainer.run(task) if works else trainer.keep(task)
-        self.phases[phase.name] = self._measure(phase.name, trainer, outcome, start)
-        return trainer, outcome
+        if phase is first and self.run_settings.save_unlearned:
+            new = () if self.data.done_earlier else self.evidence.done()
+            data = dataclasses.replace(self.data, done=(*self.data.done, *new))
+            self.saved = trainer.save(self.directory, data, self.home)
+        made = self._as_saved(trainer, self.saved if phase is first else None)
+        self.phases[phase.name] = self._measure(phase.name, made, outcome, start)
+        return made, outcome
+
+    def _as_saved(self, trainer: UnlearnTrainer, name: str | None = None) -> PhaseTrainer:
+        r"""The model as a file has it, built again on D\S: without a mask or noise that only the object has.
+
+        It is read from the file ``name``, or has what one would have. An ensemble is a directory of models, which its
+        method alone can put together.
+        """
+        if trainer.own_original:
+            return trainer
+        trained = trainer.snapshot()
+        if name is not None:
+            kept = read_checkpoint(self.directory / name, self.config.model_class).trained
+            assert kept is not None
+            trained = kept
+        return loaded(self.config.replace(output_dir=None), self.data.retain, trainer.label, trained)
 
     def _start(self, phase: MethodPhase, trainer: UnlearnTrainer, task: UnlearnTask) -> _Phase:
         """The measured model that a method starts from: the run's original, the plain one, or one of its own."""
@@ -266,7 +287,7 @@ class Pipeline:
 
     # The result
 
-    def _result(self, done: Sequence[tuple[UnlearnTrainer, Outcome]]) -> RunResult:
+    def _result(self, done: Sequence[tuple[PhaseTrainer, Outcome]]) -> RunResult:
         """The record of the run, with the figures that may be shown."""
         trainer, outcome = done[0]
         outcomes = {phase.name: own for phase, (_, own) in zip(self.methods, done, strict=True)}
@@ -287,6 +308,7 @@ class Pipeline:
             curves={name: own.curves for name, own in outcomes.items() if own.curves},
             errors=errors,
             placebo=self._placebo(outcomes.values()),
+            control=self._control(),
             provisional=self._provisional(outcome.certificates),
             done_earlier=self.data.done_earlier,
             **self.evidence.stamp(),
@@ -329,8 +351,19 @@ class Pipeline:
         trainer, task = begin(first.method, first.settings, config, self.data, trained, self.trainings, PLACEBO)
         trainer.run(task)
         retrained = self.phases[RETRAINED].measured
-        measured = self.measurement.measure(trainer, retrained)
+        measured = self.measurement.measure(self._as_saved(trainer), retrained)
         return measures.compare(self.phases[UNLEARNED].measured, measured, retrained)
+
+    def _control(self) -> PhaseResult | None:
+        """The original with nothing but its orphan rows reset, measured: the result of a method that does nothing."""
+        retrained, start = self.phases.get(RETRAINED), self.phases.get(ORIGINAL)
+        if retrained is None or start is None or len(self.data.forget) == 0 or self.methods[0].method.own_original:
+            return None
+        config = self.config.replace(output_dir=None)
+        trainer, task = begin(UnlearnTrainer, None, config, self.data, self.original, self.trainings, CONTROL)
+        trainer.reset_orphans(task)
+        phase = _Phase(self.measurement.measure(self._as_saved(trainer), start.measured), None, False)
+        return phase.result(self.measurement.distances(phase.measured, retrained.measured))
 
     def _provisional(self, certificates: Mapping[str, Any]) -> results.Provisional | None:
         """A provisional judgement of the unlearned model when no retrained model was asked for."""
@@ -346,13 +379,10 @@ class Pipeline:
         questions, seed = self.measurement.questions, self.config["seed"]
         return measures.provisional(questions, self.data, before, after, least, seed)
 
-    def _write(self, result: RunResult, trainer: UnlearnTrainer) -> None:
-        """The unlearned model, result.json and the report; cached models that saw S are removed."""
-        if self.run_settings.save_unlearned:
-            new = () if self.data.done_earlier else self.evidence.done(result.date)
-            data = dataclasses.replace(self.data, done=(*self.data.done, *new))
-            name = trainer.save(self.directory, data, self.home)
-            logger.info("Unlearned model: %s", self.home / name)
+    def _write(self, result: RunResult) -> None:
+        """Write result.json and the report; cached models that saw S are removed."""
+        if self.saved is not None:
+            logger.info("Unlearned model: %s", self.home / self.saved)
         write_json(self.directory / "result.json", result.to_json())
         self.trainings.forget(self.data)
         logger.info("Result: %s", self.home / "result.json")

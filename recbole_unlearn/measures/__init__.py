@@ -8,6 +8,7 @@ the result in one sentence.
 from recbole_unlearn.measures.base import DECIMALS, View, measures
 from recbole_unlearn.measures.evaluation import Measured, Measurement, compare, paired_errors, report_config, utility
 from recbole_unlearn.measures.forgetting import difficulty
+from recbole_unlearn.measures.probe import probed_users
 from recbole_unlearn.measures.scores import (
     Pairs,
     Questions,
@@ -18,4 +19,4 @@ from recbole_unlearn.measures.scores import (
     observe,
     standing,
 )
-from recbole_unlearn.measures.verdict import EMPTIED, EXACT, FIXED, SHORT, provisional, sentence
+from recbole_unlearn.measures.verdict import EXACT, SHORT, provisional, restated

@@ -16,7 +16,7 @@ from recbole_unlearn.registry import Registry
 from recbole_unlearn.results.schema import Figure
 
 DECIMALS = 6  # of figures in a result
-GROUPS = ("compared", "matched", "emptied", "measured")  # of users, counted by results.disclosure.Crowd
+GROUPS = ("compared", "matched", "emptied", "measured", "probed")  # of users, counted by results.disclosure.Crowd
 
 
 @dataclasses.dataclass(frozen=True)

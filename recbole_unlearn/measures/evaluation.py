@@ -24,6 +24,7 @@ from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import Loaders, SequenceSplits, UnlearnData
 from recbole_unlearn.measures.base import DECIMALS, View, measures, rounded
 from recbole_unlearn.measures.forgetting import histograms, kolmogorov_smirnov
+from recbole_unlearn.measures.probe import Probes, probe
 from recbole_unlearn.measures.scores import HistoryQuestions, Observation, Questions, deleted_pairs, observe
 from recbole_unlearn.results.schema import Distribution, Figure, Metrics, PhaseResult, Placebo
 from recbole_unlearn.settings import UnlearnConfig
@@ -131,11 +132,16 @@ class Measurement:
             self.questions = HistoryQuestions.ask(data, negatives, seed)
         else:
             self.questions = Questions.of(data, deleted_pairs(data, negatives, seed), seed)
+        self.probes = Probes.of(data, seed)
 
     def measure(self, trainer: PhaseTrainer, before: Measured | None = None) -> Measured:
         """The figures of a model by itself, and of it together with the model it started from."""
-        seen = observe(trainer, self.questions, self.data.retain)
         found, affected = utility(trainer, self.config, self.test, self.data.affected_users)
+        seen = dataclasses.replace(
+            observe(trainer, self.questions, self.data.retain),
+            probe=probe(trainer.model, self.data.retain.train, self.probes),
+            ndcg=affected.get("ndcg@20"),
+        )
         view = View(self.questions, seen, None if before is None else before.seen)
         masked, groups = self.masked(seen, found["unaffected"]), by_group(self.questions, self.data, seen.top)
         return Measured(found, masked, self._figures(view, distances=False), groups, seen, affected)

@@ -72,6 +72,41 @@ def demotion_gap(view: View) -> dict[str, Figure]:
     return {"demotion_gap": {"mean": rounded(mean), "error": rounded(error)}}
 
 
+@measure(
+    "probe", title="Probe of item vectors", discloses="probed", place=4,
+    meaning="AUC with which a new row, fitted to half of a user's deleted items, finds the other half",
+    good="the retrained model's (it is above 0.5 there too)",
+)  # fmt: skip
+def _probe(view: View) -> dict[str, Figure]:
+    return {} if view.seen.probe is None else {"probe": _rate(view.seen.probe)}
+
+
+def _gap_by_user(key: str, mine: torch.Tensor | None, target: torch.Tensor | None) -> dict[str, Figure]:
+    """The mean of the differences of users' values (n,), and its standard error."""
+    if mine is None or target is None or len(mine) == 0:
+        return {}
+    mean, error = clustered(mine.double() - target.double(), torch.arange(len(mine)))
+    return {key: {"mean": rounded(mean), "error": rounded(error)}}
+
+
+@measure(
+    "probe_gap", title="Probe of item vectors: gap", parts=_GAP, is_distance=True, discloses="probed", place=5,
+    meaning="the probe's AUC minus the retrained model's, for the same users, and its standard error over them",
+    good="0, within twice its error; more is memory of S in the item vectors",
+)  # fmt: skip
+def _probe_gap(view: View) -> dict[str, Figure]:
+    return _gap_by_user("probe_gap", view.seen.probe, view.target.probe)
+
+
+@measure(
+    "utility_gap", title="NDCG@20 of affected users: gap", parts=_GAP, is_distance=True, discloses="measured",
+    meaning="NDCG@20 of affected users minus the retrained model's, and its standard error over them", place=5,
+    good="0, within twice its error; less is damage",
+)  # fmt: skip
+def _utility_gap(view: View) -> dict[str, Figure]:
+    return _gap_by_user("utility_gap", view.seen.ndcg, view.target.ndcg)
+
+
 def clustered(values: torch.Tensor, users: torch.Tensor) -> tuple[float, float]:
     """The mean of ``values`` (m,) and its standard error when values of one user may all be alike.
 

@@ -144,6 +144,8 @@ class Observation:
     top_masked: torch.Tensor  # the same without deleted items
     deleted: Standing
     held_out: Standing
+    probe: torch.Tensor | None = dataclasses.field(default=None, kw_only=True)  # (k,), see probe.py
+    ndcg: torch.Tensor | None = dataclasses.field(default=None, kw_only=True)  # (a,), NDCG@20 of each affected user
 
 
 @torch.no_grad()

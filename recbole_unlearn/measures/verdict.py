@@ -18,12 +18,22 @@ from recbole_unlearn.data import UnlearnData
 from recbole_unlearn.measures.base import rounded
 from recbole_unlearn.measures.forgetting import clustered
 from recbole_unlearn.measures.scores import Observation, Pairs, Questions
-from recbole_unlearn.results.schema import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, Provisional, Verdict
+from recbole_unlearn.results.schema import (
+    CONTROL,
+    ORIGINAL,
+    RETRAINED,
+    SECOND,
+    UNLEARNED,
+    PhaseResult,
+    Provisional,
+    Verdict,
+)
 from recbole_unlearn.rows import PAIRS, ClosedFormRanker, RetainedIndex, TrainIndex
 from recbole_unlearn.text import decimal, percent
 
 Phases = Mapping[str, PhaseResult]
 SHARE = 0.1  # of the way from the original to the retrained model that may be left
+DAMAGE = 0.1  # of the retrained model's NDCG@20 of affected users that may be lost
 BEYOND = 0.05  # of that way that a model may go too far: an item below its place can be recognised
 LEAST = 0.01  # demotion rates and AUCs that differ by less are the same
 # Of the expected level: how far a retrained model's demotion rate may be from it. It was up to .07 away on ml-100k
@@ -35,17 +45,27 @@ NOTHING = (
     "This request cannot tell: none of its interactions has a figure to compare with the retrained model's, as the "
     "first ones of users of a sequential model, which it was never asked to predict."
 )
-FIXED = (UNCHANGED, DONE, NOTHING)  # sentences without figures
 EMPTIED = (
     "Nothing is retained before the deleted interactions, so all models were asked at uncleaned histories, and what "
     "differs as much for held-out items of other users does not count."
+)
+WHOLE = (
+    "Its users keep no interaction, and their rows start again in every model, so these say nothing: the vectors of "
+    "items were probed instead."
 )
 _WORDS = {
     "near": "Forgotten, as far as measured: deleted items rank about where a retrained model puts them",
     "under": "Not fully forgotten: deleted items rank higher than a retrained model puts them",
     "over": "Forgotten too well: deleted items rank lower than a retrained model puts them, which can be seen",
     "cannot_tell": "This request cannot tell: with it, the original and the retrained model look alike",
+    "control": "This request cannot tell: a control that only reset rows without interactions passes the same test",
+    "damage": "Forgotten at a price: recommendations of affected users are clearly worse than a retrained model's",
     "unknown": "How near this model is to a retrained one is not known: retraining was not run (--compare=retrain)",
+}
+_PROBED = {
+    "near": "Forgotten, as far as measured: item vectors tell about as much of deleted items as a retrained model's",
+    "under": "Not fully forgotten: item vectors tell more of deleted items than a retrained model's",
+    "over": "Forgotten too well: item vectors tell less of deleted items than a retrained model's",
 }
 SHORT = {
     "near": "near retraining", "under": "not fully forgotten", "over": "forgotten too well",
@@ -81,33 +101,53 @@ def verdict(
     deleted: int | None = None,
     provisional: Provisional | None = None,
     done_earlier: bool = False,
+    whole: bool = False,
 ) -> Verdict:
     """The level (near, under, over, cannot_tell, unknown) and a sentence for people; docs/measuring.md has the rules.
 
-    Two figures are compared with the retrained model's, and both have to agree: the demotion rate of the deleted
-    pairs, and how well an attacker recognises them. Where not even the original can be told from the retrained model,
-    a model that did nothing would pass, so the level is *cannot_tell*; so it is where no deleted pair has a figure.
+    Three figures are compared with the retrained model's, and all have to agree: the demotion rate of the deleted
+    pairs, how well an attacker recognises them, and what item vectors tell of them. Where the original cannot be told
+    from the retrained model, or where the *control* passes, the level is *cannot_tell*: the control is a model that
+    did nothing but reset rows without interactions. A model that ruins affected users is *over*.
 
     Where deleted pairs of a sequential model have no cleaned history at all, as those of whole users, the demotion
     rate is that at uncleaned ones. They have no attack, which would notice a model that is merely worse, so their gap
     is that beyond the gap of held-out pairs of other users, and the original has to be twice as far away.
 
     ``deleted`` training interactions: with none, the original never saw the request. ``provisional`` is the estimate
-    without a retrained model. ``done_earlier``: the original is the result of this same request.
+    without a retrained model. ``done_earlier``: the original is the result of this same request. ``whole``: all its
+    users lose all interactions.
     """
     if done_earlier:
         return Verdict("near", DONE)
     if deleted == 0:
         return Verdict("near", UNCHANGED)
-    level = _level(phases)
-    if level == "unknown" and RETRAINED in phases:
+    reason = _reason(phases, whole)
+    if reason == "unknown" and RETRAINED in phases:
         return Verdict("cannot_tell", NOTHING)
-    if level != "unknown":
-        provisional = None
-    text = sentence(level, phases, recovered, provisional)
-    if _rate(phases) is _EMPTIED_RATE:
-        text = f"{text} {EMPTIED}"
-    return Verdict(level, text, provisional)
+    if reason == "near" and CONTROL in phases and _reason({**phases, UNLEARNED: phases[CONTROL]}, whole) == "near":
+        reason = "control"
+    note = WHOLE if _rests_on_probe(phases, whole) else EMPTIED if _rate(phases) is _EMPTIED_RATE else ""
+    return _said(reason, phases, recovered, provisional if reason == "unknown" else None, note)
+
+
+def _said(
+    reason: str, phases: Phases, recovered: Mapping[str, float], provisional: Provisional | None, note: str
+) -> Verdict:
+    text = sentence(reason, phases, recovered, provisional, probed=note == WHOLE)
+    level = {"control": "cannot_tell", "damage": "over"}.get(reason, reason)
+    return Verdict(level, f"{text} {note}".rstrip(), provisional)
+
+
+def restated(
+    found: Verdict, phases: Phases, recovered: Mapping[str, float], provisional: Provisional | None
+) -> Verdict:
+    """The same verdict with the figures of ``phases``, which may be rounded or left out."""
+    if found.text in (UNCHANGED, DONE, NOTHING):
+        return found
+    own = (key for key in ("control", "damage") if found.text.startswith(_WORDS[key]))
+    note = next((one for one in (EMPTIED, WHOLE) if found.text.endswith(one)), "")
+    return _said(next(own, found.level), phases, recovered, provisional, note)
 
 
 class _Way(NamedTuple):
@@ -129,14 +169,33 @@ class _Way(NamedTuple):
         return "under" if self.end * self.start >= 0 else "over"
 
 
-def _level(phases: Phases) -> str:
-    ways = [way for way in (_demotion(phases), _attack(phases)) if way is not None]
-    if not ways:
+def _reason(phases: Phases, whole: bool) -> str:
+    """A level, or "damage"."""
+    ways = [_demotion(phases), _attack(phases), _probe(phases)]
+    if _rests_on_probe(phases, whole):
+        ways = ways[2:]
+    known = [way for way in ways if way is not None]
+    if not known:
         return "unknown"
-    for way in ways:
+    for way in known:
         if not way.is_near:
             return way.side
-    return "near" if any(way.telling for way in ways) else "cannot_tell"
+    if _is_damaged(phases):
+        return "damage"
+    return "near" if any(way.telling for way in known) else "cannot_tell"
+
+
+def _rests_on_probe(phases: Phases, whole: bool) -> bool:
+    """Rows of whole users start again in every model; there is no figure of theirs but the probe."""
+    return whole and _probe(phases) is not None
+
+
+def _is_damaged(phases: Phases) -> bool:
+    """Whether affected users have clearly worse recommendations than the retrained model gives them."""
+    mine, target, second = (phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED, SECOND))
+    gap, again = (phase.figure("utility_gap", "mean") or 0.0 for phase in (mine, second))
+    error = mine.figure("utility_gap", "error") or 0.0
+    return gap < -max(DAMAGE * target.affected.get("ndcg@20", 0.0), 2 * error, 2 * abs(again))
 
 
 class _Rate(NamedTuple):
@@ -160,15 +219,24 @@ def _rate(phases: Phases) -> _Rate | None:
 
 
 def _demotion(phases: Phases) -> _Way | None:
-    """The demotion rate; its error is that of paired differences over users. The retrained model's is 0."""
+    """The demotion rate; its error is that of paired differences over users."""
     rate = _rate(phases)
-    if rate is None:
-        return None
+    return None if rate is None else _by_gap(phases, rate.gap, rate.clear)
+
+
+def _probe(phases: Phases) -> _Way | None:
+    """The AUC of the probe of item vectors, if both models have one."""
+    both = [phases.get(name, PhaseResult()).figure("probe") for name in (UNLEARNED, RETRAINED)]
+    return None if None in both else _by_gap(phases, "probe_gap")
+
+
+def _by_gap(phases: Phases, gap: str, clear: int = 1) -> _Way:
+    """By mean and error of the distance from the retrained model, which has none from itself."""
     named = [phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, SECOND)]
-    start, end, again = (phase.figure(rate.gap, "mean") or 0.0 for phase in named)
-    unsure, own, _ = (2 * (phase.figure(rate.gap, "error") or 0.0) for phase in named)
+    start, end, again = (phase.figure(gap, "mean") or 0.0 for phase in named)
+    unsure, own, _ = (2 * (phase.figure(gap, "error") or 0.0) for phase in named)
     spread = max(LEAST, 2 * abs(again))
-    return _Way(start, end, max(spread, own), abs(start) > rate.clear * max(spread, unsure))
+    return _Way(start, end, max(spread, own), abs(start) > clear * max(spread, unsure))
 
 
 def _attack(phases: Phases) -> _Way | None:
@@ -185,26 +253,41 @@ def _attack(phases: Phases) -> _Way | None:
 
 
 def sentence(
-    level: str, phases: Phases, recovered: Mapping[str, float], provisional: Provisional | None = None
-) -> str:
-    """A level in words, with its figures as far as they are in ``phases`` and ``recovered``."""
-    if level == "unknown":
-        return f"{_WORDS[level]}." if provisional is None else _looks(provisional, phases)
+    reason: str, phases: Phases, recovered: Mapping[str, float], provisional: Provisional | None = None,
+    probed: bool = False,
+) -> str:  # fmt: skip
+    """A level (or "control", "damage") in words, with its figures as far as ``phases`` and ``recovered`` have them.
+
+    ``probed``: it rests on the probe alone.
+    """
+    if reason == "unknown":
+        return f"{_WORDS[reason]}." if provisional is None else _looks(provisional, phases)
     mine, target = (phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED))
-    demotion, attack = _demotion(phases), _attack(phases)
-    text, then = _WORDS[level], "; "
+    demotion, attack, probe = _demotion(phases), _attack(phases), _probe(phases)
+    text = (_PROBED if probed else {}).get(reason, _WORDS[reason])
+    if reason == "damage" and "ndcg@20" in mine.affected and "ndcg@20" in target.affected:
+        both = [decimal(one.affected["ndcg@20"], 3) for one in (mine, target)]
+        text += f" (NDCG@20 {both[0]}, retrained {both[1]})"
     aucs = [decimal(one.figure("attack", "auc"), 2) for one in (mine, target)]
     differs = attack is not None and not attack.is_near and aucs[0] != aucs[1]
-    if level in ("under", "over") and differs and demotion is not None and demotion.is_near:
-        # The attack alone decided; the rank of deleted items is near.
-        text, then = f"{_WORDS[level].split(': ')[0]}: {_WORDS['near'].split(': ')[1]}", ", but "
+    leaks = probe is not None and not probe.is_near
+    but, ranks_near = "; ", demotion is not None and demotion.is_near and not probed
+    if reason in ("under", "over") and (differs or leaks) and ranks_near:
+        # The attack or the probe decided; the rank of deleted items is near.
+        text, but = f"{_WORDS[reason].split(': ')[0]}: {_WORDS['near'].split(': ')[1]}", ", but "
     rate = _rate(phases)
-    if rate is not None:
+    if rate is not None and not probed:
         rates = [decimal(one.figure(*rate.path), 3) for one in (mine, target)]
         text += f" (demotion rate {rates[0]}, retrained {rates[1]})"
-    if attack is not None:
+    if attack is not None and not probed:
         does = "about as well as" if not differs else "better than" if attack.end > 0 else "worse than"
-        text += f"{then}an attacker does {does} on the retrained model (AUC {aucs[0]}, retrained {aucs[1]})"
+        text += f"{but if differs else '; '}an attacker does {does} on the retrained model"
+        text += f" (AUC {aucs[0]}, retrained {aucs[1]})"
+    if probe is not None:
+        does = "about as much as" if not leaks else "more than" if probe.end > 0 else "less than"
+        said = f"{'; ' if differs or not leaks else but}item vectors tell {does} the retrained model's"
+        both = [decimal(one.figure("probe"), 3) for one in (mine, target)]
+        text += f"{'' if probed else said} (probe AUC {both[0]}, retrained {both[1]})"
     share = recovered.get("ndcg@20")
     if share is not None:
         text += f"; {percent(share)} of what retraining does for affected users is recovered"

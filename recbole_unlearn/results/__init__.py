@@ -5,6 +5,7 @@
 """
 
 from recbole_unlearn.results.schema import (
+    CONTROL,
     LEVELS,
     ORIGINAL,
     RETRAINED,

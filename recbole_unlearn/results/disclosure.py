@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 import torch
 
 from recbole_unlearn.data import INJECTED, SequenceSplits, UnlearnData
-from recbole_unlearn.measures import EMPTIED, EXACT, FIXED, deleted_targets, measures, sentence
+from recbole_unlearn.measures import EXACT, deleted_targets, measures, probed_users, restated
 from recbole_unlearn.results.schema import (
+    UNLEARNED,
     Distribution,
     Figure,
     Forgotten,
@@ -56,6 +57,7 @@ class Crowd(NamedTuple):
     tested: int  # with test interactions
     usual: int  # training interactions that at least `min_group` users have
     emptied: int = 0  # with a deleted pair that has no cleaned history, of a sequential model
+    probed: int = 0  # with enough deleted pairs for the probe of item vectors
 
     @classmethod
     def of(cls, data: UnlearnData, min_group: int) -> Crowd:
@@ -76,6 +78,7 @@ class Crowd(NamedTuple):
             tested=len(torch.unique(test)),
             usual=int(histories[min_group - 1]) if len(histories) >= min_group else 0,
             emptied=len(emptied),
+            probed=probed_users(data),
         )
 
 
@@ -275,6 +278,10 @@ class Discretion:
             shares = self._shares(found.recovered)
             verdict = self._verdict(found.verdict, seen_from(phases, name), shares or {})
             judged[name] = replace(phases[name], verdict=verdict, recovered=shares, speedup=found.speedup)
+        control = None if result.control is None else self.phase(result.control)
+        if control is not None and result.control is not None:
+            said = self._verdict(result.control.verdict, phases | {UNLEARNED: control}, {})
+            control = replace(control, verdict=said)
         shares, compared = self._shares(result.recovered), self.crowd.compared
         return replace(
             result,
@@ -299,6 +306,7 @@ class Discretion:
             recovered=shares,
             left_out=None if shares is None else result.left_out,
             placebo=self._placebo(result.placebo),
+            control=control,
             verdict=self._verdict(result.verdict, phases, shares or {}),
             withheld=self.withheld,
         )  # fmt: skip
@@ -314,8 +322,8 @@ class Discretion:
 
         A provisional verdict is left out where it rests on figures of few users; one by a certificate has no figures.
         """
-        if found is None or found.text in FIXED:
-            return found
+        if found is None:
+            return None
         looks = found.provisional
         if looks is not None and looks != EXACT:
             users, level = looks.users or 0, looks.expected
@@ -323,8 +331,7 @@ class Discretion:
                 looks = None
             elif level is not None:
                 looks = replace(looks, expected=_mean(level, users))
-        text = sentence(found.level, {} if self.few else phases, shares, looks)
-        return Verdict(found.level, f"{text} {EMPTIED}" if found.text.endswith(EMPTIED) else text, looks)
+        return restated(found, {} if self.few else phases, shares, looks)
 
     def _placebo(self, found: Placebo | None) -> Placebo | None:
         """Figures of deleted pairs, rounded and left out like those of the phases."""

@@ -39,6 +39,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Done, load_key, model_digest, request_digest
 from recbole_unlearn.measures.verdict import verdict
 from recbole_unlearn.results.schema import (
+    CONTROL,
     ORIGINAL,
     RETRAINED,
     SECOND,
@@ -49,6 +50,7 @@ from recbole_unlearn.results.schema import (
     PhaseResult,
     Provisional,
     RunResult,
+    Verdict,
     method_phases,
     seen_from,
 )
@@ -97,7 +99,7 @@ def speedup(phases: Mapping[str, PhaseResult]) -> float | None:
 
 
 def judged(
-    phases: Mapping[str, PhaseResult], errors: Mapping[str, Metrics], deleted: int | None
+    phases: Mapping[str, PhaseResult], errors: Mapping[str, Metrics], forget: Forgotten, control: PhaseResult | None
 ) -> dict[str, PhaseResult]:
     """The phases; those of methods with verdict, recovered share and speed-up, if there is a retrained model.
 
@@ -110,9 +112,20 @@ def judged(
             continue
         seen = seen_from(phases, name)
         shares = recovered(seen, errors.get(name, {}))
-        said = verdict(seen, shares, deleted)
+        said = _verdict(seen, shares, forget, control)
         found[name] = replace(phases[name], verdict=said, recovered=shares, speedup=speedup(seen))
     return found
+
+
+def _verdict(
+    phases: Mapping[str, PhaseResult], shares: Metrics, forget: Forgotten, control: PhaseResult | None,
+    provisional: Provisional | None = None, is_done: bool = False,
+) -> Verdict:  # fmt: skip
+    """The verdict on `unlearned`; the control started from the original of the run, so it serves no other one."""
+    whole = bool(forget.users) and forget.counts.get("orphan_users") == forget.users
+    if control is not None and phases[UNLEARNED].before is None:
+        phases = {**phases, CONTROL: control}
+    return verdict(phases, shares, forget.interactions, provisional, is_done, whole)
 
 
 def environment(threads: int, device: Any) -> dict[str, Any]:
@@ -183,25 +196,31 @@ class Evidence:
 
     def stamp(self) -> dict[str, Any]:
         """Date, id and hashes, for :class:`~recbole_unlearn.results.schema.RunResult`."""
-        date = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        return {"date": date, "request": self.request, "hashes": dict(self.hashes)}
+        return {"date": _now(), "request": self.request, "hashes": dict(self.hashes)}
 
-    def done(self, date: str | None) -> tuple[Done, ...]:
+    def done(self) -> tuple[Done, ...]:
         """The request, for the list in the saved dataset."""
         digest = self.hashes.get("request")
-        return () if digest is None or date is None else (Done(digest, date[:10]),)
+        return () if digest is None else (Done(digest, _now()[:10]),)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def build(
     config: UnlearnConfig, forget: Forgotten, phases: dict[str, PhaseResult], *, errors: Mapping[str, Metrics],
-    provisional: Provisional | None, **more: Any,
+    provisional: Provisional | None, control: PhaseResult | None = None, **more: Any,
 ) -> RunResult:  # fmt: skip
     """The result of a finished run, with the fields of ``more`` as they are.
 
-    ``errors`` are those of :func:`judged`, ``provisional`` is the verdict without retraining.
+    ``errors`` are those of :func:`judged`, ``provisional`` is the verdict without retraining. The ``control`` is the
+    original with nothing but its orphan rows reset; it is judged as a method is.
     """
     run, is_done = read(RunSettings, config), more.get("done_earlier") is not None
     shares = recovered(phases, errors.get(UNLEARNED, {})) if RETRAINED in phases else None
+    if control is not None:
+        control = replace(control, verdict=_verdict({**phases, UNLEARNED: control}, {}, forget, None))
     return RunResult(
         model=config["model"],
         dataset=config["dataset"],
@@ -209,11 +228,12 @@ def build(
         seed=config["seed"],
         settings=plain_values(config),
         forget=forget,
-        phases=judged(phases, errors, forget.interactions),
+        phases=judged(phases, errors, forget, control),
+        control=control,
         environment=environment(run.threads, config["device"]),
         recovered=shares,
         left_out=None if shares is None else left_out(phases, shares),
         speedup=speedup(phases),
-        verdict=verdict(phases, shares or {}, forget.interactions, provisional, is_done),
+        verdict=_verdict(phases, shares or {}, forget, control, provisional, is_done),
         **more,
     )

@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Self
 
 SCHEMA = 1
-ORIGINAL, UNLEARNED, RETRAINED, SECOND = "original", "unlearned", "retrained", "retrained_2"
+ORIGINAL, UNLEARNED, RETRAINED, SECOND, CONTROL = "original", "unlearned", "retrained", "retrained_2", "control"
 LEVELS = ("near", "under", "over", "cannot_tell", "unknown")
 _FIRST = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)
 _IS_RETRAINED = re.compile(rf"{RETRAINED}(_\d+)?")
@@ -233,6 +233,7 @@ class RunResult(_Record):
     left_out: LeftOut | None = field(default=None, metadata=_OMIT | {"key": "recovered_left_out"})
     speedup: float | None = field(default=None, metadata=_OMIT)
     placebo: Placebo | None = field(default=None, metadata=_OMIT)
+    control: PhaseResult | None = field(default=None, metadata=_OMIT)  # the original with orphan rows reset alone
     verdict: Verdict | None = field(default=None, metadata=_OMIT)
     withheld: Withheld | None = field(default=None, metadata=_OMIT)  # None: all figures are there, unrounded
 

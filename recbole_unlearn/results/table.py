@@ -194,6 +194,9 @@ def closing_lines(result: RunResult) -> Iterator[str]:
             for part in (result.placebo.memory, result.placebo.mark)
         )
         yield f"Memory, by the placebo: {memory}. The method's own mark: {mark}."
+    if result.control is not None and result.control.verdict is not None:
+        level = result.control.verdict.level
+        yield f"Control, a model that only reset rows without interactions: {SHORT.get(level, level)}."
     if result.speedup is not None:
         yield f"Speed: {speed(result.speedup)}."
     if result.withheld is not None:

@@ -262,7 +262,10 @@ class UnlearnConfig(Config):
         return other
 
     def without_curves(self) -> UnlearnConfig:
-        """A copy whose trainings leave no losses and scores anywhere: in no log, TensorBoard or tracker."""
+        """A copy whose trainings leave no losses and scores anywhere: in no log, TensorBoard or tracker.
+
+        Methods log nothing with it that goes with the size of a request: steps, rank, energy, shards.
+        """
         other = self.replace(tensorboard=False, log_wandb=False)
         other.leaves_curves = False
         return other

@@ -72,7 +72,7 @@ class LiveModel:
         changes: Sequence[Change] = (),
     ) -> None:  # fmt: skip
         """``source``, ``weights`` and ``moments`` are the base; ``removed`` are the interactions deleted since."""
-        self.config = config.replace(show_progress=False, tensorboard=False, output_dir=None)
+        self.config = config.replace(show_progress=False, tensorboard=False, output_dir=None).without_curves()
         self.options: ObliviateSettings = settings.read(Obliviate.Settings, self.config.method_values(Obliviate.name))
         self.base = source
         self.closed_form = self.config["MODEL_TYPE"] == ModelType.TRADITIONAL

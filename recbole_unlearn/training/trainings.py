@@ -28,7 +28,6 @@ from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.settings import RECBOLE, CacheSettings, Known, UnlearnConfig, own_settings, read_json
-from recbole_unlearn.text import counted
 from recbole_unlearn.training.fast_models import cache_name
 from recbole_unlearn.training.trainer import Job, PhaseTrainer, Watcher, Weights, loaded, train, train_here
 
@@ -145,9 +144,8 @@ class Trainings:
         if self.cache is None or self._deleted is None:
             return
         retain = data.retain
-        if removed := self.cache.remove(retain.train.dataset_name, retain.digest(), self._clean):
-            models = counted(removed, "model")
-            logger.info("Removed from the cache: %s that may have seen the deleted interactions.", models)
+        if self.cache.remove(retain.train.dataset_name, retain.digest(), self._clean):
+            logger.info("Removed from the cache: models that may have seen the deleted interactions.")
 
     def train(self, config: UnlearnConfig, splits: Splits, label: str, start: Weights | None = None) -> Trained:
         """A model of ``splits`` trained with ``config``, from the cache if it is there."""
@@ -169,7 +167,8 @@ class Trainings:
         for number, trained in self.workers.do(_train_anywhere, [jobs[place] for place in missing]):
             job = jobs[missing[number]]
             done[missing[number]] = self._keep(job, trained)
-            logger.info("Trained the %s model: %.1f s.", job.label, trained.seconds)
+            if job.config.leaves_curves:  # how many parts of a model start again goes with the size of a request
+                logger.info("Trained the %s model: %.1f s.", job.label, trained.seconds)
         return [trained for trained in done if trained is not None]
 
     def has(self, config: UnlearnConfig, splits: Splits) -> bool:
@@ -183,7 +182,8 @@ class Trainings:
         key = self.key(*job)
         found = self.cache.find(key)
         if found is not None:
-            logger.info("The %s model was trained before; taken from the cache.", job.label)
+            if job.config.leaves_curves:
+                logger.info("The %s model was trained before; taken from the cache.", job.label)
             if not self._has_deleted(job.splits):
                 self._clean.add(key)
         return found

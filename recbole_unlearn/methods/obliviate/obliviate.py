@@ -271,7 +271,8 @@ class Request:
         found = self.lua()
         objective, interactions, schedule = self.plan()
         self.adapters.attach()
-        steps, first, shown = schedule.steps, time.perf_counter(), bool(self.task.config["show_progress"])
+        steps, first = schedule.steps, time.perf_counter()
+        shown = bool(self.task.config["show_progress"]) and self.task.config.leaves_curves
         watch, original = self.task.watch, self.task.original
 
         def after(step: int) -> None:
@@ -289,9 +290,9 @@ class Request:
             if watch is not None:  # a small request has fewer steps; the model then stays the same
                 for step in range(max(1, steps), self.options.lac_steps):
                     after(step)
-        # No figures of the request in the log: a result of few users leaves them out.
         rank = max((adapter.a.shape[1] for adapter in self.adapters.trained), default=0)
-        logger.info("LAC: %d steps at rank %d on retained interactions.", steps, rank)
+        if self.task.config.leaves_curves:  # both go with the size of the request, as the energy does
+            logger.info("LAC: %d steps at rank %d on retained interactions.", steps, rank)
         if objective.standing is not None:
             found["level"] = round(objective.standing.level, 6)
         lac: dict[str, float] = {}
@@ -321,7 +322,7 @@ class Request:
         for adapter, low in zip(trained, self.low_rank(steps, options.rank), strict=True):
             adapter.a, adapter.b = low.a, low.b
             energy[adapter.label] = round(low.energy, 6)
-        if options.lua_scale and energy:
+        if options.lua_scale and energy and self.task.config.leaves_curves:
             least = 100 * min(energy.values())
             logger.info("LUA: the downdate at rank %s keeps %.0f %% of its energy.", options.rank, least)
         return {"curvature": read, "energy": energy, "lua_scale": options.lua_scale}
@@ -381,7 +382,8 @@ class Request:
                 follower.shift = change[~own.to(change.device)]
                 self.adapters.adapters.append(follower)
         rounds = counted(self.options.lua_rounds, "round")
-        others = "" if len(self.adapters.adapters) == len(trained) else "; others in part"
+        followed = len(self.adapters.adapters) > len(trained) and self.task.config.leaves_curves
+        others = "; others in part" if followed else ""
         logger.info("LUA: new start of the request's rows from retained neighbours, %s%s.", rounds, others)
 
     def neighbours(self, tables: new_start.Tables) -> new_start.Neighbours:
