@@ -248,11 +248,10 @@ class Pipeline:
         """
         if trainer.own_original:
             return trainer
-        trained = trainer.snapshot()
+        trained: Trained | None = trainer.snapshot()
         if name is not None:
-            kept = read_checkpoint(self.directory / name, self.config.model_class).trained
-            assert kept is not None
-            trained = kept
+            trained = read_checkpoint(self.directory / name, self.config.model_class).trained
+        assert trained is not None
         return loaded(self.config.replace(output_dir=None), self.data.retain, trainer.label, trained)
 
     def _start(self, phase: MethodPhase, trainer: UnlearnTrainer, task: UnlearnTask) -> _Phase:

@@ -62,11 +62,6 @@ _WORDS = {
     "damage": "Forgotten at a price: recommendations of affected users are clearly worse than a retrained model's",
     "unknown": "How near this model is to a retrained one is not known: retraining was not run (--compare=retrain)",
 }
-_PROBED = {
-    "near": "Forgotten, as far as measured: item vectors tell about as much of deleted items as a retrained model's",
-    "under": "Not fully forgotten: item vectors tell more of deleted items than a retrained model's",
-    "over": "Forgotten too well: item vectors tell less of deleted items than a retrained model's",
-}
 SHORT = {
     "near": "near retraining", "under": "not fully forgotten", "over": "forgotten too well",
     "cannot_tell": "cannot tell", "unknown": "not known",
@@ -106,17 +101,15 @@ def verdict(
     """The level (near, under, over, cannot_tell, unknown) and a sentence for people; docs/measuring.md has the rules.
 
     Three figures are compared with the retrained model's, and all have to agree: the demotion rate of the deleted
-    pairs, how well an attacker recognises them, and what item vectors tell of them. Where the original cannot be told
-    from the retrained model, or where the *control* passes, the level is *cannot_tell*: the control is a model that
-    did nothing but reset rows without interactions. A model that ruins affected users is *over*.
+    pairs, how well an attacker recognises them, and what item vectors tell of them. Where the original, or a control
+    that did nothing but reset rows, cannot be told from the retrained model, the level is *cannot_tell*.
 
     Where deleted pairs of a sequential model have no cleaned history at all, as those of whole users, the demotion
     rate is that at uncleaned ones. They have no attack, which would notice a model that is merely worse, so their gap
     is that beyond the gap of held-out pairs of other users, and the original has to be twice as far away.
 
-    ``deleted`` training interactions: with none, the original never saw the request. ``provisional`` is the estimate
-    without a retrained model. ``done_earlier``: the original is the result of this same request. ``whole``: all its
-    users lose all interactions.
+    With no ``deleted`` training interaction the original never saw the request; ``done_earlier``: it is its result.
+    ``provisional`` is the estimate without a retrained model. ``whole``: its users lose all their interactions.
     """
     if done_earlier:
         return Verdict("near", DONE)
@@ -129,14 +122,6 @@ def verdict(
         reason = "control"
     note = WHOLE if _rests_on_probe(phases, whole) else EMPTIED if _rate(phases) is _EMPTIED_RATE else ""
     return _said(reason, phases, recovered, provisional if reason == "unknown" else None, note)
-
-
-def _said(
-    reason: str, phases: Phases, recovered: Mapping[str, float], provisional: Provisional | None, note: str
-) -> Verdict:
-    text = sentence(reason, phases, recovered, provisional, probed=note == WHOLE)
-    level = {"control": "cannot_tell", "damage": "over"}.get(reason, reason)
-    return Verdict(level, f"{text} {note}".rstrip(), provisional)
 
 
 def restated(
@@ -192,10 +177,8 @@ def _rests_on_probe(phases: Phases, whole: bool) -> bool:
 
 def _is_damaged(phases: Phases) -> bool:
     """Whether affected users have clearly worse recommendations than the retrained model gives them."""
-    mine, target, second = (phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED, SECOND))
-    gap, again = (phase.figure("utility_gap", "mean") or 0.0 for phase in (mine, second))
-    error = mine.figure("utility_gap", "error") or 0.0
-    return gap < -max(DAMAGE * target.affected.get("ndcg@20", 0.0), 2 * error, 2 * abs(again))
+    way, target = _by_gap(phases, "utility_gap"), phases.get(RETRAINED, PhaseResult())
+    return way.end < -max(way.slack, DAMAGE * target.affected.get("ndcg@20", 0.0))
 
 
 class _Rate(NamedTuple):
@@ -252,27 +235,27 @@ def _attack(phases: Phases) -> _Way | None:
     return _Way(start, end, slack, abs(start) > max(LEAST, half[0] + half[2]))
 
 
-def sentence(
-    reason: str, phases: Phases, recovered: Mapping[str, float], provisional: Provisional | None = None,
-    probed: bool = False,
-) -> str:  # fmt: skip
-    """A level (or "control", "damage") in words, with its figures as far as ``phases`` and ``recovered`` have them.
-
-    ``probed``: it rests on the probe alone.
-    """
+def _said(
+    reason: str, phases: Phases, recovered: Mapping[str, float], provisional: Provisional | None, note: str
+) -> Verdict:
+    """A level (or "control", "damage") in words, with as many figures as ``phases`` and ``recovered`` have."""
     if reason == "unknown":
-        return f"{_WORDS[reason]}." if provisional is None else _looks(provisional, phases)
+        text = f"{_WORDS[reason]}." if provisional is None else _looks(provisional, phases)
+        return Verdict(reason, text, provisional)
+    probed = note == WHOLE  # it rests on the probe alone
     mine, target = (phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED))
     demotion, attack, probe = _demotion(phases), _attack(phases), _probe(phases)
-    text = (_PROBED if probed else {}).get(reason, _WORDS[reason])
+    text = _WORDS[reason]
     if reason == "damage" and "ndcg@20" in mine.affected and "ndcg@20" in target.affected:
         both = [decimal(one.affected["ndcg@20"], 3) for one in (mine, target)]
         text += f" (NDCG@20 {both[0]}, retrained {both[1]})"
     aucs = [decimal(one.figure("attack", "auc"), 2) for one in (mine, target)]
     differs = attack is not None and not attack.is_near and aucs[0] != aucs[1]
     leaks = probe is not None and not probe.is_near
-    but, ranks_near = "; ", demotion is not None and demotion.is_near and not probed
-    if reason in ("under", "over") and (differs or leaks) and ranks_near:
+    but = "; "
+    if probed and reason in ("near", "under", "over"):
+        text, but = text.split(": ")[0], ": "
+    elif reason in ("under", "over") and (differs or leaks) and demotion is not None and demotion.is_near:
         # The attack or the probe decided; the rank of deleted items is near.
         text, but = f"{_WORDS[reason].split(': ')[0]}: {_WORDS['near'].split(': ')[1]}", ", but "
     rate = _rate(phases)
@@ -281,17 +264,18 @@ def sentence(
         text += f" (demotion rate {rates[0]}, retrained {rates[1]})"
     if attack is not None and not probed:
         does = "about as well as" if not differs else "better than" if attack.end > 0 else "worse than"
-        text += f"{but if differs else '; '}an attacker does {does} on the retrained model"
-        text += f" (AUC {aucs[0]}, retrained {aucs[1]})"
+        but, joint = ("; ", but) if differs else (but, "; ")
+        text += f"{joint}an attacker does {does} on the retrained model (AUC {aucs[0]}, retrained {aucs[1]})"
     if probe is not None:
         does = "about as much as" if not leaks else "more than" if probe.end > 0 else "less than"
-        said = f"{'; ' if differs or not leaks else but}item vectors tell {does} the retrained model's"
         both = [decimal(one.figure("probe"), 3) for one in (mine, target)]
-        text += f"{'' if probed else said} (probe AUC {both[0]}, retrained {both[1]})"
+        text += f"{but if leaks or probed else '; '}item vectors tell {does} the retrained model's of deleted items"
+        text += f" (probe AUC {both[0]}, retrained {both[1]})"
     share = recovered.get("ndcg@20")
     if share is not None:
         text += f"; {percent(share)} of what retraining does for affected users is recovered"
-    return f"{text}."
+    level = {"control": "cannot_tell", "damage": "over"}.get(reason, reason)
+    return Verdict(level, f"{text}. {note}".rstrip())
 
 
 def _looks(found: Provisional, phases: Phases) -> str:

@@ -278,10 +278,11 @@ class Discretion:
             shares = self._shares(found.recovered)
             verdict = self._verdict(found.verdict, seen_from(phases, name), shares or {})
             judged[name] = replace(phases[name], verdict=verdict, recovered=shares, speedup=found.speedup)
-        control = None if result.control is None else self.phase(result.control)
-        if control is not None and result.control is not None:
-            said = self._verdict(result.control.verdict, phases | {UNLEARNED: control}, {})
-            control = replace(control, verdict=said)
+        control = result.control
+        if control is not None:  # of few users its level alone
+            shown = PhaseResult() if self.few else self.phase(control)
+            said = self._verdict(control.verdict, phases | {UNLEARNED: shown}, {})
+            control = replace(shown, verdict=said)
         shares, compared = self._shares(result.recovered), self.crowd.compared
         return replace(
             result,

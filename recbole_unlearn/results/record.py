@@ -196,16 +196,13 @@ class Evidence:
 
     def stamp(self) -> dict[str, Any]:
         """Date, id and hashes, for :class:`~recbole_unlearn.results.schema.RunResult`."""
-        return {"date": _now(), "request": self.request, "hashes": dict(self.hashes)}
+        date = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        return {"date": date, "request": self.request, "hashes": dict(self.hashes)}
 
     def done(self) -> tuple[Done, ...]:
         """The request, for the list in the saved dataset."""
         digest = self.hashes.get("request")
-        return () if digest is None else (Done(digest, _now()[:10]),)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        return () if digest is None else (Done(digest, self.stamp()["date"][:10]),)
 
 
 def build(
