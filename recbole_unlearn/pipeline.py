@@ -355,14 +355,14 @@ class Pipeline:
 
     def _control(self) -> PhaseResult | None:
         """The original with nothing but its orphan rows reset, measured: the result of a method that does nothing."""
-        retrained, start = self.phases.get(RETRAINED), self.phases.get(ORIGINAL)
-        if retrained is None or start is None or len(self.data.forget) == 0 or self.methods[0].method.own_original:
+        target, first = self.phases.get(RETRAINED), self.methods[0].method
+        if target is None or target is self.phases[UNLEARNED] or len(self.data.forget) == 0 or first.own_original:
             return None
         config = self.config.replace(output_dir=None)
         trainer, task = begin(UnlearnTrainer, None, config, self.data, self.original, self.trainings, CONTROL)
         trainer.reset_orphans(task)
-        phase = _Phase(self.measurement.measure(self._as_saved(trainer), start.measured), None, False)
-        return phase.result(self.measurement.distances(phase.measured, retrained.measured))
+        measured = self.measurement.measure(self._as_saved(trainer), self.phases[ORIGINAL].measured)
+        return _Phase(measured, None, False).result(self.measurement.distances(measured, target.measured))
 
     def _provisional(self, certificates: Mapping[str, Any]) -> results.Provisional | None:
         """A provisional judgement of the unlearned model when no retrained model was asked for."""

@@ -39,6 +39,7 @@ def test_the_contract(settings, tmp_path):
     assert {
         "schema", "model", "dataset", "method", "seed", "settings", "forget", "phases", "recovered",
         "speedup", "certificates", "environment", "verdict", "difficulty", "curves", "date", "request",
+        "control",
     } == set(written) - {"recovered_left_out"}  # fmt: skip
     named = [written[key] for key in ("schema", "model", "dataset", "method", "seed")]
     assert named == [1, "BPR", "tiny", "retrain", 2020]
@@ -333,4 +334,4 @@ def test_every_model_is_built_once(settings, monkeypatch):
     for module in (training_phase, pipeline):
         monkeypatch.setattr(module, "build_model", lambda *args: (built.append(args), make(*args))[1])
     run_unlearn("BPR", "tiny", unlearn="obliviate", config_dict=settings | {"report": "none", "cache": False})
-    assert len(built) == 3  # clean, original, unlearned
+    assert len(built) == 4  # clean, original, unlearned, and the unlearned one as its file has it

@@ -99,7 +99,10 @@ def speedup(phases: Mapping[str, PhaseResult]) -> float | None:
 
 
 def judged(
-    phases: Mapping[str, PhaseResult], errors: Mapping[str, Metrics], forget: Forgotten, control: PhaseResult | None
+    phases: Mapping[str, PhaseResult],
+    errors: Mapping[str, Metrics],
+    forget: Forgotten,
+    control: PhaseResult | None = None,
 ) -> dict[str, PhaseResult]:
     """The phases; those of methods with verdict, recovered share and speed-up, if there is a retrained model.
 

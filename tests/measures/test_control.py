@@ -85,9 +85,9 @@ def placed(gap, probe_gap=0.0, utility=0.0, error=0.002):
     # Whatever the method did, nothing would have passed as well.
     ((-0.4, 0.03), (0.0, 0.0), (0.001, 0.001), True, "cannot_tell", words._WORDS["control"]),
     ((-0.4, 0.0), (0.0, 0.0), (0.001, 0.0), False, "cannot_tell", words._WORDS["control"]),
-    # Affected users lost a fifth of their recommendations.
-    ((-0.4, 0.03), (0.0, 0.0, -0.04), (-0.4, 0.03), False, "over", words._WORDS["damage"] + " (NDCG@20 0.160"),
-    ((-0.4, 0.03), (0.0, 0.0, -0.01), (-0.4, 0.03), False, "near", "Forgotten, as far as measured: deleted items"),
+    # Affected users lost much of their recommendations, or as much as another seed may cost.
+    ((-0.4, 0.03), (0.0, 0.0, -0.06), (-0.4, 0.03), False, "over", words._WORDS["damage"] + " (NDCG@20 0.140"),
+    ((-0.4, 0.03), (0.0, 0.0, -0.04), (-0.4, 0.03), False, "near", "Forgotten, as far as measured: deleted items"),
 ])  # fmt: skip
 def test_a_verdict_that_nothing_passes(original, unlearned, control, whole, level, begins):
     phases = {"original": placed(*original), "unlearned": placed(*unlearned), "retrained": placed(0.0)}
@@ -106,12 +106,12 @@ def test_a_verdict_that_nothing_passes(original, unlearned, control, whole, leve
 @pytest.mark.parametrize("model", QUICK)
 def test_doing_nothing_does_not_pass_for_whole_users_and_retraining_does(ml_100k, model):
     """Their rows are reset by the base class; the item vectors stay as they were trained."""
-    values = ml_100k(model) | NOTHING
+    values = ml_100k(model)
     train = load(UnlearnConfig(model, "ml-100k", config_dict=values)).splits.train
     users = np.random.default_rng(0).choice(np.arange(1, train.user_num), 90, replace=False)
     outcome = run_unlearn(
         model, "ml-100k", forget={"user_id": train.id2token("user_id", users).tolist()}, unlearn="obliviate",
-        compare=["retrain", "retrain"], config_dict=values,
+        compare=["retrain", "retrain"], config_dict=values | NOTHING,
     )  # fmt: skip
     record = outcome.record
     assert record.verdict.level == record.control.verdict.level == "under"

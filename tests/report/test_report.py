@@ -230,12 +230,14 @@ def test_measures_are_in_the_order_of_the_registry_and_explained_once(monkeypatc
     own = {"title": "Surprise@{k}", "meaning": "how <odd> it is", "good": "little", "parts": {"all": ", all"}}
     base.measure("surprise", **own, place=0)(lambda view: {})
     result = sample()
-    result["phases"]["unlearned"]["forgetting"]["surprise@5"] = {"all": 0.25}
+    gap = {"mean": 0.01, "error": 0.002}
+    new = {"surprise@5": {"all": 0.25}, "probe": 0.9, "probe_gap": gap, "utility_gap": gap}
+    result["phases"]["unlearned"]["forgetting"].update(new)
     text = show(result).text.split("\nForgetting\n")[1]
     assert "\nSurprise@5, all\n0.250\n–\n–\n–\n" in text
     entries = dict.fromkeys(key for own in result["phases"].values() for key in own["forgetting"])
     places = [text.index(f"\n{title}\n") for one in base.measures() for _, title in one.figures(entries)]
-    assert len(places) == 19
+    assert len(places) == 24
     assert places == sorted(places)
     for one in base.measures():
         assert text.count(f"\n{one.meaning}\nGood: {one.good}\n") == (not one.of_sequences)

@@ -183,7 +183,7 @@ def test_whatever_the_figures_are_the_table_makes_sense(result, own, before, for
     retrained = dataclasses.replace(result.phases["retrained"], seconds_from_cache=True)
     sisa = dataclasses.replace(own, before=before)
     found = {**result.phases, "retrained": retrained, "finetune": before, "sisa": sisa}
-    found = judged(found, {name: {"ndcg@20": 0.01} for name in found}, 1)
+    found = judged(found, {name: {"ndcg@20": 0.01} for name in found}, Forgotten(interactions=1))
     first = found["unlearned"]
     result = dataclasses.replace(
         result, forget=forget, phases=found, settings={"metrics": ["Hit"], "topk": [5]}, verdict=first.verdict,
@@ -231,9 +231,9 @@ def test_a_method_with_an_original_of_its_own_is_judged_from_there():
     assert seen_from(phases, "sisa")["original"] == other
     assert seen_from(phases, "unlearned")["original"] == one
     assert method_phases([*phases, "retrained_2", "retrained_3"]) == ["unlearned", "sisa"]
-    assert judged(phases, {}, 3)["unlearned"].verdict is None  # it is the retrained model
+    assert judged(phases, {}, Forgotten(interactions=3))["unlearned"].verdict is None  # it is the retrained model
     alone = {"original": one, "unlearned": other, "finetune": other}
-    assert judged(alone, {}, 3) == alone
+    assert judged(alone, {}, Forgotten(interactions=3)) == alone
 
 
 def test_speed_ups_below_one_keep_their_digits():
@@ -279,7 +279,7 @@ def test_every_compared_method_has_a_verdict_in_the_file_the_table_and_the_frame
 def test_few_users_have_no_figures_in_any_verdict():
     names = ["original", "unlearned", "retrained", "finetune"]
     phases = {name: dataclasses.replace(measured(), seconds=1.0 + n) for n, name in enumerate(names)}
-    phases = judged(phases, {name: {"ndcg@20": 0.0} for name in phases}, 3)
+    phases = judged(phases, {name: {"ndcg@20": 0.0} for name in phases}, Forgotten(interactions=3))
     few = ENOUGH._replace(users=3, compared=3, matched=3, measured=3)
     hidden = Discretion(10, few).shown(run_of(phases)).phases
     for name in ("unlearned", "finetune"):
