@@ -27,7 +27,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.measures.scores import never_touched
 from recbole_unlearn.methods.sharded import vectors
 
-PENALTY = 10.0  # of 0.1, 1 and 10, this told a model that did nothing best from a retrained one (docs/results.md)
+PENALTY = 10.0  # this told a model that did nothing best from a retrained one (docs/results.md)
 LEAST_ITEMS = 10  # deleted items of a user who is probed
 USERS = 500
 UNTOUCHED = 500  # items, for each user
