@@ -115,12 +115,13 @@ def verdict(
         return Verdict("near", DONE)
     if deleted == 0:
         return Verdict("near", UNCHANGED)
-    reason = _reason(phases, whole)
+    probed = whole and _probe(phases) is not None  # rows of whole users start again in every model
+    reason = _reason(phases, probed)
     if reason == "unknown" and RETRAINED in phases:
         return Verdict("cannot_tell", NOTHING)
-    if reason == "near" and CONTROL in phases and _reason({**phases, UNLEARNED: phases[CONTROL]}, whole) == "near":
+    if reason == "near" and CONTROL in phases and _reason({**phases, UNLEARNED: phases[CONTROL]}, probed) == "near":
         reason = "control"
-    note = WHOLE if _rests_on_probe(phases, whole) else EMPTIED if _rate(phases) is _EMPTIED_RATE else ""
+    note = WHOLE if probed else EMPTIED if _rate(phases) is _EMPTIED_RATE else ""
     return _said(reason, phases, recovered, provisional if reason == "unknown" else None, note)
 
 
@@ -154,31 +155,19 @@ class _Way(NamedTuple):
         return "under" if self.end * self.start >= 0 else "over"
 
 
-def _reason(phases: Phases, whole: bool) -> str:
-    """A level, or "damage"."""
-    ways = [_demotion(phases), _attack(phases), _probe(phases)]
-    if _rests_on_probe(phases, whole):
-        ways = ways[2:]
+def _reason(phases: Phases, probed: bool) -> str:
+    """A level, or "damage" where affected users have clearly worse recommendations than by the retrained model."""
+    ways = [_probe(phases)] if probed else [_demotion(phases), _attack(phases), _probe(phases)]
     known = [way for way in ways if way is not None]
     if not known:
         return "unknown"
     for way in known:
         if not way.is_near:
             return way.side
-    if _is_damaged(phases):
+    utility, target = _by_gap(phases, "utility_gap"), phases.get(RETRAINED, PhaseResult())
+    if utility.end < -max(utility.slack, DAMAGE * target.affected.get("ndcg@20", 0.0)):
         return "damage"
     return "near" if any(way.telling for way in known) else "cannot_tell"
-
-
-def _rests_on_probe(phases: Phases, whole: bool) -> bool:
-    """Rows of whole users start again in every model; there is no figure of theirs but the probe."""
-    return whole and _probe(phases) is not None
-
-
-def _is_damaged(phases: Phases) -> bool:
-    """Whether affected users have clearly worse recommendations than the retrained model gives them."""
-    way, target = _by_gap(phases, "utility_gap"), phases.get(RETRAINED, PhaseResult())
-    return way.end < -max(way.slack, DAMAGE * target.affected.get("ndcg@20", 0.0))
 
 
 class _Rate(NamedTuple):
