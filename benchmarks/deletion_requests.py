@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from recbole_unlearn.data import load
+from recbole_unlearn.data import Source, load
 from recbole_unlearn.settings import UnlearnConfig
 
 KINDS = {
@@ -17,11 +17,13 @@ KINDS = {
 }
 
 
-def draw(kind: str, model: str, dataset: str, values: dict, seed: int) -> str | pd.DataFrame:
-    """The request, as `run_unlearn` takes it."""
+def draw(
+    kind: str, model: str, dataset: str, values: dict, seed: int, source: Source | None = None
+) -> str | pd.DataFrame:  # fmt: skip
+    """The request, as `run_unlearn` takes it; ``source`` is the data, where it is loaded already."""
     if kind == "injected":
         return kind
-    train = load(UnlearnConfig(model, dataset, config_dict=values)).splits.train
+    train = (source or load(UnlearnConfig(model, dataset, config_dict=values))).splits.train
     rng = np.random.default_rng(seed)
     users, items = (train.inter_feat[field].numpy() for field in (train.uid_field, train.iid_field))
     if kind == "users":

@@ -28,7 +28,6 @@ from recbole_unlearn.text import counted, width, wrapped
 # Names among RecBole's settings; taken as typed, like ours of type str.
 _NAMES = {"model", "dataset", "data_path", "config_files"}
 _RECBOLE = Path(recbole.__file__).parent / "properties"
-_DEFAULT = str(settings.read_yaml(settings.properties_dir() / "overall.yaml")["unlearn"])
 _COLUMN = 34  # where help texts begin
 OPENING = """Make a trained RecBole model forget interactions, and measure how well it did.
 
@@ -174,7 +173,7 @@ def _compare(values: dict[str, Any]) -> int:
 
 def method_list() -> str:
     """The unlearning methods: result, models, one sentence on each, and which to choose."""
-    ordered = sorted(METHODS.all(), key=lambda one: (one.name != _DEFAULT, not one.recommended))
+    ordered = sorted(METHODS.all(), key=lambda one: (one.auto_order is None, not one.recommended))
     rows = [[_marked(one), one.result, one.models, one.help] for one in ordered]
     room = width() - max(len(row[0]) for row in rows) - 15 - 6
     head, widths = ["method", "result", "models", "what it does"], [None, 15, room // 2, room - room // 2]
@@ -182,16 +181,13 @@ def method_list() -> str:
 
 
 def _marked(method: Any) -> str:
-    if method.name == _DEFAULT:
-        return f"{method.name} (default)"
     return f"{method.name} (recommended)" if method.recommended else method.name
 
 
 def _choice() -> str:
     """Which method to choose, in a sentence."""
-    default = METHODS.get(_DEFAULT)
     others = [f"{one.name} is recommended {one.recommended}" for one in METHODS.all() if one.recommended]
-    first = f"{default.name} is the default, because its result is {default.result}"
+    first = "The default, --unlearn=auto, is the quickest exact method for the model"
     return "; ".join([first, *others]) + ". --compare=retrain measures how near any method comes."
 
 

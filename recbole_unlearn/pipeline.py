@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, Trained, read_checkpoint, write_json
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.progress import CLEAN, PLACEBO, MethodPhase, Plan, log_request
-from recbole_unlearn.registry import METHODS
+from recbole_unlearn.registry import AUTO, METHODS
 from recbole_unlearn.results import CONTROL, ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult, record
 from recbole_unlearn.results.disclosure import Discretion
 from recbole_unlearn.results.record import Evidence
@@ -83,13 +83,15 @@ class _Phase:
     seconds: float | None
     from_cache: bool
     start: _Phase | None = None  # None for an original
+    exact: bool = False
 
     def result(self, distances: Mapping[str, Any] | None = None, **more: Any) -> PhaseResult:
         """Its figures; ``distances`` and ``more`` are figures that need other phases."""
         seconds = None if self.seconds is None else round(self.seconds, 4)
         forgetting = {**self.measured.forgetting, **(distances or {})}
         own: dict[str, Any] = self.measured.utility  # metrics of all, affected and unaffected users
-        return PhaseResult(seconds=seconds, seconds_from_cache=self.from_cache, forgetting=forgetting, **own, **more)
+        more |= {"seconds": seconds, "seconds_from_cache": self.from_cache, "exact": self.exact}
+        return PhaseResult(forgetting=forgetting, **own, **more)
 
 
 class Pipeline:
@@ -104,6 +106,8 @@ class Pipeline:
         self.forget_settings = settings.read(settings.ForgetSettings, config)
         self.evaluation = settings.read(settings.EvaluationSettings, config)
         self.methods = planned_methods(config)
+        if config.external_config_dict.get("unlearn", AUTO) == AUTO:
+            logger.info("--unlearn=auto: %s, the quickest exact method for %s.", config["unlearn"], config["model"])
         workers = Workers(self.run_settings.workers, self.run_settings.ray_address)
         cache = settings.read(settings.CacheSettings, config)
         self.trainings = Trainings(cache, self.run_settings.threads, workers)
@@ -273,7 +277,8 @@ class Pipeline:
     ) -> _Phase:
         """All figures of a model by itself; logs the main ones."""
         measured = self.measurement.measure(trainer, None if start is None else start.measured)
-        phase = _Phase(measured, made.seconds, made.from_cache, start)
+        exact = isinstance(made, Outcome) and made.certificates.get("exact") is True
+        phase = _Phase(measured, made.seconds, made.from_cache, start, exact)
         shown = self.discretion.phase(phase.result())
         took = "loaded" if shown.seconds is None else f"{shown.seconds:.1f} s"
         parts = [f"{name}: {took}" + (" (cached)" if shown.seconds_from_cache else "")]
@@ -290,7 +295,7 @@ class Pipeline:
         """The record of the run, with the figures that may be shown."""
         trainer, outcome = done[0]
         outcomes = {phase.name: own for phase, (_, own) in zip(self.methods, done, strict=True)}
-        if self.methods[0].method.exact and RETRAINED not in self.phases and len(self.data.forget):
+        if self.methods[0].method.reference and RETRAINED not in self.phases and len(self.data.forget):
             self.phases[RETRAINED] = self.phases[UNLEARNED]
         phases, errors = self._phase_results(), {}
         if RETRAINED in self.phases:  # how sure it is that retraining moved affected users from a start
@@ -306,9 +311,9 @@ class Pipeline:
             certificates=outcome.certificates,
             curves={name: own.curves for name, own in outcomes.items() if own.curves},
             errors=errors,
-            placebo=self._placebo(outcomes.values()),
+            placebo=self._placebo(outcomes),
             control=self._control(),
-            provisional=self._provisional(outcome.certificates),
+            provisional=self._provisional(),
             done_earlier=self.data.done_earlier,
             **self.evidence.stamp(),
         )
@@ -338,12 +343,12 @@ class Pipeline:
             )
         return found
 
-    def _placebo(self, outcomes: Iterable[Outcome]) -> results.Placebo | None:
+    def _placebo(self, outcomes: Mapping[str, Outcome]) -> results.Placebo | None:
         """The method on the retrained model, measured: one unlearning, no training."""
         first = self.methods[0]
-        trained = next((one.trained for one in outcomes if one.trained is not None), None)
+        trained = next((outcomes[phase.name].trained for phase in self.methods if phase.method.reference), None)
         wanted = self.evaluation.placebo and len(self.data.forget) > 0 and RETRAINED in self.phases
-        if not wanted or trained is None or first.method.exact or first.method.own_original:
+        if not wanted or trained is None or self.phases[UNLEARNED].exact or first.method.own_original:
             return None
         self._begin(PLACEBO)
         config = self.config.replace(output_dir=None)  # it writes no file
@@ -356,7 +361,7 @@ class Pipeline:
     def _control(self) -> PhaseResult | None:
         """The original with nothing but its orphan rows reset, measured: the result of a method that does nothing."""
         target, first = self.phases.get(RETRAINED), self.methods[0].method
-        if target is None or target is self.phases[UNLEARNED] or len(self.data.forget) == 0 or first.own_original:
+        if target is None or self.phases[UNLEARNED].exact or len(self.data.forget) == 0 or first.own_original:
             return None
         config = self.config.replace(output_dir=None)
         trainer, task = begin(UnlearnTrainer, None, config, self.data, self.original, self.trainings, CONTROL)
@@ -366,12 +371,10 @@ class Pipeline:
         measured = self.measurement.measure(self._as_saved(trainer), self.phases[ORIGINAL].measured)
         return _Phase(measured, None, False).result(self.measurement.distances(measured, target.measured))
 
-    def _provisional(self, certificates: Mapping[str, Any]) -> results.Provisional | None:
+    def _provisional(self) -> results.Provisional | None:
         """A provisional judgement of the unlearned model when no retrained model was asked for."""
-        if RETRAINED in self.phases or len(self.data.forget) == 0:
+        if RETRAINED in self.phases or self.phases[UNLEARNED].exact or len(self.data.forget) == 0:
             return None
-        if certificates.get("exact"):
-            return measures.EXACT
         # It replaces retraining by a simple ranker, which cannot rank by the history that a sequential model reads.
         if self.discretion.few or isinstance(self.data.retain, SequenceSplits):
             return None
@@ -402,13 +405,13 @@ def is_injected(forget: Any) -> bool:
 def planned_methods(config: UnlearnConfig) -> list[MethodPhase]:
     """The methods of a run, with checked settings.
 
-    The first one's phase is `unlearned`. Of the compared ones, an exact method's is `retrained`, and another's has
+    The first one's phase is `unlearned`. Of the compared ones, that of retraining is `retrained`, and another's has
     the name of the method; a repetition (with another seed) has a number.
     """
     phases: list[MethodPhase] = []
     for method in map(METHODS.get, config.method_names()):
         repeat = [phase.method.name for phase in phases].count(method.name)
-        name = UNLEARNED if not phases else RETRAINED if method.exact else method.name
+        name = UNLEARNED if not phases else RETRAINED if method.reference else method.name
         if name in [phase.name for phase in phases]:
             name = f"{name}_{repeat + (phases[0].method is not method)}"
         phases.append(MethodPhase(name, method, checked_settings(method, config), repeat))

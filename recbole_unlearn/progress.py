@@ -130,7 +130,7 @@ class Plan:
                 steps.append(Step(name, f"unlearn with {method.name}", again, retain))
             else:
                 steps.append(Step(name, f"{method.name}, which has nothing to change"))
-        retrains = changes and any(phase.method.exact for phase in self.methods[1:])
+        retrains = changes and any(phase.method.reference for phase in self.methods[1:])
         if self.placebo and retrains and not (first.exact or first.own_original):
             steps.append(Step(PLACEBO, f"{first.name} on the retrained model, as a placebo"))
         return steps
@@ -178,7 +178,7 @@ class Plan:
         A loaded model has its size, and retraining it with other settings would not be comparable.
         """
         if self.loaded and self.methods[0].method.exact:
-            return "--unlearn=obliviate does not train again."
+            return "--unlearn=rebuild is exact as well, and --unlearn=obliviate does not train again."
         if self.loaded:
             return "Without retrain in --compare, nothing is trained again."
         config, model, dataset = self.config, self.config["model"], self.config["dataset"]

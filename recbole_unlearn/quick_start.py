@@ -39,7 +39,7 @@ from recbole_unlearn.files import Checkpoint, Trained
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.pipeline import Pipeline, UnlearnResult, begin, checked_settings, planned_methods
 from recbole_unlearn.recbole_compat import other_parameters, own_environment
-from recbole_unlearn.registry import METHODS
+from recbole_unlearn.registry import AUTO, METHODS
 from recbole_unlearn.results.trackers import refuse_missing
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import Trainings
@@ -66,8 +66,8 @@ def run_unlearn(
             your own class needs the class here.
         dataset: name of the dataset; read from the checkpoint if there is one.
         forget: a file of requests, a DataFrame, a dict of columns, a pair of arrays, or "injected".
-        unlearn: the unlearning method; `retrain` by default, because it is exact. `obliviate` is recommended
-            when retraining takes too long; `--unlearn=?` lists all.
+        unlearn: the unlearning method; by default `auto`, the quickest exact one for the model. `--unlearn=?`
+            lists all.
         compare: further methods to run on the same request, for example ["retrain"].
         checkpoint: a checkpoint of RecBole to start from.
         config_files: YAML files as RecBole reads them.
@@ -208,7 +208,7 @@ def unlearn_model(
     model: AbstractRecommender,
     data: Sequence[Any],
     forget: Any,
-    method: str = "retrain",
+    method: str = AUTO,
     optimizer: torch.optim.Optimizer | None = None,
     **overrides: Any,
 ) -> Unlearned:
@@ -219,16 +219,16 @@ def unlearn_model(
         model: your trained model; it is left as it is.
         data: (train, valid, test), as loaders from `data_preparation` or as datasets.
         forget: the request, as in :func:`run_unlearn`; timestamps as your dataset has them.
-        method: the unlearning method; `retrain` is exact, `obliviate` is recommended when that takes too long.
+        method: the unlearning method; by default the quickest exact one for the model.
         optimizer: the optimizer that trained the model, for methods that read its state.
         **overrides: settings of the method or of the plugin.
 
     """
     ours = UnlearnConfig.from_recbole(config, unlearn=method, tensorboard=False, **overrides)
-    cls = METHODS.get(method)
+    cls = METHODS.get(ours["unlearn"])
     if cls.own_original:
         raise UnlearnError(
-            f"{method} trains several models from the start and cannot start from one in memory. "
+            f"{cls.name} trains several models from the start and cannot start from one in memory. "
             "Use run_unlearn, or another method."
         )
     options = checked_settings(cls, ours)

@@ -77,9 +77,16 @@ class Registry(Generic[T]):
         raise UnlearnError(f"Unknown {self.kind} {name!r}.{nearest(name, known)} Known are: {', '.join(known)}.")
 
 
+AUTO = "auto"  # the value of `unlearn` that stands for quickest_exact()
 METHODS: Registry[type[Any]] = Registry(  # of subclasses of UnlearnTrainer
     "unlearning method", "recbole_unlearn.methods", "recbole_unlearn.methods"
 )
+
+
+def quickest_exact(model: type) -> type[Any]:
+    """The quickest exact method for models of a class."""
+    suiting = [one for one in METHODS.all() if one.auto_order is not None and one.suits(model)]
+    return min(suiting, key=lambda one: one.auto_order)
 
 
 def method(

@@ -70,7 +70,7 @@ def test_help_shows_the_defaults_of_a_run(model, dataset):
     config, text = UnlearnConfig(model, dataset), cli.help_text(model, dataset)
     shown = dict(re.findall(r"^  --(\w+)(?:=(\S.*?))?(?:   .*| $|$)", text, re.M))
     # RecBole adds the dataset's name to data_path and writes eval_args out; progress bars need a terminal.
-    rewritten = {"data_path", "eval_args", "show_progress", "valid_metric_bigger"}
+    rewritten = {"data_path", "eval_args", "show_progress", "valid_metric_bigger", "unlearn"}  # auto is resolved
     if config["train_neg_sample_args"]["distribution"] == "none":  # RecBole writes that out as well
         assert shown["train_neg_sample_args"] == ""
         rewritten.add("train_neg_sample_args")
@@ -115,8 +115,8 @@ def test_the_default_and_the_recommended_method_are_said(capsys):
     assert cli.main(["--unlearn=?"]) == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
-    assert lines[2].startswith("retrain (default)")
-    assert "exact" in lines[2]
+    exact = [method.name for method in METHODS.all() if method.auto_order is not None]
+    assert {line.split()[0] for line in lines[2 : 2 + 2 * len(exact)] if line[0] != " "} >= set(exact)  # first of all
     assert any(line.startswith("obliviate (recommended)") for line in lines)
     assert "obliviate is recommended when retraining takes too long" in text
     for method in METHODS.all():
@@ -124,8 +124,8 @@ def test_the_default_and_the_recommended_method_are_said(capsys):
         assert (method.result == "exact") == method.exact
         assert (method.models == "all") <= (not method.needs_gradients)
     assert max(map(len, lines)) <= 110
-    assert UnlearnConfig("BPR", "ml-100k")["unlearn"] == "retrain"
-    assert inspect.signature(unlearn_model).parameters["method"].default == "retrain"
+    assert "--unlearn=auto, is the quickest exact method" in " ".join(text.split())
+    assert inspect.signature(unlearn_model).parameters["method"].default == "auto"
 
 
 @pytest.mark.parametrize(("model", "why"), [

@@ -130,7 +130,7 @@ def test_values_are_read_as_yaml(text, value):
     ("BPR", "x y", {}, "data_path"),
     ("KD_DAGFM", "ml-100k", {"teacher": "__import__('os')"}, "choose from CrossNet"),
     ("SASRec", "ml-100k", {"transform": "mask_itemseq"}, "leave it out"),
-    ("BPR", "tiny", {"rrl_steps": 1}, "rrl_steps is a setting of rrl, but this run uses retrain"),
+    ("BPR", "tiny", {"rrl_steps": 1}, "rrl_steps is a setting of rrl, but this run uses rebuild"),
     ("BPR", "tiny", {"compare": ["retrain", "magic"]}, "Unknown unlearning method 'magic'"),
     ("BPR", "tiny", {"metrics": ["AUC"], "eval_args": {"mode": "labeled"}, "valid_metric": "AUC"}, "ranking"),
     ("BPR", "tiny", {"metrics": ["Recal"]}, "There is no metric named 'Recal'"),

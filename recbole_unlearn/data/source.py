@@ -131,12 +131,20 @@ def _created(config: UnlearnConfig) -> tuple[Dataset, Clock | None]:
     return dataset, Clock(float(low), float(slope), float(start))
 
 
-def loaders(config: UnlearnConfig, splits: Splits) -> Loaders:
-    """New samplers and loaders over ``splits``; the datasets handed in are not reordered."""
+def loaders(config: UnlearnConfig, splits: Splits, most: int | None = None) -> Loaders:
+    """New samplers and loaders over ``splits``; the datasets handed in are not reordered.
+
+    ``most`` limits the number of users in the validation data; they are drawn with the config's seed.
+    """
     if isinstance(splits, SequenceSplits):  # a batch of evaluation is a number of windows
-        most = max(1, SCORES // splits.train.item_num)
-        config = config.replace(eval_batch_size=min(int(config["eval_batch_size"]), most))
+        windows = max(1, SCORES // splits.train.item_num)
+        config = config.replace(eval_batch_size=min(int(config["eval_batch_size"]), windows))
     parts = [part.copy(Interaction(dict(part.inter_feat.interaction))) for part in splits.for_model()]
+    if most is not None:
+        valid, users = parts[1], parts[1].inter_feat[parts[1].uid_field]
+        names = users.unique()
+        drawn = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(config["seed"]))[:most]]
+        parts[1] = valid.copy(valid.inter_feat[torch.isin(users, drawn)])
     whole = parts[0].copy(cat_interactions([part.inter_feat for part in parts]))
     is_graph = config["MODEL_TYPE"] == ModelType.KNOWLEDGE
     try:

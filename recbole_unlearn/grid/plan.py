@@ -72,7 +72,7 @@ class Cell:
     @property
     def phases(self) -> list[str]:
         """The methods by the names they have in tables."""
-        return ["retrained" if METHODS.get(name).exact else name for name in self.methods]
+        return ["retrained" if METHODS.get(name).reference else name for name in self.methods]
 
     @property
     def source(self) -> str:
@@ -192,11 +192,11 @@ def _refuse_twice(what: str, values: list[Any]) -> None:
 
 def _methods(names: list[str]) -> tuple[str, ...]:
     """The methods of a run, beginning with the one it is about: the first that is not retraining."""
-    exact = [name for name in names if METHODS.get(name).exact]
-    if not exact:
+    reference = [name for name in names if METHODS.get(name).reference]
+    if not reference:
         raise UnlearnError("methods: retrain is missing; all figures are compared with the retrained model's.")
-    others = [name for name in names if name not in exact]
-    return (*others[:1], *exact, *others[1:])
+    others = [name for name in names if name not in reference]
+    return (*others[:1], *reference, *others[1:])
 
 
 def _checked(cell: Cell) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-r"""The verdict on a result: near retraining, short of it, beyond it, cannot tell, or unknown, with a sentence.
+r"""The verdict on a result: exact, near retraining, short of it, beyond it, cannot tell, or unknown, with a sentence.
+
+An exact model is a function of D\S alone. Where it differs from the retrained model, seeds or recipes of training
+differ; no figure is asked whether it remembers.
 
 Without a retrained model there is a *provisional* verdict: the demotion rate of a closed-form ranker of D\S on the
 same comparisons (`rows/closed_form.py`), the *expected level*, replaces the retrained model's. Its uncertainty is the
@@ -29,7 +32,7 @@ from recbole_unlearn.results.schema import (
     Verdict,
 )
 from recbole_unlearn.rows import PAIRS, ClosedFormRanker, RetainedIndex, TrainIndex
-from recbole_unlearn.text import decimal, percent
+from recbole_unlearn.text import MISSING, decimal, percent
 
 Phases = Mapping[str, PhaseResult]
 SHARE = 0.1  # of the way from the original to the retrained model that may be left
@@ -60,11 +63,12 @@ _WORDS = {
     "cannot_tell": "This request cannot tell: with it, the original and the retrained model look alike",
     "control": "This request cannot tell: a control that only reset rows without interactions passes the same test",
     "damage": "Forgotten at a price: recommendations of affected users are clearly worse than a retrained model's",
+    "exact": "Exact: the model is made of the retained interactions alone; nothing of the deleted ones went in",
     "unknown": "How near this model is to a retrained one is not known: retraining was not run (--compare=retrain)",
 }
 SHORT = {
     "near": "near retraining", "under": "not fully forgotten", "over": "forgotten too well",
-    "cannot_tell": "cannot tell", "unknown": "not known",
+    "cannot_tell": "cannot tell", "unknown": "not known", "exact": "exact",
 }  # fmt: skip
 # The provisional verdict: in short, and in terms of the expected level.
 _RANKED = "deleted items rank {} a model that never saw them should put them"
@@ -77,9 +81,6 @@ _LOOKS = {
         "the original does not rank deleted items clearly higher than a model that never saw them should",
     ),
 }
-EXACT = Provisional(
-    "near", "the method's certificate: the model was computed from the retained interactions alone, which is exact"
-)
 NOTHING_LEFT = Provisional(
     "cannot_tell",
     "too few users of the request have an interaction left, so nothing tells where their deleted items belong",
@@ -98,7 +99,7 @@ def verdict(
     done_earlier: bool = False,
     whole: bool = False,
 ) -> Verdict:
-    """The level (near, under, over, cannot_tell, unknown) and a sentence for people; docs/measuring.md has the rules.
+    """The level and a sentence for people; docs/measuring.md has the rules.
 
     Three figures are compared with the retrained model's, and all have to agree: the demotion rate of the deleted
     pairs, how well an attacker recognises them, and what item vectors tell of them. Where the original, or a control
@@ -115,6 +116,8 @@ def verdict(
         return Verdict("near", DONE)
     if deleted == 0:
         return Verdict("near", UNCHANGED)
+    if phases.get(UNLEARNED, PhaseResult()).exact:
+        return _said("exact", phases, recovered, None, "")
     probed = whole and _probe(phases) is not None  # rows of whole users start again in every model
     reason = _reason(phases, probed)
     if reason == "unknown" and RETRAINED in phases:
@@ -231,6 +234,8 @@ def _said(
     if reason == "unknown":
         text = f"{_WORDS[reason]}." if provisional is None else _looks(provisional, phases)
         return Verdict(reason, text, provisional)
+    if reason == "exact":
+        return Verdict(reason, f"{_WORDS[reason]}{_beside(phases)}.")
     probed = note == WHOLE  # it rests on the probe alone
     mine, target = (phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED))
     demotion, attack, probe = _demotion(phases), _attack(phases), _probe(phases)
@@ -265,6 +270,15 @@ def _said(
         text += f"; {percent(share)} of what retraining does for affected users is recovered"
     level = {"control": "cannot_tell", "damage": "over"}.get(reason, reason)
     return Verdict(level, f"{text}. {note}".rstrip())
+
+
+def _beside(phases: Phases) -> str:
+    """How an exact model differs from the retrained one, where both are there and differ."""
+    mine, target = (phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED))
+    paths = {"demotion rate": ("demotion_rate",), "attack AUC": ("attack", "auc")}
+    pairs = {title: [decimal(one.figure(*path), 3) for one in (mine, target)] for title, path in paths.items()}
+    told = [f"{title} {own}, retrained {other}" for title, (own, other) in pairs.items() if own != other != MISSING]
+    return f"; where it differs from the retrained model, their trainings differ ({'; '.join(told)})" if told else ""
 
 
 def _looks(found: Provisional, phases: Phases) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 
 from recbole_unlearn.data import SequenceSplits, UnlearnData
@@ -84,7 +85,9 @@ class UnlearnTrainer(PhaseTrainer):
     name: ClassVar[str]
     help: ClassVar[str]
     Settings: ClassVar[type]
-    exact: ClassVar[bool] = False  # the result is a model retrained on D\S
+    exact: ClassVar[bool] = False  # the result is a function of D\S alone
+    reference: ClassVar[bool] = False  # the model that all others are measured against
+    auto_order: ClassVar[int | None] = None  # --unlearn=auto takes the first exact method that suits a model
     needs_original: ClassVar[bool] = True  # starts from the original's weights
     needs_index: ClassVar[bool] = False  # looks interactions up by user, item and pair
     needs_gradients: ClassVar[bool] = False  # cannot work on a closed-form model
@@ -99,6 +102,11 @@ class UnlearnTrainer(PhaseTrainer):
 
     fitted: torch.Tensor | None = None  # (items,), counts for the next request, see UnlearnData
     _start = _looked = 0.0
+
+    @classmethod
+    def suits(cls, model: type[AbstractRecommender]) -> bool:
+        """Whether --unlearn=auto may choose this method for models of a class; see `auto_order`."""
+        return True
 
     @classmethod
     def check(cls, settings: Any, config: UnlearnConfig) -> None:

@@ -7,6 +7,7 @@ original's initial weights and sampling would make it look nearer to the origina
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -28,12 +29,14 @@ class Retrain(UnlearnTrainer):
     r"""θ₋S = argmin of the training objective over D\S, from a new initialisation."""
 
     exact = True
+    reference = True
+    auto_order = 3
     on_sequences = True
     on_knowledge = True
     needs_original = False
 
     @classmethod
-    def training(cls, settings: RetrainSettings, config: UnlearnConfig, repeat: int) -> UnlearnConfig:
+    def training(cls, settings: Any, config: UnlearnConfig, repeat: int) -> UnlearnConfig:
         """The config with a new seed; a second retraining in the same run gets the next one."""
         seed = config["seed"] + 1 if settings.retrain_seed is None else settings.retrain_seed
         return config.replace(seed=seed + repeat)
@@ -44,6 +47,7 @@ class Retrain(UnlearnTrainer):
         trained = task.train(config, task.data.retain, task.label)
         trained.load_into(self.model)
         return Outcome(
+            {"exact": True},
             seconds=trained.seconds,
             from_cache=trained.from_cache,
             trained=trained,

@@ -27,6 +27,7 @@ from recbole_unlearn.results.table import measured_figures
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
 HEADINGS = {
+    "exact": "Exact",
     "near": "Near the retrained model",
     "under": "Forgets too little",
     "over": "Forgets too much",
@@ -115,8 +116,6 @@ def _took(phase: PhaseResult) -> str:
 def advised(result: RunResult) -> str | None:
     """The kind of advice: under, over, cannot_tell or unknown; None where nothing has to be done."""
     level = "unknown" if result.verdict is None else result.verdict.level
-    if level == "unknown" and result.certificates.get("exact") is True:
-        return None
     if level == "unknown" and RETRAINED in result.phases:
         return "cannot_tell"
     return level if level in ("under", "over", "cannot_tell", "unknown") else None

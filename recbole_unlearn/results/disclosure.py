@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recbole_unlearn.data import INJECTED, SequenceSplits, UnlearnData
-from recbole_unlearn.measures import EXACT, deleted_targets, measures, probed_users, restated
+from recbole_unlearn.measures import deleted_targets, measures, probed_users, restated
 from recbole_unlearn.results.schema import (
     UNLEARNED,
     Distribution,
@@ -321,12 +321,12 @@ class Discretion:
     def _verdict(self, found: Verdict | None, phases: Mapping[str, PhaseResult], shares: Metrics) -> Verdict | None:
         """The level is that of the exact figures; its sentence has the figures that are shown.
 
-        A provisional verdict is left out where it rests on figures of few users; one by a certificate has no figures.
+        A provisional verdict is left out where it rests on figures of few users.
         """
         if found is None:
             return None
         looks = found.provisional
-        if looks is not None and looks != EXACT:
+        if looks is not None:
             users, level = looks.users or 0, looks.expected
             if self.few or (level is not None and users < self.min_group):
                 looks = None

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 SCHEMA = 1
 ORIGINAL, UNLEARNED, RETRAINED, SECOND, CONTROL = "original", "unlearned", "retrained", "retrained_2", "control"
-LEVELS = ("near", "under", "over", "cannot_tell", "unknown")
+LEVELS = ("near", "under", "over", "cannot_tell", "unknown", "exact")
 _FIRST = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)
 _IS_RETRAINED = re.compile(rf"{RETRAINED}(_\d+)?")
 _TOO_LARGE = 1e300  # JSON knows integers that no float holds
@@ -184,6 +184,7 @@ class PhaseResult(_Record):
 
     seconds: float | None = None  # None for a model that was loaded
     seconds_from_cache: bool = False
+    exact: bool = field(default=False, metadata=_OMIT)  # a model of the retained interactions alone
     metrics: Metrics = field(default_factory=dict)  # over all users
     affected: Metrics = field(default_factory=dict)
     unaffected: Metrics = field(default_factory=dict)

@@ -37,7 +37,7 @@ from recbole.utils import EvaluatorType, InputType, ModelType, dataset_arguments
 from recbole_unlearn import recbole_compat
 from recbole_unlearn.errors import UnlearnError, nearest
 from recbole_unlearn.log import on_terminal
-from recbole_unlearn.registry import METHODS
+from recbole_unlearn.registry import AUTO, METHODS, quickest_exact
 from recbole_unlearn.settings import declare
 from recbole_unlearn.settings import supported_models as supported
 from recbole_unlearn.settings.groups import GROUPS, RECBOLE, Known
@@ -203,11 +203,13 @@ class UnlearnConfig(Config):
                 self.final_config_dict["data_path"] = str(folder)
         if "show_progress" not in chosen and not on_terminal():
             self.final_config_dict["show_progress"] = False
+        self.final_config_dict["unlearn"] = self.method_names()[0]
 
     def method_names(self) -> list[str]:
         """The methods of this run: the main one and those it is compared with."""
         values = {**self.internal_config_dict, **self.external_config_dict}
-        return [str(values["unlearn"]), *declare.as_list(values["compare"])]
+        first = quickest_exact(self.model_class).name if values["unlearn"] == AUTO else str(values["unlearn"])
+        return [first, *declare.as_list(values["compare"])]
 
     def usual_values(self, name: str) -> dict[str, Any]:
         """Settings of method ``name`` as its property files have them for this model and dataset.

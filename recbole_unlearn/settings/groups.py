@@ -15,11 +15,15 @@ class RunSettings:
     """How one run is done and where its results go."""
 
     unlearn: str = setting(
-        "Unlearning method: retrain is exact, obliviate is recommended when retraining takes too long; --unlearn=? "
+        "Unlearning method; auto is the quickest exact one for the model (downdate, rebuild or retrain). --unlearn=? "
         "lists them.", role=Role.SUBJECT,
     )
     compare: list[str] = setting(
         "Methods to compare with, for example retrain (the reference for all figures).", role=Role.SUBJECT
+    )
+    start: str = setting(
+        "Where trainings start: random rows, or spectral ones, from an SVD of the training interactions, after which "
+        "a few epochs are enough (docs/method.md).", choices=("random", "spectral"),
     )
     checkpoint: str | None = setting(
         "A checkpoint of RecBole to start from; model, dataset and settings are read from it.",

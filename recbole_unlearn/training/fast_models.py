@@ -81,7 +81,8 @@ class SymmetricProduct(torch.autograd.Function):
         return None, ctx.matrix @ gradient
 
 
-def _csr(starts: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, size: Any) -> torch.Tensor:
+def csr_tensor(starts: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, size: Any) -> torch.Tensor:
+    """A CSR tensor, without torch's warning that they are in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         return torch.sparse_csr_tensor(starts, columns, values, size=size, check_invariants=False)
@@ -102,7 +103,7 @@ def normalised_adjacency(interactions: sp.coo_matrix) -> torch.Tensor:
     rows = np.repeat(np.arange(users + items), np.diff(adjacency.indptr))
     values = scale[rows] * scale[adjacency.indices]
     starts, columns = (torch.from_numpy(p.astype(np.int64)) for p in (adjacency.indptr, adjacency.indices))
-    return _csr(starts, columns, torch.from_numpy(values.astype(np.float32)), adjacency.shape)
+    return csr_tensor(starts, columns, torch.from_numpy(values.astype(np.float32)), adjacency.shape)
 
 
 def _places(starts: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,7 +118,7 @@ def some_rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     places, count = _places(matrix.crow_indices(), rows)
     ends = torch.cat([count.new_zeros(1), count.cumsum(0)])
     size = (len(rows), matrix.shape[1])
-    return _csr(ends, matrix.col_indices()[places], matrix.values()[places], size)
+    return csr_tensor(ends, matrix.col_indices()[places], matrix.values()[places], size)
 
 
 class EdgeRemoval:
@@ -156,7 +157,7 @@ class EdgeRemoval:
         for where in (places, torch.searchsorted(self._keys, columns * self._size + rows)):
             self._values[where.to(values.device)] = values
         device, size = values.device, (self._size, self._size)
-        return _csr(start.to(device), self._columns.to(device), self._values, size)
+        return csr_tensor(start.to(device), self._columns.to(device), self._values, size)
 
 
 @faster(lightgcn.LightGCN, "recbole_unlearn.models.lightgcn.LightGCN")

@@ -12,6 +12,8 @@ import contextlib
 import copy
 import dataclasses
 import importlib
+import itertools
+import logging
 import time
 import types
 from collections.abc import Sequence
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import torch
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
-from recbole.utils import get_trainer, init_seed
+from recbole.utils import ModelType, get_trainer, init_seed
 from tqdm import tqdm
 
 from recbole_unlearn import recbole_compat
@@ -31,7 +33,9 @@ from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.settings import UnlearnConfig, refuse_unmeasured
 from recbole_unlearn.training.fast_models import fast_class
+from recbole_unlearn.training.spectral import SPECTRAL, VALIDATED, SpectralStart
 
+logger = logging.getLogger(__name__)
 Weights: TypeAlias = dict[str, torch.Tensor]
 # Exceptions of RecBole's constructors for a setting of the wrong type or value.
 _BAD_SETTING = (
@@ -194,6 +198,17 @@ class PhaseTrainer(_Trainer):
         optimizer = copy.deepcopy(self.optimizer.state_dict())
         return Trained(state, optimizer, recbole_compat.other_parameters(self.model), epoch)
 
+    def lower_rate(self, steps: int) -> None:
+        """Let the learning rate fall to zero over ``steps`` steps."""
+        done = itertools.count(1)
+
+        def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            left = max(0.0, 1 - next(done) / steps)
+            for group in optimizer.param_groups:
+                group["lr"] = left * self.learning_rate
+
+        self.optimizer.register_step_post_hook(after)
+
     def evaluate(
         self, eval_data: Any, load_best_model: bool = True, model_file: str | None = None, show_progress: bool = False
     ) -> Any:
@@ -267,8 +282,31 @@ def train_here(
     model = build_model(config, splits)
     if start is not None:
         model.load_state_dict(start)
+    if config["start"] == SPECTRAL and config["MODEL_TYPE"] != ModelType.TRADITIONAL:
+        began = time.perf_counter()
+        if rows := SpectralStart(model, splits, config["seed"]):
+            return _train_from(rows, began, config, splits, label, model, watcher)
+        text = "%s has no rows of users and items for a spectral start: it is trained in full."
+        logger.info(text, config["model"])
     trainer = compose(PhaseTrainer, config, model, label)
     return trainer, trainer.train(loaders(config, splits), watcher)
+
+
+def _train_from(
+    rows: SpectralStart, began: float, config: UnlearnConfig, splits: Splits, label: str, model: AbstractRecommender,
+    watcher: Watcher | None,
+) -> tuple[PhaseTrainer, Trained]:  # fmt: skip
+    """The short training after a spectral start; its seconds have the SVD and all choices in them."""
+    config = rows.training(config)
+    trainer = compose(PhaseTrainer, config, model, label)
+    data = loaders(config, splits, VALIDATED)
+    if rows.is_bilinear:  # it ranks already, so training may end with what it began with
+        score = rows.choose(lambda: trainer.validation_score(model, data.valid))
+        trainer.best_valid_score = score if trainer.valid_metric_bigger else -score
+        trainer.best = trainer.snapshot()
+    trainer.lower_rate(trainer.epochs * len(data.train))
+    trained = trainer.train(data, watcher)
+    return trainer, dataclasses.replace(trained, seconds=time.perf_counter() - began)
 
 
 def train(*job: Any, **more: Any) -> Trained:

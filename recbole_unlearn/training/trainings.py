@@ -29,6 +29,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.settings import RECBOLE, CacheSettings, Known, UnlearnConfig, own_settings, read_json
 from recbole_unlearn.training.fast_models import cache_name
+from recbole_unlearn.training.spectral import SPECTRAL
 from recbole_unlearn.training.trainer import Job, PhaseTrainer, Watcher, Weights, loaded, train, train_here
 
 logger = logging.getLogger(__name__)
@@ -213,6 +214,8 @@ class Trainings:
         }
         if start is not None:
             parts["start"] = state_digest(start)
+        if config["start"] == SPECTRAL:
+            parts["rows"] = SPECTRAL
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -63,7 +63,7 @@ def refuse_untunable(pipeline: Pipeline, options: TuneSettings) -> None:
             )
     read_metric(options, pipeline.config)
     for other in others:
-        if not other.exact:
+        if not other.reference:
             raise UnlearnError(
                 f"A sweep compares with retrain, not with {other.name}: leave it out, and compare when "
                 "you run the best settings."

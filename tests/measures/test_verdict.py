@@ -32,6 +32,11 @@ def judged(request, ml_100k):
     return run_unlearn(request.param, "ml-100k", unlearn="retrain", compare="retrain", config_dict=values)
 
 
+def inexact(phases):
+    """Judged by their figures, as an approximate method is."""
+    return {name: dataclasses.replace(phase, exact=False) for name, phase in phases.items()}
+
+
 @pytest.mark.slow
 def test_retraining_against_itself_is_near_and_the_original_is_caught(judged):
     """A measure that cannot tell these apart is a defect."""
@@ -50,7 +55,8 @@ def test_retraining_against_itself_is_near_and_the_original_is_caught(judged):
     apart = original["attack"]
     assert apart["high"] < target["attack"]["low"] or apart["low"] > target["attack"]["high"]
     assert phases["original"]["affected"]["ndcg@20"] < phases["retrained"]["affected"]["ndcg@20"]
-    assert judged.result["verdict"]["level"] == "near"
+    assert judged.result["verdict"]["level"] == "exact"
+    assert verdict(inexact(judged.record.phases), {}).level == "near"
 
 
 @pytest.mark.slow
@@ -147,7 +153,7 @@ def test_nothing_fails_and_retraining_passes_on_ml_100k(ml_100k, model, kind):
     phases = outcome.record.phases
     assert outcome.record.verdict.level == "under"
     floor = {name: phases[name] for name in ("original", "retrained")} | {"unlearned": phases["retrained_2"]}
-    assert verdict(floor, {}).level == "near"
+    assert verdict(inexact(floor), {}).level == "near"
 
 
 def genuine_request(train, share=0.2):
@@ -318,7 +324,7 @@ def test_the_sentence_says_what_it_rests_on():
 
 
 def test_it_comes_back_from_a_file():
-    for one in (FOUND, module.EXACT, module.NOTHING_LEFT, None):
+    for one in (FOUND, module.NOTHING_LEFT, None):
         given_ = Verdict("unknown", "text", one)
         assert Verdict.from_json(json.loads(json.dumps(given_.to_json()))) == given_
     for broken in (3, [], {"looks": "well", "rests_on": "x"}, {"looks": "near"}):
@@ -346,7 +352,6 @@ def test_it_is_rounded_as_other_figures_are_and_of_few_users_nothing_is_said():
         said = shown(one, few)
         assert said.provisional is None
         assert "not known" in said.text
-    assert shown(module.EXACT, few).provisional == module.EXACT  # not a figure of users
 
 
 def test_a_run_without_retraining_has_it(settings, tmp_path):
@@ -379,10 +384,29 @@ def test_with_retraining_and_for_a_small_request_the_closed_form_is_not_fitted(s
     assert outcome.record.placebo is None or changes["unlearn"] == "finetune"  # of a method that starts from θ0
 
 
-def test_a_closed_form_that_is_fitted_again_looks_forgotten(settings):
-    outcome = run_unlearn("EASE", "tiny", unlearn="obliviate", config_dict=settings | {"report": "none"})
-    assert outcome.result["verdict"]["provisional"] == module.EXACT.to_json()
-    assert "which is exact" in outcome.result["verdict"]["text"]
+def test_an_exact_model_is_said_to_be_exact_whatever_its_figures_are():
+    """Its distance to the retrained model is one of recipes: as an approximate model it would be `under`."""
+    phases = {"original": placed(-0.8, 0.9, 0.01, 0.01), "unlearned": placed(-0.2, 0.6, 0.01, 0.01)}
+    phases["retrained"] = placed(0.0, 0.5, 0.0, 0.01)
+    assert verdict(phases, {}, 5).level == "under"
+    exact = phases | {"unlearned": dataclasses.replace(phases["unlearned"], exact=True)}
+    said = verdict(exact, {}, 5)
+    assert said.level == "exact"
+    assert said.text.startswith("Exact: ")
+    assert "attack AUC 0.600, retrained 0.500" in said.text
+    alone = {key: one for key, one in exact.items() if key != "retrained"}
+    assert "retrained model" not in verdict(alone, {}, 5, FOUND).text
+    assert module.restated(said, {}, {}, None).text == verdict(alone, {}, 5).text  # of few users no figures
+
+
+@pytest.mark.parametrize(("model", "method"), [("EASE", "obliviate"), ("BPR", "retrain"), ("BPR", "rebuild")])
+def test_exact_runs_have_no_estimate_and_no_control(settings, model, method):
+    compare = [] if method == "retrain" else ["retrain"]
+    outcome = run_unlearn(model, "tiny", unlearn=method, compare=compare, config_dict=settings | {"report": "none"})
+    assert outcome.result["verdict"]["level"] == "exact"
+    assert outcome.result["phases"]["unlearned"]["exact"] is outcome.result["certificates"]["exact"] is True
+    assert not {"placebo", "control", "provisional"} & {*outcome.result, *outcome.result["verdict"]}
+    assert "exact" not in outcome.result["phases"]["original"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,144 @@
+"""The spectral start, and rebuild: closed forms of the SVD, and the proof that nothing but retained data goes in."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from scipy import sparse
+
+from recbole_unlearn import run_unlearn
+from recbole_unlearn.data import load
+from recbole_unlearn.methods.rebuild import Rebuild
+from recbole_unlearn.pipeline import begin, checked_settings
+from recbole_unlearn.settings import CacheSettings
+from recbole_unlearn.training import SpectralStart, Trainings, build_model, train
+from recbole_unlearn.training.spectral import GAP, by_interactions, items_by_windows, truncated_svd
+from tests.parts import Rows, divided, same, without
+
+
+@examples(max_examples=30)
+@given(st.integers(1, 12), st.integers(1, 9), st.integers(1, 14), st.integers(0, 10**6))
+def test_the_svd_is_that_of_lapack(users, items, rank, seed):
+    """Also where a matrix has less rank than asked for, rows of zeros, or nothing in it but one value."""
+    rng = np.random.default_rng(seed)
+    dense = rng.normal(size=(users, items)) * (rng.random((users, items)) < 0.5)
+    dense[0, 0] = 1.0
+    matrix = sparse.csr_matrix(dense.astype(np.float32))
+    left, values, right = truncated_svd(matrix, rank, torch.Generator().manual_seed(0))
+    real = np.linalg.svd(dense, compute_uv=False)
+    real = real[real > 1e-4 * real[0]][:rank]
+    np.testing.assert_allclose(values[: len(real)], real, rtol=1e-3)
+    for basis in (left, right):
+        torch.testing.assert_close(basis.T @ basis, torch.eye(len(values)), atol=1e-3, rtol=0)
+    if rank >= min(users, items):
+        np.testing.assert_allclose((left * values) @ right.T, dense, atol=1e-3)
+
+
+def test_pairs_count_once_and_degrees_come_out():
+    """X = 1 1ᵀ has the factors sqrt(1 / number): Du^½ U Σ V Di^½ is X again, whatever was repeated."""
+    train = Rows([(u, i) for u in (1, 2, 3) for i in (1, 2)] * 2, users=5, items=4)
+    found = by_interactions(train, 3, torch.Generator().manual_seed(0))
+    assert found["user"].degree.tolist() == [0, 2, 2, 2, 0]
+    scores = found["user"].scaled(0.5, 1.0) @ found["item"].scaled(0.5, 1.0).T
+    torch.testing.assert_close(scores[1:4, 1:3], torch.ones(3, 2), atol=1e-4, rtol=0)
+
+
+def test_items_that_follow_each_other_are_near():
+    """Positive PMI of a chain 1 → 2 → 3 → 1 …, against the matrix written out."""
+
+    class Windows:
+        iid_field, item_list_length_field, item_id_list_field, item_num = "i", "n", "l", 4
+        inter_feat = {
+            "i": torch.tensor([2, 3, 1]),
+            "n": torch.tensor([1, 2, 2]),
+            "l": torch.tensor([[1, 0], [1, 2], [2, 3]]),
+        }
+
+    counts = np.zeros((4, 4))
+    for target, history in ((2, [1]), (3, [1, 2]), (1, [2, 3])):
+        for distance, item in enumerate(reversed(history), 1):
+            counts[target, item] += 1 / distance
+            counts[item, target] += 1 / distance
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pmi = np.log(counts * counts.sum() / np.outer(counts.sum(0), counts.sum(1)))
+    found = items_by_windows(Windows, 4, torch.Generator().manual_seed(0))
+    # U Σ Uᵀ is |matrix|: its singular values are those of the positive part.
+    values = np.linalg.svd(np.nan_to_num(np.maximum(pmi, 0)), compute_uv=False)
+    np.testing.assert_allclose(found.rows.square().sum(0), values[values > 1e-6], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "bilinear"), [("BPR", True), ("LightGCN", True), ("NeuMF", False), ("SimpleX", False)]
+)
+def test_rows_have_their_scale_and_the_others_stay(make_config, model, bilinear):
+    config = make_config(model)
+    splits = load(config).splits
+    net, plain = build_model(config, splits), build_model(config, splits)
+    start = SpectralStart(net, splits, 7)
+    assert start
+    assert start.is_bilinear is bilinear
+    named = dict(plain.named_parameters())
+    moved = {name for name, value in net.named_parameters() if not torch.equal(value, named[name])}
+    assert moved
+    assert all("embedding" in name or "_emb" in name for name in moved)
+    for name in moved:  # padding has no interactions
+        assert torch.equal(net.get_parameter(name)[0], named[name][0])
+    if bilinear:
+        seen = []
+        best = start.choose(lambda: seen.append(start._gap()) or len(seen))
+        assert best == 2
+        assert seen == pytest.approx([GAP, GAP], rel=0.01)
+
+
+def test_without_rows_of_users_it_is_trained_in_full(make_config, caplog):
+    config = make_config("MultiDAE", mlp_hidden_size=[8], latent_dimension=4, start="spectral")
+    splits = load(config).splits
+    with caplog.at_level("INFO"):
+        found = train(config, splits, "x")
+    assert "MultiDAE has no rows of users and items for a spectral start: it is trained in full." in caplog.text
+    assert same(train(config.replace(start="random"), splits, "x").state_dict, found.state_dict)
+
+
+def rebuilt(config, data, original=None, folder="c"):
+    """The weights of a rebuilt model."""
+    trainings = Trainings(CacheSettings(cache=False, cache_dir=folder, cache_size=1.0), 1)
+    trainer, task = begin(Rebuild, checked_settings(Rebuild, config), config, data, original, trainings, "unlearned")
+    outcome = trainer.run(task)
+    assert outcome.certificates == {"exact": True}
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+MODELS = ["BPR", "LightGCN", "NeuMF", "SASRec"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_proof_that_rebuild_is_exact(make_config, quick, model):
+    """The same bits whether S was deleted or never there, at once or in two requests, from any original."""
+    changes = quick(model) if model == "SASRec" else {}
+    config = make_config(model, **changes, unlearn="rebuild")
+    data = divided(config)
+    found = rebuilt(config, data)
+    assert same(found, rebuilt(config, dataclasses.replace(data, full=data.retain)))
+    if model != "SASRec":
+        numbers = np.flatnonzero(data.deleted.numpy())
+        first = without(data.full, numbers[::2])
+        left = np.isin(np.delete(np.arange(len(data.full.train)), numbers[::2]), numbers[1::2])
+        assert same(found, rebuilt(config, without(first.retain, left)))
+    original = train(config.replace(seed=5), data.full, "original")
+    assert same(found, rebuilt(config, data, original))
+    for value in original.state_dict.values():  # nothing of its weights is read
+        if value.is_floating_point():
+            value.fill_(torch.nan)
+    assert same(found, rebuilt(config, data, original))
+
+
+def test_a_run_of_auto_is_exact_and_names_what_it_chose(settings, caplog):
+    with caplog.at_level("INFO"):
+        outcome = run_unlearn("BPR", "tiny", forget={"user_id": ["u3"]}, config_dict=settings | {"report": "none"})
+    assert "--unlearn=auto: rebuild, the quickest exact method for BPR." in caplog.text
+    assert (outcome.result["method"], outcome.result["verdict"]["level"]) == ("rebuild", "exact")
+    assert "retrained" not in outcome.result["phases"]
