@@ -37,7 +37,7 @@ class Loaders(NamedTuple):
     """RecBole's loaders over :class:`Splits`."""
 
     train: AbstractDataLoader
-    valid: AbstractDataLoader
+    valid: AbstractDataLoader | None  # None: no epoch is validated
     test: AbstractDataLoader
 
 

@@ -7,7 +7,7 @@ With X the training interactions (users × items, 1 where there is one) and Du, 
 
 With a = ½ the score P Qᵀ is a smoothed count; models that bring degrees in themselves (LightGCN) may do better with
 ¼. The validation interactions choose. c makes interactions score 2 above random items on average, a BPR loss of about
-.15, where the score is bilinear in the rows; elsewhere (cosines, networks) rows get a standard deviation of .1.
+.15, where the score is bilinear in the rows; elsewhere (cosines, networks) all rows have one spread.
 
 A sequential model gets rows of items from what is met shortly before them: with
 
@@ -48,11 +48,28 @@ OVERSAMPLED, POWERS = 10, 5  # of the randomised SVD: columns beyond the rank, a
 SPECTRAL = "spectral"  # the value of `start`
 EXPONENTS = (0.5, 0.25)  # a
 GAP, PAIRS = 2.0, 2048  # how far interactions score above random items, and the pairs it is measured on
-SPREAD = 0.1  # standard deviation of rows whose score is not bilinear
 REACH = 5  # places before a target
-RATES = (3.0, 6.0)  # of the first step, times the model's learning rate: for bilinear scores, and for others
 STEPS = 64  # in an epoch of a bilinear model, at least
 VALIDATED = 2000  # users who decide, at most
+MOST_RATE = 0.02  # of the first step: Adam's steps are as long as the rate, and longer ones leave the start behind
+
+
+class Recipe(NamedTuple):
+    """The training that follows a start; chosen on validation interactions of ml-100k."""
+
+    share: int  # it has one in so many of the model's epochs,
+    least: int  # but not fewer
+    most: int  # and not more than these
+    rate: float  # of the first step, times the model's learning rate
+    spread: float = 0.0  # standard deviation of the rows at the start, where the score is not bilinear
+
+    def epochs(self, config: UnlearnConfig) -> int:
+        """The largest number of epochs."""
+        own = int(config["epochs"])
+        return min(own, self.most, max(self.least, own // self.share))
+
+
+BILINEAR, OTHER, SEQUENTIAL = Recipe(36, 1, 8, 3.0), Recipe(12, 2, 10, 10.0, 0.3), Recipe(5, 2, 10, 6.0, 0.1)
 
 
 class Factors(NamedTuple):
@@ -61,10 +78,13 @@ class Factors(NamedTuple):
     rows: torch.Tensor
     degree: torch.Tensor
 
-    def scaled(self, exponent: float, scale: float | None) -> torch.Tensor:
-        """Scale · D^exponent · rows; without a scale, one that gives a standard deviation of :data:`SPREAD`."""
-        rows = self.rows * self.degree.clamp(min=1)[:, None] ** exponent
-        return rows * (SPREAD / rows[self.degree > 0].std().clamp(min=1e-12) if scale is None else scale)
+    def scaled(self, exponent: float, scale: float = 1.0) -> torch.Tensor:
+        """The rows times scale · D^exponent."""
+        return scale * self.degree.clamp(min=1)[:, None] ** exponent * self.rows
+
+    def spread(self, exponent: float) -> float:
+        """The standard deviation of the rows with a scale of 1."""
+        return float(self.scaled(exponent)[self.degree > 0].std().clamp(min=1e-12))
 
 
 def tables_by_width(
@@ -86,10 +106,11 @@ class SpectralStart:
         """Give the rows of ``model`` their start, with the first exponent."""
         self._model, self._train = model, splits.train
         self._in_sequence = isinstance(splits, SequenceSplits)
-        generator = torch.Generator().manual_seed(seed)
+        self._recipe = SEQUENTIAL if self._in_sequence else OTHER
         self._sides: list[tuple[list[Table], Factors]] = []
+        generator = torch.Generator().manual_seed(seed)
+        sides: Sequence[Side] = ("item",) if self._in_sequence else SIDES
         with threadpool_limits(1):  # more are many times slower on a busy machine, and sum in another order
-            sides: Sequence[Side] = ("item",) if self._in_sequence else SIDES
             for width, tables in tables_by_width(model, splits.train, sides).items():
                 found: dict[Side, Factors]
                 if self._in_sequence:
@@ -100,64 +121,65 @@ class SpectralStart:
         picked = torch.randint(0, len(self._train), (PAIRS,), generator=generator)
         users, items = (self._train.inter_feat[f][picked] for f in (self._train.uid_field, self._train.iid_field))
         self._pairs = users, items, torch.randint(1, self._train.item_num, (PAIRS,), generator=generator)
-        self.is_bilinear = False  # rows of users and items are all that a score depends on, and it is their product
         if self._sides and not self._in_sequence:
-            gap, larger = self._fill(EXPONENTS[0], 1.0), self._fill(EXPONENTS[0], 2.0)
-            self.is_bilinear = gap > 0 and 3.9 < larger / gap < 4.1
+            gap, larger = (self._gap(EXPONENTS[0], scale) for scale in (1.0, 2.0))
+            if gap > 0 and 3.9 < larger / gap < 4.1:
+                self._recipe = BILINEAR
         self._fill(0.0 if self._in_sequence else EXPONENTS[0], None)
 
     def __bool__(self) -> bool:
         """Whether the model has rows for a spectral start."""
         return bool(self._sides)
 
+    @property
+    def is_bilinear(self) -> bool:
+        """Whether a score is the product of a row of a user and one of an item, which a graph may have spread."""
+        return self._recipe is BILINEAR
+
     def training(self, config: UnlearnConfig) -> UnlearnConfig:
         """The config of the training that follows.
 
         A bilinear score ranks from the start, and training ends with the first epoch that does not improve it; a
-        batch is as large as leaves :data:`STEPS` steps in an epoch. Others train all epochs and are validated once.
+        batch is as large as leaves :data:`STEPS` steps in an epoch. Others train all epochs, and are not validated.
         """
-        epochs = most_epochs(config)
-        changes = {"epochs": epochs, "eval_step": epochs, "learning_rate": RATES[1] * config["learning_rate"]}
-        if self.is_bilinear:
-            batch = max(config["train_batch_size"], len(self._train) // STEPS)
-            changes |= {"eval_step": 1, "stopping_step": 0, "train_batch_size": batch}
-            changes["learning_rate"] = RATES[0] * config["learning_rate"]
-        return config.replace(**changes)
+        own, batch = config["learning_rate"], config["train_batch_size"]
+        rate = max(own, min(self._recipe.rate * own, MOST_RATE))
+        shorter = config.replace(epochs=self._recipe.epochs(config), learning_rate=rate)
+        if not self.is_bilinear:
+            return shorter
+        return shorter.replace(eval_step=1, stopping_step=0, train_batch_size=max(batch, len(self._train) // STEPS))
 
     def choose(self, validate: Callable[[], float]) -> float:
         """Fill the rows of a bilinear model with the exponent that ``validate`` likes best; returns its score."""
         scores = {}
         for exponent in EXPONENTS:
-            scale = (GAP / self._fill(exponent, 1.0)) ** 0.5
+            scale = (GAP / self._gap(exponent, 1.0)) ** 0.5
             self._fill(exponent, scale)
             scores[exponent, scale] = validate()
         best = max(scores, key=scores.__getitem__)
         self._fill(*best)
         return scores[best]
 
-    def _fill(self, exponent: float, scale: float | None) -> float:
-        """Fill the rows; returns the gap."""
+    def _fill(self, exponent: float, scale: float | None) -> None:
+        """Fill the rows; without a scale, those of each side get the recipe's spread."""
         for tables, factors in self._sides:
-            fill(self._model, tables, factors.scaled(exponent, scale), factors.degree)
+            own = self._recipe.spread / factors.spread(exponent) if scale is None else scale
+            fill(self._model, tables, factors.scaled(exponent, own), factors.degree)
         clear_caches(self._model)
-        return self._gap()
 
-    def _gap(self) -> float:
-        """How far interactions score above random items; 0 in a sequential model."""
-        if self._in_sequence:
-            return 0.0
+    def _gap(self, exponent: float, scale: float) -> float:
+        """Fill the rows; returns how far interactions score above random items then."""
+        self._fill(exponent, scale)
         users, items, others = self._pairs
         scores = [pair_scores(self._model, self._train, users, other) for other in (items, others)]
         return float((scores[0] - scores[1]).mean())
 
 
 def most_epochs(config: UnlearnConfig) -> int:
-    """The largest number of epochs of a training with ``config``; after a spectral start a share of its own."""
-    epochs = int(config["epochs"])
+    """The largest number of epochs of a training with ``config``."""
     if config["start"] != SPECTRAL:
-        return epochs
-    in_sequence = config["MODEL_TYPE"] == ModelType.SEQUENTIAL
-    return min(epochs, max(2, epochs // 5) if in_sequence else max(1, epochs // 36))
+        return int(config["epochs"])
+    return (SEQUENTIAL if config["MODEL_TYPE"] == ModelType.SEQUENTIAL else OTHER).epochs(config)
 
 
 @torch.no_grad()

@@ -304,6 +304,8 @@ def _train_from(
         score = rows.choose(lambda: trainer.validation_score(model, data.valid))
         trainer.best_valid_score = score if trainer.valid_metric_bigger else -score
         trainer.best = trainer.snapshot()
+    else:
+        data = data._replace(valid=None)
     trainer.lower_rate(trainer.epochs * len(data.train))
     trained = trainer.train(data, watcher)
     return trainer, dataclasses.replace(trained, seconds=time.perf_counter() - began)
