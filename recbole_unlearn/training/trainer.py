@@ -301,7 +301,7 @@ def _train_from(
     trainer = compose(PhaseTrainer, config, model, label)
     data = loaders(config, splits, VALIDATED)
     if rows.is_bilinear:  # it ranks already, so training may end with what it began with
-        score = rows.choose(lambda: trainer.validation_score(model, data.valid))
+        score = trainer.validation_score(model, data.valid)
         trainer.best_valid_score = score if trainer.valid_metric_bigger else -score
         trainer.best = trainer.snapshot()
     else:

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from scipy import sparse
 
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.data import load
@@ -17,7 +16,8 @@ from recbole_unlearn.pipeline import begin, checked_settings
 from recbole_unlearn.rows import pair_scores
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.training import SpectralStart, Trainings, build_model, train
-from recbole_unlearn.training.spectral import GAP, by_interactions, items_by_windows, truncated_svd
+from recbole_unlearn.training import spectral as module
+from recbole_unlearn.training.spectral import GAP, RIDGE, UNSEEN, by_interactions, items_by_windows, truncated_svd
 from tests.parts import Rows, divided, same, without
 
 
@@ -28,8 +28,10 @@ def test_the_svd_is_that_of_lapack(users, items, rank, seed):
     rng = np.random.default_rng(seed)
     dense = rng.normal(size=(users, items)) * (rng.random((users, items)) < 0.5)
     dense[0, 0] = 1.0
-    matrix = sparse.csr_matrix(dense.astype(np.float32))
-    left, values, right = truncated_svd(matrix, rank, torch.Generator().manual_seed(0))
+    matrix = torch.from_numpy(dense.astype(np.float32))
+    left, values, right = truncated_svd(
+        matrix.matmul, matrix.T.matmul, (users, items), rank, torch.Generator().manual_seed(0)
+    )
     real = np.linalg.svd(dense, compute_uv=False)
     real = real[real > 1e-4 * real[0]][:rank]
     np.testing.assert_allclose(values[: len(real)], real, rtol=1e-3)
@@ -39,13 +41,32 @@ def test_the_svd_is_that_of_lapack(users, items, rank, seed):
         np.testing.assert_allclose((left * values) @ right.T, dense, atol=1e-3)
 
 
-def test_pairs_count_once_and_degrees_come_out():
-    """X = 1 1ᵀ has the factors sqrt(1 / number): Du^½ U Σ V Di^½ is X again, whatever was repeated."""
-    train = Rows([(u, i) for u in (1, 2, 3) for i in (1, 2)] * 2, users=5, items=4)
-    found = by_interactions(train, 3, torch.Generator().manual_seed(0))
-    assert found["user"].degree.tolist() == [0, 2, 2, 2, 0]
-    scores = found["user"].scaled(0.5, 1.0) @ found["item"].scaled(0.5, 1.0).T
-    torch.testing.assert_close(scores[1:4, 1:3], torch.ones(3, 2), atol=1e-4, rtol=0)
+def test_rows_solve_their_normal_equations(monkeypatch):
+    """Sweeps end where neither side can do better, by a dense solution; a repeated pair counts once."""
+    monkeypatch.setattr(module, "SWEEPS", 300)
+    monkeypatch.setattr(module, "STEPS_OF_CG", 8)
+    rng = np.random.default_rng(1)
+    x = (rng.random((7, 6)) < 0.4).astype(float)
+    x[0] = x[:, 0] = x[6] = 0  # padding, and a user without interactions
+    x[1, 2] = x[3, 4] = 1
+    pairs = np.argwhere(x).tolist()
+    found = by_interactions(Rows(pairs + pairs[:3], users=7, items=6), 3, torch.Generator().manual_seed(0))
+    p, q = (found[side].double().numpy() for side in ("user", "item"))
+    assert not p[[0, 6]].any()
+    w, m = UNSEEN * x.sum() / x.size, x.shape[1]
+    for u in range(1, 6):
+        own = x[u] > 0
+        left = q[own].T @ q[own] + w * q.T @ q + RIDGE * (own.sum() + w * m) * np.eye(3)
+        np.testing.assert_allclose(np.linalg.solve(left, q[own].sum(0)), p[u], atol=1e-3)
+    losses = []
+    for sweeps in (0, 1, 3):  # the objective falls
+        monkeypatch.setattr(module, "SWEEPS", sweeps)
+        found = by_interactions(Rows(pairs, users=7, items=6), 3, torch.Generator().manual_seed(0))
+        p, q = (found[side].double().numpy() for side in ("user", "item"))
+        s = p @ q.T
+        ridge = RIDGE * ((x.sum(1) + w * 6) @ (p**2).sum(1) + (x.sum(0) + w * 7) @ (q**2).sum(1))
+        losses.append(((1 - s)[x > 0] ** 2).sum() + w * (s**2).sum() + ridge)
+    assert losses[0] > losses[1] > losses[2]
 
 
 def test_items_that_follow_each_other_are_near():
@@ -69,7 +90,7 @@ def test_items_that_follow_each_other_are_near():
     found = items_by_windows(Windows, 4, torch.Generator().manual_seed(0))
     # U Σ Uᵀ is |matrix|: its singular values are those of the positive part.
     values = np.linalg.svd(np.nan_to_num(np.maximum(pmi, 0)), compute_uv=False)
-    np.testing.assert_allclose(found.rows.square().sum(0), values[values > 1e-6], rtol=1e-3)
+    np.testing.assert_allclose(found.square().sum(0), values[values > 1e-6], rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +110,6 @@ def test_rows_have_their_scale_and_the_others_stay(make_config, model, bilinear)
     for name in moved:  # padding has no interactions
         assert torch.equal(net.get_parameter(name)[0], named[name][0])
     if bilinear:
-        start.choose(lambda: 1.0)
         users, items, others = start._pairs
         scores = [pair_scores(net, splits.train, users, other) for other in (items, others)]
         assert float((scores[0] - scores[1]).mean()) == pytest.approx(GAP, rel=0.01)
