@@ -31,6 +31,7 @@ class Retrain(UnlearnTrainer):
     on_sequences = True
     on_knowledge = True
     needs_original = False
+    fits_closed_forms = True
 
     @classmethod
     def training(cls, settings: RetrainSettings, config: UnlearnConfig, repeat: int) -> UnlearnConfig:

@@ -1,9 +1,10 @@
 """Training by RecBole's trainers.
 
 `trainer.py` trains and evaluates one model, `trainings.py` does all trainings of a run and keeps them in a cache,
-`fast_models.py` has faster versions of RecBole's models.
+`fast_models.py` has faster versions of RecBole's models, `downdate.py` closed forms without a refit.
 """
 
+from recbole_unlearn.training.downdate import can_downdate, downdate
 from recbole_unlearn.training.fast_models import fast_class, forget_neighbours, pair_remover, some_rows
 from recbole_unlearn.training.trainer import (
     Job,

@@ -14,14 +14,14 @@ import dataclasses
 import importlib
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
-from recbole.utils import get_trainer, init_seed
+from recbole.utils import ModelType, get_trainer, init_seed
 from tqdm import tqdm
 
 from recbole_unlearn import recbole_compat
@@ -30,6 +30,7 @@ from recbole_unlearn.errors import UnlearnError, reason
 from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.settings import UnlearnConfig, refuse_unmeasured
+from recbole_unlearn.training.downdate import is_fitted
 from recbole_unlearn.training.fast_models import fast_class
 
 Weights: TypeAlias = dict[str, torch.Tensor]
@@ -39,12 +40,18 @@ _BAD_SETTING = (
 )  # fmt: skip
 
 
-def build_model(config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
-    """A new model on the training interactions of ``splits``, initialised from the config's seed as RecBole does."""
+def build_model(
+    config: UnlearnConfig, splits: Splits, other_parameter: Mapping[str, Any] | None = None
+) -> AbstractRecommender:
+    """A new model on the training interactions of ``splits``, initialised from the config's seed as RecBole does.
+
+    ``other_parameter`` is what the caller has for it in place of a fit: EASE and ItemKNN are not fitted then.
+    """
     init_seed(config["seed"], config["reproducibility"])
     try:
         with recbole_compat.dok_update(), recbole_compat.arrays_without_objects():
-            return fast_class(config.model_class)(config, splits.for_model().train).to(config["device"])
+            fit = {"fit": False} if is_fitted(config.model_class, other_parameter) else {}
+            return fast_class(config.model_class)(config, splits.for_model().train, **fit).to(config["device"])
     except ImportError as error:
         raise _missing_package(config, error) from error
     except _BAD_SETTING as error:
@@ -228,7 +235,7 @@ class PhaseTrainer(_Trainer):
 
 def loaded(config: UnlearnConfig, splits: Splits, label: str, trained: Trained) -> PhaseTrainer:
     """A trainer that holds a trained model of ``splits``."""
-    model = build_model(config, splits)
+    model = build_model(config, splits, trained.other_parameter)
     trained.load_into(model)
     return compose(PhaseTrainer, config, model, label)
 
@@ -264,11 +271,14 @@ def train_here(
     config: UnlearnConfig, splits: Splits, label: str, start: Weights | None = None, watcher: Watcher | None = None
 ) -> tuple[PhaseTrainer, Trained]:
     """Train a new model on ``splits``, see :class:`Job`; also returns the trainer that holds it."""
+    begin = time.perf_counter()
     model = build_model(config, splits)
+    fitting = time.perf_counter() - begin if config["MODEL_TYPE"] == ModelType.TRADITIONAL else 0.0  # a closed form
     if start is not None:
         model.load_state_dict(start)
     trainer = compose(PhaseTrainer, config, model, label)
-    return trainer, trainer.train(loaders(config, splits), watcher)
+    trained = trainer.train(loaders(config, splits), watcher)
+    return trainer, dataclasses.replace(trained, seconds=(trained.seconds or 0.0) + fitting)
 
 
 def train(*job: Any, **more: Any) -> Trained:
