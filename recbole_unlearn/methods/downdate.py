@@ -14,7 +14,7 @@ from recbole.model.general_recommender.pop import Pop
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.training import can_downdate, downdate
+from recbole_unlearn.training import can_downdate, downdate_model
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def closed_form(trainer: UnlearnTrainer, task: UnlearnTask) -> Outcome:
     name, data = task.config["model"], task.data
     items = torch.arange(data.full.train.item_num)
     matrices = {} if task.original is None else task.original.other_parameter
-    if downdate(trainer.model, matrices, data.full.train, task.config):
+    if downdate_model(trainer.model, matrices, data.full.train, task.config):
         logger.info("%s is a closed form: the request is subtracted from its matrices, which is exact.", name)
         return Outcome({"exact": True, "refitted": False}, refitted_items=items)
     logger.info("%s is a closed form: it is computed again from the retain set, which is exact.", name)

@@ -46,7 +46,7 @@ from recbole_unlearn.rows import (
 )
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.deltas import Change, Rows, Tensors
-from recbole_unlearn.training import PhaseTrainer, build_model, can_downdate, compose, downdate, pair_remover
+from recbole_unlearn.training import PhaseTrainer, build_model, can_downdate, compose, downdate_model, pair_remover
 
 MIN_GROUP = 10  # users who could have made a request of a shown size
 Arrays = Sequence[np.ndarray]  # masks or numbers in training, validation and test data
@@ -192,7 +192,9 @@ class LiveModel:
         elif isinstance(model, Pop):  # it counts in an epoch
             trainer = compose(PhaseTrainer, self.config, model, "unlearned")
             trainer._train_epoch(loaders(self.config, splits).train, 0)
-        elif can_downdate(type(model)) and not downdate(model, self._matrices, self.base.splits.train, self.config):
+        elif can_downdate(type(model)) and not downdate_model(
+            model, self._matrices, self.base.splits.train, self.config
+        ):
             model = build_model(self.config, splits)
         return model
 

@@ -48,6 +48,7 @@ from recbole_unlearn.training.fast_models import fast_class, faster
 
 BLOCK = 512  # rows or columns of a large matrix that are in memory in float64
 PROBES = 8  # vectors v
+LARGEST_RANK = 0.25  # k, as a share of the items
 TOLERANCE = 1e-4  # RecBole's own inverse has 5e-7 on ml-1m with λ = 250, and 2e-5 on ml-100k with λ = 1
 LARGEST_COUNT = 2**24  # below, float32 has every integer
 Array = np.ndarray[Any, Any]
@@ -91,7 +92,7 @@ def downdate_ease(
     new = after[users[np.diff(after.indptr)[users] > 0]]
     basis = sp.csr_matrix((np.ones(len(gone)), (np.arange(len(gone)), gone)), (len(gone), size))
     w = sp.vstack([basis, rest[users], new], format="csr")  # Wᵀ (k, items)
-    if 4 * w.shape[0] > size:
+    if w.shape[0] > LARGEST_RANK * size:
         logger.info("The request changes too much of EASE for a downdate to be quicker than a fit.")
         return None
     d = inverse_diagonal(b, before, penalty) if diagonal is None else diagonal
@@ -243,7 +244,7 @@ def is_fitted(model_class: type, held: Mapping[str, Any] | None) -> bool:
     return can_downdate(model_class) and set(fast_class(model_class).fitted_names) <= set(held or ())  # type: ignore
 
 
-def downdate(model: AbstractRecommender, original: Mapping[str, Any], dataset: Dataset, config: Any) -> bool:
+def downdate_model(model: AbstractRecommender, original: Mapping[str, Any], dataset: Dataset, config: Any) -> bool:
     r"""Make ``model``, built on D\S, the closed form of D\S; False where it has to be fitted.
 
     ``original`` are RecBole's other parameters of the model of ``dataset``, the training interactions of D.
