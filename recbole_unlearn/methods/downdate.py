@@ -41,7 +41,7 @@ def closed_form(trainer: UnlearnTrainer, task: UnlearnTask) -> Outcome:
 
 @method(
     "downdate", "Subtract the request from a closed form: exact, without a refit.", DowndateSettings,
-    models="EASE, ItemKNN, Pop", result="exact", recommended="closed forms",
+    models="EASE, ItemKNN, Pop", result="exact",
 )  # fmt: skip
 class Downdate(UnlearnTrainer):
     r"""The matrices of D\S from those of D."""

@@ -46,7 +46,7 @@ from torch import nn
 
 from recbole_unlearn.training.fast_models import fast_class, faster
 
-BLOCK = 512  # rows or columns of a large matrix that are in memory in float64
+BLOCK = 128  # rows or columns of a large matrix that are in memory in float64
 PROBES = 8  # vectors v
 LARGEST_RANK = 0.25  # k, as a share of the items
 TOLERANCE = 1e-4  # RecBole's own inverse has 5e-7 on ml-1m with λ = 250, and 2e-5 on ml-100k with λ = 1
