@@ -19,7 +19,7 @@ import scipy.sparse as sp
 from recbole.model.general_recommender.ease import EASE
 
 from recbole_unlearn.cli import parse
-from recbole_unlearn.training.downdate import downdate_ease, inverse_diagonal
+from recbole_unlearn.training import downdate
 
 
 class Interactions:
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
     )
     model = EASE(config, Interactions(x))
     b = np.asarray(model.item_similarity)
-    diagonal = inverse_diagonal(b, x, penalty)
+    diagonal = downdate.inverse_diagonal(b, x, penalty)
     print(f"EASE, {users} users, {items} items, {x.nnz} interactions")
     for number in map(int, str(values["requests"]).strip("[]").split(",")):
         after = (sp.diags((np.arange(users) >= number).astype(float)) @ x).tocsr()
@@ -78,8 +78,8 @@ def main(arguments: list[str]) -> None:
         if number == 1:
             fit, seconds = timed(functools.partial(EASE, config, Interactions(after)))
             print(f"  a fit {seconds:.1f} s")
-        found, whole = timed(functools.partial(downdate_ease, b, x, after, penalty))
-        _, resident = timed(functools.partial(downdate_ease, b, x, after, penalty, diagonal))
+        found, whole = timed(functools.partial(downdate.downdate_ease, b, x, after, penalty))
+        _, resident = timed(functools.partial(downdate.downdate_ease, b, x, after, penalty, diagonal))
         shown = [f"{took:.2f} s, 1/{seconds / took:.0f} of the fit" for took in (whole, resident)]
         print(f"  {number} users: checkpoint {shown[0]}; resident {shown[1]}")
         if number == 1:

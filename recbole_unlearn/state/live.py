@@ -46,7 +46,7 @@ from recbole_unlearn.rows import (
 )
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.deltas import Change, Rows, Tensors
-from recbole_unlearn.training import PhaseTrainer, build_model, can_downdate, compose, downdate_model, pair_remover
+from recbole_unlearn.training import DOWNDATED, PhaseTrainer, build_model, compose, downdate_model, pair_remover
 
 MIN_GROUP = 10  # users who could have made a request of a shown size
 Arrays = Sequence[np.ndarray]  # masks or numbers in training, validation and test data
@@ -180,21 +180,15 @@ class LiveModel:
         return Change(weights, _between(moments_before, self.moments), self.fitted, drift)
 
     def _built(self, weights: Mapping[str, torch.Tensor], removed: Arrays) -> AbstractRecommender:
-        """A new model on the data without ``removed``, with ``weights``.
-
-        A closed form comes from the base's matrices in one downdate for all requests since: in whatever order and
-        by whatever process they were carried out, it has the same bits.
-        """
-        splits = self._without(removed)
+        """A new model on the data without ``removed``, with ``weights``; of closed forms a downdate of the base."""
+        splits, base = self._without(removed), self.base.splits.train
         model = build_model(self.config, splits, self._matrices)
         if not self.closed_form:
             Trained(dict(weights), None, {}, -1).load_weights(model)
         elif isinstance(model, Pop):  # it counts in an epoch
             trainer = compose(PhaseTrainer, self.config, model, "unlearned")
             trainer._train_epoch(loaders(self.config, splits).train, 0)
-        elif can_downdate(type(model)) and not downdate_model(
-            model, self._matrices, self.base.splits.train, self.config
-        ):
+        elif type(model) in DOWNDATED and not downdate_model(model, self._matrices, base, self.config):
             model = build_model(self.config, splits)
         return model
 

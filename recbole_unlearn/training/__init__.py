@@ -4,7 +4,7 @@
 `fast_models.py` has faster versions of RecBole's models, `downdate.py` closed forms without a refit.
 """
 
-from recbole_unlearn.training.downdate import can_downdate, downdate_model
+from recbole_unlearn.training.downdate import DOWNDATED, downdate_model
 from recbole_unlearn.training.fast_models import fast_class, forget_neighbours, pair_remover, some_rows
 from recbole_unlearn.training.trainer import (
     Job,

@@ -30,7 +30,7 @@ from recbole_unlearn.errors import UnlearnError, reason
 from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.settings import UnlearnConfig, refuse_unmeasured
-from recbole_unlearn.training.downdate import is_fitted
+from recbole_unlearn.training.downdate import is_fitted, unfitted
 from recbole_unlearn.training.fast_models import fast_class
 
 Weights: TypeAlias = dict[str, torch.Tensor]
@@ -40,18 +40,17 @@ _BAD_SETTING = (
 )  # fmt: skip
 
 
-def build_model(
-    config: UnlearnConfig, splits: Splits, other_parameter: Mapping[str, Any] | None = None
-) -> AbstractRecommender:
+def build_model(config: UnlearnConfig, splits: Splits, held: Mapping[str, Any] | None = None) -> AbstractRecommender:
     """A new model on the training interactions of ``splits``, initialised from the config's seed as RecBole does.
 
-    ``other_parameter`` is what the caller has for it in place of a fit: EASE and ItemKNN are not fitted then.
+    ``held`` are other parameters that the caller has for it: with them EASE and ItemKNN are built without a fit.
     """
     init_seed(config["seed"], config["reproducibility"])
     try:
         with recbole_compat.dok_update(), recbole_compat.arrays_without_objects():
-            fit = {"fit": False} if is_fitted(config.model_class, other_parameter) else {}
-            return fast_class(config.model_class)(config, splits.for_model().train, **fit).to(config["device"])
+            if is_fitted(config.model_class, held):
+                return unfitted(config.model_class, config, splits.train).to(config["device"])
+            return fast_class(config.model_class)(config, splits.for_model().train).to(config["device"])
     except ImportError as error:
         raise _missing_package(config, error) from error
     except _BAD_SETTING as error:
