@@ -438,7 +438,8 @@ def begin(
     original: Trained | None, trainings: Trainings, label: str, repeat: int = 0, stored: Path | None = None,
 ) -> tuple[UnlearnTrainer, UnlearnTask]:  # fmt: skip
     r"""A trainer of ``method`` over a model built on D\S with the original's weights, and its task."""
-    model = build_model(config, data.retain)
+    held = original.other_parameter if original is not None and method.fits_closed_forms else None
+    model = build_model(config, data.retain, held)
     initial = {name: value.detach().clone() for name, value in model.named_parameters()}
     if method.needs_original:
         assert original is not None

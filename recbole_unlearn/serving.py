@@ -144,7 +144,7 @@ def load_unlearned(directory: str | os.PathLike, model: type | None = None) -> L
             made = _ensemble(checkpoint, config, splits)
         else:
             assert checkpoint.trained is not None, "only an ensemble has none"
-            made = build_model(config, splits)
+            made = build_model(config, splits, checkpoint.trained.other_parameter)
             checkpoint.trained.load_into(made)
         made.eval()
         whole = splits.train.copy(cat_interactions([part.inter_feat for part in splits]))

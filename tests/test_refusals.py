@@ -83,6 +83,7 @@ def test_values_of_recboles_settings_that_cannot_work(assert_fails, flags, no_da
     ("--unlearn=retrain --trials=0", "trials=0 is not valid"),
     ("--unlearn=sisa --sisa_shards=none", "sisa_shards='none' is not valid"),
     ("--model=EASE --unlearn=retrain --compare=rrl", "EASE is a closed form of its data, and rrl"),
+    ("--unlearn=downdate", "BPR has no downdate: that is for EASE, ItemKNN and Pop. Use --unlearn=rebuild"),
     ("--model=ItemKNN --unlearn=sisa", "ItemKNN is a closed form of its data, and sisa"),
 ])  # fmt: skip
 def test_settings_are_checked_before_data_is_loaded(given, message, flags, no_data, assert_fails, tmp_path):

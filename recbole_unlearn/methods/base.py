@@ -93,6 +93,7 @@ class UnlearnTrainer(PhaseTrainer):
     needs_gradients: ClassVar[bool] = False  # cannot work on a closed-form model
     on_sequences: ClassVar[bool] = False  # works on sequential models, whose windows share interactions
     on_knowledge: ClassVar[bool] = False  # works on knowledge-aware models, which learn a graph as well
+    fits_closed_forms: ClassVar[bool] = False  # unlearn fits or downdates closed forms; the model is built without
     own_original: ClassVar[bool] = False  # trains an original of its own, see originate
     # Advice of the report when a result shows too little or too much forgetting, such as "raise finetune_epochs";
     # empty where no setting changes it.

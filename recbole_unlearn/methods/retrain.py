@@ -34,6 +34,7 @@ class Retrain(UnlearnTrainer):
     on_sequences = True
     on_knowledge = True
     needs_original = False
+    fits_closed_forms = True
 
     @classmethod
     def training(cls, settings: Any, config: UnlearnConfig, repeat: int) -> UnlearnConfig:

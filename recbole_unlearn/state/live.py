@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
+from recbole.model.general_recommender.pop import Pop
 from recbole.utils import ModelType
 
 from recbole_unlearn import settings
-from recbole_unlearn.data import Located, Source, Splits, UnlearnData, divide, time_precision
+from recbole_unlearn.data import Located, Source, Splits, UnlearnData, divide, loaders, time_precision
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask
 from recbole_unlearn.methods.obliviate import (
@@ -32,7 +33,7 @@ from recbole_unlearn.methods.obliviate import (
     read_state,
     refresh,
 )
-from recbole_unlearn.recbole_compat import clear_caches, own_randomness, seed_again
+from recbole_unlearn.recbole_compat import clear_caches, other_parameters, own_randomness, seed_again
 from recbole_unlearn.rows import (
     SIDES,
     Region,
@@ -45,7 +46,7 @@ from recbole_unlearn.rows import (
 )
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.deltas import Change, Rows, Tensors
-from recbole_unlearn.training import build_model, compose, pair_remover
+from recbole_unlearn.training import DOWNDATED, PhaseTrainer, build_model, compose, downdate_model, pair_remover
 
 MIN_GROUP = 10  # users who could have made a request of a shown size
 Arrays = Sequence[np.ndarray]  # masks or numbers in training, validation and test data
@@ -82,6 +83,7 @@ class LiveModel:
         with own_randomness():
             # On the whole base, whatever was deleted since: some models draw while they read their data.
             net = build_model(self.config, source.splits)
+            self._matrices = other_parameters(net) if self.closed_form else {}
             self._initial = {name: value.detach().clone() for name, value in net.named_parameters()}
             model = self._built(weights, removed)
             self.trainer: Obliviate = compose(Obliviate, self.config, model, "unlearned")
@@ -178,10 +180,16 @@ class LiveModel:
         return Change(weights, _between(moments_before, self.moments), self.fitted, drift)
 
     def _built(self, weights: Mapping[str, torch.Tensor], removed: Arrays) -> AbstractRecommender:
-        """A new model on the data without ``removed``, with ``weights``."""
-        model = build_model(self.config, self._without(removed))
+        """A new model on the data without ``removed``, with ``weights``; of closed forms a downdate of the base."""
+        splits, base = self._without(removed), self.base.splits.train
+        model = build_model(self.config, splits, self._matrices)
         if not self.closed_form:
             Trained(dict(weights), None, {}, -1).load_weights(model)
+        elif isinstance(model, Pop):  # it counts in an epoch
+            trainer = compose(PhaseTrainer, self.config, model, "unlearned")
+            trainer._train_epoch(loaders(self.config, splits).train, 0)
+        elif type(model) in DOWNDATED and not downdate_model(model, self._matrices, base, self.config):
+            model = build_model(self.config, splits)
         return model
 
     def _without(self, removed: Arrays) -> Splits:

@@ -1,9 +1,11 @@
 """Training by RecBole's trainers.
 
 `trainer.py` trains and evaluates one model, `trainings.py` does all trainings of a run and keeps them in a cache,
-`fast_models.py` has faster versions of RecBole's models, and `spectral.py` a start from an SVD of the interactions.
+`fast_models.py` has faster versions of RecBole's models, `spectral.py` a start from the interactions, and `downdate.py`
+closed forms without a refit.
 """
 
+from recbole_unlearn.training.downdate import DOWNDATED, downdate_model
 from recbole_unlearn.training.fast_models import fast_class, forget_neighbours, pair_remover, some_rows
 from recbole_unlearn.training.spectral import SPECTRAL, SpectralStart, most_epochs
 from recbole_unlearn.training.trainer import (

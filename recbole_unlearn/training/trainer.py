@@ -16,7 +16,7 @@ import itertools
 import logging
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -32,6 +32,7 @@ from recbole_unlearn.errors import UnlearnError, reason
 from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.settings import UnlearnConfig, refuse_unmeasured
+from recbole_unlearn.training.downdate import is_fitted, unfitted
 from recbole_unlearn.training.fast_models import fast_class
 from recbole_unlearn.training.spectral import SPECTRAL, VALIDATED, SpectralStart
 
@@ -43,11 +44,16 @@ _BAD_SETTING = (
 )  # fmt: skip
 
 
-def build_model(config: UnlearnConfig, splits: Splits) -> AbstractRecommender:
-    """A new model on the training interactions of ``splits``, initialised from the config's seed as RecBole does."""
+def build_model(config: UnlearnConfig, splits: Splits, held: Mapping[str, Any] | None = None) -> AbstractRecommender:
+    """A new model on the training interactions of ``splits``, initialised from the config's seed as RecBole does.
+
+    ``held`` are other parameters that the caller has for it: with them EASE and ItemKNN are built without a fit.
+    """
     init_seed(config["seed"], config["reproducibility"])
     try:
         with recbole_compat.dok_update(), recbole_compat.arrays_without_objects():
+            if is_fitted(config.model_class, held):
+                return unfitted(config.model_class, config, splits.train).to(config["device"])
             return fast_class(config.model_class)(config, splits.for_model().train).to(config["device"])
     except ImportError as error:
         raise _missing_package(config, error) from error
@@ -243,7 +249,7 @@ class PhaseTrainer(_Trainer):
 
 def loaded(config: UnlearnConfig, splits: Splits, label: str, trained: Trained) -> PhaseTrainer:
     """A trainer that holds a trained model of ``splits``."""
-    model = build_model(config, splits)
+    model = build_model(config, splits, trained.other_parameter)
     trained.load_into(model)
     return compose(PhaseTrainer, config, model, label)
 
@@ -279,7 +285,9 @@ def train_here(
     config: UnlearnConfig, splits: Splits, label: str, start: Weights | None = None, watcher: Watcher | None = None
 ) -> tuple[PhaseTrainer, Trained]:
     """Train a new model on ``splits``, see :class:`Job`; also returns the trainer that holds it."""
+    begin = time.perf_counter()
     model = build_model(config, splits)
+    fitting = time.perf_counter() - begin if config["MODEL_TYPE"] == ModelType.TRADITIONAL else 0.0  # a closed form
     if start is not None:
         model.load_state_dict(start)
     if config["start"] == SPECTRAL and config["MODEL_TYPE"] != ModelType.TRADITIONAL:
@@ -289,7 +297,8 @@ def train_here(
         text = "%s has no rows of users and items for a spectral start: it is trained in full."
         logger.info(text, config["model"])
     trainer = compose(PhaseTrainer, config, model, label)
-    return trainer, trainer.train(loaders(config, splits), watcher)
+    trained = trainer.train(loaders(config, splits), watcher)
+    return trainer, dataclasses.replace(trained, seconds=(trained.seconds or 0.0) + fitting)
 
 
 def _train_from(

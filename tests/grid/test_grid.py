@@ -161,7 +161,7 @@ def test_the_files_that_come_along_and_the_example_of_the_documentation(file, mo
     assert all(cell.values["cache_size"] == 20.0 for cell in cells)
     folder = properties_dir() / "grid"
     assert {path.stem for path in folder.glob("*.yaml")} == {"smoke", "machine", "paper"}
-    every = {method.name for method in METHODS.all()}
+    every = {method.name for method in METHODS.all()} - {"downdate"}  # for closed forms
     paper = plan.load(folder / "paper.yaml")
     assert len(paper) == 3 * 2 * 3 * 5
     assert {cell.ratio for cell in paper} == {0.01, 0.05, 0.1, 0.2, 0.5}

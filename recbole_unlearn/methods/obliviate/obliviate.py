@@ -58,6 +58,7 @@ from recbole_unlearn.data import SequenceSplits, facts_of
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
+from recbole_unlearn.methods.downdate import closed_form
 from recbole_unlearn.methods.obliviate import curvature, new_start
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet, LowRank, project_shared
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients, row_gradients
@@ -162,6 +163,7 @@ class Obliviate(UnlearnTrainer):
     needs_index = True
     on_sequences = True
     on_knowledge = True
+    fits_closed_forms = True
     forgets_more: ClassVar[Sequence[str]] = ("raise lua_limit", "set forget_kind=hard and raise lac_forget")
     forgets_less: ClassVar[Sequence[str]] = ("lower lua_limit", "set forget_kind=genuine")
     of_pairs: ClassVar[Sequence[str]] = ("forget_kind", "lac_forget", "lac_negatives", "lua_reach")
@@ -214,12 +216,7 @@ class Obliviate(UnlearnTrainer):
     def unlearn(self, task: UnlearnTask) -> Outcome:
         r"""LUA and LAC, on ``self.model`` (built on D\S, with the original's weights)."""
         if task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
-            name = task.config["model"]  # EASE, ItemKNN, Pop
-            logger.info("%s is a closed form: it is computed again from the retain set, which is exact.", name)
-            trained = task.train(task.config, task.data.retain, task.label)
-            trained.load_into(self.model)
-            items = torch.arange(task.data.full.train.item_num)
-            return Outcome({"exact": True}, {}, trained.seconds, trained.from_cache, refitted_items=items)
+            return closed_form(self, task)
         self.reset_features(task)  # first: no row is fitted next to a feature row that only S taught
         return self.request_class(task)(self, task).run()
 
