@@ -25,8 +25,9 @@ Who can do what:
 * A reader of `status` and `ledger`, which need no key, sees ids, times, and sizes in the steps of :func:`rounded` and
   of `disclosure.coarse`, which at least ten users could have asked for.
 
-One process at a time works on a state (`run`, `rollback`, `publish`, `retrain`); others may submit and read. The
-worker's lock is a lock on a second, empty SQLite file, which the operating system releases when the process ends.
+One process at a time works on a state (`run`, `rollback`, `publish`, `rebuild`, `retrain`); others may submit and
+read. The worker's lock is a lock on a second, empty SQLite file, which the operating system releases when the process
+ends.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ STEPS = ("interactions_up_to", "users_up_to")
 CLEARED = ", ".join([*(f"{name} = NULL" for name in COUNTS), "asked = x''", "suppressed = x''"])
 WAIT = 30.0  # seconds for another process's transaction, which takes milliseconds
 START = "0" * 64  # the link before the first entry
+# What entries of the ledger are about after which the budget starts again.
+TAKEN, REBUILT, RETRAINED = TRAINED = ("taken under care", "rebuilt", "retrained")
 
 # The format of the file; a line ends with a semicolon where its statement ends.
 VERSION = 2
