@@ -116,6 +116,13 @@ class Spent(NamedTuple):
         return Spent(round(round(self.deleted / 0.005) * 0.005, 3), drift)
 
 
+class Exactness(NamedTuple):
+    """Whether a model, or a request in it, is exact: the model is a function of the retained data alone."""
+
+    exact: bool
+    since: str  # a time
+
+
 def now() -> str:
     """The time, as it is stored."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
@@ -311,6 +318,29 @@ class Database:
         drift = "(SELECT total(drift) FROM changes)"
         query = f"SELECT (gone + {done}) / max(1.0, trained_on), (drift + {drift}) / max(1e-30, norm) FROM base"
         return Spent(*self.rows(query)[0])
+
+    def exactness(self) -> tuple[Exactness, dict[str, Exactness]]:
+        """Whether the model is exact, and by their ids the requests that are in it, by the ledger alone.
+
+        Obliviate is approximate, until a later training or a rollback; a closed form is exact. A request for held-out
+        interactions alone counts as approximate too, so that it is not shown to be one.
+        """
+        model, requests, approximate, taken = Exactness(True, ""), dict[str, Exactness](), set[str](), True
+        for entry in self.entries():
+            what, time, id = entry["what"], entry["time"], entry.get("id", "")
+            if what in TRAINED:
+                requests |= dict.fromkeys(approximate, Exactness(True, time))
+                approximate, taken = set(), entry.get("exact", what != TAKEN)
+            elif what == "done":
+                requests[id] = Exactness(entry.get("exact", False), time)
+                approximate |= set() if requests[id].exact else {id}
+            elif what == "rolled back":
+                approximate -= {id, *entry["again"]}
+                requests = {one: how for one, how in requests.items() if one not in (id, *entry["again"])}
+            exact = taken and not approximate
+            if what in TRAINED or exact != model.exact:
+                model = Exactness(exact, time)
+        return model, requests
 
     def head(self) -> tuple[int, str]:
         """The number of entries of the ledger, and the link of the last."""

@@ -44,10 +44,9 @@ from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import SIDES, as_rows, find_tables
 from recbole_unlearn.settings import LARGEST_FILE, read_json
 from recbole_unlearn.state.context import Core, Suppression, versions
-from recbole_unlearn.state.database import TRAINED, now
+from recbole_unlearn.state.database import TRAINED, Exactness, now
 from recbole_unlearn.state.deltas import digest, pack, read_bytes, unpack
 from recbole_unlearn.state.live import LiveModel
-from recbole_unlearn.state.status import Exactness, exactness
 
 SCHEMA = 1  # of export.json and of suppression.json
 ABOUT, VECTORS, DELTA = "export.json", "embeddings.safetensors", "delta.safetensors"
@@ -161,7 +160,7 @@ def _take(core: Core) -> tuple[LiveModel, str, dict[str, int], list[str], tuple[
             statuses = [row["status"] for row in rows]
             counts = {status: statuses.count(status) for status in ("pending", "failed")}
             done = (Done(row[0], row[1][:10]) for row in rows if row["status"] in ("done", "published"))
-            exact = exactness(core.database)[0]
+            exact = core.database.exactness()[0]
             return live, core.fingerprint(), counts, sorted(core.suppression().hashes), tuple(done), exact
 
 

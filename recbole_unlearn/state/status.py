@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from recbole_unlearn.errors import UnlearnError, shown
-from recbole_unlearn.state.database import STEPS, TRAINED, Database, Spent, now
+from recbole_unlearn.state.database import STEPS, TRAINED, Database, Exactness, Spent, now
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrapped
 
 # The budget: from here on a model should be trained again; docs/requests.md says where the limits come from.
@@ -40,52 +40,20 @@ def history(database: Database) -> list[tuple[str, Spent]]:
     return points
 
 
-class Exactness(NamedTuple):
-    """Whether a model, or what became of one request, is exact: a function of the retained data alone."""
-
-    exact: bool
-    since: str  # a time
-
-
-def exactness(database: Database) -> tuple[Exactness, dict[str, Exactness]]:
-    """Whether the model is exact, and by their ids the requests that are in it, by the ledger alone.
-
-    Obliviate is approximate, until a later training or a rollback; a closed form is exact. A request for held-out
-    interactions alone counts as approximate too, so that it is not shown to be one.
-    """
-    model, requests, approximate, taken = Exactness(True, ""), dict[str, Exactness](), set[str](), True
-    for entry in database.entries():
-        what, time = entry["what"], entry["time"]
-        if what in TRAINED:
-            requests |= dict.fromkeys(approximate, Exactness(True, time))
-            approximate, taken = set(), entry.get("exact", True)
-        elif what == "done":
-            requests[entry["id"]] = Exactness(entry.get("exact", False), time)
-            approximate |= set() if requests[entry["id"]].exact else {entry["id"]}
-        elif what == "rolled back":
-            for id in (entry["id"], *entry["again"]):
-                requests.pop(id, None)
-                approximate.discard(id)
-        exact = taken and not approximate
-        if what in TRAINED or exact != model.exact:
-            model = Exactness(exact, time)
-    return model, requests
-
-
 class Overview(NamedTuple):
     """The result of `status`."""
 
     model: str
     dataset: str
     requests: pd.DataFrame  # id, status, submitted, due, finished, interactions_up_to, users_up_to, why, exact, since
-    exact: bool  # the model as it is now, as in Exactness
-    since: str
-    approximate: int  # requests in it that are not exact
     overdue: int
     deleted_share: float  # as in Spent
     drift: float
     entries: int
     head: str  # of the ledger
+    exact: bool  # the model as it is now, as in Exactness
+    since: str
+    approximate: int  # requests in it that are not exact
 
     @property
     def retraining_is_due(self) -> bool:
@@ -101,13 +69,13 @@ def overview(database: Database, id: str | None = None) -> Overview:
         if not rows:
             raise UnlearnError(f"There is no request {shown(id)}; `requests status` lists them.")
     frame = pd.DataFrame([tuple(row) for row in rows], columns=list(_SHOWN))
-    now_exact, by_id = exactness(database)
+    now_exact, by_id = database.exactness()
     for name in Exactness._fields:
         frame[name] = pd.Series([getattr(by_id.get(one), name, None) for one in frame["id"]], dtype=object)
     approximate = sum(not one.exact for one in by_id.values())
     overdue = int((frame["status"].isin(WAITING) & frame["due"].notna() & (frame["due"] < now())).sum())
     model, dataset = database.about("model"), database.about("dataset")
-    return Overview(model, dataset, frame, *now_exact, approximate, overdue, *database.spent(), *database.head())
+    return Overview(model, dataset, frame, overdue, *database.spent(), *database.head(), *now_exact, approximate)
 
 
 def status_text(database: Database, state: str, id: str | None = None) -> str:

@@ -29,7 +29,6 @@ from recbole_unlearn.state.database import CLEARED, COUNTS, STEPS, Database, now
 from recbole_unlearn.state.deltas import digest
 from recbole_unlearn.state.live import Arrays, LiveModel
 from recbole_unlearn.state.publish import finish
-from recbole_unlearn.state.status import exactness
 
 Window = str | datetime.timedelta | None
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -114,7 +113,7 @@ def _submitted_before(core: Core, known: str, id: str | None) -> Receipt | None:
     """The same request, submitted earlier; one that failed or was undone may be submitted again."""
     same = "SELECT * FROM requests WHERE digest = ? AND status NOT IN ('failed', 'rolled back')"
     if rows := core.database.rows(same, known):
-        found = exactness(core.database)[1].get(rows[0]["id"])
+        found = core.database.exactness()[1].get(rows[0]["id"])
         return Receipt.of(rows[0])._replace(**found._asdict() if found else {})
     if id is not None and core.database.value("SELECT 1 FROM requests WHERE id = ?", id):
         raise UnlearnError(f"There is another request with the id {id}. Choose another.")

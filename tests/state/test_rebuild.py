@@ -2,13 +2,14 @@
 
 import json
 import re
+from unittest import mock
 
 import pytest
 import torch
 
 from recbole_unlearn.cli import main
 from recbole_unlearn.state import init_state
-from recbole_unlearn.state.status import exactness, status_text, write_status
+from recbole_unlearn.state.status import status_text, write_status
 from tests.report.test_report import Reader
 from tests.state.conftest import about, done, some
 
@@ -68,21 +69,18 @@ def test_exact_or_approximate_along_the_life_of_a_state(make_state, key_file, tm
 
     def seen(exact, approximate=0, **requests):
         """What the ledger, `status`, and an export say of the model and of its requests; returns since when."""
-        now, by_id = exactness(state.core.database)
+        now, by_id = state.core.database.exactness()
         found = state.status()
         assert (found.exact, found.since, found.approximate) == (*now, approximate)
         assert now.exact is exact
         assert {id: one.exact for id, one in by_id.items()} == requests
         frame = found.requests.set_index("id")
-        assert [by_id.get(id, (None, None)) for id in frame.index] == [
-            *zip(frame["exact"], frame["since"], strict=True)
-        ]
+        told = [*zip(frame["exact"], frame["since"], strict=True)]
+        assert told == [by_id.get(id, (None, None)) for id in frame.index]
         text = " ".join(status_text(state.core.database, "S").split())
         words = r"exact since [-\d]+ [:\d]+: it comes from the retained data alone"
         if not exact:
-            words = (
-                r"approximate since [-\d]+ [:\d]+ \(\d requests? by obliviate\); `recbole-unlearn requests rebuild"
-            )
+            words = rf"approximate since [-\d]+ [:\d]+ \({approximate} requests? by obliviate\); `recbole-unlearn"
         assert re.search(rf"The model is {words}", text)
         out = tmp_path / f"out-{next(outs)}"
         state.export(out)
@@ -100,14 +98,14 @@ def test_exact_or_approximate_along_the_life_of_a_state(make_state, key_file, tm
     since = seen(closed, 2 * (not closed), b=closed, c=closed)
     state.publish()
     assert seen(closed, 2 * (not closed), b=closed, c=closed) == since
-    assert state.submit(B)[-2:] == exactness(state.core.database)[1]["b"]
+    assert state.submit(B)[-2:] == state.core.database.exactness()[1]["b"]
     state.export(tmp_path / "approximate")
     state.submit(some("u20", 2), id="d")
     state.rebuild()
     rebuilt = seen(True, b=True, c=True, d=True)
     assert rebuilt > since
     assert closed or set(state.status().requests["since"][1:]) == {rebuilt}
-    assert state.submit(B).since == exactness(state.core.database)[1]["b"].since
+    assert state.submit(B).since == state.core.database.exactness()[1]["b"].since
     done(state, e=some("u21", 4))
     seen(closed, not closed, b=True, c=True, d=True, e=closed)
     page = Reader(write_status(state.core.database, tmp_path / "page.html")).text
@@ -123,9 +121,9 @@ def test_exact_or_approximate_along_the_life_of_a_state(make_state, key_file, tm
     # A state of an approximate model begins as one, and its closed form is exact.
     checkpoint = tmp_path / "approximate" / f"{model}-unlearned.pth"
     with init_state(tmp_path / "next", checkpoint, hash_key=key_file) as state:
-        assert exactness(state.core.database)[0].exact is closed
+        assert state.core.database.exactness()[0].exact is closed
         state.rebuild()
-        assert exactness(state.core.database)[0].exact
+        assert state.core.database.exactness()[0].exact
 
 
 @pytest.mark.parametrize("model", ["BPR", "EASE"])
@@ -142,9 +140,7 @@ def test_run_rebuilds_when_the_budget_is_spent(make_state, key_file, monkeypatch
         assert (said in capsys.readouterr().out) is rebuilt
         status = state.status()
         assert (status.retraining_is_due, status.exact) == (False, rebuilt or model == "EASE")
-    monkeypatch.setattr(
-        "recbole_unlearn.state.commands.time.sleep", lambda seconds: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
+    monkeypatch.setattr("recbole_unlearn.state.commands.time.sleep", mock.Mock(side_effect=KeyboardInterrupt))
     state.submit(some("u20", 2), id="c")
     assert main([*command, "--watch"]) == 0
     assert (said in capsys.readouterr().out) is (model == "BPR")
