@@ -94,11 +94,11 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
         lines += [drawn(head, cells, left=5), ""]
     failed = [wrapped(f"{row['id']} failed: {row['why']}") for row in rows if row["status"] == "failed"]
     lines += [*failed, ""] if failed else []
-    time, command = f"since {_plain_time(seen.since)[:16]}", f"`recbole-unlearn requests rebuild {state}`"
+    time, command = f"since {_plain_time(seen.since)[:16]}", f"requests rebuild {state}`"
     number = f" ({counted(seen.approximate, 'request')} by obliviate)" if seen.approximate else ""
     model = f"exact {time}: it comes from the retained data alone."
     if not seen.exact:
-        model = f"approximate {time}{number}; {command} makes it exact."
+        model = f"approximate {time}{number}; `{command} makes it exact."
     lines.append(wrapped(f"The model is {model}"))
     spent = Spent(seen.deleted_share, seen.drift).rounded()
     lines.append(
@@ -107,7 +107,7 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
     )
     advice = "Retraining is not due."
     if seen.retraining_is_due:
-        advice = f"Retraining is due: {command} takes seconds; or `retrain`, or train a new model and `init` that."
+        advice = f"Retraining is due: `recbole-unlearn {command} takes seconds; or `retrain`, or train a new model and `init` that."
     entries = "1 entry" if seen.entries == 1 else f"{seen.entries} entries"
     return "\n".join([*lines, wrapped(advice), f"Ledger: {entries}, head {seen.head}"])
 
