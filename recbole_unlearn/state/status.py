@@ -107,7 +107,7 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
     )
     advice = "Retraining is not due."
     if seen.retraining_is_due:
-        advice = f"Retraining is due: `recbole-unlearn {command} takes seconds; or `retrain`, or train a new model and `init` that."
+        advice = f"Retraining is due: `recbole-unlearn {command}, or `retrain`, or train a new model and `init` it."
     entries = "1 entry" if seen.entries == 1 else f"{seen.entries} entries"
     return "\n".join([*lines, wrapped(advice), f"Ledger: {entries}, head {seen.head}"])
 

@@ -80,7 +80,7 @@ def test_exact_or_approximate_along_the_life_of_a_state(make_state, key_file, tm
         text = " ".join(status_text(state.core.database, "S").split())
         words = r"exact since [-\d]+ [:\d]+: it comes from the retained data alone"
         if not exact:
-            words = rf"approximate since [-\d]+ [:\d]+ \({approximate:d} requests? by obliviate\); `requests rebuild S`"
+            words = rf"approximate since [-\d]+ [:\d]+ \({approximate:d} requests? by obliviate\); `requests rebuild"
         assert re.search(rf"The model is {words}", text)
         out = tmp_path / f"out-{next(outs)}"
         state.export(out)
