@@ -34,7 +34,7 @@ def retrain(core: Core, what: str = RETRAINED) -> float:
         config = core.config.replace(checkpoint_dir=str(work), output_dir=None, tensorboard=False)
         config = config.replace(start=SPECTRAL) if what == REBUILT else config
         trainer, trained = train_here(config, data.retain, what)
-    moments = read_moments(config, trainer.model, trained, data.retain)
+        moments = read_moments(config, trainer.model, trained, data.retain)
     _replace_base(core, what, trained.state_dict, moments, None)
     finish(core)
     assert trained.seconds is not None
