@@ -57,7 +57,7 @@ class Serving:
         return index
 
     def follow(self, export: Path) -> None:
-        """Go on to the next export, one that was made with `since` the last."""
+        """Go on to the next export, one that has a delta `since` the last."""
         delta = load_file(export / "delta.safetensors")
         self.users[delta["users.removed"]] = 0.0
         self.users[delta["users.rows"]] = delta["users.vectors"]
@@ -115,17 +115,18 @@ def main(work: Path) -> None:
 
     state.submit({"user_id": user, "item_id": item})
     nothing = list  # the request is pending: only the list of what is suppressed is new
-    steps = {"submitted": nothing, "done": state.run, "published": state.publish, "retrained": state.retrain}
+    steps = {"submitted": nothing, "done": state.run, "published": state.publish, "rebuilt": state.rebuild}
     for step, act in steps.items():
         act()
         state.export(work / step, since=last)
         last = work / step
         delta = json.loads((last / "export.json").read_text())["delta"]
-        if delta["bytes"] < delta["whole_bytes"]:
+        if delta is not None and delta["bytes"] < delta["whole_bytes"]:
             serving.follow(last)
-        else:  # all vectors are others: new indexes, and new cells of the IVF one
+        else:  # trained again, so all vectors are others: new indexes, and new cells of the IVF one
             serving = Serving(last, key)
-        print(f"{step:10} {standing(serving, user, item)}; delta {delta['bytes']} of {delta['whole_bytes']} bytes")
+        size = "all vectors" if delta is None else f"delta {delta['bytes']} of {delta['whole_bytes']} bytes"
+        print(f"{step:10} {standing(serving, user, item)}; {size}")
     state.close()
 
 

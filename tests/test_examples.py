@@ -57,7 +57,7 @@ def test_serving_with_faiss(tmp_path):
     pytest.importorskip("faiss")
     said = run_example("serve_with_faiss.py", tmp_path)
     steps = {line.split()[0]: line for line in said.splitlines() if "by the model alone" in line}
-    assert list(steps) == ["before", "submitted", "done", "published", "retrained"]
+    assert list(steps) == ["before", "submitted", "done", "published", "rebuilt"]
     assert "recommended by flat, " in steps.pop("before")
     assert all("recommended by none" in line for line in steps.values())
     small, whole = (int(number) for number in re.findall(r"(\d+) of (\d+) bytes", steps["done"])[0])

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 
 import torch
+from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.model.general_recommender.pop import Pop
 
 from recbole_unlearn.errors import UnlearnError
@@ -39,11 +40,17 @@ class Downdate(UnlearnTrainer):
     r"""The matrices of D\S from those of D."""
 
     exact = fits_closed_forms = True
+    auto_order = 1
+
+    @classmethod
+    def suits(cls, model: type[AbstractRecommender]) -> bool:
+        """Three models of RecBole; a class of the user's own may compute something else."""
+        return model in (*DOWNDATED, Pop)
 
     @classmethod
     def check(cls, settings: DowndateSettings, config: UnlearnConfig) -> None:
         """Refuse all models but three."""
-        if config.model_class not in (*DOWNDATED, Pop):
+        if not cls.suits(config.model_class):
             raise UnlearnError(
                 f"{config['model']} has no downdate: that is for EASE, ItemKNN and Pop. "
                 "Use --unlearn=rebuild or --unlearn=retrain, which are exact too."

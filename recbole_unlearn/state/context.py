@@ -50,11 +50,13 @@ class Receipt(NamedTuple):
     items: int | None
     why: str = ""
     seconds: float | None = None  # that it took, from the call that carried it out
+    exact: bool | None = None  # whether it is now, see `status.Exactness`; None while it is not in the model
+    since: str | None = None
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> Receipt:
         """From a row of the database."""
-        return cls(**{name: row[name] for name in cls._fields if name != "seconds"})
+        return cls(**{name: row[name] for name in cls._fields[:-3]})
 
     def in_steps(self, usual: int) -> dict[str, int]:
         """How much it asks for, as shown without the key: ten users have ``usual`` training interactions or more."""

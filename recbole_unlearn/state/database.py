@@ -25,8 +25,9 @@ Who can do what:
 * A reader of `status` and `ledger`, which need no key, sees ids, times, and sizes in the steps of :func:`rounded` and
   of `disclosure.coarse`, which at least ten users could have asked for.
 
-One process at a time works on a state (`run`, `rollback`, `publish`, `retrain`); others may submit and read. The
-worker's lock is a lock on a second, empty SQLite file, which the operating system releases when the process ends.
+One process at a time works on a state (`run`, `rollback`, `publish`, `rebuild`, `retrain`); others may submit and
+read. The worker's lock is a lock on a second, empty SQLite file, which the operating system releases when the process
+ends.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ STEPS = ("interactions_up_to", "users_up_to")
 CLEARED = ", ".join([*(f"{name} = NULL" for name in COUNTS), "asked = x''", "suppressed = x''"])
 WAIT = 30.0  # seconds for another process's transaction, which takes milliseconds
 START = "0" * 64  # the link before the first entry
+# What entries of the ledger are about after which the budget starts again.
+TAKEN, REBUILT, RETRAINED = TRAINED = ("taken under care", "rebuilt", "retrained")
 
 # The format of the file; a line ends with a semicolon where its statement ends.
 VERSION = 2
@@ -111,6 +114,13 @@ class Spent(NamedTuple):
         """In steps of a tenth of the budget: from figures in full one can tell who asked, by trying all users."""
         drift = round(self.drift, 2) if self.drift < 0.1 else float(f"{self.drift:.0e}")
         return Spent(round(round(self.deleted / 0.005) * 0.005, 3), drift)
+
+
+class Exactness(NamedTuple):
+    """Whether a model, or a request in it, is exact: the model is a function of the retained data alone."""
+
+    exact: bool
+    since: str  # a time
 
 
 def now() -> str:
@@ -308,6 +318,29 @@ class Database:
         drift = "(SELECT total(drift) FROM changes)"
         query = f"SELECT (gone + {done}) / max(1.0, trained_on), (drift + {drift}) / max(1e-30, norm) FROM base"
         return Spent(*self.rows(query)[0])
+
+    def exactness(self) -> tuple[Exactness, dict[str, Exactness]]:
+        """Whether the model is exact, and by their ids the requests that are in it, by the ledger alone.
+
+        Obliviate is approximate, until a later training or a rollback; a closed form is exact. A request for held-out
+        interactions alone counts as approximate too, so that it is not shown to be one.
+        """
+        model, requests, approximate, taken = Exactness(True, ""), dict[str, Exactness](), set[str](), True
+        for entry in self.entries():
+            what, time, id = entry["what"], entry["time"], entry.get("id", "")
+            if what in TRAINED:
+                requests |= dict.fromkeys(approximate, Exactness(True, time))
+                approximate, taken = set(), entry.get("exact", what != TAKEN)
+            elif what == "done":
+                requests[id] = Exactness(entry.get("exact", False), time)
+                approximate |= set() if requests[id].exact else {id}
+            elif what == "rolled back":
+                approximate -= {id, *entry["again"]}
+                requests = {one: how for one, how in requests.items() if one not in (id, *entry["again"])}
+            exact = taken and not approximate
+            if what in TRAINED or exact != model.exact:
+                model = Exactness(exact, time)
+        return model, requests
 
     def head(self) -> tuple[int, str]:
         """The number of entries of the ledger, and the link of the last."""

@@ -7,7 +7,8 @@ A directory, written as a whole or not at all:
     users.parquet, items.parquet          row, token: the names of the rows
     delta.safetensors                     the rows that moved since an earlier export
     suppression.json                      keyed hashes of all pairs that are never to be recommended
-    export.json                           fingerprints, counts, files with their hashes, versions; no names
+    export.json                           fingerprints, whether the model is exact, counts, files with their hashes,
+                                          versions; no names
 
 Requests that are done are in it before they are published. Pending requests are in the suppression list only. That
 list has a keyed hash of the whole: with another key or a missing entry, pairs would be recommended unnoticed.
@@ -43,7 +44,7 @@ from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import SIDES, as_rows, find_tables
 from recbole_unlearn.settings import LARGEST_FILE, read_json
 from recbole_unlearn.state.context import Core, Suppression, versions
-from recbole_unlearn.state.database import now
+from recbole_unlearn.state.database import TRAINED, Exactness, now
 from recbole_unlearn.state.deltas import digest, pack, read_bytes, unpack
 from recbole_unlearn.state.live import LiveModel
 
@@ -92,15 +93,19 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
     if target.is_relative_to(core.folder):
         raise UnlearnError(f"{shown(target)} is inside the state. Choose a directory outside of it.")
     before, earlier = (None, None) if since is None else _read_earlier(core, Path(since))
-    live, fingerprint, counts, hashes, done = _take(core)
+    live, fingerprint, counts, hashes, done, exact = _take(core)
+    if before is not None and _trained_since(core, before):
+        earlier = None
+        logger.warning("The model was trained again since that export: all vectors are others, so there is no delta.")
     model, vectors = core.about("model"), find_vectors(live)
     if vectors is None:
-        if earlier is not None:
+        if since is not None:
             raise UnlearnError(f"{model} has no vectors, so there is no delta. Export it without `since`.")
         logger.warning("%s has no vectors whose dot product is its score: only its checkpoint is exported.", model)
     data = dataclasses.replace(live.retained(), done=done)
     about: dict[str, Any] = {
         "schema": SCHEMA, "date": now(), "model": model, "dataset": core.about("dataset"), "fingerprint": fingerprint,
+        **exact._asdict(),
         "counts": {
             "interactions": len(data.retain.train), "held_out": len(data.retain.valid) + len(data.retain.test),
             "suppressed": len(hashes), **counts,
@@ -141,8 +146,11 @@ def export(core: Core, out: str | os.PathLike, since: str | os.PathLike | None =
     return Exported(target, fingerprint, vectors is not None, counts["pending"], bytes, whole)
 
 
-def _take(core: Core) -> tuple[LiveModel, str, dict[str, int], list[str], tuple[Done, ...]]:
-    """The model, and from the same moment its fingerprint, numbers of requests, suppressed hashes and requests."""
+def _take(core: Core) -> tuple[LiveModel, str, dict[str, int], list[str], tuple[Done, ...], Exactness]:
+    """The model, and of the same moment its fingerprint, numbers of requests, suppressed hashes and requests.
+
+    The last is whether it is exact.
+    """
     while True:
         version, live = core.refreshed(), core.live
         with core.database.transaction():
@@ -152,7 +160,8 @@ def _take(core: Core) -> tuple[LiveModel, str, dict[str, int], list[str], tuple[
             statuses = [row["status"] for row in rows]
             counts = {status: statuses.count(status) for status in ("pending", "failed")}
             done = (Done(row[0], row[1][:10]) for row in rows if row["status"] in ("done", "published"))
-            return live, core.fingerprint(), counts, sorted(core.suppression().hashes), tuple(done)
+            exact = core.database.exactness()[0]
+            return live, core.fingerprint(), counts, sorted(core.suppression().hashes), tuple(done), exact
 
 
 @torch.no_grad()
@@ -245,6 +254,14 @@ def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
         return fingerprint, [Vectors(tables[side], own) for side, own in zip(TABLES, rows, strict=True)]
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(folder, VECTORS) from error
+
+
+def _trained_since(core: Core, fingerprint: str) -> bool:
+    """Whether the model was trained again after it last had this fingerprint."""
+    again = False
+    for entry in core.database.entries():
+        again = entry.get("after") != fingerprint and (again or entry["what"] in TRAINED)
+    return again
 
 
 def _damaged(folder: Path, name: str) -> UnlearnError:

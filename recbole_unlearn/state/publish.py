@@ -8,10 +8,10 @@ import torch
 from recbole_unlearn.data import Splits
 from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.state.context import Core, Tokens, pair_hash, versions
-from recbole_unlearn.state.database import CLEARED, packed, unpacked
+from recbole_unlearn.state.database import CLEARED, REBUILT, RETRAINED, TRAINED, packed, unpacked
 from recbole_unlearn.state.deltas import Tensors, write_base
 from recbole_unlearn.state.live import read_moments, squared_norm
-from recbole_unlearn.training import train_here
+from recbole_unlearn.training import SPECTRAL, train_here
 
 
 def publish(core: Core) -> int:
@@ -24,14 +24,18 @@ def publish(core: Core) -> int:
     return done
 
 
-def retrain(core: Core) -> float:
-    """Train the model again on the retained data, and make it the base; returns the seconds it took."""
+def retrain(core: Core, what: str = RETRAINED) -> float:
+    """Train a new model on the retained data alone, and make it the base; returns the seconds it took.
+
+    One that is rebuilt starts from an SVD of these data; nothing of the weights as they are is read.
+    """
     data = core.live.retained()
     with own_randomness(), core.store.workplace() as work:
         config = core.config.replace(checkpoint_dir=str(work), output_dir=None, tensorboard=False)
-        trainer, trained = train_here(config, data.retain, "retrained")
-    moments = read_moments(config, trainer.model, trained, data.retain)
-    _replace_base(core, "retrained", trained.state_dict, moments, None)
+        config = config.replace(start=SPECTRAL) if what == REBUILT else config
+        trainer, trained = train_here(config, data.retain, what)
+        moments = read_moments(config, trainer.model, trained, data.retain)
+    _replace_base(core, what, trained.state_dict, moments, None)
     finish(core)
     assert trained.seconds is not None
     return trained.seconds
@@ -56,7 +60,7 @@ def _replace_base(core: Core, what: str, weights: Tensors, moments: Tensors, fit
     done = "requests WHERE status = 'done'"
     with database.transaction():
         row = {**base._asdict(), "fingerprint": base.fingerprint}
-        if what == "retrained":
+        if what in TRAINED:
             row |= {"trained_on": len(data.retain.train), "norm": squared_norm(weights), "gone": 0, "drift": 0.0}
         else:
             row["drift"] = database.value("SELECT drift + (SELECT total(drift) FROM changes) FROM base")
@@ -70,7 +74,8 @@ def _replace_base(core: Core, what: str, weights: Tensors, moments: Tensors, fit
         for request, asked in database.rows("SELECT number, asked FROM requests WHERE asked != x''"):
             kept = [(part, places[part][n]) for part, n in unpacked(asked) if left[part][n]]
             database.write("UPDATE requests SET asked = ? WHERE number = ?", packed(kept), request)
-        database.enter(what, requests=number, before=before, after=base.fingerprint, versions=versions())
+        more = {"exact": True} if what in TRAINED else {}  # publishing leaves the model as it is
+        database.enter(what, requests=number, before=before, after=base.fingerprint, **more, versions=versions())
 
 
 def _final_pairs(core: Core, retain: Splits) -> set[Tokens]:

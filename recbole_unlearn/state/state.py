@@ -24,7 +24,7 @@ from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, declared
 from recbole_unlearn.state import publish, verify, worker
 from recbole_unlearn.state.context import Core, Receipt, versions
-from recbole_unlearn.state.database import FILES
+from recbole_unlearn.state.database import FILES, REBUILT, RETRAINED, TAKEN
 from recbole_unlearn.state.deltas import write_base
 from recbole_unlearn.state.export import Exported, export
 from recbole_unlearn.state.live import read_moments, squared_norm
@@ -106,8 +106,10 @@ def _fill(core: Core, config: UnlearnConfig, original: Checkpoint, settings: Map
         )
         row = (1, *base, base.fingerprint, len(source.splits.train), squared_norm(trained.state_dict), 0, 0.0)
         database.write(f"INSERT INTO base VALUES ({', '.join('?' * len(row))})", *row)
+        # A model that was trained on the data it has has no counts of earlier interactions.
+        exact = source.fitted is None or config["MODEL_TYPE"] == ModelType.TRADITIONAL
         database.enter(
-            "taken under care", **named, interactions=sum(len(part) for part in source.splits),
+            TAKEN, **named, exact=exact, interactions=sum(len(part) for part in source.splits),
             after=base.fingerprint, versions=versions(),
         )  # fmt: skip
     core.database.wipe()
@@ -159,7 +161,7 @@ class State:
                 time.sleep(every)
 
     def status(self, id: str | None = None) -> Overview:
-        """All requests, deadlines, the drift of the model, and whether retraining is due."""
+        """All requests, deadlines, whether the model is exact, its drift, and whether retraining is due."""
         return overview(self.core.database, id)
 
     def rollback(self, id: str) -> list[Receipt]:
@@ -175,9 +177,16 @@ class State:
 
     def retrain(self) -> float:
         """Carry out pending requests, train on the retained data and publish; returns the seconds of training."""
+        return self._train(RETRAINED)
+
+    def rebuild(self) -> float:
+        """As :meth:`retrain`, from an SVD of the retained data and in a few epochs: as exact, and within seconds."""
+        return self._train(REBUILT)
+
+    def _train(self, what: str) -> float:
         with worker.alone(self.core):
             list(worker.run(self.core, None))
-            return publish.retrain(self.core)
+            return publish.retrain(self.core, what)
 
     def fault(self, head: str | None = None) -> str | None:
         """The first fault in ledger, files, fingerprints and data, in words; None when there is none.

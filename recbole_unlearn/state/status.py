@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from recbole_unlearn.errors import UnlearnError, shown
-from recbole_unlearn.state.database import STEPS, Database, Spent, now
+from recbole_unlearn.state.database import STEPS, TRAINED, Database, Exactness, Spent, now
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrapped
 
 # The budget: from here on a model should be trained again; docs/requests.md says where the limits come from.
@@ -33,7 +33,7 @@ def history(database: Database) -> list[tuple[str, Spent]]:
     """The budget since the last training, by the ledger, with times; the first is zero."""
     points: list[tuple[str, Spent]] = []
     for entry in database.entries():
-        if entry["what"] in ("taken under care", "retrained"):
+        if entry["what"] in TRAINED:
             points = []
         if entry["what"] not in ("submitted", "failed"):
             points.append((entry["time"], Spent(**entry["spent"])))
@@ -45,17 +45,20 @@ class Overview(NamedTuple):
 
     model: str
     dataset: str
-    requests: pd.DataFrame  # id, status, submitted, due, finished, interactions_up_to, users_up_to, why
+    requests: pd.DataFrame  # id, status, submitted, due, finished, interactions_up_to, users_up_to, why, exact, since
     overdue: int
     deleted_share: float  # as in Spent
     drift: float
     entries: int
     head: str  # of the ledger
+    exact: bool  # the model as it is now, as in Exactness
+    since: str
+    approximate: int  # requests in it that are not exact
 
     @property
     def retraining_is_due(self) -> bool:
-        """Whether the budget is spent."""
-        return self.deleted_share >= MOST_DELETED or self.drift >= MOST_DRIFT
+        """Whether the budget is spent, and not by a closed form, which stays exact."""
+        return not self.exact and (self.deleted_share >= MOST_DELETED or self.drift >= MOST_DRIFT)
 
 
 def overview(database: Database, id: str | None = None) -> Overview:
@@ -66,9 +69,13 @@ def overview(database: Database, id: str | None = None) -> Overview:
         if not rows:
             raise UnlearnError(f"There is no request {shown(id)}; `requests status` lists them.")
     frame = pd.DataFrame([tuple(row) for row in rows], columns=list(_SHOWN))
+    now_exact, by_id = database.exactness()
+    for name in Exactness._fields:
+        frame[name] = pd.Series([getattr(by_id.get(one), name, None) for one in frame["id"]], dtype=object)
+    approximate = sum(not one.exact for one in by_id.values())
     overdue = int((frame["status"].isin(WAITING) & frame["due"].notna() & (frame["due"] < now())).sum())
     model, dataset = database.about("model"), database.about("dataset")
-    return Overview(model, dataset, frame, overdue, *database.spent(), *database.head())
+    return Overview(model, dataset, frame, overdue, *database.spent(), *database.head(), *now_exact, approximate)
 
 
 def status_text(database: Database, state: str, id: str | None = None) -> str:
@@ -78,14 +85,21 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
     lines = [f"{seen.model} on {seen.dataset}: {number}, {seen.overdue} overdue. Times are UTC.", ""]
     rows: list[Row] = seen.requests.to_dict("records")
     if rows:
-        head = ("id", "status", "submitted", "due", "interactions, up to", "users, up to")
+        head = ("id", "status", "submitted", "due", "exact since", "interactions ≤", "users ≤")
         cells = [
-            [row["id"], row["status"], row["submitted"][:10], due(row), *(str(row[name]) for name in STEPS)]
+            [row["id"], row["status"], row["submitted"][:10], due(row), exact_since(row).split()[0],
+             *(str(row[name]) for name in STEPS)]
             for row in rows
-        ]
-        lines += [drawn(head, cells, left=4), ""]
+        ]  # fmt: skip
+        lines += [drawn(head, cells, left=5), ""]
     failed = [wrapped(f"{row['id']} failed: {row['why']}") for row in rows if row["status"] == "failed"]
     lines += [*failed, ""] if failed else []
+    time, command = f"since {_plain_time(seen.since)[:16]}", f"requests rebuild {state}`"
+    number = f" ({counted(seen.approximate, 'request')} by obliviate)" if seen.approximate else ""
+    model = f"exact {time}: it comes from the retained data alone."
+    if not seen.exact:
+        model = f"approximate {time}{number}; `{command} makes it exact."
+    lines.append(wrapped(f"The model is {model}"))
     spent = Spent(seen.deleted_share, seen.drift).rounded()
     lines.append(
         f"Deleted since the model was trained: {percent(spent.deleted, 1)} of its interactions "
@@ -93,8 +107,7 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
     )
     advice = "Retraining is not due."
     if seen.retraining_is_due:
-        command = f"`recbole-unlearn requests retrain {state}`"
-        advice = f"Retraining is due: {command}, or train a new model and `init` that."
+        advice = f"Retraining is due: `recbole-unlearn {command}, or `retrain`, or train a new model and `init` it."
     entries = "1 entry" if seen.entries == 1 else f"{seen.entries} entries"
     return "\n".join([*lines, wrapped(advice), f"Ledger: {entries}, head {seen.head}"])
 
@@ -111,6 +124,13 @@ def due(row: Row) -> str:
         return f"{day}, overdue"
     hours = left / datetime.timedelta(hours=1)
     return f"{day}, in {counted(round(hours / 24), 'day') if hours > 36 else counted(round(hours), 'hour')}"
+
+
+def exact_since(row: Row) -> str:
+    """The time since which a request is exact, or that it is approximate."""
+    if row["exact"] is None:
+        return MISSING
+    return _plain_time(row["since"])[:16] if row["exact"] else "approximate"
 
 
 def write_status(database: Database, target: Path) -> Path:
@@ -137,6 +157,7 @@ def write_status(database: Database, target: Path) -> Path:
     took = [entry["measures"]["seconds"] for entry in entries if entry["what"] == "done"]
     return write_page(
         target, "status.html", title=f"Deletion requests: {seen.model} on {seen.dataset}", seen=seen,
+        since=_plain_time(seen.since)[:16],
         spent=Spent(seen.deleted_share, seen.drift).rounded(),
         now=_plain_time(end), number={name: len(own) for name, own in by_status.items()},
         seconds=statistics.median(took) if took else None, most_deleted=MOST_DELETED, most_drift=MOST_DRIFT,
@@ -162,7 +183,7 @@ def _cells(row: Row) -> list[list[str]]:
     """A row of the table, and below it the reason of a failure."""
     found = (row["submitted"], row["finished"])
     times = (_plain_time(time)[:16] if isinstance(time, str) else MISSING for time in found)
-    cells = [row["id"], due(row), *times, *(f"{row[name]:,}" for name in STEPS)]
+    cells = [row["id"], due(row), *times, exact_since(row), *(f"{row[name]:,}" for name in STEPS)]
     return [cells, [row["why"]]] if row["why"] else [cells]
 
 

@@ -113,7 +113,8 @@ def _submitted_before(core: Core, known: str, id: str | None) -> Receipt | None:
     """The same request, submitted earlier; one that failed or was undone may be submitted again."""
     same = "SELECT * FROM requests WHERE digest = ? AND status NOT IN ('failed', 'rolled back')"
     if rows := core.database.rows(same, known):
-        return Receipt.of(rows[0])
+        found = core.database.exactness()[1].get(rows[0]["id"])
+        return Receipt.of(rows[0])._replace(**found._asdict() if found else {})
     if id is not None and core.database.value("SELECT 1 FROM requests WHERE id = ?", id):
         raise UnlearnError(f"There is another request with the id {id}. Choose another.")
     return None
@@ -186,17 +187,18 @@ def step(core: Core, window: Window) -> list[Receipt]:
         batch = batch[:1]
     core.database.check(batch)
     try:
-        _carry_out(core, batch)
+        exact = _carry_out(core, batch)
     except BaseException:
         core.drop()  # the model in memory may have changed, and the one on the disk has not
         raise
     seconds = time.perf_counter() - start
     rows = [core.database.rows("SELECT * FROM requests WHERE number = ?", row["number"])[0] for row in batch]
-    return [Receipt.of(row)._replace(seconds=seconds) for row in rows]
+    since = None if exact is None else rows[0]["finished"]
+    return [Receipt.of(row)._replace(seconds=seconds, exact=exact, since=since) for row in rows]
 
 
-def _carry_out(core: Core, batch: Sequence[sqlite3.Row]) -> None:
-    """Change the model in memory, then on the disk."""
+def _carry_out(core: Core, batch: Sequence[sqlite3.Row]) -> bool | None:
+    """Change the model in memory, then on the disk; returns whether that is exact, or None if it failed."""
     before, start = core.fingerprint(), time.perf_counter()
     live, database = core.live, core.database
     left = [part[~gone[part]] for part, gone in zip(asked(batch), live.removed, strict=True)]
@@ -210,24 +212,27 @@ def _carry_out(core: Core, batch: Sequence[sqlite3.Row]) -> None:
             for row in batch:
                 database.write(failed, now(), str(error), row["number"])
                 database.enter("failed", id=row["id"], request=row["digest"], why=str(error))
-        return
+        return None
     file = core.store.write(change.pack())
     after = digest(f"{before} {file}".encode())
     seconds = time.perf_counter() - start
     done = "UPDATE requests SET status = 'done', finished = ?, change = ? WHERE number = ?"
     with database.transaction():
+        time_done = now()  # the same in the queue and in the ledger
         insert = "INSERT INTO changes (file, fingerprint, drift) VALUES (?, ?, ?)"
         number = database.write(insert, file, after, change.drift)
         for row in batch:
-            database.write(done, now(), number, row["number"])
+            database.write(done, time_done, number, row["number"])
         for row in batch:
             database.enter(
                 "done", id=row["id"], request=row["digest"], together=len(batch),
-                **{name: row[name] for name in STEPS}, before=before, after=after, method="obliviate",
+                **{name: row[name] for name in STEPS}, before=before, after=after, time=time_done,
+                method="closed form" if live.closed_form else "obliviate", exact=live.closed_form,
                 settings=dataclasses.asdict(live.options),
                 measures={"seconds": float(f"{seconds:.0e}")}, versions=versions(),
             )  # fmt: skip
     core.keep()
+    return live.closed_form
 
 
 def rollback(core: Core, id: str) -> None:

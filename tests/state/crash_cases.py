@@ -25,6 +25,7 @@ import torch
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import State, open_state, publish, worker
+from recbole_unlearn.state.database import REBUILT, RETRAINED
 
 CALLS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 STATEMENTS = ("BEGIN IMMEDIATE", "COMMIT", "VACUUM", "PRAGMA wal_checkpoint")
@@ -60,10 +61,15 @@ STEPS = {
         lambda state: itertools.chain([worker.rollback(state.core, "b")], worker.run(state.core, None)),
     ),
     "publish": Step(State.publish, "abc", "d", lambda state: [publish.publish(state.core)]),
-    "retrain": Step(
-        State.retrain, "a", "b",
-        lambda state: itertools.chain(worker.run(state.core, None), map(publish.retrain, [state.core])),
-    ),
+    **{
+        name: Step(
+            getattr(State, name), "a", "b",
+            lambda state, what=what: itertools.chain(
+                worker.run(state.core, None), map(publish.retrain, [state.core], [what])
+            ),
+        )
+        for name, what in (("rebuild", REBUILT), ("retrain", RETRAINED))
+    },
 }  # fmt: skip
 ALL = ["init", *STEPS]
 
@@ -173,11 +179,11 @@ def picture(state: State) -> Picture:
         "tokens": [list(train.field2id_token[field]) for field in (train.uid_field, train.iid_field)],
         "requests": list(map(tuple, rows("SELECT id, status, asked, suppressed FROM requests"))),
         "deleted": state.core.deleted(),
-        # Retraining that was killed at its very end is done again, to the same model, and entered again.
+        # A training that was killed at its very end is done again, to the same model, and entered again.
         "ledger": [
             now
             for last, now in itertools.pairwise([None, *entries])
-            if last != now or now[0] != "retrained"
+            if last != now or now[0] not in (REBUILT, RETRAINED)
         ],
     }  # fmt: skip
 

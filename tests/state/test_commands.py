@@ -70,7 +70,7 @@ def test_a_request_from_submission_to_publication(command, requests, checkpoints
     assert re.search(r"T-1 +pending +\d{4}-\d\d-\d\d +\d{4}-\d\d-\d\d, in 30 days", out)
     assert "Retraining is not due." in out
     out = command("run", state)[1]
-    assert re.search(r"^T-1 done: .*; in [\d.e-]+ s\n1 request done, 0 failed\.$", out, re.M)
+    assert re.search(r"^T-1 done: .*; in [\d.e-]+ s, approximate\n1 request done, 0 failed\.$", out, re.M)
     assert command("run", state)[1] == "0 requests done, 0 failed.\n"
     assert command("check", state, tiny_path / "tiny")[:2] == (1, "tiny.inter: 6 deleted pairs\n")
     assert "T-1 rolled back; 0 other requests carried out again" in command("rollback", state, "T-1")[1]
@@ -88,9 +88,13 @@ def test_a_request_from_submission_to_publication(command, requests, checkpoints
     assert command("export", state, tmp_path / "out")[0] == 0
     assert (tmp_path / "out" / "export.json").is_file()
     assert command("retrain", state)[1].startswith("Trained on the retained data in ")
+    assert command("rebuild", state)[1].startswith("Rebuilt on the retained data in ")
+    again = command("submit", state, given)[1]
+    assert re.match(r"T-\d published: how much .* is not kept; exact since \d{4}-\d\d-\d\d \d\d:\d\d\n", again)
     entries = [json.loads(line) for line in command("ledger", state)[1].splitlines()]
     assert [entry["what"] for entry in entries] == [
         "taken under care", "submitted", "done", "rolled back", "submitted", "done", "published", "retrained",
+        "rebuilt",
     ]  # fmt: skip
     with open_state(state, key_file) as opened:
         assert opened.status().head == entries[-1]["link"]

@@ -84,7 +84,7 @@ def test_models_without_vectors_export_the_checkpoint_and_say_so(make_state, tmp
 
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN"])
-def test_a_delta_leads_from_one_export_to_the_next(make_state, tmp_path, model):
+def test_a_delta_leads_from_one_export_to_the_next(make_state, tmp_path, caplog, model):
     state = make_state(model)
     train = state.core.live.base.splits.train
     u8, outs = train.token2id("user_id", "u8"), [tmp_path / "0"]
@@ -111,7 +111,14 @@ def test_a_delta_leads_from_one_export_to_the_next(make_state, tmp_path, model):
     assert u8 in delta_after(lambda: state.rollback("a"))["users.rows"].tolist()  # a change like others
     delta_after(lambda: done(state, again={"user_id": ["u8"]}))
     assert not any(part.numel() for part in delta_after(state.publish).values())
-    delta_after(state.retrain)
+    for number, train in enumerate((state.rebuild, state.retrain)):  # rows are in a new space
+        train()
+        outs.append(tmp_path / f"trained-{number}")
+        assert state.export(outs[-1], since=outs[-2]).delta_bytes is None
+        assert about(outs[-1])["delta"] is None
+        assert not (outs[-1] / "delta.safetensors").exists()
+        assert "trained again since that export" in caplog.text
+    assert not any(part.numel() for part in delta_after(lambda: None).values())
     rows = [pd.read_parquet(out / "users.parquet") for out in outs[3:]]
     assert all(frame.equals(rows[0]) for frame in rows)
 

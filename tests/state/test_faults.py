@@ -20,7 +20,7 @@ from tests.state.crash_cases import Campaign, forked, looked_at, picture
 
 WORK = {
     "run": State.run, "rollback": lambda state: state.rollback("a"), "publish": State.publish,
-    "retrain": State.retrain,
+    "rebuild": State.rebuild, "retrain": State.retrain,
 }  # fmt: skip
 COMMANDS = {**WORK, "submit": lambda state: state.submit({"item_id": "i7"}, id="c")}
 

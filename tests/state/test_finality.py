@@ -112,7 +112,7 @@ GONE = [name("u8"), name("u5"), name("i7"), city("u8"), city("u5")]
 
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN"])
-@pytest.mark.parametrize("final", ["publish", "retrain"])
+@pytest.mark.parametrize("final", ["publish", "rebuild", "retrain"])
 def test_nothing_of_what_was_deleted_is_left(copied, odd, key_file, caplog, tmp_path, model, final):
     caplog.set_level(logging.DEBUG)
     state = copied(odd(model))

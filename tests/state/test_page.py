@@ -91,7 +91,7 @@ def test_the_table_has_every_request_and_says_when_retraining_is_due(busy):
     set_by_hand(busy, "UPDATE base SET norm = norm / 1e9")  # so the budget is spent
     seen, text = busy.status(), status.status_text(busy.core.database, "S")
     assert (seen.retraining_is_due, seen.drift > MOST_DRIFT) == (True, True)
-    assert "Retraining is due: `recbole-unlearn requests retrain S`" in text
+    assert "Retraining is due: `recbole-unlearn requests rebuild S`" in text
 
 
 def test_what_the_page_says(busy, tmp_path, monkeypatch):
