@@ -1,7 +1,7 @@
 """Training by RecBole's trainers.
 
 `trainer.py` trains and evaluates one model, `trainings.py` does all trainings of a run and keeps them in a cache,
-`fast_models.py` has faster versions of RecBole's models, `spectral.py` a start from the interactions, and `downdate.py`
+`fast_models.py` has faster versions of RecBole's models, `spectral.py` a start from the interactions, `downdate.py`
 closed forms without a refit.
 """
 
