@@ -5,7 +5,7 @@
 Both are exact and read nothing of an original, so none is trained. Requests: `genuine` (20 % of the interactions of
 20 % of the users), `random` and `informed` (noise that was injected into the clean data; informed noise is chosen by
 a model of the clean data, which is trained for it). Each cell is a line of JSON in OUT, with test figures; a second
-call goes on where the first one stopped. Seconds from the cache are those of an earlier cell.
+call goes on where the first one stopped. Retrained models may come from the cache, with the seconds of their training.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def cell(args: argparse.Namespace, model: str, kind: str, seed: int) -> dict:
     config = UnlearnConfig(
         model, args.dataset, config_dict=values | ({"data_path": args.data_path} if args.data_path else {})
     )
-    options = settings.CacheSettings(not args.fresh, args.cache_dir, 20.0)
-    trainings = Trainings(options, torch.get_num_threads())
+    kept, none = (settings.CacheSettings(cache, args.cache_dir, 20.0) for cache in (not args.fresh, False))
+    trainings, rebuilds = (Trainings(options, torch.get_num_threads()) for options in (kept, none))
     data = deleted(config, kind, seed, trainings)
     measurement = measures.Measurement(config, data, loaders(config, data.retain), config["demotion_negatives"])
     found = {"dataset": args.dataset, "model": model, "request": kind, "seed": seed, "load": os.getloadavg()[0]}
-    for name in ("rebuild", "retrain"):
+    for name, own in (("rebuild", rebuilds), ("retrain", trainings)):
         method = METHODS.get(name)
-        trainer, task = begin(method, checked_settings(method, config), config, data, None, trainings, name)
+        trainer, task = begin(method, checked_settings(method, config), config, data, None, own, name)
         outcome = trainer.run(task)
         seen = measurement.measure(trainer)
         figures = {group: seen.utility[key].get("ndcg@20") for group, key in GROUPS.items()}
