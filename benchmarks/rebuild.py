@@ -5,7 +5,8 @@
 Both are exact and read nothing of an original, so none is trained. Requests: `genuine` (20 % of the interactions of
 20 % of the users), `random` and `informed` (noise that was injected into the clean data; informed noise is chosen by
 a model of the clean data, which is trained for it). Each cell is a line of JSON in OUT, with test figures; a second
-call goes on where the first one stopped. Retrained models may come from the cache, with the seconds of their training.
+call goes on where the first one stopped. Retrained models may come from the cache, with the seconds of their
+training.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 r"""Exact unlearning in a few epochs: retraining that does not start from random rows.
 
-Retraining is slow because its rows start at random. An SVD of the *retained* interactions gives rows that rank
-about as well as a trained model (`training/spectral.py`); a few epochs of the model's own training do the rest.
+Retraining is slow because its rows start at random. A factorization of the *retained* interactions gives rows that
+rank about as well as a trained model (`training/spectral.py`); a few epochs of the model's own training do the rest.
 
 Nothing of S, of the original or of anything computed from them goes in, so the result is exact: a model of D\S and
 nothing else. It is not the model that retraining gives: it is trained by another recipe, and often ranks better.
@@ -36,7 +36,7 @@ class RebuildSettings:
 
 @method(
     "rebuild",
-    "Start from an SVD of the retained interactions and train a few epochs: exact, and nearly as fast as obliviate.",
+    "Start from a factorization of the retained interactions and train a few epochs: exact, and nearly as fast as obliviate.",
     RebuildSettings,
     models="all; in full where a model has no rows of users",
     result="exact",

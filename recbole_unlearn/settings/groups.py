@@ -22,8 +22,8 @@ class RunSettings:
         "Methods to compare with, for example retrain (the reference for all figures).", role=Role.SUBJECT
     )
     start: str = setting(
-        "Where trainings start: random rows, or spectral ones, from an SVD of the training interactions, after which "
-        "a few epochs are enough (docs/method.md).", choices=("random", "spectral"),
+        "Where trainings start: random rows, or spectral ones, from a factorization of the training interactions, "
+        "after which a few epochs are enough (docs/method.md).", choices=("random", "spectral"),
     )
     checkpoint: str | None = setting(
         "A checkpoint of RecBole to start from; model, dataset and settings are read from it.",
