@@ -21,7 +21,7 @@ from recbole_unlearn.state import init_state
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, forget_neighbours
 from tests.conftest import ITEMS, KEPT, of_recbole, train_plain
 from tests.files import strings
-from tests.parts import request_of, same
+from tests.parts import refused, request_of, same
 
 METHODS = ("retrain", "finetune", "gradient_ascent", "obliviate")
 GONE = ["u3", "u4"]
@@ -270,8 +270,7 @@ def test_a_damaged_graph_is_refused_when_it_is_read(quick, tmp_path):
         saved = pickle.loads(whole)
         damage(saved)
         path.write_bytes(pickle.dumps(saved, protocol=4))
-        with pytest.raises(UnlearnError, match=message):
-            read_dataset(path, config)
+        refused(message, read_dataset, path, config)
 
 
 def test_neighbours_from_a_file_are_checked_and_a_state_is_refused(quick, tmp_path):
@@ -287,6 +286,5 @@ def test_neighbours_from_a_file_are_checked_and_a_state_is_refused(quick, tmp_pa
                     checkpoint=tmp_path / "spoiled.pth", forget={"user_id": ["u1"]},
                     config_dict={key: values[key] for key in KEPT},
                 )  # fmt: skip
-    with pytest.raises(UnlearnError, match="a state does not keep a graph"):
-        init_state(tmp_path / "state", path, data_path=values["data_path"])
+    refused("a state does not keep a graph", init_state, tmp_path / "state", path, data_path=values["data_path"])
     assert not (tmp_path / "state").exists()

@@ -331,9 +331,6 @@ def test_influence_weighs_what_was_lost_before(make_config):
     assert found == [[], [item]]
 
 
-# ---- the same request again ----
-
-
 def test_a_request_that_comes_again_is_done(first, tmp_path, capsys):
     """From the command line, in another order and another kind of file; nothing is trained, not even to compare."""
     (tmp_path / "again.jsonl").write_text(
@@ -401,9 +398,6 @@ def test_parts_of_a_request_and_other_keys_make_other_requests(first, tmp_path):
     asked = first.output_dir, {"user_id": "u7"}, tmp_path / "second"
     for on_missing in ("error", "skip"):
         refused("given as a whole", forget, *asked, on_missing=on_missing)
-
-
-# ---- date, id and hashes ----
 
 
 def test_every_run_has_a_date_and_an_id(first, values):

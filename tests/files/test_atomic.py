@@ -8,6 +8,7 @@ import pytest
 from recbole_unlearn import UnlearnError, cli, read_checkpoint, run_unlearn
 from recbole_unlearn.files import claimed, remove_stale, staged
 from recbole_unlearn.training import trainer
+from tests.parts import refused
 
 
 def names(folder):
@@ -63,8 +64,7 @@ def test_an_earlier_result_is_not_replaced_unasked(forget, tmp_path):
     out = tmp_path / "out"
     forget("u1", replace=False)
     before = (out / "BPR-unlearned.pth").read_bytes()
-    with pytest.raises(UnlearnError, match=r"holds the result of an earlier run.*--replace"):
-        forget("u2", replace=False)
+    refused(r"holds the result of an earlier run.*--replace", forget, "u2", replace=False)
     assert (out / "BPR-unlearned.pth").read_bytes() == before
     (out / "mine.txt").write_text("mine")
     forget("u2", replace=True)
@@ -83,8 +83,7 @@ def test_a_run_that_fails_late_writes_no_model(settings, tmp_path, monkeypatch):
         return original(source, target)
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(UnlearnError, match="No space left"):
-        run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings | {"report": "none"})
+    refused("No space left", run_unlearn, "BPR", "tiny", unlearn="retrain", config_dict=settings | {"report": "none"})
     assert set(names(tmp_path / "out")) <= {"run.log"}
 
 
@@ -94,11 +93,9 @@ def test_a_model_with_the_dataset_of_another_run_is_refused(forget, tmp_path):
     forget("u2", output_dir=str(b))
     read_checkpoint(a / "BPR-unlearned.pth")
     shutil.copy(b / "tiny-Dataset.pth", a / "tiny-Dataset.pth")
-    with pytest.raises(UnlearnError, match=r"is not the dataset that BPR-unlearned\.pth was written with"):
-        read_checkpoint(a / "BPR-unlearned.pth")
+    refused(r"is not the dataset that BPR-unlearned\.pth was written with", read_checkpoint, a / "BPR-unlearned.pth")
     (a / "tiny-Dataset.pth").unlink()
-    with pytest.raises(UnlearnError, match="which is not in its directory"):
-        read_checkpoint(a / "BPR-unlearned.pth")
+    refused("which is not in its directory", read_checkpoint, a / "BPR-unlearned.pth")
 
 
 @pytest.mark.parametrize("command", ["run", "grid"])

@@ -22,6 +22,7 @@ from recbole_unlearn import files as unpickle
 from recbole_unlearn import read_checkpoint
 from recbole_unlearn.errors import UnlearnError
 from tests.files import Trap
+from tests.parts import refused
 
 RAN = []
 
@@ -57,12 +58,9 @@ def test_payloads_are_refused(tmp_path, name, legacy):
     path = tmp_path / "evil.pth"
     torch.save({"state_dict": {"w": torch.zeros(2)}, "config": PAYLOADS[name]}, path,
                _use_new_zipfile_serialization=not legacy)  # fmt: skip
-    with pytest.raises(UnlearnError, match=r"Refused to read .*evil\.pth.*Nothing in it was run") as error:
-        unpickle.load_torch(path)
-    assert "\n" not in str(error.value)
+    refused(r"Refused to read .*evil\.pth.*Nothing in it was run", unpickle.load_torch, path)
     path.write_bytes(pickle.dumps(PAYLOADS[name]))
-    with pytest.raises(UnlearnError, match="Refused"):
-        unpickle.load_pickle(path)
+    refused("Refused", unpickle.load_pickle, path)
     assert not (tmp_path / "ran").exists()
     assert RAN == []
 
@@ -85,8 +83,7 @@ def test_a_recbole_name_is_a_stand_in_that_does_nothing(read, tmp_path):
 def test_names_are_not_looked_up(read, module, name):
     """STACK_GLOBAL resolves dots in names, and torch and numpy import submodules when they are asked for a name."""
     texts = [pickle.SHORT_BINUNICODE + bytes([len(text)]) + text.encode() for text in (module, name)]
-    with pytest.raises(UnlearnError, match="Refused"):
-        read(b"\x80\x04" + b"".join(texts) + b"\x93.")
+    refused("Refused", read, b"\x80\x04" + b"".join(texts) + b"\x93.")
 
 
 def test_what_checkpoints_hold_is_read(tmp_path):
@@ -110,17 +107,13 @@ def test_what_checkpoints_hold_is_read(tmp_path):
     assert found["plain"] == content["plain"]
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
 @given(cut=st.floats(0, 0.95), noise=st.binary(max_size=20))
 def test_damaged_files_are_one_line(tmp_path_factory, cut, noise):
     folder = tmp_path_factory.mktemp("damaged")
     torch.save({"state_dict": {"w": torch.zeros(40)}}, folder / "good.pth")
     good = (folder / "good.pth").read_bytes()
-    bad = folder / "bad.pth"
-    bad.write_bytes(good[: int(cut * len(good))] + noise)
-    with pytest.raises(UnlearnError, match=r"bad\.pth") as error:
-        unpickle.load_torch(bad)
-    assert "\n" not in str(error.value)
+    (folder / "bad.pth").write_bytes(good[: int(cut * len(good))] + noise)
+    refused(r"bad\.pth", unpickle.load_torch, folder / "bad.pth")
 
 
 WHOLE = st.integers(-(2**63), 2**64 - 1)
@@ -131,7 +124,6 @@ TREES = st.recursive(
 )
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
 @given(tree=TREES, protocol=st.integers(0, 5))
 def test_plain_data_is_read_as_pickle_reads_it(tmp_path_factory, tree, protocol):
     path = tmp_path_factory.mktemp("plain") / "x.pkl"
@@ -141,8 +133,7 @@ def test_plain_data_is_read_as_pickle_reads_it(tmp_path_factory, tree, protocol)
 
 def test_a_missing_file_and_a_directory(tmp_path):
     for path in (tmp_path / "none.pth", tmp_path):
-        with pytest.raises(UnlearnError, match="There is no file"):
-            unpickle.load_torch(path)
+        refused("There is no file", unpickle.load_torch, path)
 
 
 def test_tensors_may_share_a_storage(tmp_path):
@@ -150,9 +141,6 @@ def test_tensors_may_share_a_storage(tmp_path):
     whole = torch.arange(1_000_000.0)
     torch.save([whole, whole.view(10, -1)], tmp_path / "x.pth")
     assert all(torch.equal(found.flatten(), whole) for found in unpickle.load_torch(tmp_path / "x.pth"))
-
-
-# One parser decides what a file is
 
 
 def test_a_file_with_two_central_directories_runs_nothing(tmp_path, monkeypatch):
@@ -163,12 +151,10 @@ def test_a_file_with_two_central_directories_runs_nothing(tmp_path, monkeypatch)
     hidden, plain = (tmp_path / "script.pt").read_bytes(), (tmp_path / "plain.pth").read_bytes()
     for careless in ("torch.load", "torch.jit.load", "pickle.load", "pickle.loads", "pickle.Unpickler"):
         monkeypatch.setattr(careless, lambda *args, **kwargs: pytest.fail("a careless reader was called"))
-    with pytest.raises(UnlearnError, match="TorchScript"):
-        unpickle.load_torch(tmp_path / "script.pt")
+    refused("TorchScript", unpickle.load_torch, tmp_path / "script.pt")
     for content in (hidden + plain, plain + hidden):
         (tmp_path / "both.pth").write_bytes(content)
-        with pytest.raises(UnlearnError):
-            read_checkpoint(tmp_path / "both.pth")
+        refused("", read_checkpoint, tmp_path / "both.pth")
 
 
 def test_tar_archives_are_refused_and_change_nothing(tmp_path):
@@ -181,8 +167,7 @@ def test_tar_archives_are_refused_and_change_nothing(tmp_path):
             info = tarfile.TarInfo(name)
             info.type, info.linkname, info.mode = kind, str(victim), 0o777
             archive.addfile(info)
-    with pytest.raises(UnlearnError, match="a format that torch has not written"):
-        unpickle.load_torch(tmp_path / "old.pth")
+    refused("a format that torch has not written", unpickle.load_torch, tmp_path / "old.pth")
     assert victim.stat().st_mode & 0o777 == 0o600
 
 
@@ -202,11 +187,8 @@ def test_odd_archives_are_refused(tmp_path, change):
     if change == "larger":  # the directory says that a record is larger than the file
         content = content.replace((12).to_bytes(4, "little") * 2, (2**31).to_bytes(4, "little") * 2)
     (tmp_path / "bad.pth").write_bytes(content)
-    with pytest.raises(UnlearnError, match="Refused"):
-        unpickle.load_torch(tmp_path / "bad.pth")
+    refused("Refused", unpickle.load_torch, tmp_path / "bad.pth")
 
-
-# No memory-unsafe pickles
 
 RECONSTRUCTED = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n(I1\ntcnumpy\ndtype\n"
 
@@ -231,8 +213,7 @@ RECONSTRUCTED = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\nt
 )
 def test_pickles_that_would_corrupt_memory_or_the_process_are_refused(read, pickled):
     dot = sp.csr_matrix.dot
-    with pytest.raises(UnlearnError, match=r"Refused to read .*Nothing in it was run"):
-        read(pickled)
+    refused(r"Refused to read .*Nothing in it was run", read, pickled)
     assert sp.csr_matrix.dot is dot
 
 
@@ -246,8 +227,7 @@ def test_pickles_that_would_corrupt_memory_or_the_process_are_refused(read, pick
 def test_tensors_outside_their_storage_are_refused(tmp_path, size, stride, offset):
     made = (torch.zeros(4).storage(), offset, size, stride, False, {})
     torch.save({"w": Trap(torch._utils._rebuild_tensor_v2, *made)}, tmp_path / "x.pth")
-    with pytest.raises(UnlearnError, match="Refused"):
-        unpickle.load_torch(tmp_path / "x.pth")
+    refused("Refused", unpickle.load_torch, tmp_path / "x.pth")
 
 
 @pytest.mark.parametrize(
@@ -264,8 +244,7 @@ def test_sparse_matrices_that_are_not_well_formed_are_refused(read, form, change
     matrix = sp.eye(3).asformat(form)
     for key, value in change.items():
         matrix.__dict__[key] = value if key == "_shape" else np.array(value)
-    with pytest.raises(UnlearnError, match=r"sparse matrix|larger than the file"):
-        read(pickle.dumps(matrix))
+    refused(r"sparse matrix|larger than the file", read, pickle.dumps(matrix))
 
 
 NUMBERS = st.lists(st.integers(-2, 5) | st.sampled_from([2**31, 2**63 - 1, -(2**63)]), max_size=5)
@@ -306,8 +285,7 @@ def test_tensors_take_what_is_inside_their_storage(tmp_path_factory, axes, offse
         assert found.flatten().tolist() == places
         assert found.shape == size
     else:
-        with pytest.raises(UnlearnError, match="larger than its storage"):
-            unpickle.load_torch(path)
+        refused("larger than its storage", unpickle.load_torch, path)
 
 
 @hypothesis_settings(max_examples=100, deadline=None)
@@ -317,9 +295,7 @@ def test_sparse_tensors_are_checked_before_torch_sees_them(tmp_path_factory, fir
     indices = torch.tensor([first, second[: len(first)] + [0] * (len(first) - len(second))], dtype=torch.int64)
     torch.save([Trap(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, (indices, torch.ones(len(first)), size))],
                path)  # fmt: skip
-    inside = len(size) == 2 and all(0 <= n < most for axis, most in zip(indices, size, strict=True) for n in axis)
-    if inside:
+    if len(size) == 2 and all(0 <= n < most for axis, most in zip(indices, size, strict=True) for n in axis):
         assert unpickle.load_torch(path)[0].to_dense().sum() == len(first)
     else:
-        with pytest.raises(UnlearnError):
-            unpickle.load_torch(path)
+        refused("", unpickle.load_torch, path)

@@ -28,9 +28,6 @@ def whole(data):
     return without(data.full, data.full.train.inter_feat["user_id"].numpy() <= 12)
 
 
-# The probe
-
-
 def test_the_probe_is_its_formula(whole, monkeypatch):
     """The row by least squares on an extended system, the AUC by counting pairs."""
     probes = module.Probes.of(whole, 0)
@@ -60,9 +57,6 @@ def test_halves_are_deleted_items_and_the_others_were_never_touched(whole):
         own = whole.forget_pairs[1][whole.forget_pairs[0] == user]
         assert torch.equal(torch.cat([fitted, ranked]).sort().values, own.sort().values)
         assert not met & {(user, item) for item in untouched.tolist()}
-
-
-# The verdict
 
 
 def placed(gap, probe_gap=0.0, utility=0.0, error=0.002):
@@ -136,9 +130,6 @@ def test_a_run_has_a_control_and_no_more_is_disclosed_of_it(settings, tmp_path):
     assert not re.search(r"\d\.\d", few["control"]["verdict"]["text"])
 
 
-# Models are measured as they are saved
-
-
 class Masked(UnlearnTrainer):
     """Hides deleted items while it scores, and changes no weight."""
 
@@ -186,9 +177,6 @@ def first_item(values, user):
     train = load(UnlearnConfig("BPR", "tiny", config_dict=values)).splits.train
     own = train.inter_feat["user_id"] == train.token2id("user_id", user)
     return str(train.id2token("item_id", train.inter_feat["item_id"][own][:1].numpy())[0])
-
-
-# The log
 
 
 @pytest.mark.parametrize("unlearn", ["obliviate", "sisa", "gradient_ascent", "ifru"])

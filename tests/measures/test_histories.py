@@ -174,9 +174,6 @@ def test_a_model_that_is_merely_worse_has_not_forgotten(config):
     assert gap(retrained, retrained) == {"mean": 0.0, "error": 0.0}
 
 
-# Disclosure
-
-
 def test_users_are_counted_by_the_histories_they_are_asked_at(config):
     """Ten whole users and one with a single deleted item: the demotion rate is that one user's."""
     data = without_users(config, range(1, 11), also=[20])

@@ -32,9 +32,6 @@ def pairs_of(*parts):
     return {pair for p in parts for pair in zip(*(p.inter_feat[f].tolist() for f in fields), strict=True)}
 
 
-# Scores
-
-
 @pytest.mark.parametrize("levels", [3, 1000])
 def test_an_observation_is_the_plain_loop(data, plan, levels):
     """Few score levels make ties: a tie is no demotion."""
@@ -94,9 +91,6 @@ def test_users_who_touched_almost_everything(data):
     assert usable.tolist() == [True, False]
 
 
-# Distances
-
-
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=20), st.lists(st.floats(-3, 3), min_size=1, max_size=20))
 def test_distances_of_distributions(a, b):
@@ -134,9 +128,6 @@ def test_overlaps_are_their_definitions(a, b, depth):
     assert float(forgetting.rank_biased_overlap(x, x)[0]) == pytest.approx(1.0)
 
 
-# Membership
-
-
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=15), st.lists(st.integers(0, 9), min_size=2, max_size=15))
 def test_auc_is_the_share_of_ordered_pairs(members, others):
@@ -172,9 +163,6 @@ def test_an_attack_finds_what_is_there_and_nothing_else():
     assert forgetting.attack(noise + 2.0, rng.normal(size=(1000, 2)), users)["auc"] > 0.9
     assert forgetting.attack(noise - 2.0, rng.normal(size=(1000, 2)), users)["auc"] > 0.9  # either way round
     assert forgetting.attack(noise[:4], noise[:4], np.arange(4)) is None
-
-
-# Groups and difficulty
 
 
 def test_thirds_keep_equal_values_together():
@@ -215,9 +203,6 @@ def test_difficulty_of_a_request(make_config, model):
     assert ("entanglement" in found) == (model == "BPR")
 
 
-# All together
-
-
 def test_masked_utility_equals_recboles_when_nothing_deleted_is_recommended(make_config, data):
     trainer, measurement = untrained(make_config(), data)
     found = measurement.measure(trainer)
@@ -249,9 +234,6 @@ def test_the_error_of_a_mean_takes_users_as_they_are():
     alone = forgetting.clustered(values.double(), torch.arange(100))[1]
     assert alone == pytest.approx(float(values.double().std(correction=0)) / 10)
     assert forgetting.clustered(values, torch.ones(100))[1] == 1.0
-
-
-# Utility
 
 
 @pytest.fixture

@@ -222,8 +222,6 @@ def test_a_larger_request_is_rounded(settings):
     assert "rounded" in shown.result["withheld"]["why"]
 
 
-# ---- the function by itself ----
-
 values = st.floats(0, 1) | st.sampled_from([0.995, 0.9999, 1.0, 0.5])
 metrics = st.fixed_dictionaries({key: values for key in METRICS})
 

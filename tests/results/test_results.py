@@ -31,8 +31,6 @@ def run_of(phases, settings=None, **more):
     return RunResult("BPR", "x", "obliviate", 1, settings or {}, Forgotten("file", 1, 1, 1), phases, **more)
 
 
-# ---- the file
-
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 TREES = st.recursive(
     SCALARS,
@@ -77,9 +75,6 @@ def test_a_level_is_read_whole_or_not_at_all(key, level):
     wrong = [level | {name: {}} for name in level]
     for broken in (None, 3, [], *wrong, *({name: value} for name, value in level.items())):
         assert key not in RunResult.from_json({key: broken}).to_json()
-
-
-# ---- the recovered share
 
 
 def moved(before, after, target, second=None):
@@ -170,9 +165,6 @@ def test_a_run_that_learned_nothing_has_no_share(settings, tmp_path):
     assert "is a dash where" in write_comparison([outcome.output_dir], tmp_path / "page.html").read_text()
 
 
-# ---- tables
-
-
 SMALL = st.integers(0, 2)
 
 
@@ -220,9 +212,6 @@ def test_a_file_that_does_not_say_shows_all_that_was_measured(settings):
     assert len([word for word in shown if "@" in word]) == len(METRICS)
     assert max(map(len, text.splitlines())) <= 110
     assert "Also measured" not in text
-
-
-# ---- every method against retraining
 
 
 def test_a_method_with_an_original_of_its_own_is_judged_from_there():
@@ -291,9 +280,6 @@ def test_few_users_have_no_figures_in_any_verdict():
     shown = Discretion(10, ENOUGH).shown(run_of({**phases, "finetune": share})).phases["finetune"]
     assert shown.recovered == {"ndcg@20": 0.4}
     assert "40% of what retraining does" in shown.verdict.text
-
-
-# ---- frames and notebooks
 
 
 def test_an_original_of_a_methods_own_has_rows():

@@ -162,9 +162,6 @@ def test_data_that_cannot_be_tuned_on_is_refused(measured):
     refused("nothing to tune", trial.prepare, pipeline, None)
 
 
-# The beginning of a calibration
-
-
 @pytest.mark.parametrize(
     ("model", "changes"),
     [

@@ -220,9 +220,6 @@ def test_bad_input_is_one_line_and_nothing_is_trained(small, tmp_path, monkeypat
     assert said in error
 
 
-# The page
-
-
 def page_of(tmp_path, hostile="x", **changes):
     """The page of thirty trials with a report each and one that failed, and the figures in it."""
     judge = Goal("ndcg@20", 0.5, 1.0, 0.2, 0.9)

@@ -70,8 +70,6 @@ def test_moments_that_cannot_be_are_noticed(make_config, caplog, key, change, re
     assert caplog.text.count("The optimizer's state is not used") == 1
 
 
-# Of single rows, after a request
-
 BATCH = 16
 
 

@@ -48,9 +48,6 @@ def test_an_item_starts_again_as_far_as_it_lost(share, degree):
     assert (len(again["user"]), len(again["item"])) == (1, int(degree >= 0.5))
 
 
-# The new start
-
-
 def restarted(tables, maps, touched, region, retained, rounds):
     links_of = functools.partial(new_start.PairLinks, retained.index, tables)
     return new_start.restart(tables, maps, touched, (region, links_of, retained), rounds)
@@ -234,9 +231,6 @@ def mean_by_loop(side, number, windows, tables, centre):
     return torch.cat(found), len(own)
 
 
-# Neighbours
-
-
 @given(WINDOWS, st.sampled_from(SIDES), st.data(), st.booleans(), st.integers(1, LENGTH + 3))
 def test_means_are_those_of_a_loop_over_windows(windows, side, data, with_users, length):
     """Also where histories have fewer places than the five that are looked at."""
@@ -255,9 +249,6 @@ def test_means_are_those_of_a_loop_over_windows(windows, side, data, with_users,
         mean, count = mean_by_loop(side, number, windows, tables, centre)
         assert int(links.number[row]) == count
         assert torch.allclose(found[row], mean, atol=1e-6)  # weights of windows have 32 bits
-
-
-# The map
 
 
 def many_windows(seed, users=40, items=60, number=900):
@@ -329,9 +320,6 @@ def test_no_map_is_learned_from_few_rows():
     index = TrainIndex(Rows([(user, 1 + (user + k) % 8) for user in range(1, 8) for k in range(3)]))
     tables = {"user": torch.randn(8, 16), "item": torch.randn(9, 16)}
     assert new_start.learn_pairs(tables, index, torch.Generator()) is None
-
-
-# The new start
 
 
 def some_maps(tables):

@@ -25,8 +25,6 @@ from tests.methods.conftest import regression
 from tests.methods.conftest import run as run_method
 from tests.parts import check_outside, make_witness, problem, same, weights
 
-# The downdate
-
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_sign_goes_up_the_deleted_loss(seed):
@@ -89,9 +87,6 @@ def test_no_row_goes_further_than_its_limit(share, reach, limit, seed):
     assert torch.allclose(kept, torch.ones(4), atol=1e-3) or most < 1e-6
     if most * rows[1].norm() > 1e-4:
         assert torch.equal(found[1], step[1])  # a short step is left alone
-
-
-# Losses and calibration
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=8))
@@ -226,9 +221,6 @@ def test_it_warns_when_retraining_is_quicker(caplog, trained, seconds, warned):
     assert ("Obliviate will take about 50 s here, and training the original took 30 s" in caplog.text) == warned
 
 
-# The level of never-seen items
-
-
 @pytest.mark.parametrize("items", [5000, 0])
 def test_the_standing_tells_what_is_liked_from_what_is_not(scene, monkeypatch, items):
     """`tiny` has two tastes: a deleted item of the own half stands high, one of the other half low."""
@@ -268,9 +260,6 @@ def test_the_ranker_equals_its_closed_form(scene, monkeypatch, large):
     assert torch.allclose(found, (x @ b)[USERS[:, None], ITEMS], atol=1e-5)
 
 
-# Certificates
-
-
 @given(st.floats(-20, 20), st.lists(st.floats(-10, 10), min_size=1, max_size=10))
 def test_the_margin_follows_from_the_loss(margin, margins):
     """Paper error 3: ℓ ≤ ε gives s⁻ − s⁺ ≥ −log(e^ε − 1), with equality at that margin's loss, in the mean too."""
@@ -294,9 +283,6 @@ def test_the_change_on_retained_pairs_is_measured(scene):
     assert same(attached, weights(adapters.model))
     adapters.detach()
     assert found["largest"] == pytest.approx(float((after - scores()).abs().max()), abs=1e-5)
-
-
-# Runs
 
 
 def run(settings, model="BPR", **changes):

@@ -91,9 +91,6 @@ def requested(config, data, original, precision=None, **changes):
     return WindowRequest(trainer, dataclasses.replace(task, prepared=trainer.prepare(task)))
 
 
-# By loops over the interactions
-
-
 def histories(data):
     """By place of an interaction in the data: user, item, role, whether it is kept, and the items kept before it."""
     sequences = data.full.sequences
@@ -115,9 +112,6 @@ def windows_in(batch):
     """A batch's windows as (user, target, history)."""
     columns = (batch[name].tolist() for name in ("user_id", "item_id", "item_id_list", "item_length"))
     return [(user, item, tuple(history[:n])) for user, item, history, n in zip(*columns, strict=True)]
-
-
-# Gradients
 
 
 @pytest.fixture
@@ -226,9 +220,6 @@ def test_cudnn_is_never_asked_for_gradients(ready, monkeypatch, state):
     assert torch.backends.cudnn.enabled == enabled
 
 
-# The downdate
-
-
 @pytest.mark.parametrize("model", ["SASRec", "GRU4Rec", "HGN", "BERT4Rec"])
 def test_the_downdate_goes_up_the_deleted_loss(ready, model):
     """By the rows of the region alone; half as far is half as much, to first order."""
@@ -301,9 +292,6 @@ def test_the_new_start_is_in_the_adapters_alone(ready, model):
     assert all(adapter.shift.any() for adapter in request.adapters.adapters)
 
 
-# Windows
-
-
 @pytest.fixture(scope="module")
 def witness(ready):
     """That of a request to SASRec."""
@@ -372,9 +360,6 @@ def test_windows_of_a_step_touch_the_region(witness, data):
     assert 0 <= int(drawn.min()) <= int(drawn.max()) < len(witness.windows)
 
 
-# Runs
-
-
 @pytest.mark.parametrize(
     ("model", "changes"), [("SASRec", {}), ("SASRec", {"loss_type": "BPR"}), ("BERT4Rec", {}), ("HGN", {})]
 )
@@ -410,9 +395,6 @@ def test_doing_nothing_changes_nothing(ready, model):
     assert same(unlearned(*start, **nothing), start[2].state_dict)
     for changes in ({"lac_steps": 2}, {"lua_target": "neighbours"}, {"lua_scale": 0.05}):
         assert not same(unlearned(*start, **nothing | changes), start[2].state_dict), changes
-
-
-# From the request to the figures
 
 
 @pytest.fixture
