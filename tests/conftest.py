@@ -37,9 +37,9 @@ def pytest_collection_modifyitems(items) -> None:
     items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else len(first))
 
 
-def run_command(command: list[str], folder: Path, **environment: str) -> str:
+def run_command(command: list[str], folder: Path, root: Path = ROOT, **environment: str) -> str:
     """The output of a command in ``folder`` with this checkout on its path; a failure with its error output."""
-    paths = [str(ROOT), *([environment.pop("PYTHONPATH")] if "PYTHONPATH" in environment else [])]
+    paths = [str(root), *([environment.pop("PYTHONPATH")] if "PYTHONPATH" in environment else [])]
     given = {
         "OMP_NUM_THREADS": "1", "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(paths),

@@ -3,6 +3,7 @@
 import inspect
 import re
 import subprocess
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -41,10 +42,7 @@ def test_version(capsys):
 
 
 def test_an_interrupt_is_not_a_traceback(monkeypatch, capsys):
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("recbole_unlearn.quick_start.run_unlearn", interrupted)
+    monkeypatch.setattr("recbole_unlearn.quick_start.run_unlearn", mock.Mock(side_effect=KeyboardInterrupt))
     assert cli.main(["--model=BPR", "--dataset=tiny"]) == 130
     assert "no result was written" in capsys.readouterr().err
 
@@ -66,7 +64,6 @@ def test_names_that_look_like_numbers_stay_names(monkeypatch):
     ("HGN", "x"), ("GRU4RecF", "ml-100k"), ("CKE", "ml-100k"),
 ])  # fmt: skip
 def test_help_shows_the_defaults_of_a_run(model, dataset):
-    """One block for each method, of a preset with the differences; no key is left out."""
     config, text = UnlearnConfig(model, dataset), cli.help_text(model, dataset)
     shown = dict(re.findall(r"^  --(\w+)(?:=(\S.*?))?(?:   .*| $|$)", text, re.M))
     # RecBole adds the dataset's name to data_path and writes eval_args out; progress bars need a terminal.
@@ -137,8 +134,7 @@ def test_the_default_and_the_recommended_method_are_said(capsys):
 def test_help_refuses_the_models_that_a_run_refuses(model, why):
     words = []
     for attempt in (cli.help_text, lambda name: UnlearnConfig(name, "ml-100k")):
-        said = refused(model, attempt, model)
-        words.append(said)
+        words.append(refused(model, attempt, model))
     assert why in words[0]
     assert words[0] == words[1]
 

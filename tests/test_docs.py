@@ -63,7 +63,6 @@ def test_every_method_is_in_the_table_of_who_it_is_for():
 
 
 def test_troubleshooting_quotes_messages_that_exist():
-    """What the tables quote of our own errors is in the package, word by word."""
     constants = [
         node.value
         for file in (ROOT / "recbole_unlearn").rglob("*.py")
@@ -80,7 +79,6 @@ def test_troubleshooting_quotes_messages_that_exist():
 
 
 def test_tests_that_the_docs_name_exist():
-    """A claim with a test in brackets: docs/guarantees.md, docs/method.md."""
     files = (ROOT / "tests").rglob("*.py")
     defined = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
     for page in (ROOT / "docs").glob("*.md"):
@@ -150,7 +148,6 @@ def test_the_python_snippets_of_readme_run(tmp_path, monkeypatch):
 
 
 def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
-    """docs/adding-a-method.md: one file and one YAML beside it, and it runs, is listed and has settings."""
     page = (ROOT / "docs" / "adding-a-method.md").read_text()
     (code,), (values,) = blocks(page, "python"), blocks(page, "yaml")
     (tmp_path / "example_method.py").write_text(code)
@@ -158,9 +155,8 @@ def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(METHODS, "entries", {known.name: known for known in METHODS.all()})
     importlib.import_module("example_method")
-    outcome = run_unlearn(
-        "BPR", "tiny", unlearn="example", compare="retrain", config_dict=settings | {"example_epochs": 3}
-    )
+    own = settings | {"example_epochs": 3, "unlearn": "example", "compare": "retrain"}
+    outcome = run_unlearn("BPR", "tiny", config_dict=own)
     phases = outcome.result["phases"]
     assert list(phases) == ["original", "unlearned", "retrained"]
     assert outcome.result["settings"]["example_epochs"] == 3
@@ -170,7 +166,6 @@ def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
 
 
 def test_the_requests_of_the_docs_mean_what_they_say(ml_100k, tmp_path):
-    """docs/deletion-requests.md: the file and every Python form are found in ml-100k."""
     page = (ROOT / "docs" / "deletion-requests.md").read_text()
     (file,) = [block for block in blocks(page, "text") if block.startswith("user_id")]
     (forms,) = [block for block in blocks(page, "python") if block.startswith("forget = ")]
@@ -203,10 +198,9 @@ def test_so_is_every_measure_of_sequential_models(settings, tmp_path):
     """A whole user has emptied histories, the others have cleaned ones; every key of result.json is documented."""
     del settings["embedding_size"]
     own = {"hidden_size": 8, "MAX_ITEM_LIST_LENGTH": 6, "epochs": 1, "eval_step": 1, "placebo": False}
+    own |= settings | own | {"unlearn": "finetune", "compare": "retrain"}
     request = pd.DataFrame({"user_id": ["u1", None], "item_id": [None, "i5"]})
-    outcome = run_unlearn(
-        "GRU4Rec", "tiny", forget=request, unlearn="finetune", compare="retrain", config_dict=settings | own
-    )
+    outcome = run_unlearn("GRU4Rec", "tiny", forget=request, config_dict=own)
     is_everywhere([one for one in measures() if one.of_sequences], outcome, tmp_path / "out")
     page = (ROOT / "docs" / "result-json.md").read_text()
     keys = set(outcome.result) | set(outcome.result["phases"]["original"])
@@ -219,8 +213,7 @@ def is_everywhere(expected, outcome, directory):
     report = (directory / "report.html").read_text()
     found = outcome.result["phases"]["unlearned"]["forgetting"]
     for one in expected:
-        keys = [key for key in found if key.split("@")[0] == one.key]
-        assert keys, one.key
+        assert [key for key in found if key.split("@")[0] == one.key], one.key
         assert re.search(rf"`{one.key}(@\w+)?`", page), one.key
         for _, title in one.figures(found):
             assert title in str(outcome), title
@@ -236,7 +229,6 @@ def plain_words(text):
 
 @pytest.mark.slow
 def test_the_commands_of_requests_print_what_the_page_says(tmp_path, monkeypatch, capsys):
-    """docs/requests.md: every command is run in order, and the Python between them; ours run in this process."""
     page = (ROOT / "docs" / "requests.md").read_text()
     monkeypatch.setenv("RECBOLE_UNLEARN_KEY", "0123456789abcdef" * 4)
     checkpoint = train_plain("BPR", tmp_path / "saved", dataset="ml-100k", epochs=3, embedding_size=16)

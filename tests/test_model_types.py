@@ -27,10 +27,8 @@ def test_a_checkpoint_of_plain_recbole_is_a_start(quick, tmp_path, model):
             neighbours[:, 1:] = neighbours[:, order]
         torch.save(saved, path)
     forget, method = request_of(values, model), "obliviate" if model in KNOWLEDGE else "finetune"
-    result = run_unlearn(
-        checkpoint=path, forget={"user_id": ["u7"]} if drawn else forget, unlearn=method,
-        config_dict={key: values[key] for key in KEPT},
-    )  # fmt: skip
+    own = {key: values[key] for key in KEPT} | {"unlearn": method}
+    result = run_unlearn(checkpoint=path, forget={"user_id": ["u7"]} if drawn else forget, config_dict=own)
     assert result.result["phases"]["original"]["seconds"] is None
     assert len(result.data.forget) > 0
     saved = torch.load(result.output_dir / f"{model}-unlearned.pth", weights_only=False)
@@ -46,10 +44,8 @@ def test_the_next_request_starts_where_the_last_one_ended(quick, tmp_path, model
     first = run_unlearn(model, "tiny", forget=request_of(values, model), unlearn="obliviate", config_dict=values)
 
     def then(earlier, forget, folder):
-        path = earlier.output_dir / f"{model}-unlearned.pth"
-        return run_unlearn(
-            checkpoint=path, forget=forget, unlearn="finetune", output_dir=tmp_path / folder, config_dict=quiet
-        )
+        own = quiet | {"unlearn": "finetune", "output_dir": str(tmp_path / folder)}
+        return run_unlearn(checkpoint=earlier.output_dir / f"{model}-unlearned.pth", forget=forget, config_dict=own)
 
     second = then(first, {"user_id": ["u11", None], "item_id": [None, "i9"]}, "second")
     figures = [result.result["phases"] for result in (first, second)]
@@ -68,13 +64,12 @@ def test_the_next_request_starts_where_the_last_one_ended(quick, tmp_path, model
 
 
 @pytest.mark.slow
-def test_plain_recbole_gets_the_same_figures(quick, tmp_path):
+def test_plain_recbole_gets_the_same_figures(quick, settings, tmp_path):
     results = []
-    for model in (*KNOWLEDGE, "SASRec", "BERT4Rec", "SASRecF", "HGN"):
-        values = quick(model, output_dir=str(tmp_path / model))
-        method = "obliviate" if model in KNOWLEDGE else "retrain"
-        request = request_of(values, model)
-        results.append(run_unlearn(model, "tiny", forget=request, unlearn=method, config_dict=values))
+    for model in (*KNOWLEDGE, "SASRec", "BERT4Rec", "SASRecF", "HGN", "LightGCN", "FM"):
+        values = settings | {"load_col": None} if model in ("LightGCN", "FM") else quick(model)
+        values |= {"output_dir": str(tmp_path / model), "unlearn": "obliviate" if model in KNOWLEDGE else "retrain"}
+        results.append(run_unlearn(model, "tiny", forget=request_of(values, model), config_dict=values))
     check_plain_recbole(results, tmp_path)
 
 
@@ -124,5 +119,6 @@ def test_the_synthetic_protocol_puts_noise_into_histories_and_keeps_the_graph(qu
 ])  # fmt: skip
 def test_what_is_not_supported_is_refused_before_any_data(quick, model, changes, message):
     values = quick(model, data_path="/nowhere")
-    said = refused("", run_unlearn, model, "tiny", forget={"user_id": ["u1"]}, config_dict=values | changes)
-    assert message in said
+    assert message in refused(
+        "", run_unlearn, model, "tiny", forget={"user_id": ["u1"]}, config_dict=values | changes
+    )

@@ -62,7 +62,6 @@ def tune(one_ray):
 
 
 def test_independent_work(two_workers, settings, tmp_path, monkeypatch):
-    """Results, threads, errors, and shards that are bit for bit the same."""
     config = settings | {"sisa_shards": 3, "epochs": 2, "report": "none", "cache": False}
     here = run_unlearn("BPR", "tiny", unlearn="sisa", config_dict=config | {"workers": 1})
     with cluster.session(cpus=2):
@@ -81,7 +80,6 @@ def test_independent_work(two_workers, settings, tmp_path, monkeypatch):
 
 
 def test_a_grid(two_workers, small_grid, tmp_path, monkeypatch):
-    """The same figures as here, no file but those the driver writes, a cell whose process dies."""
     path, given = small_grid
     run_grid(path, config_dict=given | {"output_dir": str(tmp_path / "here")})
     write(path, yaml.safe_load(path.read_text()) | {"seeds": [1, 2, 3]})
@@ -139,8 +137,7 @@ def test_a_sweep_goes_on_after_a_kill(tune, two_workers, small, tmp_path, monkey
     monkeypatch.setattr(backend, "run_trials", in_this_process)
     whole = tune_unlearn("BPR", "tiny", config_dict=values | {"trials": number, "output_dir": "here", "workers": 2})
     there, here = ([{**one, "node": None} for one in untimed(found["trials"])] for found in (resumed, whole.result))
-    assert there == here
-    assert untimed(resumed["best"]) == untimed(whole.result["best"])
+    assert (there, untimed(resumed["best"])) == (here, untimed(whole.result["best"]))
 
 
 def test_trials_that_fail_and_trials_that_die(tune, two_workers, small, tmp_path, monkeypatch):
@@ -196,7 +193,6 @@ def test_a_listener_that_fails_ends_the_sweep(tune, two_workers, small, tmp_path
 
 
 def test_a_cluster_of_two_nodes(tune, small, small_grid, settings, monkeypatch):
-    """Trials of a sweep, cells of a grid and shards of an ensemble are done on both nodes."""
     from ray.cluster_utils import Cluster
 
     places = []

@@ -243,15 +243,6 @@ def test_ml_100k_without_any_configuration(tmp_path, capsys):
     assert {p.name for p in tmp_path.iterdir()} == {"saved"}  # nothing is strewn about
 
 
-@pytest.mark.slow
-def test_forgetting_helps_on_ml_100k(ml_100k):
-    """Injected noise costs affected users utility; a retrained model has it back and ranks noise low."""
-    outcome = run_unlearn("BPR", "ml-100k", config_dict=ml_100k("BPR"))
-    original, unlearned = (outcome.result["phases"][name] for name in ("original", "unlearned"))
-    assert unlearned["affected"]["ndcg@20"] > 1.1 * original["affected"]["ndcg@20"]
-    assert unlearned["forgetting"]["demotion_rate"] > original["forgetting"]["demotion_rate"] + 0.3
-
-
 def test_the_pieces_for_an_own_setup(settings):
     """config, model and loaders from RecBole; back comes a model and loaders over the retained rows."""
     config = UnlearnConfig("BPR", "tiny", config_dict=settings)

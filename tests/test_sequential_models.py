@@ -1,7 +1,9 @@
 """Every sequential model once on some of ml-100k: what is deleted is in no data, history, cache or file after it."""
 
+import gc
 import logging
 import pickle
+from types import FunctionType, ModuleType
 
 import numpy as np
 import pandas as pd
@@ -85,16 +87,27 @@ def request_of(splits):
 # A model that unlearned may hold nothing that a model built without the deleted interactions does not hold.
 
 
+def reachable(root):
+    """All objects that ``root`` leads to; settings and classes are not data."""
+    seen, todo = {}, [root]
+    while todo:
+        value = todo.pop()
+        if id(value) not in seen and not isinstance(value, (logging.Logger, Config, type, ModuleType, FunctionType)):
+            seen[id(value)] = value
+            todo += [] if isinstance(value, (np.ndarray, torch.Tensor)) else gc.get_referents(value)
+    return seen.values()
+
+
 def content(root):
-    """All that ``root`` holds, by path; of weights the shape alone."""
-    return {path: _value(value) for path, value in _walk(root, "", set())}
+    """All arrays and tables that ``root`` leads to, as texts; of weights the shape alone."""
+    found = [value for value in reachable(root) if isinstance(value, (torch.Tensor, np.ndarray, pd.DataFrame))]
+    return sorted(str(v.shape if isinstance(v, nn.Parameter) else np.asarray(v).tolist()) for v in found)
 
 
 def tables(root):
     """Every table of interactions that can be reached from ``root``: those with a column of users."""
-    kinds = (Interaction, pd.DataFrame)
-    found = [value for _, value in _walk(root, "", set()) if isinstance(value, kinds)]
-    return [table for table in found if "user_id" in table.columns and "item_id" in table.columns]
+    found = [value for value in reachable(root) if isinstance(value, (Interaction, pd.DataFrame))]
+    return [table for table in found if {"user_id", "item_id"} <= set(table.columns)]
 
 
 def pairs_in(table):
@@ -106,47 +119,6 @@ def pairs_in(table):
     items = np.concatenate(columns, axis=1)
     pairs = np.stack([np.broadcast_to(users[:, None], items.shape), items], axis=-1).reshape(-1, 2)
     return {(user, item) for user, item in pairs.tolist() if item}
-
-
-def _walk(value, path, seen):
-    """(path, value) of ``value`` and of all below it, each object once."""
-    if isinstance(value, (logging.Logger, Config, type)):  # settings are not data
-        return
-    yield path, value
-    if id(value) in seen:
-        return
-    below = _below(value)
-    if below:
-        seen.add(id(value))
-        for name, part in below.items():
-            yield from _walk(part, f"{path}.{name}", seen)
-
-
-def _below(value):
-    if isinstance(value, Interaction):
-        return value.interaction
-    if isinstance(value, dict):
-        return {str(key): part for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return {str(place): part for place, part in enumerate(value)}
-    if isinstance(value, (np.ndarray, torch.Tensor, pd.DataFrame, pd.Series, str)):
-        return {}
-    if isinstance(value, nn.Module):
-        return {name: part for name, part in vars(value).items() if name != "training"}
-    return vars(value) if hasattr(value, "__dict__") and not callable(value) else {}
-
-
-def _value(value):
-    """Something to compare."""
-    if isinstance(value, nn.Parameter):
-        return tuple(value.shape)
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value).tolist()
-    if isinstance(value, (pd.DataFrame, pd.Series)):
-        return value.to_dict()
-    if isinstance(value, (str, int, float, bool, set, type(None), np.generic)):
-        return value
-    return type(value).__qualname__
 
 
 def held_pairs(root):
@@ -201,7 +173,6 @@ def test_nothing_of_the_request_is_left(values, left, model):
 
 @pytest.mark.parametrize("model", [name for name in SEQUENTIAL if name not in ONE_LOSS])
 def test_losses_with_negatives(values, left, tiny_path, model):
-    """The same with BPR, on `tiny`."""
     features = {"load_col": None, "selected_features": ["kind"]} if model in FEATURES else {}
     changes = {
         "loss_type": "BPR", "compare": ["finetune", "gradient_ascent"], "data_path": str(tiny_path),

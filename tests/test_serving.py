@@ -93,7 +93,6 @@ def test_refusals_to_load_are_one_line(made, tmp_path, plain_checkpoint):
 
 
 def test_the_page_on_results_is_true(made, tmp_path, monkeypatch):
-    """docs/deletion-requests.md: its snippets run, and plain RecBole finds the data at its new place, or stops."""
     page = (ROOT / "docs" / "deletion-requests.md").read_text()
     _, use, mask, relocate = re.findall(r"```python\n(.*?)```", page, re.S)
     result, moved = made("BPR", "retrain")
@@ -121,10 +120,14 @@ def loaded(tmp_path_factory, tiny_path):
     out = tmp_path_factory.mktemp("recommend")
     values = quick_settings(tiny_path, out) | {"eval_step": 4, "cache": False, "report": "none"}
     run_unlearn("BPR", "tiny", forget={"user_id": [GONE_USER]}, output_dir=out / "one", config_dict=values)
-    run_unlearn(
-        checkpoint=out / "one" / "BPR-unlearned.pth", forget={"item_id": [GONE_ITEM]}, output_dir=out / "two",
-        config_dict={"show_progress": False, "tensorboard": False, "cache": False, "report": "none"},
-    )  # fmt: skip
+    quiet = {
+        "show_progress": False,
+        "tensorboard": False,
+        "cache": False,
+        "report": "none",
+        "output_dir": str(out / "two"),
+    }
+    run_unlearn(checkpoint=out / "one" / "BPR-unlearned.pth", forget={"item_id": [GONE_ITEM]}, config_dict=quiet)
     return load_unlearned(out / "two")
 
 
@@ -138,8 +141,7 @@ def test_they_are_those_of_recbole(loaded):
     found = loaded.recommend(train.id2token("user_id", users.numpy()), k=10)
     for place, (_, own) in enumerate(found.groupby("user", sort=False)):
         theirs = [token for token in train.id2token("item_id", items[place].numpy()) if not token.startswith("[")]
-        assert own["item"].tolist()[: len(theirs)] == theirs
-        assert own["rank"].tolist() == list(range(1, 11))
+        assert (own["item"].tolist()[: len(theirs)], own["rank"].tolist()) == (theirs, list(range(1, 11)))
         assert own["score"].is_monotonic_decreasing
     assert list(found.columns) == ["user", "rank", "item", "score"]
     assert found["score"].iloc[0] == pytest.approx(scores[0, 0].item())

@@ -26,7 +26,6 @@ HAS_SPHINX = all(importlib.util.find_spec(package) for package in ("sphinx", "my
 
 @pytest.mark.skipif(not HAS_SPHINX, reason="Sphinx with its theme is not installed")
 def test_the_site(tmp_path):
-    """Every page is there and in the sidebar; the reference has all names, without a hand-kept list."""
     site = tmp_path / "html"
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", str(ROOT / "docs")]
     run_command([*command, "-d", str(tmp_path / "work"), str(ROOT), str(site)], tmp_path)

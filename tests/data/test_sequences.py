@@ -83,7 +83,7 @@ ROWS = st.lists(
 
 
 # Without shrinking: every example is a dataset that RecBole reads twice.
-@hypothesis_settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])
+@hypothesis_settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
 @given(rows=ROWS, split=st.sampled_from(sorted(SPLITS)), length=st.integers(1, 6))
 def test_windows_with_many_ties_are_recboles_own(tmp_path_factory, rows, split, length):
     path = write_rows(tmp_path_factory.getbasetemp(), rows)
@@ -100,11 +100,10 @@ def test_fields_for_the_split_alone_are_dropped_and_numbers_with_buckets_are_lis
     assert built[0].inter_feat["rating_list"].shape[1:] == (5, 2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"eval_args": {"split": {"LS": "valid_and_test"}, "order": "RO", "mode": "full"}}, "order to TO"),
-     ({"load_col": {"inter": ["user_id", "item_id"]}}, r"load_col='\{inter: \[user_id, item_id, timestamp\]\}'")],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"eval_args": {"split": {"LS": "valid_and_test"}, "order": "RO", "mode": "full"}}, "order to TO"),
+    ({"load_col": {"inter": ["user_id", "item_id"]}}, r"load_col='\{inter: \[user_id, item_id, timestamp\]\}'"),
+])  # fmt: skip
 def test_data_without_the_order_of_time_is_refused(tiny_path, changes, said):
     refused(said, Sequences.of, raw_dataset(data_path=str(tiny_path), **changes))
 
@@ -148,10 +147,8 @@ def as_rows(sequences, windows):
     return found
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_deleting_follows_the_definition(drawn, data):
-    """Windows of the interactions that are left, and the retained prefix of each deleted interaction."""
     keep = torch.ones(len(drawn), dtype=torch.bool)
     everything = set(range(len(drawn)))
     keep[list(data.draw(st.just(everything) | st.sets(st.sampled_from(sorted(everything)))))] = False

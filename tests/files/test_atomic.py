@@ -37,8 +37,7 @@ def test_a_failure_leaves_the_log_and_nothing_else(tmp_path):
         (place / "model.pth").write_text("half")
         (place / "run.log").write_text("why")
         raise ValueError("broken")
-    assert names(tmp_path / "out") == ["run.log"]
-    assert names(tmp_path) == ["out"]
+    assert (names(tmp_path / "out"), names(tmp_path)) == (["run.log"], ["out"])
 
 
 def test_two_runs_do_not_share_a_directory(tmp_path, settings):
@@ -74,7 +73,6 @@ def test_an_earlier_result_is_not_replaced_unasked(forget, tmp_path):
 
 
 def test_a_run_that_fails_late_writes_no_model(settings, tmp_path, monkeypatch):
-    """Between the model and the result: both are there, or none is."""
     original = os.replace
 
     def full(source, target):

@@ -97,14 +97,11 @@ def test_a_saved_dataset_does_not_say_where_it_is(settings, tmp_path, plain_chec
     assert found.dataset_path == config["data_path"] != "/etc"
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"output_dir": "/elsewhere"}, {"cache_dir": "/elsewhere"}, {"save_adapters": True}, {"threads": 10**6},
-        {"lac_steps": 0, "lua_target": "none"}, {"download_url": "http://127.0.0.1:9/x.zip"}, {"unlearn": "finetune"},
-        {"replace": True}, {"ray_address": "auto"}, {"min_group": 1},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("values", [
+    {"output_dir": "/elsewhere"}, {"cache_dir": "/elsewhere"}, {"save_adapters": True}, {"threads": 10**6},
+    {"lac_steps": 0, "lua_target": "none"}, {"download_url": "http://127.0.0.1:9/x.zip"}, {"unlearn": "finetune"},
+    {"replace": True}, {"ray_address": "auto"}, {"min_group": 1},
+])  # fmt: skip
 def test_a_checkpoint_sets_nothing_of_ours(forged, unlearn, tmp_path, tiny_path, values):
     path = forged(values)
     assert not set(values) & set(read_checkpoint(path).settings)
@@ -133,29 +130,23 @@ def test_a_key_that_is_no_text_is_no_setting(forged):
     assert {3, None} & set(read_checkpoint(forged({3: 4, None: 5})).settings) == set()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"dataset": "../tiny"}, {"dataset": "/tmp/tiny"}, {"shards": "3"}, {"settings": []}, {"schema": 2},
-        {"rows": None}, {"slices": 10**12}, {"shards": 0},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    {"dataset": "../tiny"}, {"dataset": "/tmp/tiny"}, {"shards": "3"}, {"settings": []}, {"schema": 2},
+    {"rows": None}, {"slices": 10**12}, {"shards": 0},
+])  # fmt: skip
 def test_an_odd_ensemble_is_refused(tmp_path, change):
     head = {"method": "sisa", "model": "BPR", "dataset": "tiny", "settings": {}, "shards": 2, "slices": 1, "rows": ""}
     (tmp_path / "ensemble.json").write_text(json.dumps({"schema": 1, **head, **change}))
     refused(next(iter(change)), read_checkpoint, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"benchmark_filename": 3}, {"benchmark_filename": ["../../x"]}, {"additional_feat_suffix": ["../x"]},
-        {"unused_col": 3}, {"unused_col": [1]}, {"load_col": "x"}, {"train_neg_sample_args": 5}, {"learner": 5},
-        {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": ["RO"], "group_by": "user", "mode": "full"}},
-        {"eval_args": {"split": 3, "order": "RO", "group_by": "user", "mode": "full"}}, {"train_batch_size": 0},
-        {"encoding": "open('ran', 'w')"},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("values", [
+    {"benchmark_filename": 3}, {"benchmark_filename": ["../../x"]}, {"additional_feat_suffix": ["../x"]},
+    {"unused_col": 3}, {"unused_col": [1]}, {"load_col": "x"}, {"train_neg_sample_args": 5}, {"learner": 5},
+    {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": ["RO"], "group_by": "user", "mode": "full"}},
+    {"eval_args": {"split": 3, "order": "RO", "group_by": "user", "mode": "full"}}, {"train_batch_size": 0},
+    {"encoding": "open('ran', 'w')"},
+])  # fmt: skip
 def test_settings_of_another_kind_end_in_one_line(forged, unlearn, tmp_path, values):
     """RecBole fails on them in the middle of loading or training, or evaluates them."""
     refused("", unlearn, forged(values))
@@ -189,14 +180,11 @@ def test_no_attribute_is_set_that_the_model_does_not_declare(forged, unlearn, na
     assert unlearn(forged(other_parameter={name: torch.zeros(3)})).result["forget"]["users"] == 1
 
 
-@pytest.mark.parametrize(
-    ("model", "odd"),
-    [
-        ("Pop", {"item_cnt": torch.zeros(3, 1, dtype=torch.int64)}), ("Pop", {"max_cnt": torch.zeros(5)}),
-        ("EASE", {"item_similarity": np.zeros((2, 2), np.float32)}), ("EASE", {"interaction_matrix": 3}),
-        ("EASE", {"interaction_matrix": sp.eye(3).tocsr()}), ("EASE", {"item_similarity": np.array(["a"])}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "odd"), [
+    ("Pop", {"item_cnt": torch.zeros(3, 1, dtype=torch.int64)}), ("Pop", {"max_cnt": torch.zeros(5)}),
+    ("EASE", {"item_similarity": np.zeros((2, 2), np.float32)}), ("EASE", {"interaction_matrix": 3}),
+    ("EASE", {"interaction_matrix": sp.eye(3).tocsr()}), ("EASE", {"item_similarity": np.array(["a"])}),
+])  # fmt: skip
 def test_what_a_model_keeps_has_its_kind_and_shape(settings, model, odd):
     config = UnlearnConfig(model, "tiny", config_dict=settings)
     made = build_model(config, load(config).splits)

@@ -26,8 +26,7 @@ def home(tmp_path, monkeypatch):
 
 def test_a_key_is_made_once_for_its_owner_alone(home):
     first = hash_keys.load_key()
-    assert len(first) == 64
-    assert stat.S_IMODE(home.stat().st_mode) == 0o600
+    assert (len(first), stat.S_IMODE(home.stat().st_mode)) == (64, 0o600)
     assert hash_keys.load_key() == hash_keys.load_key(home) == first
     assert [entry.name for entry in home.parent.iterdir()] == ["key"]
 

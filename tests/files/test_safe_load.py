@@ -73,13 +73,10 @@ def test_a_recbole_name_is_a_stand_in_that_does_nothing(read, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("torch", "serialization.os.system"), ("numpy", "lib.os.system"), ("builtins", "set.x"),
-        ("torch", "_inductor"), ("numpy", "f2py"), ("torch", "onnx"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("module", "name"), [
+    ("torch", "serialization.os.system"), ("numpy", "lib.os.system"), ("builtins", "set.x"),
+    ("torch", "_inductor"), ("numpy", "f2py"), ("torch", "onnx"),
+])  # fmt: skip
 def test_names_are_not_looked_up(read, module, name):
     """STACK_GLOBAL resolves dots in names, and torch and numpy import submodules when they are asked for a name."""
     texts = [pickle.SHORT_BINUNICODE + bytes([len(text)]) + text.encode() for text in (module, name)]
@@ -99,12 +96,10 @@ def test_what_checkpoints_hold_is_read(tmp_path):
     assert torch.equal(found["tensor"], content["tensor"])
     assert torch.equal(found["parameter"], content["parameter"])
     assert found["dtype"] is torch.float32
-    assert found["array"].tolist() == [0, 1, 2, 3]
-    assert found["strings"].tolist() == ["a", "b"]
+    assert (found["array"].tolist(), found["strings"].tolist()) == ([0, 1, 2, 3], ["a", "b"])
     assert found["scalar"] == 0.5
     assert all((found[key] != content[key]).nnz == 0 for key in ("sparse", "coo"))
-    assert found["ordered"] == content["ordered"]
-    assert found["plain"] == content["plain"]
+    assert (found["ordered"], found["plain"]) == (content["ordered"], content["plain"])
 
 
 @given(cut=st.floats(0, 0.95), noise=st.binary(max_size=20))
@@ -145,8 +140,7 @@ def test_tensors_may_share_a_storage(tmp_path):
 
 def test_a_file_with_two_central_directories_runs_nothing(tmp_path, monkeypatch):
     """Python's parser and torch's see different archives in it; only one of them is asked here."""
-    script = torch.jit.script(torch.nn.Linear(2, 2))
-    script.save(str(tmp_path / "script.pt"))
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
     torch.save({"state_dict": {}}, tmp_path / "plain.pth")
     hidden, plain = (tmp_path / "script.pt").read_bytes(), (tmp_path / "plain.pth").read_bytes()
     for careless in ("torch.load", "torch.jit.load", "pickle.load", "pickle.loads", "pickle.Unpickler"):
@@ -193,53 +187,44 @@ def test_odd_archives_are_refused(tmp_path, change):
 RECONSTRUCTED = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n(I1\ntcnumpy\ndtype\n"
 
 
-@pytest.mark.parametrize(
-    "pickled",
-    [
-        # an array of objects whose bytes would be taken for pointers
-        RECONSTRUCTED + b"(S'O8'\nI00\nI01\ntR(I3\nS'|'\nNNNI-1\nI-1\nI63\ntbI00\nS'AAAAAAAA'\ntb.",
-        # a structured dtype with an object field
-        RECONSTRUCTED
-        + b"(S'V8'\nI00\nI01\ntR(I3\nS'|'\nN(S'a'\nt(dS'a'\n(S'O8'\nI0\ntsI8\nI1\nI16\ntbI00\nS'AAAAAAAA'\ntb.",
-        # fewer bytes than the shape says
-        RECONSTRUCTED.replace(b"(I1\nt", b"(I99\nt")
-        + b"(S'f8'\nI00\nI01\ntR(I3\nS'<'\nNNNI-1\nI-1\nI0\ntbI00\nS'AAAAAAAA'\ntb.",
-        # a state for a class: it changed a method for the whole process
-        b"cscipy.sparse\ncsr_matrix\n(dS'dot'\nI1\nsb.",
-        b"cnumpy\nndarray\n(dS'x'\nI1\nsb.",
-        # a call of what a call returned
-        b"cbuiltins\nset\n(tR(tR.",
-    ],
-)
+@pytest.mark.parametrize("pickled", [
+    # an array of objects whose bytes would be taken for pointers
+    RECONSTRUCTED + b"(S'O8'\nI00\nI01\ntR(I3\nS'|'\nNNNI-1\nI-1\nI63\ntbI00\nS'AAAAAAAA'\ntb.",
+    # a structured dtype with an object field
+    RECONSTRUCTED
+    + b"(S'V8'\nI00\nI01\ntR(I3\nS'|'\nN(S'a'\nt(dS'a'\n(S'O8'\nI0\ntsI8\nI1\nI16\ntbI00\nS'AAAAAAAA'\ntb.",
+    # fewer bytes than the shape says
+    RECONSTRUCTED.replace(b"(I1\nt", b"(I99\nt")
+    + b"(S'f8'\nI00\nI01\ntR(I3\nS'<'\nNNNI-1\nI-1\nI0\ntbI00\nS'AAAAAAAA'\ntb.",
+    # a state for a class: it changed a method for the whole process
+    b"cscipy.sparse\ncsr_matrix\n(dS'dot'\nI1\nsb.",
+    b"cnumpy\nndarray\n(dS'x'\nI1\nsb.",
+    # a call of what a call returned
+    b"cbuiltins\nset\n(tR(tR.",
+])  # fmt: skip
 def test_pickles_that_would_corrupt_memory_or_the_process_are_refused(read, pickled):
     dot = sp.csr_matrix.dot
     refused(r"Refused to read .*Nothing in it was run", read, pickled)
     assert sp.csr_matrix.dot is dot
 
 
-@pytest.mark.parametrize(
-    ("size", "stride", "offset"),
-    [
-        ((10**9,), (0,), 0), ((3,), (-1,), 2), ((3,), (1,), -1), ((2**40,), (1,), 0), ((1,) * 17, (1,) * 17, 0),
-        ((2**40, 0, 2**40), (1, 1, 1), 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("size", "stride", "offset"), [
+    ((10**9,), (0,), 0), ((3,), (-1,), 2), ((3,), (1,), -1), ((2**40,), (1,), 0), ((1,) * 17, (1,) * 17, 0),
+    ((2**40, 0, 2**40), (1, 1, 1), 0),
+])  # fmt: skip
 def test_tensors_outside_their_storage_are_refused(tmp_path, size, stride, offset):
     made = (torch.zeros(4).storage(), offset, size, stride, False, {})
     torch.save({"w": Trap(torch._utils._rebuild_tensor_v2, *made)}, tmp_path / "x.pth")
     refused("Refused", unpickle.load_torch, tmp_path / "x.pth")
 
 
-@pytest.mark.parametrize(
-    ("form", "change"),
-    [
-        ("csr", {"indices": [0, 1, 99]}), ("csr", {"indices": [0, 1, -1]}), ("csc", {"indptr": [0, 1, 99, 3]}),
-        ("csr", {"indptr": [1, 1, 2, 3]}), ("csr", {"_shape": (2**40, 3)}), ("coo", {"_shape": (3, 2**28)}),
-        ("coo", {"_shape": (3, 3, 3)}), ("coo", {"_shape": (2, 3)}), ("csr", {"data": [1.0]}),
-        ("csr", {"indptr": np.array([0, 3, 1, 3], np.uint32)}),  # scipy wrote past a block of memory
-        ("csr", {"indptr": np.array([0, 2**64 - 1, 2**64 - 2, 3], np.uint64)}), ("csr", {"data": ["a", "b", "c"]}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("form", "change"), [
+    ("csr", {"indices": [0, 1, 99]}), ("csr", {"indices": [0, 1, -1]}), ("csc", {"indptr": [0, 1, 99, 3]}),
+    ("csr", {"indptr": [1, 1, 2, 3]}), ("csr", {"_shape": (2**40, 3)}), ("coo", {"_shape": (3, 2**28)}),
+    ("coo", {"_shape": (3, 3, 3)}), ("coo", {"_shape": (2, 3)}), ("csr", {"data": [1.0]}),
+    ("csr", {"indptr": np.array([0, 3, 1, 3], np.uint32)}),  # scipy wrote past a block of memory
+    ("csr", {"indptr": np.array([0, 2**64 - 1, 2**64 - 2, 3], np.uint64)}), ("csr", {"data": ["a", "b", "c"]}),
+])  # fmt: skip
 def test_sparse_matrices_that_are_not_well_formed_are_refused(read, form, change):
     matrix = sp.eye(3).asformat(form)
     for key, value in change.items():
@@ -282,8 +267,7 @@ def test_tensors_take_what_is_inside_their_storage(tmp_path_factory, axes, offse
     places = [sum(map(operator.mul, place, stride)) + offset for place in np.ndindex(*size)]
     if len(places) <= 12 and all(place < 12 for place in places):
         (found,) = unpickle.load_torch(path)
-        assert found.flatten().tolist() == places
-        assert found.shape == size
+        assert (found.flatten().tolist(), found.shape) == (places, size)
     else:
         refused("larger than its storage", unpickle.load_torch, path)
 

@@ -10,9 +10,7 @@ import multiprocessing
 import os
 import resource
 import shutil
-import time
 import traceback
-from multiprocessing.connection import wait
 
 import torch
 
@@ -67,36 +65,26 @@ def _cases(maker, seeds, home, answer):
     os._exit(0)
 
 
-def run(seeds, data_path, folder, workers=1):
+def run(seeds, data_path, folder):
     """The outcome of every seed; a case that crashes or hangs ends its process, and another one does the rest."""
     (folder / "good").mkdir(parents=True)
     maker, context = prepare(folder / "good", data_path), multiprocessing.get_context("fork")
-    waiting = [list(seeds)[k : k + BATCH] for k in range(0, len(seeds), BATCH)]
-    running, found = {}, {}
-    while waiting or running:
-        while waiting and len(running) < workers:
-            batch, (answer, given) = waiting.pop(), context.Pipe(duplex=False)
-            process = context.Process(target=_cases, args=(maker, batch, folder / f"from-{batch[0]}", given))
-            process.start()
-            given.close()
-            running[answer] = batch, process, time.monotonic()
-        ready = wait(list(running), timeout=1)
-        for answer, (batch, process, since) in list(running.items()):
+    left, found = list(seeds), {}
+    while left:
+        batch, (answer, given) = left[:BATCH], context.Pipe(duplex=False)
+        process = context.Process(target=_cases, args=(maker, batch, folder / f"from-{batch[0]}", given))
+        process.start()
+        given.close()
+        for seed in batch:
+            left.remove(seed)
             try:
-                if answer in ready:
-                    found[batch[0]] = answer.recv()
-                    running[answer] = batch[1:], process, time.monotonic()
-                    continue
-                if time.monotonic() - since < SECONDS:
-                    continue
-                found[batch[0]] = "hang"
+                found[seed] = answer.recv() if answer.poll(SECONDS) else "hang"
             except EOFError:
-                if batch:
-                    found[batch[0]] = "crash of the process"
-            process.kill()
-            process.join()
-            del running[answer]
-            waiting += [batch[1:]] if batch[1:] else []
+                found[seed] = "crash of the process"
+            if found[seed].startswith(("hang", "crash")):
+                break
+        process.kill()
+        process.join()
     return found
 
 

@@ -155,15 +155,13 @@ def test_bad_files_are_refused_in_one_line(file, content, message):
 def test_the_files_that_come_along_and_the_example_of_the_documentation(file, monkeypatch):
     (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "many-runs.md").read_text(), re.S)
     cells = plan.load(file(example))
-    assert len(cells) == 2 * 3 + 1
-    assert cells[-1].values["epochs"] == 30
+    assert (len(cells), cells[-1].values["epochs"]) == (2 * 3 + 1, 30)
     assert all(cell.values["cache_size"] == 20.0 for cell in cells)
     folder = properties_dir() / "grid"
     assert {path.stem for path in folder.glob("*.yaml")} == {"smoke", "machine", "paper"}
     every = {method.name for method in METHODS.all()}
     paper = plan.load(folder / "paper.yaml")
-    assert len(paper) == 3 * 2 * 3 * 5
-    assert {cell.ratio for cell in paper} == {0.01, 0.05, 0.1, 0.2, 0.5}
+    assert (len(paper), {cell.ratio for cell in paper}) == (3 * 2 * 3 * 5, {0.01, 0.05, 0.1, 0.2, 0.5})
     assert all(set(cell.methods) == every for cell in paper)
     assert {cell.dataset for cell in plan.load(folder / "smoke.yaml")} == {"ml-100k"}
     machine = plan.load(folder / "machine.yaml")
@@ -218,7 +216,6 @@ FIRST, SECOND = "tiny-BPR-0.2-1", "tiny-BPR-0.2-2"
 
 
 def test_sequential_and_other_models_in_one_grid(file, small, tmp_path):
-    """Each with the split and the negatives that it needs, in one table."""
     _, given = small
     del given["embedding_size"]
     path = file(
@@ -255,10 +252,8 @@ def test_a_grid_from_the_command_line(small, watched, tmp_path, capsys):
     # The same run by hand gives the same figures.
     first, second = (json.loads((out / name / "result.json").read_text())["phases"] for name in ran)
     values = {k: v for k, v in given.items() if k not in ("output_dir", "workers")}
-    alone = run_unlearn(
-        "BPR", "tiny", unlearn="obliviate", compare=["retrain", "no_lac"],
-        config_dict=values | {"seed": 1, "inject_mode": "random", "epochs": 2, "tensorboard": False},
-    ).result["phases"]  # fmt: skip
+    values |= {"seed": 1, "inject_mode": "random", "epochs": 2, "tensorboard": False, "unlearn": "obliviate"}
+    alone = run_unlearn("BPR", "tiny", compare=["retrain", "no_lac"], config_dict=values).result["phases"]
     assert list(first) == ["original", "unlearned", "retrained", "no_lac"]
     for name, phase in alone.items():
         assert first[name]["metrics"] == phase["metrics"]
@@ -267,8 +262,7 @@ def test_a_grid_from_the_command_line(small, watched, tmp_path, capsys):
     assert f"{mean:.4f} ±" in tables
     # Finished cells are not done again; page and tables are written again.
     (out / "tables.md").unlink()
-    assert command(path, given) == 0
-    assert len(ran) == 2
+    assert (command(path, given), len(ran)) == (0, 2)
     assert (out / "tables.md").read_text() == tables
     capsys.readouterr()
     assert cli.main([f"--report={out}", f"--output_dir={tmp_path / 'page'}"]) == 0
@@ -310,8 +304,7 @@ def test_a_failing_cell_does_not_stop_the_others_and_is_tried_again_alone(small,
     assert "1 of 2 cells failed; the same command tries them again." in shown.err
     assert ran == [FIRST, SECOND, FIRST]
     again = watched()
-    assert run_grid(path, config_dict=given).failed == {}
-    assert again == [FIRST]
+    assert (run_grid(path, config_dict=given).failed, again) == ({}, [FIRST])
     assert not (out / "failed.json").exists()
     assert "Missing" not in (out / "tables.md").read_text()
 
@@ -340,8 +333,7 @@ def test_an_interrupt_and_a_full_disk_keep_finished_cells(small, watched, monkey
         patch.setattr(Path, "write_bytes", full)
         refused("No space left on device", run_grid, path, config_dict=given)
     assert not (out / SECOND).exists()
-    assert run_grid(path, config_dict=given).failed == {}
-    assert ran == [SECOND, SECOND]
+    assert (run_grid(path, config_dict=given).failed, ran) == ({}, [SECOND, SECOND])
 
 
 def test_bad_arguments_are_refused_before_training(small, watched, tmp_path):

@@ -88,8 +88,7 @@ def test_a_verdict_that_nothing_passes(original, unlearned, control, whole, leve
     found = verdict({**phases, "control": placed(*control)}, {}, whole=whole)
     assert found.level == level
     assert found.text.startswith(begins)
-    assert found.text.endswith(words.WHOLE) == whole
-    assert restated(found, phases, {}, None) == found
+    assert (found.text.endswith(words.WHOLE), restated(found, phases, {}, None)) == (whole, found)
     withheld = restated(found, {}, {}, None)  # of few users: no figure, and the same reason
     assert withheld.level == level
     assert not re.search(r"\d\.\d", withheld.text)
@@ -103,11 +102,8 @@ def test_doing_nothing_does_not_pass_for_whole_users_and_retraining_does(ml_100k
     values = ml_100k(model)
     train = load(UnlearnConfig(model, "ml-100k", config_dict=values)).splits.train
     users = np.random.default_rng(0).choice(np.arange(1, train.user_num), 90, replace=False)
-    outcome = run_unlearn(
-        model, "ml-100k", forget={"user_id": train.id2token("user_id", users).tolist()}, unlearn="obliviate",
-        compare=["retrain", "retrain"], config_dict=values | NOTHING,
-    )  # fmt: skip
-    record = outcome.record
+    asked = {"forget": {"user_id": train.id2token("user_id", users).tolist()}, "compare": ["retrain", "retrain"]}
+    record = run_unlearn(model, "ml-100k", unlearn="obliviate", **asked, config_dict=values | NOTHING).record
     assert record.verdict.level == record.control.verdict.level == "under"
     assert record.verdict.text.endswith(words.WHOLE)
     assert record.unlearned.figure("probe_gap", "mean") > 3 * record.unlearned.figure("probe_gap", "error")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from recbole.data.interaction import Interaction
 from scipy import stats
@@ -87,11 +86,9 @@ def test_users_who_touched_almost_everything(data):
     empty = train.copy(Interaction({"user_id": torch.empty(0).long(), "item_id": torch.empty(0).long()}))
     splits = data.full._replace(train=train.copy(feat), valid=empty, test=empty)
     drawn, usable = scores.never_touched(torch.tensor([1, 2]), splits, 5, 0)
-    assert drawn[0].tolist() == [17] * 5
-    assert usable.tolist() == [True, False]
+    assert (drawn[0].tolist(), usable.tolist()) == ([17] * 5, [True, False])
 
 
-@hypothesis_settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=20), st.lists(st.floats(-3, 3), min_size=1, max_size=20))
 def test_distances_of_distributions(a, b):
     x, y = torch.tensor(a), torch.tensor(b)
@@ -109,12 +106,10 @@ def test_distances_of_distributions(a, b):
 def test_a_histogram_counts_everything():
     """With edges that single precision holds; others lose values at the ends, as the frozen runs do."""
     found = forgetting.histograms({"a": torch.tensor([-1.0, 1.0] * 2000), "b": torch.tensor([-9.0, 9.0, 0.1])})
-    assert found["a"].edges == found["b"].edges
-    assert [sum(one.counts) for one in found.values()] == [4000, 3]
+    assert (found["a"].edges, [sum(one.counts) for one in found.values()]) == (found["b"].edges, [4000, 3])
     assert (found["b"].counts[0], found["b"].counts[-1]) == (1, 1)
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
 @given(st.permutations(range(8)), st.permutations(range(8)), st.integers(1, 6))
 def test_overlaps_are_their_definitions(a, b, depth):
     x, y = torch.tensor([a[:depth]]), torch.tensor([b[:depth]])
@@ -128,7 +123,6 @@ def test_overlaps_are_their_definitions(a, b, depth):
     assert float(forgetting.rank_biased_overlap(x, x)[0]) == pytest.approx(1.0)
 
 
-@hypothesis_settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=15), st.lists(st.integers(0, 9), min_size=2, max_size=15))
 def test_auc_is_the_share_of_ordered_pairs(members, others):
     found = forgetting.auc_interval(np.array(members, float), np.array(others, float))
@@ -214,12 +208,10 @@ def test_masked_utility_equals_recboles_when_nothing_deleted_is_recommended(make
 
 
 def test_a_sample_of_the_others_is_enough(make_config, data, monkeypatch):
-    """All affected users and some of the others are looked at; the same every time."""
     monkeypatch.setattr(scores, "OTHERS", 10)
     pairs = measures.deleted_pairs(data, 10, 0)
     plan = measures.Questions.of(data, pairs, 3)
-    assert int(plan.affected.sum()) == len(data.affected_users)
-    assert int((~plan.affected).sum()) == 10
+    assert (int(plan.affected.sum()), int((~plan.affected).sum())) == (len(data.affected_users), 10)
     assert torch.equal(plan.users, measures.Questions.of(data, pairs, 3).users)
     trainer, measurement = untrained(make_config(), data)
     found = measurement.measure(trainer)
@@ -245,7 +237,6 @@ def evaluated(make_config, data):
 
 
 def test_groups_add_up_and_equal_recboles_figures(data, evaluated):
-    """Metrics of all users are the mean over the two groups, weighted by how many users each has."""
     trainer, test, measured = evaluated
     users = test.test.uid_list
     affected = torch.isin(users, data.affected_users)
@@ -260,7 +251,6 @@ def test_groups_add_up_and_equal_recboles_figures(data, evaluated):
 
 
 def test_recall_and_ndcg_by_hand(data, evaluated):
-    """The reported numbers are the textbook ones, with training items masked and deleted ones not."""
     trainer, test, measured = evaluated
     recalls, ndcgs = [], []
     known, held = pairs_of(data.retain.train, data.retain.valid), pairs_of(data.retain.test)
@@ -277,13 +267,11 @@ def test_recall_and_ndcg_by_hand(data, evaluated):
 
 def test_reported_metrics_are_always_there(make_config):
     config = measures.report_config(make_config(metrics=["MRR"], topk=[5], valid_metric="MRR@5"), item_num=61)
-    assert config["metrics"] == ["Recall", "NDCG", "MRR"]
-    assert config["topk"] == [5, 10, 20, 50]
+    assert (config["metrics"], config["topk"]) == (["Recall", "NDCG", "MRR"], [5, 10, 20, 50])
     assert measures.report_config(make_config(), item_num=30)["topk"] == [10, 20]
 
 
 def test_paired_errors_are_those_of_the_users_own_differences(make_config, data):
-    """Values by user have RecBole's means, and a model is paired with another user by user."""
     config = make_config(metrics=["Recall", "MRR", "ItemCoverage"], valid_metric="Recall@10")
     models = (untrained(config, data, build_model(config.replace(seed=n), data.retain)) for n in (1, 2))
     first, second = (measurement.measure(trainer) for trainer, measurement in models)

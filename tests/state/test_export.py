@@ -86,8 +86,7 @@ def test_models_without_vectors_export_the_checkpoint_and_say_so(make_state, tmp
 @pytest.mark.parametrize("model", ["BPR", "LightGCN"])
 def test_a_delta_leads_from_one_export_to_the_next(make_state, tmp_path, model):
     state = make_state(model)
-    train = state.core.live.base.splits.train
-    u8, outs = train.token2id("user_id", "u8"), [tmp_path / "0"]
+    u8, outs = state.core.live.base.splits.train.token2id("user_id", "u8"), [tmp_path / "0"]
     state.export(outs[0])
 
     def delta_after(step):
@@ -266,7 +265,6 @@ def test_a_model_that_only_seems_to_have_vectors_has_none(make_state, monkeypatc
 
 
 def test_the_snippets_of_the_page_run(make_state, key_file, tmp_path):
-    """docs/serving.md, with names of `tiny`, in the order of the page."""
     make_state(name="care").close()
     shutil.copy(key_file, tmp_path / "key")
     page = (ROOT / "docs" / "serving.md").read_text()

@@ -141,8 +141,7 @@ def test_nothing_of_what_was_deleted_is_left(copied, odd, key_file, caplog, tmp_
 
     getattr(state, final)()
     for again in (state, open_state(folder, key_file)):
-        assert traces(folder, GONE) == set()
-        assert sum(rows_like(folder, table) for table in rows) == 0
+        assert (traces(folder, GONE), sum(rows_like(folder, table) for table in rows)) == (set(), 0)
         assert packed_left(folder, packed) == 0
         assert not pairs_of(again) & gone
         kept = there - gone
@@ -178,7 +177,6 @@ def test_nothing_of_what_was_deleted_is_left(copied, odd, key_file, caplog, tmp_
 
 
 def test_names_of_any_kind_are_deleted_from_end_to_end(copied, odd, tmp_path):
-    """By file, by DataFrame and by dict: quotes, line breaks, unicode, what looks like SQL."""
     state = copied(odd("BPR"))
     assert {name(user) for user in ("u3", "u5", "u8", "u9")} <= {user for user, _ in pairs_of(state)}
     pd.DataFrame({"user_id": [name("u3"), name("u5")]}).to_csv(tmp_path / "r.csv", index=False)

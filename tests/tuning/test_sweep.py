@@ -99,7 +99,6 @@ def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
     ("method", "text"), [("finetune", "finetune_epochs: {grid: [1, 3]}"), ("obliviate", "lac_steps: {grid: [4, 8]}")]
 )
 def test_a_sweep_of_a_sequential_model(here, settings, tmp_path, method, text):
-    """Grid search with the retrained model's target, chosen by validation windows."""
     del settings["embedding_size"]
     own = settings | {
         "MAX_ITEM_LIST_LENGTH": 6, "hidden_size": 8, "epochs": 2, "report": "html", "inject_mode": "random",
@@ -193,21 +192,20 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
     refused("tune_unlearn", run_unlearn, "BPR", "tiny", config_dict=small)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"tune_metric": "NDCG@15"}, "tune_metric=NDCG@15 is not measured"),
-     ({"searcher": "grid"}, "Grid search cannot go through the range of lac_learning_rate"),
-     ({"searcher": "genetic"}, "searcher='genetic' is not valid"),
-     ({"searcher": "optuna"}, "pip install optuna"), ({"searcher": "hyperopt"}, "pip install hyperopt"),
-     ({"searcher": "optuna", "space": "listed.yaml"}, "not go through the grid of rank"),
-     ({"compare": "obliviate_paper"}, "compares with retrain, not with obliviate_paper"),
-     ({"unlearn": "retrain", "space": None}, "retrain has no search space of its own"),
-     ({"unlearn": "sisa", "space": None}, "sisa trains an original of its own"),
-     ({"ray_address": "127.0.0.1:1"}, "Cannot connect to the Ray cluster at 127.0.0.1:1"),
-     ({"ray_address": "ray://127.0.0.1:1"}, "not through a Ray client"), ({"trials": 0}, "trials=0 is not valid"),
-     ({"space": "nowhere.yaml"}, "Cannot read the search space nowhere.yaml"),
-     ({"space": "oblivate"}, "neither a file here nor one of")],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"tune_metric": "NDCG@15"}, "tune_metric=NDCG@15 is not measured"),
+    ({"searcher": "grid"}, "Grid search cannot go through the range of lac_learning_rate"),
+    ({"searcher": "genetic"}, "searcher='genetic' is not valid"),
+    ({"searcher": "optuna"}, "pip install optuna"), ({"searcher": "hyperopt"}, "pip install hyperopt"),
+    ({"searcher": "optuna", "space": "listed.yaml"}, "not go through the grid of rank"),
+    ({"compare": "obliviate_paper"}, "compares with retrain, not with obliviate_paper"),
+    ({"unlearn": "retrain", "space": None}, "retrain has no search space of its own"),
+    ({"unlearn": "sisa", "space": None}, "sisa trains an original of its own"),
+    ({"ray_address": "127.0.0.1:1"}, "Cannot connect to the Ray cluster at 127.0.0.1:1"),
+    ({"ray_address": "ray://127.0.0.1:1"}, "not through a Ray client"), ({"trials": 0}, "trials=0 is not valid"),
+    ({"space": "nowhere.yaml"}, "Cannot read the search space nowhere.yaml"),
+    ({"space": "oblivate"}, "neither a file here nor one of"),
+])  # fmt: skip
 def test_bad_input_is_one_line_and_nothing_is_trained(small, tmp_path, monkeypatch, capsys, changes, said):
     pytest.importorskip("ray.tune")
     monkeypatch.setattr(backend, "is_installed", lambda name: "pip install" not in said)
@@ -253,8 +251,7 @@ def test_the_page_has_the_front_and_the_heat_maps(tmp_path):
     assert len(utility["x"]) == sweep_page.BINS  # thirty step counts are too many to be told apart
     assert utility["x"][0] == "20 to 24"
     # The cell of rank 4 and the first steps has what the best of trials 0 and 4 has.
-    assert demotion["z"][0][0] == pytest.approx(0.54)
-    assert seconds["z"][0][0] == pytest.approx(0.4)
+    assert (demotion["z"][0][0], seconds["z"][0][0]) == (pytest.approx(0.54), pytest.approx(0.4))
     assert len(page_of(tmp_path, space={})[1]) == 1  # no settings, no maps
 
 

@@ -29,11 +29,9 @@ def test_contamination_falls_from_hop_to_hop():
     level = {side: dict(zip(m.ids.tolist(), m.share.tolist(), strict=True)) for side, m in region.items()}
     assert level["user"][1] == 1.0  # who asked starts again
     assert level["item"][3] == 1.0  # lost all it had
-    assert level["item"][1] == pytest.approx(1 / 2)
-    assert level["item"][2] == pytest.approx(1 / 4)
+    assert (level["item"][1], level["item"][2]) == (pytest.approx(1 / 2), pytest.approx(1 / 4))
     assert level["user"][2] == pytest.approx((1 / 2 + 1 / 4) / 2)
-    assert level["user"][3] == pytest.approx((1 / 4 + 0) / 2)
-    assert level["user"].get(5, 0.0) == 0.0
+    assert (level["user"][3], level["user"].get(5, 0.0)) == (pytest.approx((1 / 4 + 0) / 2), 0.0)
     near = new_start.spread(touched, retained, 0.3)
     assert near["user"].ids.tolist() == [1]  # what is below the reach is not passed on
     assert near["item"].ids.tolist() == [1, 3]
@@ -80,7 +78,6 @@ def features_by_formula(mean, number):
 
 
 def test_the_map_is_found(monkeypatch):
-    """Of users whose rows are exactly a map of their items' rows."""
     monkeypatch.setattr(new_start, "RIDGE", 1e-14)
     users, items, d = 200, 90, 3
     generator = torch.Generator().manual_seed(1)
@@ -101,7 +98,6 @@ def test_the_map_is_found(monkeypatch):
 
 @given(st.integers(0, 10**6), st.integers(1, 3))
 def test_what_is_added_up_is_the_formula_written_out(seed, rounds):
-    """Turn by turn, with sums over all retained links taken again each time."""
     generator = torch.Generator().manual_seed(seed)
     users, items, d = 12, 10, 2
     keep = torch.rand(users, items, generator=generator) < 0.5
@@ -243,8 +239,7 @@ def test_means_are_those_of_a_loop_over_windows(windows, side, data, with_users,
     links = WindowLinks(dataset(windows, length), side, ids)
     found = links.mean(tables, centre)
     width = WIDTHS["item"] + (WIDTHS["user"] if with_users and side == "item" else 0)
-    assert found.shape == (len(ids), width)
-    assert links.number.shape == (len(ids),)
+    assert (found.shape, links.number.shape) == ((len(ids), width), (len(ids),))
     for row, number in enumerate(ids.tolist()):
         mean, count = mean_by_loop(side, number, windows, tables, centre)
         assert int(links.number[row]) == count
@@ -342,7 +337,6 @@ LOST = {"user": {1: 0.3, 3: 0.1, 5: 1.0}, "item": {2: 0.5, 3: 0.06, 4: 1.0, 7: 0
 @pytest.mark.parametrize("with_users", [False, True])
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_sides_start_again_in_turn(rounds, with_users):
-    """Users first, then items and users as often as asked: each from the rows that the last turn left."""
     tables = random_tables(10, with_users)
     maps = some_maps(tables)
     moved = restarted_by_windows(tables, maps, region_of(*LOST.values()), dataset(SOME), rounds)
