@@ -37,8 +37,7 @@ def test_arguments_that_cannot_be_read(arguments):
 
 
 def test_version(capsys):
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == f"recbole-unlearn {__version__}"
+    assert (cli.main(["--version"]), capsys.readouterr().out.strip()) == (0, f"recbole-unlearn {__version__}")
 
 
 def test_an_interrupt_is_not_a_traceback(monkeypatch, capsys):

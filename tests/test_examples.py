@@ -42,9 +42,8 @@ def run_example(name, folder):
 def test_a_checkpoint_and_a_csv(tmp_path):
     said = run_example("checkpoint_and_csv.sh", tmp_path)
     assert "BPR-unlearned.pth" in said
-    first, second = (
-        json.loads((tmp_path / "work" / day / "result.json").read_text()) for day in ("monday", "tuesday")
-    )
+    paths = (tmp_path / "work" / day / "result.json" for day in ("monday", "tuesday"))
+    first, second = (json.loads(path.read_text()) for path in paths)
     assert (first["forget"]["users"], second["forget"]["users"]) == (2, 1)
 
 
@@ -56,8 +55,7 @@ def test_from_python_and_with_a_model_of_ones_own(tmp_path):
     said = run_example("own_model.py", tmp_path / "own")
     assert "retrained" in said
     assert "rank" in said  # recommendations of the loaded model
-    result = json.loads((tmp_path / "own" / "work" / "out" / "result.json").read_text())
-    assert result["model"] == "BiasedBPR"
+    assert json.loads((tmp_path / "own" / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
 
 
 @pytest.mark.slow

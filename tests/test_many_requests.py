@@ -300,8 +300,7 @@ def test_the_share_is_of_what_there_was():
     lost = torch.tensor([0, 6, 0, 5, 0, 0, 0, 0, 0])
     region = find_region(index, users, items, lost)
     assert region["item"].ids.tolist() == [1, 2]  # item 3 is not in this request
-    assert region["item"].share.tolist() == pytest.approx([7 / 10, 1 / 2])
-    assert region["user"].share.tolist() == [1.0]
+    assert (region["item"].share.tolist(), region["user"].share.tolist()) == (pytest.approx([7 / 10, 1 / 2]), [1.0])
     assert find_region(index, users, items)["item"].share.tolist() == pytest.approx([1 / 4, 1 / 2])
 
 
@@ -321,9 +320,7 @@ def test_influence_weighs_what_was_lost_before(make_config):
 
 def test_a_request_that_comes_again_is_done(first, tmp_path, capsys):
     """From the command line, in another order and another kind of file; nothing is trained, not even to compare."""
-    (tmp_path / "again.jsonl").write_text(
-        '{"user_id": "u9"}\n{"item_id": "i3"}\n{"user_id": "u7"}\n{"user_id": "u7"}\n'
-    )
+    (tmp_path / "again.jsonl").write_text('{"user_id": "u9"}\n{"item_id": "i3"}\n' + '{"user_id": "u7"}\n' * 2)
     flags = [f"--{key}={value}" for key, value in QUICK.items()]
     flags += [f"--checkpoint={first.output_dir / 'BPR-unlearned.pth'}", f"--forget={tmp_path / 'again.jsonl'}"]
     assert cli.main([*flags, f"--output_dir={tmp_path / 'second'}", "--compare=retrain"]) == 0
@@ -334,8 +331,7 @@ def test_a_request_that_comes_again_is_done(first, tmp_path, capsys):
     result = json.loads((tmp_path / "second" / "result.json").read_text())
     assert (list(result["phases"]), result["done_earlier"]) == (["original", "unlearned"], day)
     assert result["verdict"]["text"].startswith("This request was carried out earlier")
-    assert result["forget"]["interactions"] == 0
-    assert result["hashes"]["request"] == first.result["hashes"]["request"]
+    assert (result["forget"]["interactions"], result["hashes"]["request"]) == (0, first.result["hashes"]["request"])
     assert result["hashes"]["original"] == result["hashes"]["result"] == first.result["hashes"]["result"]
     folders = first.output_dir, tmp_path / "second"
     assert same(*(load_torch(folder / "BPR-unlearned.pth")["state_dict"] for folder in folders))
@@ -398,10 +394,8 @@ def test_the_hashes_are_those_of_the_key(values, tmp_path):
     (tmp_path / "key").write_text("k" * 40 + "\n")
     os.chmod(tmp_path / "key", 0o600)
     values = values | {"unlearn": "finetune", "finetune_epochs": 1}
-    runs = (
-        run_unlearn("BPR", "popular", forget={"user_id": "u7"}, config_dict=values | {"hash_key": key})
-        for key in (str(tmp_path / "key"), None)
-    )
+    given = (values | {"hash_key": key} for key in (str(tmp_path / "key"), None))
+    runs = (run_unlearn("BPR", "popular", forget={"user_id": "u7"}, config_dict=own) for own in given)
     first, second = (run.result["hashes"] for run in runs)
     assert (set(first), len({*first.values(), *second.values()})) == ({"request", "original", "result"}, 6)
 

@@ -62,8 +62,7 @@ def test_a_trained_model_is_tested_and_resumed(trainer, cls):
 
 def test_it_is_done_once_and_undone(tmp_path):
     before = torch.load, Collector.get_data_struct, sorted(np.__dict__)
-    first = patch_recbole()
-    patched = torch.load
+    first, patched = patch_recbole(), torch.load
     assert patched is not before[0]
     with patch_recbole():
         assert torch.load is patched

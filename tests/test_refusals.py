@@ -23,8 +23,7 @@ def assert_fails(capsys, tmp_path):
     """Run the command line; it must fail with one line that holds ``words``, and write no result."""
 
     def run(arguments, *words):
-        code = cli.main(arguments)
-        error = capsys.readouterr().err
+        code, error = cli.main(arguments), capsys.readouterr().err
         lines = [line for line in error.splitlines() if line.startswith("Error: ")]
         assert code == 2, error
         assert len(lines) == 1, error

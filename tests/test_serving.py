@@ -15,6 +15,7 @@ from recbole.utils.case_study import full_sort_topk
 
 from recbole_unlearn import load_unlearned, run_unlearn, unlearn_model
 from tests.conftest import ITEMS, ROOT, USERS, quick_settings
+from tests.files import RUN
 from tests.parts import refused, same
 
 GONE = ["u3", "u8"]
@@ -42,8 +43,7 @@ def test_a_moved_directory_loads_as_it_was_measured(made, model, method, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
     monkeypatch.setattr("pickle.load", lambda *args: pytest.fail("a careless reader was called"))
     monkeypatch.setattr("torch.load", lambda *args: pytest.fail("a careless reader was called"))
-    before = torch.get_rng_state()
-    loaded = load_unlearned(moved)
+    before, loaded = torch.get_rng_state(), load_unlearned(moved)
     assert torch.equal(torch.get_rng_state(), before)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,6"
     config, model_again, dataset, train, valid, test = loaded
@@ -120,14 +120,8 @@ def loaded(tmp_path_factory, tiny_path):
     out = tmp_path_factory.mktemp("recommend")
     values = quick_settings(tiny_path, out) | {"eval_step": 4, "cache": False, "report": "none"}
     run_unlearn("BPR", "tiny", forget={"user_id": [GONE_USER]}, output_dir=out / "one", config_dict=values)
-    quiet = {
-        "show_progress": False,
-        "tensorboard": False,
-        "cache": False,
-        "report": "none",
-        "output_dir": str(out / "two"),
-    }
-    run_unlearn(checkpoint=out / "one" / "BPR-unlearned.pth", forget={"item_id": [GONE_ITEM]}, config_dict=quiet)
+    own = RUN | {"output_dir": str(out / "two")}
+    run_unlearn(checkpoint=out / "one" / "BPR-unlearned.pth", forget={"item_id": [GONE_ITEM]}, config_dict=own)
     return load_unlearned(out / "two")
 
 
@@ -135,8 +129,7 @@ ALL_USERS = [f"u{n}" for n in range(USERS) if f"u{n}" != GONE_USER]
 
 
 def test_they_are_those_of_recbole(loaded):
-    train = loaded.train_data._dataset
-    users = loaded.test_data.uid_list[:7]
+    train, users = loaded.train_data._dataset, loaded.test_data.uid_list[:7]
     scores, items = full_sort_topk(users.tolist(), loaded.model, loaded.test_data, 10)
     found = loaded.recommend(train.id2token("user_id", users.numpy()), k=10)
     for place, (_, own) in enumerate(found.groupby("user", sort=False)):

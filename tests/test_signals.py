@@ -86,10 +86,8 @@ def stopped(tmp_path, arguments, moment, number):
 )
 def test_a_run_that_is_stopped_leaves_its_log_at_most(flags, tmp_path, moment, number):
     load_key(None)  # a run that makes the key logs it
-    arguments = [
-        flag for flag in flags(tensorboard=True, cache_dir="saved/cache")
-        if not flag.startswith(("--output_dir", "--checkpoint_dir"))
-    ]  # fmt: skip
+    given, places = flags(tensorboard=True, cache_dir="saved/cache"), ("--output_dir", "--checkpoint_dir")
+    arguments = [flag for flag in given if not flag.startswith(places)]
     (tmp_path / "r.csv").write_text("user_id\nu3\n")
     arguments += ["--model=BPR", "--dataset=tiny", "--unlearn=obliviate", f"--forget={tmp_path / 'r.csv'}"]
     code, said, left = stopped(tmp_path, arguments, moment, number)

@@ -45,8 +45,7 @@ def test_every_kind_of_file_and_its_packed_and_damaged_forms(tmp_path, suffix):
     plain = write(tmp_path / f"r{suffix}")
     expected = [("u1", "i2", None), ("Zoë", "i4", None)]  # duplicates count once
     assert asked(plain) == expected
-    packed = tmp_path / f"p{suffix}.gz"
-    content = gzip.compress(plain.read_bytes())
+    packed, content = tmp_path / f"p{suffix}.gz", gzip.compress(plain.read_bytes())
     packed.write_bytes(content)
     if suffix == ".parquet":
         unread(packed, "unknown kind of file")

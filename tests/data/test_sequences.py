@@ -77,9 +77,7 @@ def test_windows_of_ml_100k_are_recboles_own(split):
     assert len(torch.unique(times["user_id"] * 2**32 + times["timestamp"].long())) < 0.8 * len(times)  # many ties
 
 
-ROWS = st.lists(
-    st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 4)), min_size=12, max_size=40, unique=True
-)
+ROWS = st.lists(st.tuples(*(st.integers(1, most) for most in (4, 8, 4))), min_size=12, max_size=40, unique=True)
 
 
 # Without shrinking: every example is a dataset that RecBole reads twice.
@@ -149,8 +147,7 @@ def as_rows(sequences, windows):
 
 @given(data=st.data())
 def test_deleting_follows_the_definition(drawn, data):
-    keep = torch.ones(len(drawn), dtype=torch.bool)
-    everything = set(range(len(drawn)))
+    keep, everything = torch.ones(len(drawn), dtype=torch.bool), set(range(len(drawn)))
     keep[list(data.draw(st.just(everything) | st.sets(st.sampled_from(sorted(everything)))))] = False
     windows, after = drawn.only(keep).windows(), brute_force(drawn, keep)
     for role, part in enumerate(windows):
@@ -167,8 +164,6 @@ def test_a_user_whose_first_window_is_missing_is_recovered_from_the_next(drawn):
     found = Sequences.recovered(Splits(later, built.valid, built.test)).raw.inter_feat
     raw = drawn.raw.inter_feat
     raw = raw[torch.isin(raw["user_id"], found["user_id"])]
-    rows = [
-        sorted(zip(*(feat[field].tolist() for field in ("user_id", "item_id", "timestamp")), strict=True))
-        for feat in (found, raw)
-    ]
+    fields = ("user_id", "item_id", "timestamp")
+    rows = [sorted(zip(*(feat[field].tolist() for field in fields), strict=True)) for feat in (found, raw)]
     assert rows[0] == rows[1]

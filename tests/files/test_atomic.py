@@ -126,8 +126,7 @@ def test_files_without_a_lock_are_removed(tmp_path):
 
 def test_recbole_s_own_files_are_not_left(settings, tmp_path, monkeypatch):
     """RecBole's trainers make a folder for checkpoints; it is outside the output directory, and goes."""
-    seen = []
-    original = trainer.PhaseTrainer.__init__
+    seen, original = [], trainer.PhaseTrainer.__init__
     monkeypatch.setattr(
         trainer.PhaseTrainer, "__init__",
         lambda self, config, model: (seen.append(config["checkpoint_dir"]), original(self, config, model))[1],

@@ -60,12 +60,10 @@ def test_a_pickled_array_in_a_datasets_folder_is_not_unpickled(tmp_path, tiny_pa
     folder = tmp_path / "data" / "tiny"
     folder.mkdir(parents=True)
     (folder / "tiny.inter").write_bytes((tiny_path / "tiny" / "tiny.inter").read_bytes())
-    np.save(
-        folder / "item_emb.npy", np.array([Trap(open, str(tmp_path / "ran"), "w")], dtype=object), allow_pickle=True
-    )
-    config = UnlearnConfig(
-        "LDiffRec", "tiny", config_dict={"data_path": str(tmp_path / "data"), "n_cate": 2, "epochs": 1}
-    )
+    trap = np.array([Trap(open, str(tmp_path / "ran"), "w")], dtype=object)
+    np.save(folder / "item_emb.npy", trap, allow_pickle=True)
+    values = {"data_path": str(tmp_path / "data"), "n_cate": 2, "epochs": 1}
+    config = UnlearnConfig("LDiffRec", "tiny", config_dict=values)
     refused("allow_pickle", build_model, config, load(config).splits)
     assert not (tmp_path / "ran").exists()
 

@@ -15,7 +15,7 @@ from recbole.utils import ModelType
 
 from recbole_unlearn import load_unlearned, run_unlearn
 from recbole_unlearn.files import StandIn, load_torch, only, read_checkpoint
-from tests.conftest import train_plain
+from tests.conftest import PLAIN, train_plain
 from tests.files import RUN, Trap, strings
 from tests.parts import refused, same
 
@@ -217,9 +217,7 @@ def own_class(monkeypatch, module):
 
 
 def train_own(cls, folder, tiny_path):
-    columns = {"inter": ["user_id", "item_id", "rating", "timestamp"]}
-    own = {"own_strength": 3, "load_col": columns, "embedding_size": 8}
-    return train_plain(cls, folder, data_path=str(tiny_path), epochs=2, **own)
+    return train_plain(cls, folder, **PLAIN | {"data_path": str(tiny_path), "epochs": 2, "own_strength": 3})
 
 
 @pytest.mark.parametrize("module", ["__main__", "own_models"])

@@ -149,8 +149,7 @@ def test_buckets_of_numbers(values, tmp_path):
     initial = build_model(outcome.config, outcome.data.retain).state_dict()
     name = "float_embedding_table.embedding.weight"
     assert torch.equal(outcome.model.state_dict()[name][bucket], initial[name][bucket])
-    before = train_data.user_feat["age"]
-    dataset = saved(outcome)
+    before, dataset = train_data.user_feat["age"], saved(outcome)
     assert dataset.user_feat["age"].iloc[3].tolist() == before[3].tolist()
     second = second_request(outcome, "FM", tmp_path, unlearn="obliviate")
     assert torch.equal(second.data.full.train.user_feat["age"][3], before[3])

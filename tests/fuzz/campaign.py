@@ -15,7 +15,7 @@ import traceback
 import torch
 
 from recbole_unlearn import cli, run_unlearn
-from tests.conftest import train_plain
+from tests.conftest import PLAIN, train_plain
 from tests.fuzz.cases import Maker
 
 SECONDS, BATCH = 60, 100  # for one case; in one process
@@ -24,8 +24,7 @@ GOOD = ("refused", "ran", "partly")
 
 def prepare(folder, data_path):
     """A good run of each kind, which the cases are made from."""
-    columns = {"load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]}}
-    own = {"data_path": str(data_path), "epochs": 1, "embedding_size": 4, **columns}
+    own = PLAIN | {"data_path": str(data_path), "epochs": 1, "embedding_size": 4}
     values = own | {"show_progress": False, "tensorboard": False, "cache": False, "demotion_negatives": 5}
     shutil.copy(train_plain("BPR", folder / "plain", **own), folder / "plain.pth")
     for method in ("obliviate", "sisa"):

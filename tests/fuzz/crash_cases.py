@@ -57,8 +57,7 @@ def campaign(number, data_path, folder, seed=0):
             (home / "out" / "mine.txt").write_text("mine")
         elif kind == 2:
             _run(home, data_path, 1)
-        before = state(home / "out")
-        moment = Kill(seconds=r.uniform(0.0, 1.1 * seconds))
+        before, moment = state(home / "out"), Kill(seconds=r.uniform(0.0, 1.1 * seconds))
         boundary = Kill(at=1 + (k // 2) % boundaries, after=bool((k // 2) // boundaries % 2))
         _run(home, data_path, 2, moment if k % 2 else boundary)
         found[_verdict(home / "out", before, kind)] += 1

@@ -68,8 +68,7 @@ def test_a_cell_is_a_run_with_all_methods_and_blocks_share_the_keys_next_to_them
     assert (config["seed"], config["inject_users"], config["unlearn"]) == (1, 0.05, "obliviate")
     assert config["compare"] == ["retrain", "finetune"]
     assert (config["epochs"], config["workers"], config["save_unlearned"]) == (4, 1, False)
-    found = [cell.config().method_values("finetune")["finetune_epochs"] for cell in cells]
-    assert found == [2] * 8 + [9] * 2
+    assert [cell.config().method_values("finetune")["finetune_epochs"] for cell in cells] == [2] * 8 + [9] * 2
 
 
 MODELS = ["BPR", "LightGCN", "NeuMF", "DMF"]
@@ -159,8 +158,7 @@ def test_the_files_that_come_along_and_the_example_of_the_documentation(file, mo
     assert all(cell.values["cache_size"] == 20.0 for cell in cells)
     folder = properties_dir() / "grid"
     assert {path.stem for path in folder.glob("*.yaml")} == {"smoke", "machine", "paper"}
-    every = {method.name for method in METHODS.all()}
-    paper = plan.load(folder / "paper.yaml")
+    every, paper = {method.name for method in METHODS.all()}, plan.load(folder / "paper.yaml")
     assert (len(paper), {cell.ratio for cell in paper}) == (3 * 2 * 3 * 5, {0.01, 0.05, 0.1, 0.2, 0.5})
     assert all(set(cell.methods) == every for cell in paper)
     assert {cell.dataset for cell in plan.load(folder / "smoke.yaml")} == {"ml-100k"}
@@ -289,8 +287,7 @@ def test_a_failing_cell_does_not_stop_the_others_and_is_tried_again_alone(small,
     refused(r"^All 2 cells of the grid failed; the first one: no way\.$", run_grid, path, config_dict=given)
     assert json.loads((out / "failed.json").read_text()) == {FIRST: "no way.", SECOND: "ValueError"}
     ran = watched({"-1": ZeroDivisionError("by accident\nand a long story")})
-    result = run_grid(path, config_dict=given)
-    reason = "ZeroDivisionError: by accident"
+    result, reason = run_grid(path, config_dict=given), "ZeroDivisionError: by accident"
     assert result.failed == json.loads((out / "failed.json").read_text()) == {FIRST: reason}
     assert f"{FIRST} failed: {reason}" in str(result)
     assert not (out / FIRST).exists()

@@ -112,8 +112,7 @@ def test_doing_nothing_does_not_pass_for_whole_users_and_retraining_does(ml_100k
 
 
 def test_a_run_has_a_control_and_no_more_is_disclosed_of_it(settings, tmp_path):
-    values = settings | {"epochs": 2}
-    request = {"user_id": [f"u{k}" for k in range(12)]}
+    values, request = settings | {"epochs": 2}, {"user_id": [f"u{k}" for k in range(12)]}
     outcome = run_unlearn("BPR", "tiny", forget=request, unlearn="finetune", compare="retrain", config_dict=values)
     control = outcome.result["control"]
     assert control["forgetting"]["probe_gap"].keys() == {"mean", "error"}
@@ -179,11 +178,8 @@ def first_item(values, user):
 def test_the_log_is_the_same_for_one_interaction_and_for_twelve_users(settings, tmp_path, unlearn):
     """Steps, ranks and restarted shards go with the size of a request; times, and the rough size, are said to."""
     logs = []
-    one, twelve = (
-        {"user_id": ["u3"], "item_id": [first_item(settings, "u3")]},
-        {"user_id": [f"u{k}" for k in range(12)]},
-    )
-    for request in (one, twelve):
+    one, twelve = {"user_id": ["u3"], "item_id": [first_item(settings, "u3")]}, [f"u{k}" for k in range(12)]
+    for request in (one, {"user_id": twelve}):
         values = settings | {"min_group": 20, "report": "none", "cache": False, "epochs": 1}
         values |= {"lac_batch_size": 8} if unlearn == "obliviate" else {}
         run_unlearn("BPR", "tiny", forget=request, unlearn=unlearn, config_dict=values)

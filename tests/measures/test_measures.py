@@ -66,8 +66,7 @@ def test_held_out_pairs_are_of_the_same_users_and_used_once(data, plan):
 
 
 def test_negatives_were_never_touched_and_stay_the_same(data):
-    pairs = measures.deleted_pairs(data, 10, seed=1)
-    touched = pairs_of(*data.full)
+    pairs, touched = measures.deleted_pairs(data, 10, seed=1), pairs_of(*data.full)
     assert pairs.others.shape == (len(data.forget), 10)
     for user, negatives in zip(pairs.users.tolist(), pairs.others.tolist(), strict=True):
         assert all(item > 0 and (user, item) not in touched for item in negatives)
@@ -132,8 +131,7 @@ def test_auc_is_the_share_of_ordered_pairs(members, others):
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says():
-    rng = np.random.default_rng(0)
-    truth = float(stats.norm.cdf(0.5 / np.sqrt(2)))
+    rng, truth = np.random.default_rng(0), float(stats.norm.cdf(0.5 / np.sqrt(2)))
     hits = 0
     for _ in range(400):
         _, low, high = forgetting.auc_interval(rng.normal(0.5, 1, 60), rng.normal(0, 1, 60))
@@ -148,8 +146,7 @@ def test_true_positives_at_a_false_positive_rate():
 
 
 def test_an_attack_finds_what_is_there_and_nothing_else():
-    rng = np.random.default_rng(1)
-    users = np.repeat(np.arange(50), 20)
+    rng, users = np.random.default_rng(1), np.repeat(np.arange(50), 20)
     noise = rng.normal(size=(1000, 2))
     nothing = forgetting.attack(noise, rng.normal(size=(1000, 2)), users)
     assert nothing["low"] < 0.53
@@ -167,12 +164,10 @@ def test_thirds_keep_equal_values_together():
 
 def test_groups_are_plain_recall(data, plan):
     seen = measures.observe(FixedScores(table_of(data)), plan, data.retain)
-    found = evaluation.by_group(plan, data, seen.top)
-    test = data.retain.test.inter_feat
+    found, test = evaluation.by_group(plan, data, seen.top), data.retain.test.inter_feat
     rows = list(zip(test["user_id"].tolist(), test["item_id"].tolist(), strict=True))
     best = {u: set(seen.top[k, :20].tolist()) for k, u in enumerate(plan.users.tolist())}
-    hits = [item in best[user] for user, item in rows]
-    parts = found["item_popularity"].values()
+    hits, parts = [item in best[user] for user, item in rows], found["item_popularity"].values()
     assert sum(part["rows"] for part in parts) == len(rows)
     assert sum(part["rows"] * part["recall@20"] for part in parts) == pytest.approx(sum(hits), abs=1e-3)
     people = found["user_activity"].values()

@@ -107,8 +107,7 @@ def test_hessian_products_agree_with_finite_differences(make_config, model):
 
 def test_a_selection_reads_and_writes_its_rows_only():
     net = torch.nn.ParameterDict({"users": torch.randn(8, 3), "columns": torch.randn(2, 9), "other": torch.randn(4)})
-    before = weights(net)
-    index = TrainIndex(Rows([(1, 1), (1, 2), (2, 3)]))
+    before, index = weights(net), TrainIndex(Rows([(1, 1), (1, 2), (2, 3)]))
     tables = [Table("users", "user"), Table("columns", "item", 0, 1)]
     selection = Selection(net, tables, region_of([1, 4], [3]), index)
     assert len(selection) == 2 * 3 + 2
@@ -176,15 +175,13 @@ def test_ifru_finds_the_leave_out_optimum(make_config, begin, monkeypatch):
     monkeypatch.setattr(ifru, "TOLERANCE", 1e-7)
     config = make_config(Ridge, epochs=1)
     data = divided(config)
-    original = train(config, data.full, "original")
-    start = build_model(config, data.full)
+    original, start = train(config, data.full, "original"), build_model(config, data.full)
     start.item_embedding.weight.data.mul_(20.0)
     original.state_dict["item_embedding.weight"] = start.item_embedding.weight.detach().clone()
     before = original.state_dict["user_embedding.weight"] = ridge_optimum(start, data.full.train)
     changes = {"ifru_damping": 0.0, "ifru_steps": 100}
     trainer, task = begin("ifru", Ridge, original=original, **changes)
-    finished = trainer.run(task)
-    target = ridge_optimum(start, data.retain.train)
+    finished, target = trainer.run(task), ridge_optimum(start, data.retain.train)
     found, users = trainer.model.user_embedding.weight.detach(), data.affected_users
     away = float((before[users] - target[users]).norm())
     assert float((found[users] - target[users]).norm()) < 1e-3 * away
@@ -229,8 +226,7 @@ def test_the_spillover_is_the_change_of_the_retained_loss(begin, monkeypatch):
 
 def test_pruning_keeps_the_heaviest_neighbours_and_never_drops_a_deleted_node(monkeypatch):
     pairs = [(1, 1), (1, 2), (1, 3), (2, 2), (3, 2), (4, 2), (2, 3), (5, 4), (5, 5)]
-    index = TrainIndex(Rows(pairs))
-    deleted = torch.zeros(len(pairs), dtype=torch.bool)
+    index, deleted = TrainIndex(Rows(pairs)), torch.zeros(len(pairs), dtype=torch.bool)
     deleted[0] = True
     retained, touched = rest_of(index, deleted)
     assert ifru.importance_region(touched, retained, 0) is touched
@@ -271,8 +267,7 @@ def test_rrl_lowers_the_scores_of_deleted_pairs(begin, model):
         own, other = (pair_scores(trainer.model, full, users, some) for some in (items, others))
         return float((own - other).mean())
 
-    before = margin()
-    finished = trainer.run(task)
+    before, finished = margin(), trainer.run(task)
     assert margin() < before
     assert finished.curves["loss"][-1][1] < finished.curves["loss"][0][1]
 
@@ -296,13 +291,11 @@ def test_fisher_information_is_a_sum_of_squares_over_retained_rows(begin, monkey
     monkeypatch.setattr(rrl, "FISHER_BATCHES", 1000)
     monkeypatch.setattr(rrl, "FISHER_SIZE", 1)
     trainer, task = begin("rrl", epochs=4)
-    data = task.data
-    request = RequestLosses(task, trainer.model)
+    data, request = task.data, RequestLosses(task, trainer.model)
     found = trainer._fisher(request)["user_embedding.weight"]
     p, q = trainer.model.user_embedding.weight.detach(), trainer.model.item_embedding.weight.detach()
     users, items = (data.retain.train.inter_feat[key] for key in ("user_id", "item_id"))
-    expected = torch.zeros_like(p)
-    draws = 20
+    expected, draws = torch.zeros_like(p), 20
     for _ in range(draws):
         x = q[items] - q[request.retained.negatives(users, request.generator)]
         g = (torch.sigmoid((p[users] * x).sum(dim=1)) - 1.0)[:, None] * x
@@ -373,8 +366,7 @@ def test_the_mean_label():
 
 def test_scif_steps_are_capped(begin):
     trainer, task = begin("scif", scif_cap=0.3, scif_damping=0.0)
-    finished = trainer.run(task)
-    original = task.original.state_dict
+    finished, original = trainer.run(task), task.original.state_dict
     before = original["user_embedding.weight"]
     change = (trainer.model.user_embedding.weight.detach() - before).norm(dim=1)
     assert (change <= 0.3 * before.norm(dim=1) * 1.001).all()
@@ -400,8 +392,7 @@ def test_ascent_raises_the_loss_of_deleted_rows_and_stops_before_retained_ones_s
 
 def test_an_autoencoder_s_loss_on_deleted_rows_is_what_they_added(begin, make_config):
     trainer, task = begin("gradient_ascent", "MultiVAE")
-    data = task.data
-    request = RequestLosses(task, trainer.model)
+    data, request = task.data, RequestLosses(task, trainer.model)
     assert request.by_user
     assert not learns_by_user(make_config())
     chosen = request.deleted_rows()

@@ -226,8 +226,7 @@ def test_measures_are_in_the_order_of_the_registry_and_explained_once(monkeypatc
     monkeypatch.setattr(base.MEASURES, "entries", dict(base.MEASURES.entries))
     own = {"title": "Surprise@{k}", "meaning": "how <odd> it is", "good": "little", "parts": {"all": ", all"}}
     base.measure("surprise", **own, place=0)(lambda view: {})
-    result = sample()
-    gap = {"mean": 0.01, "error": 0.002}
+    result, gap = sample(), {"mean": 0.01, "error": 0.002}
     new = {"surprise@5": {"all": 0.25}, "probe": 0.9, "probe_gap": gap, "utility_gap": gap}
     result["phases"]["unlearned"]["forgetting"].update(new)
     text = show(result).text.split("\nForgetting\n")[1]

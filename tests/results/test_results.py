@@ -213,8 +213,7 @@ def test_a_file_that_does_not_say_shows_all_that_was_measured(settings):
 def test_a_method_with_an_original_of_its_own_is_judged_from_there():
     one, other = measured(), measured(["ndcg@20"])
     phases = {"original": one, "unlearned": one, "retrained": one, "sisa": measured(before=other)}
-    assert seen_from(phases, "sisa")["original"] == other
-    assert seen_from(phases, "unlearned")["original"] == one
+    assert (seen_from(phases, "sisa")["original"], seen_from(phases, "unlearned")["original"]) == (other, one)
     assert method_phases([*phases, "retrained_2", "retrained_3"]) == ["unlearned", "sisa"]
     assert judged(phases, {}, Forgotten(interactions=3))["unlearned"].verdict is None  # it is the retrained model
     alone = {"original": one, "unlearned": other, "finetune": other}
@@ -301,6 +300,5 @@ def test_a_sweep_as_a_frame(tmp_path):
         {"number": 1, "state": "failed", "settings": {"rank": 8}, "reports": []},
     ]  # fmt: skip
     found = TuneResult({"trials": trials}, tmp_path).to_frame()
-    assert list(found) == ["trial", "state", "rank", "step", "score"]
-    assert found["trial"].tolist() == [0, 0, 1]
+    assert (list(found), found["trial"].tolist()) == (["trial", "state", "rank", "step", "score"], [0, 0, 1])
     assert pd.isna(found["score"].iloc[-1])

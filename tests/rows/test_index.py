@@ -80,8 +80,7 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
         assert gone.sort().values.tolist() == sorted(order[:second])
         assert index.ids[side][gone].tolist() == sorted(index.ids[side][gone].tolist())  # id after id
     after = RetainedIndex(index, *torch.empty(2, 0, dtype=torch.long), index.removed)
-    assert after.are_known(*grid.T).tolist() == expected
-    assert index.pairs.tolist() == sorted(index.pairs.tolist())
+    assert (after.are_known(*grid.T).tolist(), index.pairs.tolist()) == (expected, sorted(index.pairs.tolist()))
     assert [key for key in index.pairs.tolist() if key % index.sizes["item"]] == fresh.pairs.tolist()
 
 
@@ -104,8 +103,7 @@ def test_places_of_members(monkeypatch, limit):
     members = Members(torch.tensor([2, 5, 9]), torch.ones(3))
     assert members.place(torch.tensor([9, 1, 2, 100, 5])).tolist() == [2, -1, 0, -1, 1]
     assert members.contains(torch.tensor([3, 5])).tolist() == [False, True]
-    nothing = Members(torch.empty(0, dtype=torch.long), torch.empty(0))
-    assert nothing.place(torch.tensor([1])).tolist() == [-1]
+    assert Members(torch.empty(0, dtype=torch.long), torch.empty(0)).place(torch.tensor([1])).tolist() == [-1]
 
 
 @pytest.fixture

@@ -123,8 +123,7 @@ def test_two_processes_submit_while_a_worker_works_and_publishes(fresh, key_file
         requests = state.status().requests
         assert sorted(requests["id"]) == sorted(f"{which}-{n}" for which in range(2) for n in users)
         assert set(requests["status"]) == {"published"}
-        left = sum(len(part) for part in picture(state)["interactions"])
-        assert left == len(tiny_rows()) - 2 * len(users)
+        assert sum(len(part) for part in picture(state)["interactions"]) == len(tiny_rows()) - 2 * len(users)
 
 
 def test_a_second_worker_is_refused_and_a_submission_is_not(busy_folder, key_file, tmp_path):
@@ -197,8 +196,7 @@ def test_publication_waits_for_a_reader_of_the_database(busy):
 
 def test_requests_that_would_empty_the_data_together(make_state, monkeypatch):
     """Each alone leaves something, both do not; if two get into the queue at once, the second fails."""
-    users = [f"u{n}" for n in range(40)]
-    state = make_state()
+    users, state = [f"u{n}" for n in range(40)], make_state()
     state.submit({"user_id": users[:20]}, id="half")
     refused("no training interaction would be left", state.submit, {"user_id": users[20:]})
     assert state.submit({"user_id": users[20:39]}, id="less").status == "pending"
@@ -271,8 +269,7 @@ def test_commands_that_are_killed(checkpoints, tiny_path, key_file, tmp_path):
 
 
 def test_a_full_database_takes_no_request_and_goes_on(busy, key_file):
-    connection = busy.core.database.connection
-    before = picture(busy)
+    connection, before = busy.core.database.connection, picture(busy)
     connection.execute(f"PRAGMA max_page_count={connection.execute('PRAGMA page_count').fetchone()[0]}")
     wish = {"user_id": [f"u{n}" for n in range(10, 40)]}
     refused("database or disk is full. Check the disk", busy.submit, wish, id="large")

@@ -115,8 +115,7 @@ GONE = [name("u8"), name("u5"), name("i7"), city("u8"), city("u5")]
 @pytest.mark.parametrize("final", ["publish", "retrain"])
 def test_nothing_of_what_was_deleted_is_left(copied, odd, key_file, caplog, tmp_path, model, final):
     caplog.set_level(logging.DEBUG)
-    state = copied(odd(model))
-    here = set(tmp_path.iterdir())
+    state, here = copied(odd(model)), set(tmp_path.iterdir())
     folder, names = state.core.folder, state.core.live.base.splits.train
     live, trained = state.core.live, pairs_of(state, slice(1))
     weights, moments = live.state(), {key: value.clone() for key, value in live.moments.items()}
@@ -126,11 +125,8 @@ def test_nothing_of_what_was_deleted_is_left(copied, odd, key_file, caplog, tmp_
     gone = {pair for pair in EVERY if {*pair} & {*GONE}} | set(zip(*REQUESTS[2].values(), strict=True))
     users = torch.tensor([names.token2id("user_id", name(user)) for user in ("u5", "u8")])
     items = torch.tensor([names.token2id("item_id", name("i7"))])
-    rows = [
-        found[f"{side}_embedding.weight"][ids]
-        for found in (weights, moments)
-        for side, ids in (("user", users), ("item", items))
-    ]
+    sides = (("user", users), ("item", items))
+    rows = [found[f"{side}_embedding.weight"][ids] for found in (weights, moments) for side, ids in sides]
     kept = state.core.database.rows("SELECT asked, suppressed FROM requests WHERE status = 'done'")
     packed = b"".join(part for row in kept for part in row)
 

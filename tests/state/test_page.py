@@ -49,8 +49,7 @@ def test_the_ledger_gives_the_budget_that_the_database_has(busy):
     database = busy.core.database
     base = database.rows("SELECT * FROM base")[0]
     drift = (base["drift"] + database.value("SELECT total(drift) FROM changes")) / base["norm"]
-    points = [point for _, point in history(database)]
-    spent = database.spent()
+    points, spent = [point for _, point in history(database)], database.spent()
     assert spent.drift == pytest.approx(drift)
     removed = base["trained_on"] - len(busy.core.live.index)
     assert (spent.deleted, points[-1]) == (pytest.approx(removed / base["trained_on"]), spent.rounded())

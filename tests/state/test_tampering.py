@@ -77,10 +77,8 @@ def row_changes(execute, table, older):
     marks, key = ", ".join("?" * len(columns)), columns[0]
     for place, column in enumerate(columns):
         for row in rows:
-            yield (
-                f"{column} of {row[0]}",
-                [(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (other(row[place]), row[0]))],
-            )
+            change = f"UPDATE {table} SET {column} = ? WHERE {key} = ?"
+            yield f"{column} of {row[0]}", [(change, (other(row[place]), row[0]))]
     for row in rows:
         yield f"without {row[0]}", [(f"DELETE FROM {table} WHERE {key} = ?", (row[0],))]
     unique = {"number": 99, "id": "new", "key": "new", "only_one": 2, "name": "new"}
@@ -264,8 +262,7 @@ def test_digests_that_are_printed_need_the_key(checkpoints, tiny_path, key_file,
 
 def test_printed_sizes_fit_ten_users_and_figures_have_steps(make_state, key_file, capsys):
     state = make_state()
-    train = state.core.live.index
-    counts = {f"u{n}": 0 for n in range(40)}
+    train, counts = state.core.live.index, {f"u{n}": 0 for n in range(40)}
     for user in state.core.live.base.splits.train.field2id_token["user_id"][train.ids["user"]]:
         counts[user] += 1
     for user in ("u3", "u8", "u9"):

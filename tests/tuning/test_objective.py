@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recbole_unlearn import settings as groups
-from recbole_unlearn.data import Splits, loaders
+from recbole_unlearn.data import loaders
 from recbole_unlearn.measures import Measurement
 from recbole_unlearn.methods import Watch
 from recbole_unlearn.pipeline import begin
@@ -29,8 +29,7 @@ FIGURES = st.builds(Figures, st.floats(0, 1), st.floats(0, 1) | st.none(), st.fl
 
 def test_the_score_is_its_formula():
     judge = Goal("ndcg@20", affected=0.25, weight=2.0, original=0.2, target=0.9)
-    figures = Figures(0.3, 0.1, 0.7)
-    utility = 0.75 * 0.3 + 0.25 * 0.1
+    figures, utility = Figures(0.3, 0.1, 0.7), 0.75 * 0.3 + 0.25 * 0.1
     assert judge.utility(figures) == pytest.approx(utility)
     assert judge.judge(figures)["score"] == pytest.approx(utility / 0.2 - 2.0 * 0.2)
     assert judge.judge(Figures(0.3, 0.1, 1.0))["distance"] == pytest.approx(0.1)  # more than the target is as less
@@ -43,11 +42,8 @@ def test_no_candidate_beats_one_of_the_front_and_the_best_is_on_it(drawn, weight
     found = [{"trial": k, "step": None, **judge.judge(figures)} for k, figures in enumerate(drawn)]
 
     def beaten(a):
-        return any(
-            b["utility"] >= a["utility"] and b["distance"] <= a["distance"]
-            and (b["utility"], b["distance"]) != (a["utility"], a["distance"])
-            for b in found
-        )  # fmt: skip
+        better = [b for b in found if b["utility"] >= a["utility"] and b["distance"] <= a["distance"]]
+        return any((b["utility"], b["distance"]) != (a["utility"], a["distance"]) for b in better)
 
     points = {(c["utility"], c["distance"]) for c in found if not beaten(c)}
     front = objective.front(found)
@@ -102,8 +98,7 @@ def forgetting_of_a_run(config, data, trainer):
 def test_utility_and_demotion_rate_are_those_of_recbole_and_of_a_run(measured):
     config, data, trainer = measured
     bench = bench_of(config, data)
-    figures = bench.measure(trainer)
-    exact = config.replace(metric_decimal_place=6)
+    figures, exact = bench.measure(trainer), config.replace(metric_decimal_place=6)
     plain = compose(PhaseTrainer, exact, trainer.model, "y")
     theirs = plain.evaluate(loaders(exact, data.retain).valid, load_best_model=False)["ndcg@20"]
     assert figures.everyone == pytest.approx(theirs, abs=1e-6)
@@ -117,11 +112,8 @@ def test_utility_and_demotion_rate_are_those_of_recbole_and_of_a_run(measured):
 @general
 def test_test_interactions_change_nothing(measured):
     config, data, trainer = measured
-    other = dataclasses.replace(
-        data,
-        full=Splits(data.full.train, data.full.valid, data.full.train),
-        retain=Splits(data.retain.train, data.retain.valid, data.retain.train),
-    )
+    full, retain = (splits._replace(test=splits.train) for splits in (data.full, data.retain))
+    other = dataclasses.replace(data, full=full, retain=retain)
     assert bench_of(config, data).measure(trainer) == bench_of(config, other).measure(trainer)
     for part in (validation_only(data).full, validation_only(data).retain):
         assert part.test is part.valid
@@ -172,8 +164,7 @@ def test_the_first_steps_of_a_longer_calibration_bit_for_bit(make_config, model,
     data = divided(config)
     # Rows that are reset in every state that is shown, although they are in the region.
     data = dataclasses.replace(data, orphan_users=torch.tensor([2]), orphan_items=data.forget_pairs[1][:1])
-    original = train(config, data.full, "original")
-    seen = {}
+    original, seen = train(config, data.full, "original"), {}
 
     def unlearned(watch=None, **steps):
         values = config.method_values("obliviate") | changes | {"lac_batch_size": 64} | steps

@@ -22,8 +22,7 @@ def test_the_projection_is_the_truncated_svd(rows, d, seed):
     delta = torch.randn(rows, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     u, s, vh = torch.linalg.svd(delta, full_matrices=False)
     for rank in range(1, d + 1):
-        low = module.project(delta, rank)
-        best = (u[:, :rank] * s[:rank]) @ vh[:rank]
+        low, best = module.project(delta, rank), (u[:, :rank] * s[:rank]) @ vh[:rank]
         assert torch.allclose(low.a @ low.b.T, best, atol=1e-6)
         assert low.energy == pytest.approx(float((s[:rank] ** 2).sum() / (s**2).sum()), abs=1e-6)
 
@@ -109,8 +108,7 @@ def test_written_out_gradients_equal_autograd(make_config, model, changes, about
     found = []
     for cls in (RowGradients, fast):
         gradients = cls(adapters, witness, whole)
-        loss = gradients.own(batch, 0.7)
-        scores = gradients.scores(batch.users, batch.items)
+        loss, scores = gradients.own(batch, 0.7), gradients.scores(batch.users, batch.items)
         gradients.back(torch.linspace(-1, 1, len(scores)))
         found.append((loss, scores, gradients.take()))
     (slow_loss, slow_scores, slow), (fast_loss, fast_scores, quick) = found

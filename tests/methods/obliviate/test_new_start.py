@@ -46,11 +46,6 @@ def test_an_item_starts_again_as_far_as_it_lost(share, degree):
     assert (len(again["user"]), len(again["item"])) == (1, int(degree >= 0.5))
 
 
-def restarted(tables, maps, touched, region, retained, rounds):
-    links_of = functools.partial(new_start.PairLinks, retained.index, tables)
-    return new_start.restart(tables, maps, touched, (region, links_of, retained), rounds)
-
-
 def draws(seed):
     """``draws(seed)(rows, columns)``: normal numbers of double precision."""
     return functools.partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -81,11 +76,8 @@ def test_the_map_is_found(monkeypatch):
     monkeypatch.setattr(new_start, "RIDGE", 1e-14)
     users, items, d = 200, 90, 3
     generator = torch.Generator().manual_seed(1)
-    pairs = [
-        (user, item)
-        for user in range(1, users)
-        for item in (torch.randperm(items - 1, generator=generator)[: 3 + user % 40] + 1).tolist()
-    ]
+    orders = (torch.randperm(items - 1, generator=generator)[: 3 + user % 40] for user in range(1, users))
+    pairs = [(user, item) for user, order in enumerate(orders, 1) for item in (order + 1).tolist()]
     index, randn = TrainIndex(Rows(pairs, users=users, items=items)), draws(1)
     tables, transform = {"user": torch.zeros(users, d).double(), "item": randn(items, d)}, randn(3 * d + 3, d)
     told = told_of(index, "user", range(1, users), tables["item"], tables["item"][1:].mean(dim=0))
@@ -105,15 +97,15 @@ def test_what_is_added_up_is_the_formula_written_out(seed, rounds):
     index = TrainIndex(Rows(pairs, users=users, items=items))
     deleted = torch.rand(len(index), generator=generator) < 0.2
     retained, touched = rest_of(index, deleted)
-    region = new_start.spread(touched, retained, 0.05)
-    sizes = {"user": users, "item": items}
+    region, sizes = new_start.spread(touched, retained, 0.05), {"user": users, "item": items}
     randn = draws(seed)
     tables = {side: randn(n, d) for side, n in sizes.items()}
     transform, centre = {side: randn(3 * d + 3, d) for side in sizes}, {side: randn(d) for side in sizes}
     maps = new_start.Maps(transform, centre, {"user": 30.0, "item": 9.0}, torch.zeros(d, dtype=torch.float64))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(new_start, "even", lambda moves, sources: moves)
-        found = restarted(tables, maps, touched, region, retained, rounds)
+        links_of = functools.partial(new_start.PairLinks, retained.index, tables)
+        found = new_start.restart(tables, maps, touched, (region, links_of, retained), rounds)
     now, middle = {side: table.clone() for side, table in tables.items()}, dict(centre)
     for turn, side in enumerate(["user"] + ["item", "user"] * rounds):
         other, ids = OTHER[side], region[side].ids.tolist()
@@ -231,8 +223,7 @@ def mean_by_loop(side, number, windows, tables, centre):
 def test_means_are_those_of_a_loop_over_windows(windows, side, data, with_users, length):
     """Also where histories have fewer places than the five that are looked at."""
     windows = [(user, item, history[-length:]) for user, item, history in windows]
-    with_users = with_users or side == "user"
-    most = (USERS if side == "user" else ITEMS) - 1
+    with_users, most = with_users or side == "user", (USERS if side == "user" else ITEMS) - 1
     ids = torch.tensor(sorted(data.draw(st.sets(st.integers(1, most)))), dtype=torch.long)
     tables = random_tables(0, with_users)
     centre = centres(tables)
@@ -305,8 +296,7 @@ def test_the_map_that_made_the_rows_is_found(monkeypatch, with_users, ridge):
 
 
 def test_no_map_is_learned_from_few_rows():
-    tables = random_tables(6, users=40, items=69)
-    windows = many_windows(3)
+    tables, windows = random_tables(6, users=40, items=69), many_windows(3)
     assert learn_windows(tables, dataset(windows, items=69), torch.Generator()) is not None
     few = [window for window in windows if window[0] < 20]  # 19 users, and 4 · (2 + 3) are needed
     assert learn_windows(tables, dataset(few, items=69), torch.Generator()) is None
@@ -315,13 +305,6 @@ def test_no_map_is_learned_from_few_rows():
     index = TrainIndex(Rows([(user, 1 + (user + k) % 8) for user in range(1, 8) for k in range(3)]))
     tables = {"user": torch.randn(8, 16), "item": torch.randn(9, 16)}
     assert new_start.learn_pairs(tables, index, torch.Generator()) is None
-
-
-def some_maps(tables):
-    randn, dtype = draws(7), tables["item"].dtype
-    inputs = {"user": WIDTHS["item"], "item": sum(WIDTHS[side] for side in tables)}
-    transform = {side: randn(3 * inputs[side] + 3, WIDTHS[side]).to(dtype) for side in tables}
-    return new_start.Maps(transform, centres(tables), {}, randn(WIDTHS["item"]).to(dtype))
 
 
 def restarted_by_windows(tables, maps, touched, windows, rounds):
@@ -338,7 +321,9 @@ LOST = {"user": {1: 0.3, 3: 0.1, 5: 1.0}, "item": {2: 0.5, 3: 0.06, 4: 1.0, 7: 0
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_sides_start_again_in_turn(rounds, with_users):
     tables = random_tables(10, with_users)
-    maps = some_maps(tables)
+    inputs, randn = {"user": WIDTHS["item"], "item": sum(WIDTHS[side] for side in tables)}, draws(7)
+    transform = {side: randn(3 * inputs[side] + 3, WIDTHS[side]) for side in tables}
+    maps = new_start.Maps(transform, centres(tables), {}, randn(WIDTHS["item"]))
     moved = restarted_by_windows(tables, maps, region_of(*LOST.values()), dataset(SOME), rounds)
     now = {side: table.clone() for side, table in tables.items()}
     for side in ["user", *["item", "user"] * rounds]:

@@ -346,8 +346,7 @@ def test_windows_of_a_step_touch_the_region(witness, data):
 )
 def test_the_first_steps_of_a_longer_calibration_bit_for_bit(ready, model, changes):
     """The same twice, whatever was drawn before, watched or not; tuning relies on it."""
-    start = ready(model, **changes)
-    seen = {}
+    start, seen = ready(model, **changes), {}
 
     def look(trainer, step, seconds):
         seen[step] = weights(trainer.model)

@@ -59,8 +59,7 @@ def make_data(seed, n=12, rows=40, d=3, kinds=None):
 
 def make_clusters(seed, k=4, each=15):
     """Users and items in ``k`` far clusters (user u in cluster u % k), with rows inside them only."""
-    generator = seeded(seed)
-    ids = torch.arange(k * each + 1)
+    generator, ids = seeded(seed), torch.arange(k * each + 1)
     centres = 10.0 * torch.eye(k)[ids % k]
     p, q = (centres + 0.1 * torch.randn(centres.shape, generator=generator) for _ in range(2))
     users = ids[1:].repeat_interleave(3)
