@@ -46,7 +46,8 @@ def run(settings, forget=None, compare=None, **changes):
 
 
 def test_both_get_settings_figures_and_curves_of_each_phase(settings, wandb, mlflow, tmp_path):
-    outcome = run(settings, compare="retrain", log_wandb=True, wandb_project="mine", log_mlflow=True)
+    own = {"log_wandb": True, "wandb_project": "mine", "log_mlflow": True, "inject_users": 0.5}
+    outcome = run(settings, compare="retrain", **own)
     (started,) = (call.kwargs for call in wandb.init.call_args_list)
     assert (started["project"], started["config"]["learning_rate"]) == ("mine", 0.01)
     mlflow.start_run.assert_called_once_with(run_name="finetune BPR tiny")
