@@ -1,6 +1,6 @@
 """Fuzzed files and killed runs, many of them, through the whole command; prints what each ended in.
 
-usage: python benchmarks/robustness.py [--cases=5000] [--kills=200] [--seed=0] [--workers=2]
+usage: python benchmarks/robustness.py [--cases=5000] [--kills=200] [--seed=0]
 """
 
 import argparse
@@ -17,7 +17,6 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
     sys.argv = sys.argv[:1]  # RecBole reads the command line too
     from tests.conftest import write_tiny
@@ -27,7 +26,7 @@ def main() -> None:
         root = Path(work)
         write_tiny(root / "data")
         seeds = range(given.seed, given.seed + given.cases)
-        found = campaign.run(seeds, root / "data", root / "fuzz", given.workers)
+        found = campaign.run(seeds, root / "data", root / "fuzz")
         for seed, what in sorted(found.items()):
             if what.split(":")[0] not in campaign.GOOD:
                 print(f"case {seed}: {what}")

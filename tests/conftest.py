@@ -20,8 +20,8 @@ from recbole_unlearn import recbole_compat
 from recbole_unlearn.settings import KNOWLEDGE, UnlearnConfig, own_settings
 
 ROOT = Path(__file__).resolve().parent.parent
-hypothesis.settings.register_profile("any machine", deadline=None)  # no test asserts on time
-hypothesis.settings.load_profile("any machine")
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=50)  # no test asserts on time
+hypothesis.settings.load_profile("quick")
 USERS, ITEMS = 40, 60
 
 
@@ -37,9 +37,9 @@ def pytest_collection_modifyitems(items) -> None:
     items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else len(first))
 
 
-def run_command(command: list[str], folder: Path, **environment: str) -> str:
+def run_command(command: list[str], folder: Path, root: Path = ROOT, **environment: str) -> str:
     """The output of a command in ``folder`` with this checkout on its path; a failure with its error output."""
-    paths = [str(ROOT), *([environment.pop("PYTHONPATH")] if "PYTHONPATH" in environment else [])]
+    paths = [str(root), *([environment.pop("PYTHONPATH")] if "PYTHONPATH" in environment else [])]
     given = {
         "OMP_NUM_THREADS": "1", "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(paths),
@@ -71,20 +71,17 @@ def own_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["pytest"])
     yield
-    logging.getLogger().handlers[:] = [
-        h for h in logging.getLogger().handlers if not isinstance(h, logging.FileHandler)
-    ]
+    root = logging.getLogger()
+    root.handlers[:] = [handler for handler in root.handlers if not isinstance(handler, logging.FileHandler)]
 
 
 def tiny_rows(seed: int = 0) -> list[tuple[str, str, float, float]]:
     """Two taste groups of users and items; users mostly like their own half."""
-    rng = np.random.default_rng(seed)
-    rows = []
+    rng, rows = np.random.default_rng(seed), []
     for user in range(USERS):
         own = np.arange(ITEMS // 2) + (user % 2) * (ITEMS // 2)
         other = np.arange(ITEMS // 2) + (1 - user % 2) * (ITEMS // 2)
-        liked = np.concatenate([rng.choice(own, 14, replace=False), rng.choice(other, 3, replace=False)])
-        for item in liked:
+        for item in np.concatenate([rng.choice(own, 14, replace=False), rng.choice(other, 3, replace=False)]):
             rows.append((f"u{user}", f"i{item}", float(rng.integers(1, 6)), 8.8e8 + rng.integers(0, 10**6)))
     return [rows[i] for i in rng.permutation(len(rows))]
 
@@ -129,11 +126,10 @@ def settings(tiny_path, tmp_path):
 
 
 KEPT = ("data_path", "output_dir", "replace", "cache_dir", "min_group", "show_progress", "tensorboard", "report")
-OF_GRAPH = {
-    "inter": ["user_id", "item_id", "rating", "timestamp"],
-    "kg": ["head_id", "relation_id", "tail_id"],
-    "link": ["item_id", "entity_id"],
-}
+COLUMNS = {"inter": ["user_id", "item_id", "rating", "timestamp"]}
+OF_GRAPH = COLUMNS | {"kg": ["head_id", "relation_id", "tail_id"], "link": ["item_id", "entity_id"]}
+# A small model that plain RecBole trains in a moment.
+PLAIN = {"epochs": 3, "embedding_size": 8, "train_batch_size": 64, "learning_rate": 0.01, "load_col": COLUMNS}
 OF_MODELS = {
     "SASRec": {"hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1},
     "SASRecF": {"load_col": None, "selected_features": ["kind"]},
@@ -251,7 +247,4 @@ def plain_checkpoint(tiny_path, tmp_path_factory) -> Path:
     """A checkpoint of BPR on `tiny`, written by RecBole itself with its default metrics and Adam."""
     folder = tmp_path_factory.mktemp("plain")
     with contextlib.chdir(folder):
-        return train_plain(
-            "BPR", folder, data_path=str(tiny_path), epochs=3, embedding_size=8, train_batch_size=64,
-            load_col={"inter": ["user_id", "item_id", "rating", "timestamp"]}, learning_rate=0.01,
-        )  # fmt: skip
+        return train_plain("BPR", folder, data_path=str(tiny_path), **PLAIN)

@@ -1,4 +1,4 @@
-"""README and docs are true: their commands, snippets and lists are run or compared."""
+"""README and docs are true: their commands, snippets and lists are run or compared; their site builds."""
 
 import ast
 import importlib
@@ -6,16 +6,21 @@ import json
 import re
 import shlex
 import subprocess
+import sys
+from importlib import util
 
 import pandas as pd
 import pytest
 
+import recbole_unlearn
 from recbole_unlearn import UnlearnConfig, cli, run_unlearn
 from recbole_unlearn.data import Fields, load, loaders, locate, read_request
 from recbole_unlearn.measures import measures
 from recbole_unlearn.registry import METHODS
+from recbole_unlearn.results import schema
+from recbole_unlearn.settings import GROUPS, declared
 from recbole_unlearn.training import build_model
-from tests.conftest import ROOT, run_command, train_plain
+from tests.conftest import COLUMNS, ROOT, run_command, train_plain
 
 README = (ROOT / "README.md").read_text()
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
@@ -63,7 +68,6 @@ def test_every_method_is_in_the_table_of_who_it_is_for():
 
 
 def test_troubleshooting_quotes_messages_that_exist():
-    """What the tables quote of our own errors is in the package, word by word."""
     constants = [
         node.value
         for file in (ROOT / "recbole_unlearn").rglob("*.py")
@@ -80,7 +84,6 @@ def test_troubleshooting_quotes_messages_that_exist():
 
 
 def test_tests_that_the_docs_name_exist():
-    """A claim with a test in brackets: docs/guarantees.md, docs/method.md."""
     files = (ROOT / "tests").rglob("*.py")
     defined = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
     for page in (ROOT / "docs").glob("*.md"):
@@ -150,7 +153,6 @@ def test_the_python_snippets_of_readme_run(tmp_path, monkeypatch):
 
 
 def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
-    """docs/adding-a-method.md: one file and one YAML beside it, and it runs, is listed and has settings."""
     page = (ROOT / "docs" / "adding-a-method.md").read_text()
     (code,), (values,) = blocks(page, "python"), blocks(page, "yaml")
     (tmp_path / "example_method.py").write_text(code)
@@ -158,9 +160,8 @@ def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(METHODS, "entries", {known.name: known for known in METHODS.all()})
     importlib.import_module("example_method")
-    outcome = run_unlearn(
-        "BPR", "tiny", unlearn="example", compare="retrain", config_dict=settings | {"example_epochs": 3}
-    )
+    own = settings | {"example_epochs": 3, "unlearn": "example", "compare": "retrain"}
+    outcome = run_unlearn("BPR", "tiny", config_dict=own)
     phases = outcome.result["phases"]
     assert list(phases) == ["original", "unlearned", "retrained"]
     assert outcome.result["settings"]["example_epochs"] == 3
@@ -170,18 +171,15 @@ def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
 
 
 def test_the_requests_of_the_docs_mean_what_they_say(ml_100k, tmp_path):
-    """docs/deletion-requests.md: the file and every Python form are found in ml-100k."""
     page = (ROOT / "docs" / "deletion-requests.md").read_text()
     (file,) = [block for block in blocks(page, "text") if block.startswith("user_id")]
     (forms,) = [block for block in blocks(page, "python") if block.startswith("forget = ")]
     (tmp_path / "requests.csv").write_text(file)
-    columns = {"load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]}}
-    source = load(UnlearnConfig("BPR", "ml-100k", config_dict=ml_100k("BPR") | columns))
+    source = load(UnlearnConfig("BPR", "ml-100k", config_dict=ml_100k("BPR") | {"load_col": COLUMNS}))
     splits = source.splits
-    pairs = pd.concat(
-        pd.DataFrame({field: part.id2token(field, part.inter_feat[field]) for field in ("user_id", "item_id")})
-        for part in splits
-    ).to_numpy().tolist()  # fmt: skip
+    names = ("user_id", "item_id")
+    frames = [pd.DataFrame({name: part.id2token(name, part.inter_feat[name]) for name in names}) for part in splits]
+    pairs = pd.concat(frames).to_numpy().tolist()
     of_22, of_50 = sum(user == "22" for user, _ in pairs), sum(item == "50" for _, item in pairs)
     both, of_196 = sum(pair == ["22", "50"] for pair in pairs), sum(user == "196" for user, _ in pairs)
     expected = [2 + of_22 + of_50 - both, of_22, of_22 + of_196, 1 + of_22 + of_50 - both, 1, 1, 2]
@@ -203,10 +201,9 @@ def test_so_is_every_measure_of_sequential_models(settings, tmp_path):
     """A whole user has emptied histories, the others have cleaned ones; every key of result.json is documented."""
     del settings["embedding_size"]
     own = {"hidden_size": 8, "MAX_ITEM_LIST_LENGTH": 6, "epochs": 1, "eval_step": 1, "placebo": False}
+    own |= settings | own | {"unlearn": "finetune", "compare": "retrain"}
     request = pd.DataFrame({"user_id": ["u1", None], "item_id": [None, "i5"]})
-    outcome = run_unlearn(
-        "GRU4Rec", "tiny", forget=request, unlearn="finetune", compare="retrain", config_dict=settings | own
-    )
+    outcome = run_unlearn("GRU4Rec", "tiny", forget=request, config_dict=own)
     is_everywhere([one for one in measures() if one.of_sequences], outcome, tmp_path / "out")
     page = (ROOT / "docs" / "result-json.md").read_text()
     keys = set(outcome.result) | set(outcome.result["phases"]["original"])
@@ -219,8 +216,7 @@ def is_everywhere(expected, outcome, directory):
     report = (directory / "report.html").read_text()
     found = outcome.result["phases"]["unlearned"]["forgetting"]
     for one in expected:
-        keys = [key for key in found if key.split("@")[0] == one.key]
-        assert keys, one.key
+        assert [key for key in found if key.split("@")[0] == one.key], one.key
         assert re.search(rf"`{one.key}(@\w+)?`", page), one.key
         for _, title in one.figures(found):
             assert title in str(outcome), title
@@ -236,7 +232,6 @@ def plain_words(text):
 
 @pytest.mark.slow
 def test_the_commands_of_requests_print_what_the_page_says(tmp_path, monkeypatch, capsys):
-    """docs/requests.md: every command is run in order, and the Python between them; ours run in this process."""
     page = (ROOT / "docs" / "requests.md").read_text()
     monkeypatch.setenv("RECBOLE_UNLEARN_KEY", "0123456789abcdef" * 4)
     checkpoint = train_plain("BPR", tmp_path / "saved", dataset="ml-100k", epochs=3, embedding_size=16)
@@ -258,3 +253,40 @@ def test_the_commands_of_requests_print_what_the_page_says(tmp_path, monkeypatch
         if not code:
             assert plain_words(capsys.readouterr().out) == plain_words(expected)
     assert (tmp_path / "status.html").is_file()
+
+
+# A page may link to the web; it may not load anything from there.
+FETCHES = re.compile(
+    r"""<(?:script|img|iframe|source|link)\b[^>]*\b(?:src|srcset|href)=["']?(?:https?:)?//"""
+    r"""|@import\s+(?:url\()?["']?(?:https?:)?//|url\(["']?(?:https?:)?//"""
+)
+HAS_SPHINX = all(util.find_spec(package) for package in ("sphinx", "myst_parser", "furo"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_SPHINX, reason="Sphinx with its theme is not installed")
+def test_the_site(tmp_path):
+    site = tmp_path / "html"
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", str(ROOT / "docs")]
+    run_command([*command, "-d", str(tmp_path / "work"), str(ROOT), str(site)], tmp_path)
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    home = (site / "index.html").read_text()
+    for page in pages:
+        assert (site / page.relative_to(ROOT)).with_suffix(".html").is_file()
+        assert page == pages[0] or page.relative_to(ROOT).with_suffix(".html").as_posix() in home
+    looked = [path for path in site.rglob("*") if path.suffix in (".html", ".css")]
+    assert len(looked) > 20
+    for path in looked:
+        assert not FETCHES.search(path.read_text()), path.name
+
+    text = {path.stem: path.read_text() for path in (site / "docs" / "api").glob("*.html")}
+    for name in recbole_unlearn.__all__:
+        assert name.startswith("__") or f"recbole_unlearn.{name}" in text["python"]
+    for group in GROUPS.values():
+        assert all(key in text["settings"] for key in declared(group))
+    for method in METHODS.all():
+        assert f'<section id="{method.name.replace("_", "-")}"' in text["methods"]
+        assert all(key in text["methods"] for key in declared(method.Settings))
+    assert all(one.key in text["measures"] for one in measures())
+    for kind in (schema.RunResult, schema.PhaseResult, schema.Verdict):
+        assert kind.__name__ in text["result"]

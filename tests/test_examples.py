@@ -1,17 +1,35 @@
-"""The examples run as they are, from another directory, and leave what they say."""
+"""The examples and the wheel run as they are, from another directory, and leave what they say."""
 
+import configparser
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
+from recbole_unlearn.settings import properties_dir
 from tests.conftest import ROOT, run_command
 
 EXAMPLES = ROOT / "examples"
+
+
+SEVERAL = """
+import json, sys
+from recbole_unlearn import cli
+commands, sys.argv, sys.stderr = json.loads(sys.argv[1]), ["x"], sys.stdout
+for arguments in commands:
+    print("CODE", cli.main(arguments))
+"""
+
+
+def commands(folder, *arguments, **given):
+    """Exit code and output of some command lines, one after the other in a new process."""
+    said = run_command([sys.executable, "-c", SEVERAL, json.dumps(arguments)], folder, **given)
+    return [(int(code), text) for text, code in re.findall(r"(?s)(.*?)CODE (\d)\n", said)]
 
 
 def run_example(name, folder):
@@ -24,9 +42,8 @@ def run_example(name, folder):
 def test_a_checkpoint_and_a_csv(tmp_path):
     said = run_example("checkpoint_and_csv.sh", tmp_path)
     assert "BPR-unlearned.pth" in said
-    first, second = (
-        json.loads((tmp_path / "work" / day / "result.json").read_text()) for day in ("monday", "tuesday")
-    )
+    paths = (tmp_path / "work" / day / "result.json" for day in ("monday", "tuesday"))
+    first, second = (json.loads(path.read_text()) for path in paths)
     assert (first["forget"]["users"], second["forget"]["users"]) == (2, 1)
 
 
@@ -38,8 +55,7 @@ def test_from_python_and_with_a_model_of_ones_own(tmp_path):
     said = run_example("own_model.py", tmp_path / "own")
     assert "retrained" in said
     assert "rank" in said  # recommendations of the loaded model
-    result = json.loads((tmp_path / "own" / "work" / "out" / "result.json").read_text())
-    assert result["model"] == "BiasedBPR"
+    assert json.loads((tmp_path / "own" / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
 
 
 @pytest.mark.slow
@@ -66,18 +82,16 @@ def test_serving_with_faiss(tmp_path):
 
 @pytest.mark.slow
 def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
-    """A package with an entry point and a YAML file: listed, helped, run, and refused as ours are."""
     site, copy = tmp_path / "site", shutil.copytree(EXAMPLES / "own_method", tmp_path / "source")
     install = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(site), str(copy)]
     run_command([sys.executable, *install], tmp_path)
-    tool = [sys.executable, "-m", "recbole_unlearn"]
     given = ["--model=BPR", "--dataset=tiny", "--unlearn=shrink", "--compare=retrain", *flags()]
-    run_command([*tool, *given], tmp_path, PYTHONPATH=str(site))
-    assert "shrink" in run_command([*tool, "--unlearn=?"], tmp_path, PYTHONPATH=str(site))
-    assert "--shrink_strength=0.5" in run_command([*tool, "--help"], tmp_path, PYTHONPATH=str(site))
+    done, listed, helped = commands(tmp_path, given, ["--unlearn=?"], ["--help"], PYTHONPATH=str(site))
+    assert (done[0], listed[0], helped[0]) == (0, 0, 0)
+    assert "\nshrink" in listed[1]
+    assert "--shrink_strength=0.5" in helped[1]
     result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert result["method"] == "shrink"
-    assert result["settings"]["shrink_strength"] == 0.5
+    assert (result["method"], result["settings"]["shrink_strength"]) == ("shrink", 0.5)
     assert result["certificates"]["rows"] == result["forget"]["users"]
 
 
@@ -99,7 +113,6 @@ class Idle(UnlearnTrainer):
 
 @pytest.mark.slow
 def test_defaults_of_declarations_and_a_broken_package(tmp_path, flags):
-    """Values may come with the declarations; a package that cannot be imported does not stop the others."""
     site = tmp_path / "site"
     for name in ("broken", "idle"):
         folder = site / f"{name}-1.0.dist-info"
@@ -108,15 +121,12 @@ def test_defaults_of_declarations_and_a_broken_package(tmp_path, flags):
         (folder / "entry_points.txt").write_text(f"[recbole_unlearn.methods]\n{name} = {name}_method\n")
     (site / "broken_method.py").write_text("import nothing_of_this_name\n")
     (site / "idle_method.py").write_text(DEFAULTS)
-    tool = [sys.executable, "-m", "recbole_unlearn", "--model=BPR", "--dataset=tiny", *flags(report="none")]
-    run_command([*tool, "--unlearn=idle"], tmp_path, PYTHONPATH=str(site))
+    given = ["--model=BPR", "--dataset=tiny", *flags(report="none")]
+    asked = [[*given, f"--unlearn={name}"] for name in ("idle", "broken")]
+    done, failed = commands(tmp_path, *asked, PYTHONPATH=str(site))
     assert json.loads((tmp_path / "out" / "result.json").read_text())["settings"]["idle_level"] == 3
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{site}", "OMP_NUM_THREADS": "1"}
-    failed = subprocess.run(
-        [*tool, "--unlearn=broken"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert failed.returncode == 2
-    assert "method broken of another package cannot be used: ModuleNotFoundError" in failed.stderr
+    assert (done[0], failed[0]) == (0, 2)
+    assert "method broken of another package cannot be used: ModuleNotFoundError" in failed[1]
 
 
 @pytest.mark.slow
@@ -127,3 +137,44 @@ def test_the_tutorial(tmp_path):
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     (tmp_path / "tutorial.py").write_text("\n\n".join(code))
     assert "retrained" in run_command([sys.executable, "tutorial.py"], tmp_path, PYTHONPATH=str(EXAMPLES))
+
+
+def files_below(folder):
+    found = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return {path.relative_to(folder).as_posix() for path in found}
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_all_files_and_runs_elsewhere(tmp_path, flags):
+    pytest.importorskip("build")
+    source, site = tmp_path / "copy", tmp_path / "site"
+    ignored = shutil.ignore_patterns(".git", ".venv*", "*.egg-info", "build", "dist", "saved", "__pycache__")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "out", "."]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (wheel,) = (source / "out").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(site)
+    expected = {f"recbole_unlearn/properties/{name}" for name in files_below(properties_dir())}
+    expected |= {f"recbole_unlearn/{name}" for name in files_below(ROOT / "recbole_unlearn")}
+    assert expected - names == set()
+    assert not any(name.startswith(("tests/", "properties/")) for name in names)
+
+    (tmp_path / "elsewhere").mkdir()
+    run = ["--model=BPR", "--dataset=tiny", *flags(epochs=1)]
+    grid = ["--grid=smoke", "--inject_mode=none"]  # refused after the file was read, before any run
+    done, refused = commands(tmp_path / "elsewhere", run, grid, root=site)
+    assert (done[0], (tmp_path / "out" / "result.json").is_file()) == (0, True)
+    file = site / "recbole_unlearn" / "properties" / "grid" / "smoke.yaml"
+    assert (refused[0], f"Error: {file}: inject_mode='none' is not valid" in refused[1]) == (2, True)
+
+
+def test_classifiers_name_the_versions_of_python_that_pip_accepts():
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    accepted = SpecifierSet(parser["options"]["python_requires"])
+    language = "Programming Language :: Python :: "
+    lines = parser["metadata"]["classifiers"].splitlines()
+    named = {line.removeprefix(language) for line in lines if language in line}
+    assert named == {f"3.{minor}" for minor in range(30) if f"3.{minor}.1" in accepted}

@@ -1,7 +1,8 @@
-"""Knowledge-aware models from the request to the saved model: the graph is cleaned, and plain RecBole agrees."""
+"""Knowledge-aware models, whose graph is cleaned; what holds for sequential ones too; plain RecBole agrees."""
 
 import pickle
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,16 +13,16 @@ from recbole.utils import KGDataLoaderState, init_seed
 
 from recbole_unlearn import load_unlearned, run_unlearn, unlearn_model
 from recbole_unlearn.data import Facts, Located, divide, load, loaders
-from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import read_dataset, write_dataset
 from recbole_unlearn.methods import RequestLosses
 from recbole_unlearn.rows import TrainIndex, find_features, find_tables, loss_gradients
 from recbole_unlearn.settings import KNOWLEDGE, UnlearnConfig
 from recbole_unlearn.state import init_state
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, forget_neighbours
+from tests import parts
 from tests.conftest import ITEMS, KEPT, of_recbole, train_plain
 from tests.files import strings
-from tests.parts import request_of, same
+from tests.parts import check_plain_recbole, refused, request_of, same, weights
 
 METHODS = ("retrain", "finetune", "gradient_ascent", "obliviate")
 GONE = ["u3", "u4"]
@@ -43,7 +44,7 @@ def is_asked(pair, request):
 def test_methods_leave_nothing_of_the_request(quick, model, method, tmp_path):
     values = quick(model)
     request = request_of(values, model)
-    result = run_unlearn(model=model, dataset="tiny", forget=request, unlearn=method, config_dict=values)
+    result = run_unlearn(model, "tiny", forget=request, unlearn=method, config_dict=values)
     train = result.data.full.train
     for before, after in zip(result.data.full, result.data.retain, strict=True):
         old, new = (pairs_of(train, part.inter_feat) for part in (before, after))
@@ -53,11 +54,10 @@ def test_methods_leave_nothing_of_the_request(quick, model, method, tmp_path):
     assert 0 <= phase["forgetting"]["demotion_rate"] <= 1
     assert 0 <= phase["metrics"]["ndcg@20"] <= 1
 
-    path = result.output_dir / "tiny-KnowledgeBasedDataset.pth"
-    saved = pickle.loads(path.read_bytes())
+    paths = [result.output_dir / name for name in ("tiny-KnowledgeBasedDataset.pth", f"{model}-unlearned.pth")]
+    saved, checkpoint = pickle.loads(paths[0].read_bytes()), torch.load(paths[1], weights_only=False)
     assert not any(is_asked(pair, request) for pair in pairs_of(saved, saved.inter_feat))
-    for file in (path, result.output_dir / f"{model}-unlearned.pth"):
-        assert not strings(file) & {*GONE, "i5", "e5", "only5"}
+    assert not (strings(paths[0]) | strings(paths[1])) & {*GONE, "i5", "e5", "only5"}
     row = train.token2id("item_id", "i5")
     for field in ("item_id", "entity_id", "head_id", "tail_id"):
         assert saved.field2id_token[field][row] == f"[removed-{row}]"
@@ -65,7 +65,6 @@ def test_methods_leave_nothing_of_the_request(quick, model, method, tmp_path):
     assert not {"i5", "e5"} & {*saved.item2entity, *saved.entity2item}
     assert {"i6", "e6"} <= {*saved.item2entity, *saved.entity2item}
     assert "[UI-Relation]" in saved.field2token_id["relation_id"]
-    checkpoint = torch.load(result.output_dir / f"{model}-unlearned.pth", weights_only=False)
     assert not checkpoint["optimizer"]["state"]
     if model == "KGCN":
         others = torch.arange(train.entity_num) != row
@@ -92,9 +91,9 @@ def test_a_model_in_memory(quick):
     plain = ours.to_recbole()
     held = data_preparation(plain, create_dataset(plain))
     model = ours.model_class(plain, held[0]._dataset)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = weights(model)
     done = unlearn_model(plain, model, held, {"user_id": GONE, "item_id": [None, None]}, method="finetune")
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert same(before, model.state_dict())
     gone = torch.as_tensor(held[0]._dataset.token2id("user_id", GONE))
     assert not torch.isin(done.loaders.train._dataset.inter_feat["user_id"], gone).any()
 
@@ -124,8 +123,7 @@ def without(config, item):
 
 
 def test_facts_about_items_that_are_gone_leave_the_graph(quick):
-    config = UnlearnConfig("CKE", "tiny", config_dict=quick("CKE"))
-    gone, data = without(config, "i5")
+    gone, data = without(UnlearnConfig("CKE", "tiny", config_dict=quick("CKE")), "i5")
     before, after = data.full.train, data.retain.train
     about = [(feat["head_id"] == gone) | (feat["tail_id"] == gone) for feat in (before.kg_feat, after.kg_feat)]
     assert int(about[0].sum()) == len(before.kg_feat) - len(after.kg_feat) > 0
@@ -169,8 +167,7 @@ def test_facts_are_those_of_the_graph_with_other_tails(quick):
     known = set(zip(train.kg_feat["head_id"].tolist(), train.kg_feat["tail_id"].tolist(), strict=True))
     for name in ("head_id", "relation_id", "tail_id"):
         assert torch.equal(batch[name][:-2], train.kg_feat[name])
-    others = set(zip(batch["head_id"][:-2].tolist(), batch["neg_tail_id"][:-2].tolist(), strict=True))
-    assert not others & known
+    assert not set(zip(batch["head_id"][:-2].tolist(), batch["neg_tail_id"][:-2].tolist(), strict=True)) & known
     assert batch["neg_tail_id"][:-2].min() >= 1
     assert all(not batch[name][-2:].any() for name in batch.columns)
     item = train.token2id("item_id", "i5")
@@ -184,15 +181,10 @@ def test_a_deleted_interaction_takes_back_nothing_of_the_graph(quick, model):
     """Its gradient is that of users and items: no entity but the items of the batch moves, nor any relation."""
     config = UnlearnConfig(model, "tiny", config_dict=quick(model))
     full = load(config).splits
-    mask = (full.train.inter_feat["user_id"] == 3).numpy()
-    data = divide(full, Located(mask, *(np.zeros(len(part), bool) for part in full[1:])), "python")
+    data = parts.without(full, (full.train.inter_feat["user_id"] == 3).numpy())
     net = build_model(config, data.retain)
 
-    class Task:
-        index = TrainIndex(full.train).complete()
-
-    Task.config, Task.data = config, data
-    request = RequestLosses(Task, net)
+    request = RequestLosses(SimpleNamespace(config=config, data=data, index=TrainIndex(full.train).complete()), net)
     batch = request.deleted_batch(torch.arange(len(data.forget)))
     gradients = loss_gradients(net, batch)[1]
     moved = gradients["entity_embedding.weight"].abs().sum(dim=1).nonzero().flatten()
@@ -207,10 +199,8 @@ def test_a_deleted_interaction_takes_back_nothing_of_the_graph(quick, model):
 
 
 def test_batches_are_those_of_recbole(quick):
-    """The same draws from the same seed: negatives, facts and other tails."""
     config = UnlearnConfig("CKE", "tiny", config_dict=quick("CKE"))
-    splits = load(config).splits
-    plain = config.to_recbole()
+    splits, plain = load(config).splits, config.to_recbole()
     init_seed(plain["seed"], True)
     theirs = data_preparation(plain, create_dataset(plain))[0]
     batches = []
@@ -223,23 +213,21 @@ def test_batches_are_those_of_recbole(quick):
 
 
 def test_graphs_that_are_missing_or_left_empty_are_refused(quick, tiny_path, graph_path, tmp_path):
-    with pytest.raises(UnlearnError, match=r"has no tiny\.kg and no tiny\.link"):
-        run_unlearn(model="CKE", dataset="tiny", config_dict=quick("CKE", data_path=str(tiny_path)))
+    values = quick("CKE", data_path=str(tiny_path))
+    refused(r"has no tiny\.kg and no tiny\.link", run_unlearn, "CKE", "tiny", config_dict=values)
     shutil.copytree(graph_path, tmp_path / "data")
     facts = ["head_id:token\trelation_id:token\ttail_id:token"] + [f"e{n}\tlike\te5" for n in range(6, ITEMS)]
     (tmp_path / "data" / "tiny" / "tiny.kg").write_text("\n".join(facts) + "\n")
     values = quick("CKE", data_path=str(tmp_path / "data"))
-    with pytest.raises(UnlearnError, match="no item that is left is in the knowledge graph"):
-        run_unlearn(model="CKE", dataset="tiny", forget={"item_id": ["i5"]}, config_dict=values)
+    said = "no item that is left is in the knowledge graph"
+    refused(said, run_unlearn, "CKE", "tiny", forget={"item_id": ["i5"]}, config_dict=values)
 
 
 @pytest.mark.parametrize("changes", [{"load_col": None}, {"kg_reverse_r": True}])
 def test_other_ways_to_load_a_graph(quick, changes):
     """With features of users and items, of which i0 is in no fact; with every fact in both directions."""
     values = quick("KGCN", **changes)
-    result = run_unlearn(
-        model="KGCN", dataset="tiny", forget={"item_id": ["i5"]}, unlearn="finetune", config_dict=values
-    )
+    result = run_unlearn("KGCN", "tiny", forget={"item_id": ["i5"]}, unlearn="finetune", config_dict=values)
     loaded = load_unlearned(result.output_dir)
     assert loaded.dataset.kg_reverse_r is bool(values.get("kg_reverse_r"))
     assert torch.equal(loaded.model.adj_entity, result.model.adj_entity)
@@ -270,23 +258,133 @@ def test_a_damaged_graph_is_refused_when_it_is_read(quick, tmp_path):
         saved = pickle.loads(whole)
         damage(saved)
         path.write_bytes(pickle.dumps(saved, protocol=4))
-        with pytest.raises(UnlearnError, match=message):
-            read_dataset(path, config)
+        refused(message, read_dataset, path, config)
 
 
 def test_neighbours_from_a_file_are_checked_and_a_state_is_refused(quick, tmp_path):
     values = quick("KGCN", epochs=1)
-    path = train_plain("KGCN", tmp_path, **of_recbole(values))
+    path, own = train_plain("KGCN", tmp_path, **of_recbole(values)), {key: values[key] for key in KEPT}
+    asked = {"checkpoint": tmp_path / "spoiled.pth", "forget": {"user_id": ["u1"]}, "config_dict": own}
     for name in ("adj_entity", "adj_relation"):
         for spoil in (lambda x: x + 10**6, lambda x: x[:-1], lambda x: x.float(), lambda x: None):
             saved = torch.load(path, weights_only=False)
             saved["other_parameter"][name] = spoil(saved["other_parameter"][name])
             torch.save(saved, tmp_path / "spoiled.pth")
-            with pytest.raises(UnlearnError, match=f"{name}, which the model keeps, does not fit"):
-                run_unlearn(
-                    checkpoint=tmp_path / "spoiled.pth", forget={"user_id": ["u1"]},
-                    config_dict={key: values[key] for key in KEPT},
-                )  # fmt: skip
-    with pytest.raises(UnlearnError, match="a state does not keep a graph"):
-        init_state(tmp_path / "state", path, data_path=values["data_path"])
+            refused(f"{name}, which the model keeps, does not fit", run_unlearn, **asked)
+    refused("a state does not keep a graph", init_state, tmp_path / "state", path, data_path=values["data_path"])
     assert not (tmp_path / "state").exists()
+
+
+OF_PAIRS = {"forget_kind": "hard", "lac_forget": 0.5, "lac_negatives": 2.0, "lua_reach": 0.5}
+
+
+@pytest.mark.parametrize("model", [*KNOWLEDGE, "SASRec", "BERT4Rec", "SASRecF"])
+def test_a_checkpoint_of_plain_recbole_is_a_start(quick, tmp_path, model):
+    """The original has its weights, and nothing of the data that is saved with them but KGCN's drawn neighbours."""
+    values = quick(model)
+    own = {"seed": 5} if model in KNOWLEDGE else {"train_neg_sample_args": None}
+    path = train_plain(model, tmp_path, **of_recbole(values), **own)
+    drawn = {}
+    if model == "KGCN":  # as drawn with another state of numpy
+        saved = torch.load(path, weights_only=False)
+        drawn = saved["other_parameter"]
+        order = torch.randperm(drawn["adj_entity"].shape[1] - 1) + 1
+        for neighbours in drawn.values():
+            neighbours[:, 1:] = neighbours[:, order]
+        torch.save(saved, path)
+    forget, method = request_of(values, model), "obliviate" if model in KNOWLEDGE else "finetune"
+    own = {key: values[key] for key in KEPT} | {"unlearn": method}
+    result = run_unlearn(checkpoint=path, forget={"user_id": ["u7"]} if drawn else forget, config_dict=own)
+    assert result.result["phases"]["original"]["seconds"] is None
+    assert len(result.data.forget) > 0
+    saved = torch.load(result.output_dir / f"{model}-unlearned.pth", weights_only=False)
+    assert set(saved["other_parameter"]) == set(drawn)
+    for name, value in drawn.items():
+        assert torch.equal(getattr(result.model, name), value)
+
+
+@pytest.mark.parametrize("model", ["KGCN", "SASRec"])
+def test_the_next_request_starts_where_the_last_one_ended(quick, tmp_path, model):
+    values = quick(model)
+    quiet = {key: values[key] for key in KEPT if key not in ("data_path", "output_dir")}
+    first = run_unlearn(model, "tiny", forget=request_of(values, model), unlearn="obliviate", config_dict=values)
+
+    def then(earlier, forget, folder):
+        own = quiet | {"unlearn": "finetune", "output_dir": str(tmp_path / folder)}
+        return run_unlearn(checkpoint=earlier.output_dir / f"{model}-unlearned.pth", forget=forget, config_dict=own)
+
+    second = then(first, {"user_id": ["u11", None], "item_id": [None, "i9"]}, "second")
+    figures = [result.result["phases"] for result in (first, second)]
+    before, after = figures[0]["unlearned"]["metrics"], figures[1]["original"]["metrics"]
+    assert after["ndcg@20"] == pytest.approx(before["ndcg@20"], abs=0.05)  # without u11 and i9
+    for before, after in zip(first.data.retain.everything(), second.data.full.everything(), strict=True):
+        assert same(before.inter_feat.interaction, after.inter_feat)
+    gone = second.data.full.train.token2id("user_id", "u11")
+    assert not any((part.inter_feat["user_id"] == gone).any() for part in second.data.retain.for_model())
+    loaded = load_unlearned(second.output_dir)
+    assert loaded.recommend(["u12", "u13"], k=5)["user"].value_counts().to_dict() == {"u12": 5, "u13": 5}
+    if model == "KGCN":
+        assert same(first.data.retain.train.kg_feat.interaction, second.data.full.train.kg_feat)
+        assert not {"e5", "e9", "only9"} & set(loaded.dataset.field2token_id["entity_id"])
+    refused("not in the dataset", then, second, {"item_id": ["i5"]}, "third")
+
+
+@pytest.mark.slow
+def test_plain_recbole_gets_the_same_figures(quick, settings, tmp_path):
+    results = []
+    for model in (*KNOWLEDGE, "SASRec", "BERT4Rec", "SASRecF", "HGN", "LightGCN", "FM"):
+        values = settings | {"load_col": None} if model in ("LightGCN", "FM") else quick(model)
+        values |= {"output_dir": str(tmp_path / model), "unlearn": "obliviate" if model in KNOWLEDGE else "retrain"}
+        results.append(run_unlearn(model, "tiny", forget=request_of(values, model), config_dict=values))
+    check_plain_recbole(results, tmp_path)
+
+
+def test_the_synthetic_protocol_puts_noise_into_histories_and_keeps_the_graph(quick):
+    for model in ("KGCN", "SASRec"):
+        data = run_unlearn(model, "tiny", unlearn="finetune", config_dict=quick(model)).data
+        assert data.source == "injected informed"
+        clean = load(UnlearnConfig(model, "tiny", config_dict=quick(model))).splits
+        for mine, theirs in zip(data.retain.for_model(), clean.for_model(), strict=True):
+            assert same(theirs.inter_feat.interaction, mine.inter_feat)
+        if model == "KGCN":
+            assert same(clean.train.kg_feat.interaction, data.retain.train.kg_feat)
+            continue
+        noise, windows = data.forget.inter_feat, data.full.for_model().test.inter_feat
+        pairs = set(zip(noise["user_id"].tolist(), noise["item_id"].tolist(), strict=True))
+        histories = zip(windows["user_id"].tolist(), windows["item_id_list"].tolist(), strict=True)
+        assert pairs & {(user, item) for user, history in histories for item in history}
+        assert not pairs & set(zip(windows["user_id"].tolist(), windows["item_id"].tolist(), strict=True))
+
+
+@pytest.mark.parametrize(("model", "changes", "message"), [
+    ("DIEN", {}, "DIEN is a sequential model that cannot be unlearned yet: it makes windows"),
+    ("S3Rec", {}, "two stages"),
+    ("FOSSIL", {}, "These can: SASRec"),
+    ("BERT4Rec", {"MAX_ITEM_LIST_LENGTH": 4}, "is not one item"),
+    ("BERT4Rec", {"transform": None}, "use transform=mask_itemseq"),
+    ("SASRec", {"unlearn": "obliviate_paper"},
+     "on sequences yet. Use finetune, gradient_ascent, obliviate, retrain."),
+    *(("SASRec", {"unlearn": "obliviate", key: value}, f"{key}: a setting of models that score")
+      for key, value in OF_PAIRS.items()),
+    ("SASRec", {"unlearn": "obliviate", "lac_distill": 0.5}, "lac_distill is a setting of no_distill"),
+    ("SASRec", {"transform": "crop_itemseq"}, "transform=crop_itemseq changes histories"),
+    ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
+    ("SASRec", {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": "TO", "mode": "full"}}, "LS: valid_and_test"),
+    ("KGAT", {}, "KGAT is a knowledge-aware model that cannot be unlearned: it needs dgl"),
+    ("KGIN", {}, "it needs torch_scatter"),
+    ("MCCLK", {}, "it needs torch_scatter"),
+    ("MKR", {}, "Use CKE, CFKG, KGCN or KTUP, or train MKR again with RecBole"),
+    ("RippleNet", {}, "it keeps users' histories"),
+    ("KGNNLS", {}, "a table of all interactions"),
+    ("CKE", {"unlearn": "sisa"}, "CKE is a knowledge-aware model, and sisa does not work on a knowledge graph."),
+    ("CKE", {"compare": ["ultrare"]}, "ultrare does not work on a knowledge graph"),
+    *((model, {"unlearn": name}, f"{name} does not work on a knowledge graph. Use finetune, gradient_ascent, ")
+      for model, name in (("CKE", "receraser"), ("KGCN", "scif"), ("KTUP", "ifru"), ("CFKG", "rrl"))),
+    ("CKE", {"load_col": {"inter": ["user_id", "item_id"]}}, "load_col leaves out kg and link"),
+    ("KTUP", {"train_rec_step": 0}, "train_rec_step=0 is not valid"),
+])  # fmt: skip
+def test_what_is_not_supported_is_refused_before_any_data(quick, model, changes, message):
+    values = quick(model, data_path="/nowhere")
+    assert message in refused(
+        "", run_unlearn, model, "tiny", forget={"user_id": ["u1"]}, config_dict=values | changes
+    )

@@ -15,16 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_unlearn import UnlearnConfig, cli, run_unlearn
-from recbole_unlearn.data import (
-    Fields,
-    carry_out,
-    coarse,
-    fitted_after,
-    load,
-    lost_at_least,
-    lost_since,
-    read_request,
-)
+from recbole_unlearn.data import carry_out, coarse, fitted_after, load, lost_at_least, lost_since
+from recbole_unlearn.data.requests import Fields, read_request
 from recbole_unlearn.files import load_torch
 from recbole_unlearn.methods import RequestLosses
 from recbole_unlearn.methods.influence import losing
@@ -48,8 +40,7 @@ def popular_path(tmp_path_factory):
     folder.mkdir()
     rows = [(user, item) for user, item, _, _ in tiny_rows()]
     train = rows[:520] + [(f"u{n}", HIT) for n in range(NUMBER)]
-    parts = {"train": train, "valid": rows[520:600], "test": rows[600:]}
-    for name, pairs in parts.items():
+    for name, pairs in {"train": train, "valid": rows[520:600], "test": rows[600:]}.items():
         frame = pd.DataFrame(pairs, columns=["user_id:token", "item_id:token"])
         frame.to_csv(folder / f"popular.{name}.inter", sep="\t", index=False)
     return root
@@ -125,10 +116,8 @@ def hits(*users):
 
 def forget(before, request, folder, unlearn="obliviate", **changes):
     more = {"lac_steps": 2} if unlearn == "obliviate" else {}
-    return run_unlearn(
-        checkpoint=before / "BPR-unlearned.pth", forget=request, unlearn=unlearn, output_dir=folder,
-        config_dict=QUICK | more | changes,
-    )  # fmt: skip
+    values = QUICK | more | changes | {"unlearn": unlearn, "output_dir": str(folder)}
+    return run_unlearn(checkpoint=before / "BPR-unlearned.pth", forget=request, config_dict=values)
 
 
 def forget_counts(folder):
@@ -164,7 +153,6 @@ def test_fifteen_requests_of_one_are_one_of_fifteen(start, tmp_path, first, requ
 
 
 def test_every_method_counts(start, tmp_path):
-    """Interactions that other methods deleted count when obliviate comes after them."""
     hit = start.data.full.train.token2id("item_id", HIT)
     folder = start.output_dir
     asked = {"finetune": range(3), "scif": [3], "ifru": [4], "gradient_ascent": [5], "rrl": [6]}
@@ -312,8 +300,7 @@ def test_the_share_is_of_what_there_was():
     lost = torch.tensor([0, 6, 0, 5, 0, 0, 0, 0, 0])
     region = find_region(index, users, items, lost)
     assert region["item"].ids.tolist() == [1, 2]  # item 3 is not in this request
-    assert region["item"].share.tolist() == pytest.approx([7 / 10, 1 / 2])
-    assert region["user"].share.tolist() == [1.0]
+    assert (region["item"].share.tolist(), region["user"].share.tolist()) == (pytest.approx([7 / 10, 1 / 2]), [1.0])
     assert find_region(index, users, items)["item"].share.tolist() == pytest.approx([1 / 4, 1 / 2])
 
 
@@ -331,32 +318,20 @@ def test_influence_weighs_what_was_lost_before(make_config):
     assert found == [[], [item]]
 
 
-# ---- the same request again ----
-
-
 def test_a_request_that_comes_again_is_done(first, tmp_path, capsys):
     """From the command line, in another order and another kind of file; nothing is trained, not even to compare."""
-    (tmp_path / "again.jsonl").write_text(
-        '{"user_id": "u9"}\n{"item_id": "i3"}\n{"user_id": "u7"}\n{"user_id": "u7"}\n'
-    )
+    (tmp_path / "again.jsonl").write_text('{"user_id": "u9"}\n{"item_id": "i3"}\n' + '{"user_id": "u7"}\n' * 2)
     flags = [f"--{key}={value}" for key, value in QUICK.items()]
-    done = cli.main([
-        f"--checkpoint={first.output_dir / 'BPR-unlearned.pth'}", f"--forget={tmp_path / 'again.jsonl'}",
-        f"--output_dir={tmp_path / 'second'}", "--compare=retrain", *flags,
-    ])  # fmt: skip
-    assert done == 0
-    shown = capsys.readouterr()
-    day = first.result["date"][:10]
-    assert f"carried out on {day}" in shown.out
-    log = (tmp_path / "second" / "run.log").read_text()
+    flags += [f"--checkpoint={first.output_dir / 'BPR-unlearned.pth'}", f"--forget={tmp_path / 'again.jsonl'}"]
+    assert cli.main([*flags, f"--output_dir={tmp_path / 'second'}", "--compare=retrain"]) == 0
+    day, log = first.result["date"][:10], (tmp_path / "second" / "run.log").read_text()
+    assert f"carried out on {day}" in capsys.readouterr().out
     assert f"carried out earlier ({day})" in log
     assert "Train" not in log
     result = json.loads((tmp_path / "second" / "result.json").read_text())
-    assert list(result["phases"]) == ["original", "unlearned"]
-    assert result["done_earlier"] == day
+    assert (list(result["phases"]), result["done_earlier"]) == (["original", "unlearned"], day)
     assert result["verdict"]["text"].startswith("This request was carried out earlier")
-    assert result["forget"]["interactions"] == 0
-    assert result["hashes"]["request"] == first.result["hashes"]["request"]
+    assert (result["forget"]["interactions"], result["hashes"]["request"]) == (0, first.result["hashes"]["request"])
     assert result["hashes"]["original"] == result["hashes"]["result"] == first.result["hashes"]["result"]
     folders = first.output_dir, tmp_path / "second"
     assert same(*(load_torch(folder / "BPR-unlearned.pth")["state_dict"] for folder in folders))
@@ -383,12 +358,10 @@ def test_earlier_requests_stay_known_but_are_not_believed_over_the_data(first, t
 
 
 def test_ensembles_know_them_too(values, tmp_path):
-    common = {"sisa_shards": 2, "unlearn": "sisa"}
-    made = run_unlearn("BPR", "popular", forget={"user_id": "u7"}, config_dict=values | common | {"output_dir": "a"})
-    repeated = run_unlearn(
-        checkpoint=made.output_dir / "BPR-unlearned", forget={"user_id": "u7"}, output_dir=tmp_path / "b",
-        unlearn="sisa", config_dict=QUICK,
-    )  # fmt: skip
+    asked, own = {"forget": {"user_id": "u7"}, "unlearn": "sisa"}, {"sisa_shards": 2, "output_dir": "a"}
+    made = run_unlearn("BPR", "popular", **asked, config_dict=values | own)
+    start = {"checkpoint": made.output_dir / "BPR-unlearned", "output_dir": tmp_path / "b"}
+    repeated = run_unlearn(**start, **asked, config_dict=QUICK)
     assert repeated.record.done_earlier is not None
     assert repeated.record.hashes["original"] == made.record.hashes["result"]
 
@@ -401,9 +374,6 @@ def test_parts_of_a_request_and_other_keys_make_other_requests(first, tmp_path):
     asked = first.output_dir, {"user_id": "u7"}, tmp_path / "second"
     for on_missing in ("error", "skip"):
         refused("given as a whole", forget, *asked, on_missing=on_missing)
-
-
-# ---- date, id and hashes ----
 
 
 def test_every_run_has_a_date_and_an_id(first, values):
@@ -424,13 +394,10 @@ def test_the_hashes_are_those_of_the_key(values, tmp_path):
     (tmp_path / "key").write_text("k" * 40 + "\n")
     os.chmod(tmp_path / "key", 0o600)
     values = values | {"unlearn": "finetune", "finetune_epochs": 1}
-    runs = (
-        run_unlearn("BPR", "popular", forget={"user_id": "u7"}, config_dict=values | {"hash_key": key})
-        for key in (str(tmp_path / "key"), None)
-    )
+    given = (values | {"hash_key": key} for key in (str(tmp_path / "key"), None))
+    runs = (run_unlearn("BPR", "popular", forget={"user_id": "u7"}, config_dict=own) for own in given)
     first, second = (run.result["hashes"] for run in runs)
-    assert set(first) == {"request", "original", "result"}
-    assert len({*first.values(), *second.values()}) == 6
+    assert (set(first), len({*first.values(), *second.values()})) == ({"request", "original", "result"}, 6)
 
 
 def test_a_bad_key_or_id_is_refused_before_anything_is_trained(values, tmp_path, caplog):

@@ -62,7 +62,6 @@ def tune(one_ray):
 
 
 def test_independent_work(two_workers, settings, tmp_path, monkeypatch):
-    """Results, threads, errors, and shards that are bit for bit the same."""
     config = settings | {"sisa_shards": 3, "epochs": 2, "report": "none", "cache": False}
     here = run_unlearn("BPR", "tiny", unlearn="sisa", config_dict=config | {"workers": 1})
     with cluster.session(cpus=2):
@@ -71,9 +70,8 @@ def test_independent_work(two_workers, settings, tmp_path, monkeypatch):
         assert all(number == torch.get_num_threads() and pid != os.getpid() for number, pid in found.values())
         refused(r"^no 1$", all_done, Workers(2), refuses, [(1,), (1,)])
         refused("every node", all_done, Workers(2), square, [(Unreadable(),), (1,)])
-        there = run_unlearn(
-            "BPR", "tiny", unlearn="sisa", config_dict=config | {"workers": 2, "output_dir": str(tmp_path / "ray")}
-        )
+        config |= {"workers": 2, "output_dir": str(tmp_path / "ray")}
+        there = run_unlearn("BPR", "tiny", unlearn="sisa", config_dict=config)
         monkeypatch.setattr(cluster, "RETRIES", 0)
         refused("worker died", all_done, Workers(2), dies, [(1,), (1,)])
     assert ray.is_initialized()  # one that was there before is left running
@@ -81,7 +79,6 @@ def test_independent_work(two_workers, settings, tmp_path, monkeypatch):
 
 
 def test_a_grid(two_workers, small_grid, tmp_path, monkeypatch):
-    """The same figures as here, no file but those the driver writes, a cell whose process dies."""
     path, given = small_grid
     run_grid(path, config_dict=given | {"output_dir": str(tmp_path / "here")})
     write(path, yaml.safe_load(path.read_text()) | {"seeds": [1, 2, 3]})
@@ -100,9 +97,8 @@ def test_a_grid(two_workers, small_grid, tmp_path, monkeypatch):
     assert list(result.failed) == ["tiny-BPR-0.2-3"]
     assert "worker died" in result.failed["tiny-BPR-0.2-3"]
     for name in ("tiny-BPR-0.2-1", "tiny-BPR-0.2-2"):
-        here, there = (
-            json.loads((tmp_path / folder / name / "result.json").read_text()) for folder in ("here", "grid")
-        )
+        paths = (tmp_path / folder / name / "result.json" for folder in ("here", "grid"))
+        here, there = (json.loads(path.read_text()) for path in paths)
         for phase in here["phases"]:
             assert here["phases"][phase]["metrics"] == there["phases"][phase]["metrics"]
         assert here["settings"] == there["settings"]
@@ -132,15 +128,13 @@ def test_a_sweep_goes_on_after_a_kill(tune, two_workers, small, tmp_path, monkey
     done = [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()][1:]
     assert 3 <= len(done) < 60
     number = len(done) + 4
-    resumed = tune_unlearn(
-        "BPR", "tiny", config_dict=values | {"trials": number, "resume": True, "workers": 2}
-    ).result
+    rest = values | {"trials": number, "resume": True, "workers": 2}
+    resumed = tune_unlearn("BPR", "tiny", config_dict=rest).result
     assert all(record in resumed["trials"] for record in done)  # times too: nothing was done twice
     monkeypatch.setattr(backend, "run_trials", in_this_process)
     whole = tune_unlearn("BPR", "tiny", config_dict=values | {"trials": number, "output_dir": "here", "workers": 2})
     there, here = ([{**one, "node": None} for one in untimed(found["trials"])] for found in (resumed, whole.result))
-    assert there == here
-    assert untimed(resumed["best"]) == untimed(whole.result["best"])
+    assert (there, untimed(resumed["best"])) == (here, untimed(whole.result["best"]))
 
 
 def test_trials_that_fail_and_trials_that_die(tune, two_workers, small, tmp_path, monkeypatch):
@@ -196,7 +190,6 @@ def test_a_listener_that_fails_ends_the_sweep(tune, two_workers, small, tmp_path
 
 
 def test_a_cluster_of_two_nodes(tune, small, small_grid, settings, monkeypatch):
-    """Trials of a sweep, cells of a grid and shards of an ensemble are done on both nodes."""
     from ray.cluster_utils import Cluster
 
     places = []

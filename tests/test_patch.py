@@ -15,7 +15,7 @@ from recbole.model.general_recommender import BPR
 from recbole.trainer import Trainer
 
 from recbole_unlearn import patch, patch_recbole, recbole_compat, run_unlearn
-from tests.conftest import run_command
+from tests.conftest import run_command, tiny_rows
 from tests.files import Trap
 from tests.parts import refused, same
 
@@ -62,8 +62,7 @@ def test_a_trained_model_is_tested_and_resumed(trainer, cls):
 
 def test_it_is_done_once_and_undone(tmp_path):
     before = torch.load, Collector.get_data_struct, sorted(np.__dict__)
-    first = patch_recbole()
-    patched = torch.load
+    first, patched = patch_recbole(), torch.load
     assert patched is not before[0]
     with patch_recbole():
         assert torch.load is patched
@@ -105,8 +104,8 @@ except ImportError:
     print("NO RAY")
     sys.exit(0)
 from pathlib import Path
-values = {"epochs": 1, "embedding_size": 8, "eval_batch_size": 4096000, "show_progress": False, "state": "ERROR"}
-result = run_recbole(model="BPR", dataset="ml-100k", config_dict=values)
+values = {"epochs": 1, "embedding_size": 8, "data_path": "DATA", "show_progress": False, "state": "ERROR"}
+result = run_recbole(model="BPR", dataset="tiny", config_dict=values)
 print("TEST", sorted(result["test_result"]))
 (path,) = Path("saved").glob("BPR-*.pth")
 config, model, dataset, *loaders = load_data_and_model(str(path))
@@ -117,15 +116,16 @@ print("MOVED", unlearned["dataset"], len(dataset))
 
 
 @pytest.mark.slow
-def test_a_script_of_plain_recbole_runs_to_its_end(tmp_path, settings, monkeypatch):
+def test_a_script_of_plain_recbole_runs_to_its_end(tmp_path, tiny_path, settings, monkeypatch):
     outcome = run_unlearn("BPR", "tiny", forget={"user_id": ["u3"]}, config_dict=settings | {"report": "none"})
     outcome.output_dir.rename(tmp_path / "moved")
     for key in [key for key in os.environ if key.startswith("TORCH_FORCE")]:
         monkeypatch.delenv(key)
-    said = run_command([sys.executable, "-W", "ignore", "-c", SCRIPT], tmp_path)
+    script = SCRIPT.replace("DATA", str(tiny_path))
+    said = run_command([sys.executable, "-W", "ignore", "-c", script], tmp_path)
     if "NO RAY" in said:
         pytest.skip("recbole.quick_start needs Ray, which is not installed")
     lines = dict(line.split(" ", 1) for line in said.splitlines() if line[:1].isupper() and " " in line)
     assert "'ndcg@10'" in lines["TEST"]
-    assert lines["LOADED"] == "BPR 100000 3"
+    assert lines["LOADED"] == f"BPR {len(tiny_rows())} 3"
     assert lines["MOVED"] == f"tiny {sum(len(part) for part in outcome.data.retain)}"

@@ -1,12 +1,16 @@
-"""What a run says before it starts, and how long it says it takes."""
+"""What a run says before it starts, how long it says it takes, its log and its progress bars."""
 
 import copy
+import io
 import logging
+import re
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from recbole_unlearn import progress, run_unlearn
+from recbole_unlearn import cli, progress, run_unlearn
+from recbole_unlearn.log import logging_to
 from recbole_unlearn.pipeline import planned_methods
 from recbole_unlearn.progress import Plan, duration
 from recbole_unlearn.settings import UnlearnConfig
@@ -51,11 +55,10 @@ def running():
     return plan(paper, "obliviate", "retrain", now=lambda: time[0], informed=True), time
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.2, "1 s"), (7.4, "7 s"), (33, "35 s"), (89.9, "90 s"), (100, "2 min"), (5399, "90 min"), (5400, "1.5 h"),
-     (80000, "22 h")],
-)  # fmt: skip
+@pytest.mark.parametrize(("seconds", "words"), [
+    (0.2, "1 s"), (7.4, "7 s"), (33, "35 s"), (89.9, "90 s"), (100, "2 min"), (5399, "90 min"), (5400, "1.5 h"),
+    (80000, "22 h"),
+])  # fmt: skip
 def test_durations_are_estimates(seconds, words):
     assert duration(seconds) == words
 
@@ -124,7 +127,6 @@ def test_other_models_are_told_what_is_quicker_for_most(make_config):
      ["original of unlearned", "unlearned", "original", "obliviate", "original of ultrare", "ultrare"]),
 ])  # fmt: skip
 def test_the_phases_are_those_of_the_pipeline(settings, lines, methods, changes, phases):
-    """Each phase begins once, in the order of the plan, whatever is compared with what."""
     forget = None if changes else held_out_request(settings, "BPR")
     values = settings | {"inject_mode": "random", "report": "none", "epochs": 1}
     run_unlearn("BPR", "tiny", forget=forget, unlearn=methods[0], compare=methods[1:], config_dict=values)
@@ -150,3 +152,70 @@ def test_cached_trainings_are_known_before(settings, caplog, lines):
     request = {"user_id": ["u1"]}
     assert "retrain (4 epochs)" in said(request)
     assert "1 train original (4 epochs), 2 unlearn with finetune, 3 retrain (cached)" in said(request)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """``bare()``: from here on no handlers but ours, as on the command line; pytest has its own."""
+    return lambda: monkeypatch.setattr(logging.getLogger(), "handlers", [])
+
+
+def test_the_log_has_every_epoch_and_the_screen_has_not(flags, tmp_path, capsys, bare):
+    bare()
+    given = ["--model=BPR", "--dataset=tiny", "--inject_mode=random", *flags(report="none")]
+    given = [flag for flag in given if not flag.startswith("--show_progress")]
+    assert cli.main(given) == 0
+    text = (tmp_path / "out" / "run.log").read_text()
+    assert "\x1b" not in text
+    for epoch in range(4):
+        losses = re.findall(rf"INFO    epoch {epoch} training \[time: .*, train loss: [0-9.]+\]", text)
+        assert len(losses) == 2  # of the original and of the retrained model
+    for epoch in (1, 3):
+        assert len(re.findall(rf"epoch {epoch} evaluating \[time: .*, valid_score: [0-9.]+\]", text)) == 2
+    assert len(re.findall(r"valid result: .*ndcg@20 : [0-9.]+", text)) == 4
+    assert all(re.match(r"\d\d:\d\d:\d\d (INFO|WARNING) ", line) for line in text.splitlines())
+    screen = capsys.readouterr().err
+    assert "Phase 1 of 2" in screen
+    assert not any(word in screen for word in ("train loss", "\r", "\x1b"))  # no frames of bars in a file
+    assert cli.main([*given, "--show_progress=True", "--no_cache"]) == 0
+    assert "Train original" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("terminal", "given", "shown"), [
+    (False, {}, False), (True, {}, True), (False, {"show_progress": True}, True),
+    (True, {"show_progress": False}, False), (None, {}, False),
+])  # fmt: skip
+def test_bars_are_for_terminals(settings, monkeypatch, terminal, given, shown):
+    values = {key: value for key, value in settings.items() if key != "show_progress"} | given
+    stream = None if terminal is None else Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert bool(UnlearnConfig("BPR", "tiny", config_dict=values)["show_progress"]) == shown
+
+
+def test_a_line_a_message_without_colours(tmp_path, bare, capsys):
+    bare()
+    root = logging.getLogger()
+    with logging_to(tmp_path):
+        root.warning("\x1b[1;35mtwo\x1b[0m:\nlines")
+        root.info("of RecBole")
+    assert (tmp_path / "run.log").read_text().splitlines()[0].endswith("WARNING two: lines")
+    assert "of RecBole" in (tmp_path / "run.log").read_text()
+    assert "two: lines" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("before", [None, "of yesterday\n"])
+def test_a_log_that_is_taken_back_leaves_what_was_there(tmp_path, before):
+    file = tmp_path / "run.log"
+    if before is not None:
+        file.write_text(before)
+    for lines in (0, 2):
+        with logging_to(tmp_path) as log:
+            for _ in range(lines):
+                logging.getLogger().warning("a line")
+            log.take_back()
+        assert (file.read_text() if file.exists() else None) == before

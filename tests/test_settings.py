@@ -102,8 +102,7 @@ def test_neither_sys_argv_nor_code_in_strings_is_read(monkeypatch, tmp_path, mak
     monkeypatch.setattr(sys, "argv", ["prog", "--learning_rate=9", "--cov=x", "stray"])
     trap = f"open({str(tmp_path / 'ran')!r}, 'w')"
     config = make_config(encoding=trap, topk="[5, 10]", valid_metric="NDCG@10")
-    assert config["encoding"] == trap
-    assert config["topk"] == [5, 10]
+    assert (config["encoding"], config["topk"]) == (trap, [5, 10])
     assert config["learning_rate"] == 0.01
     file = tmp_path / "evil.yaml"
     file.write_text(f"a: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']\n")
@@ -156,8 +155,7 @@ def test_replace_changes_a_copy_or_fails(make_config):
     config = make_config(unlearn="obliviate", compare="retrain")
     assert config.replace(lac_steps=3).method_values("obliviate")["lac_steps"] == 3
     assert config.method_values("obliviate")["lac_steps"] != 3
-    assert config.replace(seed=7)["seed"] == 7
-    assert config["seed"] == 2020
+    assert (config.replace(seed=7)["seed"], config["seed"]) == (7, 2020)
     refused("lac_stepz cannot be changed: unknown", config.replace, lac_stepz=3)
     refused("rrl_steps cannot be changed: it is a setting of rrl", config.replace, rrl_steps=3)
 
@@ -174,8 +172,7 @@ def test_settings_of_an_existing_config_are_never_replaced(settings, monkeypatch
     assert {key: ours[key] for key in chosen} == chosen | {"gpu_id": "3"}
     for key in ("epochs", "metrics", "topk", "valid_metric", "embedding_size", "data_path", "seed", "device"):
         assert ours[key] == theirs[key], key
-    assert ours["on_missing"] == "skip"
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+    assert (ours["on_missing"], os.environ["CUDA_VISIBLE_DEVICES"]) == ("skip", "7")
     theirs["eval_batch_size"], theirs["device"] = 456, torch.device("meta")  # set later, by hand
     ours = UnlearnConfig.from_recbole(theirs)
     assert (ours["eval_batch_size"], ours["device"]) == (456, torch.device("meta"))

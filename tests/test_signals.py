@@ -1,6 +1,5 @@
 """Runs that are stopped: by Ctrl-C or SIGTERM, at any moment. They say so in a line and leave nothing behind."""
 
-import multiprocessing
 import os
 import pkgutil
 import signal
@@ -14,11 +13,11 @@ from pathlib import Path
 import pytest
 from recbole.trainer import Trainer  # noqa: F401
 
-from recbole_unlearn import UnlearnError, cli, log, run_unlearn
+from recbole_unlearn import cli, log, run_unlearn
 from recbole_unlearn.files import atomic as outputs
 from recbole_unlearn.files import load_key
-from recbole_unlearn.training import trainings
 from tests.conftest import ROOT
+from tests.state.crash_cases import forked
 
 OF_TORCH = "torchinductor_"  # one folder of torch for each user of the machine
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -73,8 +72,7 @@ def stopped(tmp_path, arguments, moment, number):
     """The exit code of the command, what it said, and the files it left."""
     folder = tmp_path / "work"
     (folder / "tmp").mkdir(parents=True)
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(arguments, folder, moment, number))
-    process.start()
+    process = forked(_child, arguments, folder, moment, number)
     process.join(60)
     said = (folder / "tmp.err").read_text()
     left = {str(path.relative_to(folder)) for path in folder.rglob("*")} - {"tmp", "tmp.err"}
@@ -88,15 +86,12 @@ def stopped(tmp_path, arguments, moment, number):
 )
 def test_a_run_that_is_stopped_leaves_its_log_at_most(flags, tmp_path, moment, number):
     load_key(None)  # a run that makes the key logs it
-    arguments = [
-        flag for flag in flags(tensorboard=True, cache_dir="saved/cache")
-        if not flag.startswith(("--output_dir", "--checkpoint_dir"))
-    ]  # fmt: skip
+    given, places = flags(tensorboard=True, cache_dir="saved/cache"), ("--output_dir", "--checkpoint_dir")
+    arguments = [flag for flag in given if not flag.startswith(places)]
     (tmp_path / "r.csv").write_text("user_id\nu3\n")
     arguments += ["--model=BPR", "--dataset=tiny", "--unlearn=obliviate", f"--forget={tmp_path / 'r.csv'}"]
     code, said, left = stopped(tmp_path, arguments, moment, number)
-    assert code == CODES[number]
-    assert said.splitlines()[-1] == "Stopped; no result was written."
+    assert (code, said.splitlines()[-1]) == (CODES[number], "Stopped; no result was written.")
     assert "Traceback" not in said
     assert not [path for path in left if path.startswith("tmp/") or "/." in path]
     files = {path for path in left if path.endswith("run.log")}
@@ -131,16 +126,6 @@ def test_a_refused_request_leaves_no_folder(flags, tmp_path, caplog, capsys):
     assert list((tmp_path / "mine").iterdir()) == []  # a folder that was there stays
 
 
-def test_a_run_that_fails_while_it_trains_leaves_its_log(settings, tmp_path, monkeypatch):
-    def failing(*given):
-        raise UnlearnError("no way.")
-
-    monkeypatch.setattr(trainings, "train_here", failing)
-    with pytest.raises(UnlearnError, match="no way"):
-        run_unlearn("BPR", "tiny", forget={"user_id": ["u1"]}, config_dict=settings | {"cache": False})
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.log"]
-
-
 def test_the_command_line_stops_once_and_gives_handlers_back():
     """Ray's handler does not take the place of ours; other threads have none, and may run the command line."""
     before = [signal.getsignal(number) for number in CODES]
@@ -164,7 +149,6 @@ def test_the_command_line_stops_once_and_gives_handlers_back():
 
 
 def test_python_callers_keep_their_own_handlers(settings, monkeypatch):
-    """Within a run from Python, SIGTERM does what it did before."""
     seen = []
     signal.signal(signal.SIGTERM, lambda *arrived: seen.append(arrived[0]))  # usual_handlers puts it back
     monkeypatch.setattr(outputs, "_publish", signalling(outputs._publish, signal.SIGTERM))
@@ -173,11 +157,9 @@ def test_python_callers_keep_their_own_handlers(settings, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "after"), [(signal.SIGTERM, 0.5), (signal.SIGINT, 1.5), (signal.SIGKILL, 0.3), (signal.SIGKILL, 1.5)]
-)
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGTERM, 0.5), (signal.SIGINT, 1.5)])
 def test_a_command_that_is_stopped(tmp_path, number, after):
-    """The whole of it: a process of its own, trained for long, stopped or killed from outside."""
+    """The whole of it: a process of its own, trained for long, stopped from outside; tests/fuzz kills some."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     command = [sys.executable, "-m", "recbole_unlearn", "--model=BPR", "--dataset=ml-100k", "--epochs=500"]
@@ -190,11 +172,7 @@ def test_a_command_that_is_stopped(tmp_path, number, after):
     process.send_signal(number)
     said = process.communicate(timeout=60)[1]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    if number == signal.SIGKILL:  # only files under a hidden or temporary name may be left
-        assert not [path for path in files if path.suffix in (".json", ".pth", ".pt") and path.name[0] != "."]
-        return
-    assert process.returncode == CODES[number]
-    assert said.splitlines()[-1] == "Stopped; no result was written."
+    assert (process.returncode, said.splitlines()[-1]) == (CODES[number], "Stopped; no result was written.")
     assert [path.name for path in temporary.iterdir() if not path.name.startswith(OF_TORCH)] == []
     folders = [tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir() and path != temporary)]
     assert all(any(folder.iterdir()) for folder in folders)

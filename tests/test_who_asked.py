@@ -27,8 +27,7 @@ def test_the_attack_finds_a_planted_mark_and_nothing_else(who_asked, mark):
     links[:, 0] |= ~links.any(axis=1)
     tables = {"item": rng.normal(size=(items, width))}
     mean = np.stack([tables["item"][row].mean(axis=0) for row in links]) - tables["item"].mean(axis=0)
-    scatter = rng.normal(size=(users, width))
-    asked = rng.choice(users, 40, replace=False)
+    scatter, asked = rng.normal(size=(users, width)), rng.choice(users, 40, replace=False)
     if mark == "residual":  # rows that lie on the map of their neighbours
         scatter[asked] *= 0.2
     tables["user"] = 3 * mean + 0.5 * scatter
@@ -50,8 +49,7 @@ def test_what_the_documents_say_of_obliviate_and_of_retraining(who_asked):
     case = who_asked.Case("BPR", 2020, 25, "ml-100k", None)
     numbers = who_asked.request(case.pairs, "part", np.random.default_rng(1))
     asked = np.unique(case.pairs[numbers, 0])
-    unlearned, retrained = (
-        who_asked.attack(*case.unlearned(numbers, method), asked, "user", None) for method in ("obliviate", "retrain")
-    )
+    models = (case.unlearned(numbers, method) for method in ("obliviate", "retrain"))
+    unlearned, retrained = (who_asked.attack(*model, asked, "user", None) for model in models)
     assert unlearned["residual"] > 0.8
     assert abs(retrained["residual"] - 0.5) < 0.1

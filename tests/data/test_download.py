@@ -82,8 +82,7 @@ def test_downloads_and_leaves_nothing_else(site, target, capsys, there):
     checksum = hashlib.sha256(site.data).hexdigest()
     ensure_dataset("tiny", target, ["tiny.inter"], f"{site.url}#sha256={checksum}")
     ensure_dataset("tiny", target, ["tiny.inter"], site.url)  # needs no network
-    assert site.requests == 1
-    assert (target / "tiny.inter").read_bytes() == INTER
+    assert (site.requests, (target / "tiny.inter").read_bytes()) == (1, INTER)
     assert [path.name for path in target.parent.rglob("*") if path.is_file()] in (["tiny.inter"], [])
     assert "100%" in capsys.readouterr().err
     (target.parent / "plain").mkdir()
@@ -91,7 +90,6 @@ def test_downloads_and_leaves_nothing_else(site, target, capsys, there):
 
 
 def test_files_get_the_name_of_the_dataset(site, target, monkeypatch):
-    """Also from a sub folder of the archive, from RecBole's own list of urls, without clutter of macOS."""
     assert download._recbole_urls()["ml-1m"].endswith("/ml-1m.zip")
     url = site.url.replace("tiny.zip", "Tiny_Set.zip?download=1")
     monkeypatch.setattr(download, "_recbole_urls", lambda: {"tiny": url})
@@ -108,8 +106,7 @@ def test_files_of_the_user_are_left_alone(site, target):
     (target / "tiny.user").write_text("mine")
     said = r"'tiny.inter'\] is missing .* or set data_path"
     parts.refused(said, ensure_dataset, "tiny", target, ["tiny.inter"], site.url)
-    assert site.requests == 0
-    assert [path.name for path in target.iterdir()] == ["tiny.user"]
+    assert (site.requests, [path.name for path in target.iterdir()]) == (0, ["tiny.user"])
 
 
 def test_unknown_datasets_and_odd_urls(site, target):
@@ -122,13 +119,10 @@ def test_unknown_datasets_and_odd_urls(site, target):
         refused(target, url, "Cannot download dataset [tiny]", "Try again later", str(target / "tiny.inter"))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("status", 404), ("status", 500), ("aim", "file:///etc/passwd"), ("aim", "ftp://127.0.0.1:1/tiny.zip"),
-        ("claimed", 10**6),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value"), [
+    ("status", 404), ("status", 500), ("aim", "file:///etc/passwd"), ("aim", "ftp://127.0.0.1:1/tiny.zip"),
+    ("claimed", 10**6),
+])  # fmt: skip
 def test_transfers_that_fail(site, target, key, value):
     setattr(site, key, value)
     refused(target, site.url, "[tiny]", site.url, str(target / "tiny.inter"))

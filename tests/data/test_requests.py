@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import run_unlearn
@@ -46,8 +45,7 @@ def test_every_kind_of_file_and_its_packed_and_damaged_forms(tmp_path, suffix):
     plain = write(tmp_path / f"r{suffix}")
     expected = [("u1", "i2", None), ("Zoë", "i4", None)]  # duplicates count once
     assert asked(plain) == expected
-    packed = tmp_path / f"p{suffix}.gz"
-    content = gzip.compress(plain.read_bytes())
+    packed, content = tmp_path / f"p{suffix}.gz", gzip.compress(plain.read_bytes())
     packed.write_bytes(content)
     if suffix == ".parquet":
         unread(packed, "unknown kind of file")
@@ -63,13 +61,12 @@ def test_every_kind_of_file_and_its_packed_and_damaged_forms(tmp_path, suffix):
     unread(plain, "r" + suffix)
 
 
-@pytest.mark.parametrize(
-    ("columns", "meant"),
-    [(("user_id",), ("1", None, None)), (("item_id",), (None, "1", None)), (("item_id", "user_id"), ("1", "1", None)),
-     (("user_id:token", "item_id:token"), ("1", "1", None)), (("user_id", "item_id", "timestamp"), ("1", "1", 1.0)),
-     (("user_id", "reason", "Ticket number"), ("1", None, None)),
-     (("user_id", "item_id", "rating"), ("1", "1", None))],
-)  # fmt: skip
+@pytest.mark.parametrize(("columns", "meant"), [
+    (("user_id",), ("1", None, None)), (("item_id",), (None, "1", None)), (("item_id", "user_id"), ("1", "1", None)),
+    (("user_id:token", "item_id:token"), ("1", "1", None)), (("user_id", "item_id", "timestamp"), ("1", "1", 1.0)),
+    (("user_id", "reason", "Ticket number"), ("1", None, None)),
+    (("user_id", "item_id", "rating"), ("1", "1", None)),
+])  # fmt: skip
 def test_the_header_decides(tmp_path, columns, meant):
     rows = [tuple("1" for _ in columns)]
     assert asked(write(tmp_path / "r.csv", columns, rows)) == [meant]
@@ -123,40 +120,37 @@ def test_tokens_keep_their_spelling(tmp_path):
     (tmp_path / "r.jsonl").write_text('{"user_id": 90071992547409931}\n{"item_id": "1"}\n')
     assert asked(tmp_path / "r.jsonl") == [("90071992547409931", None, None), (None, "1", None)]
     for users in ([1, 2], [1.0, 2.0], np.array([1, 2], dtype=np.int32)):
-        request = read_request({"user_id": users}, FIELDS)
-        assert request.frame["user"].tolist() == ["1", "2"]
+        assert read_request({"user_id": users}, FIELDS).frame["user"].tolist() == ["1", "2"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("", "is empty"), ("user_id,item_id\n", "no rows"), ("user_id,item_id\n\n\n", "no rows"),
-     ("user_id,item_id,timestamp\nu1,i1,\n,,7\n", r"neither a user nor an item .* line 3"),
-     ("user_id,item_id,reason\nu1,i1,\n ,,moved\n", r"neither a user nor an item .* line 3"),
-     ("user_id,item_id,timestamp\nu1,,7\n", r"timestamp is given with a whole user or item in line 2"),
-     ("user_id,timestamp\nu1,7\n", r"timestamp is given with a whole user or item in line 2"),
-     ("user_id,item_id,timestamp\nu1,i1,inf\n", r"not a number in line 2"),
-     ('user_id,reason\nu1,"two\nlines"\n,x\n', r"neither a user nor an item is given in line 4"),
-     ('user_id,reason\nu1,"open\nu2,x\n', r"line 2 has quotes that do not match"),
-     ("user_id,item_id,timestamp\nu1,i1,noon\n", r"not a number in line 2"),
-     ("user_id,item_id\nu1,i1,extra,more\n", "line 2 has more values"),
-     *((f"{header}\n1{',1' * header.count(',')}\n", r"(?<=r\.csv): the header .*expected columns user_id,item_id")
-       for header in WRONG_HEADERS)],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "is empty"), ("user_id,item_id\n", "no rows"), ("user_id,item_id\n\n\n", "no rows"),
+    ("user_id,item_id,timestamp\nu1,i1,\n,,7\n", r"neither a user nor an item .* line 3"),
+    ("user_id,item_id,reason\nu1,i1,\n ,,moved\n", r"neither a user nor an item .* line 3"),
+    ("user_id,item_id,timestamp\nu1,,7\n", r"timestamp is given with a whole user or item in line 2"),
+    ("user_id,timestamp\nu1,7\n", r"timestamp is given with a whole user or item in line 2"),
+    ("user_id,item_id,timestamp\nu1,i1,inf\n", r"not a number in line 2"),
+    ('user_id,reason\nu1,"two\nlines"\n,x\n', r"neither a user nor an item is given in line 4"),
+    ('user_id,reason\nu1,"open\nu2,x\n', r"line 2 has quotes that do not match"),
+    ("user_id,item_id,timestamp\nu1,i1,noon\n", r"not a number in line 2"),
+    ("user_id,item_id\nu1,i1,extra,more\n", "line 2 has more values"),
+    *((f"{header}\n1{',1' * header.count(',')}\n", r"(?<=r\.csv): the header .*expected columns user_id,item_id")
+      for header in WRONG_HEADERS),
+])  # fmt: skip
 def test_bad_content_names_file_and_line(tmp_path, text, message):
     (tmp_path / "r.csv").write_text(text)
     unread(tmp_path / "r.csv", rf"r\.csv.*{message}")
 
 
-@pytest.mark.parametrize(
-    ("forget", "message"),
-    [("nowhere.csv", "no such file"), ("r.xlsx", "unknown kind of file"), (42, "cannot be a int"),
-     ({"user_id": [1], "item_id": [1, 2]}, "differ in length"),
-     (b"22", "cannot be a bytes"), (None, "cannot be a NoneType"), (pd.Series(["22"]), "cannot be a Series"),
-     (["22", "50"], "two users, or a user and an item"), (("22", None), "item_id cannot be a NoneType"),
-     ({"user_id": "22", "item_id": ["50", "51"]}, "differ in length"),
-     ({"user_id": [1, None]}, "neither a user nor an item is given in row 1"),
-     ({"user_id": [1e18]}, "too large to be exact"), ({"user_id": [float("inf")]}, "too large to be exact")],
-)  # fmt: skip
+@pytest.mark.parametrize(("forget", "message"), [
+    ("nowhere.csv", "no such file"), ("r.xlsx", "unknown kind of file"), (42, "cannot be a int"),
+    ({"user_id": [1], "item_id": [1, 2]}, "differ in length"),
+    (b"22", "cannot be a bytes"), (None, "cannot be a NoneType"), (pd.Series(["22"]), "cannot be a Series"),
+    (["22", "50"], "two users, or a user and an item"), (("22", None), "item_id cannot be a NoneType"),
+    ({"user_id": "22", "item_id": ["50", "51"]}, "differ in length"),
+    ({"user_id": [1, None]}, "neither a user nor an item is given in row 1"),
+    ({"user_id": [1e18]}, "too large to be exact"), ({"user_id": [float("inf")]}, "too large to be exact"),
+])  # fmt: skip
 def test_other_python_values_are_unread(forget, message):
     unread(forget, message)
 
@@ -204,10 +198,8 @@ def tokens(split):
     return list(zip(*columns, strict=True))
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_rows_found_are_those_a_loop_finds(source, data):
-    """Against brute force, for any mixture of interactions, users and items of all splits."""
     everything = [pair for split in source.splits for pair in tokens(split)]
     some = st.lists(st.sampled_from(everything), max_size=8)
     pairs = data.draw(some)

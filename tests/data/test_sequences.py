@@ -77,13 +77,11 @@ def test_windows_of_ml_100k_are_recboles_own(split):
     assert len(torch.unique(times["user_id"] * 2**32 + times["timestamp"].long())) < 0.8 * len(times)  # many ties
 
 
-ROWS = st.lists(
-    st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 4)), min_size=12, max_size=40, unique=True
-)
+ROWS = st.lists(st.tuples(*(st.integers(1, most) for most in (4, 8, 4))), min_size=12, max_size=40, unique=True)
 
 
 # Without shrinking: every example is a dataset that RecBole reads twice.
-@hypothesis_settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])
+@hypothesis_settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
 @given(rows=ROWS, split=st.sampled_from(sorted(SPLITS)), length=st.integers(1, 6))
 def test_windows_with_many_ties_are_recboles_own(tmp_path_factory, rows, split, length):
     path = write_rows(tmp_path_factory.getbasetemp(), rows)
@@ -100,11 +98,10 @@ def test_fields_for_the_split_alone_are_dropped_and_numbers_with_buckets_are_lis
     assert built[0].inter_feat["rating_list"].shape[1:] == (5, 2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"eval_args": {"split": {"LS": "valid_and_test"}, "order": "RO", "mode": "full"}}, "order to TO"),
-     ({"load_col": {"inter": ["user_id", "item_id"]}}, r"load_col='\{inter: \[user_id, item_id, timestamp\]\}'")],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"eval_args": {"split": {"LS": "valid_and_test"}, "order": "RO", "mode": "full"}}, "order to TO"),
+    ({"load_col": {"inter": ["user_id", "item_id"]}}, r"load_col='\{inter: \[user_id, item_id, timestamp\]\}'"),
+])  # fmt: skip
 def test_data_without_the_order_of_time_is_refused(tiny_path, changes, said):
     refused(said, Sequences.of, raw_dataset(data_path=str(tiny_path), **changes))
 
@@ -148,12 +145,9 @@ def as_rows(sequences, windows):
     return found
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_deleting_follows_the_definition(drawn, data):
-    """Windows of the interactions that are left, and the retained prefix of each deleted interaction."""
-    keep = torch.ones(len(drawn), dtype=torch.bool)
-    everything = set(range(len(drawn)))
+    keep, everything = torch.ones(len(drawn), dtype=torch.bool), set(range(len(drawn)))
     keep[list(data.draw(st.just(everything) | st.sets(st.sampled_from(sorted(everything)))))] = False
     windows, after = drawn.only(keep).windows(), brute_force(drawn, keep)
     for role, part in enumerate(windows):
@@ -170,8 +164,6 @@ def test_a_user_whose_first_window_is_missing_is_recovered_from_the_next(drawn):
     found = Sequences.recovered(Splits(later, built.valid, built.test)).raw.inter_feat
     raw = drawn.raw.inter_feat
     raw = raw[torch.isin(raw["user_id"], found["user_id"])]
-    rows = [
-        sorted(zip(*(feat[field].tolist() for field in ("user_id", "item_id", "timestamp")), strict=True))
-        for feat in (found, raw)
-    ]
+    fields = ("user_id", "item_id", "timestamp")
+    rows = [sorted(zip(*(feat[field].tolist() for field in fields), strict=True)) for feat in (found, raw)]
     assert rows[0] == rows[1]

@@ -1,17 +1,23 @@
-"""The saved model: plain RecBole can use it, and nothing that was deleted is in it."""
+"""The saved model, which has nothing that was deleted; checkpoints of plain RecBole and of own classes as a start."""
 
+import os
 import pickle
 import re
 import shutil
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from recbole.model.general_recommender import BPR
+from recbole.utils import ModelType
 
-from recbole_unlearn import run_unlearn
-from recbole_unlearn.errors import UnlearnError
-from tests.files import RUN, strings
-from tests.parts import check_plain_recbole
+from recbole_unlearn import load_unlearned, run_unlearn
+from recbole_unlearn.files import StandIn, load_torch, only, read_checkpoint
+from tests.conftest import PLAIN, train_plain
+from tests.files import RUN, Trap, strings
+from tests.parts import refused, same
 
 GONE = ["u3", "u8"]
 
@@ -86,43 +92,27 @@ def test_the_dataset_holds_the_retained_rows_only(unlearn):
     assert set(GONE) <= set(result.data.full.train.field2token_id["user_id"])
 
 
-@pytest.mark.slow
-def test_plain_recbole_loads_it_and_gets_the_same_figures(unlearn, tmp_path):
-    check_plain_recbole([unlearn(model) for model in ("LightGCN", "FM")], tmp_path)
-
-
 def test_the_next_request_starts_where_the_last_one_ended(unlearn, copied, tmp_path):
-    """Both files are found where they were moved together."""
-    first = unlearn("BPR")
-    train = first.data.retain.train
-    user, item = (int(train.inter_feat[field][0]) for field in ("user_id", "item_id"))
-    pair = (train.id2token("user_id", [user]), train.id2token("item_id", [item]))
-    given = {"checkpoint": copied / "BPR-unlearned.pth", "config_dict": RUN}
-    second = run_unlearn(forget=pair, output_dir=tmp_path / "second", **given)
-    before, after = first.result["phases"]["unlearned"], second.result["phases"]["original"]
-    assert after["metrics"]["ndcg@20"] == pytest.approx(before["metrics"]["ndcg@20"], abs=1e-6)
-    assert len(second.data.full.train) == len(train)
-    assert second.result["forget"]["interactions"] == 1
-    assert second.data.full.train.user_num == train.user_num
-    with pytest.raises(UnlearnError, match="name a user or an item that is not in the dataset"):
-        run_unlearn(forget={"user_id": GONE[:1]}, output_dir=tmp_path / "third", **given)
-    whole = (copied / "BPR-unlearned.pth").read_bytes()
-    with pytest.raises(UnlearnError, match="would overwrite the checkpoint you passed"):
-        run_unlearn(checkpoint=copied / "BPR-unlearned.pth", forget={"user_id": ["u1"]}, output_dir=copied)
+    first, given = unlearn("BPR"), {"checkpoint": copied / "BPR-unlearned.pth", "config_dict": RUN}
+    second = run_unlearn(forget={"user_id": ["u1"]}, output_dir=tmp_path / "second", **given)
+    before, after = first.data.retain.train, second.data.full.train
+    assert (len(before), before.user_num) == (len(after), after.user_num)
+    assert second.result["hashes"]["original"] == first.result["hashes"]["result"]
+    said = "name a user or an item that is not in the dataset"
+    refused(said, run_unlearn, forget={"user_id": GONE[:1]}, output_dir=tmp_path / "third", **given)
+    whole, said = (copied / "BPR-unlearned.pth").read_bytes(), "would overwrite the checkpoint you passed"
+    refused(said, run_unlearn, forget={"user_id": ["u1"]}, output_dir=copied, **given)
     assert (copied / "BPR-unlearned.pth").read_bytes() == whole
 
 
-@pytest.mark.parametrize("damage", ["rows", "truncated", "other"])
-def test_a_damaged_dataset_is_refused(copied, tmp_path, damage):
+def test_a_damaged_dataset_is_refused(copied, tmp_path):
     path = copied / "tiny-Dataset.pth"
-    whole = path.read_bytes()
+    whole, given = path.read_bytes(), {"forget": {"user_id": ["u1"]}, "output_dir": tmp_path / "o"}
     dataset = pickle.loads(whole)
     dataset.inter_feat = dataset.inter_feat.iloc[:-1]
-    path.write_bytes(
-        {"rows": pickle.dumps(dataset), "truncated": whole[:1000], "other": pickle.dumps({"a": 1})}[damage]
-    )
-    with pytest.raises(UnlearnError, match=r"tiny-Dataset\.pth"):
-        run_unlearn(checkpoint=copied / "BPR-unlearned.pth", forget={"user_id": ["u1"]}, output_dir=tmp_path / "o")
+    for content in (pickle.dumps(dataset), whole[:1000], pickle.dumps({"a": 1})):
+        path.write_bytes(content)
+        refused(r"tiny-Dataset\.pth", run_unlearn, checkpoint=copied / "BPR-unlearned.pth", **given)
 
 
 def test_nothing_is_saved_when_not_asked(unlearn):
@@ -145,3 +135,125 @@ def test_models_that_keep_data_are_rebuilt_on_the_retained_data(unlearn, model):
     other = open_checkpoint(result, model)["other_parameter"]
     assert "i_embedding" not in other
     assert KEPT[model](result.model, other, rows) == 0
+
+
+NAMED = {"final_config_dict": {"model": "BPR", "dataset": "t"}}
+FORGET = {"user_id": ["u3", "u8"]}
+
+
+def test_model_dataset_and_settings_are_read(plain_checkpoint, tiny_path):
+    found = read_checkpoint(plain_checkpoint)
+    assert (found.model, found.dataset) == ("BPR", "tiny")
+    assert found.settings["embedding_size"] == 8
+    assert found.settings["metrics"] == ["Recall", "MRR", "NDCG", "Hit", "Precision"]
+    assert "data_path" not in found.settings  # a path is not taken from a file
+    assert found.recorded_data_path == str(tiny_path / "tiny")
+    assert found.dataset_file is None
+    assert set(found.trained.optimizer["state"][0]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert not any(isinstance(value, ModelType) for value in found.settings.values())
+
+
+def test_the_original_is_the_model_recbole_saved(plain_checkpoint, tmp_path, tiny_path):
+    """From the checkpoint alone: the same split, and RecBole's own figures for the same weights.
+
+    The user's checkpoint and its directory are never written to.
+    """
+    before = plain_checkpoint.read_bytes(), plain_checkpoint.stat().st_mtime_ns
+    names = sorted(path.name for path in plain_checkpoint.parent.iterdir())
+    places = {"cache_dir": str(tmp_path / "c"), "data_path": str(tiny_path), "output_dir": str(tmp_path / "out")}
+    result = run_unlearn(checkpoint=plain_checkpoint, forget=FORGET, config_dict=RUN | places)
+    phases = result.result["phases"]
+    assert phases["original"]["seconds"] is None
+    assert result.config["epochs"] == 3
+    saved = torch.load(plain_checkpoint, weights_only=False)
+    assert result.data.full.train.user_num == len(saved["state_dict"]["user_embedding.weight"])
+    # Whole users were forgotten: the retrained model still has their row as it was initialized.
+    assert result.result["forget"]["orphan_users"] == 2
+    assert {"mrr@10", "recall@50"} <= set(phases["unlearned"]["metrics"])
+    assert (plain_checkpoint.read_bytes(), plain_checkpoint.stat().st_mtime_ns) == before
+    assert sorted(path.name for path in plain_checkpoint.parent.iterdir()) == names
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"model": "LightGCN"}, "is of the model BPR, not LightGCN"),
+    ({"dataset": "ml-1m"}, "is of the dataset tiny, not ml-1m"),
+    ({"config_dict": RUN | {"seed": 1}}, "seed=1 differs from the checkpoint's 2020"),
+    ({"config_dict": RUN | {"eval_args": {"split": {"RS": [6, 2, 2]}}}}, "eval_args"),
+    ({"config_dict": RUN | {"embedding_size": 16}}, r"item_embedding.weight is \[61, 8\] there"),
+    ({"forget": "injected"}, "cannot start from a checkpoint"),
+])  # fmt: skip
+def test_runs_that_do_not_fit_the_checkpoint(plain_checkpoint, tmp_path, tiny_path, arguments, message):
+    given = {"checkpoint": plain_checkpoint, "forget": FORGET, "config_dict": RUN} | arguments
+    more = {"cache_dir": str(tmp_path / "c"), "data_path": str(tiny_path)}
+    given["config_dict"] = given["config_dict"] | more
+    refused(message, run_unlearn, output_dir=tmp_path / "out", **given)
+    assert not (tmp_path / "out" / "result.json").exists()
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ({"weights": 1}, "no state_dict"),
+    ([1, 2], "no state_dict"),
+    ({"state_dict": {"w": torch.zeros(1)}}, "does not say which model"),
+    ({"state_dict": {"w": 3}, "config": NAMED}, "tensor"),
+    ({"state_dict": {"w": torch.tensor([float("nan")])}, "config": NAMED}, "not finite"),
+])  # fmt: skip
+def test_other_files_are_no_checkpoints(tmp_path, content, message):
+    torch.save(content, tmp_path / "x.pth")
+    refused(message, read_checkpoint, tmp_path / "x.pth")
+
+
+def own_class(monkeypatch, module):
+    """A model class that lives in ``module``, as pickle sees it."""
+
+    def __init__(self, config, dataset):
+        super(cls, self).__init__(config, dataset)
+        self.strength = config["own_strength"]
+
+    cls = type("OwnBPR", (BPR,), {"__module__": module, "__init__": __init__})
+    home = sys.modules.get(module) or ModuleType(module)
+    monkeypatch.setitem(sys.modules, module, home)
+    monkeypatch.setattr(home, "OwnBPR", cls, raising=False)
+    return cls
+
+
+def train_own(cls, folder, tiny_path):
+    return train_plain(cls, folder, **PLAIN | {"data_path": str(tiny_path), "epochs": 2, "own_strength": 3})
+
+
+@pytest.mark.parametrize("module", ["__main__", "own_models"])
+def test_from_recbole_to_the_second_request_and_back(monkeypatch, tmp_path, tiny_path, module):
+    cls = own_class(monkeypatch, module)
+    path = train_own(cls, tmp_path / "saved", tiny_path)
+    refused(r"If OwnBPR is a model class of yours, give it: --model=package\.", read_checkpoint, path)
+    given = {"output_dir": tmp_path / "one", "config_dict": RUN | {"data_path": str(tiny_path)}}
+    first = run_unlearn(cls, checkpoint=path, forget=FORGET, **given)
+    assert type(first.model) is cls
+    # A setting that only the class reads, though it has no source to look at.
+    assert first.model.strength == 3
+    given = {"unlearn": "obliviate", "output_dir": tmp_path / "two", "config_dict": RUN}
+    start = tmp_path / "one" / "OwnBPR-unlearned.pth"
+    second = run_unlearn(cls, checkpoint=start, forget={"user_id": ["u5", "u6"]}, **given)
+    loaded = load_unlearned(tmp_path / "two", model=cls)
+    assert type(loaded.model) is cls
+    assert same(second.model.state_dict(), loaded.model.state_dict())
+    assert len(loaded.recommend("u1", 3)) == 3
+    refused("If OwnBPR is a model class of yours", load_unlearned, tmp_path / "two")
+
+
+def test_another_class_is_not_the_one_of_the_checkpoint(monkeypatch, tmp_path, tiny_path, plain_checkpoint):
+    cls, given = own_class(monkeypatch, "own_models"), {"forget": FORGET, "output_dir": tmp_path / "o"}
+    path = train_own(cls, tmp_path / "saved", tiny_path)
+    # Consent to one name is not to another.
+    refused(r"own_models\.OwnBPR", run_unlearn, BPR, checkpoint=path, **given)
+    refused("is of the model BPR, not OwnBPR", run_unlearn, cls, checkpoint=plain_checkpoint, **given)
+    refused("is not a model class of RecBole", run_unlearn, dict, "tiny", output_dir=tmp_path / "o")
+
+
+def test_a_consented_name_is_never_imported_or_called(tmp_path):
+    """Not even when the class that is given has the name of something dangerous."""
+    torch.save({"config": Trap(os.mkdir, str(tmp_path / "ran"))}, tmp_path / "x.pth", pickle_protocol=4)
+    mkdir = type("mkdir", (BPR,), {})
+    for model in (None, BPR):
+        assert "model class of yours" not in refused("mkdir", read_checkpoint, tmp_path / "x.pth", model)
+    assert isinstance(load_torch(tmp_path / "x.pth", only(mkdir))["config"], StandIn)
+    assert not (tmp_path / "ran").exists()

@@ -22,6 +22,7 @@ from recbole_unlearn import files as unpickle
 from recbole_unlearn import read_checkpoint
 from recbole_unlearn.errors import UnlearnError
 from tests.files import Trap
+from tests.parts import refused
 
 RAN = []
 
@@ -57,12 +58,9 @@ def test_payloads_are_refused(tmp_path, name, legacy):
     path = tmp_path / "evil.pth"
     torch.save({"state_dict": {"w": torch.zeros(2)}, "config": PAYLOADS[name]}, path,
                _use_new_zipfile_serialization=not legacy)  # fmt: skip
-    with pytest.raises(UnlearnError, match=r"Refused to read .*evil\.pth.*Nothing in it was run") as error:
-        unpickle.load_torch(path)
-    assert "\n" not in str(error.value)
+    refused(r"Refused to read .*evil\.pth.*Nothing in it was run", unpickle.load_torch, path)
     path.write_bytes(pickle.dumps(PAYLOADS[name]))
-    with pytest.raises(UnlearnError, match="Refused"):
-        unpickle.load_pickle(path)
+    refused("Refused", unpickle.load_pickle, path)
     assert not (tmp_path / "ran").exists()
     assert RAN == []
 
@@ -75,18 +73,14 @@ def test_a_recbole_name_is_a_stand_in_that_does_nothing(read, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("torch", "serialization.os.system"), ("numpy", "lib.os.system"), ("builtins", "set.x"),
-        ("torch", "_inductor"), ("numpy", "f2py"), ("torch", "onnx"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("module", "name"), [
+    ("torch", "serialization.os.system"), ("numpy", "lib.os.system"), ("builtins", "set.x"),
+    ("torch", "_inductor"), ("numpy", "f2py"), ("torch", "onnx"),
+])  # fmt: skip
 def test_names_are_not_looked_up(read, module, name):
     """STACK_GLOBAL resolves dots in names, and torch and numpy import submodules when they are asked for a name."""
     texts = [pickle.SHORT_BINUNICODE + bytes([len(text)]) + text.encode() for text in (module, name)]
-    with pytest.raises(UnlearnError, match="Refused"):
-        read(b"\x80\x04" + b"".join(texts) + b"\x93.")
+    refused("Refused", read, b"\x80\x04" + b"".join(texts) + b"\x93.")
 
 
 def test_what_checkpoints_hold_is_read(tmp_path):
@@ -102,25 +96,19 @@ def test_what_checkpoints_hold_is_read(tmp_path):
     assert torch.equal(found["tensor"], content["tensor"])
     assert torch.equal(found["parameter"], content["parameter"])
     assert found["dtype"] is torch.float32
-    assert found["array"].tolist() == [0, 1, 2, 3]
-    assert found["strings"].tolist() == ["a", "b"]
+    assert (found["array"].tolist(), found["strings"].tolist()) == ([0, 1, 2, 3], ["a", "b"])
     assert found["scalar"] == 0.5
     assert all((found[key] != content[key]).nnz == 0 for key in ("sparse", "coo"))
-    assert found["ordered"] == content["ordered"]
-    assert found["plain"] == content["plain"]
+    assert (found["ordered"], found["plain"]) == (content["ordered"], content["plain"])
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
 @given(cut=st.floats(0, 0.95), noise=st.binary(max_size=20))
 def test_damaged_files_are_one_line(tmp_path_factory, cut, noise):
     folder = tmp_path_factory.mktemp("damaged")
     torch.save({"state_dict": {"w": torch.zeros(40)}}, folder / "good.pth")
     good = (folder / "good.pth").read_bytes()
-    bad = folder / "bad.pth"
-    bad.write_bytes(good[: int(cut * len(good))] + noise)
-    with pytest.raises(UnlearnError, match=r"bad\.pth") as error:
-        unpickle.load_torch(bad)
-    assert "\n" not in str(error.value)
+    (folder / "bad.pth").write_bytes(good[: int(cut * len(good))] + noise)
+    refused(r"bad\.pth", unpickle.load_torch, folder / "bad.pth")
 
 
 WHOLE = st.integers(-(2**63), 2**64 - 1)
@@ -131,7 +119,6 @@ TREES = st.recursive(
 )
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
 @given(tree=TREES, protocol=st.integers(0, 5))
 def test_plain_data_is_read_as_pickle_reads_it(tmp_path_factory, tree, protocol):
     path = tmp_path_factory.mktemp("plain") / "x.pkl"
@@ -141,8 +128,7 @@ def test_plain_data_is_read_as_pickle_reads_it(tmp_path_factory, tree, protocol)
 
 def test_a_missing_file_and_a_directory(tmp_path):
     for path in (tmp_path / "none.pth", tmp_path):
-        with pytest.raises(UnlearnError, match="There is no file"):
-            unpickle.load_torch(path)
+        refused("There is no file", unpickle.load_torch, path)
 
 
 def test_tensors_may_share_a_storage(tmp_path):
@@ -152,23 +138,17 @@ def test_tensors_may_share_a_storage(tmp_path):
     assert all(torch.equal(found.flatten(), whole) for found in unpickle.load_torch(tmp_path / "x.pth"))
 
 
-# One parser decides what a file is
-
-
 def test_a_file_with_two_central_directories_runs_nothing(tmp_path, monkeypatch):
     """Python's parser and torch's see different archives in it; only one of them is asked here."""
-    script = torch.jit.script(torch.nn.Linear(2, 2))
-    script.save(str(tmp_path / "script.pt"))
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
     torch.save({"state_dict": {}}, tmp_path / "plain.pth")
     hidden, plain = (tmp_path / "script.pt").read_bytes(), (tmp_path / "plain.pth").read_bytes()
     for careless in ("torch.load", "torch.jit.load", "pickle.load", "pickle.loads", "pickle.Unpickler"):
         monkeypatch.setattr(careless, lambda *args, **kwargs: pytest.fail("a careless reader was called"))
-    with pytest.raises(UnlearnError, match="TorchScript"):
-        unpickle.load_torch(tmp_path / "script.pt")
+    refused("TorchScript", unpickle.load_torch, tmp_path / "script.pt")
     for content in (hidden + plain, plain + hidden):
         (tmp_path / "both.pth").write_bytes(content)
-        with pytest.raises(UnlearnError):
-            read_checkpoint(tmp_path / "both.pth")
+        refused("", read_checkpoint, tmp_path / "both.pth")
 
 
 def test_tar_archives_are_refused_and_change_nothing(tmp_path):
@@ -181,8 +161,7 @@ def test_tar_archives_are_refused_and_change_nothing(tmp_path):
             info = tarfile.TarInfo(name)
             info.type, info.linkname, info.mode = kind, str(victim), 0o777
             archive.addfile(info)
-    with pytest.raises(UnlearnError, match="a format that torch has not written"):
-        unpickle.load_torch(tmp_path / "old.pth")
+    refused("a format that torch has not written", unpickle.load_torch, tmp_path / "old.pth")
     assert victim.stat().st_mode & 0o777 == 0o600
 
 
@@ -202,70 +181,55 @@ def test_odd_archives_are_refused(tmp_path, change):
     if change == "larger":  # the directory says that a record is larger than the file
         content = content.replace((12).to_bytes(4, "little") * 2, (2**31).to_bytes(4, "little") * 2)
     (tmp_path / "bad.pth").write_bytes(content)
-    with pytest.raises(UnlearnError, match="Refused"):
-        unpickle.load_torch(tmp_path / "bad.pth")
+    refused("Refused", unpickle.load_torch, tmp_path / "bad.pth")
 
-
-# No memory-unsafe pickles
 
 RECONSTRUCTED = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n(I1\ntcnumpy\ndtype\n"
 
 
-@pytest.mark.parametrize(
-    "pickled",
-    [
-        # an array of objects whose bytes would be taken for pointers
-        RECONSTRUCTED + b"(S'O8'\nI00\nI01\ntR(I3\nS'|'\nNNNI-1\nI-1\nI63\ntbI00\nS'AAAAAAAA'\ntb.",
-        # a structured dtype with an object field
-        RECONSTRUCTED
-        + b"(S'V8'\nI00\nI01\ntR(I3\nS'|'\nN(S'a'\nt(dS'a'\n(S'O8'\nI0\ntsI8\nI1\nI16\ntbI00\nS'AAAAAAAA'\ntb.",
-        # fewer bytes than the shape says
-        RECONSTRUCTED.replace(b"(I1\nt", b"(I99\nt")
-        + b"(S'f8'\nI00\nI01\ntR(I3\nS'<'\nNNNI-1\nI-1\nI0\ntbI00\nS'AAAAAAAA'\ntb.",
-        # a state for a class: it changed a method for the whole process
-        b"cscipy.sparse\ncsr_matrix\n(dS'dot'\nI1\nsb.",
-        b"cnumpy\nndarray\n(dS'x'\nI1\nsb.",
-        # a call of what a call returned
-        b"cbuiltins\nset\n(tR(tR.",
-    ],
-)
+@pytest.mark.parametrize("pickled", [
+    # an array of objects whose bytes would be taken for pointers
+    RECONSTRUCTED + b"(S'O8'\nI00\nI01\ntR(I3\nS'|'\nNNNI-1\nI-1\nI63\ntbI00\nS'AAAAAAAA'\ntb.",
+    # a structured dtype with an object field
+    RECONSTRUCTED
+    + b"(S'V8'\nI00\nI01\ntR(I3\nS'|'\nN(S'a'\nt(dS'a'\n(S'O8'\nI0\ntsI8\nI1\nI16\ntbI00\nS'AAAAAAAA'\ntb.",
+    # fewer bytes than the shape says
+    RECONSTRUCTED.replace(b"(I1\nt", b"(I99\nt")
+    + b"(S'f8'\nI00\nI01\ntR(I3\nS'<'\nNNNI-1\nI-1\nI0\ntbI00\nS'AAAAAAAA'\ntb.",
+    # a state for a class: it changed a method for the whole process
+    b"cscipy.sparse\ncsr_matrix\n(dS'dot'\nI1\nsb.",
+    b"cnumpy\nndarray\n(dS'x'\nI1\nsb.",
+    # a call of what a call returned
+    b"cbuiltins\nset\n(tR(tR.",
+])  # fmt: skip
 def test_pickles_that_would_corrupt_memory_or_the_process_are_refused(read, pickled):
     dot = sp.csr_matrix.dot
-    with pytest.raises(UnlearnError, match=r"Refused to read .*Nothing in it was run"):
-        read(pickled)
+    refused(r"Refused to read .*Nothing in it was run", read, pickled)
     assert sp.csr_matrix.dot is dot
 
 
-@pytest.mark.parametrize(
-    ("size", "stride", "offset"),
-    [
-        ((10**9,), (0,), 0), ((3,), (-1,), 2), ((3,), (1,), -1), ((2**40,), (1,), 0), ((1,) * 17, (1,) * 17, 0),
-        ((2**40, 0, 2**40), (1, 1, 1), 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("size", "stride", "offset"), [
+    ((10**9,), (0,), 0), ((3,), (-1,), 2), ((3,), (1,), -1), ((2**40,), (1,), 0), ((1,) * 17, (1,) * 17, 0),
+    ((2**40, 0, 2**40), (1, 1, 1), 0),
+])  # fmt: skip
 def test_tensors_outside_their_storage_are_refused(tmp_path, size, stride, offset):
     made = (torch.zeros(4).storage(), offset, size, stride, False, {})
     torch.save({"w": Trap(torch._utils._rebuild_tensor_v2, *made)}, tmp_path / "x.pth")
-    with pytest.raises(UnlearnError, match="Refused"):
-        unpickle.load_torch(tmp_path / "x.pth")
+    refused("Refused", unpickle.load_torch, tmp_path / "x.pth")
 
 
-@pytest.mark.parametrize(
-    ("form", "change"),
-    [
-        ("csr", {"indices": [0, 1, 99]}), ("csr", {"indices": [0, 1, -1]}), ("csc", {"indptr": [0, 1, 99, 3]}),
-        ("csr", {"indptr": [1, 1, 2, 3]}), ("csr", {"_shape": (2**40, 3)}), ("coo", {"_shape": (3, 2**28)}),
-        ("coo", {"_shape": (3, 3, 3)}), ("coo", {"_shape": (2, 3)}), ("csr", {"data": [1.0]}),
-        ("csr", {"indptr": np.array([0, 3, 1, 3], np.uint32)}),  # scipy wrote past a block of memory
-        ("csr", {"indptr": np.array([0, 2**64 - 1, 2**64 - 2, 3], np.uint64)}), ("csr", {"data": ["a", "b", "c"]}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("form", "change"), [
+    ("csr", {"indices": [0, 1, 99]}), ("csr", {"indices": [0, 1, -1]}), ("csc", {"indptr": [0, 1, 99, 3]}),
+    ("csr", {"indptr": [1, 1, 2, 3]}), ("csr", {"_shape": (2**40, 3)}), ("coo", {"_shape": (3, 2**28)}),
+    ("coo", {"_shape": (3, 3, 3)}), ("coo", {"_shape": (2, 3)}), ("csr", {"data": [1.0]}),
+    ("csr", {"indptr": np.array([0, 3, 1, 3], np.uint32)}),  # scipy wrote past a block of memory
+    ("csr", {"indptr": np.array([0, 2**64 - 1, 2**64 - 2, 3], np.uint64)}), ("csr", {"data": ["a", "b", "c"]}),
+])  # fmt: skip
 def test_sparse_matrices_that_are_not_well_formed_are_refused(read, form, change):
     matrix = sp.eye(3).asformat(form)
     for key, value in change.items():
         matrix.__dict__[key] = value if key == "_shape" else np.array(value)
-    with pytest.raises(UnlearnError, match=r"sparse matrix|larger than the file"):
-        read(pickle.dumps(matrix))
+    refused(r"sparse matrix|larger than the file", read, pickle.dumps(matrix))
 
 
 NUMBERS = st.lists(st.integers(-2, 5) | st.sampled_from([2**31, 2**63 - 1, -(2**63)]), max_size=5)
@@ -303,11 +267,9 @@ def test_tensors_take_what_is_inside_their_storage(tmp_path_factory, axes, offse
     places = [sum(map(operator.mul, place, stride)) + offset for place in np.ndindex(*size)]
     if len(places) <= 12 and all(place < 12 for place in places):
         (found,) = unpickle.load_torch(path)
-        assert found.flatten().tolist() == places
-        assert found.shape == size
+        assert (found.flatten().tolist(), found.shape) == (places, size)
     else:
-        with pytest.raises(UnlearnError, match="larger than its storage"):
-            unpickle.load_torch(path)
+        refused("larger than its storage", unpickle.load_torch, path)
 
 
 @hypothesis_settings(max_examples=100, deadline=None)
@@ -317,9 +279,7 @@ def test_sparse_tensors_are_checked_before_torch_sees_them(tmp_path_factory, fir
     indices = torch.tensor([first, second[: len(first)] + [0] * (len(first) - len(second))], dtype=torch.int64)
     torch.save([Trap(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, (indices, torch.ones(len(first)), size))],
                path)  # fmt: skip
-    inside = len(size) == 2 and all(0 <= n < most for axis, most in zip(indices, size, strict=True) for n in axis)
-    if inside:
+    if len(size) == 2 and all(0 <= n < most for axis, most in zip(indices, size, strict=True) for n in axis):
         assert unpickle.load_torch(path)[0].to_dense().sum() == len(first)
     else:
-        with pytest.raises(UnlearnError):
-            unpickle.load_torch(path)
+        refused("", unpickle.load_torch, path)

@@ -28,9 +28,6 @@ def whole(data):
     return without(data.full, data.full.train.inter_feat["user_id"].numpy() <= 12)
 
 
-# The probe
-
-
 def test_the_probe_is_its_formula(whole, monkeypatch):
     """The row by least squares on an extended system, the AUC by counting pairs."""
     probes = module.Probes.of(whole, 0)
@@ -62,9 +59,6 @@ def test_halves_are_deleted_items_and_the_others_were_never_touched(whole):
         assert not met & {(user, item) for item in untouched.tolist()}
 
 
-# The verdict
-
-
 def placed(gap, probe_gap=0.0, utility=0.0, error=0.002):
     """A phase at distances from the retrained model: demotion rate .5, probe .9, NDCG@20 .2."""
     figures = {
@@ -94,8 +88,7 @@ def test_a_verdict_that_nothing_passes(original, unlearned, control, whole, leve
     found = verdict({**phases, "control": placed(*control)}, {}, whole=whole)
     assert found.level == level
     assert found.text.startswith(begins)
-    assert found.text.endswith(words.WHOLE) == whole
-    assert restated(found, phases, {}, None) == found
+    assert (found.text.endswith(words.WHOLE), restated(found, phases, {}, None)) == (whole, found)
     withheld = restated(found, {}, {}, None)  # of few users: no figure, and the same reason
     assert withheld.level == level
     assert not re.search(r"\d\.\d", withheld.text)
@@ -109,11 +102,8 @@ def test_doing_nothing_does_not_pass_for_whole_users_and_retraining_does(ml_100k
     values = ml_100k(model)
     train = load(UnlearnConfig(model, "ml-100k", config_dict=values)).splits.train
     users = np.random.default_rng(0).choice(np.arange(1, train.user_num), 90, replace=False)
-    outcome = run_unlearn(
-        model, "ml-100k", forget={"user_id": train.id2token("user_id", users).tolist()}, unlearn="obliviate",
-        compare=["retrain", "retrain"], config_dict=values | NOTHING,
-    )  # fmt: skip
-    record = outcome.record
+    asked = {"forget": {"user_id": train.id2token("user_id", users).tolist()}, "compare": ["retrain", "retrain"]}
+    record = run_unlearn(model, "ml-100k", unlearn="obliviate", **asked, config_dict=values | NOTHING).record
     assert record.verdict.level == record.control.verdict.level == "under"
     assert record.verdict.text.endswith(words.WHOLE)
     assert record.unlearned.figure("probe_gap", "mean") > 3 * record.unlearned.figure("probe_gap", "error")
@@ -122,8 +112,7 @@ def test_doing_nothing_does_not_pass_for_whole_users_and_retraining_does(ml_100k
 
 
 def test_a_run_has_a_control_and_no_more_is_disclosed_of_it(settings, tmp_path):
-    values = settings | {"epochs": 2}
-    request = {"user_id": [f"u{k}" for k in range(12)]}
+    values, request = settings | {"epochs": 2}, {"user_id": [f"u{k}" for k in range(12)]}
     outcome = run_unlearn("BPR", "tiny", forget=request, unlearn="finetune", compare="retrain", config_dict=values)
     control = outcome.result["control"]
     assert control["forgetting"]["probe_gap"].keys() == {"mean", "error"}
@@ -134,9 +123,6 @@ def test_a_run_has_a_control_and_no_more_is_disclosed_of_it(settings, tmp_path):
     few = run_unlearn("BPR", "tiny", forget=request, unlearn="finetune", compare="retrain", config_dict=small).result
     assert few["control"]["forgetting"] == few["control"]["metrics"] == {}
     assert not re.search(r"\d\.\d", few["control"]["verdict"]["text"])
-
-
-# Models are measured as they are saved
 
 
 class Masked(UnlearnTrainer):
@@ -188,18 +174,12 @@ def first_item(values, user):
     return str(train.id2token("item_id", train.inter_feat["item_id"][own][:1].numpy())[0])
 
 
-# The log
-
-
 @pytest.mark.parametrize("unlearn", ["obliviate", "sisa", "gradient_ascent", "ifru"])
 def test_the_log_is_the_same_for_one_interaction_and_for_twelve_users(settings, tmp_path, unlearn):
     """Steps, ranks and restarted shards go with the size of a request; times, and the rough size, are said to."""
     logs = []
-    one, twelve = (
-        {"user_id": ["u3"], "item_id": [first_item(settings, "u3")]},
-        {"user_id": [f"u{k}" for k in range(12)]},
-    )
-    for request in (one, twelve):
+    one, twelve = {"user_id": ["u3"], "item_id": [first_item(settings, "u3")]}, [f"u{k}" for k in range(12)]
+    for request in (one, {"user_id": twelve}):
         values = settings | {"min_group": 20, "report": "none", "cache": False, "epochs": 1}
         values |= {"lac_batch_size": 8} if unlearn == "obliviate" else {}
         run_unlearn("BPR", "tiny", forget=request, unlearn=unlearn, config_dict=values)

@@ -56,10 +56,8 @@ def history_of(data, user, length, before=None):
     """The last items of a user in D before the training interaction with item ``before``, or before test."""
     sequences = data.full.sequences
     feat = sequences.raw.inter_feat
-    rows = [
-        (int(sequences.role[k]), float(feat["timestamp"][k]), k)
-        for k in (feat["user_id"] == user).nonzero().flatten().tolist()
-    ]
+    own = (feat["user_id"] == user).nonzero().flatten().tolist()
+    rows = [(int(sequences.role[k]), float(feat["timestamp"][k]), k) for k in own]
     items = [(role, int(feat["item_id"][k])) for role, _, k in sorted(rows)]
     seen = [item for role, item in items if role != 2]
     if before is not None:
@@ -125,8 +123,7 @@ def test_a_model_that_did_nothing_has_the_originals_figures_and_a_retrained_one_
 def test_whole_users_are_asked_for_at_uncleaned_histories_alone(config):
     data = without_users(config, [3, 4, 5])
     questions = HistoryQuestions.ask(data, 10, 0)
-    assert len(questions.deleted) == 0
-    assert torch.unique(questions.emptied.users).tolist() == [3, 4, 5]
+    assert (len(questions.deleted), torch.unique(questions.emptied.users).tolist()) == (0, [3, 4, 5])
     trainer, measurement = untrained(config, data)
     measured = measurement.measure(trainer)
     assert measured.forgetting["demotion_rate"] is None
@@ -167,14 +164,10 @@ def test_a_model_that_is_merely_worse_has_not_forgotten(config):
     assert gap(original, retrained)["mean"] < -0.1
     # A model that is worse at everything ranks emptied ones as low as the retrained model does, and does not pass.
     worse = Knowing(both, 0.0)
-    assert observe(worse, questions, data.retain).emptied.mean() == pytest.approx(
-        float(observe(retrained, questions, data.retain).emptied.mean())
-    )
+    means = [float(observe(model, questions, data.retain).emptied.mean()) for model in (worse, retrained)]
+    assert means[0] == pytest.approx(means[1])
     assert gap(worse, retrained)["mean"] < -0.1
     assert gap(retrained, retrained) == {"mean": 0.0, "error": 0.0}
-
-
-# Disclosure
 
 
 def test_users_are_counted_by_the_histories_they_are_asked_at(config):
@@ -214,9 +207,7 @@ def test_figures_are_rounded_by_the_users_behind_them():
 ])  # fmt: skip
 def test_figures_of_too_few_users_are_left_out(changes, gone):
     shown = Discretion(10, CROWD._replace(users=40, **changes))._forgetting(FIGURES)
-    names = {f"uncleaned.{key}" for key in FIGURES["uncleaned"]} - {
-        f"uncleaned.{key}" for key in shown.get("uncleaned", {})
-    }
+    names = {f"uncleaned.{key}" for key in FIGURES["uncleaned"].keys() - shown.get("uncleaned", {}).keys()}
     missing = set(FIGURES) - set(shown)
     assert missing | (set() if "uncleaned" in missing else names) == gone
 

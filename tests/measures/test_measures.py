@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from recbole.data.interaction import Interaction
 from scipy import stats
@@ -30,9 +29,6 @@ def pairs_of(*parts):
     """All (user, item) in the parts."""
     fields = ("user_id", "item_id")
     return {pair for p in parts for pair in zip(*(p.inter_feat[f].tolist() for f in fields), strict=True)}
-
-
-# Scores
 
 
 @pytest.mark.parametrize("levels", [3, 1000])
@@ -70,8 +66,7 @@ def test_held_out_pairs_are_of_the_same_users_and_used_once(data, plan):
 
 
 def test_negatives_were_never_touched_and_stay_the_same(data):
-    pairs = measures.deleted_pairs(data, 10, seed=1)
-    touched = pairs_of(*data.full)
+    pairs, touched = measures.deleted_pairs(data, 10, seed=1), pairs_of(*data.full)
     assert pairs.others.shape == (len(data.forget), 10)
     for user, negatives in zip(pairs.users.tolist(), pairs.others.tolist(), strict=True):
         assert all(item > 0 and (user, item) not in touched for item in negatives)
@@ -90,14 +85,9 @@ def test_users_who_touched_almost_everything(data):
     empty = train.copy(Interaction({"user_id": torch.empty(0).long(), "item_id": torch.empty(0).long()}))
     splits = data.full._replace(train=train.copy(feat), valid=empty, test=empty)
     drawn, usable = scores.never_touched(torch.tensor([1, 2]), splits, 5, 0)
-    assert drawn[0].tolist() == [17] * 5
-    assert usable.tolist() == [True, False]
+    assert (drawn[0].tolist(), usable.tolist()) == ([17] * 5, [True, False])
 
 
-# Distances
-
-
-@hypothesis_settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=20), st.lists(st.floats(-3, 3), min_size=1, max_size=20))
 def test_distances_of_distributions(a, b):
     x, y = torch.tensor(a), torch.tensor(b)
@@ -115,12 +105,10 @@ def test_distances_of_distributions(a, b):
 def test_a_histogram_counts_everything():
     """With edges that single precision holds; others lose values at the ends, as the frozen runs do."""
     found = forgetting.histograms({"a": torch.tensor([-1.0, 1.0] * 2000), "b": torch.tensor([-9.0, 9.0, 0.1])})
-    assert found["a"].edges == found["b"].edges
-    assert [sum(one.counts) for one in found.values()] == [4000, 3]
+    assert (found["a"].edges, [sum(one.counts) for one in found.values()]) == (found["b"].edges, [4000, 3])
     assert (found["b"].counts[0], found["b"].counts[-1]) == (1, 1)
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
 @given(st.permutations(range(8)), st.permutations(range(8)), st.integers(1, 6))
 def test_overlaps_are_their_definitions(a, b, depth):
     x, y = torch.tensor([a[:depth]]), torch.tensor([b[:depth]])
@@ -134,10 +122,6 @@ def test_overlaps_are_their_definitions(a, b, depth):
     assert float(forgetting.rank_biased_overlap(x, x)[0]) == pytest.approx(1.0)
 
 
-# Membership
-
-
-@hypothesis_settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=15), st.lists(st.integers(0, 9), min_size=2, max_size=15))
 def test_auc_is_the_share_of_ordered_pairs(members, others):
     found = forgetting.auc_interval(np.array(members, float), np.array(others, float))
@@ -147,8 +131,7 @@ def test_auc_is_the_share_of_ordered_pairs(members, others):
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says():
-    rng = np.random.default_rng(0)
-    truth = float(stats.norm.cdf(0.5 / np.sqrt(2)))
+    rng, truth = np.random.default_rng(0), float(stats.norm.cdf(0.5 / np.sqrt(2)))
     hits = 0
     for _ in range(400):
         _, low, high = forgetting.auc_interval(rng.normal(0.5, 1, 60), rng.normal(0, 1, 60))
@@ -163,8 +146,7 @@ def test_true_positives_at_a_false_positive_rate():
 
 
 def test_an_attack_finds_what_is_there_and_nothing_else():
-    rng = np.random.default_rng(1)
-    users = np.repeat(np.arange(50), 20)
+    rng, users = np.random.default_rng(1), np.repeat(np.arange(50), 20)
     noise = rng.normal(size=(1000, 2))
     nothing = forgetting.attack(noise, rng.normal(size=(1000, 2)), users)
     assert nothing["low"] < 0.53
@@ -172,9 +154,6 @@ def test_an_attack_finds_what_is_there_and_nothing_else():
     assert forgetting.attack(noise + 2.0, rng.normal(size=(1000, 2)), users)["auc"] > 0.9
     assert forgetting.attack(noise - 2.0, rng.normal(size=(1000, 2)), users)["auc"] > 0.9  # either way round
     assert forgetting.attack(noise[:4], noise[:4], np.arange(4)) is None
-
-
-# Groups and difficulty
 
 
 def test_thirds_keep_equal_values_together():
@@ -185,12 +164,10 @@ def test_thirds_keep_equal_values_together():
 
 def test_groups_are_plain_recall(data, plan):
     seen = measures.observe(FixedScores(table_of(data)), plan, data.retain)
-    found = evaluation.by_group(plan, data, seen.top)
-    test = data.retain.test.inter_feat
+    found, test = evaluation.by_group(plan, data, seen.top), data.retain.test.inter_feat
     rows = list(zip(test["user_id"].tolist(), test["item_id"].tolist(), strict=True))
     best = {u: set(seen.top[k, :20].tolist()) for k, u in enumerate(plan.users.tolist())}
-    hits = [item in best[user] for user, item in rows]
-    parts = found["item_popularity"].values()
+    hits, parts = [item in best[user] for user, item in rows], found["item_popularity"].values()
     assert sum(part["rows"] for part in parts) == len(rows)
     assert sum(part["rows"] * part["recall@20"] for part in parts) == pytest.approx(sum(hits), abs=1e-3)
     people = found["user_activity"].values()
@@ -215,9 +192,6 @@ def test_difficulty_of_a_request(make_config, model):
     assert ("entanglement" in found) == (model == "BPR")
 
 
-# All together
-
-
 def test_masked_utility_equals_recboles_when_nothing_deleted_is_recommended(make_config, data):
     trainer, measurement = untrained(make_config(), data)
     found = measurement.measure(trainer)
@@ -229,12 +203,10 @@ def test_masked_utility_equals_recboles_when_nothing_deleted_is_recommended(make
 
 
 def test_a_sample_of_the_others_is_enough(make_config, data, monkeypatch):
-    """All affected users and some of the others are looked at; the same every time."""
     monkeypatch.setattr(scores, "OTHERS", 10)
     pairs = measures.deleted_pairs(data, 10, 0)
     plan = measures.Questions.of(data, pairs, 3)
-    assert int(plan.affected.sum()) == len(data.affected_users)
-    assert int((~plan.affected).sum()) == 10
+    assert (int(plan.affected.sum()), int((~plan.affected).sum())) == (len(data.affected_users), 10)
     assert torch.equal(plan.users, measures.Questions.of(data, pairs, 3).users)
     trainer, measurement = untrained(make_config(), data)
     found = measurement.measure(trainer)
@@ -251,9 +223,6 @@ def test_the_error_of_a_mean_takes_users_as_they_are():
     assert forgetting.clustered(values, torch.ones(100))[1] == 1.0
 
 
-# Utility
-
-
 @pytest.fixture
 def evaluated(make_config, data):
     """An untrained model's trainer, the loaders of the retained data, and its utility."""
@@ -263,7 +232,6 @@ def evaluated(make_config, data):
 
 
 def test_groups_add_up_and_equal_recboles_figures(data, evaluated):
-    """Metrics of all users are the mean over the two groups, weighted by how many users each has."""
     trainer, test, measured = evaluated
     users = test.test.uid_list
     affected = torch.isin(users, data.affected_users)
@@ -278,7 +246,6 @@ def test_groups_add_up_and_equal_recboles_figures(data, evaluated):
 
 
 def test_recall_and_ndcg_by_hand(data, evaluated):
-    """The reported numbers are the textbook ones, with training items masked and deleted ones not."""
     trainer, test, measured = evaluated
     recalls, ndcgs = [], []
     known, held = pairs_of(data.retain.train, data.retain.valid), pairs_of(data.retain.test)
@@ -295,13 +262,11 @@ def test_recall_and_ndcg_by_hand(data, evaluated):
 
 def test_reported_metrics_are_always_there(make_config):
     config = measures.report_config(make_config(metrics=["MRR"], topk=[5], valid_metric="MRR@5"), item_num=61)
-    assert config["metrics"] == ["Recall", "NDCG", "MRR"]
-    assert config["topk"] == [5, 10, 20, 50]
+    assert (config["metrics"], config["topk"]) == (["Recall", "NDCG", "MRR"], [5, 10, 20, 50])
     assert measures.report_config(make_config(), item_num=30)["topk"] == [10, 20]
 
 
 def test_paired_errors_are_those_of_the_users_own_differences(make_config, data):
-    """Values by user have RecBole's means, and a model is paired with another user by user."""
     config = make_config(metrics=["Recall", "MRR", "ItemCoverage"], valid_metric="Recall@10")
     models = (untrained(config, data, build_model(config.replace(seed=n), data.retain)) for n in (1, 2))
     first, second = (measurement.measure(trainer) for trainer, measurement in models)

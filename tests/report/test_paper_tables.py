@@ -69,8 +69,7 @@ def test_utility_is_the_mean_over_seeds_next_to_the_papers_figures():
         "Paper": "0.3043 → 0.3117 (+2.4%)", "Gap": "−25.0%", "Gap, worst": "−45.0%", "Runs": "3",
     }  # fmt: skip
     assert table["sisa"]["Before"] == "0.1000 ± 0.0000"  # its own original
-    assert table["sisa"]["Change"] == "+50.0%"
-    assert table["sisa"]["Paper"] == "0.2741 → 0.2876 (+4.9%)"
+    assert (table["sisa"]["Change"], table["sisa"]["Paper"]) == ("+50.0%", "0.2741 → 0.2876 (+4.9%)")
     assert table["retrained"]["Paper"] == "0.3043 → 0.3241 (+6.5%)"
     assert table["retrained"]["Gap"] == table["no_lua"]["Paper"] == "–"
     for title, printed in (
@@ -90,8 +89,7 @@ def test_forgetting_time_and_ablations():
         "Method": "obliviate", "Before": "0.100 ± 0.000", "After": "0.700 ± 0.080", "Gap": "−0.200 ± 0.080",
         "Gap, worst": "−0.280", "Paper": "0.0640 → 0.3573", "Runs": "3",
     }  # fmt: skip
-    assert demotion["sisa"]["Before"] == "0.200 ± 0.000"
-    assert demotion["retrained"]["Gap"] == "–"
+    assert (demotion["sisa"]["Before"], demotion["retrained"]["Gap"]) == ("0.200 ± 0.000", "–")
     time = rows([*RUNS, result(4, unlearned=phase(0.3, 0.7, 10.0))], "Time")
     assert time["obliviate"] == {
         "Method": "obliviate", "Seconds": "4.00 ± 4.00", "Speed-up": "25.0×", "Speed-up, worst": "10.0×",
@@ -118,8 +116,7 @@ def test_ratios_datasets_and_models_stay_apart():
         "ml-1m · injected informed, 20% of users", "ml-1m · injected informed, 5% of users",
         "ml-100k · injected informed, 20% of users",
     ]  # fmt: skip
-    assert list(found[0].bodies) == ["BPR", "LightGCN"]
-    assert found[0].bodies["LightGCN"][1][-1] == "1"
+    assert (list(found[0].bodies), found[0].bodies["LightGCN"][1][-1]) == (["BPR", "LightGCN"], "1")
     # The paper has no figures for these, so there is no column for them.
     assert [any(head == "Paper" for head in table.head) for table in found] == [True, False, False]
     assert "ml-1m · BPR · injected informed, 5% of users" in rendered(results)[0]
@@ -148,12 +145,10 @@ def test_what_is_missing_is_shown_as_missing(tmp_path):
     plan = report.read_plan([grid, tmp_path])
     assert plan.missing == {"ml-1m-BPR-0.2-3": "out of luck", "yelp2018-BPR-0.2-1": "not done yet"}
     table = rows([result(1), result(2)], "NDCG@20", plan)
-    assert table["obliviate"]["Runs"] == "2 of 3"
-    assert table["rrl"]["Runs"] == "0 of 1"
+    assert (table["obliviate"]["Runs"], table["rrl"]["Runs"]) == ("2 of 3", "0 of 1")
     assert table["rrl"]["After"] == "–"
     assert table["sisa"]["Runs"] == "2"  # was not asked for, but is there
-    yelp = rows([result(1)], "NDCG@20", plan, "yelp2018")
-    assert yelp["obliviate"]["Runs"] == "0 of 1"
+    assert rows([result(1)], "NDCG@20", plan, "yelp2018")["obliviate"]["Runs"] == "0 of 1"
     assert report.results_in(grid) == [grid / "ml-1m-BPR-0.2-1", grid / "ml-1m-BPR-0.2-2"]
     text = Reader(write_comparison(report.results_in(grid), tmp_path / "comparison.html", [grid])).text
     for written in (text, *((tmp_path / name).read_text() for name in comparison.TABLES)):
@@ -185,8 +180,7 @@ def check_latex(text):
             if line.endswith(r"\\") and "multicolumn" not in line:
                 assert len(re.findall(r"(?<!\\)&", line)) == len(columns) - 1
     bare = re.sub(r"\\[A-Za-z]+\*?|\\[{}$&#%_\\]", "", body)
-    assert bare.count("{") == bare.count("}")
-    assert bare.count("$") % 2 == 0
+    assert (bare.count("{"), bare.count("$") % 2) == (bare.count("}"), 0)
     assert not re.search(r"[#%_^]|\\", bare)
 
 
@@ -217,8 +211,7 @@ def test_any_text_can_be_written_in_latex_and_markdown(text):
 def test_the_papers_figures_are_those_of_its_text():
     """Its own changes in per cent, which are not stored, follow from what is; and no figure is missing."""
     figures = read_yaml(properties_dir() / "paper.yaml")
-    counted = {"utility": 5, "time": 5, "ablations": 3, "demotion": 3}
-    for part, methods in counted.items():
+    for part, methods in {"utility": 5, "time": 5, "ablations": 3, "demotion": 3}.items():
         assert set(figures[part]) == {"ml-1m", "amazon-music", "yelp2018"}
         for models in figures[part].values():
             assert list(models) == ["BPR", "LightGCN"]

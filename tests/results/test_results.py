@@ -8,7 +8,6 @@ import re
 import pandas as pd
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from recbole_unlearn import run_unlearn
@@ -31,8 +30,6 @@ def run_of(phases, settings=None, **more):
     return RunResult("BPR", "x", "obliviate", 1, settings or {}, Forgotten("file", 1, 1, 1), phases, **more)
 
 
-# ---- the file
-
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 TREES = st.recursive(
     SCALARS,
@@ -49,15 +46,13 @@ def test_a_result_comes_back_from_its_file(settings, tmp_path, compare):
     written = json.loads((tmp_path / "out" / "result.json").read_text())
     assert written == json.loads(json.dumps(outcome.result))
     again = RunResult.from_json(written)
-    assert json.loads(json.dumps(again.to_json())) == written
-    assert list(again.to_json()) == list(written)
+    assert (json.loads(json.dumps(again.to_json())), list(again.to_json())) == (written, list(written))
     assert again.verdict.level in SHORT
     # Phases every run may have come first when a file is read; the lines are the same.
     assert len(table(again).splitlines()) == len(str(outcome).splitlines())
     assert table(again).splitlines()[-2:] == str(outcome).splitlines()[-2:]
 
 
-@hypothesis_settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), TREES), st.dictionaries(st.sampled_from(PARTS), TREES))
 def test_whatever_is_in_a_file_is_read_or_left_out(tree, phase):
     found = RunResult.from_json({**tree, "phases": {"original": phase, "unlearned": tree}})
@@ -77,9 +72,6 @@ def test_a_level_is_read_whole_or_not_at_all(key, level):
     wrong = [level | {name: {}} for name in level]
     for broken in (None, 3, [], *wrong, *({name: value} for name, value in level.items())):
         assert key not in RunResult.from_json({key: broken}).to_json()
-
-
-# ---- the recovered share
 
 
 def moved(before, after, target, second=None):
@@ -170,13 +162,9 @@ def test_a_run_that_learned_nothing_has_no_share(settings, tmp_path):
     assert "is a dash where" in write_comparison([outcome.output_dir], tmp_path / "page.html").read_text()
 
 
-# ---- tables
-
-
 SMALL = st.integers(0, 2)
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
 @given(results(), phases(), phases(), st.builds(Forgotten, st.just("file"), SMALL, SMALL, SMALL), st.booleans())
 def test_whatever_the_figures_are_the_table_makes_sense(result, own, before, forget, rounded):
     # No other model is the retrained one.
@@ -222,14 +210,10 @@ def test_a_file_that_does_not_say_shows_all_that_was_measured(settings):
     assert "Also measured" not in text
 
 
-# ---- every method against retraining
-
-
 def test_a_method_with_an_original_of_its_own_is_judged_from_there():
     one, other = measured(), measured(["ndcg@20"])
     phases = {"original": one, "unlearned": one, "retrained": one, "sisa": measured(before=other)}
-    assert seen_from(phases, "sisa")["original"] == other
-    assert seen_from(phases, "unlearned")["original"] == one
+    assert (seen_from(phases, "sisa")["original"], seen_from(phases, "unlearned")["original"]) == (other, one)
     assert method_phases([*phases, "retrained_2", "retrained_3"]) == ["unlearned", "sisa"]
     assert judged(phases, {}, Forgotten(interactions=3))["unlearned"].verdict is None  # it is the retrained model
     alone = {"original": one, "unlearned": other, "finetune": other}
@@ -293,15 +277,11 @@ def test_few_users_have_no_figures_in_any_verdict():
     assert "40% of what retraining does" in shown.verdict.text
 
 
-# ---- frames and notebooks
-
-
 def test_an_original_of_a_methods_own_has_rows():
     result = run_of({"sisa": PhaseResult(before=PhaseResult(metrics={"ndcg@20": 0.1}))})
     assert frame(result).values.tolist() == [["sisa before", "all", "ndcg@20", 0.1]]
     nothing = frame(run_of({}))
-    assert len(nothing) == 0
-    assert nothing["value"].dtype == float
+    assert (len(nothing), nothing["value"].dtype) == (0, float)
 
 
 def test_names_are_escaped_and_nothing_is_fetched():
@@ -320,6 +300,5 @@ def test_a_sweep_as_a_frame(tmp_path):
         {"number": 1, "state": "failed", "settings": {"rank": 8}, "reports": []},
     ]  # fmt: skip
     found = TuneResult({"trials": trials}, tmp_path).to_frame()
-    assert list(found) == ["trial", "state", "rank", "step", "score"]
-    assert found["trial"].tolist() == [0, 0, 1]
+    assert (list(found), found["trial"].tolist()) == (["trial", "state", "rank", "step", "score"], [0, 0, 1])
     assert pd.isna(found["score"].iloc[-1])

@@ -26,7 +26,6 @@ def indices(table, *lists):
 
 @given(PAIRS, st.data(), st.booleans())
 def test_the_index_agrees_with_counting(pairs, data, table):
-    """Any rows, any deletion, doubled pairs included; with and without the table of pairs."""
     gone = data.draw(st.lists(st.booleans(), min_size=len(pairs), max_size=len(pairs)))
     (index,) = indices(table, pairs)
     assert (index.table is not None) == table
@@ -57,7 +56,6 @@ def test_the_index_agrees_with_counting(pairs, data, table):
 
 @given(PAIRS, st.data(), st.booleans())
 def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
-    """Two requests, one after the other, the second worked on in place: all that is asked of an index agrees."""
     order = data.draw(st.permutations(range(len(pairs))))
     first, second = sorted(data.draw(st.tuples(*[st.integers(0, len(pairs))] * 2)))
     left = sorted(order[second:])
@@ -66,8 +64,7 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
     numbers = torch.tensor(order[first:second], dtype=torch.long)
     index.removed[numbers] = True
     retained = RetainedIndex(index, *(index.ids[side][numbers] for side in SIDES), index.removed, numbers)
-    assert retained.asked.tolist() == sorted(order[first:second])
-    assert retained.size == len(left)
+    assert (retained.asked.tolist(), retained.size) == (sorted(order[first:second]), len(left))
     grid = torch.cartesian_prod(torch.arange(1, 8), torch.arange(1, 9))
     expected = [tuple(pair) in {pairs[k] for k in left} for pair in grid.tolist()]
     assert retained.are_known(*grid.T).tolist() == expected
@@ -83,8 +80,7 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
         assert gone.sort().values.tolist() == sorted(order[:second])
         assert index.ids[side][gone].tolist() == sorted(index.ids[side][gone].tolist())  # id after id
     after = RetainedIndex(index, *torch.empty(2, 0, dtype=torch.long), index.removed)
-    assert after.are_known(*grid.T).tolist() == expected
-    assert index.pairs.tolist() == sorted(index.pairs.tolist())
+    assert (after.are_known(*grid.T).tolist(), index.pairs.tolist()) == (expected, sorted(index.pairs.tolist()))
     assert [key for key in index.pairs.tolist() if key % index.sizes["item"]] == fresh.pairs.tolist()
 
 
@@ -97,8 +93,7 @@ def test_a_sample_has_each_interaction_once(pairs, most, seed):
         assert torch.equal(index.ids[side][numbers], ids[place])
         counts = index.counts(side, ids).clamp(max=most)
         assert torch.equal(torch.bincount(place, minlength=len(ids)), counts)
-        assert len(torch.unique(numbers)) == len(numbers)
-        assert place.tolist() == sorted(place.tolist())
+        assert (len(torch.unique(numbers)), place.tolist()) == (len(numbers), sorted(place.tolist()))
         assert len(index.of(side, ids[:0])) == 0
 
 
@@ -108,8 +103,7 @@ def test_places_of_members(monkeypatch, limit):
     members = Members(torch.tensor([2, 5, 9]), torch.ones(3))
     assert members.place(torch.tensor([9, 1, 2, 100, 5])).tolist() == [2, -1, 0, -1, 1]
     assert members.contains(torch.tensor([3, 5])).tolist() == [False, True]
-    nothing = Members(torch.empty(0, dtype=torch.long), torch.empty(0))
-    assert nothing.place(torch.tensor([1])).tolist() == [-1]
+    assert Members(torch.empty(0, dtype=torch.long), torch.empty(0)).place(torch.tensor([1])).tolist() == [-1]
 
 
 @pytest.fixture
@@ -121,8 +115,7 @@ def tiny(make_config):
 
 def test_neighbours_join_by_their_share_and_no_more_than_the_cap():
     """User 1 loses a row; its item 2 is shared with user 2 alone, item 3 with many."""
-    pairs = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3), (4, 3), (5, 4)]
-    index = TrainIndex(Rows(pairs))
+    index = TrainIndex(Rows([(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3), (4, 3), (5, 4)]))
     retained, region = rest_of(index, torch.tensor([True] + [False] * 7))
 
     def near(side, hops=1, cap=10):
@@ -154,8 +147,7 @@ def test_batches_are_epochs_of_retained_rows_that_touch_the_region(make_config, 
 def test_items_of_the_region_are_negatives_as_often_as_in_training(make_config, tiny):
     data, witness = tiny
     often = witness.retained.size * len(witness.region["item"]) / witness.index.sizes["item"]
-    assert witness.extra() == round(often)
-    assert make_witness(make_config(), data, negatives=0.0).extra() == 0
+    assert (witness.extra(), make_witness(make_config(), data, negatives=0.0).extra()) == (round(often), 0)
     drawn = witness.against_region(500)
     assert witness.region["item"].contains(drawn.negatives).all()
     assert not witness.retained.are_known(drawn.users, drawn.negatives).any()

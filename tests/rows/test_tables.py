@@ -11,16 +11,13 @@ from tests.conftest import USERS
 from tests.parts import Rows
 
 
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("BPR", {("user_embedding.weight", "user"), ("item_embedding.weight", "item")}),
-        ("LightGCN", {("user_embedding.weight", "user"), ("item_embedding.weight", "item")}),
-        ("NeuMF", {(f"{side}_{part}_embedding.weight", side, 0) for side in SIDES for part in ("mf", "mlp")}),
-        ("MultiVAE", {("encoder.0.weight", "item", 0, 1), ("decoder.2.weight", "item"), ("decoder.2.bias", "item")}),
-        ("DMF", {("user_linear.weight", "item", 0, 1), ("item_linear.weight", "user", 0, 1)}),
-    ],
-)
+@pytest.mark.parametrize(("model", "expected"), [
+    ("BPR", {("user_embedding.weight", "user"), ("item_embedding.weight", "item")}),
+    ("LightGCN", {("user_embedding.weight", "user"), ("item_embedding.weight", "item")}),
+    ("NeuMF", {(f"{side}_{part}_embedding.weight", side, 0) for side in SIDES for part in ("mf", "mlp")}),
+    ("MultiVAE", {("encoder.0.weight", "item", 0, 1), ("decoder.2.weight", "item"), ("decoder.2.bias", "item")}),
+    ("DMF", {("user_linear.weight", "item", 0, 1), ("item_linear.weight", "user", 0, 1)}),
+])  # fmt: skip
 def test_tables_are_found(make_config, model, expected):
     config = make_config(model)
     splits = load(config).splits
@@ -38,8 +35,7 @@ def test_matrices_are_seen_along_the_right_axis():
     matrix, bias = torch.arange(6.0).reshape(2, 3), torch.zeros(4)
     as_rows(matrix, 1)[2] = 9.0
     as_rows(bias)[1] = 5.0
-    assert matrix.tolist() == [[0.0, 1.0, 9.0], [3.0, 4.0, 9.0]]
-    assert bias.tolist() == [0.0, 5.0, 0.0, 0.0]
+    assert (matrix.tolist(), bias.tolist()) == ([[0.0, 1.0, 9.0], [3.0, 4.0, 9.0]], [0.0, 5.0, 0.0, 0.0])
 
 
 @pytest.mark.parametrize("model", ["BPR", "NeuMF", "FM"])

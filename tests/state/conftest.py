@@ -8,12 +8,8 @@ import shutil
 import pytest
 
 from recbole_unlearn.state import init_state, open_state
-from tests.conftest import tiny_rows, train_plain
+from tests.conftest import PLAIN, tiny_rows, train_plain
 
-PLAIN = {
-    "epochs": 3, "embedding_size": 8, "train_batch_size": 64, "learning_rate": 0.01,
-    "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]},
-}  # fmt: skip
 # Context-aware models are trained on sampled negatives and ranked, as properties/model_type/context.yaml has it.
 CONTEXT = {
     "load_col": PLAIN["load_col"] | {"user": ["user_id", "city"], "item": ["item_id", "kind"]},

@@ -5,8 +5,6 @@ write, and at random moments.
 uninterrupted command goes through, its ledger is whole, and the same command again ends as if nothing had happened.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 import multiprocessing
@@ -17,9 +15,7 @@ import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -35,10 +31,9 @@ REQUESTS = {
     "c": {"item_id": "i7"},
     "d": {"user_id": ["u9", "u11"], "item_id": [None, None]},
 }
-Picture = dict[str, Any]
 
 
-def submit(state: State, ids: str) -> None:
+def submit(state, ids):
     """Submit some of the requests."""
     for id in ids:
         state.submit(REQUESTS[id], id=id, on_missing="skip")
@@ -47,10 +42,10 @@ def submit(state: State, ids: str) -> None:
 class Step(NamedTuple):
     """A command, the requests that are done and pending before it, and the whole states it goes through."""
 
-    do: Callable[[State], Any]
+    do: object
     done: str
     pending: str
-    stages: Callable[[State], Iterable[Any]]  # the same command, with a stop at each whole state
+    stages: object  # the same command, with a stop at each whole state
 
 
 STEPS = {
@@ -75,29 +70,24 @@ ALL = ["init", *STEPS]
 
 
 class Kill(NamedTuple):
-    """When a command is killed."""
+    """When a command is killed: before or after a boundary, as a file grows beyond some bytes, at a moment."""
 
-    at: int | None = None  # the boundary
-    after: bool = False  # it, rather than before
-    bytes: int | None = None  # a file that grows beyond them
+    at: int | None = None
+    after: bool = False
+    bytes: int | None = None
     seconds: float | None = None
-
-    @property
-    def kind(self) -> str:
-        """For the counts."""
-        return "at a boundary" if self.at else "at a random moment" if self.seconds else "inside a write"
 
 
 NEVER = Kill()
 
 
-def forked(call: Callable[..., Any], *args: Any) -> Any:
+def forked(call, *args):
     """Start a call in a process of its own; its exit code is 0 when the call returns.
 
     Threads of the parent's pool are not in a forked process, and torch would wait for them: it has one thread.
     """
 
-    def alone() -> None:
+    def alone():
         torch.set_num_threads(1)
         try:
             call(*args)
@@ -111,11 +101,11 @@ def forked(call: Callable[..., Any], *args: Any) -> Any:
     return process
 
 
-def command(do: Callable[[], Any], kill: Kill = NEVER) -> tuple[int, int]:
+def command(do, kill=NEVER):
     """The exit code of a command in a process that is killed as ``kill`` says, and the boundaries it came to."""
     counted = multiprocessing.get_context("fork").Value("i", 0, lock=False)
 
-    def killed() -> None:
+    def killed():
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         _count_boundaries(kill, counted)
@@ -133,18 +123,18 @@ def command(do: Callable[[], Any], kill: Kill = NEVER) -> tuple[int, int]:
         time.sleep(kill.seconds)
         process.kill()
     process.join()
-    return int(process.exitcode or 0), int(counted.value)
+    return process.exitcode, counted.value
 
 
-def _count_boundaries(kill: Kill, counted: Any) -> None:
-    def wrapped(original: Any, counts: Callable[..., bool] = lambda *args: True) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            mine = counts(*args)
-            counted.value += mine
-            if mine and counted.value == kill.at and not kill.after:
+def _count_boundaries(kill, counted):
+    def wrapped(original, counts=lambda *args: True):
+        def call(*args, **kwargs):
+            counted.value += (mine := counts(*args))
+            is_now = mine and counted.value == kill.at
+            if is_now and not kill.after:
                 os.kill(os.getpid(), signal.SIGKILL)
             found = original(*args, **kwargs)
-            if mine and counted.value == kill.at:
+            if is_now:
                 os.kill(os.getpid(), signal.SIGKILL)
             return found
 
@@ -155,21 +145,19 @@ def _count_boundaries(kill: Kill, counted: Any) -> None:
         close = wrapped(sqlite3.Connection.close)
 
     connect = sqlite3.connect
-    sqlite3.connect = lambda *args, **kwargs: connect(*args, **kwargs, factory=Connection)  # type: ignore[assignment]
+    sqlite3.connect = lambda *args, **kwargs: connect(*args, **kwargs, factory=Connection)
     for name in CALLS:
         setattr(os, name, wrapped(getattr(os, name)))
 
 
-def picture(state: State) -> Picture:
+def picture(state):
     """The content of a state: model, data, queue and ledger, without times and names of files."""
     live, rows = state.core.live, state.core.database.rows
     train = live.base.splits.train
     entries = [(one["what"], one.get("id"), one.get("after")) for one in state.core.database.entries()]
+    tensors = {"weights": live.state(), "moments": live.moments}
     return {
-        **{
-            kind: {name: value.numpy().tobytes() for name, value in tensors.items()}
-            for kind, tensors in (("weights", live.state()), ("moments", live.moments))
-        },
+        **{kind: {k: v.numpy().tobytes() for k, v in values.items()} for kind, values in tensors.items()},
         "fitted": None if live.fitted is None else live.fitted.tolist(),
         "fingerprint": state.core.fingerprint(),
         "interactions": [
@@ -180,21 +168,17 @@ def picture(state: State) -> Picture:
         "requests": list(map(tuple, rows("SELECT id, status, asked, suppressed FROM requests"))),
         "deleted": state.core.deleted(),
         # A training that was killed at its very end is done again, to the same model, and entered again.
-        "ledger": [
-            now
-            for last, now in itertools.pairwise([None, *entries])
-            if last != now or now[0] not in (REBUILT, RETRAINED)
-        ],
-    }  # fmt: skip
+        "ledger": [b for a, b in itertools.pairwise([None, *entries]) if a != b or b[0] not in (REBUILT, RETRAINED)],
+    }
 
 
-def looked_at(folder: Path, key: Path) -> Picture:
+def looked_at(folder, key):
     """The content of the state in ``folder`` as another process sees it."""
     with open_state(folder, key) as state:
         return picture(state)
 
 
-def _differences(first: Picture | None, second: Picture | None) -> list[str]:
+def _differences(first, second):
     one, other = first or {}, second or {}
     return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
@@ -202,20 +186,18 @@ def _differences(first: Picture | None, second: Picture | None) -> list[str]:
 class Campaign:
     """Kills of all commands, and the state that was left each time."""
 
-    def __init__(self, init: Callable[[Path], Any], key: Path, folder: Path) -> None:
+    def __init__(self, init, key, folder):
         """``init`` makes a state in a folder."""
         self._init, self.key, self.folder, self.random = init, key, folder, random.Random(0)
-        self.found: collections.Counter[str] = collections.Counter()
-        self.problems: list[str] = []
-        self.killed, self._numbers = 0, itertools.count()
-        self.stages: dict[str, list[Picture | None]] = {}
-        # By command: its boundaries, its time, and the bytes of the largest file.
-        self.boundaries, self.seconds, self.largest = dict[str, int](), dict[str, float](), dict[str, int]()
+        self.found, self.problems, self.killed = collections.Counter(), [], 0
+        self._numbers = itertools.count()
+        # By command: the whole states it goes through, its boundaries, its time, and the bytes of the largest file.
+        self.stages, self.boundaries, self.seconds, self.largest = {}, {}, {}, {}
         self._command("init", folder / "new")
         for step in ALL:
             self._prepare(step)
 
-    def run(self, kills: int) -> None:
+    def run(self, kills):
         """Kill ``kills`` commands: half at boundaries, evenly over all of them, the others elsewhere."""
         everywhere = [
             (step, Kill(at, after))
@@ -227,16 +209,15 @@ class Campaign:
         chosen = kills - others
         plan = [everywhere[k * len(everywhere) // chosen] for k in range(chosen)]
         for k, step in zip(range(others), itertools.cycle(ALL), strict=False):
-            if k // len(ALL) % 2:
-                plan.append((step, Kill(seconds=self.random.uniform(1e-9, 1.05 * self.seconds[step]))))
-            else:
-                plan.append((step, Kill(bytes=int(self.largest[step] * self.random.random() ** 2))))
+            moment = self.random.uniform(1e-9, 1.05 * self.seconds[step])
+            size = int(self.largest[step] * self.random.random() ** 2)
+            plan.append((step, Kill(seconds=moment) if k // len(ALL) % 2 else Kill(bytes=size)))
         for step, kill in plan:
             self._kill(step, kill)
         while self.killed < kills:  # for those that were over before
             self._kill(*self.random.choice(everywhere))
 
-    def _prepare(self, step: str) -> None:
+    def _prepare(self, step):
         """The state before a command, the states it goes through, its boundaries and its time."""
         if step == "init":
             self.stages[step] = [None, looked_at(self.folder / "new", self.key)]
@@ -257,44 +238,38 @@ class Campaign:
         assert code == 0, f"{step} fails without a kill"
         self.largest[step] = max(path.stat().st_size for path in home.rglob("*") if path.is_file())
 
-    def _command(self, step: str, home: Path, kill: Kill = NEVER) -> tuple[int, int]:
-        def do() -> None:
+    def _command(self, step, home, kill=NEVER):
+        def do():
             if step == "init":
-                self._init(home)
-            else:
-                with open_state(home, self.key) as state:
-                    STEPS[step].do(state)
+                return self._init(home)
+            with open_state(home, self.key) as state:
+                STEPS[step].do(state)
 
         return command(do, kill)
 
-    def _copy(self, step: str) -> Path:
+    def _copy(self, step):
         home = self.folder / f"k{next(self._numbers)}" / "S"
         home.parent.mkdir()
         if step != "init":
             shutil.copytree(self.folder / step, home)
         return home
 
-    def _kill(self, step: str, kill: Kill) -> None:
-        home = self._copy(step)
-        code, _ = self._command(step, home, kill)
-        self.found[f"killed {kill.kind}" if code < 0 else f"to be killed {kill.kind}, but over before"] += 1
-        self.killed += code < 0
-        where = f"{step} {kill}"
+    def _kill(self, step, kill):
+        home, kills = self._copy(step), [kill]
+        self.killed += self._command(step, home, kill)[0] < 0
         try:
             self._look(step, home)
             if self.random.random() < 0.25:
-                again = Kill(self.random.randint(1, self.boundaries[step]), self.random.random() < 0.5)
-                where += f", then {again}"
-                self.found["killed again"] += self._command(step, home, again)[0] < 0
+                kills.append(Kill(self.random.randint(1, self.boundaries[step]), self.random.random() < 0.5))
+                self._command(step, home, kills[1])
                 self._look(step, home)
             self._go_on(step, home)
         except Exception as error:  # all of them are findings
-            self.found["problems"] += 1
-            self.problems.append(f"{where}: {type(error).__name__}: {error}")
+            self.problems.append(f"{step} {kills}: {type(error).__name__}: {error}")
         else:
             shutil.rmtree(home.parent)
 
-    def _look(self, step: str, home: Path) -> None:
+    def _look(self, step, home):
         """At a copy: looking must not repair a state."""
         copy, stages = home.parent / "look", self.stages[step]
         now, problem = None, None
@@ -303,14 +278,13 @@ class Campaign:
             with open_state(copy, self.key) as state:
                 now, problem = picture(state), state.fault()
             shutil.rmtree(copy)
-            self.found["verify names leftovers" if problem else "verify passes"] += 1
         differ = min((_differences(now, stage) for stage in stages), key=len)
         assert now in stages, f"half a state; it differs from the nearest whole one in {differ}"
         assert problem is None or "belong to nothing" in problem, problem
         which = "before" if now == stages[0] else "after" if now == stages[-1] else "in between"
-        self.found[f"{step}: left as {which}"] += 1
+        self.found[f"{step}: left as {which}{', with leftovers' if problem else ''}"] += 1
 
-    def _go_on(self, step: str, home: Path) -> None:
+    def _go_on(self, step, home):
         """The same command again ends as if nothing had happened, and leaves nothing behind."""
         code, _ = self._command(step, home)
         assert code == 0 or (code == 3 and step == "init"), f"the same command again fails ({code})"
@@ -321,4 +295,3 @@ class Campaign:
             allowed = {"state.sqlite", "state.sqlite-wal", "state.sqlite-shm", "worker.sqlite", "files", "S"}
             left = {path.name for path in (*home.parent.iterdir(), *home.iterdir())} - allowed
             assert not left, f"leaves {sorted(left)}"
-        self.found["the same command again ends as an uninterrupted one"] += 1

@@ -55,8 +55,7 @@ def test_a_sequential_model_is_refused_and_nothing_written(command, tiny_path, t
     code, out, error = command("init", tmp_path / "new" / "S", f"--checkpoint={path}", f"--data_path={tiny_path}")
     assert (code, out) == (2, "")
     assert "SASRec is a sequential model, and a state does not keep histories. Use run_unlearn.py" in error
-    assert len(error.splitlines()) == 1
-    assert sorted(tmp_path.rglob("*")) == before
+    assert (len(error.splitlines()), sorted(tmp_path.rglob("*"))) == (1, before)
 
 
 def test_a_request_from_submission_to_publication(command, requests, checkpoints, tiny_path, key_file, tmp_path):
@@ -101,7 +100,6 @@ def test_a_request_from_submission_to_publication(command, requests, checkpoints
 
 
 def test_no_user_or_item_is_named(command, requests, make_state):
-    """Neither in the output nor on the page."""
     state = make_state().core.folder
     tokens = {name for user, item, *_ in tiny_rows() for name in (user, item)}
     for arguments in (
@@ -117,27 +115,24 @@ def test_no_user_or_item_is_named(command, requests, make_state):
     assert not tokens & set(re.findall(r"\w+", page))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (["nothing"], "invalid choice"),
-        (["run"], "required: STATE"),
-        (["run", "S", "--windw=1h"], "Run does not know --windw=1h"),
-        (["run", "S", "more"], "does not know more"),
-        (["run", "S", "--watch=1"], "--watch"),
-        (["submit", "S"], "required: FILE"),
-        (["submit", "S", "a.csv", "--on_missing=guess"], "invalid choice: 'guess'"),
-        (["recommend", "S", "u1", "--k=many"], "invalid int value"),
-        (["status", "S"], "S is not a state"),
-        (["ledger", "S"], "S is not a state"),
-        (["run", "S"], "S is not a state"),
-        (["init", "S"], "required: --checkpoint"),
-        (["init", "S", "--checkpoint=nowhere.pth"], "There is no file nowhere.pth"),
-        (["init", "S", "--checkpoint=nowhere.pth", "more"], "expected --key=value"),
-        (["init", "S", "--checkpoint=nowhere.pth", "--forget=x.csv"], "forget is a setting of run_unlearn.py"),
-        (["init", "S", "--checkpoint=nowhere.pth", "--unlearn=retrain"], "unlearn is a setting of run_unlearn.py"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "what"), [
+    (["nothing"], "invalid choice"),
+    (["run"], "required: STATE"),
+    (["run", "S", "--windw=1h"], "Run does not know --windw=1h"),
+    (["run", "S", "more"], "does not know more"),
+    (["run", "S", "--watch=1"], "--watch"),
+    (["submit", "S"], "required: FILE"),
+    (["submit", "S", "a.csv", "--on_missing=guess"], "invalid choice: 'guess'"),
+    (["recommend", "S", "u1", "--k=many"], "invalid int value"),
+    (["status", "S"], "S is not a state"),
+    (["ledger", "S"], "S is not a state"),
+    (["run", "S"], "S is not a state"),
+    (["init", "S"], "required: --checkpoint"),
+    (["init", "S", "--checkpoint=nowhere.pth"], "There is no file nowhere.pth"),
+    (["init", "S", "--checkpoint=nowhere.pth", "more"], "expected --key=value"),
+    (["init", "S", "--checkpoint=nowhere.pth", "--forget=x.csv"], "forget is a setting of run_unlearn.py"),
+    (["init", "S", "--checkpoint=nowhere.pth", "--unlearn=retrain"], "unlearn is a setting of run_unlearn.py"),
+])  # fmt: skip
 def test_bad_input_is_one_line_and_two(capsys, tmp_path, monkeypatch, arguments, what):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["requests", *arguments]) == 2
@@ -168,7 +163,6 @@ def test_wrong_times_keys_and_ids(command, requests, make_state, tmp_path, capsy
 
 
 def test_a_request_that_fails_and_a_command_that_is_stopped(command, requests, make_state, monkeypatch):
-    """Exit codes 1 and 130, each with one line that says why."""
     state = make_state().core.folder
     command("submit", state, requests("u3", 2), "--id=bad")
     bad = UnlearnError("The weights are not finite.")
@@ -224,7 +218,6 @@ def test_a_worker_that_watches_is_stopped_with_nothing_half_done(fresh, key_file
 
 
 def test_a_signal_waits_for_the_request_at_hand(make_state, command, monkeypatch, request):
-    """Ctrl-C in the middle of the first of two requests: it is done and said, the second stays pending."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     state = make_state()

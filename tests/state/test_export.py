@@ -56,8 +56,7 @@ def test_the_dot_product_of_the_vectors_is_the_score(make_state, tmp_path, model
     tables = load_file(tmp_path / "out" / "embeddings.safetensors")
     with np.load(tmp_path / "out" / "embeddings.npz") as arrays:
         assert all(np.array_equal(arrays[side], tables[side]) for side in ("users", "items"))
-    train = state.core.live.base.splits.train
-    listed = {}
+    train, listed = state.core.live.base.splits.train, {}
     for side, field, gone in (("users", "user_id", "u3"), ("items", "item_id", "i7")):
         frame = pd.read_parquet(tmp_path / "out" / f"{side}.parquet")
         assert list(frame.columns) == ["row", "token"]
@@ -86,8 +85,7 @@ def test_models_without_vectors_export_the_checkpoint_and_say_so(make_state, tmp
 @pytest.mark.parametrize("model", ["BPR", "LightGCN"])
 def test_a_delta_leads_from_one_export_to_the_next(make_state, tmp_path, caplog, model):
     state = make_state(model)
-    train = state.core.live.base.splits.train
-    u8, outs = train.token2id("user_id", "u8"), [tmp_path / "0"]
+    u8, outs = state.core.live.base.splits.train.token2id("user_id", "u8"), [tmp_path / "0"]
     state.export(outs[0])
 
     def delta_after(step):
@@ -201,8 +199,7 @@ def test_files_are_as_said_and_have_no_deleted_name(make_state, key_file, tmp_pa
 def test_pending_requests_are_suppressed_and_logged(make_state, key_file, tmp_path, caplog):
     state = make_state()
     before = state.export(tmp_path / "before")
-    assert caplog.text == ""
-    assert len(load_suppression(tmp_path / "before" / "suppression.json", key_file)) == 0
+    assert (caplog.text, len(load_suppression(tmp_path / "before" / "suppression.json", key_file))) == ("", 0)
     state.submit(some("u3", 3))
     state.submit({"item_id": "i5"})
     found = state.export(tmp_path / "pending", since=tmp_path / "before")
@@ -246,8 +243,7 @@ def test_suppression_is_never_lost_by_a_wrong_key_or_a_changed_list(make_state, 
     state = make_state()
     state.submit(some("u3", 3))
     state.export(tmp_path / "out")
-    path = tmp_path / "out" / "suppression.json"
-    key = key_file.read_bytes().strip()
+    path, key = tmp_path / "out" / "suppression.json", key_file.read_bytes().strip()
     assert ("u3", items_of("u3")[0]) in load_suppression(path, key)
     refused("does not fit the key", load_suppression, path, b"x" * 64)
     content = json.loads(path.read_text())
@@ -273,7 +269,6 @@ def test_a_model_that_only_seems_to_have_vectors_has_none(make_state, monkeypatc
 
 
 def test_the_snippets_of_the_page_run(make_state, key_file, tmp_path):
-    """docs/serving.md, with names of `tiny`, in the order of the page."""
     make_state(name="care").close()
     shutil.copy(key_file, tmp_path / "key")
     page = (ROOT / "docs" / "serving.md").read_text()

@@ -29,7 +29,6 @@ def brute_force(serving, export, user, k):
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN"])
 def test_indexes_follow_deltas(make_state, key_file, tmp_path, example, model):
-    """From the submission on, through publication and a training, a deleted pair is not served."""
     state = make_state(model)
     state.export(tmp_path / "0")
     serving = example.Serving(tmp_path / "0", key_file)

@@ -115,8 +115,7 @@ GONE = [name("u8"), name("u5"), name("i7"), city("u8"), city("u5")]
 @pytest.mark.parametrize("final", ["publish", "rebuild", "retrain"])
 def test_nothing_of_what_was_deleted_is_left(copied, odd, key_file, caplog, tmp_path, model, final):
     caplog.set_level(logging.DEBUG)
-    state = copied(odd(model))
-    here = set(tmp_path.iterdir())
+    state, here = copied(odd(model)), set(tmp_path.iterdir())
     folder, names = state.core.folder, state.core.live.base.splits.train
     live, trained = state.core.live, pairs_of(state, slice(1))
     weights, moments = live.state(), {key: value.clone() for key, value in live.moments.items()}
@@ -126,11 +125,8 @@ def test_nothing_of_what_was_deleted_is_left(copied, odd, key_file, caplog, tmp_
     gone = {pair for pair in EVERY if {*pair} & {*GONE}} | set(zip(*REQUESTS[2].values(), strict=True))
     users = torch.tensor([names.token2id("user_id", name(user)) for user in ("u5", "u8")])
     items = torch.tensor([names.token2id("item_id", name("i7"))])
-    rows = [
-        found[f"{side}_embedding.weight"][ids]
-        for found in (weights, moments)
-        for side, ids in (("user", users), ("item", items))
-    ]
+    sides = (("user", users), ("item", items))
+    rows = [found[f"{side}_embedding.weight"][ids] for found in (weights, moments) for side, ids in sides]
     kept = state.core.database.rows("SELECT asked, suppressed FROM requests WHERE status = 'done'")
     packed = b"".join(part for row in kept for part in row)
 
@@ -141,8 +137,7 @@ def test_nothing_of_what_was_deleted_is_left(copied, odd, key_file, caplog, tmp_
 
     getattr(state, final)()
     for again in (state, open_state(folder, key_file)):
-        assert traces(folder, GONE) == set()
-        assert sum(rows_like(folder, table) for table in rows) == 0
+        assert (traces(folder, GONE), sum(rows_like(folder, table) for table in rows)) == (set(), 0)
         assert packed_left(folder, packed) == 0
         assert not pairs_of(again) & gone
         kept = there - gone
@@ -178,7 +173,6 @@ def test_nothing_of_what_was_deleted_is_left(copied, odd, key_file, caplog, tmp_
 
 
 def test_names_of_any_kind_are_deleted_from_end_to_end(copied, odd, tmp_path):
-    """By file, by DataFrame and by dict: quotes, line breaks, unicode, what looks like SQL."""
     state = copied(odd("BPR"))
     assert {name(user) for user in ("u3", "u5", "u8", "u9")} <= {user for user, _ in pairs_of(state)}
     pd.DataFrame({"user_id": [name("u3"), name("u5")]}).to_csv(tmp_path / "r.csv", index=False)

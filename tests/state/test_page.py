@@ -1,7 +1,6 @@
 """The budget of a state over time, and the page of `requests status`."""
 
 import datetime
-import html
 import re
 import shutil
 
@@ -9,12 +8,8 @@ import pytest
 
 from recbole_unlearn.state import MOST_DRIFT, history, open_state, status, write_status
 from recbole_unlearn.state.status import overview
-from tests.report.test_report import CHROMIUM, PHONE, PROBE, Reader, browse
+from tests.report.test_report import Reader, check_in_chromium, in_chromium
 from tests.state.conftest import some
-
-NARROW_PROBE = """<script>
-parent.document.body.dataset.probe = [innerWidth, document.documentElement.scrollWidth <= innerWidth].join("|");
-</script>"""
 
 
 def set_by_hand(state, statement):
@@ -54,15 +49,12 @@ def test_the_ledger_gives_the_budget_that_the_database_has(busy):
     database = busy.core.database
     base = database.rows("SELECT * FROM base")[0]
     drift = (base["drift"] + database.value("SELECT total(drift) FROM changes")) / base["norm"]
-    points = [point for _, point in history(database)]
-    spent = database.spent()
+    points, spent = [point for _, point in history(database)], database.spent()
     assert spent.drift == pytest.approx(drift)
     removed = base["trained_on"] - len(busy.core.live.index)
-    assert spent.deleted == pytest.approx(removed / base["trained_on"])
-    assert points[-1] == spent.rounded()
+    assert (spent.deleted, points[-1]) == (pytest.approx(removed / base["trained_on"]), spent.rounded())
     assert points[0] == (0.0, 0.0)
-    undone = max(point.deleted for point in points)
-    assert undone > points[-1].deleted  # T-u6 came and went
+    assert max(point.deleted for point in points) > points[-1].deleted  # T-u6 came and went
     assert (overview(database).deleted_share, overview(database).drift) == spent
     busy.retrain()
     assert [point for _, point in history(database)] == [(0.0, 0.0)]
@@ -121,19 +113,8 @@ def test_a_page_of_a_new_state(make_state, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+@in_chromium
 def test_chromium_draws_the_page_in_light_and_dark_and_on_a_phone(busy, tmp_path):
-    page = write_status(busy.core.database, tmp_path / "page.html").read_text()
-    white, night = "rgb(255, 255, 255)|rgb(28, 33, 39)", "rgb(20, 23, 27)|rgb(232, 234, 237)"
-    probed = tmp_path / "probed.html"
-    probed.write_text(page.replace("</body>", PROBE + "</body>"))
-    for dark in (False, True):
-        dom, console = browse(probed, tmp_path, dark)
-        assert console == []
-        assert len(re.findall(r'<svg class="main-svg"', dom)) >= 4
-        assert f'data-probe="|0|{night if dark else white}|true"' in dom
-    phone = tmp_path / "phone.html"
-    phone.write_text(PHONE.format(page=html.escape(page.replace("</body>", NARROW_PROBE + "</body>"))))
-    dom, console = browse(phone, tmp_path)
-    assert console == []
-    assert 'data-probe="390|true"' in dom
+    path = write_status(busy.core.database, tmp_path / "page.html")
+    for is_dark in (False, True):
+        check_in_chromium(path, tmp_path, 4, is_dark)

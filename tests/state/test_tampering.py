@@ -77,10 +77,8 @@ def row_changes(execute, table, older):
     marks, key = ", ".join("?" * len(columns)), columns[0]
     for place, column in enumerate(columns):
         for row in rows:
-            yield (
-                f"{column} of {row[0]}",
-                [(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (other(row[place]), row[0]))],
-            )
+            change = f"UPDATE {table} SET {column} = ? WHERE {key} = ?"
+            yield f"{column} of {row[0]}", [(change, (other(row[place]), row[0]))]
     for row in rows:
         yield f"without {row[0]}", [(f"DELETE FROM {table} WHERE {key} = ?", (row[0],))]
     unique = {"number": 99, "id": "new", "key": "new", "only_one": 2, "name": "new"}
@@ -126,20 +124,17 @@ def test_every_change_of_a_table_is_found_and_stops_the_worker(folders, key_file
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "CREATE TRIGGER t AFTER INSERT ON changes BEGIN DELETE FROM changes; END",
-        "CREATE TRIGGER t AFTER UPDATE ON requests BEGIN UPDATE requests SET asked = x''; END",
-        "CREATE VIEW v AS SELECT * FROM requests",
-        "ALTER TABLE requests RENAME TO hidden; CREATE VIEW requests AS SELECT * FROM hidden WHERE id != 'b'",
-        "CREATE TABLE more (x)",
-        "ALTER TABLE requests ADD COLUMN more TEXT",
-        "DROP INDEX requests_by_digest",
-        "DROP TRIGGER ledger_is_whole",
-        "PRAGMA writable_schema=ON; UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE name = 'base'",
-    ],
-)
+@pytest.mark.parametrize("statement", [
+    "CREATE TRIGGER t AFTER INSERT ON changes BEGIN DELETE FROM changes; END",
+    "CREATE TRIGGER t AFTER UPDATE ON requests BEGIN UPDATE requests SET asked = x''; END",
+    "CREATE VIEW v AS SELECT * FROM requests",
+    "ALTER TABLE requests RENAME TO hidden; CREATE VIEW requests AS SELECT * FROM hidden WHERE id != 'b'",
+    "CREATE TABLE more (x)",
+    "ALTER TABLE requests ADD COLUMN more TEXT",
+    "DROP INDEX requests_by_digest",
+    "DROP TRIGGER ledger_is_whole",
+    "PRAGMA writable_schema=ON; UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE name = 'base'",
+])  # fmt: skip
 def test_another_schema_is_found(folders, key_file, tmp_path, statement):
     folder = shutil.copytree(folders / "S", tmp_path / "S")
     with contextlib.closing(sqlite3.connect(folder / "state.sqlite", isolation_level=None)) as connection:
@@ -148,7 +143,6 @@ def test_another_schema_is_found(folders, key_file, tmp_path, statement):
 
 
 def test_every_change_of_a_file_is_found(folders, key_file, tmp_path):
-    """Changed, cut, gone, swapped with another of the state, or an old one under its name."""
     with open_state(folders / "S", key_file) as state:
         names = sorted(state.core.named_files())
     old = [path.read_bytes() for path in sorted((folders / "unpublished" / "files").iterdir())]
@@ -211,8 +205,7 @@ def test_a_change_while_the_worker_works_is_found_before_it_signs(folders, key_f
             refused("the request b is not as the ledger left it", state.run)
         with writer(folder) as execute:
             execute(asked, (content,))
-        assert state.ledger() == before
-        assert [receipt.status for receipt in state.run()] == ["done"]
+        assert (state.ledger(), [receipt.status for receipt in state.run()]) == (before, ["done"])
         state.verify()
 
 
@@ -269,10 +262,8 @@ def test_digests_that_are_printed_need_the_key(checkpoints, tiny_path, key_file,
 
 def test_printed_sizes_fit_ten_users_and_figures_have_steps(make_state, key_file, capsys):
     state = make_state()
-    train = state.core.live.index
-    counts = {f"u{n}": 0 for n in range(40)}
-    names = state.core.live.base.splits.train.field2id_token["user_id"]
-    for user in names[train.ids["user"]]:
+    train, counts = state.core.live.index, {f"u{n}": 0 for n in range(40)}
+    for user in state.core.live.base.splits.train.field2id_token["user_id"][train.ids["user"]]:
         counts[user] += 1
     for user in ("u3", "u8", "u9"):
         done(state, **{user: {"user_id": user}})

@@ -68,9 +68,8 @@ def assert_gives(file, candidate, model, own):
     run = run_unlearn(model, "tiny", config_files=[str(file)], config_dict=own | {"output_dir": "again"})
     trainer = compose(PhaseTrainer, run.config, run.model, "x")
     figures = Bench(run.config, validation_only(run.data), "ndcg@20").measure(trainer)
-    assert {key: round(value, 6) for key, value in dataclasses.asdict(figures).items()} == {
-        key: candidate[key] for key in ("everyone", "affected", "demotion")
-    }
+    chosen = {key: candidate[key] for key in ("everyone", "affected", "demotion")}
+    assert {key: round(value, 6) for key, value in dataclasses.asdict(figures).items()} == chosen
 
 
 def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
@@ -99,7 +98,6 @@ def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
     ("method", "text"), [("finetune", "finetune_epochs: {grid: [1, 3]}"), ("obliviate", "lac_steps: {grid: [4, 8]}")]
 )
 def test_a_sweep_of_a_sequential_model(here, settings, tmp_path, method, text):
-    """Grid search with the retrained model's target, chosen by validation windows."""
     del settings["embedding_size"]
     own = settings | {
         "MAX_ITEM_LIST_LENGTH": 6, "hidden_size": 8, "epochs": 2, "report": "html", "inject_mode": "random",
@@ -108,8 +106,7 @@ def test_a_sweep_of_a_sequential_model(here, settings, tmp_path, method, text):
     result = sweep(own, "GRU4Rec", tune=True, tune_looks=1, **asked).result
     assert [(record["state"], len(record["reports"])) for record in result["trials"]] == [("finished", 1)] * 2
     assert result["objective"]["target_source"] == "retrained"
-    assert result["objective"]["target"] == result["retrained"]["demotion"]
-    assert result["retrained"]["distance"] == 0
+    assert (result["objective"]["target"], result["retrained"]["distance"]) == (result["retrained"]["demotion"], 0)
     page = (tmp_path / "out" / "tune.html").read_text()
     assert "Content-Security-Policy" in page
     assert ("Share of retraining recovered by lac_steps and steps" in page) == (method == "obliviate")
@@ -193,21 +190,20 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
     refused("tune_unlearn", run_unlearn, "BPR", "tiny", config_dict=small)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"tune_metric": "NDCG@15"}, "tune_metric=NDCG@15 is not measured"),
-     ({"searcher": "grid"}, "Grid search cannot go through the range of lac_learning_rate"),
-     ({"searcher": "genetic"}, "searcher='genetic' is not valid"),
-     ({"searcher": "optuna"}, "pip install optuna"), ({"searcher": "hyperopt"}, "pip install hyperopt"),
-     ({"searcher": "optuna", "space": "listed.yaml"}, "not go through the grid of rank"),
-     ({"compare": "obliviate_paper"}, "compares with retrain, not with obliviate_paper"),
-     ({"unlearn": "retrain", "space": None}, "retrain has no search space of its own"),
-     ({"unlearn": "sisa", "space": None}, "sisa trains an original of its own"),
-     ({"ray_address": "127.0.0.1:1"}, "Cannot connect to the Ray cluster at 127.0.0.1:1"),
-     ({"ray_address": "ray://127.0.0.1:1"}, "not through a Ray client"), ({"trials": 0}, "trials=0 is not valid"),
-     ({"space": "nowhere.yaml"}, "Cannot read the search space nowhere.yaml"),
-     ({"space": "oblivate"}, "neither a file here nor one of")],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"tune_metric": "NDCG@15"}, "tune_metric=NDCG@15 is not measured"),
+    ({"searcher": "grid"}, "Grid search cannot go through the range of lac_learning_rate"),
+    ({"searcher": "genetic"}, "searcher='genetic' is not valid"),
+    ({"searcher": "optuna"}, "pip install optuna"), ({"searcher": "hyperopt"}, "pip install hyperopt"),
+    ({"searcher": "optuna", "space": "listed.yaml"}, "not go through the grid of rank"),
+    ({"compare": "obliviate_paper"}, "compares with retrain, not with obliviate_paper"),
+    ({"unlearn": "retrain", "space": None}, "retrain has no search space of its own"),
+    ({"unlearn": "sisa", "space": None}, "sisa trains an original of its own"),
+    ({"ray_address": "127.0.0.1:1"}, "Cannot connect to the Ray cluster at 127.0.0.1:1"),
+    ({"ray_address": "ray://127.0.0.1:1"}, "not through a Ray client"), ({"trials": 0}, "trials=0 is not valid"),
+    ({"space": "nowhere.yaml"}, "Cannot read the search space nowhere.yaml"),
+    ({"space": "oblivate"}, "neither a file here nor one of"),
+])  # fmt: skip
 def test_bad_input_is_one_line_and_nothing_is_trained(small, tmp_path, monkeypatch, capsys, changes, said):
     pytest.importorskip("ray.tune")
     monkeypatch.setattr(backend, "is_installed", lambda name: "pip install" not in said)
@@ -218,9 +214,6 @@ def test_bad_input_is_one_line_and_nothing_is_trained(small, tmp_path, monkeypat
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("Error: ")
     assert said in error
-
-
-# The page
 
 
 def page_of(tmp_path, hostile="x", **changes):
@@ -256,8 +249,7 @@ def test_the_page_has_the_front_and_the_heat_maps(tmp_path):
     assert len(utility["x"]) == sweep_page.BINS  # thirty step counts are too many to be told apart
     assert utility["x"][0] == "20 to 24"
     # The cell of rank 4 and the first steps has what the best of trials 0 and 4 has.
-    assert demotion["z"][0][0] == pytest.approx(0.54)
-    assert seconds["z"][0][0] == pytest.approx(0.4)
+    assert (demotion["z"][0][0], seconds["z"][0][0]) == (pytest.approx(0.54), pytest.approx(0.4))
     assert len(page_of(tmp_path, space={})[1]) == 1  # no settings, no maps
 
 

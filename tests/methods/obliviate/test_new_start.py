@@ -29,11 +29,9 @@ def test_contamination_falls_from_hop_to_hop():
     level = {side: dict(zip(m.ids.tolist(), m.share.tolist(), strict=True)) for side, m in region.items()}
     assert level["user"][1] == 1.0  # who asked starts again
     assert level["item"][3] == 1.0  # lost all it had
-    assert level["item"][1] == pytest.approx(1 / 2)
-    assert level["item"][2] == pytest.approx(1 / 4)
+    assert (level["item"][1], level["item"][2]) == (pytest.approx(1 / 2), pytest.approx(1 / 4))
     assert level["user"][2] == pytest.approx((1 / 2 + 1 / 4) / 2)
-    assert level["user"][3] == pytest.approx((1 / 4 + 0) / 2)
-    assert level["user"].get(5, 0.0) == 0.0
+    assert (level["user"][3], level["user"].get(5, 0.0)) == (pytest.approx((1 / 4 + 0) / 2), 0.0)
     near = new_start.spread(touched, retained, 0.3)
     assert near["user"].ids.tolist() == [1]  # what is below the reach is not passed on
     assert near["item"].ids.tolist() == [1, 3]
@@ -46,14 +44,6 @@ def test_an_item_starts_again_as_far_as_it_lost(share, degree):
     assert float(new_start.degree("user", torch.tensor([share]))) == 1.0
     again = new_start.started_again(region_of({3: share}, {5: share}))
     assert (len(again["user"]), len(again["item"])) == (1, int(degree >= 0.5))
-
-
-# The new start
-
-
-def restarted(tables, maps, touched, region, retained, rounds):
-    links_of = functools.partial(new_start.PairLinks, retained.index, tables)
-    return new_start.restart(tables, maps, touched, (region, links_of, retained), rounds)
 
 
 def draws(seed):
@@ -83,15 +73,11 @@ def features_by_formula(mean, number):
 
 
 def test_the_map_is_found(monkeypatch):
-    """Of users whose rows are exactly a map of their items' rows."""
     monkeypatch.setattr(new_start, "RIDGE", 1e-14)
     users, items, d = 200, 90, 3
     generator = torch.Generator().manual_seed(1)
-    pairs = [
-        (user, item)
-        for user in range(1, users)
-        for item in (torch.randperm(items - 1, generator=generator)[: 3 + user % 40] + 1).tolist()
-    ]
+    orders = (torch.randperm(items - 1, generator=generator)[: 3 + user % 40] for user in range(1, users))
+    pairs = [(user, item) for user, order in enumerate(orders, 1) for item in (order + 1).tolist()]
     index, randn = TrainIndex(Rows(pairs, users=users, items=items)), draws(1)
     tables, transform = {"user": torch.zeros(users, d).double(), "item": randn(items, d)}, randn(3 * d + 3, d)
     told = told_of(index, "user", range(1, users), tables["item"], tables["item"][1:].mean(dim=0))
@@ -104,7 +90,6 @@ def test_the_map_is_found(monkeypatch):
 
 @given(st.integers(0, 10**6), st.integers(1, 3))
 def test_what_is_added_up_is_the_formula_written_out(seed, rounds):
-    """Turn by turn, with sums over all retained links taken again each time."""
     generator = torch.Generator().manual_seed(seed)
     users, items, d = 12, 10, 2
     keep = torch.rand(users, items, generator=generator) < 0.5
@@ -112,15 +97,15 @@ def test_what_is_added_up_is_the_formula_written_out(seed, rounds):
     index = TrainIndex(Rows(pairs, users=users, items=items))
     deleted = torch.rand(len(index), generator=generator) < 0.2
     retained, touched = rest_of(index, deleted)
-    region = new_start.spread(touched, retained, 0.05)
-    sizes = {"user": users, "item": items}
+    region, sizes = new_start.spread(touched, retained, 0.05), {"user": users, "item": items}
     randn = draws(seed)
     tables = {side: randn(n, d) for side, n in sizes.items()}
     transform, centre = {side: randn(3 * d + 3, d) for side in sizes}, {side: randn(d) for side in sizes}
     maps = new_start.Maps(transform, centre, {"user": 30.0, "item": 9.0}, torch.zeros(d, dtype=torch.float64))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(new_start, "even", lambda moves, sources: moves)
-        found = restarted(tables, maps, touched, region, retained, rounds)
+        links_of = functools.partial(new_start.PairLinks, retained.index, tables)
+        found = new_start.restart(tables, maps, touched, (region, links_of, retained), rounds)
     now, middle = {side: table.clone() for side, table in tables.items()}, dict(centre)
     for turn, side in enumerate(["user"] + ["item", "user"] * rounds):
         other, ids = OTHER[side], region[side].ids.tolist()
@@ -234,30 +219,22 @@ def mean_by_loop(side, number, windows, tables, centre):
     return torch.cat(found), len(own)
 
 
-# Neighbours
-
-
 @given(WINDOWS, st.sampled_from(SIDES), st.data(), st.booleans(), st.integers(1, LENGTH + 3))
 def test_means_are_those_of_a_loop_over_windows(windows, side, data, with_users, length):
     """Also where histories have fewer places than the five that are looked at."""
     windows = [(user, item, history[-length:]) for user, item, history in windows]
-    with_users = with_users or side == "user"
-    most = (USERS if side == "user" else ITEMS) - 1
+    with_users, most = with_users or side == "user", (USERS if side == "user" else ITEMS) - 1
     ids = torch.tensor(sorted(data.draw(st.sets(st.integers(1, most)))), dtype=torch.long)
     tables = random_tables(0, with_users)
     centre = centres(tables)
     links = WindowLinks(dataset(windows, length), side, ids)
     found = links.mean(tables, centre)
     width = WIDTHS["item"] + (WIDTHS["user"] if with_users and side == "item" else 0)
-    assert found.shape == (len(ids), width)
-    assert links.number.shape == (len(ids),)
+    assert (found.shape, links.number.shape) == ((len(ids), width), (len(ids),))
     for row, number in enumerate(ids.tolist()):
         mean, count = mean_by_loop(side, number, windows, tables, centre)
         assert int(links.number[row]) == count
         assert torch.allclose(found[row], mean, atol=1e-6)  # weights of windows have 32 bits
-
-
-# The map
 
 
 def many_windows(seed, users=40, items=60, number=900):
@@ -319,8 +296,7 @@ def test_the_map_that_made_the_rows_is_found(monkeypatch, with_users, ridge):
 
 
 def test_no_map_is_learned_from_few_rows():
-    tables = random_tables(6, users=40, items=69)
-    windows = many_windows(3)
+    tables, windows = random_tables(6, users=40, items=69), many_windows(3)
     assert learn_windows(tables, dataset(windows, items=69), torch.Generator()) is not None
     few = [window for window in windows if window[0] < 20]  # 19 users, and 4 · (2 + 3) are needed
     assert learn_windows(tables, dataset(few, items=69), torch.Generator()) is None
@@ -329,16 +305,6 @@ def test_no_map_is_learned_from_few_rows():
     index = TrainIndex(Rows([(user, 1 + (user + k) % 8) for user in range(1, 8) for k in range(3)]))
     tables = {"user": torch.randn(8, 16), "item": torch.randn(9, 16)}
     assert new_start.learn_pairs(tables, index, torch.Generator()) is None
-
-
-# The new start
-
-
-def some_maps(tables):
-    randn, dtype = draws(7), tables["item"].dtype
-    inputs = {"user": WIDTHS["item"], "item": sum(WIDTHS[side] for side in tables)}
-    transform = {side: randn(3 * inputs[side] + 3, WIDTHS[side]).to(dtype) for side in tables}
-    return new_start.Maps(transform, centres(tables), {}, randn(WIDTHS["item"]).to(dtype))
 
 
 def restarted_by_windows(tables, maps, touched, windows, rounds):
@@ -354,9 +320,10 @@ LOST = {"user": {1: 0.3, 3: 0.1, 5: 1.0}, "item": {2: 0.5, 3: 0.06, 4: 1.0, 7: 0
 @pytest.mark.parametrize("with_users", [False, True])
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_sides_start_again_in_turn(rounds, with_users):
-    """Users first, then items and users as often as asked: each from the rows that the last turn left."""
     tables = random_tables(10, with_users)
-    maps = some_maps(tables)
+    inputs, randn = {"user": WIDTHS["item"], "item": sum(WIDTHS[side] for side in tables)}, draws(7)
+    transform = {side: randn(3 * inputs[side] + 3, WIDTHS[side]) for side in tables}
+    maps = new_start.Maps(transform, centres(tables), {}, randn(WIDTHS["item"]))
     moved = restarted_by_windows(tables, maps, region_of(*LOST.values()), dataset(SOME), rounds)
     now = {side: table.clone() for side, table in tables.items()}
     for side in ["user", *["item", "user"] * rounds]:

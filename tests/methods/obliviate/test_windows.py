@@ -15,7 +15,7 @@ from recbole_unlearn.methods import Watch
 from recbole_unlearn.methods.obliviate import windows
 from recbole_unlearn.methods.obliviate.fast_gradients import row_gradients
 from recbole_unlearn.methods.obliviate.windows import WindowGradients, WindowRequest
-from recbole_unlearn.rows import TrainIndex, as_rows, find_tables, rarest, training_loss
+from recbole_unlearn.rows import TrainIndex, as_rows, rarest, training_loss
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import train
 from tests.conftest import KEPT, OF_MODELS, quick_settings, tiny_rows, write_tiny
@@ -91,9 +91,6 @@ def requested(config, data, original, precision=None, **changes):
     return WindowRequest(trainer, dataclasses.replace(task, prepared=trainer.prepare(task)))
 
 
-# By loops over the interactions
-
-
 def histories(data):
     """By place of an interaction in the data: user, item, role, whether it is kept, and the items kept before it."""
     sequences = data.full.sequences
@@ -115,9 +112,6 @@ def windows_in(batch):
     """A batch's windows as (user, target, history)."""
     columns = (batch[name].tolist() for name in ("user_id", "item_id", "item_id_list", "item_length"))
     return [(user, item, tuple(history[:n])) for user, item, history, n in zip(*columns, strict=True)]
-
-
-# Gradients
 
 
 @pytest.fixture
@@ -200,8 +194,7 @@ def test_shared_layers_are_held_fixed_and_given_back(exact, monkeypatch):
     for one in (first, second):
         with pytest.raises(RuntimeError, match="too bad"):
             one.own(triples)
-    assert seen == [{"item_embedding.weight"}] * 4
-    assert with_gradients() == before
+    assert (seen, with_gradients()) == ([{"item_embedding.weight"}] * 4, before)
     assert all(value.grad is None for value in model.parameters())
     assert not model.item_embedding._forward_hooks
 
@@ -222,11 +215,7 @@ def test_cudnn_is_never_asked_for_gradients(ready, monkeypatch, state):
     enabled = torch.backends.cudnn.enabled
     trainer.run(task)
     assert len(seen) > 3
-    assert set(seen) == {(False, False)}
-    assert torch.backends.cudnn.enabled == enabled
-
-
-# The downdate
+    assert (set(seen), torch.backends.cudnn.enabled) == ({(False, False)}, enabled)
 
 
 @pytest.mark.parametrize("model", ["SASRec", "GRU4Rec", "HGN", "BERT4Rec"])
@@ -274,22 +263,6 @@ def check_rows(model, before, data):
     return check_outside(model, before, data.full.train, region)
 
 
-@pytest.mark.parametrize(
-    ("model", "changes"),
-    [("SASRec", {}), ("GRU4Rec", {}), ("BERT4Rec", {}), ("HGN", {}), ("HGN", {"embedding_size": 8}), ("FPMC", {})],
-)
-def test_only_rows_of_the_request_are_changed(ready, model, changes):
-    """HGN with wide rows has too few users for a map: initial values. BERT4Rec keeps the row of its mask."""
-    config, data, original = ready(model, **changes)
-    trainer, task = begun(config, data, original, lac_steps=4)
-    trainer.run(task)
-    changed = check_rows(trainer.model, original.state_dict, data)
-    for table in find_tables(trainer.model, data.full.train):
-        assert changed[table.parameter].any(), table
-        if table.side == "user":
-            assert changed[table.parameter].all(), table
-
-
 @pytest.mark.parametrize("model", ["SASRec", "HGN", "FPMC"])
 def test_the_new_start_is_in_the_adapters_alone(ready, model):
     """With one table a side the rows are views of the weights, with several (HGN, FPMC) copies."""
@@ -299,9 +272,6 @@ def test_the_new_start_is_in_the_adapters_alone(ready, model):
     request.start_again()
     assert same(before, weights(request.model))
     assert all(adapter.shift.any() for adapter in request.adapters.adapters)
-
-
-# Windows
 
 
 @pytest.fixture(scope="module")
@@ -352,8 +322,7 @@ def test_deleted_pairs_are_asked_for_after_what_is_left(witness, data):
     for place, user, item, negative, window in zip(
         *(column.tolist() for column in deleted), windows_in(cleaned), strict=True
     ):
-        assert known[place][:2] == (user, item)
-        assert window == (user, item, tuple(known[place][4]))
+        assert (known[place][:2], window) == ((user, item), (user, item, tuple(known[place][4])))
         assert (user, negative) not in retained
     few = witness.deleted(5)
     assert len(few.numbers) == 5
@@ -372,16 +341,12 @@ def test_windows_of_a_step_touch_the_region(witness, data):
     assert 0 <= int(drawn.min()) <= int(drawn.max()) < len(witness.windows)
 
 
-# Runs
-
-
 @pytest.mark.parametrize(
     ("model", "changes"), [("SASRec", {}), ("SASRec", {"loss_type": "BPR"}), ("BERT4Rec", {}), ("HGN", {})]
 )
 def test_the_first_steps_of_a_longer_calibration_bit_for_bit(ready, model, changes):
     """The same twice, whatever was drawn before, watched or not; tuning relies on it."""
-    start = ready(model, **changes)
-    seen = {}
+    start, seen = ready(model, **changes), {}
 
     def look(trainer, step, seconds):
         seen[step] = weights(trainer.model)
@@ -410,9 +375,6 @@ def test_doing_nothing_changes_nothing(ready, model):
     assert same(unlearned(*start, **nothing), start[2].state_dict)
     for changes in ({"lac_steps": 2}, {"lua_target": "neighbours"}, {"lua_scale": 0.05}):
         assert not same(unlearned(*start, **nothing | changes), start[2].state_dict), changes
-
-
-# From the request to the figures
 
 
 @pytest.fixture
