@@ -36,7 +36,7 @@ class RebuildSettings:
 
 @method(
     "rebuild",
-    "Start from a factorization of the retained interactions and train a few epochs: exact, and nearly as fast as obliviate.",
+    "Start from a factorization of the retained interactions, then train a few epochs: exact, and done in seconds.",
     RebuildSettings,
     models="all; in full where a model has no rows of users",
     result="exact",
