@@ -47,10 +47,7 @@ def import_ray(module: str = "ray") -> Any:
 
 @contextlib.contextmanager
 def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any]:
-    """The module `ray`, connected to ``address``, to the caller's session, or to a new Ray on this machine.
-
-    A Ray that was started here is stopped at the end; an existing one is left running.
-    """
+    """The module `ray`, connected to ``address``, the caller's session, or a Ray of our own, stopped at the end."""
     ray = import_ray()
     if ray.is_initialized():
         yield ray
@@ -90,10 +87,7 @@ class Workers:
         self.number, self.address = number, address
 
     def do(self, work: Callable[..., Any], pieces: Sequence[tuple], go_on: bool = False) -> Iterator[tuple[int, Any]]:
-        """``work(*piece)`` for every piece; yields (position, result) in the order in which they end.
-
-        The first piece that fails ends all. With ``go_on``, its error is yielded instead of its result.
-        """
+        """``work(*piece)`` for all: (position, result) as they end; with ``go_on`` errors are yielded, not raised."""
         left = list(range(len(pieces)))
         seconds: float | None = None  # of the last piece
         result: Any

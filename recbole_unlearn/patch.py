@@ -35,10 +35,7 @@ class Patch(contextlib.ExitStack):
 
 
 def patch_recbole() -> Patch:
-    """Make plain RecBole run in this environment, until the returned :class:`Patch` is undone.
-
-    A second call while it is in effect changes nothing, and neither does undoing that second patch.
-    """
+    """Make plain RecBole run here until the returned :class:`Patch` is undone; a second call changes nothing."""
     global _active
     patch = Patch()
     if _active is None:

@@ -23,11 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Registry(Generic[T]):
-    """Entries of one kind by name; ``kind`` is the noun for an entry in messages.
-
-    All modules below ``package`` are imported before the first look-up. Other packages add entries through the group
-    ``entry_points``.
-    """
+    """Entries of one ``kind`` by name, from all modules below ``package`` and from ``entry_points`` of other ones."""
 
     def __init__(self, kind: str, package: str, entry_points: str | None = None) -> None:
         self.kind, self.package, self.entry_points = kind, package, entry_points
@@ -36,10 +32,7 @@ class Registry(Generic[T]):
         self._failed: dict[str, str] | None = None  # entry points and reasons; None before discovery
 
     def add(self, name: Any, entry: T, source: Any = None) -> None:
-        """Register ``entry``, which is ``source`` or was made from it.
-
-        Another source under the same name is refused; the same one may come again (a cell of a notebook).
-        """
+        """Register ``entry``, made from ``source``; under a taken name only the same source (a notebook's cell)."""
         made_from: Any = source or entry
         origin = made_from.__qualname__
         if name in self.entries and self._sources[name] != origin:

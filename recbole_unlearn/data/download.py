@@ -147,11 +147,7 @@ class _Limited(io.FileIO):
 
 
 def _unpack(folder: Path, old: str, new: str) -> None:
-    """Unpack the archive, all files into one folder, and remove it; ValueError if it is unsafe.
-
-    ``old``, its name, becomes ``new`` in the names of files, as in RecBole; files that have the name already keep
-    theirs.
-    """
+    """Unpack all files into one folder, ``old`` in their names as ``new``, as in RecBole; ValueError if unsafe."""
     file = folder / _ARCHIVE
     with zipfile.ZipFile(file) as archive:
         members: dict[str, zipfile.ZipInfo] = {}

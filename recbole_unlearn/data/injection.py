@@ -23,10 +23,7 @@ Scorer = Callable[[torch.Tensor], torch.Tensor]
 
 
 def inject(clean: Splits, settings: ForgetSettings, seed: int, scorer: Scorer | None) -> tuple[Splits, Located]:
-    """Add noise to the training interactions of D; returns D' and the interactions of it that were injected.
-
-    ``scorer`` maps user ids (n,) to scores (n, items) by the clean model; None draws any unseen item.
-    """
+    """D' = D with noise, and where it is; ``scorer`` gives scores (n, items) of users (n,); None: any unseen item."""
     rng = np.random.default_rng(seed)
     fields = clean.train.uid_field, clean.train.iid_field
     users, counts = np.unique(clean.train.inter_feat[fields[0]].numpy(), return_counts=True)

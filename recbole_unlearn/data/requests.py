@@ -72,10 +72,7 @@ class Fields:
 
 @dataclasses.dataclass(frozen=True)
 class ForgetRequest:
-    """A request in tokens, each row once.
-
-    ``frame`` has the columns user, item (None: all users, or all items) and time (NaN: at any time).
-    """
+    """A request in tokens, each row once: columns user and item (None: all) and time (NaN: any) of ``frame``."""
 
     frame: pd.DataFrame
     name: str  # the request in messages
@@ -110,10 +107,7 @@ def _where(unit: str, numbers: np.ndarray) -> str:
 
 
 def read_request(forget: Any, fields: Fields) -> ForgetRequest:
-    """A request from a file, a DataFrame, a dict of columns, or a pair (users, items).
-
-    A column is a list or an array; one value is a column of one.
-    """
+    """A request from a file, a DataFrame, a dict of columns (of one or more values), or a pair (users, items)."""
     table = _table_of(forget, fields)
     cells = {key: _cells(table, header, given) for key, (header, given) in _known(table, fields).items()}
     lengths = {len(values) for values in cells.values()}
@@ -220,10 +214,7 @@ def _tokens(table: _Table, header: str, cells: Sequence[Any]) -> list[str | None
 
 
 def tokens(cells: Sequence[Any]) -> list[str | None]:
-    """Cells of a column as tokens, None for an empty one: the same for requests and for data that is checked.
-
-    Spaces around them are cut, and whole numbers that a reader made floats (196.0) become 196 again.
-    """
+    """Cells of a column as tokens, None for an empty one: without spaces around them, and 196.0 as 196."""
     given: list[Any] = [None if _is_empty(cell) else cell for cell in cells]
     whole = all(float(cell).is_integer() for cell in given if _is_float(cell))
     exact = [int(cell) if whole and _is_float(cell) else cell for cell in given]
@@ -497,10 +488,7 @@ def time_precision(split: Dataset) -> float:
 def match(
     request: ForgetRequest, users: np.ndarray, items: np.ndarray, near: Candidates, clock: Clock | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the interactions ``near`` a request means, and which of its rows have one there (two masks).
-
-    ``users`` and ``items`` are the ids of the request (:func:`ids_of`). The cost is that of ``near``.
-    """
+    """Which interactions ``near`` a request of ids ``users``, ``items`` means, and which of its rows have one."""
     split, timed = near.split, request.frame["time"].notna().to_numpy()
     own_users, own_items = (split.inter_feat[f].numpy()[near.numbers] for f in (split.uid_field, split.iid_field))
     keys, wanted = own_users * split.item_num + own_items, users * split.item_num + items

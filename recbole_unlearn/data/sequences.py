@@ -311,10 +311,7 @@ class SequenceSplits(Splits):
         return self.read(self.sequences.latest(users))
 
     def read(self, windows: Interaction) -> Interaction:
-        """Windows (n) as the model reads them: with features, and with the fields that RecBole's loaders add.
-
-        BERT4Rec's masks are drawn; here they are the same every time, and other draws do not change.
-        """
+        """Windows (n) as the model reads them, with features and the loaders' fields; BERT4Rec's masks never vary."""
         dataset = self.windows.train
         with own_randomness():
             random.seed(dataset.config["seed"])

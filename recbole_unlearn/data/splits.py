@@ -163,10 +163,7 @@ class UnlearnData:
 
     @functools.cached_property
     def unread(self) -> tuple[torch.Tensor, torch.Tensor]:
-        r"""Users and items that training on D reads and training on D\S does not.
-
-        Orphans, and for a sequential model also those of users who keep a single interaction, which is in no window.
-        """
+        r"""Users and items that training reads on D and not on D\S: orphans, and ones in no window of a sequence."""
         before, after = self.full.in_windows(), self.retain.in_windows()
         if before is None or after is None:
             return self.orphan_users, self.orphan_items

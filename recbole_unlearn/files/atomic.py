@@ -183,10 +183,7 @@ def claimed(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def staged(path: str | os.PathLike) -> Iterator[tuple[Path, Path]]:
-    """A temporary directory to fill, and the directory its files are in once the block has succeeded.
-
-    When the block fails, only the log is kept.
-    """
+    """A temporary directory to fill, and the one its files are in at the end; a block that fails leaves its log."""
     with made(path) as directory, claimed(directory):
         parent = directory.parent
         # A directory next to it can take its place if it is empty, on the same disk and we may write there.

@@ -65,10 +65,7 @@ class Trained:
     from_cache: bool = False
 
     def load_weights(self, model: AbstractRecommender) -> None:
-        """Put these weights into ``model``, and nothing else: its interactions stay.
-
-        KGCN samples some neighbors of every entity when it is made, and its weights are fitted to just those.
-        """
+        """Put these weights into ``model``, with the neighbors that KGCN sampled for them; its interactions stay."""
         try:
             model.load_state_dict(self.state_dict)
         except RuntimeError as error:
@@ -85,10 +82,7 @@ class Trained:
 
 
 def _fitting(other: dict[str, Any], model: AbstractRecommender) -> dict[str, Any]:
-    """The other parameters that ``model`` declares, refused unless they are of the kind and shape that it has.
-
-    RecBole sets them as attributes: under another name, one would take the place of a method or a layer.
-    """
+    """The attributes that ``model`` declares, of its own kinds and shapes: others would replace methods or layers."""
     limits = {}
     if isinstance(model, KGCN):
         limits = {"adj_entity": model.n_entities, "adj_relation": model.n_relations + 1}

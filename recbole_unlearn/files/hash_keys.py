@@ -59,10 +59,7 @@ class Done(NamedTuple):
 
 
 def load_key(path: str | os.PathLike | None = None) -> bytes | None:
-    """The key in the file ``path``, in the environment, or in the user's configuration, where it is made if needed.
-
-    None if there is no place to keep one; then nothing is hashed.
-    """
+    """The key in ``path``, the environment, or the user's configuration, made if needed; None: no place for one."""
     if path is not None:
         return _read(Path(path))
     if VARIABLE in os.environ:

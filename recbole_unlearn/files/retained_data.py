@@ -170,10 +170,7 @@ def used_values(dataset: Dataset) -> dict[str, torch.Tensor]:
 
 
 def _lines_in_use(dataset: Dataset, name: str) -> torch.Tensor | slice:
-    """The lines of a table that belong to interactions: all of theirs, and those of their users and items.
-
-    A line of an additional table is in use unless it names a user or an item without an interaction.
-    """
+    """The lines of a table about interactions, their users and items; of others, those that name no absent one."""
     if name in ("inter_feat", "kg_feat"):  # facts about items that are gone are removed before (`data/`)
         return slice(None)
     owners = (dataset.uid_field, dataset.iid_field)

@@ -66,10 +66,7 @@ def report_config(config: UnlearnConfig, item_num: int) -> UnlearnConfig:
 def utility(
     trainer: PhaseTrainer, config: UnlearnConfig, data: Loaders, affected: torch.Tensor
 ) -> tuple[dict[str, Metrics], dict[str, torch.Tensor]]:
-    """RecBole's metrics on the test interactions: "metrics" (all users), "affected" and "unaffected".
-
-    Also the values of each affected user by metric, in the loader's order.
-    """
+    """RecBole's metrics at test of all ("metrics"), affected and unaffected users, and of each affected user."""
     config = report_config(config, data.test._dataset.item_num)
     evaluator = _KeepingEvaluator(config)
     held = trainer.eval_collector, trainer.evaluator
@@ -168,10 +165,7 @@ class Measurement:
         return histograms({name: one.seen.deleted.score for name, one in models.items()})
 
     def masked(self, seen: Observation, unaffected: dict[str, float]) -> dict[str, float]:
-        """Recall and NDCG over all users when deleted items are masked too.
-
-        Both are means over users, and for those without deleted items the mask changes nothing.
-        """
+        """Recall and NDCG over all users when deleted items are masked too, which changes affected users alone."""
         test = self.data.retain.test
         keys = torch.unique(test.inter_feat[test.uid_field] * test.item_num + test.inter_feat[test.iid_field])
         users, number = torch.unique(keys // test.item_num, return_counts=True)
@@ -201,10 +195,7 @@ def thirds(values: torch.Tensor) -> torch.Tensor:
 
 
 def by_group(questions: Questions, data: UnlearnData, top: torch.Tensor) -> dict[str, dict[str, Any]]:
-    """Recall@20 of users by activity (mean over users), and of test interactions by popularity (share found).
-
-    Users are split into thirds by the number of their retained interactions, test interactions by their item's.
-    """
+    """Recall@20 in thirds: of users by their activity, and of test interactions by their item's popularity."""
     test, train = data.retain.test, data.retain.train
     looked_at = torch.isin(test.inter_feat[test.uid_field], questions.users)
     users, items = (test.inter_feat[field][looked_at] for field in (test.uid_field, test.iid_field))

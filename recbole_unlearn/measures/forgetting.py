@@ -396,10 +396,7 @@ def entanglement(forget: torch.Tensor, retain: torch.Tensor) -> float:
 
 
 def difficulty(model: AbstractRecommender, data: UnlearnData, seed: int) -> dict[str, Any]:
-    """Entanglement of the deleted interactions in the original, and their share in their users and items.
-
-    Empty where no training interaction is deleted.
-    """
+    """Entanglement of the deleted interactions in the original, and their share in their users and items."""
     train, forget = data.full.train, data.forget
     if len(forget) == 0:
         return {}

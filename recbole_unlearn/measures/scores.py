@@ -82,10 +82,7 @@ class Questions:
 
 
 def match(deleted: Pairs, data: UnlearnData, rng: np.random.Generator) -> tuple[torch.Tensor, Pairs]:
-    """Match held-out positives with deleted pairs of the same user and nearly the same popularity, each used once.
-
-    Without the match an attacker could recognise deleted pairs by their user or their item alone.
-    """
+    """Match deleted pairs with held-out ones of their user and popularity, so that neither gives them away."""
     fields = data.full.train.uid_field, data.full.train.iid_field
     popularity = data.popularity.double().numpy()
     held = [torch.cat([part.inter_feat[field] for part in data.retain[1:]]) for field in fields]
@@ -261,10 +258,7 @@ def deleted_windows(data: UnlearnData, negatives: int, seed: int) -> tuple[Pairs
 
 
 def deleted_targets(data: UnlearnData) -> tuple[torch.Tensor, torch.Tensor]:
-    """Deleted pairs that were targets of windows, each once, by their numbers in the sequences of D.
-
-    First those with a cleaned prefix, then those whose prefix is empty; none that a retained interaction has too.
-    """
+    """Deleted pairs that were targets of windows, as numbers in D: those with a cleaned prefix, those without one."""
     sequences, keep = sequences_of(data.full), _kept(data)
     rows = (sequences.role == TRAIN).nonzero().flatten()[data.deleted]
     rows = rows[sequences.lengths()[rows] > 0]

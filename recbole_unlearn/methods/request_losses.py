@@ -110,10 +110,7 @@ class RequestLosses:
         return training_loss(model or self.model, batch)
 
     def fixed_batch(self, region: Region, size: int) -> tuple[Interaction, int]:
-        """``size`` of the retained interactions that touch a region, and the number of all that do.
-
-        An interaction touches it by its user, its item, or the negative that training would draw for it.
-        """
+        """``size`` retained interactions whose user, item or drawn negative is in a region, and the number of all."""
         witness = self.witness(region)
         triples = witness.triples(self.kept_units(witness.interactions()))
         if not self.by_user and len(region["item"]):

@@ -51,10 +51,7 @@ class RRLSettings:
 
 @method("rrl", "Reverse the ranking of deleted pairs, with a Fisher penalty.", RRLSettings, models="differentiable")
 class RRL(UnlearnTrainer):
-    """Minimises reverse ranking on S plus the Fisher term from θ₀.
-
-    May change every weight that has a part in the scores of deleted pairs and of the negatives drawn for them.
-    """
+    """Minimises reverse ranking on S plus the Fisher term from θ₀. May change every weight that its scores read."""
 
     needs_index = True
     needs_gradients = True

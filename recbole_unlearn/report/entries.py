@@ -220,11 +220,7 @@ def _figures(phase: PhaseResult) -> str:
 
 
 def recovered(entries: Sequence[Entry]) -> float | None:
-    """Σ(phase − before) / Σ(retrained − before) of NDCG@20 of affected users, over runs that have all three.
-
-    A ratio of sums: the mean of ratios is ruled by the run in which retraining moved least. None where retraining
-    moves no more than noise in half of the runs or more.
-    """
+    """Σ(phase − before) / Σ(retrained − before) of affected NDCG@20; None if half of the runs moved by noise."""
     if 2 * sum(entry.is_moved for entry in entries) <= len(entries):
         return None
     starts = [affected_ndcg(entry.before) for entry in entries]

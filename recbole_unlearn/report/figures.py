@@ -56,10 +56,7 @@ _CATEGORIES = {"type": "category"}
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """The look of each phase; methods take theirs in the order they come.
-
-    Where no phase is called unlearned, because all have the name of their method, the first one looks like it.
-    """
+    """The look of each phase; methods in their order, the first as unlearned where no phase is called that."""
     names = list(names)
     palette = _METHODS if UNLEARNED in names else (_FIXED[UNLEARNED], *_METHODS)
     methods = [name for name in names if name not in _FIXED]
@@ -159,10 +156,7 @@ def damage(phases: Phases, grouping: str) -> Figure | None:
 def curve(
     curves: dict[str, dict[str, Curve]], kind: str, y_title: str, goal: float | None = None, is_share: bool = False
 ) -> Figure | None:
-    """``kind`` of curve by step of the method, a line per phase; ``goal`` is the retrained model's value.
-
-    The axis of a share goes from 0 to 1, and that of anything else that is never negative starts at 0.
-    """
+    """A ``kind`` of curve by step, a line per phase, with the retrained model's ``goal``; shares on an axis to 1."""
     traces = []
     for name, look in looks(curves).items():
         points = curves.get(name, {}).get(kind, [])
@@ -185,10 +179,7 @@ def _level(traces: Sequence[Figure], name: str, height: float) -> list[Figure]:
 
 
 def span(values: Sequence[float], least: float = 0.0) -> list[float]:
-    """The ends of an axis around ``values``: a tenth of room to each side, and in all at least ``least``.
-
-    At least half of the largest value as well, so that no difference looks larger than it is.
-    """
+    """The ends of an axis around ``values``: a tenth of room, at least ``least`` and half of the largest value."""
     low, high = min(values), max(values)
     wide = max(1.2 * (high - low), LEAST_SPAN * max(abs(low), abs(high)), least, 1e-9)
     start = (low + high - wide) / 2
@@ -200,10 +191,7 @@ def span(values: Sequence[float], least: float = 0.0) -> list[float]:
 def trade_off(
     points: Sequence[Point], methods: Mapping[str, Look], x_title: str, y_title: str, logarithmic: bool = False
 ) -> Figure | None:
-    """A point per phase and run; ``methods`` gives the looks, so that they agree over several figures.
-
-    Both axes are of shares and metrics, between 0 and 1, unless the first is ``logarithmic``.
-    """
+    """A point per phase and run, with the looks of ``methods``; axes of shares, or in x ``logarithmic``."""
     if not points:
         return None
     traces = []
@@ -244,10 +232,7 @@ def heat(
 def over_time(
     series: Mapping[str, Steps], y_title: str, limit: float | None = None, form: str = "", whole: bool = False
 ) -> Figure | None:
-    """Heights that hold from a time (ISO) to the next, a line per name; ``limit`` is one not to be reached.
-
-    ``whole`` heights are counts: their axis has whole numbers only.
-    """
+    """Heights from a time (ISO) to the next, a line per name, and a ``limit``; ``whole`` heights are counts."""
     traces = []
     for (name, points), look in zip(series.items(), (_FIXED[UNLEARNED], _FIXED[ORIGINAL]), strict=False):
         if points:

@@ -38,10 +38,7 @@ Rows = list[list[str]]
 
 
 def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | None = None) -> Path:
-    """Write the page of ``result`` into ``directory`` and return its path.
-
-    ``given`` are the settings that the user gave; with them the page has the command that repeats the run.
-    """
+    """Write the page of ``result``, with the command that repeats it where the user's settings are ``given``."""
     phases, users, withheld = in_order(result.phases), result.forget.users, result.withheld
     few = withheld is not None and users is not None and users < withheld.min_group  # their figures are left out
     original, own, goal, again = (phases.get(name, PhaseResult()) for name in OWN)
@@ -185,10 +182,7 @@ def _curves(result: RunResult) -> list[tuple[figures.Figure | None, str, str]]:
 
 
 def command(result: RunResult, given: Mapping[str, Any]) -> str | None:
-    """The command line for bash that repeats the run; None where the result does not say enough.
-
-    It has the settings that the user gave and that decide a figure. FILE stands for files of the user's own.
-    """
+    """The bash command that repeats the run, with FILE for the user's files; None where the result lacks names."""
     if not (result.model and result.dataset and result.method):
         return None
     ours, original = settings.own_settings(), result.phases.get(ORIGINAL)

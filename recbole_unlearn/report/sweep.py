@@ -105,10 +105,7 @@ def _maps(
 
 
 def _axis(values: Sequence[Any]) -> tuple[list[str], list[int | None]]:
-    """Labels of an axis, and the place of each of ``values`` on it; None, which is unknown, has none.
-
-    Numbers come first, each with its own place, or in bins with about equally many where they are too many.
-    """
+    """Labels of an axis, numbers first, in bins if they are many; and the place of each of ``values``, or None."""
     numbers = sorted({value for value in values if number(value) is not None})
     others = sorted({str(value) for value in values if value is not None and number(value) is None})
     starts = numbers if len(numbers) <= MOST else sorted({numbers[len(numbers) * k // BINS] for k in range(BINS)})

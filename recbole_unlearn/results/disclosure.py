@@ -253,10 +253,7 @@ class Discretion:
         return shown
 
     def _groups(self, groups: Mapping[str, dict[str, Metrics]]) -> dict[str, dict[str, Metrics]]:
-        """Utility by activity and popularity, each without its parts if one of them is too small.
-
-        With the mean over all users, one missing part could be worked out from the others.
-        """
+        """Utility by activity and popularity; with one part too small none is shown, as the others would tell it."""
         third, sizes = max(1, self.crowd.tested // 3), ("users", "rows")
 
         def is_large(part: Metrics) -> bool:

@@ -139,10 +139,7 @@ class TrainIndex:
     def sample(
         self, side: Side, ids: torch.Tensor, most: int, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """At most ``most`` interactions of each of ``ids``, evenly spaced from a random start.
-
-        Returns their numbers, and the position in ``ids`` of each one's id, rising.
-        """
+        """At most ``most`` interactions of each of ``ids``, evenly spaced: their numbers, and places in ``ids``."""
         count = self.counts(side, ids)
         taken = count.clamp(max=most)
         place = torch.repeat_interleave(torch.arange(len(ids)), taken)

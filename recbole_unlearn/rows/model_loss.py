@@ -34,10 +34,7 @@ def training_loss(model: AbstractRecommender, batch: Interaction) -> torch.Tenso
 
 
 def looked_up(model: AbstractRecommender, train: Dataset) -> dict[str, Any]:
-    """Attributes of ``model`` that its loss reads from the training data, computed for ``train``.
-
-    FEARec compares a window with other windows of the same target.
-    """
+    """Attributes that the loss of ``model`` reads from ``train``: FEARec's other windows of the same target."""
     if not hasattr(model, "same_item_index"):
         return {}
     return {"dataset": train, "same_item_index": model.get_same_item_index(train)}
@@ -80,11 +77,7 @@ def pairs_batch(train: Dataset, users: torch.Tensor, items: torch.Tensor) -> Int
 
 
 def predicted(model: AbstractRecommender, train: Dataset, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    """Scores of pairs (m,) with their autograd graph.
-
-    An autoencoder scores the whole catalogue for a user, and its `predict` does so again for every pair of the user;
-    here it does so once for each user.
-    """
+    """Scores of pairs (m,) with their autograd graph; an autoencoder scores the catalogue once for each user."""
     device = next(model.parameters()).device
     if not isinstance(model, AutoEncoderMixin):
         return model.predict(pairs_batch(train, users, items).to(device)).reshape(-1)

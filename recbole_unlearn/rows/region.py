@@ -70,10 +70,7 @@ class Region(dict[Side, Members]):
 def find_region(
     index: TrainIndex, users: torch.Tensor, items: torch.Tensor, lost: torch.Tensor | None = None
 ) -> Region:
-    """The users and items of the deleted interactions (``users``, ``items``), with their deleted shares.
-
-    ``lost`` (items,) is how many interactions earlier requests took from each item, L above.
-    """
+    """The ``users`` and ``items`` of S with their deleted shares; ``lost`` (items,) is L above."""
     members = Region()
     asked: dict[Side, torch.Tensor] = {"user": users, "item": items}
     for side, ids in asked.items():
@@ -117,10 +114,7 @@ def with_neighbours(region: Region, retained: RetainedIndex, hops: int, decay: f
 
 
 def rarest(train: Dataset) -> torch.Tensor:
-    """The items (n,) with the fewest training interactions, of those that have any.
-
-    Their rows show what a loss over all items makes of an item without interactions.
-    """
+    """The items (n,) with the fewest training interactions: what a loss over all items makes of one without any."""
     number = torch.bincount(train.inter_feat[train.iid_field], minlength=train.item_num)
     items = (number > 0).nonzero().flatten()
     return items[number[items].argsort(stable=True)[: max(LEAST_RARE, len(items) // RARE_SHARE)]]

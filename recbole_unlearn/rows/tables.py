@@ -104,10 +104,7 @@ def _of_sequences(model: AbstractRecommender, sizes: Mapping[Side, int], taken: 
 
 
 def _side_by_word(name: str, rows: int, module: nn.Module, sizes: Mapping[Side, int]) -> Side | None:
-    """The side whose rows a parameter has, by its own word and its size.
-
-    The word is that of the layer, not of the module it is part of: `item_encoder.dense` is no table of items.
-    """
+    """The side whose rows a parameter has, by its layer's own word (`item_encoder.dense` has none) and its size."""
     *path, own = name.split(".")
     is_table = isinstance(module, nn.Embedding)
     word = path[-1] if path and isinstance(module, (nn.Embedding, nn.Linear)) else own
@@ -209,10 +206,7 @@ def reset_rows(
     model: AbstractRecommender, initial: Mapping[str, torch.Tensor], dataset: Dataset, users: torch.Tensor,
     items: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Give the rows of ``users`` and ``items`` in ``model`` their values in ``initial``.
-
-    For orphans: in a model that never saw them their rows would still be initial.
-    """
+    """Give the rows of orphans, ``users`` and ``items``, in ``model`` their values in ``initial``."""
     ids = {"user": users, "item": items}
     target = dict(model.named_parameters())
     for table in find_tables(model, dataset):
@@ -226,10 +220,7 @@ def reset_features(
     model: AbstractRecommender, initial: Mapping[str, torch.Tensor], features: Sequence[FieldTable],
     values: Mapping[str, torch.Tensor],
 ) -> None:  # fmt: skip
-    """Give the rows of ``values``, by field, in the tables ``features`` of ``model`` their values in ``initial``.
-
-    For values that no training interaction has any more, such as the city of a deleted user.
-    """
+    """Give the rows of ``values``, by field, that no interaction has any more their initial values."""
     target = dict(model.named_parameters())
     for table in features:
         if table.field in values:

@@ -262,20 +262,14 @@ class UnlearnConfig(Config):
         return other
 
     def without_curves(self) -> UnlearnConfig:
-        """A copy whose trainings leave no losses and scores anywhere: in no log, TensorBoard or tracker.
-
-        Methods log nothing with it that goes with the size of a request: steps, rank, energy, shards.
-        """
+        """A copy with which trainings leave no losses or scores anywhere, and methods no sizes of a request."""
         other = self.replace(tensorboard=False, log_wandb=False)
         other.leaves_curves = False
         return other
 
     @classmethod
     def from_recbole(cls, config: Config, **overrides: Any) -> UnlearnConfig:
-        """Wrap the config of an existing RecBole setup: its settings stay, ours are added.
-
-        The device stays too, and the environment is left as it is: RecBole's own config chose both already.
-        """
+        """Wrap an existing RecBole config: its settings and its device stay, ours are added."""
         final, defaults = config.final_config_dict, config.internal_config_dict
         chosen = {  # for this machine; a default of RecBole is not a choice
             key: final[key]
@@ -322,10 +316,7 @@ def _owners(key: str) -> list[str]:
 
 
 def _method_folder(name: str) -> Path:
-    """The folder of a method's YAML files: `properties/method`, or that of its module in another package.
-
-    A method of a notebook has none, and is looked for in the working directory.
-    """
+    """`properties/method`, the folder of a method's module in another package, or for a notebook the working one."""
     module = METHODS.get(name).__module__
     if module.startswith(f"{METHODS.package}."):
         return properties_dir() / "method"
@@ -339,10 +330,7 @@ def preset_of(name: str) -> str | None:
 
 
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a finished RecBole config that may be given to a new one.
-
-    Without keys that RecBole derives again, and values that are not plain data (inert objects of a safe reading).
-    """
+    """The settings of a finished RecBole config for a new one: plain data, without keys that RecBole derives."""
     derived = {key for key, known in RECBOLE.items() if known.derived}
     kept = {key: value for key, value in values.items() if key not in derived and is_plain(value)}
     if isinstance(kept.get("data_path"), str):  # RecBole has added the dataset's name to it
@@ -372,11 +360,7 @@ def _literal(value: Any) -> Any:
 
 
 def _keys_read_by(model_class: type) -> set[str]:
-    """Keys the model's own source reads, since not all of them are in its property file.
-
-    Of a class that is not RecBole's any word in its code may be a key: a notebook has no source to search, and
-    config.key is possible as well.
-    """
+    """Keys that the model's own source reads; of a user's class (perhaps of a notebook) any word in its code."""
     keys: set[str] = set()
     for base in inspect.getmro(model_class):
         module = inspect.getmodule(base)

@@ -87,10 +87,7 @@ class Declared:
 
 
 def setting(help: str, *, default: Any = dataclasses.MISSING, **about: Any) -> Any:
-    """Declare one key; ``about`` are fields of :class:`Declared`.
-
-    ``default`` is for methods outside this package, which have no YAML in `properties/`.
-    """
+    """Declare a key; ``about`` are fields of :class:`Declared`, ``default`` is for methods of other packages."""
     return dataclasses.field(default=default, metadata={"help": help, **about})
 
 

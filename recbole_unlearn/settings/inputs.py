@@ -65,10 +65,7 @@ def properties_dir() -> Path:
 
 
 def packaged(name: str | Path, folder: str, option: str) -> Path:
-    """The file that ``option`` names: a path, or (`smoke`) the name of a file in ``folder`` of `properties/`.
-
-    A name has no directory and no suffix. A file of exactly that name in the working directory comes first.
-    """
+    """The file that ``option`` names: a path, or a name without suffix (`smoke`) in ``folder`` of `properties/`."""
     path = Path(name)
     if path.name != str(name) or path.suffix or path.is_file():
         return path
@@ -147,10 +144,7 @@ def _parsed(text: str) -> Any:
 def read_yaml(
     path: Path, what: str = "config file", option: str = "the path", expected: str = "key: value"
 ) -> dict[str, Any]:
-    """A YAML file that holds a mapping; an empty one is an empty mapping.
-
-    ``what``, ``option`` and ``expected`` describe it in messages: its kind, the setting that names it, and its lines.
-    """
+    """The mapping in a YAML file; messages say ``what`` it is, which ``option`` names it and which lines it has."""
     try:
         text = read_regular(path, LARGEST_YAML).decode("utf-8-sig")
     except (OSError, UnlearnError, UnicodeDecodeError) as error:

@@ -120,10 +120,7 @@ def has_users(model: type) -> bool:
 
 
 def typed_class(text: str) -> type:
-    """The model class of `--model=package.module:Class`; the working directory is searched first.
-
-    Only the command line comes here. A checkpoint or a config file cannot name a class to import.
-    """
+    """The class of `--model=package.module:Class`, from the command line alone: no file can name code to import."""
     module, _, name = text.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), name]):
         raise UnlearnError(f"--model={text:.200} is not package.module:Class; for example --model=my_models:MyBPR.")

@@ -58,10 +58,7 @@ class Goal:
         return (1.0 - self.affected) * figures.everyone + self.affected * figures.affected
 
     def judge(self, figures: Figures) -> dict[str, float | None]:
-        """Figures with utility, distance (0 when there is nothing to compare) and score, as in `tune.json`.
-
-        An original without any utility counts as 1.
-        """
+        """Figures with utility, distance (0 with nothing to compare) and score, as in `tune.json`."""
         utility, distance = self.utility(figures), 0.0
         if figures.demotion is not None and self.target is not None:
             distance = abs(figures.demotion - self.target)

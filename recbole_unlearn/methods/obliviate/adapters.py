@@ -132,10 +132,7 @@ class AdapterSet:
         return float(sum(adapter.delta.square().sum() for adapter in self.adapters))
 
     def save(self, directory: str | Path, **about: Any) -> Path:
-        """Write the adapters to ``directory``, with ``about`` in their JSON file; returns the directory.
-
-        The base is not written, only its digest. The model is left as it is, attached or not.
-        """
+        """Write the adapters, with ``about`` in their JSON file, and the base's digest; returns the directory."""
         directory = make_directory(directory)
         tensors = {}
         for number, adapter in enumerate(self.adapters):
@@ -236,10 +233,7 @@ def project(delta: torch.Tensor, rank: int | str) -> LowRank:
 
 
 def project_shared(deltas: Sequence[torch.Tensor], rank: int | str) -> list[LowRank]:
-    """As :func:`project` for each of ``deltas`` (n_k, d_k), with one B, that of their stack, for all of one width.
-
-    A graph model then propagates r columns instead of d.
-    """
+    """As :func:`project`, with one B for all ``deltas`` of one width: a graph model propagates r columns, not d."""
     widths = {delta.shape[1] for delta in deltas}
     basis = {w: project(torch.cat([x for x in deltas if x.shape[1] == w]), rank).b for w in widths}
     found = []

@@ -130,10 +130,7 @@ def refresh(
     moments: Moments, model: AbstractRecommender, tables: Sequence[Table], touched: Region, witness: Witness,
     batch_size: int,
 ) -> None:  # fmt: skip
-    """Replace the second moments of the rows of ``touched`` in ``moments``, in place.
-
-    ``witness`` is over an index from which the request is removed; the model is as the request left it.
-    """
+    """Replace the moments of the rows of ``touched``, in place; the request is removed from the witness's index."""
     kind = written_out(type(model))
     way = _of_bpr if kind is BPRGradients else _of_lightgcn if kind is LightGCNGradients else _by_autograd
     found = way(model, tables, touched, witness, batch_size)

@@ -229,10 +229,7 @@ class LightGCNGradients(BPRGradients):
         self._grad.index_add_(0, self._node(side, ids), values)
 
     def own(self, triples: Triples, weight: float = 1.0) -> float:
-        """BPR's loss and RecBole's penalty, λ/m (‖W_u‖ + ‖W_i‖ + ‖W_j‖) over the batch's rows.
-
-        With `require_pow`, squares (halved) instead of norms.
-        """
+        """BPR's loss and RecBole's penalty, λ/m (‖W_u‖ + ‖W_i‖ + ‖W_j‖); with `require_pow` halved squares."""
         loss, penalty, model = super().own(triples, weight), 0.0, self.model
         if not model.reg_weight:
             return loss
@@ -264,10 +261,7 @@ class LightGCNGradients(BPRGradients):
 
 
 def written_out(model_class: type) -> type[RowGradients]:
-    """The class of gradients for a model: written out for BPR and LightGCN, otherwise by autograd.
-
-    Also for this project's faster version of RecBole's class, and for a subclass with the same scores and loss.
-    """
+    """The class of gradients for a model: written out where scores and loss are BPR's or LightGCN's, or autograd."""
     for base, found in _WRITTEN_OUT.items():
         known = (base, fast_class(base))
         if issubclass(model_class, base) and all(

@@ -151,11 +151,7 @@ Neighbours = tuple[Region, Callable[[Side, torch.Tensor], Links], RetainedIndex 
 
 
 class PairLinks:
-    """Neighbours by interactions: the other ends of those of ``ids`` (n,).
-
-    The sum over all links is computed once. Of the rows at the other ends only contaminated ones move, and their
-    moves are added to it.
-    """
+    """The other ends of interactions of ``ids`` (n,): their sum, computed once, and moves of contaminated ones."""
 
     def __init__(self, index: TrainIndex, tables: Tables, side: Side, ids: torch.Tensor) -> None:
         self.index, self.side, self.ids, other = index, side, ids, tables[OTHER[side]]
@@ -221,10 +217,7 @@ def learn(
     links_of: Callable[[Side, torch.Tensor], Links], centre: dict[Side, torch.Tensor], weight: dict[Side, float],
     train: Dataset, generator: torch.Generator,
 ) -> Maps | None:  # fmt: skip
-    """The map of a model's tables, fitted to a sample of the ``known`` ids with neighbours.
-
-    None if the ids of a side are fewer than four for each of its ``width`` columns.
-    """
+    """The map fitted to a sample of ``known`` ids; None if a side has under four for each ``width`` column."""
     transform: dict[Side, torch.Tensor] = {}
     for side, table in tables.items():
         ids = known[side][torch.randperm(len(known[side]), generator=generator)[:SAMPLE]].sort().values
@@ -324,11 +317,7 @@ class _Turn:
 def restart(
     tables: Tables, maps: Maps, touched: Region, neighbours: Neighbours, rounds: int
 ) -> dict[Side, torch.Tensor]:
-    """The change (n, d) by side that gives rows their new start; ``tables`` are left as they are.
-
-    ``touched`` has the rows with deleted interactions and their shares. Where rows follow, links are those of D,
-    otherwise those of the retained data.
-    """
+    """The change (n, d) by side that gives the rows of ``touched`` their new start; ``tables`` stay as they are."""
     turns = {side: _Turn(side, tables, maps, touched, neighbours) for side in tables}
     centre = dict(maps.centre)
     sources = sum(int((turn.degree >= 1.0).sum()) for turn in turns.values())

@@ -593,10 +593,7 @@ def calibrate(
 
 
 def warn_if_slow(trained: float | None, seconds: float) -> None:
-    """Warn when a request takes longer (``seconds``, estimated) than the training of the original did.
-
-    A step costs as much as one of training, on more interactions: retraining a model of few epochs is quicker.
-    """
+    """Warn when a request takes longer (``seconds``, estimated) than training the original did: of few epochs."""
     if trained is not None and seconds > max(WARN_SECONDS, trained):
         logger.warning(
             "Obliviate will take about %.0f s here, and training the original took %.0f s: --unlearn=retrain is "

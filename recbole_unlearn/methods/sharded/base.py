@@ -197,10 +197,7 @@ class Shards:
 
 
 class ShardedTrainer(UnlearnTrainer):
-    r"""K models on parts of D; a request trains the models that saw S again, on their part of D\S.
-
-    Settings of all sharded methods: NAME_shards, NAME_epochs and NAME_learning_rate; NAME_slices where it has slices.
-    """
+    """K models on parts of D; a request trains those that saw S again. Settings: NAME_shards, NAME_epochs etc."""
 
     needs_original = False
     own_original = True
