@@ -45,6 +45,7 @@ _REMARKS = {
     "status", "email",
 }  # fmt: skip
 _EXACT = 2**53  # whole numbers up to here survive a reader that makes them floats
+_FLOATS: Any = (float, np.floating)
 # By their byte order marks, the longer first: one of them begins with another.
 _ENCODINGS = (
     (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"),
@@ -198,15 +199,11 @@ def _is_value(given: Any) -> bool:
 def _is_empty(value: Any) -> bool:
     if isinstance(value, str):
         return not value.strip()
-    return value is None or value is pd.NA or (_is_float(value) and math.isnan(value))
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, (float, np.floating))
+    return value is None or value is pd.NA or (isinstance(value, _FLOATS) and math.isnan(value))
 
 
 def _tokens(table: _Table, header: str, cells: Sequence[Any]) -> list[str | None]:
-    inexact = [_is_float(cell) and not abs(cell) <= _EXACT for cell in cells]
+    inexact = [isinstance(cell, _FLOATS) and not abs(cell) <= _EXACT for cell in cells]
     table.refuse(inexact, f"{header} is too large to be exact as a float", "; give it as text")
     found = tokens(cells)
     table.refuse([token is not None and len(token) > LONGEST_TOKEN for token in found], f"{header} is too long")
@@ -216,8 +213,8 @@ def _tokens(table: _Table, header: str, cells: Sequence[Any]) -> list[str | None
 def tokens(cells: Sequence[Any]) -> list[str | None]:
     """Cells of a column as tokens, None for an empty one: without spaces around them, and 196.0 as 196."""
     given: list[Any] = [None if _is_empty(cell) else cell for cell in cells]
-    whole = all(float(cell).is_integer() for cell in given if _is_float(cell))
-    exact = [int(cell) if whole and _is_float(cell) else cell for cell in given]
+    whole = all(float(cell).is_integer() for cell in given if isinstance(cell, _FLOATS))
+    exact = [int(cell) if whole and isinstance(cell, _FLOATS) else cell for cell in given]
     return [None if cell is None else str(cell).strip() for cell in exact]
 
 
@@ -338,8 +335,7 @@ def _lines(text: str, separator: str) -> Iterator[tuple[list[str], int]]:
 
 
 def _json_lines(name: str, content: bytes) -> _Table:
-    found: list[dict[str, Any]] = []
-    rows = []
+    found: dict[int, dict[str, Any]] = {}  # by line
     for number, line in enumerate(_text(content).split("\n"), 1):
         if not line.strip():
             continue
@@ -349,13 +345,13 @@ def _json_lines(name: str, content: bytes) -> _Table:
             raise _UnreadableError(f"line {number} is not JSON, or has a name twice") from error
         if not isinstance(entry, dict):
             raise _UnreadableError(f"line {number} is not an object with names and values")
-        found.append(entry)
-        rows.append(number)
+        found[number] = entry
     if not found:
         raise _UnreadableError("it is empty")
-    names = dict.fromkeys(key for entry in found for key in entry)
+    names = dict.fromkeys(key for entry in found.values() for key in entry)
     _bounded(len(found), len(names), len(content))
-    return _Table(name, "line", [(key, [entry.get(key) for entry in found]) for key in names], rows)
+    columns = [(key, [entry.get(key) for entry in found.values()]) for key in names]
+    return _Table(name, "line", columns, list(found))
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

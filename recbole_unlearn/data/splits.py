@@ -32,14 +32,12 @@ INJECTED = "injected"  # the source of a request that the synthetic protocol mad
 _LESS = "Ask for less, or use a larger dataset."
 
 
-class _Parts(NamedTuple):
+class Splits(NamedTuple):
+    """Training, validation and test interactions as RecBole datasets with one set of ids."""
+
     train: Dataset
     valid: Dataset
     test: Dataset
-
-
-class Splits(_Parts):
-    """Training, validation and test interactions as RecBole datasets with one set of ids."""
 
     def digest(self) -> str:
         """A digest of what a model trained on these splits can see: training and validation interactions."""

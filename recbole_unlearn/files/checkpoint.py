@@ -406,13 +406,9 @@ def _live(value: Any, device: torch.device | None) -> Any:
 # Writing
 
 
-def _checkpoint_path(directory: Path, config: UnlearnConfig) -> Path:
-    return directory / f"{config['model']}-unlearned.pth"
-
-
 def refuse_overwriting(directory: Path, config: UnlearnConfig, original: Path | None) -> None:
     """Stop before any work if the result would replace the checkpoint it starts from."""
-    target = _checkpoint_path(directory, config)
+    target = directory / f"{config['model']}-unlearned.pth"
     if original is not None and original.is_dir():
         target = target.with_suffix("")  # an ensemble
     if original is not None and target.exists() and target.samefile(original):
@@ -435,7 +431,7 @@ def write_model(
     name = f"{config['dataset']}-{type(parts[0]).__name__}.pth"
     plain = dataset_config(config, home, home / name)
     write_dataset(directory / name, plain, parts, clock, fitted, done, windows)
-    path = _checkpoint_path(directory, config)
+    path = directory / f"{config['model']}-unlearned.pth"
     content = {
         "config": plain, "epoch": 0, "cur_step": 0,
         "best_valid_score": -np.inf if plain["valid_metric_bigger"] else np.inf,

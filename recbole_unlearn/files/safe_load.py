@@ -60,7 +60,9 @@ def load_torch(path: Path, consent: Consent = lambda name: False) -> Any:
 
 def load_pickle(path: Path, consent: Consent = lambda name: False) -> Any:
     """The content that `pickle.dump` wrote to ``path``, with descriptions in place of RecBole's objects."""
-    return _guarded(path, _pickle, consent)
+    nothing: dict[str, bytes] = {}  # no tensors
+    build = lambda content, _: _Builder(content, nothing.__getitem__).build(_parsed(content, consent))  # noqa: E731
+    return _guarded(path, build, consent)
 
 
 def only(model: type | None) -> Consent:
@@ -112,11 +114,6 @@ def _parsed(pickled: bytes, consent: Consent) -> Any:
         return listed or _is_described(name) or consent(name)
 
     return parse(pickled, allowed)
-
-
-def _pickle(content: bytes, consent: Consent) -> Any:
-    nothing: dict[str, bytes] = {}  # no tensors
-    return _Builder(content, nothing.__getitem__).build(_parsed(content, consent))
 
 
 def _torch(content: bytes, consent: Consent) -> Any:

@@ -13,6 +13,7 @@ from recbole_unlearn.measures.scores import (
     Pairs,
     Questions,
     Windows,
+    compared,
     deleted_pairs,
     deleted_targets,
     deleted_windows,

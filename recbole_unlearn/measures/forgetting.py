@@ -67,9 +67,8 @@ def resurfacing(view: View) -> dict[str, Figure]:
 )  # fmt: skip
 def demotion_gap(view: View) -> dict[str, Figure]:
     """The mean of the paired differences, with an error that takes a user's pairs as one observation."""
-    difference = view.seen.deleted.demoted.double() - view.target.deleted.demoted.double()
-    mean, error = clustered(difference, view.questions.deleted.users)
-    return {"demotion_gap": {"mean": rounded(mean), "error": rounded(error)}}
+    mine, target = (one.deleted.demoted for one in (view.seen, view.target))
+    return _gap("demotion_gap", mine, target, view.questions.deleted.users)
 
 
 @measure(
@@ -81,11 +80,13 @@ def _probe(view: View) -> dict[str, Figure]:
     return {} if view.seen.probe is None else {"probe": _rate(view.seen.probe)}
 
 
-def _gap_by_user(key: str, mine: torch.Tensor | None, target: torch.Tensor | None) -> dict[str, Figure]:
-    """The mean of the differences of users' values (n,), and its standard error."""
+def _gap(
+    key: str, mine: torch.Tensor | None, target: torch.Tensor | None, users: torch.Tensor | None = None
+) -> dict[str, Figure]:
+    """The mean of the differences of values (n,), and its standard error over ``users`` (n,), by default one each."""
     if mine is None or target is None or len(mine) == 0:
         return {}
-    mean, error = clustered(mine.double() - target.double(), torch.arange(len(mine)))
+    mean, error = clustered(mine.double() - target.double(), torch.arange(len(mine)) if users is None else users)
     return {key: {"mean": rounded(mean), "error": rounded(error)}}
 
 
@@ -95,7 +96,7 @@ def _gap_by_user(key: str, mine: torch.Tensor | None, target: torch.Tensor | Non
     good="0, within twice its error; more is memory of S in the item vectors",
 )  # fmt: skip
 def _probe_gap(view: View) -> dict[str, Figure]:
-    return _gap_by_user("probe_gap", view.seen.probe, view.target.probe)
+    return _gap("probe_gap", view.seen.probe, view.target.probe)
 
 
 @measure(
@@ -104,7 +105,7 @@ def _probe_gap(view: View) -> dict[str, Figure]:
     good="0, within twice its error; less is damage",
 )  # fmt: skip
 def _utility_gap(view: View) -> dict[str, Figure]:
-    return _gap_by_user("utility_gap", view.seen.ndcg, view.target.ndcg)
+    return _gap("utility_gap", view.seen.ndcg, view.target.ndcg)
 
 
 def clustered(values: torch.Tensor, users: torch.Tensor) -> tuple[float, float]:

@@ -159,9 +159,9 @@ def observe(trainer: PhaseTrainer, questions: Questions, splits: Splits) -> Obse
         spread, mean = torch.std_mean(scores[asked, 1:], dim=1) if len(asked) else scores.new_zeros(2, 0)
         standings = []
         for pairs in (questions.deleted, questions.held_out):
-            own, demoted = _compare(scores, users, pairs)
+            own, below = compared(scores, users, pairs)
             place = torch.searchsorted(users[asked], pairs.users[pairs.of(users)])
-            standings += [(own - mean[place]) / spread[place].clamp(min=1e-12), demoted]
+            standings += [(own - mean[place]) / spread[place].clamp(min=1e-12), below.float().mean(dim=1)]
         known = history.of("user", users)
         scores[torch.searchsorted(users, history.ids["user"][known]), history.ids["item"][known]] = -torch.inf
         parts.append((*_lists(scores, users, questions.deleted), *standings))
@@ -169,13 +169,13 @@ def observe(trainer: PhaseTrainer, questions: Questions, splits: Splits) -> Obse
     return Observation(top, masked, Standing(*rest[:2]), Standing(*rest[2:]))
 
 
-def _compare(scores: torch.Tensor, users: torch.Tensor, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores of the pairs of ``users`` (m,), and the share of their compared items that score higher (m,)."""
+def compared(scores: torch.Tensor, users: torch.Tensor, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores of the pairs of ``users`` (m,), and whether they are below those of each compared item (m, k)."""
     mine = pairs.of(users)
     row = torch.searchsorted(users, pairs.users[mine])
     own = scores[row, pairs.items[mine]]
     others = scores.take(row[:, None] * scores.shape[1] + pairs.others[mine])
-    return own, (own[:, None] < others).float().mean(dim=1)
+    return own, own[:, None] < others
 
 
 def _lists(scores: torch.Tensor, users: torch.Tensor, deleted: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -315,7 +315,7 @@ class HistoryObservation(Observation):
 def _observe_histories(trainer: PhaseTrainer, questions: HistoryQuestions, splits: Splits) -> HistoryObservation:
     deleted, parts = questions.deleted, []
     for users, scores in _scored(trainer, sequences_of(splits).latest, questions.users, splits):
-        parts.append((_compare(scores, users, deleted)[1], *_lists(scores, users, deleted)))
+        parts.append((compared(scores, users, deleted)[1].float().mean(dim=1), *_lists(scores, users, deleted)))
     at_test, top, masked = (torch.cat(column) for column in zip(*parts, strict=True))
     asked = {
         "deleted": deleted, "held_out": questions.held_out, "uncleaned": deleted,

@@ -40,7 +40,7 @@ class GradientAscentSettings:
     gradient_ascent_tolerance: float = setting("Largest rise of the retained loss, as a share of it.", low=0.0)
 
 
-@method("gradient_ascent", "Climb the loss of deleted interactions.", GradientAscentSettings, models="differentiable")
+@method("gradient_ascent", "Climb the loss of deleted interactions.", GradientAscentSettings)
 class GradientAscent(UnlearnTrainer):
     """θ ← θ + η Adam(∇L_S(θ)) while L_R(θ) ≤ (1 + tolerance) L_R(θ₀).
 

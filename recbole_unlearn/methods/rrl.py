@@ -49,7 +49,7 @@ class RRLSettings:
     rrl_fisher: float = setting("Weight λ of the Fisher term; 1 is the Laplace approximation.", low=0.0)
 
 
-@method("rrl", "Reverse the ranking of deleted pairs, with a Fisher penalty.", RRLSettings, models="differentiable")
+@method("rrl", "Reverse the ranking of deleted pairs, with a Fisher penalty.", RRLSettings)
 class RRL(UnlearnTrainer):
     """Minimises reverse ranking on S plus the Fisher term from θ₀. May change every weight that its scores read."""
 

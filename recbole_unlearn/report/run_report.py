@@ -26,13 +26,6 @@ from recbole_unlearn.results.table import measured_figures
 
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
-HEADINGS = {
-    "near": "Near the retrained model",
-    "under": "Forgets too little",
-    "over": "Forgets too much",
-    "cannot_tell": "These figures cannot tell",
-    "unknown": "No verdict",
-}
 GROUPS = ("metrics", "affected", "unaffected", "masked")  # of users, in a phase
 Rows = list[list[str]]
 
@@ -50,7 +43,6 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
     shown += [(lines(head, "before: its own original"), one.before) for head, one in shown if one.before]
     said, method = result.verdict, next((one for one in METHODS.all() if one.name == result.method), None)
     run = page.run_title(result.method, result.model, result.dataset, result.seed)
-    level = "unknown" if said is None else said.level
     return page.write_page(
         Path(directory) / "report.html",
         "report.html",
@@ -64,11 +56,8 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         again=again,
         heads=heads,
         looks=looks,
-        level=level if level in HEADINGS else "",
-        heading="Provisional: no retrained model" if said and said.provisional else HEADINGS.get(level, ""),
         said=sentences(said.text) if said else [],
         method=method,
-        rough="" if result.withheld is None else "up to " if few else "about ",
         took=_took,
         is_noise=is_noise(result),
         noise=[number(result.settings.get(key)) for key in ("inject_users", "inject_amount")],
@@ -89,7 +78,6 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         },
         curves=_curves(result),
         command=None if given is None else command(result, given),
-        compared=[name for name in phases if name not in OWN],
         asked={k: v for k, v in result.forget.to_json().items() if v is not None} | result.difficulty,
         settings=[(key, value) for key, value in flat(result.settings) if not page.names_a_path(value)],
     )  # fmt: skip

@@ -77,18 +77,14 @@ def refuse_model(name: str, model: Any) -> None:
 
 def refuse_settings(config: Config) -> None:
     """Refuse RecBole's settings with which a sequential or knowledge-aware model cannot be unlearned."""
-    if config.model_class.type is ModelType.SEQUENTIAL:
-        _refuse_sequential(config)
     columns = config["load_col"] if config.model_class.type is ModelType.KNOWLEDGE else None
     if missing := [suffix for suffix in ("kg", "link") if columns is not None and not columns.get(suffix)]:
         raise UnlearnError(
             f"load_col leaves out {' and '.join(missing)}, and {config['model']} reads a knowledge graph. Add for "
             "example kg: [head_id, relation_id, tail_id] and link: [item_id, entity_id]."
         )
-
-
-def _refuse_sequential(config: Config) -> None:
-    """Refuse other splits than one window a user for validation and one for test, and transforms of other models."""
+    if config.model_class.type is not ModelType.SEQUENTIAL:
+        return
     split, order = config["eval_args"].get("split"), config["eval_args"].get("order")
     if split != {"LS": "valid_and_test"} or order != "TO":
         raise UnlearnError(

@@ -283,9 +283,7 @@ def _trainable(
 def _received(reference: Any) -> tuple[Shared, Bench]:
     """The common start of all trials, and the measurement; fetched and made once a process."""
     shared: Shared = importlib.import_module("ray").get(reference)
-    importlib.import_module(
-        "torch._dynamo"
-    )  # optimizers import it in their first step, for seconds of the first trial
+    importlib.import_module("torch._dynamo")  # optimizers import it in their first step, which would be timed
     return shared, Bench(shared.config, shared.data, shared.goal.metric)
 
 

@@ -130,13 +130,9 @@ class Bench:
         pairs, splits = self.deleted, self.data.retain
         if self.windows is not None:
             return measures.standing(trainer, pairs, self.windows, splits).demoted.double()
-        size, demoted = splits.train.item_num, []
-        for users in torch.unique(pairs.users).split(max(1, trainer.test_batch_size // size)):
-            scores, mine = trainer.scores(users, splits.train), pairs.of(users)
-            row = torch.searchsorted(users, pairs.users[mine])
-            own, others = scores[row, pairs.items[mine]], scores.take(row[:, None] * size + pairs.others[mine])
-            demoted.append((own[:, None] < others).double().mean(dim=1))
-        return torch.cat(demoted)
+        batches = torch.unique(pairs.users).split(max(1, trainer.test_batch_size // splits.train.item_num))
+        below = [measures.compared(trainer.scores(users, splits.train), users, pairs)[1] for users in batches]
+        return torch.cat([part.double().mean(dim=1) for part in below])
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate:

@@ -40,7 +40,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Outcome, RequestLosses, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.influence.solver import Selection, damped, gradient_sum, hessian_product, losing
-from recbole_unlearn.rows import Members, Region, RetainedIndex, find_tables, training_loss, with_neighbours
+from recbole_unlearn.rows import Region, RetainedIndex, find_tables, training_loss, with_neighbours
 from recbole_unlearn.settings import setting
 
 TOLERANCE = 0.01  # relative residual at which the solver stops
@@ -78,8 +78,7 @@ class IFRU(UnlearnTrainer):
         options: IFRUSettings = task.settings
         tables = find_tables(self.model, task.data.full.train)
         request = RequestLosses(task, self.model)
-        region = importance_region(request.region, request.retained, options.ifru_hops)
-        region = losing(region, less_than=1.0)
+        region = losing(importance_region(request.region, request.retained, options.ifru_hops), less_than=1.0)
         if not any(len(members) for members in region.values()):
             return Outcome()  # all are orphans, and get their initial rows
         selection = Selection(self.model, tables, region, task.index)
@@ -140,11 +139,7 @@ def importance_region(touched: Region, retained: RetainedIndex, hops: int) -> Re
     weights = torch.cat([grown[side].share[~own[side]] for side in grown])
     number = round(KEEP * len(weights))
     least = weights.sort(descending=True).values[number - 1] if number else torch.inf
-    chosen = Region()
-    for side, members in grown.items():
-        inside = own[side] | (members.share >= least)
-        chosen[side] = Members(members.ids[inside], members.share[inside])
-    return chosen
+    return Region({side: members.part(own[side] | (members.share >= least)) for side, members in grown.items()})
 
 
 @torch.no_grad()

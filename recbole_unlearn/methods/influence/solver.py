@@ -17,7 +17,7 @@ import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.rows import Members, Region, Table, TrainIndex, as_rows
+from recbole_unlearn.rows import Region, Table, TrainIndex, as_rows
 
 GROWTH, LEAST, TRIES = 4.0, 1e-4, 30  # of a damping that turned out to be too small
 
@@ -26,11 +26,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 def losing(region: Region, more_than: float = -1.0, less_than: float = 2.0) -> Region:
     """The members of a region that lose a share of their interactions between two bounds."""
-    chosen = Region()
-    for side, members in region.items():
-        inside = (members.share > more_than) & (members.share < less_than)
-        chosen[side] = Members(members.ids[inside], members.share[inside])
-    return chosen
+    return Region({side: m.part((m.share > more_than) & (m.share < less_than)) for side, m in region.items()})
 
 
 class Part(NamedTuple):
