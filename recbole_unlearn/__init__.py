@@ -1,7 +1,5 @@
 """recbole-unlearn: make a trained RecBole model forget, and measure how well it did."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -4,8 +4,6 @@ Values are read as YAML. `--flag` and `--no_flag` set a yes-or-no setting. `--he
 defaults of a run; `--unlearn=?` lists the methods.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -4,8 +4,6 @@ Ray is imported here only, and only when work is to run on it. A piece of work c
 disk is assumed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import logging

@@ -7,8 +7,6 @@ Ctrl-C and SIGTERM end a command by an exception, so that all files of the run a
 the command line only; the signal handlers of a Python caller are not changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

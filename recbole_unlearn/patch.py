@@ -9,8 +9,6 @@ refuses them, and older versions run code from the file), `Collector` accepts pl
 numpy 2 and scipy 1.13 removed exist. Nothing here imports `recbole.quick_start`, which would import Ray.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -25,13 +23,14 @@ from recbole.evaluator import Collector
 from recbole_unlearn.files import load_for_recbole
 from recbole_unlearn.recbole_compat import NUMPY_1_NAMES, TensorCollector, added, dok_update, replaced
 
-_active: Patch | None = None  # referenced here, since a patch that is garbage-collected would be undone
-
 
 class Patch(contextlib.ExitStack):
     """The changes made by :func:`patch_recbole`; ``undo()`` or the end of a ``with`` block reverts them."""
 
     undo = contextlib.ExitStack.close  # a second call changes nothing
+
+
+_active: Patch | None = None  # referenced here, since a patch that is garbage-collected would be undone
 
 
 def patch_recbole() -> Patch:

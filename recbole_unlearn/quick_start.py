@@ -5,8 +5,6 @@ directory, log and threads; `pipeline.py` does the run.
 :func:`unlearn_model` does the middle part for callers who already have a RecBole config, model and loaders.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

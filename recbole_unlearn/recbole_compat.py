@@ -4,23 +4,19 @@ Each one is active for as short a time as possible, changes nothing where the in
 names the line of RecBole it is for. Nothing here imports `recbole.quick_start`, which would import Ray.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from recbole.evaluator import Collector
+from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import init_seed
 from torch import nn
-
-if TYPE_CHECKING:
-    from recbole.model.abstract_recommender import AbstractRecommender
 
 NUMPY_1_NAMES = {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}
 

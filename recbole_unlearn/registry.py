@@ -6,8 +6,6 @@ same name in `properties/method/`. A method of another package names its module 
 `recbole_unlearn.methods`. No other module knows a method by its name; see docs/adding-a-method.md.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import pkgutil

@@ -1,7 +1,5 @@
 """Numbers, sentences and tables for the screen: never "-0%", "0.0x" or "1 users"; an unknown value is a dash."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import textwrap

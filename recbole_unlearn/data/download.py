@@ -4,8 +4,6 @@
 checked before the first byte is written. The folder appears under its name when it is complete.
 """
 
-from __future__ import annotations
-
 import difflib
 import fcntl
 import io

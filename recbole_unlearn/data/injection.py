@@ -6,8 +6,6 @@ D, scores lowest for that user; *random* injection draws them from all unseen it
 trained on D' = D ∪ S, and the right answer to the request is a model of D.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -19,8 +19,6 @@ every item of a small request adds up over many requests, until the model is use
 ml-100k took NDCG@20 from .23 to .03).
 """
 
-from __future__ import annotations
-
 import torch
 
 _LEAST, _SHARE = 3, 10  # a step has at least this many interactions, and at least one in this many

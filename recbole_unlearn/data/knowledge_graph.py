@@ -15,8 +15,6 @@ times. A deleted interaction brings no fact, since the request deletes nothing o
 entity 0, the padding entity, which no score reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

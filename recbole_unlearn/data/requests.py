@@ -6,8 +6,6 @@ data, :func:`locate` finds the interactions in the training, validation and test
 data by them. Messages give row numbers and counts, never content: a log must not say who asked to be forgotten.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import gzip
@@ -20,7 +18,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -61,7 +59,7 @@ class Fields:
     time: str | None
 
     @classmethod
-    def of(cls, config: Any) -> Fields:
+    def of(cls, config: Any) -> Self:
         """Read them from a RecBole config."""
         return cls(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"], config["TIME_FIELD"])
 

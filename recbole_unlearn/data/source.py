@@ -3,8 +3,6 @@ r"""Datasets loaded and split as RecBole does it, and new samplers and loaders o
 Samplers are never shared between D and D\S: deleted pairs would stay excluded from the negatives and masked at test.
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any, NamedTuple

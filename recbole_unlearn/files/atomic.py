@@ -8,8 +8,6 @@ takes the name of the output directory in one step, or, where other files are in
 new directory is left empty.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

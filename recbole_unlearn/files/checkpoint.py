@@ -7,8 +7,6 @@ plain RecBole takes both and gets the split they were evaluated with. The optimi
 are not written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -6,8 +6,6 @@ A plain hash of a request hides nothing: hashing every user in turn finds the on
 first needed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac
@@ -20,7 +18,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -45,7 +43,7 @@ class Done(NamedTuple):
     date: str  # 2026-01-31
 
     @classmethod
-    def of(cls, content: Any) -> tuple[Done, ...] | None:
+    def of(cls, content: Any) -> tuple[Self, ...] | None:
         """The requests in a file; None if it holds something else."""
         if content is None:  # files of earlier versions
             return ()

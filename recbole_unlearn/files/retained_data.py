@@ -10,8 +10,6 @@ zeros (:func:`blank_unused`). Any file is checked when it is read: RecBole trust
 vocabulary or a missing column would end in the middle of a training.
 """
 
-from __future__ import annotations
-
 import logging
 import pickle
 import re

@@ -9,8 +9,6 @@ consents to, stays a description (:class:`~recbole_unlearn.files.safe_pickle.Sta
 line.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -7,8 +7,6 @@ arguments, and the storage of a tensor is a :class:`Reference`. `safe_load.py` b
 description.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pickletools
 from collections.abc import Callable
@@ -26,20 +24,6 @@ _PUSHED = {
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 
 
-class RefusedError(Exception):
-    """The file asks for something that no file of RecBole needs; the message completes "it asks for ..."."""
-
-    def __init__(self, asked: str, name: Global | None = None) -> None:
-        super().__init__(asked)
-        self.name = name  # the unknown global that it asks for
-
-
-def require(fits: Any, otherwise: str) -> None:
-    """Refuse the file with the text ``otherwise`` unless ``fits``."""
-    if not fits:
-        raise RefusedError(otherwise)
-
-
 class Global(NamedTuple):
     """A function or class that the file names."""
 
@@ -54,6 +38,20 @@ class Global(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.module:.150}.{self.name:.150}"
+
+
+class RefusedError(Exception):
+    """The file asks for something that no file of RecBole needs; the message completes "it asks for ..."."""
+
+    def __init__(self, asked: str, name: Global | None = None) -> None:
+        super().__init__(asked)
+        self.name = name  # the unknown global that it asks for
+
+
+def require(fits: Any, otherwise: str) -> None:
+    """Refuse the file with the text ``otherwise`` unless ``fits``."""
+    if not fits:
+        raise RefusedError(otherwise)
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -5,8 +5,6 @@ A measure is a function of a model's answers (:class:`View`) that carries ``@mea
 checks that). Measures of another package come through the entry-point group `recbole_unlearn.measures`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

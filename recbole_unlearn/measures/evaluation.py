@@ -5,8 +5,6 @@ masked, so a forgotten item that is still recommended costs utility. Utility is 
 users (those with a deleted interaction) and for the others; one scoring pass serves all three.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

@@ -4,8 +4,6 @@ Deleted items (demotion, resurfacing, uncleaned and emptied histories), an attac
 distances to the retrained model (gaps, score distributions, ranked lists).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

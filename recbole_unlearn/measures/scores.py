@@ -20,11 +20,9 @@ of a whole user are) has no other question; the control are held-out interaction
 merely got worse ranks both lower. Uncleaned windows are made batch by batch and never kept.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 import torch
@@ -66,7 +64,7 @@ class Questions:
     history: TrainIndex  # of retained interactions before test, which evaluation masks
 
     @classmethod
-    def of(cls, data: UnlearnData, deleted: Pairs, seed: int) -> Questions:
+    def of(cls, data: UnlearnData, deleted: Pairs, seed: int) -> Self:
         """All affected users and some others, and the deleted pairs with their held-out matches."""
         retain, affected = data.retain, data.affected_users
         history = append(retain.train, retain.valid.inter_feat)
@@ -208,7 +206,7 @@ class HistoryQuestions(Questions):
     targets: torch.Tensor  # (t,), their test items
 
     @classmethod
-    def ask(cls, data: UnlearnData, negatives: int, seed: int) -> HistoryQuestions:
+    def ask(cls, data: UnlearnData, negatives: int, seed: int) -> Self:
         """All questions of a request."""
         full, train = sequences_of(data.full), data.retain.train
         asked_rows, emptied_rows = deleted_targets(data)

@@ -6,8 +6,6 @@ over D\S (a deleted item can be drawn as a negative again), and a learning rate 
 whose sampler never draws deleted pairs as negatives.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from recbole.utils import init_seed

@@ -12,8 +12,6 @@ Avoided: a fixed number of epochs whatever happens to retained interactions; and
 request's users, whose loss is that of their retained history: that history would be unlearned instead of S.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 

@@ -15,8 +15,6 @@ whose history ends with it, with this last item masked (as in half of its traini
 interaction of a user has no such window, and was never learned.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -21,8 +21,6 @@ Avoided: a public port descends -log σ(s(u, i) - s(u, j)), which is training on
 what S taught.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

@@ -4,12 +4,10 @@ The original and the retrained model come again in every run, so phases with the
 entry. A grid also has a plan, which says what should be there, so that missing results can be shown.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError, shown
@@ -35,7 +33,7 @@ class Place(NamedTuple):
     ratio: float | None = None
 
     @classmethod
-    def of(cls, dataset: str | None, model: str | None, source: str | None, ratio: float | None) -> Place:
+    def of(cls, dataset: str | None, model: str | None, source: str | None, ratio: float | None) -> Self:
         """The place with dashes for unknown parts."""
         request = (source or MISSING) + ("" if ratio is None else f", {100 * ratio:.6g}% of users")
         return cls(dataset or MISSING, model or MISSING, request, ratio)

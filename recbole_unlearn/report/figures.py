@@ -7,8 +7,6 @@ axis of shares, metrics or losses starts at 0, and every other one has a least s
 steep.
 """
 
-from __future__ import annotations
-
 import html
 import itertools
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 A page asks for nothing from the network. An unknown value (None) is a dash on it, never zero.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -4,8 +4,6 @@
 fewer than `min_group` gets here: the result was cut by `results/disclosure.py` before.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

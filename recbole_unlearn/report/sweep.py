@@ -4,8 +4,6 @@ A sweep is the content of `tune.json` just after it was made, so its keys are th
 headings and captions.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby

@@ -14,12 +14,10 @@ Which users are behind a measure's figures is declared by the measure (``disclos
 :func:`~recbole_unlearn.measures.base.measure`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -60,7 +58,7 @@ class Crowd(NamedTuple):
     probed: int = 0  # with enough deleted pairs for the probe of item vectors
 
     @classmethod
-    def of(cls, data: UnlearnData, min_group: int) -> Crowd:
+    def of(cls, data: UnlearnData, min_group: int) -> Self:
         """Count them."""
         affected, train = data.affected_users, data.full.train
         valid, test = (part.inter_feat[part.uid_field] for part in (data.retain.valid, data.retain.test))
@@ -135,7 +133,7 @@ class Discretion:
     injected: bool = False
 
     @classmethod
-    def of(cls, data: UnlearnData, min_group: int) -> Discretion:
+    def of(cls, data: UnlearnData, min_group: int) -> Self:
         """For the request that ``data`` is divided by."""
         return cls(min_group, Crowd.of(data, min_group), data.source.startswith(INJECTED))
 

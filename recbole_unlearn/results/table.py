@@ -1,7 +1,5 @@
 """A result for people: text tables (utility, forgetting, methods against retraining), notebook HTML, data frame."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any

@@ -5,8 +5,6 @@ They get the content of `result.json` and nothing else: settings without paths, 
 run and closed at its end. A tracker that fails at the end gives a warning and never fails the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging

@@ -9,11 +9,9 @@ A model may learn by interaction (a pair, a labelled pair) or by user: an autoen
 history, so a batch of its loss has every user once, however many interactions of that user are in it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -39,9 +37,9 @@ class Triples(NamedTuple):
     items: torch.Tensor
     negatives: torch.Tensor
 
-    def part(self, which: torch.Tensor | slice) -> Triples:
+    def part(self, which: torch.Tensor | slice) -> Self:
         """Some of them."""
-        return Triples(*(column[which] for column in self))
+        return type(self)(*(column[which] for column in self))
 
 
 class Witness:

@@ -8,10 +8,8 @@ Where one request follows another, :meth:`TrainIndex.remove` takes the interacti
 only the entries of their users and items are written.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from recbole.data.dataset import Dataset
@@ -67,7 +65,7 @@ class TrainIndex:
         """The other ends of the interactions in ``_order``, stored together since they are read together."""
         return {side: self.ids[OTHER[side]][order] for side, order in self._order.items()}
 
-    def complete(self) -> TrainIndex:
+    def complete(self) -> Self:
         """Build all parts now instead of at their first use."""
         _ = self.pairs, self._start, self._order, self._far
         return self
@@ -176,7 +174,7 @@ class RetainedIndex:
             self.table[self.gone] = False
 
     @classmethod
-    def whole(cls, index: TrainIndex) -> RetainedIndex:
+    def whole(cls, index: TrainIndex) -> Self:
         """All of D, nothing of it deleted."""
         none = torch.empty(0, dtype=torch.long)
         return cls(index, none, none, torch.zeros(len(index), dtype=torch.bool))

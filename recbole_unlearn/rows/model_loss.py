@@ -1,7 +1,5 @@
 """A model's own training loss, its gradients and Fisher information; scores of pairs, and losses of scores."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import operator

@@ -13,8 +13,6 @@ module and its size, and by the word in its name where users and items are equal
 * A value of a feature (a city, a word of a title) has a row too: :func:`find_features` finds their tables.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

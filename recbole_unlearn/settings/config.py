@@ -10,8 +10,6 @@ one does not. RecBole also checks few values: a word instead of a number fails i
 size of 0 never ends. All of these are refused here, before anything is loaded or trained.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import copy
@@ -25,7 +23,7 @@ import types
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import recbole
 import yaml
@@ -247,7 +245,7 @@ class UnlearnConfig(Config):
                 values[key] = self.final_config_dict[key]
         return values
 
-    def replace(self, **changes: Any) -> UnlearnConfig:
+    def replace(self, **changes: Any) -> Self:
         """A copy with some keys changed, for RecBole and for the methods of this run; this one is left as it is."""
         chosen = self.method_names()  # a worker is sent the method itself, and may not know one of its name
         of_methods = _keys_of(method.name for method in METHODS.all() if method.name in chosen)
@@ -261,14 +259,14 @@ class UnlearnConfig(Config):
         other.external_config_dict = {**self.external_config_dict, **own}
         return other
 
-    def without_curves(self) -> UnlearnConfig:
+    def without_curves(self) -> Self:
         """A copy with which trainings leave no losses or scores anywhere, and methods no sizes of a request."""
         other = self.replace(tensorboard=False, log_wandb=False)
         other.leaves_curves = False
         return other
 
     @classmethod
-    def from_recbole(cls, config: Config, **overrides: Any) -> UnlearnConfig:
+    def from_recbole(cls, config: Config, **overrides: Any) -> Self:
         """Wrap an existing RecBole config: its settings and its device stay, ours are added."""
         final, defaults = config.final_config_dict, config.internal_config_dict
         chosen = {  # for this machine; a default of RecBole is not a choice

@@ -5,8 +5,6 @@ A dataclass (in `groups.py` or in a method's file) declares each key once: type,
 from that. The *value* of a key is in `properties/*.yaml` only (a method outside this package may give a default).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools

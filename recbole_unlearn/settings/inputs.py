@@ -1,7 +1,5 @@
 """Reading files that a user names: regular files of a limited size, JSON and YAML as data; errors are one line."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

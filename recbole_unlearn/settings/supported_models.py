@@ -1,7 +1,5 @@
 """Which models can be unlearned, and with which of RecBole's settings; others are refused before data is loaded."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -12,8 +12,6 @@ The *front* is the set of candidates that no other beats in both utility and dis
 is on it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ A space is data: it is read without Python objects, nothing in it is evaluated, 
 own settings before anything is trained. Values are drawn from the domains of Ray Tune.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -4,8 +4,6 @@ The original (and, with `--compare=retrain`, the retrained model) is made once h
 and kept in a journal as they end. Everything that can be refused is refused before anything is trained.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import time

@@ -4,8 +4,6 @@
 the config, the divided data, the original's weights. A trial reads no file and leaves none.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import tempfile

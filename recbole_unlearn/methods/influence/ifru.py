@@ -29,8 +29,6 @@ Avoided: a new mini-batch in each iteration of the solver, pruning that drops to
 dataset, and choosing on test data.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

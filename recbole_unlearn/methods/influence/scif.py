@@ -22,8 +22,6 @@ Avoided: a new mini-batch in each iteration (the solver then diverges; here one 
 bound (one public implementation steps by 3e15): ‖Δ_u‖ is capped, relative to the user's own row.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

@@ -6,8 +6,6 @@ at every call: with a new mini-batch in each iteration conjugate gradients diver
 conjugate for no matrix.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -8,14 +8,12 @@ merged model is a plain RecBole model. On disk an adapter is a safetensors file 
 base it was made for. It can restore the original, and its row numbers show who asked: it is for experiments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import safetensors
 import torch
@@ -46,7 +44,7 @@ class Adapter:
     trained: bool = True  # False for rows that only follow their neighbours; A then has no columns
 
     @classmethod
-    def on_rows(cls, model: AbstractRecommender, table: Table, ids: torch.Tensor, trained: bool = True) -> Adapter:
+    def on_rows(cls, model: AbstractRecommender, table: Table, ids: torch.Tensor, trained: bool = True) -> Self:
         """An adapter of the rows of ``ids`` that changes nothing yet: A = 0, B the identity, empty if untrained."""
         weights = as_rows(model.get_parameter(table.parameter), table.axis)
         rows = (ids + table.offset).to(weights.device)
@@ -85,7 +83,7 @@ class AdapterSet:
         self._parameters = dict(model.named_parameters())
 
     @classmethod
-    def on_region(cls, model: AbstractRecommender, tables: Sequence[Table], region: Region) -> AdapterSet:
+    def on_region(cls, model: AbstractRecommender, tables: Sequence[Table], region: Region) -> Self:
         """Adapters of the rows of ``region`` in ``tables`` that change nothing yet."""
         found = [Adapter.on_rows(model, t, region[t.side].ids) for t in tables if len(region[t.side])]
         return cls(model, found)
@@ -153,7 +151,7 @@ class AdapterSet:
         return directory
 
     @classmethod
-    def load(cls, model: AbstractRecommender, directory: str | Path) -> AdapterSet:
+    def load(cls, model: AbstractRecommender, directory: str | Path) -> Self:
         """The adapters in ``directory`` for ``model``, which must be the base they were made for; not attached."""
         directory, named, adapters = Path(directory), dict(model.named_parameters()), []
         try:

@@ -17,8 +17,6 @@ rows have a gradient only from their own interactions, with E[g] taken as 0 sinc
 gradients pass on to neighbours (a graph), the mean over a few batches as training draws them.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ which :meth:`RowGradients.take` returns. With ΔW = A Bᵀ and G the gradient of
 that of B is GᵀA; the latter is needed only where B is trained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 

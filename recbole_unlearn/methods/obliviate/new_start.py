@@ -31,8 +31,6 @@ memory of a pair has no preferred one, and a change common to all rows is the ma
 After the first round a row with more than 30 retained interactions follows less.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol

@@ -13,8 +13,6 @@ With B trained the change A Bᵀ is bilinear, so the paper's convexity argument 
 ‖Δθ‖² ≤ L(φ₀)/λ_r for every φ with L(φ) ≤ L(φ₀), since all other losses are at least 0.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

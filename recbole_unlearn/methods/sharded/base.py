@@ -20,8 +20,6 @@ optimizer moments, and no shard of orphans; the dataset is its only pickle, and 
     DATASET-Dataset.pth      the retained interactions, in RecBole's format
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import inspect
@@ -29,7 +27,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from recbole.data.dataset import Dataset
@@ -122,7 +120,7 @@ class Shards:
     @classmethod
     def new(
         cls, config: UnlearnConfig, splits: Splits, partition: Partition, depth: int, generator: torch.Generator
-    ) -> Shards:
+    ) -> Self:
         """Untrained shards, each with initial weights of its own."""
         slices = torch.randint(0, depth, (len(partition.interactions),), generator=generator)
         shards = cls(config, partition, slices, depth, [], [[] for _ in range(partition.number)])
@@ -151,7 +149,7 @@ class Shards:
         valid = splits.valid.copy(held[own]) if own.any() else splits.valid
         return Splits(train, valid, valid)
 
-    def without(self, data: UnlearnData) -> Shards:
+    def without(self, data: UnlearnData) -> Self:
         """The shards of the retain set, without the steps that saw a deleted interaction."""
         train, gone = data.full.train, data.deleted
         users, items = (train.inter_feat[field] for field in (train.uid_field, train.iid_field))
@@ -164,7 +162,7 @@ class Shards:
 
     def trained(
         self, splits: Splits, train_all: Callable[[Sequence[Job]], list[Trained]], label: str
-    ) -> tuple[Shards, dict[int, list[Trained]]]:
+    ) -> tuple[Self, dict[int, list[Trained]]]:
         """The shards with all steps trained on ``splits``, and the new trainings by shard."""
         steps = [list(held) for held in self.steps]
         new: dict[int, list[Trained]] = {n: [] for n, held in enumerate(steps) if len(held) < self.depth}

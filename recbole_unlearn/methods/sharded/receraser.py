@@ -26,8 +26,6 @@ Not exact: the partition was made from embeddings that saw the deleted interacti
 and the aggregation saw none of them. The light variant divides by counts of interactions, deleted ones among them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

@@ -18,8 +18,6 @@ shards' validation users.
 Exact for the ensemble: its models saw no deleted interaction. A user's shard depends on chance alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch
