@@ -76,10 +76,7 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run from the command line; returns the exit code.
-
-    0; 1 when a part of a grid failed; 2 when the input has to be corrected; 130 after Ctrl-C, 143 after SIGTERM.
-    """
+    """Returns 0; 1 if a part of a grid failed, 2 for wrong input, 130 after Ctrl-C, 143 after SIGTERM."""
     with stopping():
         try:
             return _main(list(sys.argv[1:] if arguments is None else arguments))
@@ -186,7 +183,6 @@ def _marked(method: Any) -> str:
 
 
 def _choice() -> str:
-    """Which method to choose, in a sentence."""
     default = METHODS.get(_DEFAULT)
     others = [f"{one.name} is recommended {one.recommended}" for one in METHODS.all() if one.recommended]
     first = f"{default.name} is the default, because its result is {default.result}"

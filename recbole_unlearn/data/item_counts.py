@@ -31,7 +31,6 @@ def coarse(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _steps(largest: int) -> torch.Tensor:
-    """The steps, up to the first that is not below ``largest``."""
     edges = [0]
     while edges[-1] < largest:
         last = edges[-1]

@@ -174,11 +174,7 @@ class Sequences:
         return (before[self._place] - before[self._start]).clamp(max=self.length)
 
     def prefix(self, rows: torch.Tensor, keep: torch.Tensor | None = None) -> Interaction:
-        """The windows (m) with the targets ``rows`` (m,), kept or not, and the histories among ``keep`` (n,).
-
-        As in RecBole, every field of a history is FIELD_list, filled from the left: (m, L), or (m, L, k) for a field
-        with k values.
-        """
+        """Windows (m) of the targets ``rows`` (m,), with histories among ``keep`` (n,) in FIELD_list (m, L)."""
         kept = self._order if keep is None else self._order[keep[self._order]]
         length, end = self.lengths(keep)[rows], self._before(keep)[self._place[rows]]
         return self._windows(self.raw.inter_feat[rows], kept, end, length)

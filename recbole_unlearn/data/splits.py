@@ -203,7 +203,6 @@ def _pairs(dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _orphans(before: Dataset, after: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
-    """Users and items with training interactions before and none after."""
     users, items = map(torch.unique, _pairs(before))
     new_users, new_items = _pairs(after)
     return users[~torch.isin(users, new_users)], items[~torch.isin(items, new_items)]

@@ -109,7 +109,6 @@ def _is_like(value: Any, own: Any) -> bool:
 
 
 def _misfit(state: dict[str, torch.Tensor], own: dict[str, torch.Tensor]) -> str:
-    """Why weights do not fit a model, by the first parameter that differs."""
     text = "The weights do not fit the model and dataset"
     for name in sorted(state.keys() | own.keys()):
         if name not in state or name not in own:
@@ -138,7 +137,6 @@ class Checkpoint:
 
 
 def _require(fits: Any, path: Path, otherwise: str) -> None:
-    """Refuse the file or directory ``path`` with a message, unless it ``fits``."""
     if not fits:
         raise UnlearnError(f"{shown(path)} {otherwise}")
 
@@ -186,7 +184,6 @@ def read_checkpoint(path: str | Path, model: type | None = None) -> Checkpoint:
 
 
 def _config_values(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the config that a checkpoint holds, as they are in it."""
     config = content.get("config")
     state = config.state if isinstance(config, StandIn) else config
     values: Any = state.get("final_config_dict") if isinstance(state, dict) else None
@@ -260,7 +257,6 @@ def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
 
 
 def _is_optimizer(state: Any) -> bool:
-    """Whether this is the state of an optimizer of torch, with parameters by their numbers."""
     if not isinstance(state, dict):
         return False
     groups, moments = state.get("param_groups"), state.get("state")

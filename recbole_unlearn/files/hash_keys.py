@@ -155,7 +155,6 @@ def model_digest(key: bytes, model: AbstractRecommender, settings: Mapping[str, 
 
 
 def _content(value: Any) -> Iterator[bytes]:
-    """A tensor, an array, a sparse matrix or a plain value as bytes, with its type and shape."""
     if sp.issparse(value):
         table = value.tocsr()
         value = np.concatenate([part.astype(np.float64) for part in (table.data, table.indices, table.indptr)])

@@ -157,7 +157,6 @@ class _Machine:
         self.stack.append(container)
 
     def _popped(self) -> list[Any]:
-        """The values above the last mark, taken from the stack."""
         start = self.marks.pop()
         found = self.stack[start:]
         del self.stack[start:]

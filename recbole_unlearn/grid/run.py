@@ -173,7 +173,6 @@ def _refuse_unknown(block: dict[Any, Any], known: tuple[str, ...]) -> None:
 
 
 def _cells(block: dict[str, Any], given: Mapping[str, Any]) -> list[Cell]:
-    """The product of a block's lists."""
     lists = {key: _list(block, key) for key in _LISTS}
     if (size := math.prod(len(values) for key, values in lists.items() if key != "methods")) > LARGEST:
         raise UnlearnError(f"the grid has {size} cells, more than {LARGEST}; leave values out.")
@@ -302,7 +301,6 @@ def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) 
 
 
 def _run(cells: list[Cell], directory: Path, run: RunSettings, show_progress: bool) -> GridResult:
-    """Do the cells that are left, then write the tables."""
     left = [cell for cell in cells if not _is_done(directory, cell)]
     # A cell that failed before stays on record until it has been tried again.
     before = report.read_mapping(directory / report.FAILED_FILE)
@@ -399,7 +397,6 @@ def _is_done(directory: Path, cell: Cell) -> bool:
 
 
 def _figures(result: RunResult) -> list[str]:
-    """The main figures of a cell's first method."""
     phases = [result.phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, RETRAINED)]
     _, after, target = phases
     return [
@@ -412,7 +409,6 @@ def _figures(result: RunResult) -> list[str]:
 
 
 def _summary(folder: Path) -> str:
-    """One line about a cell that is done."""
     result = report.read_result(folder / "result.json")
     before, after, target, _, demotion, goal, seconds, _ = _figures(result)
     faster = "" if result.speedup is None else f", {speed(result.speedup, '×')}"

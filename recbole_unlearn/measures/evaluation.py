@@ -142,7 +142,6 @@ class Measurement:
         return Measured(found, masked, self._figures(view, distances=False), groups, seen, affected)
 
     def _figures(self, view: View, distances: bool) -> dict[str, Figure]:
-        """The figures of all measures for this kind of model."""
         taken = [one for one in measures() if one.is_distance == distances]
         if not isinstance(self.questions, HistoryQuestions):
             taken = [one for one in taken if not one.of_sequences]

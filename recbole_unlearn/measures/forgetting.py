@@ -226,10 +226,7 @@ def tpr_at_fpr(members: np.ndarray, others: np.ndarray, fpr: float = 0.01) -> fl
 
 
 def attack(members: np.ndarray, others: np.ndarray, users: np.ndarray) -> dict[str, Any] | None:
-    """AUC with interval and TPR at 1 % FPR, from features (m, f) of members and of others; None with too few users.
-
-    ``users`` (m,) are those of the pairs; no user is in both training and test of the attacker.
-    """
+    """AUC with interval and TPR at 1 % FPR by features (m, f) of members and others; None with few ``users`` (m,)."""
     if len(np.unique(users)) < 2 * FOLDS:
         return None
     x, y = np.concatenate([members, others]), np.repeat([1, 0], [len(members), len(others)])
@@ -338,17 +335,13 @@ def matches(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def rank_biased_overlap(a: torch.Tensor, b: torch.Tensor, p: float = 0.9) -> torch.Tensor:
-    """RBO = (1−p)/(1−p^K) Σ_d p^(d−1) |A_d ∩ B_d| / d over the first K items (n,).
-
-    1 for the same list, 0 for none in common. The first ranks weigh most; normalised for lists that end at K.
-    """
+    """RBO = (1−p)/(1−p^K) Σ_d p^(d−1) |A_d ∩ B_d| / d over the first K items (n,): 1 for equal lists."""
     d = torch.arange(1, a.shape[1] + 1, dtype=torch.float32)
     weights = p ** (d - 1)
     return (matches(a, b) / d * weights).sum(dim=1) / weights.sum()
 
 
 def _by_group(view: View, values: torch.Tensor) -> dict[str, float]:
-    """Means over all, affected and unaffected users."""
     affected = view.questions.affected
     who = {"all": torch.ones_like(affected), "affected": affected, "unaffected": ~affected}
     return {group: rounded(values[mask].mean()) for group, mask in who.items() if mask.any()}

@@ -295,7 +295,6 @@ def _kept(data: UnlearnData) -> torch.Tensor:
 
 
 def _keys(splits: Splits, feat: Interaction) -> torch.Tensor:
-    """One number for each pair of a user and an item (n,)."""
     return feat[splits.train.uid_field] * splits.train.item_num + feat[splits.train.iid_field]
 
 

@@ -40,11 +40,7 @@ class GradientAscentSettings:
 
 @method("gradient_ascent", "Climb the loss of deleted interactions.", GradientAscentSettings)
 class GradientAscent(UnlearnTrainer):
-    """θ ← θ + η Adam(∇L_S(θ)) while L_R(θ) ≤ (1 + tolerance) L_R(θ₀).
-
-    May change every weight. With a model whose loss reads only the rows of its batch (BPR), it changes rows of the
-    request's users and items and of drawn negatives.
-    """
+    """θ ← θ + η Adam(∇L_S(θ)) while L_R(θ) ≤ (1 + tolerance) L_R(θ₀). May change every weight that the loss reads."""
 
     needs_index = True
     needs_gradients = True

@@ -204,7 +204,6 @@ _UTILITY = "All users, before and after unlearning. Gap: against the retrained m
 
 
 def _utility(metric: str, cut: int) -> Row:
-    """One metric of all users, before and after."""
     of = _metric(f"{metric}@{cut}")
     place = _METRICS.index(metric) * len(CUTS) + CUTS.index(cut)  # in the paper's lists
 

@@ -207,11 +207,7 @@ def trade_off(
 def heat(
     columns: list[str], rows: list[str], values: list[list[float | None]], x_title: str, y_title: str, form: str
 ) -> Figure | None:
-    """A colored cell per column and row, empty where there is no value; ``form`` is the format of values.
-
-    The colors are Cividis, which reads the same with and without color vision. They span at least a tenth of the
-    largest value, so that values that hardly differ look alike.
-    """
+    """A colored cell per column and row, values by ``form``; colors span at least a tenth of the largest value."""
     known = [value for row in values for value in row if value is not None]
     if not known:
         return None

@@ -62,7 +62,6 @@ def frame(result: RunResult) -> pd.DataFrame:
 
 
 def _figures(phase: PhaseResult) -> Iterator[tuple[str, str, float]]:
-    """Group, metric and value of each figure that is known."""
     groups: dict[str, Mapping[str, Any]] = {
         "all": phase.metrics, "affected": phase.affected, "unaffected": phase.unaffected, "masked": phase.masked,
         **{f"{name}: {part}": own for name, parts in phase.groups.items() for part, own in parts.items()},
@@ -123,7 +122,6 @@ def measured_figures(phases: Mapping[str, PhaseResult]) -> Iterator[tuple[Measur
 
 
 def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
-    """A row per measure, a column per phase."""
     rows = [
         [title, *(decimal(phase.figure(*path), 3) for phase in phases.values())]
         for _, path, title in measured_figures(phases)

@@ -46,7 +46,6 @@ class TrainIndex:
 
     @functools.cached_property
     def _count(self) -> dict[Side, torch.Tensor]:
-        """How many interactions each id has."""
         return {side: torch.bincount(self.ids[side], minlength=self.sizes[side]) for side in SIDES}
 
     @functools.cached_property

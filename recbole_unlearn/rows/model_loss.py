@@ -95,8 +95,5 @@ def pair_scores(model: AbstractRecommender, train: Dataset, users: torch.Tensor,
 
 
 def reverse_ranking_loss(deleted: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
-    """−mean log σ(s(u, i⁻) − s(u, i⁺)) of scores (m,): deleted items below their negatives, the paper's loss on S.
-
-    Right for noise. A genuine interaction belongs where a model that never saw it would put it.
-    """
+    """−mean log σ(s(u, i⁻) − s(u, i⁺)) of scores (m,): deleted items below negatives, which is right for noise."""
     return softplus(deleted - negative).mean()

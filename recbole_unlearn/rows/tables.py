@@ -89,7 +89,6 @@ def find_features(model: AbstractRecommender, dataset: Dataset) -> list[FieldTab
 
 
 def _of_sequences(model: AbstractRecommender, sizes: Mapping[Side, int], taken: Collection[str]) -> Iterator[Table]:
-    """Tables of a sequential model other than those that are ``taken``."""
     bases = [base for base in type(model).__mro__ if base.__module__.startswith("recbole.")]
     listed = {name: side for base in bases for name, side in _LISTED.get(base.__name__, {}).items()}
     for name, parameter in model.named_parameters():

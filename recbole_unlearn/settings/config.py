@@ -309,7 +309,6 @@ def _keys_of(methods: Iterable[str]) -> set[str]:
 
 
 def _owners(key: str) -> list[str]:
-    """The methods that declare ``key``."""
     return [method.name for method in METHODS.all() if key in declare.names(method.Settings)]
 
 

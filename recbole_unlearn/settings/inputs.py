@@ -21,13 +21,7 @@ MOST_VALUES = 200_000  # of a YAML file, in which an alias counts as all that it
 
 
 def read_regular(path: str | os.PathLike, largest: int = LARGEST_FILE) -> bytes:
-    """The bytes of a regular file of at most ``largest`` bytes; reading a pipe or a device might never end.
-
-    Raises:
-        UnlearnError: there is no such file, it is not a regular one, or it is too large.
-        OSError: it cannot be read.
-
-    """
+    """The bytes of a regular file (a pipe might never end) of at most ``largest``; OSError if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:

@@ -257,7 +257,6 @@ def _trainable(
     listed: Sequence[Settings] | None,
     known: Mapping[str, Record],
 ) -> None:
-    """One trial in a process of Ray."""
     from ray import get_runtime_context, tune
 
     # Ray moved the function in its second generation.

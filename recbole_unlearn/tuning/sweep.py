@@ -87,8 +87,6 @@ def tune_unlearn(model: str | type | None = None, dataset: str | None = None, **
 
 
 class _Sweep:
-    """The steps of one sweep, in order."""
-
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline, self.config, self.directory = pipeline, pipeline.config, pipeline.directory
         self.options = settings.read(settings.TuneSettings, self.config)

@@ -124,11 +124,7 @@ class IFRU(UnlearnTrainer):
 
 
 def importance_region(touched: Region, retained: RetainedIndex, hops: int) -> Region:
-    """The touched users and items, and the share ``KEEP`` of their neighbors with the largest weights.
-
-    A touched node weighs (deleted interactions / degree); a neighbor Σ w_i / deg_j over the interactions that lead
-    to it. Touched nodes are never dropped.
-    """
+    """The touched users and items, and the share ``KEEP`` of their neighbors with the largest weights, as above."""
     if hops == 0:
         return touched
     most = max(retained.index.sizes.values())

@@ -43,7 +43,6 @@ class Selection:
     def __init__(
         self, model: AbstractRecommender, tables: Sequence[Table], region: Region, index: TrainIndex
     ) -> None:
-        """The rows of the users and items in ``region``."""
         self.named = dict(model.named_parameters())
         self.parts: list[Part] = []
         for table in tables:

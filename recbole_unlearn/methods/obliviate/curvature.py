@@ -56,12 +56,7 @@ class UnusableStateError(Exception):
 
 
 def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | None) -> tuple[Moments, str]:
-    """Second moments by parameter name, of the same order and shape as the model's, and the optimizer's name.
-
-    Raises:
-        UnusableStateError: there are none, or they cannot be what an optimizer that trained this model left.
-
-    """
+    """Second moments by parameter name, and the optimizer's name; UnusableStateError unless they fit the model."""
     if not optimizer or not optimizer.get("state"):
         raise UnusableStateError("there is none")
     try:
@@ -194,7 +189,6 @@ def _of_lightgcn(
 def _by_autograd(
     model: AbstractRecommender, tables: Sequence[Table], touched: Region, witness: Witness, batch_size: int
 ) -> dict[Table, torch.Tensor]:
-    """The same by autograd, for tables of any model."""
     model.train()
     size = min(batch_size, witness.retained.size)
     total: dict[Table, torch.Tensor] = {}

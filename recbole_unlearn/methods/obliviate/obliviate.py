@@ -526,10 +526,7 @@ class Objective:
 
 
 def squared_loss(scores: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-    """The mean of (s(u, i) − level)², without a gradient of the level.
-
-    For a deleted item, the score of its stand-in, an unseen item of the same expected rank; the paper distils by it.
-    """
+    """The mean of (s(u, i) − level)², without a gradient of the level: the score of a stand-in, or of a teacher."""
     return (scores - level.detach()).square().mean()
 
 

@@ -409,7 +409,6 @@ def vectors(model: AbstractRecommender, dataset: Dataset) -> Vectors:
 
 
 def _rows_by_side(model: AbstractRecommender, dataset: Dataset) -> dict[str, list[torch.Tensor]]:
-    """All tables of users (n, d) and of items (m, d), by side."""
     named = dict(model.named_parameters())
     sizes = {"user": dataset.user_num, "item": dataset.item_num}
     sides: dict[str, list[torch.Tensor]] = {"user": [], "item": []}

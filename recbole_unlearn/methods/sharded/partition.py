@@ -89,11 +89,7 @@ def by_interactions(
 
 
 def by_users(users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator, place: Place) -> Partition:
-    """k-means of the users with interactions, each counted once however many they have.
-
-    The first centroids are ``k`` random users, and ``place`` turns distances ‖p_u - c‖² (n, k) into shards (n,):
-    RecEraser's UBP with :func:`fill`, UltraRE with :func:`transport`.
-    """
+    """k-means of users with interactions, from ``k`` random ones; ``place`` is fill (UBP) or transport (UltraRE)."""
     present, _, vectors = _embedded(users, p, "user")
     _check_number(k, len(present), "users with interactions")
     shard = _alternate([(np.arange(len(present)), vectors)], k, generator, place)
@@ -157,10 +153,7 @@ def transport(cost: np.ndarray) -> np.ndarray:
 
 
 def mend(shard: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Give each empty shard the point that loses least by the move. shard (n,), cost (n, k), k ≤ n -> (n,).
-
-    A point that is alone in its shard stays. Shards can be empty where embeddings are equal, or far from a centroid.
-    """
+    """Give each empty shard the point that loses least, of another with several: shard (n,), cost (n, k) -> (n,)."""
     sizes = np.bincount(shard, minlength=cost.shape[1])
     shard = shard.copy()
     for s in np.flatnonzero(sizes == 0):
@@ -173,10 +166,7 @@ def mend(shard: np.ndarray, cost: np.ndarray) -> np.ndarray:
 
 
 def means(vectors: np.ndarray, ids: np.ndarray, shard: np.ndarray, k: int) -> np.ndarray:
-    """The mean in each dimension of the vectors of a shard's points: vectors (m, d), ids and shard (n,) -> (k, d).
-
-    An id counts once for each of its points; points of shard -1 are left out. Nothing of size n·d is made.
-    """
+    """The means of the vectors of a shard's points: vectors (m, d), ids and shard (n,), -1 for none -> (k, d)."""
     m, placed = len(vectors), shard >= 0
     counts = np.bincount(shard[placed] * m + ids[placed], minlength=k * m).reshape(k, m)
     return counts.astype(vectors.dtype) @ vectors / counts.sum(1, keepdims=True)
@@ -223,6 +213,5 @@ def _of_users(users: torch.Tensor, user_num: int, present: torch.Tensor, shard: 
 
 
 def _check_number(k: int, n: int, things: str) -> None:
-    """Refuse a number of shards of which some would be empty."""
     if k > n:
         raise UnlearnError(f"Cannot divide {n} {things} among {k} shards: use {n} or fewer.")

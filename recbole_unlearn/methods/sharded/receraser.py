@@ -196,10 +196,7 @@ def fit_attention(
     ensemble: AttentiveEnsemble, epochs: int, patience: int, generator: torch.Generator, score: Callable[[], float],
     bar: tqdm,
 ) -> list[tuple[int, float]]:  # fmt: skip
-    """Train with BPR on the ensemble's dataset, and keep the epoch with the best ``score`` (higher is better).
-
-    Stops after ``patience`` epochs without a gain. Returns (epoch, mean loss) of all epochs.
-    """
+    """Train with BPR, keep the epoch of the best ``score``, stop ``patience`` epochs after it; (epoch, mean loss)."""
     index = TrainIndex(ensemble.dataset)
     all_pairs = RetainedIndex.whole(index)
     attentions = [*ensemble.of_user.parameters(), *ensemble.of_item.parameters()]
