@@ -19,19 +19,8 @@ from recbole.config import Config
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType, get_local_time
 
+from recbole_unlearn import data as datasets
 from recbole_unlearn import files, settings
-from recbole_unlearn.data import (
-    Fields,
-    Loaders,
-    Sequences,
-    SequenceSplits,
-    Splits,
-    UnlearnData,
-    divide,
-    loaders,
-    locate,
-    read_request,
-)
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Checkpoint, Trained
 from recbole_unlearn.log import logging_to
@@ -196,8 +185,8 @@ class Unlearned:
     """The result of :func:`unlearn_model`: a plain RecBole model, and loaders over the retained data."""
 
     model: AbstractRecommender
-    data: UnlearnData
-    loaders: Loaders
+    data: datasets.UnlearnData
+    loaders: datasets.Loaders
     seconds: float
 
 
@@ -233,11 +222,12 @@ def unlearn_model(
     forget_settings = settings.read(settings.ForgetSettings, ours)
     run = settings.read(settings.RunSettings, ours)
     nothing_kept = dataclasses.replace(settings.read(settings.CacheSettings, ours), cache=False)
-    full = Splits(*(getattr(part, "_dataset", part) for part in data))
+    full = datasets.Splits(*(getattr(part, "_dataset", part) for part in data))
     if ours["MODEL_TYPE"] == ModelType.SEQUENTIAL:  # of windows
-        full = SequenceSplits.of(Sequences.recovered(full))
-    located = locate(read_request(forget, Fields.of(ours)), full, forget_settings.on_missing)
-    divided = divide(full, located, "python")
+        full = datasets.SequenceSplits.of(datasets.Sequences.recovered(full))
+    request = datasets.read_request(forget, datasets.Fields.of(ours))
+    located = datasets.locate(request, full, forget_settings.on_missing)
+    divided = datasets.divide(full, located, "python")
     state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
     moments = None if optimizer is None else optimizer.state_dict()
     original = Trained(state, moments, copy.deepcopy(other_parameters(model)), -1)
@@ -247,4 +237,4 @@ def unlearn_model(
         trainings = Trainings(nothing_kept, run.threads)
         trainer, task = begin(cls, options, ours, divided, original, trainings, "unlearned")
         finished = trainer.run(task) if len(divided.forget) else trainer.keep(task)
-        return Unlearned(trainer.model, divided, loaders(ours, divided.retain), finished.seconds or 0.0)
+        return Unlearned(trainer.model, divided, datasets.loaders(ours, divided.retain), finished.seconds or 0.0)

@@ -82,7 +82,7 @@ def method(
         name: its name on the command line.
         help: one sentence on what it does.
         settings: the dataclass that declares its settings.
-        models: which models it works on, in words; by default derived from the class.
+        models: which models it works on, in words; by default those of its base, or derived from the class.
         result: "exact", "approximate" or which part is exact; by default derived from the class.
         recommended: when to use it.
 
@@ -90,7 +90,8 @@ def method(
 
     def add(cls: Any) -> Any:
         cls.name, cls.help, cls.Settings, cls.recommended = name, help, settings, recommended
-        cls.models = models or ("differentiable" if cls.needs_gradients else "all")
+        derived = getattr(cls, "models", "differentiable" if cls.needs_gradients else "all")
+        cls.models = models or derived
         cls.result = result or ("exact" if cls.exact else "approximate")
         METHODS.add(name, cls)
         return cls

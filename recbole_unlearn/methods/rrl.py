@@ -93,9 +93,9 @@ class RRL(UnlearnTrainer):
 
     def _fisher(self, request: RequestLosses) -> Moments:
         r"""F summed over D\S, by parameter name."""
-        units = request.kept_units((~request.retained.deleted).nonzero().flatten())
-        size, witness = min(FISHER_SIZE, len(units)), request.witness()
-        shown = bool(request.config["show_progress"])
+        witness, shown = request.witness(), bool(request.config["show_progress"])
+        units = witness.everything()
+        size = min(FISHER_SIZE, len(units))
 
         def batches() -> Iterator[Interaction]:
             with progress_bar(f"Fisher {self.label}", FISHER_BATCHES, shown) as bar:

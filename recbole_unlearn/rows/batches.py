@@ -65,8 +65,7 @@ class Witness:
 
     def everything(self) -> torch.Tensor:
         """All retained interactions that the loss counts."""
-        kept = (~self.retained.deleted).nonzero().flatten()
-        return kept[self.units(self.index.ids["user"][kept])]
+        return self.counted((~self.retained.deleted).nonzero().flatten())
 
     def buffer(self, share: float) -> torch.Tensor:
         """A uniform sample of all retained interactions, the paper's R."""
@@ -139,7 +138,11 @@ class Witness:
 
     def units(self, users: torch.Tensor) -> torch.Tensor | slice:
         """Which of the interactions of ``users`` (m,) a loss counts: all, or one for each user."""
-        return first_of_each(users) if self.by_user else slice(None)
+        return torch.from_numpy(np.unique(users.numpy(), return_index=True)[1]) if self.by_user else slice(None)
+
+    def counted(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Those of the interactions ``numbers`` that a loss counts: all, or one for each user."""
+        return numbers[self.units(self.index.ids["user"][numbers])]
 
     def batch(self, triples: Triples) -> Interaction:
         """Triples in the form the model's loss takes."""
@@ -170,11 +173,6 @@ def learns_by_user(config: UnlearnConfig) -> bool:
     """Whether the training loss is over users with their whole histories."""
     loader = get_dataloader(config, "train")
     return isinstance(loader, type) and issubclass(loader, UserDataLoader)
-
-
-def first_of_each(ids: torch.Tensor) -> torch.Tensor:
-    """The first position of every distinct id, by id."""
-    return torch.from_numpy(np.unique(ids.numpy(), return_index=True)[1])
 
 
 def as_batch(config: UnlearnConfig, train: Dataset, chosen: torch.Tensor, drawn: torch.Tensor) -> Interaction:

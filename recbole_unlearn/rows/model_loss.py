@@ -1,10 +1,8 @@
 """A model's own training loss, its gradients and Fisher information; scores of pairs, and losses of scores."""
 
-import contextlib
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from recbole.data.dataset import Dataset
@@ -29,24 +27,6 @@ def training_loss(model: AbstractRecommender, batch: Interaction) -> torch.Tenso
     turn = {"encoder_flag": True} if isinstance(model, RecVAE) else {}
     loss = model.calculate_loss(batch.to(next(model.parameters()).device), **turn)
     return functools.reduce(operator.add, loss) if isinstance(loss, tuple) else loss
-
-
-def looked_up(model: AbstractRecommender, train: Dataset) -> dict[str, Any]:
-    """Attributes that the loss of ``model`` reads from ``train``: FEARec's other windows of the same target."""
-    if not hasattr(model, "same_item_index"):
-        return {}
-    return {"dataset": train, "same_item_index": model.get_same_item_index(train)}
-
-
-@contextlib.contextmanager
-def lent(model: AbstractRecommender, values: Mapping[str, Any]) -> Iterator[None]:
-    """Replace some attributes of ``model`` for a while."""
-    own = {name: getattr(model, name) for name in values}
-    vars(model).update(values)
-    try:
-        yield
-    finally:
-        vars(model).update(own)
 
 
 def loss_gradients(model: AbstractRecommender, batch: Interaction) -> tuple[float, Moments]:

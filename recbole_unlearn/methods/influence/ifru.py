@@ -97,14 +97,10 @@ class IFRU(UnlearnTrainer):
         if not torch.isfinite(solution.x).all():
             raise UnlearnError("ifru failed: its step is not finite. Raise ifru_damping.")
         selection.write(selection.read() + solution.x)
-        return Outcome(
-            {
-                "solver": solution.certificate(),
-                "rows": {side: len(members) for side, members in region.items()},
-                "norm": round(float(solution.x.norm()), 6),
-                "spillover": round(float(spilt.norm() / b.norm().clamp(min=1e-12)), 6),
-            },
-            {"residual": [(k + 1, round(r, 9)) for k, r in enumerate(solution.residuals)]},
+        return solution.outcome(
+            rows={side: len(members) for side, members in region.items()},
+            norm=round(float(solution.x.norm()), 6),
+            spillover=round(float(spilt.norm() / b.norm().clamp(min=1e-12)), 6),
         )
 
     def _deleted(self, request: RequestLosses) -> Iterator[tuple[torch.Tensor, float]]:

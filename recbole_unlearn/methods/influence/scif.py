@@ -88,15 +88,7 @@ class SCIF(UnlearnTrainer):
             )
         step, capped = cap_rows(selection, solution.x, options.scif_cap)
         selection.write(selection.read() + step)
-        return Outcome(
-            {
-                "solver": solution.certificate(),
-                "rows": len(region["user"]),
-                "capped": capped,
-                "norm": round(float(step.norm()), 6),
-            },
-            {"residual": [(k + 1, round(r, 9)) for k, r in enumerate(solution.residuals)]},
-        )
+        return solution.outcome(rows=len(region["user"]), capped=capped, norm=round(float(step.norm()), 6))
 
     def _changes(self, request: RequestLosses) -> Iterator[tuple[torch.Tensor, float]]:
         """(1 - ȳ)(ℓ(z) - ℓ(z')) on batches of S: the difference of the losses, and its weight in the sum."""

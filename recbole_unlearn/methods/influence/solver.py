@@ -15,6 +15,7 @@ import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.errors import UnlearnError
+from recbole_unlearn.methods import Outcome
 from recbole_unlearn.rows import Region, Table, TrainIndex, as_rows
 
 GROWTH, LEAST, TRIES = 4.0, 1e-4, 30  # of a damping that turned out to be too small
@@ -136,14 +137,12 @@ class Solution:
     negative_curvature: bool = False
     damping: float = 0.0  # the λ that was needed, where it was searched for
 
-    def certificate(self) -> dict[str, float | int | bool]:
-        """The solution's quality, for result.json."""
-        return {
-            "steps": len(self.residuals),
-            "residual": round(self.residuals[-1], 9) if self.residuals else 0.0,
-            "negative_curvature": self.negative_curvature,
-            "damping": self.damping,
-        }
+    def outcome(self, **certificates: Any) -> Outcome:
+        """The outcome of a method, with the solution's quality among its ``certificates``."""
+        residual = round(self.residuals[-1], 9) if self.residuals else 0.0
+        about = {"steps": len(self.residuals), "residual": residual, "negative_curvature": self.negative_curvature}
+        curve = [(step, round(value, 9)) for step, value in enumerate(self.residuals, 1)]
+        return Outcome({"solver": about | {"damping": self.damping}, **certificates}, {"residual": curve})
 
 
 def conjugate_gradient(

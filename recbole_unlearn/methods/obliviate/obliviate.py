@@ -92,7 +92,6 @@ CHECK_EVERY = 10  # steps between measurements of how far deleted items have com
 CERTIFIED = 8192  # pairs that certificates are computed from
 WARN_AFTER, WARN_SECONDS = 3, 10.0  # steps after which the time is estimated; shorter requests do not matter
 
-MODELS = "differentiable, with rows of users or items; closed forms (EASE), exactly"
 SAVE_ADAPTERS = "Also write OUTPUT_DIR/adapters, which show who asked and can restore the original."
 logger = logging.getLogger(__name__)
 
@@ -153,7 +152,7 @@ class Prepared(NamedTuple):
     "New start of the rows a request touches and a downdate by Adam's state at a low rank (LUA), then a calibration "
     "on retained interactions (LAC).",
     ObliviateSettings,
-    models=MODELS,
+    models="differentiable, with rows of users or items; closed forms (EASE), exactly",
     recommended="when retraining takes too long",
 )
 class Obliviate(UnlearnTrainer):
