@@ -138,9 +138,6 @@ def remove_stale(directory: Path, pattern: str) -> int:
     return removed
 
 
-# The output directory of a run
-
-
 def refuse_result(directory: Path, replace: bool) -> None:
     """Refuse a directory that holds the result of an earlier run, unless it is to be replaced."""
     if not replace and directory.is_dir() and any(next(directory.glob(name), None) for name in _FINISHED):

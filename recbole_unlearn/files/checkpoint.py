@@ -133,9 +133,6 @@ class Checkpoint:
     recorded_data_path: str | None = None  # where its data was, by its own account; never followed
 
 
-# Reading
-
-
 def _require(fits: Any, path: Path, otherwise: str) -> None:
     if not fits:
         raise UnlearnError(f"{shown(path)} {otherwise}")
@@ -395,9 +392,6 @@ def _live(value: Any, device: torch.device | None) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_live(one, device) for one in value)
     return value
-
-
-# Writing
 
 
 def refuse_overwriting(directory: Path, config: UnlearnConfig, original: Path | None) -> None:

@@ -82,9 +82,6 @@ class Saved(NamedTuple):
     done: tuple[Done, ...]  # the requests that led here
 
 
-# Writing
-
-
 def write_dataset(
     path: Path, config: Config, parts: Sequence[Dataset], clock: Clock | None, fitted: np.ndarray | None = None,
     done: Sequence[Done] = (), windows: Sequence[Dataset] | None = None,
@@ -138,9 +135,6 @@ def _frame(feat: Interaction, lists: Sequence[str] = ()) -> pd.DataFrame:
             value = value.transpose(0, 2, 1)  # numbers with their buckets (n, length, 2), apart before `build()`
         columns[name] = list(value) if value.ndim > 1 else value
     return pd.DataFrame(columns)
-
-
-# The values in use
 
 
 def used_values(dataset: Dataset) -> dict[str, torch.Tensor]:
@@ -228,9 +222,6 @@ def blank_unused(dataset: Dataset) -> None:
         weights[field] = np.zeros_like(matrix)
         weights[field][rows.get(field, none)] = matrix[rows.get(field, none)]
     dataset._preloaded_weight = weights
-
-
-# Reading
 
 
 def read_dataset(path: Path, config: Config) -> Saved:

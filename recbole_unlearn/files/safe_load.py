@@ -101,9 +101,6 @@ def _advice(error: RefusedError) -> str:
     return "Use a file from a source you trust, written by RecBole."
 
 
-# Files
-
-
 def _parsed(pickled: bytes, consent: Consent) -> Any:
     """The description in a pickle, with the globals that this table, or the caller, lets it name."""
 
@@ -133,9 +130,6 @@ def _torch(content: bytes, consent: Consent) -> Any:
         require(little, "numbers in another byte order")
         storages: Callable[[str], bytes] = lambda key: archive.read(f"{folder}data/{key}")  # noqa: E731
         return _Builder(content, storages).build(_parsed(archive.read(main), consent))
-
-
-# From the description to objects
 
 
 class _Builder:
@@ -374,9 +368,6 @@ def _sparse(builder: _Builder, made: StandIn) -> Any:
     rising = len(starts) == lines + 1 and starts[0] == 0 and (np.diff(starts) >= 0).all()
     require(rising and starts[-1] == len(columns) == len(data), "a sparse matrix that is not well formed")
     return (sp.csr_matrix if form == "csr" else sp.csc_matrix)((data, columns, starts), shape)
-
-
-# pandas
 
 
 def _index(builder: _Builder, made: StandIn) -> pd.Index:

@@ -30,9 +30,6 @@ _AUC = {"auc": ": AUC", "tpr@1%fpr": ": TPR at 1% FPR"}
 _USERS = {"all": ", all users", "affected": ", affected users", "unaffected": ", unaffected users"}
 
 
-# The rank of deleted items
-
-
 @measure(
     "demotion_rate", title="Demotion rate", place=1,
     meaning="share of comparisons in which a deleted item scores below one its user never met; a tie does not count",
@@ -318,9 +315,6 @@ def histograms(scores: Mapping[str, torch.Tensor]) -> dict[str, Distribution]:
         counts = np.histogram(np.clip(values.numpy(), edges[0], edges[-1]), bins=edges)[0]
         found[name] = Distribution([round(float(edge), 4) for edge in edges], counts.tolist())
     return found
-
-
-# Ranked lists
 
 
 def matches(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -81,9 +81,6 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
     )  # fmt: skip
 
 
-# ---- what was done
-
-
 def sentences(text: str) -> list[str]:
     """The clauses of a verdict, which semicolons separate, as sentences with a capital and a full stop."""
     clauses = [part.strip() for part in re.split(r";\s+(?![^()]*\))", text)]
@@ -122,8 +119,6 @@ def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, 
     return found
 
 
-# ---- who gains and who loses
-
 _HARM = 0.02  # recall@20 that a group may lose compared with retraining before a small request is looked at
 
 
@@ -144,8 +139,6 @@ def is_small(result: RunResult, phases: figures.Phases) -> bool:
     )
     return own >= min(goal, 0.0) - _HARM
 
-
-# ---- curves and command
 
 _CURVES = {  # titles of what our methods record by step; any other curve has its own name
     "loss": "objective",

@@ -190,9 +190,6 @@ def weights_digest(model: AbstractRecommender) -> str:
     return digest.hexdigest()
 
 
-# Projection to rank r
-
-
 class LowRank(NamedTuple):
     """ΔW ≈ A Bᵀ, and the share of ‖ΔW‖² that it keeps (its energy)."""
 

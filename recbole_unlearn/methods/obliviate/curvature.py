@@ -116,9 +116,6 @@ def from_retained(model: AbstractRecommender, batches: Sequence[Interaction]) ->
     return Curvature(fisher(model, batches), "Fisher information of retained interactions")
 
 
-# After a request
-
-
 def refresh(
     moments: Moments, model: AbstractRecommender, tables: Sequence[Table], touched: Region, witness: Witness,
     batch_size: int,
