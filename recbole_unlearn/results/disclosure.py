@@ -23,19 +23,8 @@ import torch
 
 from recbole_unlearn.data import INJECTED, SequenceSplits, UnlearnData
 from recbole_unlearn.measures import EXACT, deleted_targets, measures, probed_users, restated
-from recbole_unlearn.results.schema import (
-    UNLEARNED,
-    Distribution,
-    Figure,
-    Forgotten,
-    Metrics,
-    PhaseResult,
-    Placebo,
-    RunResult,
-    Verdict,
-    Withheld,
-    seen_from,
-)
+from recbole_unlearn.results import schema
+from recbole_unlearn.results.schema import Figure, Metrics, PhaseResult, Placebo, RunResult, Verdict
 
 _UTILITY_STEP = 0.1  # for few users: how a training ends depends on each interaction, and so do more decimals
 _RATE_STEP = 0.5  # for few users, of the demotion rate: a first decimal is rare for some of them
@@ -168,7 +157,7 @@ class Discretion:
         return None if hides else users
 
     @property
-    def withheld(self) -> Withheld | None:
+    def withheld(self) -> schema.Withheld | None:
         """The notice about what is not shown; None where all is."""
         if self.shows_all:
             return None
@@ -179,9 +168,9 @@ class Discretion:
             )
         else:
             why = "Figures are rounded, so that no single user of the request can be recognised in them"
-        return Withheld(self.min_group, f"{why} (min_group={self.min_group}; --min_group=1 shows all).")
+        return schema.Withheld(self.min_group, f"{why} (min_group={self.min_group}; --min_group=1 shows all).")
 
-    def forgotten(self, forget: Forgotten) -> Forgotten:
+    def forgotten(self, forget: schema.Forgotten) -> schema.Forgotten:
         """The size of the request; with few users without held-out and orphan counts, which often fit one user."""
         if self.shows_all:
             return forget
@@ -216,7 +205,7 @@ class Discretion:
         if histogram is not None and crowd.compared >= _HISTOGRAM * self.min_group:
             step = step_from(max(1.0, sum(histogram.counts) / crowd.compared))  # what an average user adds to it
             edges, counts = [round(edge, 2) for edge in histogram.edges], [to_step(n, step) for n in histogram.counts]
-            histogram = Distribution(edges, counts)
+            histogram = schema.Distribution(edges, counts)
         else:
             histogram = None
         return replace(
@@ -271,12 +260,12 @@ class Discretion:
         judged = {}
         for name, found in result.phases.items():
             shares = self._shares(found.recovered)
-            verdict = self._verdict(found.verdict, seen_from(phases, name), shares or {})
+            verdict = self._verdict(found.verdict, schema.seen_from(phases, name), shares or {})
             judged[name] = replace(phases[name], verdict=verdict, recovered=shares, speedup=found.speedup)
         control = result.control
         if control is not None:  # of few users its level alone
             shown = PhaseResult() if self.few else self.phase(control)
-            said = self._verdict(control.verdict, phases | {UNLEARNED: shown}, {})
+            said = self._verdict(control.verdict, phases | {schema.UNLEARNED: shown}, {})
             control = replace(shown, verdict=said)
         shares, compared = self._shares(result.recovered), self.crowd.compared
         return replace(

@@ -54,6 +54,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 from tqdm import tqdm
 
+from recbole_unlearn import rows
 from recbole_unlearn.data import SequenceSplits, facts_of
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
@@ -61,21 +62,7 @@ from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.obliviate import curvature, new_start
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet, LowRank, project_shared
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients, row_gradients
-from recbole_unlearn.rows import (
-    PAIRS,
-    SIDES,
-    ExpectedStanding,
-    Moments,
-    Region,
-    RetainedIndex,
-    Triples,
-    Witness,
-    as_rows,
-    find_region,
-    find_tables,
-    pair_scores,
-    reverse_ranking_loss,
-)
+from recbole_unlearn.rows import Region, Witness, as_rows, find_region, find_tables, reverse_ranking_loss
 from recbole_unlearn.settings import Role, UnlearnConfig, setting
 from recbole_unlearn.text import counted
 
@@ -240,7 +227,7 @@ class Request:
             )
         self.starts_again = self.options.lua_target != "none"
         users, items = (data.forget.inter_feat[f] for f in (data.forget.uid_field, data.forget.iid_field))
-        self.retained = RetainedIndex(self.index, users, items, data.deleted, data.numbers)
+        self.retained = rows.RetainedIndex(self.index, users, items, data.deleted, data.numbers)
         # Shares may be known only within limits (`data/item_counts.py`): rows are calibrated by what they may have
         # lost, and start again by what they certainly lost.
         touched = find_region(self.index, users, items, data.lost)
@@ -336,7 +323,7 @@ class Request:
         with torch.backends.cudnn.flags(enabled=False):  # has no gradients of recurrent layers in evaluation mode
             return curvature.from_retained(self.model, [self.witness.batch(self.witness.triples(p)) for p in parts])
 
-    def downdate(self, moments: Moments) -> list[torch.Tensor]:
+    def downdate(self, moments: rows.Moments) -> list[torch.Tensor]:
         """η g_S / (√v̂ + ε), limited, for the rows (n, d) of every trained adapter; zero without a moment."""
         gradients, reach = self.deleted_gradients()
         scale = self.options.lua_scale / self.task.config["train_batch_size"]
@@ -398,7 +385,7 @@ class Request:
         forget = 0.0 if kind == "auto" or len(witness.retained.gone) == 0 else self.options.lac_forget
         standing = None
         if forget and kind in ("genuine", "noise"):
-            standing = ExpectedStanding(witness, witness.deleted(PAIRS))
+            standing = rows.ExpectedStanding(witness, witness.deleted(rows.PAIRS))
         objective = Objective(forget, standing, kind)
         interactions = witness.interactions()
         rate = min(RATE * self.task.config["learning_rate"], HIGHEST_RATE)
@@ -423,8 +410,8 @@ class Request:
         """A function for the scores of some retained pairs by the model as it is."""
         size = self.witness.retained.size
         drawn = self.witness.buffer(CERTIFIED / size) if size else torch.empty(0, dtype=torch.long)
-        users, items = (self.index.ids[side][drawn] for side in SIDES)
-        return lambda: pair_scores(self.model, self.index.train, users, items)
+        users, items = (self.index.ids[side][drawn] for side in rows.SIDES)
+        return lambda: rows.pair_scores(self.model, self.index.train, users, items)
 
 
 def direction(gradient: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
@@ -492,11 +479,11 @@ class Objective:
     """Own training loss on R + λ · loss on S: reverse ranking, or the squared distance to a stand-in's score."""
 
     forget: float = 0.0  # λ
-    standing: ExpectedStanding | None = None  # ranks to expect of deleted pairs, for stand-ins and the stop
+    standing: rows.ExpectedStanding | None = None  # ranks to expect of deleted pairs, for stand-ins and the stop
     kind: str = "hard"  # genuine: stand-ins; noise: the term on S ends where its pairs rank as never-seen ones
     trains_b: ClassVar[bool] = False  # at a constant rate; else the learning rate falls to zero
 
-    def value(self, gradients: RowGradients, witness: Witness, batch: Triples) -> float:
+    def value(self, gradients: RowGradients, witness: Witness, batch: rows.Triples) -> float:
         """The objective on a batch of R and as many interactions of S; gradients are added to ``gradients``."""
         value = gradients.own(batch)
         if not self.forget:
