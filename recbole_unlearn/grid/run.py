@@ -24,7 +24,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -75,8 +75,7 @@ _OF_GRID = ("output_dir", "workers", "ray_address", "show_progress", "resume")
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One run of a grid: its settings, and in ``asked`` all that its figures depend on."""
 
     dataset: str
@@ -184,7 +183,7 @@ def _cells(block: dict[str, Any], given: Mapping[str, Any]) -> list[Cell]:
         first = Cell(dataset, model, lists["ratios"][0], lists["seeds"][0], methods, values, {})
         asked = _checked(first)
         cells += [
-            dataclasses.replace(first, ratio=ratio, seed=seed, asked=asked)
+            first._replace(ratio=ratio, seed=seed, asked=asked)
             for ratio, seed in itertools.product(lists["ratios"], lists["seeds"])
         ]
     return cells
@@ -288,9 +287,8 @@ def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) 
     own = {key: given.pop(key) for key in _OF_GRID if key in given}
     path = packaged(file, "grid", "--grid")
     cells = load(path, given)
-    config = UnlearnConfig(
-        cells[0].model, cells[0].dataset, config_dict={**cells[0].settings(), "workers": None, **own}
-    )
+    first = cells[0]
+    config = UnlearnConfig(first.model, first.dataset, config_dict={**first.settings(), "workers": None, **own})
     run = read(RunSettings, config)
     shown = bool(own.get("show_progress", on_terminal()))
     with (
@@ -372,7 +370,7 @@ def _placed(cell: Cell) -> Cell:
     data_path = {**config.internal_config_dict, **cell.values}["data_path"]
     paths = {"cache_dir": config["cache_dir"], "data_path": data_path}
     absolute = {key: str(Path(path).resolve()) for key, path in paths.items()}
-    return dataclasses.replace(cell, values=cell.values | absolute)
+    return cell._replace(values=cell.values | absolute)
 
 
 def _is_done(directory: Path, cell: Cell) -> bool:

@@ -76,19 +76,15 @@ class _MLflow(_Tracker):
         self.module.end_run("FAILED" if failed else "FINISHED")
 
 
-def _asked(config: UnlearnConfig) -> list[_Wandb | _MLflow]:
+def asked(config: UnlearnConfig) -> list[_Wandb | _MLflow]:
+    """The trackers of a run; one whose package is not installed is refused, before anything is loaded."""
     return [tracker(config) for tracker in (_Wandb, _MLflow) if config[f"log_{tracker.package}"]]
-
-
-def refuse_missing(config: UnlearnConfig) -> None:
-    """Refuse a tracker whose package is not installed, before anything is loaded."""
-    _asked(config)
 
 
 @contextlib.contextmanager
 def tracked(config: UnlearnConfig) -> Iterator[Callable[[RunResult], None]]:
     """Open the trackers that are asked for during the block; yields a function to call with the result."""
-    used = _asked(config)
+    used = asked(config)
     title = f"{config['unlearn']} {config['model']} {config['dataset']}"
     params = {key: config[key] for key in ("model", "dataset", "unlearn", "seed")} | plain_values(config)
 

@@ -20,7 +20,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from recbole_unlearn import __version__
 from recbole_unlearn.cluster import import_ray
 from recbole_unlearn.errors import UnlearnError, one_line, reason
 from recbole_unlearn.files import write_bytes
-from recbole_unlearn.settings import TuneSettings, read_regular
+from recbole_unlearn.settings import TuneSettings, read, read_regular
 from recbole_unlearn.text import decimal
 from recbole_unlearn.training import state_digest
 from recbole_unlearn.tuning.objective import Bench
@@ -54,6 +54,7 @@ _QUIET = {
 }  # fmt: skip
 
 Record = dict[str, Any]  # number, settings, state, error, node, reports
+SettingsOf = Callable[[Mapping[str, Any]], Settings]
 
 
 def sweep_digest(shared: Shared, space: Space) -> str:
@@ -158,27 +159,21 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def run_trials(
-    ray: Any,
-    shared: Shared,
-    space: Space,
-    listed: Sequence[Settings] | None,
-    journal: Journal,
-    options: TuneSettings,
-    workers: int | None,
-) -> None:
+def run_trials(ray: Any, shared: Shared, space: Space, listed: Sequence[Settings] | None, journal: Journal) -> None:
     """Run the trials ``listed``; None: as many as a model-based searcher may suggest.
 
     The journal gets every trial that has ended; an error of it ends the sweep. Trials that it knows are not done
-    again: their reports are passed on to scheduler and searcher. ``workers`` None: as many as the cluster has CPUs.
+    again: their reports are passed on to scheduler and searcher.
     """
     from ray import tune
 
+    options, known = read(TuneSettings, shared.config), journal.known
     configs = importlib.import_module("ray.tune" if hasattr(tune, "RunConfig") else "ray.air")
-    driver, known = _driver(tune, journal, space, listed), journal.known
-    parts = {"reference": [ray.put(shared)], "space": space, "listed": listed, "known": known}
+    settings_of = functools.partial(_settings, space, listed)
+    driver = _driver(tune, journal, settings_of)
+    parts = {"reference": [ray.put(shared)], "settings_of": settings_of, "known": known}
     how: dict[str, Any] = {"metric": "score", "mode": "max", "reuse_actors": True}
-    how["max_concurrent_trials"] = workers or int(ray.cluster_resources().get("CPU", 1))
+    how["max_concurrent_trials"] = shared.config["workers"] or int(ray.cluster_resources().get("CPU", 1))
     if listed is None:
         points = [record["settings"] for record in known.values()]
         name, seed_key = _SEARCHERS[options.searcher]
@@ -213,7 +208,7 @@ def run_trials(
         raise driver.error
 
 
-def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings] | None) -> Any:
+def _driver(tune: Any, journal: Journal, settings_of: SettingsOf) -> Any:
     """A callback and stopper of Ray Tune that calls ``journal``; made here because its base classes are Ray's."""
 
     class Driver(tune.Callback, tune.Stopper):
@@ -232,7 +227,7 @@ def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings
             reports, node, error = last.get("reports", []), last.get("node"), last.get("failure", died)
             try:
                 if self.error is None:
-                    journal.ended(position, _settings(space, listed, trial.config), reports, node, error)
+                    journal.ended(position, settings_of(trial.config), reports, node, error)
             except UnlearnError as failure:  # Ray would take it for an error of the trial
                 self.error = failure
 
@@ -251,17 +246,13 @@ def _settings(space: Space, listed: Sequence[Settings] | None, config: Mapping[s
 
 
 def _trainable(
-    config: dict[str, Any],
-    reference: list[Any],
-    space: Space,
-    listed: Sequence[Settings] | None,
-    known: Mapping[str, Record],
+    config: dict[str, Any], reference: list[Any], settings_of: SettingsOf, known: Mapping[str, Record]
 ) -> None:
     from ray import get_runtime_context, tune
 
     # Ray moved the function in its second generation.
     place = tune if hasattr(tune, "RunConfig") else importlib.import_module("ray.air.session")
-    values, node = _settings(space, listed, config), get_runtime_context().get_node_id()
+    values, node = settings_of(config), get_runtime_context().get_node_id()
     reports: list[Report] = []
 
     def tell(report: Report) -> None:

@@ -15,7 +15,7 @@ is on it.
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from recbole.evaluator.register import metrics_dict
@@ -39,8 +39,7 @@ class Figures:
     demotion: float | None  # None when no deleted pair can be compared
 
 
-@dataclasses.dataclass(frozen=True)
-class Goal:
+class Goal(NamedTuple):
     """The objective: which of two candidates is better."""
 
     metric: str  # as RecBole's results name it: ndcg@20

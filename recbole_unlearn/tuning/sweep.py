@@ -123,7 +123,7 @@ class _Sweep:
             with progress_bar(f"Tune {self.method.name}", total, shown and left > 0, "trial") as kept.bar:
                 try:
                     if left > 0:
-                        backend.run_trials(ray, shared, self.space, self.listed, kept, self.options, run.workers)
+                        backend.run_trials(ray, shared, self.space, self.listed, kept)
                 except KeyboardInterrupt:
                     number = counted(len(kept.records), "trial")
                     logger.warning("Stopped: finished trials are kept (%s); continue with --resume.", number)

@@ -9,7 +9,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from recbole.utils import ModelType
@@ -30,8 +30,7 @@ Report = dict[str, Any]
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Shared:
+class Shared(NamedTuple):
     """The common start of all trials; it is never written to."""
 
     config: UnlearnConfig
@@ -97,7 +96,7 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str
         target = round(target, DECIMALS)  # the last bits of another machine do not make another sweep of it
         source = "the level of never-seen items" if retrained is None else "the retrained model's"
         logger.info("Demotion rate to reach: %.3f (%s).", target, source)
-    goal = dataclasses.replace(goal, original=round(goal.utility(original), DECIMALS), target=target)
+    goal = goal._replace(original=round(goal.utility(original), DECIMALS), target=target)
     shared = Shared(config, data, pipeline.original, method, config.method_values(method.name), goal)
     judged = None if retrained is None else goal.judge(retrained)
     return shared, {"original": goal.judge(original), "retrained": judged}

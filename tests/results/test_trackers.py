@@ -123,7 +123,7 @@ def test_a_folder_named_wandb_is_no_package(make_config, monkeypatch):
     """W&B leaves a folder of its name where it ran, and Python imports it as an empty package."""
     monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
     with pytest.raises(UnlearnError, match="pip install wandb"):
-        trackers.refuse_missing(make_config(log_wandb=True))
+        trackers.asked(make_config(log_wandb=True))
 
 
 def test_a_tracker_that_cannot_start_is_refused_before_training(settings, wandb, monkeypatch):

@@ -6,7 +6,6 @@ at every call: with a new mini-batch in each iteration conjugate gradients diver
 conjugate for no matrix.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -128,8 +127,7 @@ def gradient_sum(losses: Iterable[tuple[torch.Tensor, float]], selection: Select
     return total
 
 
-@dataclasses.dataclass(frozen=True)
-class Solution:
+class Solution(NamedTuple):
     """x (P,), the relative residuals |b - (H + Λ)x| / |b| after each step, and whether negative curvature was met."""
 
     x: torch.Tensor
@@ -191,7 +189,7 @@ def damped(
     for _ in range(TRIES):
         solution = conjugate_gradient(product, b, damping * weights, steps, tolerance, done)
         if not solution.negative_curvature:
-            return dataclasses.replace(solution, damping=damping)
+            return solution._replace(damping=damping)
         damping = max(GROWTH * damping, LEAST)
     raise UnlearnError(
         f"The Hessian is not positive definite even with a damping of {damping:g}. Check the model's weights."
