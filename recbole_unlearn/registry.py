@@ -40,8 +40,7 @@ class Registry(Generic[T]):
     def discover(self) -> dict[str, str]:
         """Import all modules that register entries, once; returns the entry points that failed, with the reason."""
         if self._failed is None:
-            root = importlib.import_module(self.package)
-            for module in pkgutil.walk_packages(root.__path__, f"{self.package}."):
+            for module in pkgutil.walk_packages(importlib.import_module(self.package).__path__, f"{self.package}."):
                 importlib.import_module(module.name)
             self._failed = {}
             for point in metadata.entry_points(group=self.entry_points) if self.entry_points else ():
@@ -90,8 +89,7 @@ def method(
 
     def add(cls: Any) -> Any:
         cls.name, cls.help, cls.Settings, cls.recommended = name, help, settings, recommended
-        derived = getattr(cls, "models", "differentiable" if cls.needs_gradients else "all")
-        cls.models = models or derived
+        cls.models = models or getattr(cls, "models", "differentiable" if cls.needs_gradients else "all")
         cls.result = result or ("exact" if cls.exact else "approximate")
         METHODS.add(name, cls)
         return cls

@@ -57,5 +57,4 @@ def inject(clean: Splits, settings: ForgetSettings, seed: int, scorer: Scorer | 
     mask[len(clean.train) :] = True
     if not mask.any():  # the users who were drawn have all items
         raise UnlearnError("The synthetic protocol injected nothing; raise inject_users or inject_amount.")
-    located = Located(mask, np.zeros(len(clean.valid), bool), np.zeros(len(clean.test), bool))
-    return clean.with_train(train), located
+    return clean.with_train(train), Located(mask, np.zeros(len(clean.valid), bool), np.zeros(len(clean.test), bool))

@@ -348,8 +348,7 @@ def _json_lines(name: str, content: bytes) -> _Table:
         raise _UnreadableError("it is empty")
     names = dict.fromkeys(key for entry in found.values() for key in entry)
     _bounded(len(found), len(names), len(content))
-    columns = [(key, [entry.get(key) for entry in found.values()]) for key in names]
-    return _Table(name, "line", columns, list(found))
+    return _Table(name, "line", [(key, [entry.get(key) for entry in found.values()]) for key in names], list(found))
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -460,8 +459,7 @@ def _report_missing(request: ForgetRequest, bad: np.ndarray, on_missing: str, wh
             f"({request.where(bad)}). Correct them, or leave them out with --on_missing=skip.{hint}"
         )
     # Without their number: there may be a line for each interaction of one user.
-    said = "%s: requests that %s were skipped; --on_missing=error gives their numbers."
-    logger.warning(said, request.name, what)
+    logger.warning("%s: requests that %s were skipped; --on_missing=error gives their numbers.", request.name, what)
 
 
 class Candidates(NamedTuple):

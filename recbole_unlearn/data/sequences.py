@@ -185,8 +185,7 @@ class Sequences:
         """Windows (m) whose histories are the ``length`` (m,) interactions of ``kept`` before ``end`` (m,)."""
         place = torch.arange(self.length)
         inside = place < length[:, None]
-        padded = torch.cat([kept, kept.new_zeros(1)])
-        history = padded[((end - length)[:, None] + place).clamp(max=len(kept))]
+        history = torch.cat([kept, kept.new_zeros(1)])[((end - length)[:, None] + place).clamp(max=len(kept))]
         found = dict(targets.interaction)
         found[self.raw.item_list_length_field] = length
         for field, values in self.raw.inter_feat.interaction.items():

@@ -194,8 +194,7 @@ class UnlearnData:
     def summary(self) -> dict[str, Any]:
         """Counts for result.json: how much was asked for, and what the rules above left out."""
         users, items = (len(torch.unique(ids)) for ids in _pairs(self.forget))
-        about = {"source": self.source, "interactions": len(self.forget), "users": users, "items": items}
-        return about | self.counts
+        return {"source": self.source, "interactions": len(self.forget), "users": users, "items": items} | self.counts
 
 
 def _pairs(dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:

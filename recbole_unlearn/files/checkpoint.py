@@ -162,8 +162,7 @@ def read_checkpoint(path: str | Path, model: type | None = None) -> Checkpoint:
     path = Path(path)
     if path.is_dir():
         stored = read_head(path)
-        own = settings.names(METHODS.get(stored.method).Settings)
-        kept = _safe_settings(stored.settings, path, own)
+        kept = _safe_settings(stored.settings, path, settings.names(METHODS.get(stored.method).Settings))
         return Checkpoint(path, stored.model, stored.dataset, kept, None, stored.dataset_file, stored.method)
     content = load_torch(path, only(model))
     whole = isinstance(content, dict) and isinstance(content.get("state_dict"), dict)

@@ -252,8 +252,7 @@ def read_dataset(path: Path, config: Config) -> Saved:
         require(done is not None, "its list of earlier requests is odd")
     except Exception as error:  # a state of odd types can make the checks raise anything
         fault = shown(str(error)) if isinstance(error, RefusedError) else type(error).__name__
-        text = f"{shown(path)} is damaged, or not a dataset this plugin wrote: {fault}."
-        raise UnlearnError(text) from error
+        raise UnlearnError(f"{shown(path)} is damaged, or not a dataset this plugin wrote: {fault}.") from error
     dataset = kind.__new__(kind)
     if kind is SequentialDataset:
         dataset.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
@@ -331,8 +330,7 @@ def _check_column(state: Mapping[str, Any], field: str, values: pd.Series) -> No
         # Numbers with their buckets (`numerical_features`): pairs, or two sequences of one length.
         for value in values:
             pair = np.asarray(value, dtype=np.float64)
-            fits = pair.ndim == _DEPTH[kind] and len(pair) == 2 and np.isfinite(pair).all()
-            require(fits, f"{field} is damaged")
+            require(pair.ndim == _DEPTH[kind] and len(pair) == 2 and np.isfinite(pair).all(), f"{field} is damaged")
             inside = ((pair[1] >= 0) & (pair[1] < state["field2bucketnum"].get(field, 0))).all()
             require(inside, f"{field} has buckets that it does not have")
         return

@@ -119,11 +119,9 @@ def _torch(content: bytes, consent: Consent) -> Any:
         members = archive.infolist()
         names = {member.filename for member in members}
         require(len(names) == len(members), "two records of one name")
-        script = any(name.endswith("/constants.pkl") or "/code/" in name for name in names)
-        require(not script, "TorchScript code")
+        require(not any(name.endswith("/constants.pkl") or "/code/" in name for name in names), "TorchScript code")
         require(all(one.compress_type == zipfile.ZIP_STORED for one in members), "compressed records")
-        size = sum(member.file_size for member in members)
-        require(size <= len(content), "records that are larger than the file")
+        require(sum(member.file_size for member in members) <= len(content), "records that are larger than the file")
         (main,) = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
         folder = main.removesuffix("data.pkl")
         little = f"{folder}byteorder" not in names or archive.read(f"{folder}byteorder") == b"little"
@@ -268,8 +266,7 @@ def _tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
 
 
 def _sparse_tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
-    layout = made.args[0]
-    require(layout.args == ("torch.sparse_coo",), "a sparse tensor that is not in coordinate form")
+    require(made.args[0].args == ("torch.sparse_coo",), "a sparse tensor that is not in coordinate form")
     indices, values, size = builder.build(made.args[1])[:3]
     tensors = isinstance(indices, torch.Tensor) and isinstance(values, torch.Tensor)
     shape = _whole_numbers(size)
@@ -294,8 +291,7 @@ def _dtype(builder: _Builder, made: StandIn) -> np.dtype:
     code, state = made.args[0], made.state or (3, "|", None, None, None)
     require(state[2] is state[3] is state[4] is None, "a structured dtype")
     order: Any = state[1]
-    known = isinstance(code, str) and _DTYPE.fullmatch(code) and order in ("<", ">", "=", "|")
-    require(known, "an unknown dtype")
+    require(isinstance(code, str) and _DTYPE.fullmatch(code) and order in ("<", ">", "=", "|"), "an unknown dtype")
     found = np.dtype(code)
     return found.newbyteorder(order) if order in "<>" and not found.hasobject else found
 

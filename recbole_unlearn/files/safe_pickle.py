@@ -195,6 +195,5 @@ class _Machine:
     def _make(self, maker: Any, args: Any, state: Any = None) -> None:
         if isinstance(maker, Global) and maker.root == "copyreg":  # _reconstructor(class, object, None)
             maker, args = args[0], ()
-        fits = isinstance(maker, Global) and isinstance(args, tuple)
-        require(fits, "a call of something that is no global")
+        require(isinstance(maker, Global) and isinstance(args, tuple), "a call of something that is no global")
         self._push(StandIn(maker, args, state))

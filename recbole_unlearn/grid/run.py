@@ -369,8 +369,7 @@ def _placed(cell: Cell) -> Cell:
     config = cell.config()
     data_path = {**config.internal_config_dict, **cell.values}["data_path"]
     paths = {"cache_dir": config["cache_dir"], "data_path": data_path}
-    absolute = {key: str(Path(path).resolve()) for key, path in paths.items()}
-    return cell._replace(values=cell.values | absolute)
+    return cell._replace(values=cell.values | {key: str(Path(path).resolve()) for key, path in paths.items()})
 
 
 def _is_done(directory: Path, cell: Cell) -> bool:

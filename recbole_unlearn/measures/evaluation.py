@@ -71,8 +71,7 @@ def utility(
     trainer.eval_collector, trainer.evaluator = recbole_compat.TensorCollector(config), evaluator
     try:
         trainer.eval_collector.data_collect(data.train)
-        is_shown = bool(config["show_progress"])
-        everyone = trainer.evaluate(data.test, load_best_model=False, show_progress=is_shown)
+        everyone = trainer.evaluate(data.test, load_best_model=False, show_progress=bool(config["show_progress"]))
     finally:
         trainer.eval_collector, trainer.evaluator = held
     struct = evaluator.kept

@@ -157,8 +157,7 @@ def _uncleaned(view: View) -> dict[str, Figure]:
 
 def one_target_utility(hits: torch.Tensor) -> Metrics:
     """RecBole's Recall and NDCG at K of windows with one target each: it is found or not, and 1/log₂(1 + place)."""
-    places = torch.arange(1, hits.shape[1] + 1, dtype=torch.double)
-    gains = hits.double() / torch.log2(1 + places)
+    gains = hits.double() / torch.log2(1 + torch.arange(1, hits.shape[1] + 1, dtype=torch.double))
     cuts = [k for k in TOPK if k <= hits.shape[1]] if len(hits) else []
     recall = {f"recall@{k}": _rate(hits[:, :k].any(dim=1)) for k in cuts}
     return recall | {f"ndcg@{k}": rounded(gains[:, :k].sum(dim=1).mean()) for k in cuts}
@@ -272,8 +271,7 @@ def _attack_alone(view: View) -> dict[str, Figure]:
 def _attack_before_after(view: View) -> dict[str, Figure]:
     if view.before is None:
         return {}
-    standings = [(one.deleted, one.held_out) for one in (view.before, view.seen)]
-    return _membership(view, "attack_before_after", standings)
+    return _membership(view, "attack_before_after", [(one.deleted, one.held_out) for one in (view.before, view.seen)])
 
 
 # Score distributions of deleted pairs, relative to the user's other items: (s − mean)/std

@@ -52,8 +52,7 @@ class Probes:
         drawn, usable = never_touched(users[chosen], data.full, UNTOUCHED, seed)
         halves = []
         for place in chosen[usable].tolist():
-            mixed = items[place][torch.randperm(len(items[place]), generator=generator)]
-            halves.append(mixed.tensor_split(2))
+            halves.append(items[place][torch.randperm(len(items[place]), generator=generator)].tensor_split(2))
         return cls([fit for fit, _ in halves], [rank for _, rank in halves], drawn[usable])
 
 

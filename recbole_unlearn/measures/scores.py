@@ -172,8 +172,7 @@ def compared(scores: torch.Tensor, users: torch.Tensor, pairs: Pairs) -> tuple[t
     mine = pairs.of(users)
     row = torch.searchsorted(users, pairs.users[mine])
     own = scores[row, pairs.items[mine]]
-    others = scores.take(row[:, None] * scores.shape[1] + pairs.others[mine])
-    return own, own[:, None] < others
+    return own, own[:, None] < scores.take(row[:, None] * scores.shape[1] + pairs.others[mine])
 
 
 def _lists(scores: torch.Tensor, users: torch.Tensor, deleted: Pairs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -101,8 +101,7 @@ class RequestLosses:
             new = ~(region["user"].contains(more.users) | region["item"].contains(more.items))
             triples = Triples(*(torch.cat(pair) for pair in zip(triples, more.part(new), strict=True)))
         number = len(triples.numbers)
-        chosen = torch.randperm(number, generator=self.generator)[:size]
-        return witness.batch(triples.part(chosen)), number
+        return witness.batch(triples.part(torch.randperm(number, generator=self.generator)[:size])), number
 
     def kept_sample(self, size: int) -> list[Interaction]:
         """``size`` of all retained interactions, uniform, as one batch."""
@@ -156,8 +155,7 @@ class WindowLosses:
 
     def kept_sample(self, size: int) -> list[Interaction]:
         """``size`` of all retained windows, uniform, in batches."""
-        number = len(self._kept._dataset)
-        chosen = torch.randperm(number, generator=self.generator)[:size]
+        chosen = torch.randperm(len(self._kept._dataset), generator=self.generator)[:size]
         return [self.kept_batch(part) for part in chosen.split(BATCH)]
 
     def kept_batch(self, numbers: torch.Tensor) -> Interaction:

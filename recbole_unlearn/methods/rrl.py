@@ -104,8 +104,7 @@ class RRL(UnlearnTrainer):
                     yield witness.batch(witness.triples(units[drawn]))
                     bar.update()
 
-        mean = fisher(self.model, batches())
-        return {name: len(units) * size * value for name, value in mean.items()}
+        return {name: len(units) * size * value for name, value in fisher(self.model, batches()).items()}
 
 
 def fisher_term(named: dict[str, torch.nn.Parameter], anchor: dict[str, torch.Tensor], held: Moments) -> torch.Tensor:

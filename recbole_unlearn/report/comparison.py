@@ -92,7 +92,6 @@ def _row(runs: Runs, color: str) -> list[str]:
     # The levels of the runs' verdicts: near, or how many have which where they differ.
     levels = Counter(SHORT[entry.level] for entry in runs.entries if entry.level in SHORT).most_common()
     forgets = [f"{words} {amount}×" if len(levels) > 1 else words for words, amount in levels]
-    faster = ratio_of_sums(runs.pairs(GOAL, AFTER, attrgetter("seconds")))
     return [
         page.chip(page.phase_title(runs.name), color),
         "" if is_reference else ", ".join(forgets) or MISSING,
@@ -102,7 +101,7 @@ def _row(runs: Runs, color: str) -> list[str]:
         _mean(runs, lambda phase: phase.figure("attack", "auc"), distance_first=True),
         _mean(runs, lambda phase: phase.figure("overlap@20", "affected")),
         page.duration(statistics.fmean(seconds)) if seconds else "loaded",
-        "" if is_reference else page.times(faster),
+        "" if is_reference else page.times(ratio_of_sums(runs.pairs(GOAL, AFTER, attrgetter("seconds")))),
         str(len(runs.entries)),
     ]
 

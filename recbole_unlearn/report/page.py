@@ -97,8 +97,7 @@ def prose(sentence: str) -> Markup:
 
 def shell(command: str) -> Markup:
     """A command line, which breaks between its words."""
-    words = re.split(r"(?<= )(?=--|')", command)
-    return Markup("").join(Markup("<span>{}</span>").format(word) for word in words)
+    return Markup("").join(Markup("<span>{}</span>").format(word) for word in re.split(r"(?<= )(?=--|')", command))
 
 
 def difference(value: float | None, reference: float | None) -> float | None:

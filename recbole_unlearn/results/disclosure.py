@@ -265,8 +265,7 @@ class Discretion:
         control = result.control
         if control is not None:  # of few users its level alone
             shown = PhaseResult() if self.few else self.phase(control)
-            said = self._verdict(control.verdict, phases | {schema.UNLEARNED: shown}, {})
-            control = replace(shown, verdict=said)
+            control = replace(shown, verdict=self._verdict(control.verdict, phases | {schema.UNLEARNED: shown}, {}))
         shares, compared = self._shares(result.recovered), self.crowd.compared
         return replace(
             result,

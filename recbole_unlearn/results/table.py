@@ -132,8 +132,7 @@ def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
 
 def _methods(result: RunResult) -> Block | None:
     """A row per method with its gaps to retraining and its verdict, where there are several methods."""
-    phases = result.phases.items()
-    judged = [(name, phase, phase.verdict) for name, phase in phases if phase.verdict is not None]
+    judged = [(name, phase, phase.verdict) for name, phase in result.phases.items() if phase.verdict is not None]
     if len(judged) < 2:
         return None
     target = result.retrained or PhaseResult()
@@ -141,13 +140,11 @@ def _methods(result: RunResult) -> Block | None:
     rows = []
     for name, phase, verdict in judged:
         mine = phase.demotion_rate, phase.figure("attack", "auc"), phase.affected.get("ndcg@20")
-        both = zip(mine, goal, strict=True)
-        gaps = [None if one is None or other is None else one - other for one, other in both]
+        gaps = [None if one is None or other is None else one - other for one, other in zip(mine, goal, strict=True)]
         title = f"{name} ({result.method})" if name == UNLEARNED and result.method else name
         share, faster = percent((phase.recovered or {}).get("ndcg@20")), times(phase.speedup)
         rows.append([title, SHORT.get(verdict.level, verdict.level), *map(signed, gaps), share, faster])
-    head = ["against retraining", "verdict", "demotion", "attack AUC", "N@20", "recovered", "speed-up"]
-    return head, rows, 2
+    return ["against retraining", "verdict", "demotion", "attack AUC", "N@20", "recovered", "speed-up"], rows, 2
 
 
 def closing_lines(result: RunResult) -> Iterator[str]:

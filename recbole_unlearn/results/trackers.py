@@ -67,8 +67,7 @@ class _MLflow(_Tracker):
             self.module.log_params(dict(known[first : first + _BATCH]))
 
     def send(self, figures: dict[str, float], verdict: str | None) -> None:
-        named = {_NOT_IN_NAMES.sub("_", key.replace("@", "_at_")): figures[key] for key in figures}
-        self.module.log_metrics(named)
+        self.module.log_metrics({_NOT_IN_NAMES.sub("_", key.replace("@", "_at_")): figures[key] for key in figures})
         if verdict is not None:
             self.module.set_tag("verdict", verdict)
 

@@ -128,8 +128,7 @@ class Witness:
             gone = gone[torch.randint(0, len(gone), (size,), generator=self.generator)]
         item_num = self.index.sizes["item"]
         users, items = gone // item_num, gone % item_num
-        negatives = self.retained.negatives(users, self.generator)
-        return Triples(torch.full_like(users, -1), users, items, negatives)
+        return Triples(torch.full_like(users, -1), users, items, self.retained.negatives(users, self.generator))
 
     def scores(self, model: AbstractRecommender, deleted: Triples) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores (m,) of deleted pairs and of their negatives."""

@@ -164,8 +164,7 @@ class RetainedIndex:
         if len(users):
             keys, gone = torch.unique(self.gone, return_counts=True)
             first = torch.searchsorted(index.pairs, keys)
-            last = torch.searchsorted(index.pairs, keys, right=True)
-            self.gone = keys[gone == last - first]
+            self.gone = keys[gone == torch.searchsorted(index.pairs, keys, right=True) - first]
         self.size = len(index) - len(users)
         self.table = None
         if index.table is not None:

@@ -129,5 +129,4 @@ def reset_to_rarest(model: AbstractRecommender, train: Dataset, items: torch.Ten
     for table in find_tables(model, train):
         if table.side == "item":
             rows = as_rows(model.get_parameter(table.parameter), table.axis)
-            mean = rows[(others + table.offset).to(rows.device)].mean(dim=0)
-            rows[(items + table.offset).to(rows.device)] = mean
+            rows[(items + table.offset).to(rows.device)] = rows[(others + table.offset).to(rows.device)].mean(dim=0)

@@ -78,8 +78,7 @@ def find_tables(model: AbstractRecommender, dataset: Dataset) -> list[Table]:
                 sides = _sides(name, module.num_embeddings, _sizes(dataset))
                 if len(sides) == 1:
                     tables.append(Table(f"{name}.weight", sides[0]))
-    missing = {"user", "item"} - {table.side for table in tables}
-    return tables + list(_matrices(model, dataset, missing))
+    return tables + list(_matrices(model, dataset, {"user", "item"} - {table.side for table in tables}))
 
 
 def find_features(model: AbstractRecommender, dataset: Dataset) -> list[FieldTable]:

@@ -101,8 +101,7 @@ class Journal:
 
     def _read(self) -> None:
         try:
-            text = read_regular(self.path).decode()
-            lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+            lines = [json.loads(line) for line in read_regular(self.path).decode().rpartition("\n")[0].splitlines()]
             head = lines[0]["sweep"] if lines else self.sweep
             self.records = {identity(record["settings"]): record for record in lines[1:]}
         except (OSError, ValueError, LookupError, TypeError, UnlearnError) as error:

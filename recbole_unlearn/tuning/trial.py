@@ -131,8 +131,7 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
     with tempfile.TemporaryDirectory() as work:
         quiet = {"checkpoint_dir": work, "output_dir": None, "show_progress": False}
         config = shared.config.replace(**quiet).without_curves()
-        cache = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
-        models = Trainings(cache, threads)
+        models = Trainings(dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False), threads)
         trainer, task = begin(method, options, config, shared.data, shared.original, models, "unlearned")
         finished = trainer.run(dataclasses.replace(task, watch=watch))
         report(trainer, total, finished.seconds or 0.0, last=True)

@@ -123,8 +123,7 @@ def importance_region(touched: Region, retained: RetainedIndex, hops: int) -> Re
     """The touched users and items, and the share ``KEEP`` of their neighbors with the largest weights, as above."""
     if hops == 0:
         return touched
-    most = max(retained.index.sizes.values())
-    grown = with_neighbours(touched, retained, hops, decay=1.0, cap=most)
+    grown = with_neighbours(touched, retained, hops, decay=1.0, cap=max(retained.index.sizes.values()))
     own = {side: touched[side].contains(grown[side].ids) for side in grown}
     weights = torch.cat([grown[side].share[~own[side]] for side in grown])
     number = round(KEEP * len(weights))

@@ -115,8 +115,7 @@ def turned(config: UnlearnConfig, batch: Interaction) -> Interaction:
 
 def mean_label(sampling: dict | None) -> float:
     """The mean label of a user in training with k negatives to each positive: 1/(1 + k)."""
-    negatives = (sampling or {}).get("sample_num", 1) or 1
-    return 1.0 / (1.0 + float(negatives))
+    return 1.0 / (1.0 + float((sampling or {}).get("sample_num", 1) or 1))
 
 
 def cap_rows(selection: Selection, step: torch.Tensor, cap: float) -> tuple[torch.Tensor, int]:

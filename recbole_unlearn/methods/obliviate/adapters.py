@@ -85,8 +85,7 @@ class AdapterSet:
     @classmethod
     def on_region(cls, model: AbstractRecommender, tables: Sequence[Table], region: Region) -> Self:
         """Adapters of the rows of ``region`` in ``tables`` that change nothing yet."""
-        found = [Adapter.on_rows(model, t, region[t.side].ids) for t in tables if len(region[t.side])]
-        return cls(model, found)
+        return cls(model, [Adapter.on_rows(model, t, region[t.side].ids) for t in tables if len(region[t.side])])
 
     @property
     def trained(self) -> list[Adapter]:

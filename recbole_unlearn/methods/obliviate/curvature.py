@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 
 def adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """v̂ = v / (1 − β₂ᵗ), Adam's bias-corrected second moment."""
-    beta = group.get("betas", (0.9, 0.999))[1]
-    return state["exp_avg_sq"] / (1.0 - beta ** float(state["step"]))
+    return state["exp_avg_sq"] / (1.0 - group.get("betas", (0.9, 0.999))[1] ** float(state["step"]))
 
 
 # By the key that an optimizer's state has: its name, and the second moment from the state and its group. RMSprop
@@ -127,8 +126,7 @@ def refresh(
     for table in tables:
         if table.parameter in moments and len(touched[table.side]):
             rows = as_rows(moments[table.parameter], table.axis)
-            ids = (touched[table.side].ids + table.offset).to(rows.device)
-            rows[ids] = found[table].to(rows)
+            rows[(touched[table.side].ids + table.offset).to(rows.device)] = found[table].to(rows)
 
 
 def _moment_of(kinds: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], batch_size: int) -> torch.Tensor:

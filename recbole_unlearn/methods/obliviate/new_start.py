@@ -225,8 +225,7 @@ def learn(
             return None
         gram = x.T @ x
         gram.diagonal().add_(RIDGE * gram.diagonal().mean())
-        y = table[ids.to(table.device)].double()
-        transform[side] = torch.linalg.solve(gram, x.T @ y).to(table.dtype)
+        transform[side] = torch.linalg.solve(gram, x.T @ table[ids.to(table.device)].double()).to(table.dtype)
     items = tables["item"]
     return Maps(transform, centre, weight, items[rarest(train).to(items.device)].mean(dim=0))
 

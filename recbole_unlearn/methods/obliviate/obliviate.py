@@ -265,8 +265,7 @@ class Request:
             """Show the model to a watcher, or warn when retraining would be quicker."""
             if watch is None:
                 if step == WARN_AFTER and original is not None:
-                    spent = time.perf_counter() - first
-                    warn_if_slow(original.seconds, first - began + spent / step * steps)
+                    warn_if_slow(original.seconds, first - began + (time.perf_counter() - first) / step * steps)
             elif step in watch.steps:
                 self.adapters.attach()  # not all gradients write to the model as they go
                 self.trainer.show(self.task, step, self.starts_again)

@@ -238,8 +238,7 @@ class ShardedTrainer(UnlearnTrainer):
         generator = torch.Generator().manual_seed(task.config["seed"])
         embeddings = None if pretrained is None else row_vectors(task, pretrained)
         partition = self.divide(task, embeddings, generator)
-        slices = getattr(task.settings, f"{self.name}_slices", 1)
-        shards = Shards.new(config, full, partition, slices, generator)
+        shards = Shards.new(config, full, partition, getattr(task.settings, f"{self.name}_slices", 1), generator)
         spent = time.perf_counter() - start
         self.shards, new = shards.trained(full, task.train_all, self.name)
         trained = [one for several in new.values() for one in several]

@@ -129,8 +129,7 @@ class ItemEnsemble(Ensemble):
     def combine(self, scores: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """The score of the item's model."""
         shard = self.item_shards[items].expand(scores.shape[1:])
-        own = scores.gather(0, shard.clamp(min=0)[None])[0]
-        return torch.where(shard >= 0, own, scores.mean(dim=0))
+        return torch.where(shard >= 0, scores.gather(0, shard.clamp(min=0)[None])[0], scores.mean(dim=0))
 
 
 class Attention(nn.Module):
@@ -142,8 +141,7 @@ class Attention(nn.Module):
 
     def forward(self, moved: torch.Tensor) -> torch.Tensor:
         """The vectors e (n, d) from e'_s (K, n, d)."""
-        weights = self.outer(functional.relu(self.inner(moved))).softmax(dim=0)
-        return (weights * moved).sum(dim=0)
+        return (self.outer(functional.relu(self.inner(moved))).softmax(dim=0) * moved).sum(dim=0)
 
 
 class AttentiveEnsemble(Ensemble):

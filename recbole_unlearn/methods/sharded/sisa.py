@@ -54,5 +54,4 @@ class SISA(ShardedTrainer):
     def divide(self, task: UnlearnTask, embeddings: Vectors | None, generator: torch.Generator) -> Partition:
         """Users at random."""
         train = task.data.full.train
-        users = train.inter_feat[train.uid_field]
-        return random_users(users, train.user_num, task.settings.sisa_shards, generator)
+        return random_users(train.inter_feat[train.uid_field], train.user_num, task.settings.sisa_shards, generator)
