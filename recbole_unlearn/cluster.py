@@ -1,7 +1,6 @@
 """Ray: a session on this machine or on a cluster, and independent pieces of work on it.
 
-Ray is imported here only, and only when work is to run on it. A piece of work carries its data with it: no shared
-disk is assumed.
+Ray is imported here only, when work is to run on it. A piece of work carries its data with it: no disk is shared.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """The functions that users call: from a deletion request to a result.
 
 The command line calls :func:`run_unlearn` too. :func:`opened` goes from arguments to a pipeline: settings, output
-directory, log and threads; `pipeline.py` does the run.
-:func:`unlearn_model` does the middle part for callers who already have a RecBole config, model and loaders.
+directory, log and threads; `pipeline.py` does the run. :func:`unlearn_model` is for callers with a model in memory.
 """
 
 import contextlib

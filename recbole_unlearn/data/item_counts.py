@@ -5,8 +5,7 @@ pass on how many training interactions there were at that time. The exact number
 retained interactions it is the number of deleted ones, and after a request of one user 95 % of that user's items
 could be read from it (ml-100k). So it is rounded up, in steps of three or of a tenth. An item then shows a deletion
 only where its retained interactions fell below a step and its row got no new start: after that request these are 9 %
-of the user's items, and none after the requests that follow it. All other numbers follow from the retained
-interactions.
+of the user's items, and none after the requests that follow it. All others follow from retained interactions.
 
 With n interactions when it was fitted and r that are left,
 

@@ -11,8 +11,7 @@ items come as often as in training: in one epoch an interaction of the region is
 
     |D\S| / (number of facts)
 
-times. A deleted interaction brings no fact, since the request deletes nothing of the graph: it gets the fact of
-entity 0, the padding entity, which no score reads.
+times. A deleted interaction brings no fact, since none is deleted: it gets that of entity 0, which no score reads.
 """
 
 from collections.abc import Sequence

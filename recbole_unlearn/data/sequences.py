@@ -10,8 +10,7 @@ deleting starts from the interactions:
   off at L, an older interaction moves in. If it was the first, the next one is first and loses its window.
 
 Interactions of one user are in the order of (role, time, place in the data). RecBole's order is (time, place), which
-is the same: none of its splits puts a later interaction into an earlier part. Noise with the time of a held-out
-interaction stays before it.
+is the same: none of its splits puts a later interaction into an earlier part. Noise at the same time comes first.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ A file (:func:`atomic`) or a directory (:func:`new_directory`) is written under 
 flushed to disk and renamed. A killed process leaves temporary names at most, which :func:`remove_stale` finds: they
 are locked while they are written. The outputs of a run (:func:`staged`) are filled in a temporary directory that
 takes the name of the output directory in one step, or, where other files are in it, are moved in under a lock,
-`result.json` last. A killed run leaves the output directory as it was, a failed one leaves its log at most, and no
-new directory is left empty.
+`result.json` last. A killed run leaves the directory as it was, a failed one its log at most; no new one stays empty.
 """
 
 import contextlib

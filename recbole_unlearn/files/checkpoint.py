@@ -3,8 +3,7 @@
 A checkpoint is checked once, here. It may say how a model was trained; it may not set anything of this plugin, name
 a path or bring code, and settings that are not known are left out when the config is made. An unlearned model is
 two files: the checkpoint, and the retained data it needs for its ids (`retained_data.py`). `load_data_and_model` of
-plain RecBole takes both and gets the split they were evaluated with. The optimizer's moments and cached embeddings
-are not written.
+plain RecBole takes both and gets the split they were evaluated with. Moments and cached embeddings are not written.
 """
 
 import contextlib
@@ -227,8 +226,7 @@ def _is_sensible(value: Any, most: int, most_inside: int, depth: int = 0) -> boo
 def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
     """The weights and the rest of a training; an optimizer that is damaged is left out, as methods that need it say.
 
-    Some models keep a layer with their arrays and numbers (SASRecF). Its weights are in the state_dict as well, and
-    its data is not read.
+    SASRecF keeps a layer with its arrays and numbers; its weights are in the state_dict as well, and it is not read.
     """
     for name, value in content["state_dict"].items():
         tensor = isinstance(value, torch.Tensor) and value.layout == torch.strided

@@ -2,8 +2,7 @@
 
 A plain hash of a request hides nothing: hashing every user in turn finds the one who asked. A keyed hash
 (HMAC-SHA256) is a random number without the key. The key is never stored with the hashes: it is in a file that
-``hash_key`` names, in an environment variable, or in a file of the user's configuration that is made when it is
-first needed.
+``hash_key`` names, in an environment variable, or in a file of the user's configuration, made when first needed.
 """
 
 import contextlib

@@ -5,8 +5,7 @@ one parser, Python's; TorchScript, compressed records and the forms that torch h
 `safe_pickle.py` parses; here :data:`_CONSTRUCTORS`, a short table, builds tensors, arrays, sparse matrices and
 tables. Each constructor checks dtype, shape, strides and the number of bytes before a library is asked for memory,
 and all of them together get at most a few times the size of the file. A class of RecBole, or one that the caller
-consents to, stays a description (:class:`~recbole_unlearn.files.safe_pickle.StandIn`). Every failure ends in one
-line.
+consents to, stays a description (a `StandIn` of `safe_pickle.py`). Every failure ends in one line.
 """
 
 import io

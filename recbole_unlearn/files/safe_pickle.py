@@ -3,8 +3,7 @@
 Python's unpickler imports and calls the globals of a file, and its C code crashes or fills the memory on some
 pickles before a subclass is asked (a deeply nested key is hashed, a memo of 2^31 entries is allocated).
 :func:`parse` does neither: a global is a :class:`Global`, a call or an object is a :class:`StandIn` that holds its
-arguments, and the storage of a tensor is a :class:`Reference`. `safe_load.py` builds arrays and tensors from this
-description.
+arguments, and the storage of a tensor is a :class:`Reference`. `safe_load.py` builds arrays and tensors from these.
 """
 
 import dataclasses

@@ -109,8 +109,7 @@ class Measured:
 def paired_errors(before: Measured, after: Measured) -> Metrics:
     """For each metric, the standard error of the mean change of affected users from one model to another.
 
-    With d_u = after_u − before_u of the n affected users: error = √(Σ (d_u − mean)² / (n − 1)) / √n; infinite for a
-    single user.
+    With d_u = after_u − before_u of the n affected users: error = √(Σ (d_u − mean)² / (n − 1)) / √n; ∞ for one.
     """
     moves = {key: after.affected[key] - own for key, own in before.affected.items()}
     return {key: float(d.std() / math.sqrt(len(d))) if len(d) > 1 else math.inf for key, d in moves.items()}

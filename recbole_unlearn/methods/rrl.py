@@ -1,7 +1,6 @@
 r"""RRL: reverse ranking of the deleted pairs, restrained by the Fisher information of the retain set.
 
-Built from the description of the paper (*RRL: Recommendation Reverse Learning*, AAAI 2024), whose authors published
-no code; details may differ.
+Built from the paper (*RRL: Recommendation Reverse Learning*, AAAI 2024), which has no code; details may differ.
 
 From the paper: for a deleted pair (u, i) and an item j that the user never touched, the ranking is reversed, and
 Fisher information says which weights matter to retained interactions,
@@ -17,8 +16,7 @@ expectation where the mean gradient is zero, and exactly Σ g² for B = 1). Adam
 to zero, uniform negatives, and all sizes.
 
 Avoided: a public port descends -log σ(s(u, i) - s(u, j)), which is training on S once more
-(`test_rrl_lowers_the_scores_of_deleted_pairs` pins the sign); and Fisher information over D, which protects
-what S taught.
+(`test_rrl_lowers_the_scores_of_deleted_pairs` pins the sign); and Fisher information over D, which protects S.
 """
 
 import dataclasses

@@ -2,8 +2,7 @@
 
 A row of a table is a method, averaged over the runs that are there (mean ± standard deviation), with their number,
 the worst of them, and the paper's own figures (`properties/paper.yaml`) where it has some for that dataset, model and
-ratio. A method starts from its own original where it has one. The templates `comparison.html`, `tables.md` and
-`tables.tex` have the headings.
+ratio. A method starts from its own original where it has one. The templates have the headings.
 """
 
 import functools

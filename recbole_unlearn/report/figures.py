@@ -3,8 +3,7 @@
 A phase has the same color, dash and marker in every figure, so it can be told apart without colors too. The colors
 are those of Okabe and Ito, shifted to a contrast of at least 3:1 on white and on the dark background. Paper and plot
 are transparent; text and grid lines get their colors from the style sheet, which knows about dark mode and print. An
-axis of shares, metrics or losses starts at 0, and every other one has a least span, so that small changes do not look
-steep.
+axis of shares, metrics or losses starts at 0, every other one has a least span: small changes must not look steep.
 """
 
 import html

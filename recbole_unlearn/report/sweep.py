@@ -1,7 +1,6 @@
 """The page of a sweep, `tune.html`: the best settings, the front, heat maps, and every trial.
 
-A sweep is the content of `tune.json` just after it was made, so its keys are there. `templates/tune.html` has the
-headings and captions.
+A sweep is the content of `tune.json` just after it was made, so its keys are there; the template has the captions.
 """
 
 from bisect import bisect_right

@@ -1,8 +1,7 @@
 """The disclosure rule: a result shows no figure by which a user of the request could be recognised.
 
 An attacker who has the data and the original can compute the figures of every single user and compare them with those
-of a result. So there are three cases (`benchmarks/infer_members.py` attacks what is left, docs/results.md has the
-outcome):
+of a result. So there are three cases (`benchmarks/infer_members.py` attacks what is left, see docs/results.md):
 
 * **Few users**, fewer than ``min_group``: their figures are left out. Means over all users keep one decimal, because
   they tell who is missing; the demotion rate is 0, 0.5 or 1, and the size of the request is rough.
@@ -10,8 +9,7 @@ outcome):
   more than a step. With all decimals and a histogram, an integer program found all ten users of a request.
 * **Injected noise** is not a request of users. It is shown unrounded, and so is everything with ``min_group`` = 1.
 
-Which users are behind a measure's figures is declared by the measure (``discloses`` of
-:func:`~recbole_unlearn.measures.base.measure`).
+Which users are behind a measure's figures is declared by the measure (``discloses``).
 """
 
 import math

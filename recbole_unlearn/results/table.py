@@ -48,8 +48,7 @@ def frame(result: RunResult) -> pd.DataFrame:
 
     Groups are *all*, *affected* and *unaffected* users, *masked* (all users, deleted items masked), parts of users
     and test interactions (*user_activity: low*), *forgetting* (the measures, such as `attack.auc`), *recovered* (the
-    share of retraining's effect) and *time* (seconds, speedup). The original of a phase that has its own is the phase
-    *NAME before*.
+    share of retraining's effect) and *time* (seconds, speedup). The own original of a phase is *NAME before*.
     """
     rows = [
         (name, *figure)

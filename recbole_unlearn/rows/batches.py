@@ -2,8 +2,7 @@ r"""The witness set: the interactions that the region's rows are fitted to, draw
 
 Three parts, as in the paper: R, retained interactions; S, the deleted ones; Neg(S), negatives for S. R is drawn in
 epochs, each interaction once with a new uniform negative. Where items are calibrated, some of R has an item of the
-region as the negative: in training every item is a negative far more often than a positive, and its own interactions
-alone would not show that.
+region as the negative: in training every item is a negative far more often than a positive.
 
 A model may learn by interaction (a pair, a labelled pair) or by user: an autoencoder reads and scores a whole
 history, so a batch of its loss has every user once, however many interactions of that user are in it.

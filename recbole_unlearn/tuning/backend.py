@@ -2,8 +2,7 @@
 
 Trials get what they share through Ray's object store, once a process. They report plain figures and no checkpoints,
 so Ray needs no disk that the nodes share; its own files go to a temporary folder and are removed. Ray's tables, log
-files and signal handler are off. (Its own record of an experiment is saved every few seconds only, and an experiment
-that is restored cannot have more trials.)
+files and signal handler are off. (Its record is saved every few seconds, and cannot be resumed with more trials.)
 
 The journal has a line for every trial that has ended, on disk before the next is counted. `--resume` continues from
 it, so it has to survive a kill at any moment: each time, the whole file is replaced in one step. Its first line has a

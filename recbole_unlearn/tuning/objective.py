@@ -8,8 +8,7 @@ The target is the retrained model's demotion rate where there is one, otherwise 
 D\S expects of a model that never saw the deleted interactions (`rows/closed_form.py`). The ranker has no histories:
 a sequential model needs the retrained one, and its deleted interactions are scored at their cleaned prefixes.
 
-The *front* is the set of candidates that no other beats in both utility and distance; for any weight, the best score
-is on it.
+The *front* are the candidates that no other beats in both utility and distance; for any weight, the best is on it.
 """
 
 import dataclasses

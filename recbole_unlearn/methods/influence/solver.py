@@ -2,8 +2,7 @@
 
 :class:`Selection` maps rows of tables to a vector and back, :func:`hessian_product` is v -> H v for a loss, and
 :func:`damped` solves with such products only; Λ is a diagonal damping. The product must be that of the same matrix
-at every call: with a new mini-batch in each iteration conjugate gradients diverge, because the directions are then
-conjugate for no matrix.
+at every call: with new mini-batches conjugate gradients diverge, as directions are then conjugate for no matrix.
 """
 
 import math

@@ -213,8 +213,7 @@ def project(delta: torch.Tensor, rank: int | str) -> LowRank:
     """The best approximation of ``delta`` (n, d) of rank r; itself for "full".
 
     From the eigenvectors V of the Gram matrix ΔᵀΔ (d, d), which are the right singular vectors: A = ΔV_r, B = V_r.
-    B is orthonormal (the paper splits Σ between A and B; the product is the same), so that steps on A are steps on
-    the rows.
+    B is orthonormal (the paper splits Σ; the product is the same), so that steps on A are steps on the rows.
     """
     if rank == "full":
         return LowRank(delta, torch.eye(delta.shape[1], dtype=delta.dtype, device=delta.device), 1.0)

@@ -535,8 +535,7 @@ def calibrate(
     """Fit the adapters to retained ``interactions``.
 
     Returns the objective of every step, and the demotion rate of deleted pairs every few steps. ``after_step`` is
-    called with the number of steps done, after each but the last; A and B are then those of that step, the model's
-    rows need not be.
+    called with the number of steps done, after each but the last; the model's rows need not be those of that step.
     """
     values: list[float] = []
     demotion: list[tuple[int, float]] = []

@@ -61,8 +61,7 @@ def item_blocks(
     """The light co-partition of the Obliviate paper: b(i) = argmax_s #{(u, i) in D : b(u) = s}.
 
     Users are divided at random into blocks as in :func:`random_users`; an item, and with it all its interactions,
-    goes to the block whose users have most of them, the lowest of several. A block that wins no item gets the one
-    that it misses by least.
+    goes to the block whose users have most of them, the lowest of several; one without items gets the nearest miss.
     """
     blocks = random_users(users, user_num, k, generator)
     present = items.unique()

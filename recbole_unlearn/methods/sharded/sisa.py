@@ -12,8 +12,7 @@ validation interactions of the users and items it knows. With L slices a step ha
 slices together cost as much as a single one.
 
 Avoided: restarting from weights that were trained on the deleted interactions (the paper of Obliviate speaks of the
-*saved model*, which may be read so); negatives that depend on other shards' interactions; and early stopping on other
-shards' validation users.
+*saved model*, which may be read so); negatives or early stopping that depend on other shards' interactions.
 
 Exact for the ensemble: its models saw no deleted interaction. A user's shard depends on chance alone.
 """
