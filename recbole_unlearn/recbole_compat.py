@@ -23,7 +23,7 @@ NUMPY_1_NAMES = {"float_": np.float64, "complex_": np.complex128, "unicode_": np
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a module or class in the block."""
+    """Replace an attribute of a module, class or model in the block."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -13,14 +13,13 @@ Interactions of one user are in the order of (role, time, place in the data). Re
 is the same: none of its splits puts a later interaction into an earlier part. Noise at the same time comes first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -50,7 +49,7 @@ class Sequences:
     numbers: torch.Tensor  # (n,), their numbers in the sequences they were taken from
 
     @classmethod
-    def of(cls, dataset: SequentialDataset) -> Sequences:
+    def of(cls, dataset: SequentialDataset) -> Self:
         """The interactions of a dataset as `create_dataset` returns it, in the order of RecBole's windows."""
         if dataset.config["eval_args"]["order"] != "TO":
             raise UnlearnError(
@@ -74,19 +73,19 @@ class Sequences:
         return cls.divided(dataset, feat, [len(part) for part in parts], dataset.max_item_list_len)
 
     @classmethod
-    def divided(cls, dataset: SequentialDataset, feat: Interaction, sizes: Sequence[int], length: int) -> Sequences:
+    def divided(cls, dataset: SequentialDataset, feat: Interaction, sizes: Sequence[int], length: int) -> Self:
         """Training, validation and test interactions one after the other; ``dataset`` has the ids."""
         raw, role = dataset.copy(feat), _roles(sizes)
         return cls(raw, role, length, torch.ones(len(role), dtype=torch.bool), torch.arange(len(role)))
 
     @classmethod
-    def saved(cls, dataset: SequentialDataset) -> Sequences:
+    def saved(cls, dataset: SequentialDataset) -> Self:
         """The interactions of a dataset that this plugin wrote, which has the size of each part."""
         Dataset._change_feat_format(dataset)
         return cls.divided(dataset, dataset.inter_feat, dataset.file_size_list, dataset.max_item_list_len)
 
     @classmethod
-    def recovered(cls, windows: Splits) -> Sequences:
+    def recovered(cls, windows: Splits) -> Self:
         """The interactions behind windows of RecBole's `build()`: all targets, and each user's first history."""
         dataset = windows.train
         suffix, size = dataset.config["LIST_SUFFIX"], dataset.item_list_length_field
@@ -119,10 +118,10 @@ class Sequences:
         rows = self.role == role
         return rows if role == TRAIN else rows & self.usable
 
-    def only(self, keep: torch.Tensor) -> Sequences:
+    def only(self, keep: torch.Tensor) -> Self:
         """The interactions ``keep`` (n,), with the roles they have."""
         raw = self.raw.copy(self.raw.inter_feat[keep])
-        return Sequences(raw, self.role[keep], self.length, self.usable[keep], keep.nonzero().flatten())
+        return type(self)(raw, self.role[keep], self.length, self.usable[keep], keep.nonzero().flatten())
 
     def latest(self, users: torch.Tensor) -> Interaction:
         """Windows (m) of ``users`` (m,) with their last training and validation interactions, and no target."""
@@ -224,7 +223,7 @@ class SequenceSplits(Splits):
     roles: Sequence[int]  # of the three parts
 
     @classmethod
-    def of(cls, sequences: Sequences, roles: Sequence[int] = (TRAIN, VALID, TEST)) -> SequenceSplits:
+    def of(cls, sequences: Sequences, roles: Sequence[int] = (TRAIN, VALID, TEST)) -> Self:
         """The interactions by their roles, without held-out ones that are only in histories."""
         raw = sequences.raw
         made = cls(*(raw.copy(raw.inter_feat[sequences.part(role)]) for role in roles))
@@ -251,13 +250,13 @@ class SequenceSplits(Splits):
             digest.update(values.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def with_train(self, train: Dataset) -> SequenceSplits:
+    def with_train(self, train: Dataset) -> Self:
         """The same with other training interactions, in the order of time and then of ``train``."""
         parts = [train.inter_feat, self.valid.inter_feat, self.test.inter_feat]
         sizes, old = [len(part) for part in parts], self.sequences
         return self.of(Sequences.divided(old.raw, cat_interactions(parts), sizes, old.length))
 
-    def only(self, keep: Sequence[torch.Tensor]) -> SequenceSplits:
+    def only(self, keep: Sequence[torch.Tensor]) -> Self:
         """The interactions ``keep``, a mask for each part; the others leave all histories."""
         sequences = self.sequences
         stays = torch.ones(len(sequences), dtype=torch.bool)
@@ -265,7 +264,7 @@ class SequenceSplits(Splits):
             stays[sequences.part(role)] = mask
         return self.of(sequences.only(stays))
 
-    def measurable(self, users: torch.Tensor, items: torch.Tensor) -> SequenceSplits:
+    def measurable(self, users: torch.Tensor, items: torch.Tensor) -> Self:
         """Without held-out windows that have no history or whose target has no training interaction.
 
         Where the model has rows of users, also without those of users who have no training window. The interactions
@@ -279,7 +278,7 @@ class SequenceSplits(Splits):
             fit &= torch.isin(owners, owners[is_train & has_window])
         return self.of(dataclasses.replace(sequences, usable=is_train | fit))
 
-    def validated(self) -> SequenceSplits:
+    def validated(self) -> Self:
         """The same with the validation windows also as test windows; no history has a test interaction.
 
         Validation interactions get the role of test ones, which are gone; those left keep their numbers.

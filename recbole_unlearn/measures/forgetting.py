@@ -195,8 +195,7 @@ def _emptied_gap(view: View) -> dict[str, Figure]:
 
 # Membership inference: an attacker tells deleted pairs (members) from held-out positives of the same users, matched
 # by popularity. It fits a logistic regression on the model's answers, and is scored on users it has not seen. The
-# target is not .5 but the retrained model's own value: even for a model that never saw it, noise differs from real
-# preferences.
+# target is not .5 but the retrained model's value: noise differs from preferences also where it was never seen.
 
 ATTACKED = 5_000  # pairs of each kind; the interval is then about .01 wide
 FOLDS = 5

@@ -2,8 +2,7 @@ r"""Questions to a model, and its answers, from one pass over its scores.
 
 The *questions* are made once a run and are the same for every phase: the users whose lists are ranked, the deleted
 pairs, the items each is compared with, and held-out positives of the same users, from which a membership attack has
-to distinguish the deleted pairs. An *observation* holds the answers of one model. Items of the retained history are
-masked, deleted ones are not.
+to distinguish the deleted pairs. An *observation* holds a model's answers. Retained items are masked, deleted not.
 
 A sequential model ranks items after a history, so each question has one: by default that of D\S, in every phase.
 

@@ -17,7 +17,6 @@ interaction of a user has no such window, and was never learned.
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from recbole.utils import init_seed
 
 from recbole_unlearn.data import TRAIN, SequenceSplits, Splits, facts_of, loaders
 from recbole_unlearn.methods.base import UnlearnTask
+from recbole_unlearn.recbole_compat import replaced
 from recbole_unlearn.rows import Region, RetainedIndex, Triples, Witness, as_batch, find_region, training_loss
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model
@@ -145,8 +145,11 @@ class WindowLosses:
     def deleted_loss(self, chosen: torch.Tensor) -> torch.Tensor:
         """The mean loss on some windows of S."""
         assert self._deleted is not None
-        # cuDNN's recurrent layers have gradients in training mode alone.
-        with torch.backends.cudnn.flags(enabled=False), lent(self.model, self._lookups):
+        with contextlib.ExitStack() as stack:
+            # cuDNN's recurrent layers have gradients in training mode alone.
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            for name, value in self._lookups.items():
+                stack.enter_context(replaced(self.model, name, value))
             parts = [
                 len(part) / len(chosen) * training_loss(self.model, self._deleted.collate_fn(part))
                 for part in chosen.split(BATCH)
@@ -161,17 +164,6 @@ class WindowLosses:
     def kept_batch(self, numbers: torch.Tensor) -> Interaction:
         """Retained windows by their numbers, as the loss takes them."""
         return self._kept.collate_fn(numbers)
-
-
-@contextlib.contextmanager
-def lent(model: AbstractRecommender, values: Mapping[str, Any]) -> Iterator[None]:
-    """Replace some attributes of ``model`` for a while."""
-    own = {name: getattr(model, name) for name in values}
-    vars(model).update(values)
-    try:
-        yield
-    finally:
-        vars(model).update(own)
 
 
 def still(model: AbstractRecommender, config: UnlearnConfig) -> None:

@@ -235,15 +235,11 @@ def over_time(
     if limit is not None:
         traces += _level(traces, "budget", limit)
     axis: dict[str, Any] = _FROM_ZERO | ({"tickformat": form} if form else {})
-    if traces and whole:
-        axis |= {"tick0": 0, "dtick": _whole_step(max(max(trace["y"]) for trace in traces))}
+    if traces and whole:  # the least of 1, 2, 5, 10, 20, … with which the axis has at most six steps
+        sizes = (step * 10**exponent for exponent in itertools.count() for step in (1, 2, 5))
+        largest = max(max(trace["y"]) for trace in traces)
+        axis |= {"tick0": 0, "dtick": next(size for size in sizes if largest <= 6 * size)}
     return _figure(traces, "", y_title, {"type": "date"}, axis)
-
-
-def _whole_step(largest: float) -> int:
-    """The least of 1, 2, 5, 10, 20, … with which an axis from 0 to ``largest`` has at most six steps."""
-    steps = (step * 10**exponent for exponent in itertools.count() for step in (1, 2, 5))
-    return next(step for step in steps if largest <= 6 * step)
 
 
 def deadlines(rows: Sequence[tuple[str, str, str]], now: str) -> Figure | None:

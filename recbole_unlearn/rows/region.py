@@ -10,10 +10,9 @@ move an item that one request of fifteen moves. With L_x interactions deleted si
 L is counted for items only: the rows of a user are fitted again at every request of that user.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
+from typing import Self
 
 import torch
 from recbole.data.dataset import Dataset
@@ -55,9 +54,9 @@ class Members:
         """Which of ``ids`` are members (a mask)."""
         return self.place(ids) >= 0
 
-    def part(self, which: torch.Tensor) -> Members:
+    def part(self, which: torch.Tensor) -> Self:
         """Some of them, by a mask."""
-        return Members(self.ids[which], self.share[which])
+        return dataclasses.replace(self, ids=self.ids[which], share=self.share[which])
 
     def __len__(self) -> int:
         return len(self.ids)

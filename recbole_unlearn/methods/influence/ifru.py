@@ -1,7 +1,6 @@
 r"""IFRU: the leave-out optimum by an influence function, with the graph's spillover and importance pruning.
 
-From the paper (*Recommendation unlearning via influence function*), written as sums over interactions so that n
-cancels:
+From the paper (*Recommendation unlearning via influence function*), as sums over interactions, so that n cancels:
 
     Δ = (H + Λ)⁻¹ b,    b = Σ over S of ∇ℓ(z; G)  +  Σ over R' of [∇ℓ(z; G) - ∇ℓ(z; G')]
 

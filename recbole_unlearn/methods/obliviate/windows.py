@@ -12,8 +12,6 @@ r"""Obliviate for sequential models: the same two stages, on windows. Only what 
   Layers that all windows share are never moved.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,7 +98,7 @@ class WindowGradients(RowGradients):
     gradient goes back through the layers, and more is forgotten.
     """
 
-    witness: WindowWitness
+    witness: "WindowWitness"
     trains = False
 
     def _set_up(self) -> None:

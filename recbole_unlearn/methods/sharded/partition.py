@@ -9,8 +9,6 @@ interactions. The inner steps divide *points*, which are interactions or users, 
 a fixed order, torch does not promise to.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -38,7 +36,7 @@ class Partition:
     users: torch.Tensor | None  # (user_num,) int64, -1 without interactions; None if users are in many shards
     items: torch.Tensor | None  # (item_num,) int64, likewise
 
-    def without(self, deleted: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> Partition:
+    def without(self, deleted: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> "Partition":
         """The partition without the interactions ``deleted`` (a mask); the shards of orphans become -1."""
         sides = [
             None if shard is None else shard.masked_fill(ids[~deleted].bincount(minlength=len(shard)) == 0, -1)
