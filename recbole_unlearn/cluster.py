@@ -76,8 +76,7 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
 class Workers:
     """Does independent pieces of work, one after the other in this process or on Ray.
 
-    ``number`` pieces at a time: 1 never starts Ray; None starts it if that saves time, judged by the time of the
-    first piece. A Ray cluster at ``address`` is always used.
+    ``number`` pieces at a time: 1 never starts Ray, None does if that saves time. A cluster at ``address`` is used.
     """
 
     def __init__(self, number: int | None = 1, address: str | None = None) -> None:

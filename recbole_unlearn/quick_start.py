@@ -225,8 +225,7 @@ def unlearn_model(
     if ours["MODEL_TYPE"] == ModelType.SEQUENTIAL:  # of windows
         full = datasets.SequenceSplits.of(datasets.Sequences.recovered(full))
     request = datasets.read_request(forget, datasets.Fields.of(ours))
-    located = datasets.locate(request, full, forget_settings.on_missing)
-    divided = datasets.divide(full, located, "python")
+    divided = datasets.divide(full, datasets.locate(request, full, forget_settings.on_missing), "python")
     state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
     moments = None if optimizer is None else optimizer.state_dict()
     original = Trained(state, moments, copy.deepcopy(other_parameters(model)), -1)

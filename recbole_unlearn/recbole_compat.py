@@ -71,8 +71,7 @@ def dok_update() -> contextlib.AbstractContextManager[None]:
 def own_randomness() -> Iterator[None]:
     """Restore the caller's random generators.
 
-    RecBole draws initial weights, batches and negatives from the global generators of Python, numpy and torch, and
-    `init_seed` reseeds them (and sets flags of cuDNN). A run does all that inside this block.
+    RecBole draws from those of Python, numpy and torch; `init_seed` reseeds them, and sets flags of cuDNN.
     """
     python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []

@@ -40,8 +40,7 @@ def ensure_dataset(
 ) -> None:
     """Make sure that ``files`` of the dataset ``name`` are in ``directory``, where RecBole looks for them.
 
-    Nothing happens if they are. Else the zip archive at ``url`` is downloaded, by default the one that RecBole lists;
-    `#sha256=...` at the end of the url is its checksum. A directory with other files is left alone.
+    If not, the zip at ``url`` (`#sha256=...` at its end) or RecBole's is downloaded; other files there stay.
     """
     target = Path(os.path.realpath(directory))  # a link to an empty directory can be filled
     if not _missing(target, files):

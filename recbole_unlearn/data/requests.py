@@ -472,8 +472,7 @@ class Candidates(NamedTuple):
 
 def time_precision(split: Dataset) -> float:
     """How far a timestamp may be from the request's: RecBole keeps float32."""
-    has_time = split.time_field in split.inter_feat
-    times = split.inter_feat[split.time_field].numpy() if has_time else np.zeros(0)
+    times = split.inter_feat[split.time_field].numpy() if split.time_field in split.inter_feat else np.zeros(0)
     return 2 * float(np.spacing(np.float32(np.abs(times).max(initial=1.0))))
 
 

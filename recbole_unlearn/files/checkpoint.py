@@ -266,8 +266,7 @@ def _is_optimizer(state: Any) -> bool:
 def _dataset_of(path: Path, values: Mapping[str, Any], digest: Any) -> Path | None:
     """The saved dataset that an unlearned checkpoint with the settings ``values`` belongs to; None for any other.
 
-    It is next to the checkpoint, whatever path the checkpoint names. The dataset of another run is refused;
-    checkpoints of older versions have no ``digest``.
+    It is next to the checkpoint, whatever path that names, and has its ``digest``, which old versions lack.
     """
     recorded = values.get("dataset_save_path")
     if values.get("benchmark_filename") != PARTS or not isinstance(recorded, str):

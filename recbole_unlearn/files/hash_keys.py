@@ -126,8 +126,7 @@ def keyed_hash(key: bytes, purpose: str, payload: bytes | Iterable[bytes]) -> st
 def request_digest(key: bytes, frame: pd.DataFrame) -> str:
     """The hash of a request, by what it asks for: not by its order, its repetitions or the kind of its file.
 
-    ``frame`` has the columns user, item (None: all) and time (NaN: any). A row that another one covers (an
-    interaction of a whole user) does not count.
+    Columns of ``frame`` are user, item (None: all) and time (NaN: any). A row that another one covers does not count.
     """
     rows = {
         (user, item, None if np.isnan(time) else float(time))

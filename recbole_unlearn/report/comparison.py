@@ -35,8 +35,7 @@ NOTE = (
 def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[Path] = ()) -> Path:
     """Read `result.json` of each directory, write one page about them to ``target``, and return its path.
 
-    `tables.md` and `tables.tex`, the tables of the paper from the same results, go to the same directory. Directories
-    of ``grids`` say which results should be there, so that missing ones are shown as missing.
+    The tables of the paper go to the same directory. ``grids`` say which results should be there, to show gaps.
     """
     if not directories:
         raise UnlearnError("Nothing to compare. Name the output directories of one or more runs.")

@@ -125,8 +125,7 @@ _HARM = 0.02  # recall@20 that a group may lose compared with retraining before 
 def is_small(result: RunResult, phases: figures.Phases) -> bool:
     """Whether the request is too small for changes in thirds of all users to come from it.
 
-    With a tenth of a third, or fewer, they are the difference of two trainings; unless the method harms where
-    retraining does not.
+    Changes are then those of two trainings; unless the method harms where retraining does not.
     """
     users = result.forget.users
     parts = phases.get(ORIGINAL, PhaseResult()).groups.get("user_activity", {}).values()

@@ -21,8 +21,7 @@ CHUNK = 2048  # pairs scored at once: some models score the whole catalogue for 
 def training_loss(model: AbstractRecommender, batch: Interaction) -> torch.Tensor:
     """The model's own training loss on one batch, as one number where RecBole returns it in parts.
 
-    RecVAE trains its encoder and its decoder in turn, with one loss for both and dropout for the encoder alone. Rows
-    of both are fitted here, so its loss is the encoder's.
+    RecVAE trains encoder and decoder in turn with one loss; rows of both are fitted here, by the encoder's.
     """
     turn = {"encoder_flag": True} if isinstance(model, RecVAE) else {}
     loss = model.calculate_loss(batch.to(next(model.parameters()).device), **turn)

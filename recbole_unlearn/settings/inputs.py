@@ -32,8 +32,7 @@ def read_regular(path: str | os.PathLike, largest: int = LARGEST_FILE) -> bytes:
             what = "it is a directory, a pipe or a device"
             raise UnlearnError(f"There is no file {shown(path)}: {what}. Check the path.")
         if about.st_size > largest:
-            size = f"{about.st_size} bytes, at most {largest} are read"
-            raise UnlearnError(f"{shown(path)} is too large: {size}.")
+            raise UnlearnError(f"{shown(path)} is too large: {about.st_size} bytes, at most {largest} are read.")
     except BaseException:
         os.close(descriptor)
         raise
@@ -151,8 +150,7 @@ def read_yaml(
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         place = getattr(error, "problem_mark", None)
         line = f", line {place.line + 1}," if place else ""
-        what = f"{shown(path)}{line} is not valid YAML"
-        raise UnlearnError(f"{what}; expected lines of '{expected}'.") from error
+        raise UnlearnError(f"{shown(path)}{line} is not valid YAML; expected lines of '{expected}'.") from error
     if not isinstance(content, dict | None):
         raise UnlearnError(f"{shown(path)} is not a mapping; expected lines of '{expected}'.")
     odd = next((key for key in content or () if not isinstance(key, str)), None)

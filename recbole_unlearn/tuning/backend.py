@@ -160,8 +160,7 @@ def is_installed(package: str) -> bool:
 def run_trials(ray: Any, shared: Shared, space: Space, listed: Sequence[Settings] | None, journal: Journal) -> None:
     """Run the trials ``listed``; None: as many as a model-based searcher may suggest.
 
-    The journal gets every trial that has ended; an error of it ends the sweep. Trials that it knows are not done
-    again: their reports are passed on to scheduler and searcher.
+    The journal gets every trial that ends, and its error ends the sweep; trials it knows are only reported again.
     """
     from ray import tune
 

@@ -182,8 +182,7 @@ def damped(
 ) -> Solution:  # fmt: skip
     """Solve (H + λW) x = b with W = diag(``weights``) (P,) and λ = ``damping``, or more where that is not enough.
 
-    A recommender's loss is not convex in users and items together. Where negative curvature is met, λ is raised by
-    ``GROWTH`` until conjugate gradients meet none, as Levenberg and Marquardt do.
+    The loss is not convex: at negative curvature λ is raised by ``GROWTH``, as Levenberg and Marquardt do.
     """
     for _ in range(TRIES):
         solution = conjugate_gradient(product, b, damping * weights, steps, tolerance, done)

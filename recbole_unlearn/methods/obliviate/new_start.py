@@ -75,8 +75,7 @@ def degree(side: Side, share: torch.Tensor) -> torch.Tensor:
 def started_again(touched: Region) -> Region:
     """The rows of ``touched`` with w ≥ ½, which are also downdated and calibrated.
 
-    Their losses are settled with that. Losses of all other rows are counted until a later request brings them here
-    (`data/item_counts.py`, whose steps of a tenth are the share ρ at which w is ½).
+    Losses of all other rows are counted until a later request brings them here (`data/item_counts.py`).
     """
     half = {side: degree(side, members.share.float()) >= 0.5 for side, members in touched.items()}
     return Region({side: members.part(half[side]) for side, members in touched.items()})

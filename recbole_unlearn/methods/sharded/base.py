@@ -391,8 +391,7 @@ def vectors(model: AbstractRecommender, dataset: Dataset) -> Vectors:
     generator = torch.Generator().manual_seed(0)
     users = torch.randint(1, dataset.user_num, (CHECKED,), generator=generator)
     items = torch.randint(1, dataset.item_num, (CHECKED,), generator=generator)
-    device = next(model.parameters()).device
-    scores = model.predict(pairs_batch(dataset, users, items).to(device)).reshape(-1)
+    scores = model.predict(pairs_batch(dataset, users, items).to(next(model.parameters()).device)).reshape(-1)
     found = None if inspect.signature(model.forward).parameters else model.forward()  # of a graph model: all vectors
     if not isinstance(found, tuple) or [len(part) for part in found] != [dataset.user_num, dataset.item_num]:
         sides = _rows_by_side(model, dataset).values()

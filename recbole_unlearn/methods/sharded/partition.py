@@ -174,8 +174,7 @@ def _alternate(
 ) -> torch.Tensor:
     """Shards (n,) from costs (n, k) and costs from shards, in turn; at first each of k random points is a shard.
 
-    ``factors`` are the ids of the points (n,) and the vectors of the ids (m, d). The cost of a point is the squared
-    distance of its vector to the shard's mean, multiplied over the factors.
+    ``factors``: ids of points (n,), vectors of ids (m, d). A cost is the product of squared distances to the means.
     """
     n = len(factors[0][0])
     shard = np.full(n, -1, dtype=np.int64)

@@ -197,8 +197,7 @@ def fit_attention(
     """Train with BPR, keep the epoch of the best ``score``, stop ``patience`` epochs after it; (epoch, mean loss)."""
     index = TrainIndex(ensemble.dataset)
     all_pairs = RetainedIndex.whole(index)
-    attentions = [*ensemble.of_user.parameters(), *ensemble.of_item.parameters()]
-    parameters = [ensemble.turn, ensemble.shift, *attentions]
+    parameters = [ensemble.turn, ensemble.shift, *ensemble.of_user.parameters(), *ensemble.of_item.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, weight_decay=L2)
     device = ensemble.turn.device
     ensemble.eval()
