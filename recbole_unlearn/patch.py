@@ -30,26 +30,20 @@ class Patch(contextlib.ExitStack):
     undo = contextlib.ExitStack.close  # a second call changes nothing
 
 
-_active: Patch | None = None  # referenced here, since a patch that is garbage-collected would be undone
+_active: list[Patch] = []  # referenced here, since a patch that is garbage-collected would be undone
 
 
 def patch_recbole() -> Patch:
     """Make plain RecBole run here until the returned :class:`Patch` is undone; a second call changes nothing."""
-    global _active
     patch = Patch()
-    if _active is None:
-        _active = patch
-        patch.callback(_deactivate)
+    if not _active:
+        _active.append(patch)
+        patch.callback(_active.clear)
         patch.enter_context(_load_as_data())
         patch.enter_context(added(np, NUMPY_1_NAMES))
         patch.enter_context(dok_update())
         patch.enter_context(replaced(Collector, "get_data_struct", TensorCollector.get_data_struct))
     return patch
-
-
-def _deactivate() -> None:
-    global _active
-    _active = None
 
 
 def _load_as_data() -> contextlib.AbstractContextManager[None]:

@@ -75,16 +75,10 @@ METHODS: Registry[type[Any]] = Registry(  # of subclasses of UnlearnTrainer
 def method(
     name: str, help: str, settings: type, *, models: str = "", result: str = "", recommended: str = ""
 ) -> Callable[[C], C]:
-    """Class decorator: make a trainer available as ``--unlearn=name``.
+    """Class decorator: make a trainer available as ``--unlearn=name``, with the dataclass of its ``settings``.
 
-    Args:
-        name: its name on the command line.
-        help: one sentence on what it does.
-        settings: the dataclass that declares its settings.
-        models: which models it works on, in words; by default those of its base, or derived from the class.
-        result: "exact", "approximate" or which part is exact; by default derived from the class.
-        recommended: when to use it.
-
+    In words: what it does (``help``), the ``models`` it works on (by default those of its base, or derived from the
+    class), whether its ``result`` is exact (by default derived from the class), and when it is ``recommended``.
     """
 
     def add(cls: Any) -> Any:

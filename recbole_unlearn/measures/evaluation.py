@@ -166,13 +166,12 @@ class Measurement:
         users, number = torch.unique(keys // test.item_num, return_counts=True)
         mine = torch.isin(users, self.data.affected_users)
         config = report_config(self.config, test.item_num)
-        config = config.replace(
-            metrics=list(REPORTED_METRICS), topk=[k for k in config["topk"] if k <= seen.top.shape[1]]
-        )
-        names = [f"{metric.lower()}@{k}" for metric in REPORTED_METRICS for k in config["topk"]]
+        cuts = [k for k in config["topk"] if k <= seen.top.shape[1]]
+        config = config.replace(metrics=list(REPORTED_METRICS), topk=cuts)
+        names = [f"{metric.lower()}@{k}" for metric in REPORTED_METRICS for k in cuts]
         if not mine.any():
             return {name: unaffected[name] for name in names}
-        lists = seen.top_masked[torch.searchsorted(self.questions.users, users[mine]), : max(config["topk"])]
+        lists = seen.top_masked[torch.searchsorted(self.questions.users, users[mine]), : max(cuts)]
         hits = torch.isin(users[mine, None] * test.item_num + lists, keys)
         struct = DataStruct()
         struct.set("rec.topk", torch.cat([hits.int(), number[mine, None].int()], dim=1))

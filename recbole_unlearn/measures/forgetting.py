@@ -227,9 +227,8 @@ def attack(members: np.ndarray, others: np.ndarray, users: np.ndarray) -> dict[s
     x, y = np.concatenate([members, others]), np.repeat([1, 0], [len(members), len(others)])
     model = make_pipeline(StandardScaler(), LogisticRegression(solver="newton-cholesky"))
     with threadpool_limits(1):  # small matrices: more threads only wait for each other
-        guess = cross_val_predict(
-            model, x, y, groups=np.concatenate([users, users]), cv=GroupKFold(FOLDS), method="decision_function"
-        )
+        groups = np.concatenate([users, users])
+        guess = cross_val_predict(model, x, y, groups=groups, cv=GroupKFold(FOLDS), method="decision_function")
     auc, low, high = auc_interval(guess[y == 1], guess[y == 0])
     found = {"auc": auc, "low": low, "high": high, "tpr@1%fpr": tpr_at_fpr(guess[y == 1], guess[y == 0])}
     return {key: round(value, 4) for key, value in found.items()} | {"pairs": len(members)}

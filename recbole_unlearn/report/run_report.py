@@ -107,9 +107,8 @@ def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, 
     found: dict[str, list[str]] = {"under": [], "over": []}
     if method is None:
         return found
-    known = {
-        key: page.plain(result.settings[key]) for key in settings.names(method.Settings) if key in result.settings
-    }
+    keys = [key for key in settings.names(method.Settings) if key in result.settings]
+    known = {key: page.plain(result.settings[key]) for key in keys}
     for side, ways in (("under", method.forgets_more), ("over", method.forgets_less)):
         for way in ways:
             words = re.findall(r"\w+", way)

@@ -182,9 +182,7 @@ def run_trials(ray: Any, shared: Shared, space: Space, listed: Sequence[Settings
     else:
         domains = {"position": tune.grid_search(list(range(len(listed))))}
     if options.scheduler == "asha":
-        how["scheduler"] = tune.schedulers.ASHAScheduler(
-            max_t=options.tune_looks, grace_period=1, reduction_factor=REDUCTION
-        )
+        how["scheduler"] = tune.schedulers.ASHAScheduler(max_t=options.tune_looks, reduction_factor=REDUCTION)
     with _quiet(), tempfile.TemporaryDirectory(prefix="recbole-unlearn-") as folder:
         tuner = tune.Tuner(
             tune.with_resources(tune.with_parameters(_trainable, **parts), {"cpu": 1}),
