@@ -50,8 +50,7 @@ _ENCODINGS = (
 )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Fields:
+class Fields(NamedTuple):
     """The dataset's column names, from its config."""
 
     user: str
@@ -214,9 +213,6 @@ def tokens(cells: Sequence[Any]) -> list[str | None]:
     whole = all(float(cell).is_integer() for cell in given if isinstance(cell, _FLOATS))
     exact = [int(cell) if whole and isinstance(cell, _FLOATS) else cell for cell in given]
     return [None if cell is None else str(cell).strip() for cell in exact]
-
-
-# ---- files and Python data as tables ----
 
 
 def _table_of(forget: Any, fields: Fields) -> _Table:
@@ -382,9 +378,6 @@ _READERS: dict[str, Callable[[str, bytes], _Table]] = {
 }  # fmt: skip
 
 
-# ---- the interactions that a request means ----
-
-
 def carry_out(request: ForgetRequest, source: Source, kind: str, on_missing: str, digest: str | None) -> UnlearnData:
     """The data divided by ``request``; ``digest`` is its keyed hash, None without a key.
 
@@ -437,7 +430,7 @@ def locate(
             f"{request.name} asks to forget all {len(located.train)} training interactions: there is no "
             "model without data. Delete the model instead, or ask for less."
         )
-    return dataclasses.replace(located, skipped=int((unknown | absent).sum()))
+    return located._replace(skipped=int((unknown | absent).sum()))
 
 
 def ids_of(request: ForgetRequest, train: Dataset) -> tuple[np.ndarray, np.ndarray]:

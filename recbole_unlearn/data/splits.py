@@ -99,8 +99,7 @@ def three_parts(parts: Sequence[Dataset]) -> Sequence[Dataset]:
     return parts
 
 
-@dataclasses.dataclass(frozen=True)
-class Located:
+class Located(NamedTuple):
     """Which interactions of each split a request means (boolean masks), and how many requests were skipped."""
 
     train: np.ndarray
@@ -211,7 +210,7 @@ def divide(
     full: Splits, located: Located, source: str, clock: Clock | None = None, fitted: torch.Tensor | None = None
 ) -> UnlearnData:
     r"""Divide D into S and D\S by the interactions that were located, applying the rules of this module."""
-    remove = [torch.from_numpy(mask) for mask in (located.train, located.valid, located.test)]
+    remove = [torch.from_numpy(mask) for mask in located[:3]]
     kept = full.only([~mask for mask in remove])
     users, items = _orphans(full.train, kept.train)
     retain = kept.measurable(users, items)

@@ -327,11 +327,8 @@ def read_head(path: Path) -> Stored:
     return Stored(path, **{key: content[key] for key in kinds})
 
 
-# For RecBole's own code, which expects a live config in a checkpoint
-
-
 def load_for_recbole(path: Path, map_location: Any = None) -> Any:
-    """The content that `torch.load` would give RecBole for ``path``, read without running code from it.
+    """The content that `torch.load` would give RecBole, with a live config, read without running code from ``path``.
 
     The config is a new one, with the settings of the file, on the device that this machine has. The class of the
     model is RecBole's, by its name; a class of your own comes from your script.

@@ -227,9 +227,6 @@ def _whole_numbers(values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-# torch
-
-
 def _storage(storage: Any) -> tuple[torch.dtype, str, int]:
     """Type, key and length of a storage, from its persistent id: ("storage", type, key, device, length, view)."""
     about: Any = storage.about if isinstance(storage, Reference) else None
@@ -280,9 +277,6 @@ def _places(values: np.ndarray, size: int) -> np.ndarray:
     inside = values.dtype.kind in "iu" and values.ndim == 1 and ((values >= 0) & (values < size)).all()
     require(inside, "a sparse matrix with entries outside it")
     return values.astype(np.int64)
-
-
-# numpy and scipy
 
 
 def _dtype(builder: _Builder, made: StandIn) -> np.dtype:

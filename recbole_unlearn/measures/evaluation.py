@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -94,8 +94,7 @@ def _only(struct: DataStruct, users: torch.Tensor) -> DataStruct:
     return part
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """The figures of one model by itself, and its answers."""
 
     utility: dict[str, Metrics]  # "metrics" (all users), "affected" and "unaffected"

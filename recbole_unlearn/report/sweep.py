@@ -6,6 +6,7 @@ A sweep is the content of `tune.json` just after it was made, so its keys are th
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,7 @@ def _front(
     result: Sweep, metric: str, references: Mapping[str, TrialReport], candidates: Sequence[TrialReport]
 ) -> figures.Figure | None:
     """Utility against distance to the target for every candidate."""
-
-    def key(candidate: TrialReport) -> tuple[int, int | None]:
-        return candidate["trial"], candidate["step"]
-
+    key = itemgetter("trial", "step")
     best, front = key(result["best"]), {key(candidate) for candidate in result["front"]}
     named: dict[str, list[TrialReport]] = {"candidates": [], "front": [], "best": []}
     for one in candidates:
