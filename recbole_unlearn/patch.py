@@ -47,7 +47,6 @@ def patch_recbole() -> Patch:
 
 
 def _load_as_data() -> contextlib.AbstractContextManager[None]:
-    """Make RecBole's own calls of `torch.load` read files as data."""
     original = torch.load
 
     @functools.wraps(original)

@@ -189,7 +189,6 @@ def _cells(table: _Table, header: str, given: Any) -> list[Any]:
 
 
 def _is_value(given: Any) -> bool:
-    """Whether something is one value: text or a number, of Python or of numpy."""
     return isinstance(given, (str, int, float, np.integer, np.floating)) and not isinstance(given, bool)
 
 

@@ -68,7 +68,6 @@ def only(model: type | None) -> Consent:
 
 
 def _guarded(path: Path, reader: Callable[[bytes, Consent], Any], consent: Consent) -> Any:
-    """The content of a file; every failure becomes one line."""
     try:
         return reader(read_regular(path), consent)
     except UnlearnError:

@@ -332,7 +332,6 @@ def _run(cells: list[Cell], directory: Path, run: RunSettings, show_progress: bo
 
 
 def _keep(directory: Path, cell: Cell, outcome: Any, failed: dict[str, str]) -> None:
-    """Write the files of a cell, or note in ``failed`` why it has none."""
     if isinstance(outcome, Exception):
         failed[cell.name] = one_line(outcome)
         logger.warning("%s failed: %s", cell.name, failed[cell.name])

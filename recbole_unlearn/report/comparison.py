@@ -71,10 +71,7 @@ def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_P
             for place, methods in groups.items()
         },
         "figures": {
-            place.title: [
-                _trade_off(methods, looks, "demotion_rate", "demotion rate"),
-                _trade_off(methods, looks, "seconds", "seconds"),
-            ]
+            place.title: [_trade_off(methods, looks, x) for x in ("demotion_rate", "seconds")]
             for place, methods in groups.items()
         },
         "tables": tables,
@@ -113,13 +110,12 @@ def _mean(runs: Runs, of: FigureOf, digits: int = 3, distance_first: bool = Fals
     return page.lines(distance, f"is {written}") if distance_first else page.lines(written, distance)
 
 
-def _trade_off(
-    methods: Mapping[str, Runs], looks: Mapping[str, figures.Look], x: str, title: str
-) -> figures.Figure | None:
+def _trade_off(methods: Mapping[str, Runs], looks: Mapping[str, figures.Look], x: str) -> figures.Figure | None:
     """Utility against the attribute ``x`` of phases."""
     phases = [(name, entry.phase) for name, runs in methods.items() for entry in runs.entries]
     known = [(name, getattr(phase, x), affected_ndcg(phase)) for name, phase in phases]
-    points = [(name, x, y) for name, x, y in known if x is not None and y is not None]
+    points = [(name, at, y) for name, at, y in known if at is not None and y is not None]
+    title = x.replace("_", " ")
     return figures.trade_off(points, looks, title, "NDCG@20, affected users", logarithmic=x == "seconds")
 
 

@@ -25,7 +25,6 @@ from recbole_unlearn.results.table import measured_figures
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
 GROUPS = ("metrics", "affected", "unaffected", "masked")  # of users, in a phase
-Rows = list[list[str]]
 
 
 def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | None = None) -> Path:
@@ -148,7 +147,6 @@ _CURVES = {  # titles of what our methods record by step; any other curve has it
 
 
 def _curves(result: RunResult) -> list[tuple[figures.Figure | None, str, str]]:
-    """A figure for each kind of curve that any method recorded."""
     drawn = []
     for kind in dict.fromkeys(kind for own in result.curves.values() for kind in own):
         title, is_share = _CURVES.get(kind, kind.replace("_", " ")), kind == "demotion"

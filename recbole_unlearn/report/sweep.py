@@ -51,7 +51,6 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
 def _front(
     result: Sweep, metric: str, references: Mapping[str, TrialReport], candidates: Sequence[TrialReport]
 ) -> figures.Figure | None:
-    """Utility against distance to the target for every candidate."""
     key = itemgetter("trial", "step")
     best, front = key(result["best"]), {key(candidate) for candidate in result["front"]}
     named: dict[str, list[TrialReport]] = {"candidates": [], "front": [], "best": []}

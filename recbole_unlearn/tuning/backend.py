@@ -274,7 +274,6 @@ def _received(reference: Any) -> tuple[Shared, Bench]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Ray Tune without its tables, log files, signal handler and warnings."""
     before, level = dict(os.environ), logging.root.manager.disable
     os.environ.update(_QUIET)
     logging.disable(logging.ERROR)

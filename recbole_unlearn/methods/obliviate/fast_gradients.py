@@ -127,7 +127,6 @@ class BPRGradients(RowGradients):
         return table.index_select(0, ids.to(table.device))
 
     def _put(self, side: Side, ids: torch.Tensor, values: torch.Tensor) -> None:
-        """Add to the gradients of such rows."""
         if side in self._grads:
             place = self.witness.region[side].place(ids).to(values.device)
             inside = place >= 0
