@@ -53,11 +53,7 @@ def lost_at_least(fitted: torch.Tensor, retained: torch.Tensor) -> torch.Tensor:
 def fitted_after(
     fitted: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor, refitted: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """``fitted`` (items,) after a request; None for a model that was trained on the data it has.
-
-    ``before`` and ``after`` are the training interactions of each item in D and without S, ``refitted`` are the items
-    whose rows were fitted again to the retained interactions, or None.
-    """
+    """``fitted`` (items,) after a request, ``refitted`` items counted again; None: trained on the data it has."""
     if refitted is not None and len(refitted) == len(after):
         return None
     kept = (coarse(before) if fitted is None else fitted).clone()

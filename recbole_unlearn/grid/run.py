@@ -101,9 +101,9 @@ class Cell(NamedTuple):
         """The source of the request, as its result names it."""
         return f"injected {self.asked['settings']['inject_mode']}"
 
-    def config(self) -> UnlearnConfig:
-        """The configuration of its run."""
-        return UnlearnConfig(self.model, self.dataset, config_dict=self.settings())
+    def config(self, **more: Any) -> UnlearnConfig:
+        """The configuration of its run, with ``more`` settings."""
+        return UnlearnConfig(self.model, self.dataset, config_dict={**self.settings(), **more})
 
     def settings(self) -> dict[str, Any]:
         """The settings of its run."""
@@ -287,8 +287,7 @@ def run_grid(file: str | Path, *, config_dict: Mapping[str, Any] | None = None) 
     own = {key: given.pop(key) for key in _OF_GRID if key in given}
     path = packaged(file, "grid", "--grid")
     cells = load(path, given)
-    first = cells[0]
-    config = UnlearnConfig(first.model, first.dataset, config_dict={**first.settings(), "workers": None, **own})
+    config = cells[0].config(**{"workers": None, **own})
     run = read(RunSettings, config)
     shown = bool(own.get("show_progress", on_terminal()))
     with (

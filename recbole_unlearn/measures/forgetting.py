@@ -25,6 +25,10 @@ from recbole_unlearn.results.schema import Distribution, Figure, Metrics
 from recbole_unlearn.rows import as_rows, find_tables
 
 TOPK = (10, 20, 50)
+ATTACKED = 5_000  # pairs of each kind; the interval is then about .01 wide
+FOLDS = 5  # of the attack
+BINS = 60  # of the histograms of a run
+EMBEDDED = 20_000  # interactions of each kind, for the entanglement
 _GAP = {"mean": "", "error": ": standard error"}
 _AUC = {"auc": ": AUC", "tpr@1%fpr": ": TPR at 1% FPR"}
 _USERS = {"all": ", all users", "affected": ", affected users", "unaffected": ", unaffected users"}
@@ -197,9 +201,6 @@ def _emptied_gap(view: View) -> dict[str, Figure]:
 # by popularity. It fits a logistic regression on the model's answers, and is scored on users it has not seen. The
 # target is not .5 but the retrained model's value: noise differs from preferences also where it was never seen.
 
-ATTACKED = 5_000  # pairs of each kind; the interval is then about .01 wide
-FOLDS = 5
-
 
 def auc_interval(members: np.ndarray, others: np.ndarray) -> tuple[float, float, float]:
     """AUC = P(member scores above non-member) and its 95 % interval by DeLong.
@@ -300,9 +301,6 @@ def _wasserstein(view: View) -> dict[str, Figure]:
     return {"wasserstein": rounded(stats.wasserstein_distance(*scores))}
 
 
-BINS = 60  # of the histograms of a run
-
-
 def histograms(scores: Mapping[str, torch.Tensor]) -> dict[str, Distribution]:
     """Counts in the same bins for all of ``scores``; values outside count in the first or last bin."""
     low, high = np.quantile(torch.cat(list(scores.values())).numpy(), [0.001, 0.999])
@@ -355,11 +353,6 @@ def _overlap(view: View) -> dict[str, Figure]:
 )  # fmt: skip
 def _rbo(view: View) -> dict[str, Figure]:
     return {"rbo": _by_group(view, rank_biased_overlap(view.seen.top, view.target.top))}
-
-
-# The difficulty of a request, before it is carried out
-
-EMBEDDED = 20_000  # interactions of each kind
 
 
 def entanglement(forget: torch.Tensor, retain: torch.Tensor) -> float:

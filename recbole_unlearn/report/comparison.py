@@ -25,6 +25,11 @@ from recbole_unlearn.settings import properties_dir, read_yaml
 TABLES = ("tables.md", "tables.tex")  # templates, and names of the files
 CUTS = (10, 20, 50)
 _METRICS = ("recall", "ndcg")
+_rate: FigureOf = attrgetter("demotion_rate")
+_seconds: FigureOf = attrgetter("seconds")
+# A kind of table is a caption and a function that makes the row of a method, by column.
+Row = Callable[[Runs], dict[str, str]]
+_UTILITY = "All users, before and after unlearning. Gap: against the retrained model of the same run."
 NOTE = (
     "Test interactions. Means over the runs that are there, ± standard deviation over seeds; “worst” is the worst "
     "single run. The paper's figures are no one-to-one comparison: its splits, dimensions, epochs and machines are "
@@ -83,7 +88,7 @@ def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_P
 
 
 def _row(runs: Runs, color: str) -> list[str]:
-    is_reference, seconds = runs.name in entries.REFERENCES, runs.known(AFTER, attrgetter("seconds"))
+    is_reference, seconds = runs.name in entries.REFERENCES, runs.known(AFTER, _seconds)
     # The levels of the runs' verdicts: near, or how many have which where they differ.
     levels = Counter(SHORT[entry.level] for entry in runs.entries if entry.level in SHORT).most_common()
     forgets = [f"{words} {amount}×" if len(levels) > 1 else words for words, amount in levels]
@@ -92,11 +97,11 @@ def _row(runs: Runs, color: str) -> list[str]:
         "" if is_reference else ", ".join(forgets) or MISSING,
         _mean(runs, affected_ndcg, digits=4),
         "" if is_reference else page.percent(entries.recovered(runs.entries)),
-        _mean(runs, attrgetter("demotion_rate")),
+        _mean(runs, _rate),
         _mean(runs, lambda phase: phase.figure("attack", "auc"), distance_first=True),
         _mean(runs, lambda phase: phase.figure("overlap@20", "affected")),
         page.duration(statistics.fmean(seconds)) if seconds else "loaded",
-        "" if is_reference else page.times(ratio_of_sums(runs.pairs(GOAL, AFTER, attrgetter("seconds")))),
+        "" if is_reference else page.times(ratio_of_sums(runs.pairs(GOAL, AFTER, _seconds))),
         str(len(runs.entries)),
     ]
 
@@ -183,17 +188,8 @@ def _arrow(first: float, second: float, change: bool) -> str:
     return written + (f" ({_change([(second, first)])})" if change and first else "")
 
 
-_rate: FigureOf = attrgetter("demotion_rate")
-_seconds: FigureOf = attrgetter("seconds")
-
-
 def _metric(key: str) -> FigureOf:
     return lambda phase: phase.metrics.get(key)
-
-
-# A kind of table is a caption and a function that makes the row of a method, by column.
-Row = Callable[[Runs], dict[str, str]]
-_UTILITY = "All users, before and after unlearning. Gap: against the retrained model of the same run."
 
 
 def _utility(metric: str, cut: int) -> Row:

@@ -21,6 +21,14 @@ from recbole_unlearn.files import write_bytes
 from recbole_unlearn.results import SECOND, flat
 from recbole_unlearn.text import MISSING
 
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "→": r"$\to$", "−": r"$-$", "×": r"$\times$",
+    "–": "--", "·": r"$\cdot$", "“": "``", "”": "''", "’": "'", "\N{NO-BREAK SPACE}": "~",
+    "\t": " ", "\r": " ", "\n": " ",
+}  # fmt: skip
+
 
 def render(template: str, **values: Any) -> bytes:
     """The content of a file from one of `templates/`; a page extends `base.html`, which needs a ``title``."""
@@ -61,15 +69,6 @@ def _environment(kind: str) -> jinja2.Environment:
 def markdown_text(value: Any) -> str:
     """Text on one line in which Markdown finds no markup of its own; an underscore inside a word is none."""
     return re.sub(r"([\\`*\[\]<>|#])", r"\\\1", " ".join(str(value).split()))
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
-    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "→": r"$\to$", "−": r"$-$", "×": r"$\times$",
-    "–": "--", "·": r"$\cdot$", "“": "``", "”": "''", "’": "'", "\N{NO-BREAK SPACE}": "~",
-    "\t": " ", "\r": " ", "\n": " ",
-}  # fmt: skip
 
 
 def latex_text(value: Any) -> str:

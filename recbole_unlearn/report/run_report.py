@@ -25,6 +25,14 @@ from recbole_unlearn.results.table import measured_figures
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
 GROUPS = ("metrics", "affected", "unaffected", "masked")  # of users, in a phase
+_HARM = 0.02  # recall@20 that a group may lose compared with retraining before a small request is looked at
+_CURVES = {  # titles of what our methods record by step; any other curve has its own name
+    "loss": "objective",
+    "demotion": "demotion rate of deleted pairs",
+    "retained_loss": "loss of retained interactions",
+    "residual": "relative residual of the solver",
+    "validation": "validation score",
+}
 
 
 def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | None = None) -> Path:
@@ -117,9 +125,6 @@ def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, 
     return found
 
 
-_HARM = 0.02  # recall@20 that a group may lose compared with retraining before a small request is looked at
-
-
 def is_small(result: RunResult, phases: figures.Phases) -> bool:
     """Whether the request is too small for changes in thirds of all users to come from it.
 
@@ -135,15 +140,6 @@ def is_small(result: RunResult, phases: figures.Phases) -> bool:
         for name in (UNLEARNED, RETRAINED)
     )
     return own >= min(goal, 0.0) - _HARM
-
-
-_CURVES = {  # titles of what our methods record by step; any other curve has its own name
-    "loss": "objective",
-    "demotion": "demotion rate of deleted pairs",
-    "retained_loss": "loss of retained interactions",
-    "residual": "relative residual of the solver",
-    "validation": "validation score",
-}
 
 
 def _curves(result: RunResult) -> list[tuple[figures.Figure | None, str, str]]:

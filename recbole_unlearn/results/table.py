@@ -19,8 +19,6 @@ _HEADS = {
     "giniindex": ("Gini", "GiniIndex"), "tailpercentage": ("Tail", "TailPercentage"),
 }  # fmt: skip
 _DIFFERENCES = {"demotion": "demotion rate", "attack": "attack AUC", "ks": "KS"}
-
-
 Block = tuple[list[str], list[list[str]], int]  # head, rows, and how many columns at the left are names
 
 

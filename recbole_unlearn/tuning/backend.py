@@ -240,9 +240,7 @@ def _settings(space: Space, listed: Sequence[Settings] | None, config: Mapping[s
     return space.plain(config) if listed is None else listed[config["position"]]
 
 
-def _trainable(
-    config: dict[str, Any], reference: list[Any], settings_of: SettingsOf, known: Mapping[str, Record]
-) -> None:
+def _trainable(config: dict[str, Any], reference: Any, settings_of: SettingsOf, known: dict[str, Record]) -> None:
     from ray import get_runtime_context, tune
 
     # Ray moved the function in its second generation.

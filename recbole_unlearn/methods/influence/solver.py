@@ -6,7 +6,7 @@ at every call: with new mini-batches conjugate gradients diverge, as directions 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -39,9 +39,7 @@ class Part(NamedTuple):
 class Selection:
     """The rows of some users and items in a model's tables, as a vector (P,); no other row is ever written."""
 
-    def __init__(
-        self, model: AbstractRecommender, tables: Sequence[Table], region: Region, index: TrainIndex
-    ) -> None:
+    def __init__(self, model: AbstractRecommender, tables: list[Table], region: Region, index: TrainIndex) -> None:
         self.named = dict(model.named_parameters())
         self.parts: list[Part] = []
         for table in tables:

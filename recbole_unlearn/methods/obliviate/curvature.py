@@ -198,9 +198,7 @@ def _by_autograd(
     return total
 
 
-def _rows(
-    model: AbstractRecommender, gradients: Mapping[str, torch.Tensor], table: Table, ids: torch.Tensor
-) -> torch.Tensor:
+def _rows(model: AbstractRecommender, gradients: Moments, table: Table, ids: torch.Tensor) -> torch.Tensor:
     """The gradient of the rows of ``ids`` in a table (n, d); zero where the loss does not depend on it."""
     zeros = torch.zeros_like(model.get_parameter(table.parameter))
     rows = as_rows(gradients.get(table.parameter, zeros), table.axis)

@@ -310,11 +310,9 @@ class _Turn:
         self.table[self.rows] = goal
 
 
-def restart(
-    tables: Tables, maps: Maps, touched: Region, neighbours: Neighbours, rounds: int
-) -> dict[Side, torch.Tensor]:
+def restart(tables: Tables, maps: Maps, touched: Region, found: Neighbours, rounds: int) -> dict[Side, torch.Tensor]:
     """The change (n, d) by side that gives the rows of ``touched`` their new start; ``tables`` stay as they are."""
-    turns = {side: _Turn(side, tables, maps, touched, neighbours) for side in tables}
+    turns = {side: _Turn(side, tables, maps, touched, found) for side in tables}
     centre = dict(maps.centre)
     sources = sum(int((turn.degree >= 1.0).sum()) for turn in turns.values())
     order: list[Side] = ["item", "user"]
