@@ -1,7 +1,5 @@
 """recbole-unlearn: make a trained RecBole model forget, and measure how well it did."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -24,25 +22,17 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "UnlearnConfig": "recbole_unlearn.settings",
-    "UnlearnError": "recbole_unlearn.errors",
-    "init_state": "recbole_unlearn.state.state",
-    "load_unlearned": "recbole_unlearn.serving",
-    "open_state": "recbole_unlearn.state.state",
-    "patch_recbole": "recbole_unlearn.patch",
-    "read_checkpoint": "recbole_unlearn.files.checkpoint",
-    "run_grid": "recbole_unlearn.grid.run",
-    "run_unlearn": "recbole_unlearn.quick_start",
-    "tune_unlearn": "recbole_unlearn.tuning.sweep",
-    "unlearn_model": "recbole_unlearn.quick_start",
-}
+    "UnlearnConfig": "settings", "UnlearnError": "errors", "init_state": "state", "load_unlearned": "serving",
+    "open_state": "state", "patch_recbole": "patch", "read_checkpoint": "files", "run_grid": "grid",
+    "run_unlearn": "quick_start", "tune_unlearn": "tuning", "unlearn_model": "quick_start",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Import the public names on first use, so that `import recbole_unlearn` takes no time."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -4,8 +4,6 @@ Values are read as YAML. `--flag` and `--no_flag` set a yes-or-no setting. `--he
 defaults of a run; `--unlearn=?` lists the methods.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -77,10 +75,7 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run from the command line; returns the exit code.
-
-    0; 1 when a part of a grid failed; 2 when the input has to be corrected; 130 after Ctrl-C, 143 after SIGTERM.
-    """
+    """Returns 0; 1 if a part of a grid failed, 2 for wrong input, 130 after Ctrl-C, 143 after SIGTERM."""
     with stopping():
         try:
             return _main(list(sys.argv[1:] if arguments is None else arguments))
@@ -185,7 +180,6 @@ def _marked(method: Any) -> str:
 
 
 def _choice() -> str:
-    """Which method to choose, in a sentence."""
     others = [f"{one.name} is recommended {one.recommended}" for one in METHODS.all() if one.recommended]
     first = "The default, --unlearn=auto, is the quickest exact method for the model"
     return "; ".join([first, *others]) + ". --compare=retrain measures how near any method comes."

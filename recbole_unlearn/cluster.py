@@ -1,10 +1,7 @@
 """Ray: a session on this machine or on a cluster, and independent pieces of work on it.
 
-Ray is imported here only, and only when work is to run on it. A piece of work carries its data with it: no shared
-disk is assumed.
+Ray is imported here only, when work is to run on it. A piece of work carries its data with it: no disk is shared.
 """
-
-from __future__ import annotations
 
 import contextlib
 import importlib.util
@@ -47,10 +44,7 @@ def import_ray(module: str = "ray") -> Any:
 
 @contextlib.contextmanager
 def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any]:
-    """The module `ray`, connected to ``address``, to the caller's session, or to a new Ray on this machine.
-
-    A Ray that was started here is stopped at the end; an existing one is left running.
-    """
+    """The module `ray`, connected to ``address``, the caller's session, or a Ray of our own, stopped at the end."""
     ray = import_ray()
     if ray.is_initialized():
         yield ray
@@ -82,18 +76,14 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
 class Workers:
     """Does independent pieces of work, one after the other in this process or on Ray.
 
-    ``number`` pieces at a time: 1 never starts Ray; None starts it if that saves time, judged by the time of the
-    first piece. A Ray cluster at ``address`` is always used.
+    ``number`` pieces at a time: 1 never starts Ray, None does if that saves time. A cluster at ``address`` is used.
     """
 
     def __init__(self, number: int | None = 1, address: str | None = None) -> None:
         self.number, self.address = number, address
 
     def do(self, work: Callable[..., Any], pieces: Sequence[tuple], go_on: bool = False) -> Iterator[tuple[int, Any]]:
-        """``work(*piece)`` for every piece; yields (position, result) in the order in which they end.
-
-        The first piece that fails ends all. With ``go_on``, its error is yielded instead of its result.
-        """
+        """``work(*piece)`` for all: (position, result) as they end; with ``go_on`` errors are yielded, not raised."""
         left = list(range(len(pieces)))
         seconds: float | None = None  # of the last piece
         result: Any

@@ -7,8 +7,6 @@ Ctrl-C and SIGTERM end a command by an exception, so that all files of the run a
 the command line only; the signal handlers of a Python caller are not changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -78,10 +76,7 @@ def without_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def logging_to(directory: Path, level: str = "INFO", shown: str = "") -> Iterator[LogFile]:
-    """Log to ``directory``/run.log, and to the screen unless the caller has configured logging already.
-
-    The file is created by its first line. With ``shown``, the screen shows the logger of that name only.
-    """
+    """Log to ``directory``/run.log, and to the screen (the logger ``shown`` alone) unless logging is configured."""
     root = logging.getLogger()
     before = root.level
     file = LogFile(directory / "run.log", encoding="utf-8", delay=True)
@@ -140,10 +135,7 @@ def _handled_by(handler: Any, numbers: Iterable[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """Make Ctrl-C raise KeyboardInterrupt and SIGTERM raise :class:`Terminated`, once; a forked child just exits.
-
-    A signal that is ignored, or has another handler than Python's default, is left alone.
-    """
+    """Make Ctrl-C and SIGTERM raise, once, unless they are ignored or handled otherwise; a forked child exits."""
     owner, last = os.getpid(), -_REPEATED
 
     def stop(number: int, frame: FrameType | None) -> None:

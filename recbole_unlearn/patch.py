@@ -9,8 +9,6 @@ refuses them, and older versions run code from the file), `Collector` accepts pl
 numpy 2 and scipy 1.13 removed exist. Nothing here imports `recbole.quick_start`, which would import Ray.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -25,8 +23,6 @@ from recbole.evaluator import Collector
 from recbole_unlearn.files import load_for_recbole
 from recbole_unlearn.recbole_compat import NUMPY_1_NAMES, TensorCollector, added, dok_update, replaced
 
-_active: Patch | None = None  # referenced here, since a patch that is garbage-collected would be undone
-
 
 class Patch(contextlib.ExitStack):
     """The changes made by :func:`patch_recbole`; ``undo()`` or the end of a ``with`` block reverts them."""
@@ -34,16 +30,15 @@ class Patch(contextlib.ExitStack):
     undo = contextlib.ExitStack.close  # a second call changes nothing
 
 
-def patch_recbole() -> Patch:
-    """Make plain RecBole run in this environment, until the returned :class:`Patch` is undone.
+_active: list[Patch] = []  # referenced here, since a patch that is garbage-collected would be undone
 
-    A second call while it is in effect changes nothing, and neither does undoing that second patch.
-    """
-    global _active
+
+def patch_recbole() -> Patch:
+    """Make plain RecBole run here until the returned :class:`Patch` is undone; a second call changes nothing."""
     patch = Patch()
-    if _active is None:
-        _active = patch
-        patch.callback(_deactivate)
+    if not _active:
+        _active.append(patch)
+        patch.callback(_active.clear)
         patch.enter_context(_load_as_data())
         patch.enter_context(added(np, NUMPY_1_NAMES))
         patch.enter_context(dok_update())
@@ -51,13 +46,7 @@ def patch_recbole() -> Patch:
     return patch
 
 
-def _deactivate() -> None:
-    global _active
-    _active = None
-
-
 def _load_as_data() -> contextlib.AbstractContextManager[None]:
-    """Make RecBole's own calls of `torch.load` read files as data."""
     original = torch.load
 
     @functools.wraps(original)

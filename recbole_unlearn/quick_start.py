@@ -1,11 +1,8 @@
 """The functions that users call: from a deletion request to a result.
 
 The command line calls :func:`run_unlearn` too. :func:`opened` goes from arguments to a pipeline: settings, output
-directory, log and threads; `pipeline.py` does the run.
-:func:`unlearn_model` does the middle part for callers who already have a RecBole config, model and loaders.
+directory, log and threads; `pipeline.py` does the run. :func:`unlearn_model` is for callers with a model in memory.
 """
-
-from __future__ import annotations
 
 import contextlib
 import copy
@@ -21,26 +18,15 @@ from recbole.config import Config
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType, get_local_time
 
+from recbole_unlearn import data as datasets
 from recbole_unlearn import files, settings
-from recbole_unlearn.data import (
-    Fields,
-    Loaders,
-    Sequences,
-    SequenceSplits,
-    Splits,
-    UnlearnData,
-    divide,
-    loaders,
-    locate,
-    read_request,
-)
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Checkpoint, Trained
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.pipeline import Pipeline, UnlearnResult, begin, checked_settings, planned_methods
 from recbole_unlearn.recbole_compat import other_parameters, own_environment
 from recbole_unlearn.registry import AUTO, METHODS
-from recbole_unlearn.results.trackers import refuse_missing
+from recbole_unlearn.results import trackers
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import Trainings
 
@@ -112,7 +98,7 @@ def opened(
         own = model if isinstance(model, type) else None
         original = files.read_checkpoint(values["checkpoint"], own) if values.get("checkpoint") else None
         config = configured(model, dataset, list(config_files or []), values, original)
-        refuse_missing(config)
+        trackers.asked(config)  # or refused
         run = settings.read(settings.RunSettings, config)
         cache = settings.read(settings.CacheSettings, config)
         name = f"{config['model']}-{config['dataset']}-{config['unlearn']}-{get_local_time()}"
@@ -198,8 +184,8 @@ class Unlearned:
     """The result of :func:`unlearn_model`: a plain RecBole model, and loaders over the retained data."""
 
     model: AbstractRecommender
-    data: UnlearnData
-    loaders: Loaders
+    data: datasets.UnlearnData
+    loaders: datasets.Loaders
     seconds: float
 
 
@@ -235,11 +221,11 @@ def unlearn_model(
     forget_settings = settings.read(settings.ForgetSettings, ours)
     run = settings.read(settings.RunSettings, ours)
     nothing_kept = dataclasses.replace(settings.read(settings.CacheSettings, ours), cache=False)
-    full = Splits(*(getattr(part, "_dataset", part) for part in data))
+    full = datasets.Splits(*(getattr(part, "_dataset", part) for part in data))
     if ours["MODEL_TYPE"] == ModelType.SEQUENTIAL:  # of windows
-        full = SequenceSplits.of(Sequences.recovered(full))
-    located = locate(read_request(forget, Fields.of(ours)), full, forget_settings.on_missing)
-    divided = divide(full, located, "python")
+        full = datasets.SequenceSplits.of(datasets.Sequences.recovered(full))
+    request = datasets.read_request(forget, datasets.Fields.of(ours))
+    divided = datasets.divide(full, datasets.locate(request, full, forget_settings.on_missing), "python")
     state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
     moments = None if optimizer is None else optimizer.state_dict()
     original = Trained(state, moments, copy.deepcopy(other_parameters(model)), -1)
@@ -249,4 +235,4 @@ def unlearn_model(
         trainings = Trainings(nothing_kept, run.threads)
         trainer, task = begin(cls, options, ours, divided, original, trainings, "unlearned")
         finished = trainer.run(task) if len(divided.forget) else trainer.keep(task)
-        return Unlearned(trainer.model, divided, loaders(ours, divided.retain), finished.seconds or 0.0)
+        return Unlearned(trainer.model, divided, datasets.loaders(ours, divided.retain), finished.seconds or 0.0)

@@ -4,30 +4,26 @@ Each one is active for as short a time as possible, changes nothing where the in
 names the line of RecBole it is for. Nothing here imports `recbole.quick_start`, which would import Ray.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from recbole.evaluator import Collector
+from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import init_seed
 from torch import nn
-
-if TYPE_CHECKING:
-    from recbole.model.abstract_recommender import AbstractRecommender
 
 NUMPY_1_NAMES = {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a module or class in the block."""
+    """Replace an attribute of a module, class or model in the block."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -38,10 +34,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def anomaly_mode_kept() -> Iterator[None]:
-    """Keep autograd's anomaly mode: importing RecBole's sequential models turns it on (sine.py).
-
-    In that mode all training is slower, and a NaN raises a RuntimeError of autograd.
-    """
+    """Keep autograd's anomaly mode: importing RecBole's sequential models (sine.py) turns this slow mode on."""
     before = torch.is_anomaly_enabled()
     try:
         yield
@@ -78,8 +71,7 @@ def dok_update() -> contextlib.AbstractContextManager[None]:
 def own_randomness() -> Iterator[None]:
     """Restore the caller's random generators.
 
-    RecBole draws initial weights, batches and negatives from the global generators of Python, numpy and torch, and
-    `init_seed` reseeds them (and sets flags of cuDNN). A run does all that inside this block.
+    RecBole draws from those of Python, numpy and torch; `init_seed` reseeds them, and sets flags of cuDNN.
     """
     python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
@@ -97,11 +89,7 @@ def own_randomness() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_environment() -> Iterator[None]:
-    """Restore what a run changes in the caller's process.
-
-    That is the random generators, torch's number of threads, and CUDA_VISIBLE_DEVICES: every `Config` of RecBole
-    writes its `gpu_id` to it.
-    """
+    """Restore random generators, torch's threads, and CUDA_VISIBLE_DEVICES, which RecBole's `Config` writes."""
     devices, threads = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.get_num_threads()
     try:
         with own_randomness():
@@ -114,11 +102,7 @@ def own_environment() -> Iterator[None]:
 
 
 def seed_again(seed: int, reproducibility: bool) -> None:
-    """RecBole's `init_seed`, for frequent calls.
-
-    Without a GPU in use, torch stores a seed for a later one and formats the stack at every call: some milliseconds,
-    which is much of a small request.
-    """
+    """RecBole's `init_seed` without a GPU's part, which takes milliseconds at every call: much of a small request."""
     if torch.cuda.is_available():
         init_seed(seed, reproducibility)
         return
@@ -128,10 +112,7 @@ def seed_again(seed: int, reproducibility: bool) -> None:
 
 
 def clear_caches(model: nn.Module) -> None:
-    """Drop embeddings that a model (or a part of it) caches for evaluation; RecBole does so in `calculate_loss` only.
-
-    RepeatNet's copy of the last batch is dropped too.
-    """
+    """Drop embeddings cached for evaluation, as RecBole does in `calculate_loss` only, and RepeatNet's last batch."""
     for part in model.modules():
         for name in _cache_names(part):
             setattr(part, name, None)
@@ -145,11 +126,7 @@ def _cache_names(model: nn.Module) -> list[str]:
 
 
 def other_parameters(model: AbstractRecommender) -> dict[str, Any]:
-    """RecBole's `other_parameter` of a model, without caches and without layers.
-
-    RecBole's models with features name a layer there, whose weights are among the model's, and which holds all of the
-    training data.
-    """
+    """RecBole's `other_parameter` of a model, without caches and without layers, which hold all training data."""
     caches = _cache_names(model)
     kept = model.other_parameter().items()
     return {name: value for name, value in kept if name not in caches and not isinstance(value, nn.Module)}

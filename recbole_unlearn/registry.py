@@ -6,8 +6,6 @@ same name in `properties/method/`. A method of another package names its module 
 `recbole_unlearn.methods`. No other module knows a method by its name; see docs/adding-a-method.md.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import pkgutil
@@ -23,11 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Registry(Generic[T]):
-    """Entries of one kind by name; ``kind`` is the noun for an entry in messages.
-
-    All modules below ``package`` are imported before the first look-up. Other packages add entries through the group
-    ``entry_points``.
-    """
+    """Entries of one ``kind`` by name, from all modules below ``package`` and from ``entry_points`` of other ones."""
 
     def __init__(self, kind: str, package: str, entry_points: str | None = None) -> None:
         self.kind, self.package, self.entry_points = kind, package, entry_points
@@ -36,10 +30,7 @@ class Registry(Generic[T]):
         self._failed: dict[str, str] | None = None  # entry points and reasons; None before discovery
 
     def add(self, name: Any, entry: T, source: Any = None) -> None:
-        """Register ``entry``, which is ``source`` or was made from it.
-
-        Another source under the same name is refused; the same one may come again (a cell of a notebook).
-        """
+        """Register ``entry``, made from ``source``; under a taken name only the same source (a notebook's cell)."""
         made_from: Any = source or entry
         origin = made_from.__qualname__
         if name in self.entries and self._sources[name] != origin:
@@ -49,8 +40,7 @@ class Registry(Generic[T]):
     def discover(self) -> dict[str, str]:
         """Import all modules that register entries, once; returns the entry points that failed, with the reason."""
         if self._failed is None:
-            root = importlib.import_module(self.package)
-            for module in pkgutil.walk_packages(root.__path__, f"{self.package}."):
+            for module in pkgutil.walk_packages(importlib.import_module(self.package).__path__, f"{self.package}."):
                 importlib.import_module(module.name)
             self._failed = {}
             for point in metadata.entry_points(group=self.entry_points) if self.entry_points else ():
@@ -92,21 +82,15 @@ def quickest_exact(model: type) -> type[Any]:
 def method(
     name: str, help: str, settings: type, *, models: str = "", result: str = "", recommended: str = ""
 ) -> Callable[[C], C]:
-    """Class decorator: make a trainer available as ``--unlearn=name``.
+    """Class decorator: make a trainer available as ``--unlearn=name``, with the dataclass of its ``settings``.
 
-    Args:
-        name: its name on the command line.
-        help: one sentence on what it does.
-        settings: the dataclass that declares its settings.
-        models: which models it works on, in words; by default derived from the class.
-        result: "exact", "approximate" or which part is exact; by default derived from the class.
-        recommended: when to use it.
-
+    In words: what it does (``help``), the ``models`` it works on (by default those of its base, or derived from the
+    class), whether its ``result`` is exact (by default derived from the class), and when it is ``recommended``.
     """
 
     def add(cls: Any) -> Any:
         cls.name, cls.help, cls.Settings, cls.recommended = name, help, settings, recommended
-        cls.models = models or ("differentiable" if cls.needs_gradients else "all")
+        cls.models = models or getattr(cls, "models", "differentiable" if cls.needs_gradients else "all")
         cls.result = result or ("exact" if cls.exact else "approximate")
         METHODS.add(name, cls)
         return cls

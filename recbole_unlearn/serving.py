@@ -7,8 +7,6 @@ A model that forgot an interaction may still rank its item high, as a retrained 
 user had it. A service that must not show it again masks it. The mask is the caller's and is not stored.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import numbers

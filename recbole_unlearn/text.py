@@ -1,7 +1,5 @@
 """Numbers, sentences and tables for the screen: never "-0%", "0.0x" or "1 users"; an unknown value is a dash."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import textwrap
@@ -70,10 +68,7 @@ def wrapped(text: str, columns: int | None = None, indent: str = "") -> str:
 
 
 def drawn(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, columns: int | None = None) -> str:
-    """A table; one that is wider than ``columns`` is split, and every part repeats the first ``left`` columns.
-
-    These are aligned to the left, all others to the right.
-    """
+    """A table; one wider than ``columns`` is split, and every part repeats the first ``left`` ones, left-aligned."""
     sizes = [_GAP + max([len(name) + _GAP, *(len(row[at]) for row in rows)]) for at, name in enumerate(head)]
     room = (columns or width()) - sum(sizes[:left]) + _GAP
     blocks: list[list[int]] = [[]]  # the positions of the columns in each part

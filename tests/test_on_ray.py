@@ -24,7 +24,7 @@ from recbole_unlearn.methods import method
 from recbole_unlearn.methods.obliviate import Obliviate
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.tuning import backend, journal
+from recbole_unlearn.tuning import backend
 from tests.conftest import ROOT
 from tests.grid.test_grid import file, write
 from tests.grid.test_grid import small as small_grid
@@ -115,7 +115,7 @@ def test_a_sweep_goes_on_after_a_kill(tune, two_workers, small, tmp_path, monkey
         env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    path = tmp_path / "killed" / journal.NAME
+    path = tmp_path / "killed" / backend.NAME
     try:
         deadline = time.monotonic() + 120
         while not path.exists() or len(path.read_bytes().splitlines()) < 4:
@@ -184,7 +184,7 @@ def test_searchers_and_asha(tune, two_workers, small):
 
 def test_a_listener_that_fails_ends_the_sweep(tune, two_workers, small, tmp_path, monkeypatch):
     full = mock.Mock(side_effect=UnlearnError("Cannot write trials.jsonl: No space left on device."))
-    monkeypatch.setattr(journal.Journal, "ended", full)
+    monkeypatch.setattr(backend.Journal, "ended", full)
     refused("No space left", tune_unlearn, "BPR", "tiny", config_dict=small | {"workers": 2})
     assert not (tmp_path / "out" / "tune.json").exists()
 

@@ -73,7 +73,7 @@ def test_it_is_done_once_and_undone(tmp_path):
     patch_recbole()  # no reference is kept, and it stays
     gc.collect()
     assert torch.load is not before[0]
-    patch._active.close()
+    patch._active[0].close()
     assert torch.load is before[0]
 
 

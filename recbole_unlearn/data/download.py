@@ -4,8 +4,6 @@
 checked before the first byte is written. The folder appears under its name when it is complete.
 """
 
-from __future__ import annotations
-
 import difflib
 import fcntl
 import io
@@ -42,8 +40,7 @@ def ensure_dataset(
 ) -> None:
     """Make sure that ``files`` of the dataset ``name`` are in ``directory``, where RecBole looks for them.
 
-    Nothing happens if they are. Else the zip archive at ``url`` is downloaded, by default the one that RecBole lists;
-    `#sha256=...` at the end of the url is its checksum. A directory with other files is left alone.
+    If not, the zip at ``url`` (`#sha256=...` at its end) or RecBole's is downloaded; other files there stay.
     """
     target = Path(os.path.realpath(directory))  # a link to an empty directory can be filled
     if not _missing(target, files):
@@ -147,11 +144,7 @@ class _Limited(io.FileIO):
 
 
 def _unpack(folder: Path, old: str, new: str) -> None:
-    """Unpack the archive, all files into one folder, and remove it; ValueError if it is unsafe.
-
-    ``old``, its name, becomes ``new`` in the names of files, as in RecBole; files that have the name already keep
-    theirs.
-    """
+    """Unpack all files into one folder, ``old`` in their names as ``new``, as in RecBole; ValueError if unsafe."""
     file = folder / _ARCHIVE
     with zipfile.ZipFile(file) as archive:
         members: dict[str, zipfile.ZipInfo] = {}

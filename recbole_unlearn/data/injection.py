@@ -6,8 +6,6 @@ D, scores lowest for that user; *random* injection draws them from all unseen it
 trained on D' = D ∪ S, and the right answer to the request is a model of D.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -23,10 +21,7 @@ Scorer = Callable[[torch.Tensor], torch.Tensor]
 
 
 def inject(clean: Splits, settings: ForgetSettings, seed: int, scorer: Scorer | None) -> tuple[Splits, Located]:
-    """Add noise to the training interactions of D; returns D' and the interactions of it that were injected.
-
-    ``scorer`` maps user ids (n,) to scores (n, items) by the clean model; None draws any unseen item.
-    """
+    """D' = D with noise, and where it is; ``scorer`` gives scores (n, items) of users (n,); None: any unseen item."""
     rng = np.random.default_rng(seed)
     fields = clean.train.uid_field, clean.train.iid_field
     users, counts = np.unique(clean.train.inter_feat[fields[0]].numpy(), return_counts=True)
@@ -62,5 +57,4 @@ def inject(clean: Splits, settings: ForgetSettings, seed: int, scorer: Scorer | 
     mask[len(clean.train) :] = True
     if not mask.any():  # the users who were drawn have all items
         raise UnlearnError("The synthetic protocol injected nothing; raise inject_users or inject_amount.")
-    located = Located(mask, np.zeros(len(clean.valid), bool), np.zeros(len(clean.test), bool))
-    return clean.with_train(train), located
+    return clean.with_train(train), Located(mask, np.zeros(len(clean.valid), bool), np.zeros(len(clean.test), bool))

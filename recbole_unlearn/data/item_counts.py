@@ -5,8 +5,7 @@ pass on how many training interactions there were at that time. The exact number
 retained interactions it is the number of deleted ones, and after a request of one user 95 % of that user's items
 could be read from it (ml-100k). So it is rounded up, in steps of three or of a tenth. An item then shows a deletion
 only where its retained interactions fell below a step and its row got no new start: after that request these are 9 %
-of the user's items, and none after the requests that follow it. All other numbers follow from the retained
-interactions.
+of the user's items, and none after the requests that follow it. All others follow from retained interactions.
 
 With n interactions when it was fitted and r that are left,
 
@@ -18,8 +17,6 @@ starts again, and which users follow, depends on the certain loss (:func:`lost_a
 every item of a small request adds up over many requests, until the model is useless (twenty requests of 0.1 % on
 ml-100k took NDCG@20 from .23 to .03).
 """
-
-from __future__ import annotations
 
 import torch
 
@@ -33,7 +30,6 @@ def coarse(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _steps(largest: int) -> torch.Tensor:
-    """The steps, up to the first that is not below ``largest``."""
     edges = [0]
     while edges[-1] < largest:
         last = edges[-1]
@@ -57,11 +53,7 @@ def lost_at_least(fitted: torch.Tensor, retained: torch.Tensor) -> torch.Tensor:
 def fitted_after(
     fitted: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor, refitted: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """``fitted`` (items,) after a request; None for a model that was trained on the data it has.
-
-    ``before`` and ``after`` are the training interactions of each item in D and without S, ``refitted`` are the items
-    whose rows were fitted again to the retained interactions, or None.
-    """
+    """``fitted`` (items,) after a request, ``refitted`` items counted again; None: trained on the data it has."""
     if refitted is not None and len(refitted) == len(after):
         return None
     kept = (coarse(before) if fitted is None else fitted).clone()

@@ -11,11 +11,8 @@ items come as often as in training: in one epoch an interaction of the region is
 
     |D\S| / (number of facts)
 
-times. A deleted interaction brings no fact, since the request deletes nothing of the graph: it gets the fact of
-entity 0, the padding entity, which no score reads.
+times. A deleted interaction brings no fact, since none is deleted: it gets that of entity 0, which no score reads.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ data, :func:`locate` finds the interactions in the training, validation and test
 data by them. Messages give row numbers and counts, never content: a log must not say who asked to be forgotten.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import gzip
@@ -20,7 +18,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -45,14 +43,14 @@ _REMARKS = {
     "status", "email",
 }  # fmt: skip
 _EXACT = 2**53  # whole numbers up to here survive a reader that makes them floats
+_FLOATS: Any = (float, np.floating)
 # By their byte order marks, the longer first: one of them begins with another.
 _ENCODINGS = (
     (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"),
 )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Fields:
+class Fields(NamedTuple):
     """The dataset's column names, from its config."""
 
     user: str
@@ -60,7 +58,7 @@ class Fields:
     time: str | None
 
     @classmethod
-    def of(cls, config: Any) -> Fields:
+    def of(cls, config: Any) -> Self:
         """Read them from a RecBole config."""
         return cls(config["USER_ID_FIELD"], config["ITEM_ID_FIELD"], config["TIME_FIELD"])
 
@@ -72,10 +70,7 @@ class Fields:
 
 @dataclasses.dataclass(frozen=True)
 class ForgetRequest:
-    """A request in tokens, each row once.
-
-    ``frame`` has the columns user, item (None: all users, or all items) and time (NaN: at any time).
-    """
+    """A request in tokens, each row once: columns user and item (None: all) and time (NaN: any) of ``frame``."""
 
     frame: pd.DataFrame
     name: str  # the request in messages
@@ -110,10 +105,7 @@ def _where(unit: str, numbers: np.ndarray) -> str:
 
 
 def read_request(forget: Any, fields: Fields) -> ForgetRequest:
-    """A request from a file, a DataFrame, a dict of columns, or a pair (users, items).
-
-    A column is a list or an array; one value is a column of one.
-    """
+    """A request from a file, a DataFrame, a dict of columns (of one or more values), or a pair (users, items)."""
     table = _table_of(forget, fields)
     cells = {key: _cells(table, header, given) for key, (header, given) in _known(table, fields).items()}
     lengths = {len(values) for values in cells.values()}
@@ -197,22 +189,17 @@ def _cells(table: _Table, header: str, given: Any) -> list[Any]:
 
 
 def _is_value(given: Any) -> bool:
-    """Whether something is one value: text or a number, of Python or of numpy."""
     return isinstance(given, (str, int, float, np.integer, np.floating)) and not isinstance(given, bool)
 
 
 def _is_empty(value: Any) -> bool:
     if isinstance(value, str):
         return not value.strip()
-    return value is None or value is pd.NA or (_is_float(value) and math.isnan(value))
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, (float, np.floating))
+    return value is None or value is pd.NA or (isinstance(value, _FLOATS) and math.isnan(value))
 
 
 def _tokens(table: _Table, header: str, cells: Sequence[Any]) -> list[str | None]:
-    inexact = [_is_float(cell) and not abs(cell) <= _EXACT for cell in cells]
+    inexact = [isinstance(cell, _FLOATS) and not abs(cell) <= _EXACT for cell in cells]
     table.refuse(inexact, f"{header} is too large to be exact as a float", "; give it as text")
     found = tokens(cells)
     table.refuse([token is not None and len(token) > LONGEST_TOKEN for token in found], f"{header} is too long")
@@ -220,17 +207,11 @@ def _tokens(table: _Table, header: str, cells: Sequence[Any]) -> list[str | None
 
 
 def tokens(cells: Sequence[Any]) -> list[str | None]:
-    """Cells of a column as tokens, None for an empty one: the same for requests and for data that is checked.
-
-    Spaces around them are cut, and whole numbers that a reader made floats (196.0) become 196 again.
-    """
+    """Cells of a column as tokens, None for an empty one: without spaces around them, and 196.0 as 196."""
     given: list[Any] = [None if _is_empty(cell) else cell for cell in cells]
-    whole = all(float(cell).is_integer() for cell in given if _is_float(cell))
-    exact = [int(cell) if whole and _is_float(cell) else cell for cell in given]
+    whole = all(float(cell).is_integer() for cell in given if isinstance(cell, _FLOATS))
+    exact = [int(cell) if whole and isinstance(cell, _FLOATS) else cell for cell in given]
     return [None if cell is None else str(cell).strip() for cell in exact]
-
-
-# ---- files and Python data as tables ----
 
 
 def _table_of(forget: Any, fields: Fields) -> _Table:
@@ -347,8 +328,7 @@ def _lines(text: str, separator: str) -> Iterator[tuple[list[str], int]]:
 
 
 def _json_lines(name: str, content: bytes) -> _Table:
-    found: list[dict[str, Any]] = []
-    rows = []
+    found: dict[int, dict[str, Any]] = {}  # by line
     for number, line in enumerate(_text(content).split("\n"), 1):
         if not line.strip():
             continue
@@ -358,13 +338,12 @@ def _json_lines(name: str, content: bytes) -> _Table:
             raise _UnreadableError(f"line {number} is not JSON, or has a name twice") from error
         if not isinstance(entry, dict):
             raise _UnreadableError(f"line {number} is not an object with names and values")
-        found.append(entry)
-        rows.append(number)
+        found[number] = entry
     if not found:
         raise _UnreadableError("it is empty")
-    names = dict.fromkeys(key for entry in found for key in entry)
+    names = dict.fromkeys(key for entry in found.values() for key in entry)
     _bounded(len(found), len(names), len(content))
-    return _Table(name, "line", [(key, [entry.get(key) for entry in found]) for key in names], rows)
+    return _Table(name, "line", [(key, [entry.get(key) for entry in found.values()]) for key in names], list(found))
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -396,9 +375,6 @@ _READERS: dict[str, Callable[[str, bytes], _Table]] = {
     ".csv": _separated, ".tsv": lambda name, content: _separated(name, content, "\t"), ".jsonl": _json_lines,
     ".parquet": _parquet,
 }  # fmt: skip
-
-
-# ---- the interactions that a request means ----
 
 
 def carry_out(request: ForgetRequest, source: Source, kind: str, on_missing: str, digest: str | None) -> UnlearnData:
@@ -453,7 +429,7 @@ def locate(
             f"{request.name} asks to forget all {len(located.train)} training interactions: there is no "
             "model without data. Delete the model instead, or ask for less."
         )
-    return dataclasses.replace(located, skipped=int((unknown | absent).sum()))
+    return located._replace(skipped=int((unknown | absent).sum()))
 
 
 def ids_of(request: ForgetRequest, train: Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -475,8 +451,7 @@ def _report_missing(request: ForgetRequest, bad: np.ndarray, on_missing: str, wh
             f"({request.where(bad)}). Correct them, or leave them out with --on_missing=skip.{hint}"
         )
     # Without their number: there may be a line for each interaction of one user.
-    said = "%s: requests that %s were skipped; --on_missing=error gives their numbers."
-    logger.warning(said, request.name, what)
+    logger.warning("%s: requests that %s were skipped; --on_missing=error gives their numbers.", request.name, what)
 
 
 class Candidates(NamedTuple):
@@ -489,18 +464,14 @@ class Candidates(NamedTuple):
 
 def time_precision(split: Dataset) -> float:
     """How far a timestamp may be from the request's: RecBole keeps float32."""
-    has_time = split.time_field in split.inter_feat
-    times = split.inter_feat[split.time_field].numpy() if has_time else np.zeros(0)
+    times = split.inter_feat[split.time_field].numpy() if split.time_field in split.inter_feat else np.zeros(0)
     return 2 * float(np.spacing(np.float32(np.abs(times).max(initial=1.0))))
 
 
 def match(
     request: ForgetRequest, users: np.ndarray, items: np.ndarray, near: Candidates, clock: Clock | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the interactions ``near`` a request means, and which of its rows have one there (two masks).
-
-    ``users`` and ``items`` are the ids of the request (:func:`ids_of`). The cost is that of ``near``.
-    """
+    """Which interactions ``near`` a request of ids ``users``, ``items`` means, and which of its rows have one."""
     split, timed = near.split, request.frame["time"].notna().to_numpy()
     own_users, own_items = (split.inter_feat[f].numpy()[near.numbers] for f in (split.uid_field, split.iid_field))
     keys, wanted = own_users * split.item_num + own_items, users * split.item_num + items

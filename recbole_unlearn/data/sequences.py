@@ -10,11 +10,8 @@ deleting starts from the interactions:
   off at L, an older interaction moves in. If it was the first, the next one is first and loses its window.
 
 Interactions of one user are in the order of (role, time, place in the data). RecBole's order is (time, place), which
-is the same: none of its splits puts a later interaction into an earlier part. Noise with the time of a held-out
-interaction stays before it.
+is the same: none of its splits puts a later interaction into an earlier part. Noise at the same time comes first.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
@@ -22,6 +19,7 @@ import hashlib
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -51,7 +49,7 @@ class Sequences:
     numbers: torch.Tensor  # (n,), their numbers in the sequences they were taken from
 
     @classmethod
-    def of(cls, dataset: SequentialDataset) -> Sequences:
+    def of(cls, dataset: SequentialDataset) -> Self:
         """The interactions of a dataset as `create_dataset` returns it, in the order of RecBole's windows."""
         if dataset.config["eval_args"]["order"] != "TO":
             raise UnlearnError(
@@ -75,19 +73,19 @@ class Sequences:
         return cls.divided(dataset, feat, [len(part) for part in parts], dataset.max_item_list_len)
 
     @classmethod
-    def divided(cls, dataset: SequentialDataset, feat: Interaction, sizes: Sequence[int], length: int) -> Sequences:
+    def divided(cls, dataset: SequentialDataset, feat: Interaction, sizes: Sequence[int], length: int) -> Self:
         """Training, validation and test interactions one after the other; ``dataset`` has the ids."""
         raw, role = dataset.copy(feat), _roles(sizes)
         return cls(raw, role, length, torch.ones(len(role), dtype=torch.bool), torch.arange(len(role)))
 
     @classmethod
-    def saved(cls, dataset: SequentialDataset) -> Sequences:
+    def saved(cls, dataset: SequentialDataset) -> Self:
         """The interactions of a dataset that this plugin wrote, which has the size of each part."""
         Dataset._change_feat_format(dataset)
         return cls.divided(dataset, dataset.inter_feat, dataset.file_size_list, dataset.max_item_list_len)
 
     @classmethod
-    def recovered(cls, windows: Splits) -> Sequences:
+    def recovered(cls, windows: Splits) -> Self:
         """The interactions behind windows of RecBole's `build()`: all targets, and each user's first history."""
         dataset = windows.train
         suffix, size = dataset.config["LIST_SUFFIX"], dataset.item_list_length_field
@@ -120,10 +118,10 @@ class Sequences:
         rows = self.role == role
         return rows if role == TRAIN else rows & self.usable
 
-    def only(self, keep: torch.Tensor) -> Sequences:
+    def only(self, keep: torch.Tensor) -> Self:
         """The interactions ``keep`` (n,), with the roles they have."""
         raw = self.raw.copy(self.raw.inter_feat[keep])
-        return Sequences(raw, self.role[keep], self.length, self.usable[keep], keep.nonzero().flatten())
+        return type(self)(raw, self.role[keep], self.length, self.usable[keep], keep.nonzero().flatten())
 
     def latest(self, users: torch.Tensor) -> Interaction:
         """Windows (m) of ``users`` (m,) with their last training and validation interactions, and no target."""
@@ -174,11 +172,7 @@ class Sequences:
         return (before[self._place] - before[self._start]).clamp(max=self.length)
 
     def prefix(self, rows: torch.Tensor, keep: torch.Tensor | None = None) -> Interaction:
-        """The windows (m) with the targets ``rows`` (m,), kept or not, and the histories among ``keep`` (n,).
-
-        As in RecBole, every field of a history is FIELD_list, filled from the left: (m, L), or (m, L, k) for a field
-        with k values.
-        """
+        """Windows (m) of the targets ``rows`` (m,), with histories among ``keep`` (n,) in FIELD_list (m, L)."""
         kept = self._order if keep is None else self._order[keep[self._order]]
         length, end = self.lengths(keep)[rows], self._before(keep)[self._place[rows]]
         return self._windows(self.raw.inter_feat[rows], kept, end, length)
@@ -189,8 +183,7 @@ class Sequences:
         """Windows (m) whose histories are the ``length`` (m,) interactions of ``kept`` before ``end`` (m,)."""
         place = torch.arange(self.length)
         inside = place < length[:, None]
-        padded = torch.cat([kept, kept.new_zeros(1)])
-        history = padded[((end - length)[:, None] + place).clamp(max=len(kept))]
+        history = torch.cat([kept, kept.new_zeros(1)])[((end - length)[:, None] + place).clamp(max=len(kept))]
         found = dict(targets.interaction)
         found[self.raw.item_list_length_field] = length
         for field, values in self.raw.inter_feat.interaction.items():
@@ -230,7 +223,7 @@ class SequenceSplits(Splits):
     roles: Sequence[int]  # of the three parts
 
     @classmethod
-    def of(cls, sequences: Sequences, roles: Sequence[int] = (TRAIN, VALID, TEST)) -> SequenceSplits:
+    def of(cls, sequences: Sequences, roles: Sequence[int] = (TRAIN, VALID, TEST)) -> Self:
         """The interactions by their roles, without held-out ones that are only in histories."""
         raw = sequences.raw
         made = cls(*(raw.copy(raw.inter_feat[sequences.part(role)]) for role in roles))
@@ -257,13 +250,13 @@ class SequenceSplits(Splits):
             digest.update(values.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def with_train(self, train: Dataset) -> SequenceSplits:
+    def with_train(self, train: Dataset) -> Self:
         """The same with other training interactions, in the order of time and then of ``train``."""
         parts = [train.inter_feat, self.valid.inter_feat, self.test.inter_feat]
         sizes, old = [len(part) for part in parts], self.sequences
         return self.of(Sequences.divided(old.raw, cat_interactions(parts), sizes, old.length))
 
-    def only(self, keep: Sequence[torch.Tensor]) -> SequenceSplits:
+    def only(self, keep: Sequence[torch.Tensor]) -> Self:
         """The interactions ``keep``, a mask for each part; the others leave all histories."""
         sequences = self.sequences
         stays = torch.ones(len(sequences), dtype=torch.bool)
@@ -271,7 +264,7 @@ class SequenceSplits(Splits):
             stays[sequences.part(role)] = mask
         return self.of(sequences.only(stays))
 
-    def measurable(self, users: torch.Tensor, items: torch.Tensor) -> SequenceSplits:
+    def measurable(self, users: torch.Tensor, items: torch.Tensor) -> Self:
         """Without held-out windows that have no history or whose target has no training interaction.
 
         Where the model has rows of users, also without those of users who have no training window. The interactions
@@ -285,7 +278,7 @@ class SequenceSplits(Splits):
             fit &= torch.isin(owners, owners[is_train & has_window])
         return self.of(dataclasses.replace(sequences, usable=is_train | fit))
 
-    def validated(self) -> SequenceSplits:
+    def validated(self) -> Self:
         """The same with the validation windows also as test windows; no history has a test interaction.
 
         Validation interactions get the role of test ones, which are gone; those left keep their numbers.
@@ -311,10 +304,7 @@ class SequenceSplits(Splits):
         return self.read(self.sequences.latest(users))
 
     def read(self, windows: Interaction) -> Interaction:
-        """Windows (n) as the model reads them: with features, and with the fields that RecBole's loaders add.
-
-        BERT4Rec's masks are drawn; here they are the same every time, and other draws do not change.
-        """
+        """Windows (n) as the model reads them, with features and the loaders' fields; BERT4Rec's masks never vary."""
         dataset = self.windows.train
         with own_randomness():
             random.seed(dataset.config["seed"])

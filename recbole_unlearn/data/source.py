@@ -3,8 +3,6 @@ r"""Datasets loaded and split as RecBole does it, and new samplers and loaders o
 Samplers are never shared between D and D\S: deleted pairs would stay excluded from the negatives and masked at test.
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,10 +56,7 @@ def fetch(config: UnlearnConfig) -> None:
 
 
 def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
-    """Load and split the dataset exactly as a RecBole run with this config does.
-
-    ``saved`` is the retained data of an earlier request, to continue from instead of the source files.
-    """
+    """Load and split the dataset as RecBole does with this config; or ``saved``, which an earlier request left."""
     name = config["dataset"]
     init_seed(config["seed"], config["reproducibility"])
     fitted: np.ndarray | None = None
@@ -101,10 +96,7 @@ def _split(dataset: Dataset, is_saved: bool) -> Splits:
 
 
 def _created(config: UnlearnConfig) -> tuple[Dataset, Clock | None]:
-    """The dataset as RecBole creates it, and the map from the file's timestamps to those that RecBole makes of them.
-
-    RecBole may scale them to [0, 1] while it loads; None where it does not.
-    """
+    """The dataset as RecBole creates it, and the map of timestamps where RecBole scales them to [0, 1]."""
     raw = np.zeros(0)
     original = Dataset._normalize
 

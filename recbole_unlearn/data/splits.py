@@ -32,14 +32,12 @@ INJECTED = "injected"  # the source of a request that the synthetic protocol mad
 _LESS = "Ask for less, or use a larger dataset."
 
 
-class _Parts(NamedTuple):
+class Splits(NamedTuple):
+    """Training, validation and test interactions as RecBole datasets with one set of ids."""
+
     train: Dataset
     valid: Dataset
     test: Dataset
-
-
-class Splits(_Parts):
-    """Training, validation and test interactions as RecBole datasets with one set of ids."""
 
     def digest(self) -> str:
         """A digest of what a model trained on these splits can see: training and validation interactions."""
@@ -101,8 +99,7 @@ def three_parts(parts: Sequence[Dataset]) -> Sequence[Dataset]:
     return parts
 
 
-@dataclasses.dataclass(frozen=True)
-class Located:
+class Located(NamedTuple):
     """Which interactions of each split a request means (boolean masks), and how many requests were skipped."""
 
     train: np.ndarray
@@ -163,10 +160,7 @@ class UnlearnData:
 
     @functools.cached_property
     def unread(self) -> tuple[torch.Tensor, torch.Tensor]:
-        r"""Users and items that training on D reads and training on D\S does not.
-
-        Orphans, and for a sequential model also those of users who keep a single interaction, which is in no window.
-        """
+        r"""Users and items that training reads on D and not on D\S: orphans, and ones in no window of a sequence."""
         before, after = self.full.in_windows(), self.retain.in_windows()
         if before is None or after is None:
             return self.orphan_users, self.orphan_items
@@ -199,8 +193,7 @@ class UnlearnData:
     def summary(self) -> dict[str, Any]:
         """Counts for result.json: how much was asked for, and what the rules above left out."""
         users, items = (len(torch.unique(ids)) for ids in _pairs(self.forget))
-        about = {"source": self.source, "interactions": len(self.forget), "users": users, "items": items}
-        return about | self.counts
+        return {"source": self.source, "interactions": len(self.forget), "users": users, "items": items} | self.counts
 
 
 def _pairs(dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
@@ -208,7 +201,6 @@ def _pairs(dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _orphans(before: Dataset, after: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
-    """Users and items with training interactions before and none after."""
     users, items = map(torch.unique, _pairs(before))
     new_users, new_items = _pairs(after)
     return users[~torch.isin(users, new_users)], items[~torch.isin(items, new_items)]
@@ -218,7 +210,7 @@ def divide(
     full: Splits, located: Located, source: str, clock: Clock | None = None, fitted: torch.Tensor | None = None
 ) -> UnlearnData:
     r"""Divide D into S and D\S by the interactions that were located, applying the rules of this module."""
-    remove = [torch.from_numpy(mask) for mask in (located.train, located.valid, located.test)]
+    remove = [torch.from_numpy(mask) for mask in located[:3]]
     kept = full.only([~mask for mask in remove])
     users, items = _orphans(full.train, kept.train)
     retain = kept.measurable(users, items)

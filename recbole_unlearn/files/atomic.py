@@ -4,11 +4,8 @@ A file (:func:`atomic`) or a directory (:func:`new_directory`) is written under 
 flushed to disk and renamed. A killed process leaves temporary names at most, which :func:`remove_stale` finds: they
 are locked while they are written. The outputs of a run (:func:`staged`) are filled in a temporary directory that
 takes the name of the output directory in one step, or, where other files are in it, are moved in under a lock,
-`result.json` last. A killed run leaves the output directory as it was, a failed one leaves its log at most, and no
-new directory is left empty.
+`result.json` last. A killed run leaves the directory as it was, a failed one its log at most; no new one stays empty.
 """
-
-from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -140,9 +137,6 @@ def remove_stale(directory: Path, pattern: str) -> int:
     return removed
 
 
-# The output directory of a run
-
-
 def refuse_result(directory: Path, replace: bool) -> None:
     """Refuse a directory that holds the result of an earlier run, unless it is to be replaced."""
     if not replace and directory.is_dir() and any(next(directory.glob(name), None) for name in _FINISHED):
@@ -183,10 +177,7 @@ def claimed(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def staged(path: str | os.PathLike) -> Iterator[tuple[Path, Path]]:
-    """A temporary directory to fill, and the directory its files are in once the block has succeeded.
-
-    When the block fails, only the log is kept.
-    """
+    """A temporary directory to fill, and the one its files are in at the end; a block that fails leaves its log."""
     with made(path) as directory, claimed(directory):
         parent = directory.parent
         # A directory next to it can take its place if it is empty, on the same disk and we may write there.

@@ -3,11 +3,8 @@
 A checkpoint is checked once, here. It may say how a model was trained; it may not set anything of this plugin, name
 a path or bring code, and settings that are not known are left out when the config is made. An unlearned model is
 two files: the checkpoint, and the retained data it needs for its ids (`retained_data.py`). `load_data_and_model` of
-plain RecBole takes both and gets the split they were evaluated with. The optimizer's moments and cached embeddings
-are not written.
+plain RecBole takes both and gets the split they were evaluated with. Moments and cached embeddings are not written.
 """
-
-from __future__ import annotations
 
 import contextlib
 import dataclasses
@@ -65,10 +62,7 @@ class Trained:
     from_cache: bool = False
 
     def load_weights(self, model: AbstractRecommender) -> None:
-        """Put these weights into ``model``, and nothing else: its interactions stay.
-
-        KGCN samples some neighbors of every entity when it is made, and its weights are fitted to just those.
-        """
+        """Put these weights into ``model``, with the neighbors that KGCN sampled for them; its interactions stay."""
         try:
             model.load_state_dict(self.state_dict)
         except RuntimeError as error:
@@ -85,10 +79,7 @@ class Trained:
 
 
 def _fitting(other: dict[str, Any], model: AbstractRecommender) -> dict[str, Any]:
-    """The other parameters that ``model`` declares, refused unless they are of the kind and shape that it has.
-
-    RecBole sets them as attributes: under another name, one would take the place of a method or a layer.
-    """
+    """The attributes that ``model`` declares, of its own kinds and shapes: others would replace methods or layers."""
     limits = {}
     if isinstance(model, KGCN):
         limits = {"adj_entity": model.n_entities, "adj_relation": model.n_relations + 1}
@@ -117,7 +108,6 @@ def _is_like(value: Any, own: Any) -> bool:
 
 
 def _misfit(state: dict[str, torch.Tensor], own: dict[str, torch.Tensor]) -> str:
-    """Why weights do not fit a model, by the first parameter that differs."""
     text = "The weights do not fit the model and dataset"
     for name in sorted(state.keys() | own.keys()):
         if name not in state or name not in own:
@@ -142,11 +132,7 @@ class Checkpoint:
     recorded_data_path: str | None = None  # where its data was, by its own account; never followed
 
 
-# Reading
-
-
 def _require(fits: Any, path: Path, otherwise: str) -> None:
-    """Refuse the file or directory ``path`` with a message, unless it ``fits``."""
     if not fits:
         raise UnlearnError(f"{shown(path)} {otherwise}")
 
@@ -175,8 +161,7 @@ def read_checkpoint(path: str | Path, model: type | None = None) -> Checkpoint:
     path = Path(path)
     if path.is_dir():
         stored = read_head(path)
-        own = settings.names(METHODS.get(stored.method).Settings)
-        kept = _safe_settings(stored.settings, path, own)
+        kept = _safe_settings(stored.settings, path, settings.names(METHODS.get(stored.method).Settings))
         return Checkpoint(path, stored.model, stored.dataset, kept, None, stored.dataset_file, stored.method)
     content = load_torch(path, only(model))
     whole = isinstance(content, dict) and isinstance(content.get("state_dict"), dict)
@@ -194,7 +179,6 @@ def read_checkpoint(path: str | Path, model: type | None = None) -> Checkpoint:
 
 
 def _config_values(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the config that a checkpoint holds, as they are in it."""
     config = content.get("config")
     state = config.state if isinstance(config, StandIn) else config
     values: Any = state.get("final_config_dict") if isinstance(state, dict) else None
@@ -242,8 +226,7 @@ def _is_sensible(value: Any, most: int, most_inside: int, depth: int = 0) -> boo
 def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
     """The weights and the rest of a training; an optimizer that is damaged is left out, as methods that need it say.
 
-    Some models keep a layer with their arrays and numbers (SASRecF). Its weights are in the state_dict as well, and
-    its data is not read.
+    SASRecF keeps a layer with its arrays and numbers; its weights are in the state_dict as well, and it is not read.
     """
     for name, value in content["state_dict"].items():
         tensor = isinstance(value, torch.Tensor) and value.layout == torch.strided
@@ -268,7 +251,6 @@ def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
 
 
 def _is_optimizer(state: Any) -> bool:
-    """Whether this is the state of an optimizer of torch, with parameters by their numbers."""
     if not isinstance(state, dict):
         return False
     groups, moments = state.get("param_groups"), state.get("state")
@@ -284,8 +266,7 @@ def _is_optimizer(state: Any) -> bool:
 def _dataset_of(path: Path, values: Mapping[str, Any], digest: Any) -> Path | None:
     """The saved dataset that an unlearned checkpoint with the settings ``values`` belongs to; None for any other.
 
-    It is next to the checkpoint, whatever path the checkpoint names. The dataset of another run is refused;
-    checkpoints of older versions have no ``digest``.
+    It is next to the checkpoint, whatever path that names, and has its ``digest``, which old versions lack.
     """
     recorded = values.get("dataset_save_path")
     if values.get("benchmark_filename") != PARTS or not isinstance(recorded, str):
@@ -346,11 +327,8 @@ def read_head(path: Path) -> Stored:
     return Stored(path, **{key: content[key] for key in kinds})
 
 
-# For RecBole's own code, which expects a live config in a checkpoint
-
-
 def load_for_recbole(path: Path, map_location: Any = None) -> Any:
-    """The content that `torch.load` would give RecBole for ``path``, read without running code from it.
+    """The content that `torch.load` would give RecBole, with a live config, read without running code from ``path``.
 
     The config is a new one, with the settings of the file, on the device that this machine has. The class of the
     model is RecBole's, by its name; a class of your own comes from your script.
@@ -409,16 +387,9 @@ def _live(value: Any, device: torch.device | None) -> Any:
     return value
 
 
-# Writing
-
-
-def _checkpoint_path(directory: Path, config: UnlearnConfig) -> Path:
-    return directory / f"{config['model']}-unlearned.pth"
-
-
 def refuse_overwriting(directory: Path, config: UnlearnConfig, original: Path | None) -> None:
     """Stop before any work if the result would replace the checkpoint it starts from."""
-    target = _checkpoint_path(directory, config)
+    target = directory / f"{config['model']}-unlearned.pth"
     if original is not None and original.is_dir():
         target = target.with_suffix("")  # an ensemble
     if original is not None and target.exists() and target.samefile(original):
@@ -441,7 +412,7 @@ def write_model(
     name = f"{config['dataset']}-{type(parts[0]).__name__}.pth"
     plain = dataset_config(config, home, home / name)
     write_dataset(directory / name, plain, parts, clock, fitted, done, windows)
-    path = _checkpoint_path(directory, config)
+    path = directory / f"{config['model']}-unlearned.pth"
     content = {
         "config": plain, "epoch": 0, "cur_step": 0,
         "best_valid_score": -np.inf if plain["valid_metric_bigger"] else np.inf,

@@ -2,11 +2,8 @@
 
 A plain hash of a request hides nothing: hashing every user in turn finds the one who asked. A keyed hash
 (HMAC-SHA256) is a random number without the key. The key is never stored with the hashes: it is in a file that
-``hash_key`` names, in an environment variable, or in a file of the user's configuration that is made when it is
-first needed.
+``hash_key`` names, in an environment variable, or in a file of the user's configuration, made when first needed.
 """
-
-from __future__ import annotations
 
 import contextlib
 import hashlib
@@ -20,7 +17,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -45,7 +42,7 @@ class Done(NamedTuple):
     date: str  # 2026-01-31
 
     @classmethod
-    def of(cls, content: Any) -> tuple[Done, ...] | None:
+    def of(cls, content: Any) -> tuple[Self, ...] | None:
         """The requests in a file; None if it holds something else."""
         if content is None:  # files of earlier versions
             return ()
@@ -59,10 +56,7 @@ class Done(NamedTuple):
 
 
 def load_key(path: str | os.PathLike | None = None) -> bytes | None:
-    """The key in the file ``path``, in the environment, or in the user's configuration, where it is made if needed.
-
-    None if there is no place to keep one; then nothing is hashed.
-    """
+    """The key in ``path``, the environment, or the user's configuration, made if needed; None: no place for one."""
     if path is not None:
         return _read(Path(path))
     if VARIABLE in os.environ:
@@ -132,8 +126,7 @@ def keyed_hash(key: bytes, purpose: str, payload: bytes | Iterable[bytes]) -> st
 def request_digest(key: bytes, frame: pd.DataFrame) -> str:
     """The hash of a request, by what it asks for: not by its order, its repetitions or the kind of its file.
 
-    ``frame`` has the columns user, item (None: all) and time (NaN: any). A row that another one covers (an
-    interaction of a whole user) does not count.
+    Columns of ``frame`` are user, item (None: all) and time (NaN: any). A row that another one covers does not count.
     """
     rows = {
         (user, item, None if np.isnan(time) else float(time))
@@ -160,7 +153,6 @@ def model_digest(key: bytes, model: AbstractRecommender, settings: Mapping[str, 
 
 
 def _content(value: Any) -> Iterator[bytes]:
-    """A tensor, an array, a sparse matrix or a plain value as bytes, with its type and shape."""
     if sp.issparse(value):
         table = value.tocsr()
         value = np.concatenate([part.astype(np.float64) for part in (table.data, table.indices, table.indptr)])

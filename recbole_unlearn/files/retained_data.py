@@ -10,8 +10,6 @@ zeros (:func:`blank_unused`). Any file is checked when it is read: RecBole trust
 vocabulary or a missing column would end in the middle of a training.
 """
 
-from __future__ import annotations
-
 import logging
 import pickle
 import re
@@ -84,9 +82,6 @@ class Saved(NamedTuple):
     done: tuple[Done, ...]  # the requests that led here
 
 
-# Writing
-
-
 def write_dataset(
     path: Path, config: Config, parts: Sequence[Dataset], clock: Clock | None, fitted: np.ndarray | None = None,
     done: Sequence[Done] = (), windows: Sequence[Dataset] | None = None,
@@ -142,9 +137,6 @@ def _frame(feat: Interaction, lists: Sequence[str] = ()) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-# The values in use
-
-
 def used_values(dataset: Dataset) -> dict[str, torch.Tensor]:
     """By field, the values that an interaction of ``dataset`` has, itself or through its user or item (n,), sorted.
 
@@ -170,10 +162,7 @@ def used_values(dataset: Dataset) -> dict[str, torch.Tensor]:
 
 
 def _lines_in_use(dataset: Dataset, name: str) -> torch.Tensor | slice:
-    """The lines of a table that belong to interactions: all of theirs, and those of their users and items.
-
-    A line of an additional table is in use unless it names a user or an item without an interaction.
-    """
+    """The lines of a table about interactions, their users and items; of others, those that name no absent one."""
     if name in ("inter_feat", "kg_feat"):  # facts about items that are gone are removed before (`data/`)
         return slice(None)
     owners = (dataset.uid_field, dataset.iid_field)
@@ -235,9 +224,6 @@ def blank_unused(dataset: Dataset) -> None:
     dataset._preloaded_weight = weights
 
 
-# Reading
-
-
 def read_dataset(path: Path, config: Config) -> Saved:
     """A dataset that :func:`write_dataset` wrote, with the entries for the next request."""
     content = load_pickle(path, only(config.model_class))  # its config names the class
@@ -266,8 +252,7 @@ def read_dataset(path: Path, config: Config) -> Saved:
         require(done is not None, "its list of earlier requests is odd")
     except Exception as error:  # a state of odd types can make the checks raise anything
         fault = shown(str(error)) if isinstance(error, RefusedError) else type(error).__name__
-        text = f"{shown(path)} is damaged, or not a dataset this plugin wrote: {fault}."
-        raise UnlearnError(text) from error
+        raise UnlearnError(f"{shown(path)} is damaged, or not a dataset this plugin wrote: {fault}.") from error
     dataset = kind.__new__(kind)
     if kind is SequentialDataset:
         dataset.max_item_list_len = config["MAX_ITEM_LIST_LENGTH"]
@@ -345,8 +330,7 @@ def _check_column(state: Mapping[str, Any], field: str, values: pd.Series) -> No
         # Numbers with their buckets (`numerical_features`): pairs, or two sequences of one length.
         for value in values:
             pair = np.asarray(value, dtype=np.float64)
-            fits = pair.ndim == _DEPTH[kind] and len(pair) == 2 and np.isfinite(pair).all()
-            require(fits, f"{field} is damaged")
+            require(pair.ndim == _DEPTH[kind] and len(pair) == 2 and np.isfinite(pair).all(), f"{field} is damaged")
             inside = ((pair[1] >= 0) & (pair[1] < state["field2bucketnum"].get(field, 0))).all()
             require(inside, f"{field} has buckets that it does not have")
         return

@@ -5,11 +5,8 @@ one parser, Python's; TorchScript, compressed records and the forms that torch h
 `safe_pickle.py` parses; here :data:`_CONSTRUCTORS`, a short table, builds tensors, arrays, sparse matrices and
 tables. Each constructor checks dtype, shape, strides and the number of bytes before a library is asked for memory,
 and all of them together get at most a few times the size of the file. A class of RecBole, or one that the caller
-consents to, stays a description (:class:`~recbole_unlearn.files.safe_pickle.StandIn`). Every failure ends in one
-line.
+consents to, stays a description (a `StandIn` of `safe_pickle.py`). Every failure ends in one line.
 """
-
-from __future__ import annotations
 
 import io
 import math
@@ -60,7 +57,9 @@ def load_torch(path: Path, consent: Consent = lambda name: False) -> Any:
 
 def load_pickle(path: Path, consent: Consent = lambda name: False) -> Any:
     """The content that `pickle.dump` wrote to ``path``, with descriptions in place of RecBole's objects."""
-    return _guarded(path, _pickle, consent)
+    nothing: dict[str, bytes] = {}  # no tensors
+    build = lambda content, _: _Builder(content, nothing.__getitem__).build(_parsed(content, consent))  # noqa: E731
+    return _guarded(path, build, consent)
 
 
 def only(model: type | None) -> Consent:
@@ -69,7 +68,6 @@ def only(model: type | None) -> Consent:
 
 
 def _guarded(path: Path, reader: Callable[[bytes, Consent], Any], consent: Consent) -> Any:
-    """The content of a file; every failure becomes one line."""
     try:
         return reader(read_regular(path), consent)
     except UnlearnError:
@@ -101,9 +99,6 @@ def _advice(error: RefusedError) -> str:
     return "Use a file from a source you trust, written by RecBole."
 
 
-# Files
-
-
 def _parsed(pickled: bytes, consent: Consent) -> Any:
     """The description in a pickle, with the globals that this table, or the caller, lets it name."""
 
@@ -114,11 +109,6 @@ def _parsed(pickled: bytes, consent: Consent) -> Any:
     return parse(pickled, allowed)
 
 
-def _pickle(content: bytes, consent: Consent) -> Any:
-    nothing: dict[str, bytes] = {}  # no tensors
-    return _Builder(content, nothing.__getitem__).build(_parsed(content, consent))
-
-
 def _torch(content: bytes, consent: Consent) -> Any:
     """A zip archive of torch: NAME/data.pkl, and the storages under NAME/data/."""
     require(content.startswith(b"PK\x03\x04"), "a format that torch has not written since 1.6, or never has")
@@ -127,20 +117,15 @@ def _torch(content: bytes, consent: Consent) -> Any:
         members = archive.infolist()
         names = {member.filename for member in members}
         require(len(names) == len(members), "two records of one name")
-        script = any(name.endswith("/constants.pkl") or "/code/" in name for name in names)
-        require(not script, "TorchScript code")
+        require(not any(name.endswith("/constants.pkl") or "/code/" in name for name in names), "TorchScript code")
         require(all(one.compress_type == zipfile.ZIP_STORED for one in members), "compressed records")
-        size = sum(member.file_size for member in members)
-        require(size <= len(content), "records that are larger than the file")
+        require(sum(member.file_size for member in members) <= len(content), "records that are larger than the file")
         (main,) = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
         folder = main.removesuffix("data.pkl")
         little = f"{folder}byteorder" not in names or archive.read(f"{folder}byteorder") == b"little"
         require(little, "numbers in another byte order")
         storages: Callable[[str], bytes] = lambda key: archive.read(f"{folder}data/{key}")  # noqa: E731
         return _Builder(content, storages).build(_parsed(archive.read(main), consent))
-
-
-# From the description to objects
 
 
 class _Builder:
@@ -241,9 +226,6 @@ def _whole_numbers(values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-# torch
-
-
 def _storage(storage: Any) -> tuple[torch.dtype, str, int]:
     """Type, key and length of a storage, from its persistent id: ("storage", type, key, device, length, view)."""
     about: Any = storage.about if isinstance(storage, Reference) else None
@@ -279,8 +261,7 @@ def _tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
 
 
 def _sparse_tensor(builder: _Builder, made: StandIn) -> torch.Tensor:
-    layout = made.args[0]
-    require(layout.args == ("torch.sparse_coo",), "a sparse tensor that is not in coordinate form")
+    require(made.args[0].args == ("torch.sparse_coo",), "a sparse tensor that is not in coordinate form")
     indices, values, size = builder.build(made.args[1])[:3]
     tensors = isinstance(indices, torch.Tensor) and isinstance(values, torch.Tensor)
     shape = _whole_numbers(size)
@@ -297,16 +278,12 @@ def _places(values: np.ndarray, size: int) -> np.ndarray:
     return values.astype(np.int64)
 
 
-# numpy and scipy
-
-
 def _dtype(builder: _Builder, made: StandIn) -> np.dtype:
     """A dtype of the short list; its state may only say the byte order."""
     code, state = made.args[0], made.state or (3, "|", None, None, None)
     require(state[2] is state[3] is state[4] is None, "a structured dtype")
     order: Any = state[1]
-    known = isinstance(code, str) and _DTYPE.fullmatch(code) and order in ("<", ">", "=", "|")
-    require(known, "an unknown dtype")
+    require(isinstance(code, str) and _DTYPE.fullmatch(code) and order in ("<", ">", "=", "|"), "an unknown dtype")
     found = np.dtype(code)
     return found.newbyteorder(order) if order in "<>" and not found.hasobject else found
 
@@ -379,9 +356,6 @@ def _sparse(builder: _Builder, made: StandIn) -> Any:
     rising = len(starts) == lines + 1 and starts[0] == 0 and (np.diff(starts) >= 0).all()
     require(rising and starts[-1] == len(columns) == len(data), "a sparse matrix that is not well formed")
     return (sp.csr_matrix if form == "csr" else sp.csc_matrix)((data, columns, starts), shape)
-
-
-# pandas
 
 
 def _index(builder: _Builder, made: StandIn) -> pd.Index:

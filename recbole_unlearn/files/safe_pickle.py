@@ -3,11 +3,8 @@
 Python's unpickler imports and calls the globals of a file, and its C code crashes or fills the memory on some
 pickles before a subclass is asked (a deeply nested key is hashed, a memo of 2^31 entries is allocated).
 :func:`parse` does neither: a global is a :class:`Global`, a call or an object is a :class:`StandIn` that holds its
-arguments, and the storage of a tensor is a :class:`Reference`. `safe_load.py` builds arrays and tensors from this
-description.
+arguments, and the storage of a tensor is a :class:`Reference`. `safe_load.py` builds arrays and tensors from these.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import pickletools
@@ -26,20 +23,6 @@ _PUSHED = {
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 
 
-class RefusedError(Exception):
-    """The file asks for something that no file of RecBole needs; the message completes "it asks for ..."."""
-
-    def __init__(self, asked: str, name: Global | None = None) -> None:
-        super().__init__(asked)
-        self.name = name  # the unknown global that it asks for
-
-
-def require(fits: Any, otherwise: str) -> None:
-    """Refuse the file with the text ``otherwise`` unless ``fits``."""
-    if not fits:
-        raise RefusedError(otherwise)
-
-
 class Global(NamedTuple):
     """A function or class that the file names."""
 
@@ -54,6 +37,20 @@ class Global(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.module:.150}.{self.name:.150}"
+
+
+class RefusedError(Exception):
+    """The file asks for something that no file of RecBole needs; the message completes "it asks for ..."."""
+
+    def __init__(self, asked: str, name: Global | None = None) -> None:
+        super().__init__(asked)
+        self.name = name  # the unknown global that it asks for
+
+
+def require(fits: Any, otherwise: str) -> None:
+    """Refuse the file with the text ``otherwise`` unless ``fits``."""
+    if not fits:
+        raise RefusedError(otherwise)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -159,7 +156,6 @@ class _Machine:
         self.stack.append(container)
 
     def _popped(self) -> list[Any]:
-        """The values above the last mark, taken from the stack."""
         start = self.marks.pop()
         found = self.stack[start:]
         del self.stack[start:]
@@ -198,6 +194,5 @@ class _Machine:
     def _make(self, maker: Any, args: Any, state: Any = None) -> None:
         if isinstance(maker, Global) and maker.root == "copyreg":  # _reconstructor(class, object, None)
             maker, args = args[0], ()
-        fits = isinstance(maker, Global) and isinstance(args, tuple)
-        require(fits, "a call of something that is no global")
+        require(isinstance(maker, Global) and isinstance(args, tuple), "a call of something that is no global")
         self._push(StandIn(maker, args, state))

@@ -1,8 +1,7 @@
 """Measures of forgetting and of utility.
 
 `scores.py` asks every model the same questions in one pass over its scores; `base.py` registers measures, and
-`forgetting.py` has ours, each a function with its formula. `evaluation.py` measures a phase, and `verdict.py` sums up
-the result in one sentence.
+`forgetting.py` has ours, each a function with its formula. `evaluation.py` measures a phase, `verdict.py` sums it up.
 """
 
 from recbole_unlearn.measures.base import DECIMALS, View, measures
@@ -13,6 +12,7 @@ from recbole_unlearn.measures.scores import (
     Pairs,
     Questions,
     Windows,
+    compared,
     deleted_pairs,
     deleted_targets,
     deleted_windows,

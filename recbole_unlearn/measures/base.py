@@ -5,11 +5,9 @@ A measure is a function of a model's answers (:class:`View`) that carries ``@mea
 checks that). Measures of another package come through the entry-point group `recbole_unlearn.measures`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from recbole_unlearn.measures.scores import Observation, Questions
 from recbole_unlearn.registry import Registry
@@ -19,8 +17,7 @@ DECIMALS = 6  # of figures in a result
 GROUPS = ("compared", "matched", "emptied", "measured", "probed")  # of users, counted by results.disclosure.Crowd
 
 
-@dataclasses.dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """The input of a measure: the questions, the model's answers, and those of other models."""
 
     questions: Questions

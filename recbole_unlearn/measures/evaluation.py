@@ -5,13 +5,11 @@ masked, so a forgotten item that is still recommended costs utility. Utility is 
 users (those with a deleted interaction) and for the others; one scoring pass serves all three.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,18 +64,14 @@ def report_config(config: UnlearnConfig, item_num: int) -> UnlearnConfig:
 def utility(
     trainer: PhaseTrainer, config: UnlearnConfig, data: Loaders, affected: torch.Tensor
 ) -> tuple[dict[str, Metrics], dict[str, torch.Tensor]]:
-    """RecBole's metrics on the test interactions: "metrics" (all users), "affected" and "unaffected".
-
-    Also the values of each affected user by metric, in the loader's order.
-    """
+    """RecBole's metrics at test of all ("metrics"), affected and unaffected users, and of each affected user."""
     config = report_config(config, data.test._dataset.item_num)
     evaluator = _KeepingEvaluator(config)
     held = trainer.eval_collector, trainer.evaluator
     trainer.eval_collector, trainer.evaluator = recbole_compat.TensorCollector(config), evaluator
     try:
         trainer.eval_collector.data_collect(data.train)
-        is_shown = bool(config["show_progress"])
-        everyone = trainer.evaluate(data.test, load_best_model=False, show_progress=is_shown)
+        everyone = trainer.evaluate(data.test, load_best_model=False, show_progress=bool(config["show_progress"]))
     finally:
         trainer.eval_collector, trainer.evaluator = held
     struct = evaluator.kept
@@ -100,8 +94,7 @@ def _only(struct: DataStruct, users: torch.Tensor) -> DataStruct:
     return part
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """The figures of one model by itself, and its answers."""
 
     utility: dict[str, Metrics]  # "metrics" (all users), "affected" and "unaffected"
@@ -115,8 +108,7 @@ class Measured:
 def paired_errors(before: Measured, after: Measured) -> Metrics:
     """For each metric, the standard error of the mean change of affected users from one model to another.
 
-    With d_u = after_u − before_u of the n affected users: error = √(Σ (d_u − mean)² / (n − 1)) / √n; infinite for a
-    single user.
+    With d_u = after_u − before_u of the n affected users: error = √(Σ (d_u − mean)² / (n − 1)) / √n; ∞ for one.
     """
     moves = {key: after.affected[key] - own for key, own in before.affected.items()}
     return {key: float(d.std() / math.sqrt(len(d))) if len(d) > 1 else math.inf for key, d in moves.items()}
@@ -147,7 +139,6 @@ class Measurement:
         return Measured(found, masked, self._figures(view, distances=False), groups, seen, affected)
 
     def _figures(self, view: View, distances: bool) -> dict[str, Figure]:
-        """The figures of all measures for this kind of model."""
         taken = [one for one in measures() if one.is_distance == distances]
         if not isinstance(self.questions, HistoryQuestions):
             taken = [one for one in taken if not one.of_sequences]
@@ -168,22 +159,18 @@ class Measurement:
         return histograms({name: one.seen.deleted.score for name, one in models.items()})
 
     def masked(self, seen: Observation, unaffected: dict[str, float]) -> dict[str, float]:
-        """Recall and NDCG over all users when deleted items are masked too.
-
-        Both are means over users, and for those without deleted items the mask changes nothing.
-        """
+        """Recall and NDCG over all users when deleted items are masked too, which changes affected users alone."""
         test = self.data.retain.test
         keys = torch.unique(test.inter_feat[test.uid_field] * test.item_num + test.inter_feat[test.iid_field])
         users, number = torch.unique(keys // test.item_num, return_counts=True)
         mine = torch.isin(users, self.data.affected_users)
         config = report_config(self.config, test.item_num)
-        config = config.replace(
-            metrics=list(REPORTED_METRICS), topk=[k for k in config["topk"] if k <= seen.top.shape[1]]
-        )
-        names = [f"{metric.lower()}@{k}" for metric in REPORTED_METRICS for k in config["topk"]]
+        cuts = [k for k in config["topk"] if k <= seen.top.shape[1]]
+        config = config.replace(metrics=list(REPORTED_METRICS), topk=cuts)
+        names = [f"{metric.lower()}@{k}" for metric in REPORTED_METRICS for k in cuts]
         if not mine.any():
             return {name: unaffected[name] for name in names}
-        lists = seen.top_masked[torch.searchsorted(self.questions.users, users[mine]), : max(config["topk"])]
+        lists = seen.top_masked[torch.searchsorted(self.questions.users, users[mine]), : max(cuts)]
         hits = torch.isin(users[mine, None] * test.item_num + lists, keys)
         struct = DataStruct()
         struct.set("rec.topk", torch.cat([hits.int(), number[mine, None].int()], dim=1))
@@ -201,10 +188,7 @@ def thirds(values: torch.Tensor) -> torch.Tensor:
 
 
 def by_group(questions: Questions, data: UnlearnData, top: torch.Tensor) -> dict[str, dict[str, Any]]:
-    """Recall@20 of users by activity (mean over users), and of test interactions by popularity (share found).
-
-    Users are split into thirds by the number of their retained interactions, test interactions by their item's.
-    """
+    """Recall@20 in thirds: of users by their activity, and of test interactions by their item's popularity."""
     test, train = data.retain.test, data.retain.train
     looked_at = torch.isin(test.inter_feat[test.uid_field], questions.users)
     users, items = (test.inter_feat[field][looked_at] for field in (test.uid_field, test.iid_field))

@@ -4,8 +4,6 @@ Deleted items (demotion, resurfacing, uncleaned and emptied histories), an attac
 distances to the retrained model (gaps, score distributions, ranked lists).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,12 +25,13 @@ from recbole_unlearn.results.schema import Distribution, Figure, Metrics
 from recbole_unlearn.rows import as_rows, find_tables
 
 TOPK = (10, 20, 50)
+ATTACKED = 5_000  # pairs of each kind; the interval is then about .01 wide
+FOLDS = 5  # of the attack
+BINS = 60  # of the histograms of a run
+EMBEDDED = 20_000  # interactions of each kind, for the entanglement
 _GAP = {"mean": "", "error": ": standard error"}
 _AUC = {"auc": ": AUC", "tpr@1%fpr": ": TPR at 1% FPR"}
 _USERS = {"all": ", all users", "affected": ", affected users", "unaffected": ", unaffected users"}
-
-
-# The rank of deleted items
 
 
 @measure(
@@ -67,9 +66,8 @@ def resurfacing(view: View) -> dict[str, Figure]:
 )  # fmt: skip
 def demotion_gap(view: View) -> dict[str, Figure]:
     """The mean of the paired differences, with an error that takes a user's pairs as one observation."""
-    difference = view.seen.deleted.demoted.double() - view.target.deleted.demoted.double()
-    mean, error = clustered(difference, view.questions.deleted.users)
-    return {"demotion_gap": {"mean": rounded(mean), "error": rounded(error)}}
+    mine, target = (one.deleted.demoted for one in (view.seen, view.target))
+    return _gap("demotion_gap", mine, target, view.questions.deleted.users)
 
 
 @measure(
@@ -81,11 +79,13 @@ def _probe(view: View) -> dict[str, Figure]:
     return {} if view.seen.probe is None else {"probe": _rate(view.seen.probe)}
 
 
-def _gap_by_user(key: str, mine: torch.Tensor | None, target: torch.Tensor | None) -> dict[str, Figure]:
-    """The mean of the differences of users' values (n,), and its standard error."""
+def _gap(
+    key: str, mine: torch.Tensor | None, target: torch.Tensor | None, users: torch.Tensor | None = None
+) -> dict[str, Figure]:
+    """The mean of the differences of values (n,), and its standard error over ``users`` (n,), by default one each."""
     if mine is None or target is None or len(mine) == 0:
         return {}
-    mean, error = clustered(mine.double() - target.double(), torch.arange(len(mine)))
+    mean, error = clustered(mine.double() - target.double(), torch.arange(len(mine)) if users is None else users)
     return {key: {"mean": rounded(mean), "error": rounded(error)}}
 
 
@@ -95,7 +95,7 @@ def _gap_by_user(key: str, mine: torch.Tensor | None, target: torch.Tensor | Non
     good="0, within twice its error; more is memory of S in the item vectors",
 )  # fmt: skip
 def _probe_gap(view: View) -> dict[str, Figure]:
-    return _gap_by_user("probe_gap", view.seen.probe, view.target.probe)
+    return _gap("probe_gap", view.seen.probe, view.target.probe)
 
 
 @measure(
@@ -104,7 +104,7 @@ def _probe_gap(view: View) -> dict[str, Figure]:
     good="0, within twice its error; less is damage",
 )  # fmt: skip
 def _utility_gap(view: View) -> dict[str, Figure]:
-    return _gap_by_user("utility_gap", view.seen.ndcg, view.target.ndcg)
+    return _gap("utility_gap", view.seen.ndcg, view.target.ndcg)
 
 
 def clustered(values: torch.Tensor, users: torch.Tensor) -> tuple[float, float]:
@@ -161,8 +161,7 @@ def _uncleaned(view: View) -> dict[str, Figure]:
 
 def one_target_utility(hits: torch.Tensor) -> Metrics:
     """RecBole's Recall and NDCG at K of windows with one target each: it is found or not, and 1/log₂(1 + place)."""
-    places = torch.arange(1, hits.shape[1] + 1, dtype=torch.double)
-    gains = hits.double() / torch.log2(1 + places)
+    gains = hits.double() / torch.log2(1 + torch.arange(1, hits.shape[1] + 1, dtype=torch.double))
     cuts = [k for k in TOPK if k <= hits.shape[1]] if len(hits) else []
     recall = {f"recall@{k}": _rate(hits[:, :k].any(dim=1)) for k in cuts}
     return recall | {f"ndcg@{k}": rounded(gains[:, :k].sum(dim=1).mean()) for k in cuts}
@@ -200,11 +199,7 @@ def _emptied_gap(view: View) -> dict[str, Figure]:
 
 # Membership inference: an attacker tells deleted pairs (members) from held-out positives of the same users, matched
 # by popularity. It fits a logistic regression on the model's answers, and is scored on users it has not seen. The
-# target is not .5 but the retrained model's own value: even for a model that never saw it, noise differs from real
-# preferences.
-
-ATTACKED = 5_000  # pairs of each kind; the interval is then about .01 wide
-FOLDS = 5
+# target is not .5 but the retrained model's value: noise differs from preferences also where it was never seen.
 
 
 def auc_interval(members: np.ndarray, others: np.ndarray) -> tuple[float, float, float]:
@@ -227,18 +222,14 @@ def tpr_at_fpr(members: np.ndarray, others: np.ndarray, fpr: float = 0.01) -> fl
 
 
 def attack(members: np.ndarray, others: np.ndarray, users: np.ndarray) -> dict[str, Any] | None:
-    """AUC with interval and TPR at 1 % FPR, from features (m, f) of members and of others; None with too few users.
-
-    ``users`` (m,) are those of the pairs; no user is in both training and test of the attacker.
-    """
+    """AUC with interval and TPR at 1 % FPR by features (m, f) of members and others; None with few ``users`` (m,)."""
     if len(np.unique(users)) < 2 * FOLDS:
         return None
     x, y = np.concatenate([members, others]), np.repeat([1, 0], [len(members), len(others)])
     model = make_pipeline(StandardScaler(), LogisticRegression(solver="newton-cholesky"))
     with threadpool_limits(1):  # small matrices: more threads only wait for each other
-        guess = cross_val_predict(
-            model, x, y, groups=np.concatenate([users, users]), cv=GroupKFold(FOLDS), method="decision_function"
-        )
+        groups = np.concatenate([users, users])
+        guess = cross_val_predict(model, x, y, groups=groups, cv=GroupKFold(FOLDS), method="decision_function")
     auc, low, high = auc_interval(guess[y == 1], guess[y == 0])
     found = {"auc": auc, "low": low, "high": high, "tpr@1%fpr": tpr_at_fpr(guess[y == 1], guess[y == 0])}
     return {key: round(value, 4) for key, value in found.items()} | {"pairs": len(members)}
@@ -279,8 +270,7 @@ def _attack_alone(view: View) -> dict[str, Figure]:
 def _attack_before_after(view: View) -> dict[str, Figure]:
     if view.before is None:
         return {}
-    standings = [(one.deleted, one.held_out) for one in (view.before, view.seen)]
-    return _membership(view, "attack_before_after", standings)
+    return _membership(view, "attack_before_after", [(one.deleted, one.held_out) for one in (view.before, view.seen)])
 
 
 # Score distributions of deleted pairs, relative to the user's other items: (s − mean)/std
@@ -311,9 +301,6 @@ def _wasserstein(view: View) -> dict[str, Figure]:
     return {"wasserstein": rounded(stats.wasserstein_distance(*scores))}
 
 
-BINS = 60  # of the histograms of a run
-
-
 def histograms(scores: Mapping[str, torch.Tensor]) -> dict[str, Distribution]:
     """Counts in the same bins for all of ``scores``; values outside count in the first or last bin."""
     low, high = np.quantile(torch.cat(list(scores.values())).numpy(), [0.001, 0.999])
@@ -322,9 +309,6 @@ def histograms(scores: Mapping[str, torch.Tensor]) -> dict[str, Distribution]:
         counts = np.histogram(np.clip(values.numpy(), edges[0], edges[-1]), bins=edges)[0]
         found[name] = Distribution([round(float(edge), 4) for edge in edges], counts.tolist())
     return found
-
-
-# Ranked lists
 
 
 def matches(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -339,17 +323,13 @@ def matches(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def rank_biased_overlap(a: torch.Tensor, b: torch.Tensor, p: float = 0.9) -> torch.Tensor:
-    """RBO = (1−p)/(1−p^K) Σ_d p^(d−1) |A_d ∩ B_d| / d over the first K items (n,).
-
-    1 for the same list, 0 for none in common. The first ranks weigh most; normalised for lists that end at K.
-    """
+    """RBO = (1−p)/(1−p^K) Σ_d p^(d−1) |A_d ∩ B_d| / d over the first K items (n,): 1 for equal lists."""
     d = torch.arange(1, a.shape[1] + 1, dtype=torch.float32)
     weights = p ** (d - 1)
     return (matches(a, b) / d * weights).sum(dim=1) / weights.sum()
 
 
 def _by_group(view: View, values: torch.Tensor) -> dict[str, float]:
-    """Means over all, affected and unaffected users."""
     affected = view.questions.affected
     who = {"all": torch.ones_like(affected), "affected": affected, "unaffected": ~affected}
     return {group: rounded(values[mask].mean()) for group, mask in who.items() if mask.any()}
@@ -375,11 +355,6 @@ def _rbo(view: View) -> dict[str, Figure]:
     return {"rbo": _by_group(view, rank_biased_overlap(view.seen.top, view.target.top))}
 
 
-# The difficulty of a request, before it is carried out
-
-EMBEDDED = 20_000  # interactions of each kind
-
-
 def entanglement(forget: torch.Tensor, retain: torch.Tensor) -> float:
     """ES = (spread of R + spread of S) / ½(|μ_R − μ|² + |μ_S − μ|²) for embeddings (m, d) and (n, d).
 
@@ -396,10 +371,7 @@ def entanglement(forget: torch.Tensor, retain: torch.Tensor) -> float:
 
 
 def difficulty(model: AbstractRecommender, data: UnlearnData, seed: int) -> dict[str, Any]:
-    """Entanglement of the deleted interactions in the original, and their share in their users and items.
-
-    Empty where no training interaction is deleted.
-    """
+    """Entanglement of the deleted interactions in the original, and their share in their users and items."""
     train, forget = data.full.train, data.forget
     if len(forget) == 0:
         return {}

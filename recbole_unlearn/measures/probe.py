@@ -50,10 +50,8 @@ class Probes:
         enough = (counts >= LEAST_ITEMS).nonzero().flatten()
         chosen = enough[torch.randperm(len(enough), generator=generator)[:USERS].sort().values]
         drawn, usable = never_touched(users[chosen], data.full, UNTOUCHED, seed)
-        halves = []
-        for place in chosen[usable].tolist():
-            mixed = items[place][torch.randperm(len(items[place]), generator=generator)]
-            halves.append(mixed.tensor_split(2))
+        own = [items[place] for place in chosen[usable].tolist()]
+        halves = [one[torch.randperm(len(one), generator=generator)].tensor_split(2) for one in own]
         return cls([fit for fit, _ in halves], [rank for _, rank in halves], drawn[usable])
 
 

@@ -2,8 +2,7 @@ r"""Questions to a model, and its answers, from one pass over its scores.
 
 The *questions* are made once a run and are the same for every phase: the users whose lists are ranked, the deleted
 pairs, the items each is compared with, and held-out positives of the same users, from which a membership attack has
-to distinguish the deleted pairs. An *observation* holds the answers of one model. Items of the retained history are
-masked, deleted ones are not.
+to distinguish the deleted pairs. An *observation* holds a model's answers. Retained items are masked, deleted not.
 
 A sequential model ranks items after a history, so each question has one: by default that of D\S, in every phase.
 
@@ -20,11 +19,9 @@ of a whole user are) has no other question; the control are held-out interaction
 merely got worse ranks both lower. Uncleaned windows are made batch by batch and never kept.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 import torch
@@ -66,7 +63,7 @@ class Questions:
     history: TrainIndex  # of retained interactions before test, which evaluation masks
 
     @classmethod
-    def of(cls, data: UnlearnData, deleted: Pairs, seed: int) -> Questions:
+    def of(cls, data: UnlearnData, deleted: Pairs, seed: int) -> Self:
         """All affected users and some others, and the deleted pairs with their held-out matches."""
         retain, affected = data.retain, data.affected_users
         history = append(retain.train, retain.valid.inter_feat)
@@ -82,10 +79,7 @@ class Questions:
 
 
 def match(deleted: Pairs, data: UnlearnData, rng: np.random.Generator) -> tuple[torch.Tensor, Pairs]:
-    """Match held-out positives with deleted pairs of the same user and nearly the same popularity, each used once.
-
-    Without the match an attacker could recognise deleted pairs by their user or their item alone.
-    """
+    """Match deleted pairs with held-out ones of their user and popularity, so that neither gives them away."""
     fields = data.full.train.uid_field, data.full.train.iid_field
     popularity = data.popularity.double().numpy()
     held = [torch.cat([part.inter_feat[field] for part in data.retain[1:]]) for field in fields]
@@ -162,9 +156,9 @@ def observe(trainer: PhaseTrainer, questions: Questions, splits: Splits) -> Obse
         spread, mean = torch.std_mean(scores[asked, 1:], dim=1) if len(asked) else scores.new_zeros(2, 0)
         standings = []
         for pairs in (questions.deleted, questions.held_out):
-            own, demoted = _compare(scores, users, pairs)
+            own, below = compared(scores, users, pairs)
             place = torch.searchsorted(users[asked], pairs.users[pairs.of(users)])
-            standings += [(own - mean[place]) / spread[place].clamp(min=1e-12), demoted]
+            standings += [(own - mean[place]) / spread[place].clamp(min=1e-12), below.float().mean(dim=1)]
         known = history.of("user", users)
         scores[torch.searchsorted(users, history.ids["user"][known]), history.ids["item"][known]] = -torch.inf
         parts.append((*_lists(scores, users, questions.deleted), *standings))
@@ -172,13 +166,12 @@ def observe(trainer: PhaseTrainer, questions: Questions, splits: Splits) -> Obse
     return Observation(top, masked, Standing(*rest[:2]), Standing(*rest[2:]))
 
 
-def _compare(scores: torch.Tensor, users: torch.Tensor, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores of the pairs of ``users`` (m,), and the share of their compared items that score higher (m,)."""
+def compared(scores: torch.Tensor, users: torch.Tensor, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores of the pairs of ``users`` (m,), and whether they are below those of each compared item (m, k)."""
     mine = pairs.of(users)
     row = torch.searchsorted(users, pairs.users[mine])
     own = scores[row, pairs.items[mine]]
-    others = scores.take(row[:, None] * scores.shape[1] + pairs.others[mine])
-    return own, (own[:, None] < others).float().mean(dim=1)
+    return own, own[:, None] < scores.take(row[:, None] * scores.shape[1] + pairs.others[mine])
 
 
 def _lists(scores: torch.Tensor, users: torch.Tensor, deleted: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,7 +204,7 @@ class HistoryQuestions(Questions):
     targets: torch.Tensor  # (t,), their test items
 
     @classmethod
-    def ask(cls, data: UnlearnData, negatives: int, seed: int) -> HistoryQuestions:
+    def ask(cls, data: UnlearnData, negatives: int, seed: int) -> Self:
         """All questions of a request."""
         full, train = sequences_of(data.full), data.retain.train
         asked_rows, emptied_rows = deleted_targets(data)
@@ -261,10 +254,7 @@ def deleted_windows(data: UnlearnData, negatives: int, seed: int) -> tuple[Pairs
 
 
 def deleted_targets(data: UnlearnData) -> tuple[torch.Tensor, torch.Tensor]:
-    """Deleted pairs that were targets of windows, each once, by their numbers in the sequences of D.
-
-    First those with a cleaned prefix, then those whose prefix is empty; none that a retained interaction has too.
-    """
+    """Deleted pairs that were targets of windows, as numbers in D: those with a cleaned prefix, those without one."""
     sequences, keep = sequences_of(data.full), _kept(data)
     rows = (sequences.role == TRAIN).nonzero().flatten()[data.deleted]
     rows = rows[sequences.lengths()[rows] > 0]
@@ -303,7 +293,6 @@ def _kept(data: UnlearnData) -> torch.Tensor:
 
 
 def _keys(splits: Splits, feat: Interaction) -> torch.Tensor:
-    """One number for each pair of a user and an item (n,)."""
     return feat[splits.train.uid_field] * splits.train.item_num + feat[splits.train.iid_field]
 
 
@@ -321,7 +310,7 @@ class HistoryObservation(Observation):
 def _observe_histories(trainer: PhaseTrainer, questions: HistoryQuestions, splits: Splits) -> HistoryObservation:
     deleted, parts = questions.deleted, []
     for users, scores in _scored(trainer, sequences_of(splits).latest, questions.users, splits):
-        parts.append((_compare(scores, users, deleted)[1], *_lists(scores, users, deleted)))
+        parts.append((compared(scores, users, deleted)[1].float().mean(dim=1), *_lists(scores, users, deleted)))
     at_test, top, masked = (torch.cat(column) for column in zip(*parts, strict=True))
     asked = {
         "deleted": deleted, "held_out": questions.held_out, "uncleaned": deleted,

@@ -6,8 +6,6 @@ over D\S (a deleted item can be drawn as a negative again), and a learning rate 
 whose sampler never draws deleted pairs as negatives.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from recbole.utils import init_seed
@@ -26,9 +24,7 @@ class FinetuneSettings:
     finetune_learning_rate: float | None = setting("Their learning rate; the model's own when empty.", low=0.0)
 
 
-@method(
-    "finetune", "Train a few more epochs on the retained interactions.", FinetuneSettings, models="differentiable"
-)
+@method("finetune", "Train a few more epochs on the retained interactions.", FinetuneSettings)
 class Finetune(UnlearnTrainer):
     r"""θ after `finetune_epochs` epochs of the training objective over D\S, from θ₀. May change every weight."""
 

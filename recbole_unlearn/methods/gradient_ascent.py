@@ -12,8 +12,6 @@ Avoided: a fixed number of epochs whatever happens to retained interactions; and
 request's users, whose loss is that of their retained history: that history would be unlearned instead of S.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 
@@ -40,13 +38,9 @@ class GradientAscentSettings:
     gradient_ascent_tolerance: float = setting("Largest rise of the retained loss, as a share of it.", low=0.0)
 
 
-@method("gradient_ascent", "Climb the loss of deleted interactions.", GradientAscentSettings, models="differentiable")
+@method("gradient_ascent", "Climb the loss of deleted interactions.", GradientAscentSettings)
 class GradientAscent(UnlearnTrainer):
-    """θ ← θ + η Adam(∇L_S(θ)) while L_R(θ) ≤ (1 + tolerance) L_R(θ₀).
-
-    May change every weight. With a model whose loss reads only the rows of its batch (BPR), it changes rows of the
-    request's users and items and of drawn negatives.
-    """
+    """θ ← θ + η Adam(∇L_S(θ)) while L_R(θ) ≤ (1 + tolerance) L_R(θ₀). May change every weight that the loss reads."""
 
     needs_index = True
     needs_gradients = True

@@ -15,9 +15,9 @@ whose history ends with it, with this last item masked (as in half of its traini
 interaction of a user has no such window, and was never learned.
 """
 
-from __future__ import annotations
-
+import contextlib
 import functools
+from typing import Any
 
 import torch
 from recbole.data.dataloader import AbstractDataLoader
@@ -27,19 +27,8 @@ from recbole.utils import init_seed
 
 from recbole_unlearn.data import TRAIN, SequenceSplits, Splits, facts_of, loaders
 from recbole_unlearn.methods.base import UnlearnTask
-from recbole_unlearn.rows import (
-    Region,
-    RetainedIndex,
-    Triples,
-    Witness,
-    as_batch,
-    find_region,
-    first_of_each,
-    learns_by_user,
-    lent,
-    looked_up,
-    training_loss,
-)
+from recbole_unlearn.recbole_compat import replaced
+from recbole_unlearn.rows import Region, RetainedIndex, Triples, Witness, as_batch, find_region, training_loss
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model
 
@@ -68,8 +57,8 @@ class RequestLosses:
         self.retained = RetainedIndex(index, self.users, self.items, task.data.deleted)
         self.region = find_region(index, self.users, self.items, task.data.lost)
         self.generator = torch.Generator().manual_seed(task.config["seed"])
-        self.by_user = learns_by_user(task.config)
         self.facts = facts_of(task.data.retain.train, task.config["NEG_PREFIX"])
+        self.by_user = self.witness().by_user
         still(model, self.config)
 
     @functools.cached_property
@@ -86,13 +75,7 @@ class RequestLosses:
 
     def deleted_rows(self) -> torch.Tensor:
         """Numbers of the interactions of S whose losses make up the loss on S: all, or one for each user."""
-        return first_of_each(self.users) if self.by_user else torch.arange(len(self.users))
-
-    def kept_units(self, interactions: torch.Tensor) -> torch.Tensor:
-        """The ``interactions`` of D that a loss counts: all, or one for each user."""
-        if not self.by_user:
-            return interactions
-        return interactions[first_of_each(self.index.ids["user"][interactions])]
+        return torch.arange(len(self.users))[self.witness().units(self.users)]
 
     def deleted_batch(self, chosen: torch.Tensor) -> Interaction:
         """Interactions of S with uniform negatives, in the form the model's loss takes."""
@@ -110,25 +93,21 @@ class RequestLosses:
         return training_loss(model or self.model, batch)
 
     def fixed_batch(self, region: Region, size: int) -> tuple[Interaction, int]:
-        """``size`` of the retained interactions that touch a region, and the number of all that do.
-
-        An interaction touches it by its user, its item, or the negative that training would draw for it.
-        """
+        """``size`` retained interactions whose user, item or drawn negative is in a region, and the number of all."""
         witness = self.witness(region)
-        triples = witness.triples(self.kept_units(witness.interactions()))
+        triples = witness.triples(witness.counted(witness.interactions()))
         if not self.by_user and len(region["item"]):
             more = witness.against_region(witness.extra())
             new = ~(region["user"].contains(more.users) | region["item"].contains(more.items))
             triples = Triples(*(torch.cat(pair) for pair in zip(triples, more.part(new), strict=True)))
         number = len(triples.numbers)
-        chosen = torch.randperm(number, generator=self.generator)[:size]
-        return witness.batch(triples.part(chosen)), number
+        return witness.batch(triples.part(torch.randperm(number, generator=self.generator)[:size])), number
 
     def kept_sample(self, size: int) -> list[Interaction]:
         """``size`` of all retained interactions, uniform, as one batch."""
         witness = self.witness()
-        chosen = self.kept_units(witness.buffer(min(1.0, size / self.retained.size)))
-        return [witness.batch(witness.triples(chosen))]
+        chosen = witness.buffer(min(1.0, size / self.retained.size))
+        return [witness.batch(witness.triples(witness.counted(chosen)))]
 
 
 class WindowLosses:
@@ -141,6 +120,7 @@ class WindowLosses:
         self.model, self.generator = model, torch.Generator().manual_seed(task.config["seed"])
         self._kept: AbstractDataLoader = loaders(task.config, windows).train
         self._deleted: AbstractDataLoader | None = None  # none for no windows: RecBole cannot load nothing
+        self._lookups: dict[str, Any] = {}  # attributes that the loss reads from the training data
         sequences, masked = full.sequences, task.config["transform"] == "mask_itemseq"
         rows = (sequences.role == TRAIN).nonzero().flatten()[task.data.deleted]
         rows = rows[sequences.lengths()[rows] > 0]
@@ -153,7 +133,9 @@ class WindowLosses:
             self._deleted = loaders(task.config, deleted).train
             if masked:
                 self._deleted.transform.ft_ratio = 1.0  # always the last item
-            self._lookups = looked_up(model, full.for_model().train)
+            if hasattr(model, "same_item_index"):  # FEARec's other windows of the same target
+                train = full.for_model().train
+                self._lookups = {"dataset": train, "same_item_index": model.get_same_item_index(train)}
         still(model, task.config)
 
     def deleted_rows(self) -> torch.Tensor:
@@ -163,8 +145,11 @@ class WindowLosses:
     def deleted_loss(self, chosen: torch.Tensor) -> torch.Tensor:
         """The mean loss on some windows of S."""
         assert self._deleted is not None
-        # cuDNN's recurrent layers have gradients in training mode alone.
-        with torch.backends.cudnn.flags(enabled=False), lent(self.model, self._lookups):
+        with contextlib.ExitStack() as stack:
+            # cuDNN's recurrent layers have gradients in training mode alone.
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            for name, value in self._lookups.items():
+                stack.enter_context(replaced(self.model, name, value))
             parts = [
                 len(part) / len(chosen) * training_loss(self.model, self._deleted.collate_fn(part))
                 for part in chosen.split(BATCH)
@@ -173,8 +158,7 @@ class WindowLosses:
 
     def kept_sample(self, size: int) -> list[Interaction]:
         """``size`` of all retained windows, uniform, in batches."""
-        number = len(self._kept._dataset)
-        chosen = torch.randperm(number, generator=self.generator)[:size]
+        chosen = torch.randperm(len(self._kept._dataset), generator=self.generator)[:size]
         return [self.kept_batch(part) for part in chosen.split(BATCH)]
 
     def kept_batch(self, numbers: torch.Tensor) -> Interaction:

@@ -1,7 +1,6 @@
 r"""RRL: reverse ranking of the deleted pairs, restrained by the Fisher information of the retain set.
 
-Built from the description of the paper (*RRL: Recommendation Reverse Learning*, AAAI 2024), whose authors published
-no code; details may differ.
+Built from the paper (*RRL: Recommendation Reverse Learning*, AAAI 2024), which has no code; details may differ.
 
 From the paper: for a deleted pair (u, i) and an item j that the user never touched, the ranking is reversed, and
 Fisher information says which weights matter to retained interactions,
@@ -17,11 +16,8 @@ expectation where the mean gradient is zero, and exactly Σ g² for B = 1). Adam
 to zero, uniform negatives, and all sizes.
 
 Avoided: a public port descends -log σ(s(u, i) - s(u, j)), which is training on S once more
-(`test_rrl_lowers_the_scores_of_deleted_pairs` pins the sign); and Fisher information over D, which protects
-what S taught.
+(`test_rrl_lowers_the_scores_of_deleted_pairs` pins the sign); and Fisher information over D, which protects S.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
@@ -49,12 +45,9 @@ class RRLSettings:
     rrl_fisher: float = setting("Weight λ of the Fisher term; 1 is the Laplace approximation.", low=0.0)
 
 
-@method("rrl", "Reverse the ranking of deleted pairs, with a Fisher penalty.", RRLSettings, models="differentiable")
+@method("rrl", "Reverse the ranking of deleted pairs, with a Fisher penalty.", RRLSettings)
 class RRL(UnlearnTrainer):
-    """Minimises reverse ranking on S plus the Fisher term from θ₀.
-
-    May change every weight that has a part in the scores of deleted pairs and of the negatives drawn for them.
-    """
+    """Minimises reverse ranking on S plus the Fisher term from θ₀. May change every weight that its scores read."""
 
     needs_index = True
     needs_gradients = True
@@ -98,9 +91,9 @@ class RRL(UnlearnTrainer):
 
     def _fisher(self, request: RequestLosses) -> Moments:
         r"""F summed over D\S, by parameter name."""
-        units = request.kept_units((~request.retained.deleted).nonzero().flatten())
-        size, witness = min(FISHER_SIZE, len(units)), request.witness()
-        shown = bool(request.config["show_progress"])
+        witness, shown = request.witness(), bool(request.config["show_progress"])
+        units = witness.everything()
+        size = min(FISHER_SIZE, len(units))
 
         def batches() -> Iterator[Interaction]:
             with progress_bar(f"Fisher {self.label}", FISHER_BATCHES, shown) as bar:
@@ -109,8 +102,7 @@ class RRL(UnlearnTrainer):
                     yield witness.batch(witness.triples(units[drawn]))
                     bar.update()
 
-        mean = fisher(self.model, batches())
-        return {name: len(units) * size * value for name, value in mean.items()}
+        return {name: len(units) * size * value for name, value in fisher(self.model, batches()).items()}
 
 
 def fisher_term(named: dict[str, torch.nn.Parameter], anchor: dict[str, torch.Tensor], held: Moments) -> torch.Tensor:

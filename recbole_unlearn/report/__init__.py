@@ -1,8 +1,8 @@
 """HTML reports: `write_report` shows one run, `write_comparison` compares several, `write_sweep` shows a sweep.
 
 A page is one file that needs no network: a template of `templates/` (Jinja2, autoescaped), filled by `run_report.py`,
-`comparison.py` or `sweep.py`. `page.py` renders and writes values for people, `figures.py` draws. `entries.py` reads
-many results; `paper_tables.py` makes the tables of the paper from them, as HTML, Markdown and LaTeX.
+`comparison.py` (with the tables of the paper) or `sweep.py`. `page.py` renders and writes values for people,
+`figures.py` draws, `entries.py` reads many results.
 """
 
 from recbole_unlearn.report.comparison import write_comparison

@@ -1,31 +1,46 @@
-"""The page that compares runs: methods by dataset, model and kind of request, averaged over seeds.
+"""Runs next to each other: the page that compares methods, averaged over seeds, and the tables of the paper.
 
-`templates/comparison.html` has the headings and captions. With the page go the tables of the paper, as Markdown and
-LaTeX.
+A row of a table is a method, averaged over the runs that are there (mean ± standard deviation), with their number,
+the worst of them, and the paper's own figures (`properties/paper.yaml`) where it has some for that dataset, model and
+ratio. A method starts from its own original where it has one. The templates have the headings.
 """
 
-from __future__ import annotations
-
+import functools
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import make_directory, write_bytes
 from recbole_unlearn.measures import SHORT
-from recbole_unlearn.report import entries, figures, page, paper_tables
-from recbole_unlearn.results import RunResult
+from recbole_unlearn.report import entries, figures, page
+from recbole_unlearn.report.entries import AFTER, BEFORE, GOAL, FigureOf, Runs, affected_ndcg, ratio_of_sums
+from recbole_unlearn.report.page import MISSING, decimal, signed, spread
+from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, RunResult
+from recbole_unlearn.settings import properties_dir, read_yaml
 
 TABLES = ("tables.md", "tables.tex")  # templates, and names of the files
+CUTS = (10, 20, 50)
+_METRICS = ("recall", "ndcg")
+_rate: FigureOf = attrgetter("demotion_rate")
+_seconds: FigureOf = attrgetter("seconds")
+# A kind of table is a caption and a function that makes the row of a method, by column.
+Row = Callable[[Runs], dict[str, str]]
+_UTILITY = "All users, before and after unlearning. Gap: against the retrained model of the same run."
+NOTE = (
+    "Test interactions. Means over the runs that are there, ± standard deviation over seeds; “worst” is the worst "
+    "single run. The paper's figures are no one-to-one comparison: its splits, dimensions, epochs and machines are "
+    "others, and its Amazon set is Amazon Fashion, in place of which amazon-music is used."
+)
 
 
 def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[Path] = ()) -> Path:
     """Read `result.json` of each directory, write one page about them to ``target``, and return its path.
 
-    `tables.md` and `tables.tex`, the tables of the paper from the same results, go to the same directory. Directories
-    of ``grids`` say which results should be there, so that missing ones are shown as missing.
+    The tables of the paper go to the same directory. ``grids`` say which results should be there, to show gaps.
     """
     if not directories:
         raise UnlearnError("Nothing to compare. Name the output directories of one or more runs.")
@@ -51,7 +66,7 @@ def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_P
     counts = ", ".join(page.counted(amount, noun) for noun, amount in amounts.items())
     dates = sorted(str(result.date) for result in results if page.day(result.date))
     ends = " to ".join(dict.fromkeys(str(page.day(date)) for date in (dates[:1] + dates[-1:])))
-    tables = paper_tables.tables(results, plan)
+    tables = tables_of(results, plan)
     values = {
         "title": "Unlearning methods compared",
         "subject": " · ".join(filter(None, [f"{page.counted(len(results), 'run')}: {counts}", ends])),
@@ -61,54 +76,215 @@ def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_P
             for place, methods in groups.items()
         },
         "figures": {
-            place.title: [
-                _trade_off(methods, looks, "demotion_rate", "demotion rate"),
-                _trade_off(methods, looks, "seconds", "seconds"),
-            ]
+            place.title: [_trade_off(methods, looks, x) for x in ("demotion_rate", "seconds")]
             for place, methods in groups.items()
         },
         "tables": tables,
         "by_title": {one.title: [table for table in tables if table.title == one.title] for one in tables},
-        "note": paper_tables.NOTE,
+        "note": NOTE,
         "missing": plan.missing,
     }
     return [page.render(template, **values) for template in ("comparison.html", *TABLES)]
 
 
-def _row(runs: entries.Runs, color: str) -> list[str]:
-    is_reference, seconds = runs.name in entries.REFERENCES, runs.known(entries.AFTER, attrgetter("seconds"))
+def _row(runs: Runs, color: str) -> list[str]:
+    is_reference, seconds = runs.name in entries.REFERENCES, runs.known(AFTER, _seconds)
     # The levels of the runs' verdicts: near, or how many have which where they differ.
     levels = Counter(SHORT[entry.level] for entry in runs.entries if entry.level in SHORT).most_common()
     forgets = [f"{words} {amount}×" if len(levels) > 1 else words for words, amount in levels]
-    faster = entries.ratio_of_sums(runs.pairs(entries.GOAL, entries.AFTER, attrgetter("seconds")))
     return [
         page.chip(page.phase_title(runs.name), color),
-        "" if is_reference else ", ".join(forgets) or page.MISSING,
-        _mean(runs, entries.affected_ndcg, digits=4),
+        "" if is_reference else ", ".join(forgets) or MISSING,
+        _mean(runs, affected_ndcg, digits=4),
         "" if is_reference else page.percent(entries.recovered(runs.entries)),
-        _mean(runs, attrgetter("demotion_rate")),
+        _mean(runs, _rate),
         _mean(runs, lambda phase: phase.figure("attack", "auc"), distance_first=True),
         _mean(runs, lambda phase: phase.figure("overlap@20", "affected")),
         page.duration(statistics.fmean(seconds)) if seconds else "loaded",
-        "" if is_reference else page.times(faster),
+        "" if is_reference else page.times(ratio_of_sums(runs.pairs(GOAL, AFTER, _seconds))),
         str(len(runs.entries)),
     ]
 
 
-def _mean(runs: entries.Runs, of: entries.FigureOf, digits: int = 3, distance_first: bool = False) -> str:
+def _mean(runs: Runs, of: FigureOf, digits: int = 3, distance_first: bool = False) -> str:
     """Mean ± deviation, and below it the mean of value − retrained's value in the same run."""
-    written, pairs = runs.spread(entries.AFTER, of, digits), runs.pairs(entries.AFTER, entries.GOAL, of)
+    written, pairs = runs.spread(AFTER, of, digits), runs.pairs(AFTER, GOAL, of)
     if not pairs:
         return written
-    distance = page.signed(statistics.fmean(value - goal for value, goal in pairs), digits)
+    distance = signed(statistics.fmean(value - goal for value, goal in pairs), digits)
     return page.lines(distance, f"is {written}") if distance_first else page.lines(written, distance)
 
 
-def _trade_off(
-    methods: Mapping[str, entries.Runs], looks: Mapping[str, figures.Look], x: str, title: str
-) -> figures.Figure | None:
+def _trade_off(methods: Mapping[str, Runs], looks: Mapping[str, figures.Look], x: str) -> figures.Figure | None:
     """Utility against the attribute ``x`` of phases."""
     phases = [(name, entry.phase) for name, runs in methods.items() for entry in runs.entries]
-    known = [(name, getattr(phase, x), entries.affected_ndcg(phase)) for name, phase in phases]
-    points = [(name, x, y) for name, x, y in known if x is not None and y is not None]
+    known = [(name, getattr(phase, x), affected_ndcg(phase)) for name, phase in phases]
+    points = [(name, at, y) for name, at, y in known if at is not None and y is not None]
+    title = x.replace("_", " ")
     return figures.trade_off(points, looks, title, "NDCG@20, affected users", logarithmic=x == "seconds")
+
+
+class Table(NamedTuple):
+    """One table about one dataset and kind of request, with a body for each model."""
+
+    title: str
+    subject: str
+    caption: str
+    head: list[str]
+    bodies: dict[str, list[list[str]]]
+
+
+@functools.cache
+def published() -> dict[str, Any]:
+    """The paper's figures."""
+    return read_yaml(properties_dir() / "paper.yaml")
+
+
+def tables_of(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_PLAN) -> list[Table]:
+    """All tables that ``results`` have figures for; rows and runs of the ``plan`` that are missing are shown so."""
+    everything = entries.grouped(results, plan)
+    subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
+    kinds = {
+        f"{page.metric_title(metric)}@{cut}": (_UTILITY, _utility(metric, cut)) for metric in _METRICS for cut in CUTS
+    }
+    made = []
+    for title, (caption, row) in (kinds | _KINDS).items():
+        for dataset, request in subjects:
+            bodies = {
+                place.model: [
+                    {"Method": page.phase_title(runs.name), **row(runs), "Runs": runs.counted}
+                    for runs in (_ablated(methods) if row is _ablation else methods)
+                    if runs.name != ORIGINAL  # the others start from it, so it is in their rows
+                ]
+                for place, methods in everything.items()
+                if (place.dataset, place.request) == (dataset, request)
+            }
+            every = [row for body in bodies.values() for row in body]
+            head, rows = page.without_gaps([*every[0]] if every else [], [[*row.values()] for row in every])
+            if len(head) > 2:  # not only names and counts
+                left = iter(rows)
+                shown = {model: [next(left) for _ in body] for model, body in bodies.items() if body}
+                made.append(Table(title, f"{dataset} · {request}", caption, head, shown))
+    return made
+
+
+def _printed(runs: Runs, part: str, name: str | None = None) -> Any:
+    """The paper's figures of a method under ``part``; None where it has none."""
+    figures, place = published(), runs.place
+    if place.ratio != figures["ratio"]:
+        return None
+    name = name or runs.name
+    return figures[part].get(place.dataset, {}).get(place.model, {}).get(figures["same_as"].get(name, name))
+
+
+def _change(pairs: Sequence[tuple[float, float]]) -> str:
+    """Σ first / Σ second − 1."""
+    ratio = ratio_of_sums(pairs)
+    return MISSING if ratio is None else f"{signed(100 * (ratio - 1), 1)}%"
+
+
+def _arrow(first: float, second: float, change: bool) -> str:
+    written = f"{decimal(first, 4)} → {decimal(second, 4)}"
+    return written + (f" ({_change([(second, first)])})" if change and first else "")
+
+
+def _metric(key: str) -> FigureOf:
+    return lambda phase: phase.metrics.get(key)
+
+
+def _utility(metric: str, cut: int) -> Row:
+    of = _metric(f"{metric}@{cut}")
+    place = _METRICS.index(metric) * len(CUTS) + CUTS.index(cut)  # in the paper's lists
+
+    def row(runs: Runs) -> dict[str, str]:
+        held = runs.pairs(AFTER, GOAL, of)
+        name, phase = (published()["reference"], RETRAINED) if runs.name == RETRAINED else (None, UNLEARNED)
+        printed = _printed(runs, "utility", name) or {}
+        has_both = phase in printed and ORIGINAL in printed
+        worst = min((pair for pair in held if pair[1]), key=lambda pair: pair[0] / pair[1], default=(0, 0))
+        return {
+            "Before": runs.spread(BEFORE, of),
+            "After": runs.spread(AFTER, of),
+            "Change": _change(runs.pairs(AFTER, BEFORE, of)),
+            "Paper": _arrow(printed[ORIGINAL][place], printed[phase][place], True) if has_both else MISSING,
+            "Gap": _change(held),
+            "Gap, worst": _change([worst]),
+        }
+
+    return row
+
+
+def _affected(runs: Runs) -> dict[str, str]:
+    shares = [share for entry in runs.entries if (share := entries.recovered([entry])) is not None]
+    is_goal = runs.name == RETRAINED
+    return {
+        "Before": runs.spread(BEFORE, affected_ndcg),
+        "After": runs.spread(AFTER, affected_ndcg),
+        "Recovered": page.percent(None if is_goal else entries.recovered(runs.entries)),
+        "Recovered, worst": page.percent(None if is_goal else min(shares, default=None)),
+    }
+
+
+def _demotion(runs: Runs) -> dict[str, str]:
+    printed = _printed(runs, "demotion")
+    away = [a - b for a, b in runs.pairs(AFTER, GOAL, _rate)]
+    return {
+        "Before": runs.spread(BEFORE, _rate, digits=3),
+        "After": runs.spread(AFTER, _rate, digits=3),
+        "Gap": spread(away, 3, signed),
+        "Gap, worst": signed(max(away, key=abs, default=None)),
+        "Paper": _arrow(printed[0], printed[1], change=False) if printed else MISSING,
+    }
+
+
+def _time(runs: Runs) -> dict[str, str]:
+    known, both = runs.known(AFTER, _seconds), runs.pairs(GOAL, AFTER, _seconds)
+    cached = any(entry.phase.seconds_from_cache for entry in runs.entries)
+    slow, fast = _printed(runs, "time") or (None, None)
+    return {
+        "Seconds": spread(known, 2 if min(known, default=0.0) < 10 else 1) + "*" * bool(cached and known),
+        "Speed-up": page.times(ratio_of_sums(both)),
+        "Speed-up, worst": page.times(min((slow / fast for slow, fast in both if fast), default=None)),
+        "Paper": MISSING if slow is None else f"{fast:.2f} of {slow:.2f} ({page.times(slow / fast)})",
+    }
+
+
+def _ablation(runs: Runs) -> dict[str, str]:
+    printed = _printed(runs, "ablations")
+    whole = (_printed(runs, "utility") or {}).get(UNLEARNED)
+    if printed is None and whole is not None:
+        printed = [whole[CUTS.index(20)], whole[len(CUTS) + CUTS.index(20)]]
+    recall, ndcg = (decimal(value, 4) for value in printed or (None, None))
+    return {
+        "R@20": runs.spread(AFTER, _metric("recall@20")),
+        "R@20 paper": recall,
+        "N@20": runs.spread(AFTER, _metric("ndcg@20")),
+        "N@20 paper": ndcg,
+        "N@20 affected": runs.spread(AFTER, affected_ndcg),
+        "Demotion rate": runs.spread(AFTER, _rate, digits=3),
+    }
+
+
+def _ablated(methods: list[Runs]) -> list[Runs]:
+    """The ablations, and the methods they are ablations of; none where no ablation ran."""
+    parts = {name for models in published()["ablations"].values() for own in models.values() for name in own}
+    whole = {RETRAINED, *published()["same_as"], *published()["same_as"].values()}
+    has_any = any(runs.name in parts for runs in methods)
+    return [runs for runs in methods if runs.name in parts | whole] if has_any else []
+
+
+_KINDS: dict[str, tuple[str, Row]] = {
+    "NDCG@20, affected users": (
+        "Users with a deleted interaction. Recovered: the share of retraining's effect on them; a dash where that is "
+        "no more than two retrained models differ. The paper has no such figures.", _affected),
+    "Demotion rate": (
+        "How often a deleted item scores below one its user never touched. The goal is the retrained model's rate, "
+        "not 1. Gap: the rate less the retrained model's of the same run.", _demotion),
+    "Time": (
+        "Seconds of a method's own work; retrained: of training again. Speed-up: the retrained model's seconds over "
+        "the method's, of the same runs. * in part of an earlier run, from the cache. Paper: unlearning of "
+        "retraining.", _time),
+    "Ablations": (
+        "After unlearning. no_lua, no_lac and no_distill leave out a part of obliviate_paper, the method as printed; "
+        "obliviate is this project's own.", _ablation),
+}  # fmt: skip

@@ -4,12 +4,10 @@ The original and the retrained model come again in every run, so phases with the
 entry. A grid also has a plan, which says what should be there, so that missing results can be shown.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from recbole_unlearn.data import INJECTED
 from recbole_unlearn.errors import UnlearnError, shown
@@ -35,7 +33,7 @@ class Place(NamedTuple):
     ratio: float | None = None
 
     @classmethod
-    def of(cls, dataset: str | None, model: str | None, source: str | None, ratio: float | None) -> Place:
+    def of(cls, dataset: str | None, model: str | None, source: str | None, ratio: float | None) -> Self:
         """The place with dashes for unknown parts."""
         request = (source or MISSING) + ("" if ratio is None else f", {100 * ratio:.6g}% of users")
         return cls(dataset or MISSING, model or MISSING, request, ratio)
@@ -220,11 +218,7 @@ def _figures(phase: PhaseResult) -> str:
 
 
 def recovered(entries: Sequence[Entry]) -> float | None:
-    """Σ(phase − before) / Σ(retrained − before) of NDCG@20 of affected users, over runs that have all three.
-
-    A ratio of sums: the mean of ratios is ruled by the run in which retraining moved least. None where retraining
-    moves no more than noise in half of the runs or more.
-    """
+    """Σ(phase − before) / Σ(retrained − before) of affected NDCG@20; None if half of the runs moved by noise."""
     if 2 * sum(entry.is_moved for entry in entries) <= len(entries):
         return None
     starts = [affected_ndcg(entry.before) for entry in entries]

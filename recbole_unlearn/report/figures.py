@@ -3,11 +3,8 @@
 A phase has the same color, dash and marker in every figure, so it can be told apart without colors too. The colors
 are those of Okabe and Ito, shifted to a contrast of at least 3:1 on white and on the dark background. Paper and plot
 are transparent; text and grid lines get their colors from the style sheet, which knows about dark mode and print. An
-axis of shares, metrics or losses starts at 0, and every other one has a least span, so that small changes do not look
-steep.
+axis of shares, metrics or losses starts at 0, every other one has a least span: small changes must not look steep.
 """
-
-from __future__ import annotations
 
 import html
 import itertools
@@ -56,10 +53,7 @@ _CATEGORIES = {"type": "category"}
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """The look of each phase; methods take theirs in the order they come.
-
-    Where no phase is called unlearned, because all have the name of their method, the first one looks like it.
-    """
+    """The look of each phase; methods in their order, the first as unlearned where no phase is called that."""
     names = list(names)
     palette = _METHODS if UNLEARNED in names else (_FIXED[UNLEARNED], *_METHODS)
     methods = [name for name in names if name not in _FIXED]
@@ -159,10 +153,7 @@ def damage(phases: Phases, grouping: str) -> Figure | None:
 def curve(
     curves: dict[str, dict[str, Curve]], kind: str, y_title: str, goal: float | None = None, is_share: bool = False
 ) -> Figure | None:
-    """``kind`` of curve by step of the method, a line per phase; ``goal`` is the retrained model's value.
-
-    The axis of a share goes from 0 to 1, and that of anything else that is never negative starts at 0.
-    """
+    """A ``kind`` of curve by step, a line per phase, with the retrained model's ``goal``; shares on an axis to 1."""
     traces = []
     for name, look in looks(curves).items():
         points = curves.get(name, {}).get(kind, [])
@@ -185,10 +176,7 @@ def _level(traces: Sequence[Figure], name: str, height: float) -> list[Figure]:
 
 
 def span(values: Sequence[float], least: float = 0.0) -> list[float]:
-    """The ends of an axis around ``values``: a tenth of room to each side, and in all at least ``least``.
-
-    At least half of the largest value as well, so that no difference looks larger than it is.
-    """
+    """The ends of an axis around ``values``: a tenth of room, at least ``least`` and half of the largest value."""
     low, high = min(values), max(values)
     wide = max(1.2 * (high - low), LEAST_SPAN * max(abs(low), abs(high)), least, 1e-9)
     start = (low + high - wide) / 2
@@ -200,10 +188,7 @@ def span(values: Sequence[float], least: float = 0.0) -> list[float]:
 def trade_off(
     points: Sequence[Point], methods: Mapping[str, Look], x_title: str, y_title: str, logarithmic: bool = False
 ) -> Figure | None:
-    """A point per phase and run; ``methods`` gives the looks, so that they agree over several figures.
-
-    Both axes are of shares and metrics, between 0 and 1, unless the first is ``logarithmic``.
-    """
+    """A point per phase and run, with the looks of ``methods``; axes of shares, or in x ``logarithmic``."""
     if not points:
         return None
     traces = []
@@ -221,11 +206,7 @@ def trade_off(
 def heat(
     columns: list[str], rows: list[str], values: list[list[float | None]], x_title: str, y_title: str, form: str
 ) -> Figure | None:
-    """A colored cell per column and row, empty where there is no value; ``form`` is the format of values.
-
-    The colors are Cividis, which reads the same with and without color vision. They span at least a tenth of the
-    largest value, so that values that hardly differ look alike.
-    """
+    """A colored cell per column and row, values by ``form``; colors span at least a tenth of the largest value."""
     known = [value for row in values for value in row if value is not None]
     if not known:
         return None
@@ -244,10 +225,7 @@ def heat(
 def over_time(
     series: Mapping[str, Steps], y_title: str, limit: float | None = None, form: str = "", whole: bool = False
 ) -> Figure | None:
-    """Heights that hold from a time (ISO) to the next, a line per name; ``limit`` is one not to be reached.
-
-    ``whole`` heights are counts: their axis has whole numbers only.
-    """
+    """Heights from a time (ISO) to the next, a line per name, and a ``limit``; ``whole`` heights are counts."""
     traces = []
     for (name, points), look in zip(series.items(), (_FIXED[UNLEARNED], _FIXED[ORIGINAL]), strict=False):
         if points:
@@ -257,15 +235,11 @@ def over_time(
     if limit is not None:
         traces += _level(traces, "budget", limit)
     axis: dict[str, Any] = _FROM_ZERO | ({"tickformat": form} if form else {})
-    if traces and whole:
-        axis |= {"tick0": 0, "dtick": _whole_step(max(max(trace["y"]) for trace in traces))}
+    if traces and whole:  # the least of 1, 2, 5, 10, 20, … with which the axis has at most six steps
+        sizes = (step * 10**exponent for exponent in itertools.count() for step in (1, 2, 5))
+        largest = max(max(trace["y"]) for trace in traces)
+        axis |= {"tick0": 0, "dtick": next(size for size in sizes if largest <= 6 * size)}
     return _figure(traces, "", y_title, {"type": "date"}, axis)
-
-
-def _whole_step(largest: float) -> int:
-    """The least of 1, 2, 5, 10, 20, … with which an axis from 0 to ``largest`` has at most six steps."""
-    steps = (step * 10**exponent for exponent in itertools.count() for step in (1, 2, 5))
-    return next(step for step in steps if largest <= 6 * step)
 
 
 def deadlines(rows: Sequence[tuple[str, str, str]], now: str) -> Figure | None:

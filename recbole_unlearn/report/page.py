@@ -3,8 +3,6 @@
 A page asks for nothing from the network. An unknown value (None) is a dash on it, never zero.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -22,6 +20,14 @@ from recbole_unlearn import text
 from recbole_unlearn.files import write_bytes
 from recbole_unlearn.results import SECOND, flat
 from recbole_unlearn.text import MISSING
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "→": r"$\to$", "−": r"$-$", "×": r"$\times$",
+    "–": "--", "·": r"$\cdot$", "“": "``", "”": "''", "’": "'", "\N{NO-BREAK SPACE}": "~",
+    "\t": " ", "\r": " ", "\n": " ",
+}  # fmt: skip
 
 
 def render(template: str, **values: Any) -> bytes:
@@ -65,15 +71,6 @@ def markdown_text(value: Any) -> str:
     return re.sub(r"([\\`*\[\]<>|#])", r"\\\1", " ".join(str(value).split()))
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
-    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "→": r"$\to$", "−": r"$-$", "×": r"$\times$",
-    "–": "--", "·": r"$\cdot$", "“": "``", "”": "''", "’": "'", "\N{NO-BREAK SPACE}": "~",
-    "\t": " ", "\r": " ", "\n": " ",
-}  # fmt: skip
-
-
 def latex_text(value: Any) -> str:
     """Text as LaTeX prints it, on one line; a character that ASCII cannot write becomes its number, as in U+4E2D."""
     signs = (_LATEX.get(sign, sign if sign >= " " else "") for sign in str(value))
@@ -99,8 +96,7 @@ def prose(sentence: str) -> Markup:
 
 def shell(command: str) -> Markup:
     """A command line, which breaks between its words."""
-    words = re.split(r"(?<= )(?=--|')", command)
-    return Markup("").join(Markup("<span>{}</span>").format(word) for word in words)
+    return Markup("").join(Markup("<span>{}</span>").format(word) for word in re.split(r"(?<= )(?=--|')", command))
 
 
 def difference(value: float | None, reference: float | None) -> float | None:

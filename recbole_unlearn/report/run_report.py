@@ -4,8 +4,6 @@
 fewer than `min_group` gets here: the result was cut by `results/disclosure.py` before.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -26,23 +24,19 @@ from recbole_unlearn.results.table import measured_figures
 
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
-HEADINGS = {
-    "exact": "Exact",
-    "near": "Near the retrained model",
-    "under": "Forgets too little",
-    "over": "Forgets too much",
-    "cannot_tell": "These figures cannot tell",
-    "unknown": "No verdict",
-}
 GROUPS = ("metrics", "affected", "unaffected", "masked")  # of users, in a phase
-Rows = list[list[str]]
+_HARM = 0.02  # recall@20 that a group may lose compared with retraining before a small request is looked at
+_CURVES = {  # titles of what our methods record by step; any other curve has its own name
+    "loss": "objective",
+    "demotion": "demotion rate of deleted pairs",
+    "retained_loss": "loss of retained interactions",
+    "residual": "relative residual of the solver",
+    "validation": "validation score",
+}
 
 
 def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | None = None) -> Path:
-    """Write the page of ``result`` into ``directory`` and return its path.
-
-    ``given`` are the settings that the user gave; with them the page has the command that repeats the run.
-    """
+    """Write the page of ``result``, with the command that repeats it where the user's settings are ``given``."""
     phases, users, withheld = in_order(result.phases), result.forget.users, result.withheld
     few = withheld is not None and users is not None and users < withheld.min_group  # their figures are left out
     original, own, goal, again = (phases.get(name, PhaseResult()) for name in OWN)
@@ -54,7 +48,6 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
     shown += [(lines(head, "before: its own original"), one.before) for head, one in shown if one.before]
     said, method = result.verdict, next((one for one in METHODS.all() if one.name == result.method), None)
     run = page.run_title(result.method, result.model, result.dataset, result.seed)
-    level = "unknown" if said is None else said.level
     return page.write_page(
         Path(directory) / "report.html",
         "report.html",
@@ -68,11 +61,8 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         again=again,
         heads=heads,
         looks=looks,
-        level=level if level in HEADINGS else "",
-        heading="Provisional: no retrained model" if said and said.provisional else HEADINGS.get(level, ""),
         said=sentences(said.text) if said else [],
         method=method,
-        rough="" if result.withheld is None else "up to " if few else "about ",
         took=_took,
         is_noise=is_noise(result),
         noise=[number(result.settings.get(key)) for key in ("inject_users", "inject_amount")],
@@ -93,13 +83,9 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         },
         curves=_curves(result),
         command=None if given is None else command(result, given),
-        compared=[name for name in phases if name not in OWN],
         asked={k: v for k, v in result.forget.to_json().items() if v is not None} | result.difficulty,
         settings=[(key, value) for key, value in flat(result.settings) if not page.names_a_path(value)],
     )  # fmt: skip
-
-
-# ---- what was done
 
 
 def sentences(text: str) -> list[str]:
@@ -126,9 +112,8 @@ def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, 
     found: dict[str, list[str]] = {"under": [], "over": []}
     if method is None:
         return found
-    known = {
-        key: page.plain(result.settings[key]) for key in settings.names(method.Settings) if key in result.settings
-    }
+    keys = [key for key in settings.names(method.Settings) if key in result.settings]
+    known = {key: page.plain(result.settings[key]) for key in keys}
     for side, ways in (("under", method.forgets_more), ("over", method.forgets_less)):
         for way in ways:
             words = re.findall(r"\w+", way)
@@ -138,16 +123,10 @@ def turned(method: type[UnlearnTrainer] | None, result: RunResult) -> dict[str, 
     return found
 
 
-# ---- who gains and who loses
-
-_HARM = 0.02  # recall@20 that a group may lose compared with retraining before a small request is looked at
-
-
 def is_small(result: RunResult, phases: figures.Phases) -> bool:
     """Whether the request is too small for changes in thirds of all users to come from it.
 
-    With a tenth of a third, or fewer, they are the difference of two trainings; unless the method harms where
-    retraining does not.
+    Changes are then those of two trainings; unless the method harms where retraining does not.
     """
     users = result.forget.users
     parts = phases.get(ORIGINAL, PhaseResult()).groups.get("user_activity", {}).values()
@@ -161,19 +140,7 @@ def is_small(result: RunResult, phases: figures.Phases) -> bool:
     return own >= min(goal, 0.0) - _HARM
 
 
-# ---- curves and command
-
-_CURVES = {  # titles of what our methods record by step; any other curve has its own name
-    "loss": "objective",
-    "demotion": "demotion rate of deleted pairs",
-    "retained_loss": "loss of retained interactions",
-    "residual": "relative residual of the solver",
-    "validation": "validation score",
-}
-
-
 def _curves(result: RunResult) -> list[tuple[figures.Figure | None, str, str]]:
-    """A figure for each kind of curve that any method recorded."""
     drawn = []
     for kind in dict.fromkeys(kind for own in result.curves.values() for kind in own):
         title, is_share = _CURVES.get(kind, kind.replace("_", " ")), kind == "demotion"
@@ -184,10 +151,7 @@ def _curves(result: RunResult) -> list[tuple[figures.Figure | None, str, str]]:
 
 
 def command(result: RunResult, given: Mapping[str, Any]) -> str | None:
-    """The command line for bash that repeats the run; None where the result does not say enough.
-
-    It has the settings that the user gave and that decide a figure. FILE stands for files of the user's own.
-    """
+    """The bash command that repeats the run, with FILE for the user's files; None where the result lacks names."""
     if not (result.model and result.dataset and result.method):
         return None
     ours, original = settings.own_settings(), result.phases.get(ORIGINAL)

@@ -1,14 +1,12 @@
 """The page of a sweep, `tune.html`: the best settings, the front, heat maps, and every trial.
 
-A sweep is the content of `tune.json` just after it was made, so its keys are there. `templates/tune.html` has the
-headings and captions.
+A sweep is the content of `tune.json` just after it was made, so its keys are there; the template has the captions.
 """
-
-from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +51,7 @@ def write_sweep(result: Sweep, directory: Path) -> Path:
 def _front(
     result: Sweep, metric: str, references: Mapping[str, TrialReport], candidates: Sequence[TrialReport]
 ) -> figures.Figure | None:
-    """Utility against distance to the target for every candidate."""
-
-    def key(candidate: TrialReport) -> tuple[int, int | None]:
-        return candidate["trial"], candidate["step"]
-
+    key = itemgetter("trial", "step")
     best, front = key(result["best"]), {key(candidate) for candidate in result["front"]}
     named: dict[str, list[TrialReport]] = {"candidates": [], "front": [], "best": []}
     for one in candidates:
@@ -105,10 +99,7 @@ def _maps(
 
 
 def _axis(values: Sequence[Any]) -> tuple[list[str], list[int | None]]:
-    """Labels of an axis, and the place of each of ``values`` on it; None, which is unknown, has none.
-
-    Numbers come first, each with its own place, or in bins with about equally many where they are too many.
-    """
+    """Labels of an axis, numbers first, in bins if they are many; and the place of each of ``values``, or None."""
     numbers = sorted({value for value in values if number(value) is not None})
     others = sorted({str(value) for value in values if value is not None and number(value) is None})
     starts = numbers if len(numbers) <= MOST else sorted({numbers[len(numbers) * k // BINS] for k in range(BINS)})

@@ -1,8 +1,7 @@
 """The disclosure rule: a result shows no figure by which a user of the request could be recognised.
 
 An attacker who has the data and the original can compute the figures of every single user and compare them with those
-of a result. So there are three cases (`benchmarks/infer_members.py` attacks what is left, docs/results.md has the
-outcome):
+of a result. So there are three cases (`benchmarks/infer_members.py` attacks what is left, see docs/results.md):
 
 * **Few users**, fewer than ``min_group``: their figures are left out. Means over all users keep one decimal, because
   they tell who is missing; the demotion rate is 0, 0.5 or 1, and the size of the request is rough.
@@ -10,34 +9,20 @@ outcome):
   more than a step. With all decimals and a histogram, an integer program found all ten users of a request.
 * **Injected noise** is not a request of users. It is shown unrounded, and so is everything with ``min_group`` = 1.
 
-Which users are behind a measure's figures is declared by the measure (``discloses`` of
-:func:`~recbole_unlearn.measures.base.measure`).
+Which users are behind a measure's figures is declared by the measure (``discloses``).
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
 from recbole_unlearn.data import INJECTED, SequenceSplits, UnlearnData
 from recbole_unlearn.measures import deleted_targets, measures, probed_users, restated
-from recbole_unlearn.results.schema import (
-    UNLEARNED,
-    Distribution,
-    Figure,
-    Forgotten,
-    Metrics,
-    PhaseResult,
-    Placebo,
-    RunResult,
-    Verdict,
-    Withheld,
-    seen_from,
-)
+from recbole_unlearn.results import schema
+from recbole_unlearn.results.schema import Figure, Metrics, PhaseResult, Placebo, RunResult, Verdict
 
 _UTILITY_STEP = 0.1  # for few users: how a training ends depends on each interaction, and so do more decimals
 _RATE_STEP = 0.5  # for few users, of the demotion rate: a first decimal is rare for some of them
@@ -60,7 +45,7 @@ class Crowd(NamedTuple):
     probed: int = 0  # with enough deleted pairs for the probe of item vectors
 
     @classmethod
-    def of(cls, data: UnlearnData, min_group: int) -> Crowd:
+    def of(cls, data: UnlearnData, min_group: int) -> Self:
         """Count them."""
         affected, train = data.affected_users, data.full.train
         valid, test = (part.inter_feat[part.uid_field] for part in (data.retain.valid, data.retain.test))
@@ -135,7 +120,7 @@ class Discretion:
     injected: bool = False
 
     @classmethod
-    def of(cls, data: UnlearnData, min_group: int) -> Discretion:
+    def of(cls, data: UnlearnData, min_group: int) -> Self:
         """For the request that ``data`` is divided by."""
         return cls(min_group, Crowd.of(data, min_group), data.source.startswith(INJECTED))
 
@@ -170,7 +155,7 @@ class Discretion:
         return None if hides else users
 
     @property
-    def withheld(self) -> Withheld | None:
+    def withheld(self) -> schema.Withheld | None:
         """The notice about what is not shown; None where all is."""
         if self.shows_all:
             return None
@@ -181,9 +166,9 @@ class Discretion:
             )
         else:
             why = "Figures are rounded, so that no single user of the request can be recognised in them"
-        return Withheld(self.min_group, f"{why} (min_group={self.min_group}; --min_group=1 shows all).")
+        return schema.Withheld(self.min_group, f"{why} (min_group={self.min_group}; --min_group=1 shows all).")
 
-    def forgotten(self, forget: Forgotten) -> Forgotten:
+    def forgotten(self, forget: schema.Forgotten) -> schema.Forgotten:
         """The size of the request; with few users without held-out and orphan counts, which often fit one user."""
         if self.shows_all:
             return forget
@@ -218,7 +203,7 @@ class Discretion:
         if histogram is not None and crowd.compared >= _HISTOGRAM * self.min_group:
             step = step_from(max(1.0, sum(histogram.counts) / crowd.compared))  # what an average user adds to it
             edges, counts = [round(edge, 2) for edge in histogram.edges], [to_step(n, step) for n in histogram.counts]
-            histogram = Distribution(edges, counts)
+            histogram = schema.Distribution(edges, counts)
         else:
             histogram = None
         return replace(
@@ -253,10 +238,7 @@ class Discretion:
         return shown
 
     def _groups(self, groups: Mapping[str, dict[str, Metrics]]) -> dict[str, dict[str, Metrics]]:
-        """Utility by activity and popularity, each without its parts if one of them is too small.
-
-        With the mean over all users, one missing part could be worked out from the others.
-        """
+        """Utility by activity and popularity; with one part too small none is shown, as the others would tell it."""
         third, sizes = max(1, self.crowd.tested // 3), ("users", "rows")
 
         def is_large(part: Metrics) -> bool:
@@ -276,13 +258,12 @@ class Discretion:
         judged = {}
         for name, found in result.phases.items():
             shares = self._shares(found.recovered)
-            verdict = self._verdict(found.verdict, seen_from(phases, name), shares or {})
+            verdict = self._verdict(found.verdict, schema.seen_from(phases, name), shares or {})
             judged[name] = replace(phases[name], verdict=verdict, recovered=shares, speedup=found.speedup)
         control = result.control
         if control is not None:  # of few users its level alone
             shown = PhaseResult() if self.few else self.phase(control)
-            said = self._verdict(control.verdict, phases | {UNLEARNED: shown}, {})
-            control = replace(shown, verdict=said)
+            control = replace(shown, verdict=self._verdict(control.verdict, phases | {schema.UNLEARNED: shown}, {}))
         shares, compared = self._shares(result.recovered), self.crowd.compared
         return replace(
             result,

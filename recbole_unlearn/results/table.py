@@ -1,7 +1,5 @@
 """A result for people: text tables (utility, forgetting, methods against retraining), notebook HTML, data frame."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
@@ -21,8 +19,6 @@ _HEADS = {
     "giniindex": ("Gini", "GiniIndex"), "tailpercentage": ("Tail", "TailPercentage"),
 }  # fmt: skip
 _DIFFERENCES = {"demotion": "demotion rate", "attack": "attack AUC", "ks": "KS"}
-
-
 Block = tuple[list[str], list[list[str]], int]  # head, rows, and how many columns at the left are names
 
 
@@ -50,8 +46,7 @@ def frame(result: RunResult) -> pd.DataFrame:
 
     Groups are *all*, *affected* and *unaffected* users, *masked* (all users, deleted items masked), parts of users
     and test interactions (*user_activity: low*), *forgetting* (the measures, such as `attack.auc`), *recovered* (the
-    share of retraining's effect) and *time* (seconds, speedup). The original of a phase that has its own is the phase
-    *NAME before*.
+    share of retraining's effect) and *time* (seconds, speedup). The own original of a phase is *NAME before*.
     """
     rows = [
         (name, *figure)
@@ -64,7 +59,6 @@ def frame(result: RunResult) -> pd.DataFrame:
 
 
 def _figures(phase: PhaseResult) -> Iterator[tuple[str, str, float]]:
-    """Group, metric and value of each figure that is known."""
     groups: dict[str, Mapping[str, Any]] = {
         "all": phase.metrics, "affected": phase.affected, "unaffected": phase.unaffected, "masked": phase.masked,
         **{f"{name}: {part}": own for name, parts in phase.groups.items() for part, own in parts.items()},
@@ -125,7 +119,6 @@ def measured_figures(phases: Mapping[str, PhaseResult]) -> Iterator[tuple[Measur
 
 
 def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
-    """A row per measure, a column per phase."""
     rows = [
         [title, *(decimal(phase.figure(*path), 3) for phase in phases.values())]
         for _, path, title in measured_figures(phases)
@@ -136,8 +129,7 @@ def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
 
 def _methods(result: RunResult) -> Block | None:
     """A row per method with its gaps to retraining and its verdict, where there are several methods."""
-    phases = result.phases.items()
-    judged = [(name, phase, phase.verdict) for name, phase in phases if phase.verdict is not None]
+    judged = [(name, phase, phase.verdict) for name, phase in result.phases.items() if phase.verdict is not None]
     if len(judged) < 2:
         return None
     target = result.retrained or PhaseResult()
@@ -145,13 +137,11 @@ def _methods(result: RunResult) -> Block | None:
     rows = []
     for name, phase, verdict in judged:
         mine = phase.demotion_rate, phase.figure("attack", "auc"), phase.affected.get("ndcg@20")
-        both = zip(mine, goal, strict=True)
-        gaps = [None if one is None or other is None else one - other for one, other in both]
+        gaps = [None if one is None or other is None else one - other for one, other in zip(mine, goal, strict=True)]
         title = f"{name} ({result.method})" if name == UNLEARNED and result.method else name
         share, faster = percent((phase.recovered or {}).get("ndcg@20")), times(phase.speedup)
         rows.append([title, SHORT.get(verdict.level, verdict.level), *map(signed, gaps), share, faster])
-    head = ["against retraining", "verdict", "demotion", "attack AUC", "N@20", "recovered", "speed-up"]
-    return head, rows, 2
+    return ["against retraining", "verdict", "demotion", "attack AUC", "N@20", "recovered", "speed-up"], rows, 2
 
 
 def closing_lines(result: RunResult) -> Iterator[str]:

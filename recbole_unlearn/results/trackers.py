@@ -5,8 +5,6 @@ They get the content of `result.json` and nothing else: settings without paths, 
 run and closed at its end. A tracker that fails at the end gives a warning and never fails the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging
@@ -69,8 +67,7 @@ class _MLflow(_Tracker):
             self.module.log_params(dict(known[first : first + _BATCH]))
 
     def send(self, figures: dict[str, float], verdict: str | None) -> None:
-        named = {_NOT_IN_NAMES.sub("_", key.replace("@", "_at_")): figures[key] for key in figures}
-        self.module.log_metrics(named)
+        self.module.log_metrics({_NOT_IN_NAMES.sub("_", key.replace("@", "_at_")): figures[key] for key in figures})
         if verdict is not None:
             self.module.set_tag("verdict", verdict)
 
@@ -78,19 +75,15 @@ class _MLflow(_Tracker):
         self.module.end_run("FAILED" if failed else "FINISHED")
 
 
-def _asked(config: UnlearnConfig) -> list[_Wandb | _MLflow]:
+def asked(config: UnlearnConfig) -> list[_Wandb | _MLflow]:
+    """The trackers of a run; one whose package is not installed is refused, before anything is loaded."""
     return [tracker(config) for tracker in (_Wandb, _MLflow) if config[f"log_{tracker.package}"]]
-
-
-def refuse_missing(config: UnlearnConfig) -> None:
-    """Refuse a tracker whose package is not installed, before anything is loaded."""
-    _asked(config)
 
 
 @contextlib.contextmanager
 def tracked(config: UnlearnConfig) -> Iterator[Callable[[RunResult], None]]:
     """Open the trackers that are asked for during the block; yields a function to call with the result."""
-    used = _asked(config)
+    used = asked(config)
     title = f"{config['unlearn']} {config['model']} {config['dataset']}"
     params = {key: config[key] for key in ("model", "dataset", "unlearn", "seed")} | plain_values(config)
 

@@ -5,14 +5,12 @@ pair, `region.py` the users and items of a request; `batches.py` draws the witne
 losses and scores, and `closed_form.py` estimates the rank of a pair in a model that never saw it.
 """
 
-from recbole_unlearn.rows.batches import Triples, Witness, as_batch, first_of_each, learns_by_user
+from recbole_unlearn.rows.batches import Triples, Witness, as_batch, learns_by_user
 from recbole_unlearn.rows.closed_form import PAIRS, ClosedFormRanker, ExpectedStanding
 from recbole_unlearn.rows.index import OTHER, SIDES, RetainedIndex, Side, TrainIndex
 from recbole_unlearn.rows.model_loss import (
     Moments,
     fisher,
-    lent,
-    looked_up,
     loss_gradients,
     pair_scores,
     pairs_batch,

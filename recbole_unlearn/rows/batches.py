@@ -2,18 +2,15 @@ r"""The witness set: the interactions that the region's rows are fitted to, draw
 
 Three parts, as in the paper: R, retained interactions; S, the deleted ones; Neg(S), negatives for S. R is drawn in
 epochs, each interaction once with a new uniform negative. Where items are calibrated, some of R has an item of the
-region as the negative: in training every item is a negative far more often than a positive, and its own interactions
-alone would not show that.
+region as the negative: in training every item is a negative far more often than a positive.
 
 A model may learn by interaction (a pair, a labelled pair) or by user: an autoencoder reads and scores a whole
 history, so a batch of its loss has every user once, however many interactions of that user are in it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -39,9 +36,9 @@ class Triples(NamedTuple):
     items: torch.Tensor
     negatives: torch.Tensor
 
-    def part(self, which: torch.Tensor | slice) -> Triples:
+    def part(self, which: torch.Tensor | slice) -> Self:
         """Some of them."""
-        return Triples(*(column[which] for column in self))
+        return type(self)(*(column[which] for column in self))
 
 
 class Witness:
@@ -67,8 +64,7 @@ class Witness:
 
     def everything(self) -> torch.Tensor:
         """All retained interactions that the loss counts."""
-        kept = (~self.retained.deleted).nonzero().flatten()
-        return kept[self.units(self.index.ids["user"][kept])]
+        return self.counted((~self.retained.deleted).nonzero().flatten())
 
     def buffer(self, share: float) -> torch.Tensor:
         """A uniform sample of all retained interactions, the paper's R."""
@@ -131,8 +127,7 @@ class Witness:
             gone = gone[torch.randint(0, len(gone), (size,), generator=self.generator)]
         item_num = self.index.sizes["item"]
         users, items = gone // item_num, gone % item_num
-        negatives = self.retained.negatives(users, self.generator)
-        return Triples(torch.full_like(users, -1), users, items, negatives)
+        return Triples(torch.full_like(users, -1), users, items, self.retained.negatives(users, self.generator))
 
     def scores(self, model: AbstractRecommender, deleted: Triples) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores (m,) of deleted pairs and of their negatives."""
@@ -141,7 +136,11 @@ class Witness:
 
     def units(self, users: torch.Tensor) -> torch.Tensor | slice:
         """Which of the interactions of ``users`` (m,) a loss counts: all, or one for each user."""
-        return first_of_each(users) if self.by_user else slice(None)
+        return torch.from_numpy(np.unique(users.numpy(), return_index=True)[1]) if self.by_user else slice(None)
+
+    def counted(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Those of the interactions ``numbers`` that a loss counts: all, or one for each user."""
+        return numbers[self.units(self.index.ids["user"][numbers])]
 
     def batch(self, triples: Triples) -> Interaction:
         """Triples in the form the model's loss takes."""
@@ -172,11 +171,6 @@ def learns_by_user(config: UnlearnConfig) -> bool:
     """Whether the training loss is over users with their whole histories."""
     loader = get_dataloader(config, "train")
     return isinstance(loader, type) and issubclass(loader, UserDataLoader)
-
-
-def first_of_each(ids: torch.Tensor) -> torch.Tensor:
-    """The first position of every distinct id, by id."""
-    return torch.from_numpy(np.unique(ids.numpy(), return_index=True)[1])
 
 
 def as_batch(config: UnlearnConfig, train: Dataset, chosen: torch.Tensor, drawn: torch.Tensor) -> Interaction:

@@ -8,10 +8,8 @@ Where one request follows another, :meth:`TrainIndex.remove` takes the interacti
 only the entries of their users and items are written.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from recbole.data.dataset import Dataset
@@ -48,7 +46,6 @@ class TrainIndex:
 
     @functools.cached_property
     def _count(self) -> dict[Side, torch.Tensor]:
-        """How many interactions each id has."""
         return {side: torch.bincount(self.ids[side], minlength=self.sizes[side]) for side in SIDES}
 
     @functools.cached_property
@@ -67,7 +64,7 @@ class TrainIndex:
         """The other ends of the interactions in ``_order``, stored together since they are read together."""
         return {side: self.ids[OTHER[side]][order] for side, order in self._order.items()}
 
-    def complete(self) -> TrainIndex:
+    def complete(self) -> Self:
         """Build all parts now instead of at their first use."""
         _ = self.pairs, self._start, self._order, self._far
         return self
@@ -139,10 +136,7 @@ class TrainIndex:
     def sample(
         self, side: Side, ids: torch.Tensor, most: int, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """At most ``most`` interactions of each of ``ids``, evenly spaced from a random start.
-
-        Returns their numbers, and the position in ``ids`` of each one's id, rising.
-        """
+        """At most ``most`` interactions of each of ``ids``, evenly spaced: their numbers, and places in ``ids``."""
         count = self.counts(side, ids)
         taken = count.clamp(max=most)
         place = torch.repeat_interleave(torch.arange(len(ids)), taken)
@@ -170,8 +164,7 @@ class RetainedIndex:
         if len(users):
             keys, gone = torch.unique(self.gone, return_counts=True)
             first = torch.searchsorted(index.pairs, keys)
-            last = torch.searchsorted(index.pairs, keys, right=True)
-            self.gone = keys[gone == last - first]
+            self.gone = keys[gone == torch.searchsorted(index.pairs, keys, right=True) - first]
         self.size = len(index) - len(users)
         self.table = None
         if index.table is not None:
@@ -179,7 +172,7 @@ class RetainedIndex:
             self.table[self.gone] = False
 
     @classmethod
-    def whole(cls, index: TrainIndex) -> RetainedIndex:
+    def whole(cls, index: TrainIndex) -> Self:
         """All of D, nothing of it deleted."""
         none = torch.empty(0, dtype=torch.long)
         return cls(index, none, none, torch.zeros(len(index), dtype=torch.bool))

@@ -1,12 +1,8 @@
 """A model's own training loss, its gradients and Fisher information; scores of pairs, and losses of scores."""
 
-from __future__ import annotations
-
-import contextlib
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from recbole.data.dataset import Dataset
@@ -25,33 +21,11 @@ CHUNK = 2048  # pairs scored at once: some models score the whole catalogue for 
 def training_loss(model: AbstractRecommender, batch: Interaction) -> torch.Tensor:
     """The model's own training loss on one batch, as one number where RecBole returns it in parts.
 
-    RecVAE trains its encoder and its decoder in turn, with one loss for both and dropout for the encoder alone. Rows
-    of both are fitted here, so its loss is the encoder's.
+    RecVAE trains encoder and decoder in turn with one loss; rows of both are fitted here, by the encoder's.
     """
     turn = {"encoder_flag": True} if isinstance(model, RecVAE) else {}
     loss = model.calculate_loss(batch.to(next(model.parameters()).device), **turn)
     return functools.reduce(operator.add, loss) if isinstance(loss, tuple) else loss
-
-
-def looked_up(model: AbstractRecommender, train: Dataset) -> dict[str, Any]:
-    """Attributes of ``model`` that its loss reads from the training data, computed for ``train``.
-
-    FEARec compares a window with other windows of the same target.
-    """
-    if not hasattr(model, "same_item_index"):
-        return {}
-    return {"dataset": train, "same_item_index": model.get_same_item_index(train)}
-
-
-@contextlib.contextmanager
-def lent(model: AbstractRecommender, values: Mapping[str, Any]) -> Iterator[None]:
-    """Replace some attributes of ``model`` for a while."""
-    own = {name: getattr(model, name) for name in values}
-    vars(model).update(values)
-    try:
-        yield
-    finally:
-        vars(model).update(own)
 
 
 def loss_gradients(model: AbstractRecommender, batch: Interaction) -> tuple[float, Moments]:
@@ -80,11 +54,7 @@ def pairs_batch(train: Dataset, users: torch.Tensor, items: torch.Tensor) -> Int
 
 
 def predicted(model: AbstractRecommender, train: Dataset, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    """Scores of pairs (m,) with their autograd graph.
-
-    An autoencoder scores the whole catalogue for a user, and its `predict` does so again for every pair of the user;
-    here it does so once for each user.
-    """
+    """Scores of pairs (m,) with their autograd graph; an autoencoder scores the catalogue once for each user."""
     device = next(model.parameters()).device
     if not isinstance(model, AutoEncoderMixin):
         return model.predict(pairs_batch(train, users, items).to(device)).reshape(-1)
@@ -104,8 +74,5 @@ def pair_scores(model: AbstractRecommender, train: Dataset, users: torch.Tensor,
 
 
 def reverse_ranking_loss(deleted: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
-    """−mean log σ(s(u, i⁻) − s(u, i⁺)) of scores (m,): deleted items below their negatives, the paper's loss on S.
-
-    Right for noise. A genuine interaction belongs where a model that never saw it would put it.
-    """
+    """−mean log σ(s(u, i⁻) − s(u, i⁺)) of scores (m,): deleted items below negatives, which is right for noise."""
     return softplus(deleted - negative).mean()

@@ -10,10 +10,9 @@ move an item that one request of fifteen moves. With L_x interactions deleted si
 L is counted for items only: the rows of a user are fitted again at every request of that user.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
+from typing import Self
 
 import torch
 from recbole.data.dataset import Dataset
@@ -55,9 +54,9 @@ class Members:
         """Which of ``ids`` are members (a mask)."""
         return self.place(ids) >= 0
 
-    def part(self, which: torch.Tensor) -> Members:
+    def part(self, which: torch.Tensor) -> Self:
         """Some of them, by a mask."""
-        return Members(self.ids[which], self.share[which])
+        return dataclasses.replace(self, ids=self.ids[which], share=self.share[which])
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -70,10 +69,7 @@ class Region(dict[Side, Members]):
 def find_region(
     index: TrainIndex, users: torch.Tensor, items: torch.Tensor, lost: torch.Tensor | None = None
 ) -> Region:
-    """The users and items of the deleted interactions (``users``, ``items``), with their deleted shares.
-
-    ``lost`` (items,) is how many interactions earlier requests took from each item, L above.
-    """
+    """The ``users`` and ``items`` of S with their deleted shares; ``lost`` (items,) is L above."""
     members = Region()
     asked: dict[Side, torch.Tensor] = {"user": users, "item": items}
     for side, ids in asked.items():
@@ -117,10 +113,7 @@ def with_neighbours(region: Region, retained: RetainedIndex, hops: int, decay: f
 
 
 def rarest(train: Dataset) -> torch.Tensor:
-    """The items (n,) with the fewest training interactions, of those that have any.
-
-    Their rows show what a loss over all items makes of an item without interactions.
-    """
+    """The items (n,) with the fewest training interactions: what a loss over all items makes of one without any."""
     number = torch.bincount(train.inter_feat[train.iid_field], minlength=train.item_num)
     items = (number > 0).nonzero().flatten()
     return items[number[items].argsort(stable=True)[: max(LEAST_RARE, len(items) // RARE_SHARE)]]
@@ -135,5 +128,4 @@ def reset_to_rarest(model: AbstractRecommender, train: Dataset, items: torch.Ten
     for table in find_tables(model, train):
         if table.side == "item":
             rows = as_rows(model.get_parameter(table.parameter), table.axis)
-            mean = rows[(others + table.offset).to(rows.device)].mean(dim=0)
-            rows[(items + table.offset).to(rows.device)] = mean
+            rows[(items + table.offset).to(rows.device)] = rows[(others + table.offset).to(rows.device)].mean(dim=0)

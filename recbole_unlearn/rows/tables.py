@@ -13,8 +13,6 @@ module and its size, and by the word in its name where users and items are equal
 * A value of a feature (a city, a word of a title) has a row too: :func:`find_features` finds their tables.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -80,8 +78,7 @@ def find_tables(model: AbstractRecommender, dataset: Dataset) -> list[Table]:
                 sides = _sides(name, module.num_embeddings, _sizes(dataset))
                 if len(sides) == 1:
                     tables.append(Table(f"{name}.weight", sides[0]))
-    missing = {"user", "item"} - {table.side for table in tables}
-    return tables + list(_matrices(model, dataset, missing))
+    return tables + list(_matrices(model, dataset, {"user", "item"} - {table.side for table in tables}))
 
 
 def find_features(model: AbstractRecommender, dataset: Dataset) -> list[FieldTable]:
@@ -91,7 +88,6 @@ def find_features(model: AbstractRecommender, dataset: Dataset) -> list[FieldTab
 
 
 def _of_sequences(model: AbstractRecommender, sizes: Mapping[Side, int], taken: Collection[str]) -> Iterator[Table]:
-    """Tables of a sequential model other than those that are ``taken``."""
     bases = [base for base in type(model).__mro__ if base.__module__.startswith("recbole.")]
     listed = {name: side for base in bases for name, side in _LISTED.get(base.__name__, {}).items()}
     for name, parameter in model.named_parameters():
@@ -104,10 +100,7 @@ def _of_sequences(model: AbstractRecommender, sizes: Mapping[Side, int], taken: 
 
 
 def _side_by_word(name: str, rows: int, module: nn.Module, sizes: Mapping[Side, int]) -> Side | None:
-    """The side whose rows a parameter has, by its own word and its size.
-
-    The word is that of the layer, not of the module it is part of: `item_encoder.dense` is no table of items.
-    """
+    """The side whose rows a parameter has, by its layer's own word (`item_encoder.dense` has none) and its size."""
     *path, own = name.split(".")
     is_table = isinstance(module, nn.Embedding)
     word = path[-1] if path and isinstance(module, (nn.Embedding, nn.Linear)) else own
@@ -209,10 +202,7 @@ def reset_rows(
     model: AbstractRecommender, initial: Mapping[str, torch.Tensor], dataset: Dataset, users: torch.Tensor,
     items: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Give the rows of ``users`` and ``items`` in ``model`` their values in ``initial``.
-
-    For orphans: in a model that never saw them their rows would still be initial.
-    """
+    """Give the rows of orphans, ``users`` and ``items``, in ``model`` their values in ``initial``."""
     ids = {"user": users, "item": items}
     target = dict(model.named_parameters())
     for table in find_tables(model, dataset):
@@ -226,10 +216,7 @@ def reset_features(
     model: AbstractRecommender, initial: Mapping[str, torch.Tensor], features: Sequence[FieldTable],
     values: Mapping[str, torch.Tensor],
 ) -> None:  # fmt: skip
-    """Give the rows of ``values``, by field, in the tables ``features`` of ``model`` their values in ``initial``.
-
-    For values that no training interaction has any more, such as the city of a deleted user.
-    """
+    """Give the rows of ``values``, by field, that no interaction has any more their initial values."""
     target = dict(model.named_parameters())
     for table in features:
         if table.field in values:

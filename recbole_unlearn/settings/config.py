@@ -10,8 +10,6 @@ one does not. RecBole also checks few values: a word instead of a number fails i
 size of 0 never ends. All of these are refused here, before anything is loaded or trained.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import copy
@@ -25,7 +23,7 @@ import types
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import recbole
 import yaml
@@ -249,7 +247,7 @@ class UnlearnConfig(Config):
                 values[key] = self.final_config_dict[key]
         return values
 
-    def replace(self, **changes: Any) -> UnlearnConfig:
+    def replace(self, **changes: Any) -> Self:
         """A copy with some keys changed, for RecBole and for the methods of this run; this one is left as it is."""
         chosen = self.method_names()  # a worker is sent the method itself, and may not know one of its name
         of_methods = _keys_of(method.name for method in METHODS.all() if method.name in chosen)
@@ -263,21 +261,15 @@ class UnlearnConfig(Config):
         other.external_config_dict = {**self.external_config_dict, **own}
         return other
 
-    def without_curves(self) -> UnlearnConfig:
-        """A copy whose trainings leave no losses and scores anywhere: in no log, TensorBoard or tracker.
-
-        Methods log nothing with it that goes with the size of a request: steps, rank, energy, shards.
-        """
+    def without_curves(self) -> Self:
+        """A copy with which trainings leave no losses or scores anywhere, and methods no sizes of a request."""
         other = self.replace(tensorboard=False, log_wandb=False)
         other.leaves_curves = False
         return other
 
     @classmethod
-    def from_recbole(cls, config: Config, **overrides: Any) -> UnlearnConfig:
-        """Wrap the config of an existing RecBole setup: its settings stay, ours are added.
-
-        The device stays too, and the environment is left as it is: RecBole's own config chose both already.
-        """
+    def from_recbole(cls, config: Config, **overrides: Any) -> Self:
+        """Wrap an existing RecBole config: its settings and its device stay, ours are added."""
         final, defaults = config.final_config_dict, config.internal_config_dict
         chosen = {  # for this machine; a default of RecBole is not a choice
             key: final[key]
@@ -319,15 +311,11 @@ def _keys_of(methods: Iterable[str]) -> set[str]:
 
 
 def _owners(key: str) -> list[str]:
-    """The methods that declare ``key``."""
     return [method.name for method in METHODS.all() if key in declare.names(method.Settings)]
 
 
 def _method_folder(name: str) -> Path:
-    """The folder of a method's YAML files: `properties/method`, or that of its module in another package.
-
-    A method of a notebook has none, and is looked for in the working directory.
-    """
+    """`properties/method`, the folder of a method's module in another package, or for a notebook the working one."""
     module = METHODS.get(name).__module__
     if module.startswith(f"{METHODS.package}."):
         return properties_dir() / "method"
@@ -341,10 +329,7 @@ def preset_of(name: str) -> str | None:
 
 
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a finished RecBole config that may be given to a new one.
-
-    Without keys that RecBole derives again, and values that are not plain data (inert objects of a safe reading).
-    """
+    """The settings of a finished RecBole config for a new one: plain data, without keys that RecBole derives."""
     derived = {key for key, known in RECBOLE.items() if known.derived}
     kept = {key: value for key, value in values.items() if key not in derived and is_plain(value)}
     if isinstance(kept.get("data_path"), str):  # RecBole has added the dataset's name to it
@@ -374,11 +359,7 @@ def _literal(value: Any) -> Any:
 
 
 def _keys_read_by(model_class: type) -> set[str]:
-    """Keys the model's own source reads, since not all of them are in its property file.
-
-    Of a class that is not RecBole's any word in its code may be a key: a notebook has no source to search, and
-    config.key is possible as well.
-    """
+    """Keys that the model's own source reads; of a user's class (perhaps of a notebook) any word in its code."""
     keys: set[str] = set()
     for base in inspect.getmro(model_class):
         module = inspect.getmodule(base)

@@ -5,8 +5,6 @@ A dataclass (in `groups.py` or in a method's file) declares each key once: type,
 from that. The *value* of a key is in `properties/*.yaml` only (a method outside this package may give a default).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools
@@ -87,10 +85,7 @@ class Declared:
 
 
 def setting(help: str, *, default: Any = dataclasses.MISSING, **about: Any) -> Any:
-    """Declare one key; ``about`` are fields of :class:`Declared`.
-
-    ``default`` is for methods outside this package, which have no YAML in `properties/`.
-    """
+    """Declare a key; ``about`` are fields of :class:`Declared`, ``default`` is for methods of other packages."""
     return dataclasses.field(default=default, metadata={"help": help, **about})
 
 

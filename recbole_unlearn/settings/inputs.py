@@ -1,7 +1,5 @@
 """Reading files that a user names: regular files of a limited size, JSON and YAML as data; errors are one line."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json
@@ -23,13 +21,7 @@ MOST_VALUES = 200_000  # of a YAML file, in which an alias counts as all that it
 
 
 def read_regular(path: str | os.PathLike, largest: int = LARGEST_FILE) -> bytes:
-    """The bytes of a regular file of at most ``largest`` bytes; reading a pipe or a device might never end.
-
-    Raises:
-        UnlearnError: there is no such file, it is not a regular one, or it is too large.
-        OSError: it cannot be read.
-
-    """
+    """The bytes of a regular file (a pipe might never end) of at most ``largest``; OSError if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
@@ -40,8 +32,7 @@ def read_regular(path: str | os.PathLike, largest: int = LARGEST_FILE) -> bytes:
             what = "it is a directory, a pipe or a device"
             raise UnlearnError(f"There is no file {shown(path)}: {what}. Check the path.")
         if about.st_size > largest:
-            size = f"{about.st_size} bytes, at most {largest} are read"
-            raise UnlearnError(f"{shown(path)} is too large: {size}.")
+            raise UnlearnError(f"{shown(path)} is too large: {about.st_size} bytes, at most {largest} are read.")
     except BaseException:
         os.close(descriptor)
         raise
@@ -65,10 +56,7 @@ def properties_dir() -> Path:
 
 
 def packaged(name: str | Path, folder: str, option: str) -> Path:
-    """The file that ``option`` names: a path, or (`smoke`) the name of a file in ``folder`` of `properties/`.
-
-    A name has no directory and no suffix. A file of exactly that name in the working directory comes first.
-    """
+    """The file that ``option`` names: a path, or a name without suffix (`smoke`) in ``folder`` of `properties/`."""
     path = Path(name)
     if path.name != str(name) or path.suffix or path.is_file():
         return path
@@ -147,10 +135,7 @@ def _parsed(text: str) -> Any:
 def read_yaml(
     path: Path, what: str = "config file", option: str = "the path", expected: str = "key: value"
 ) -> dict[str, Any]:
-    """A YAML file that holds a mapping; an empty one is an empty mapping.
-
-    ``what``, ``option`` and ``expected`` describe it in messages: its kind, the setting that names it, and its lines.
-    """
+    """The mapping in a YAML file; messages say ``what`` it is, which ``option`` names it and which lines it has."""
     try:
         text = read_regular(path, LARGEST_YAML).decode("utf-8-sig")
     except (OSError, UnlearnError, UnicodeDecodeError) as error:
@@ -165,8 +150,7 @@ def read_yaml(
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         place = getattr(error, "problem_mark", None)
         line = f", line {place.line + 1}," if place else ""
-        what = f"{shown(path)}{line} is not valid YAML"
-        raise UnlearnError(f"{what}; expected lines of '{expected}'.") from error
+        raise UnlearnError(f"{shown(path)}{line} is not valid YAML; expected lines of '{expected}'.") from error
     if not isinstance(content, dict | None):
         raise UnlearnError(f"{shown(path)} is not a mapping; expected lines of '{expected}'.")
     odd = next((key for key in content or () if not isinstance(key, str)), None)

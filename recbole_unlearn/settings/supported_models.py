@@ -1,7 +1,5 @@
 """Which models can be unlearned, and with which of RecBole's settings; others are refused before data is loaded."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -77,18 +75,14 @@ def refuse_model(name: str, model: Any) -> None:
 
 def refuse_settings(config: Config) -> None:
     """Refuse RecBole's settings with which a sequential or knowledge-aware model cannot be unlearned."""
-    if config.model_class.type is ModelType.SEQUENTIAL:
-        _refuse_sequential(config)
     columns = config["load_col"] if config.model_class.type is ModelType.KNOWLEDGE else None
     if missing := [suffix for suffix in ("kg", "link") if columns is not None and not columns.get(suffix)]:
         raise UnlearnError(
             f"load_col leaves out {' and '.join(missing)}, and {config['model']} reads a knowledge graph. Add for "
             "example kg: [head_id, relation_id, tail_id] and link: [item_id, entity_id]."
         )
-
-
-def _refuse_sequential(config: Config) -> None:
-    """Refuse other splits than one window a user for validation and one for test, and transforms of other models."""
+    if config.model_class.type is not ModelType.SEQUENTIAL:
+        return
     split, order = config["eval_args"].get("split"), config["eval_args"].get("order")
     if split != {"LS": "valid_and_test"} or order != "TO":
         raise UnlearnError(
@@ -120,10 +114,7 @@ def has_users(model: type) -> bool:
 
 
 def typed_class(text: str) -> type:
-    """The model class of `--model=package.module:Class`; the working directory is searched first.
-
-    Only the command line comes here. A checkpoint or a config file cannot name a class to import.
-    """
+    """The class of `--model=package.module:Class`, from the command line alone: no file can name code to import."""
     module, _, name = text.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), name]):
         raise UnlearnError(f"--model={text:.200} is not package.module:Class; for example --model=my_models:MyBPR.")

@@ -1,31 +1,45 @@
-"""Ray Tune, in both its generations: it runs trials and passes their reports to the process that drives the sweep.
+"""The trials of a sweep on Ray Tune, in both its generations, and their journal, `trials.jsonl`.
 
 Trials get what they share through Ray's object store, once a process. They report plain figures and no checkpoints,
 so Ray needs no disk that the nodes share; its own files go to a temporary folder and are removed. Ray's tables, log
-files and signal handler are off: the sweep has a progress bar and a journal of its own. (Ray's own record of an
-experiment is saved every few seconds only, and an experiment that is restored cannot have more trials.)
-"""
+files and signal handler are off. (Its record is saved every few seconds, and cannot be resumed with more trials.)
 
-from __future__ import annotations
+The journal has a line for every trial that has ended, on disk before the next is counted. `--resume` continues from
+it, so it has to survive a kill at any moment: each time, the whole file is replaced in one step. Its first line has a
+digest of all that the trials have in common; a sweep with another original, other data, another space or another
+objective is refused, because its scores would not compare.
+"""
 
 import contextlib
 import functools
+import hashlib
 import importlib.util
+import json
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import recbole
+import torch
+from tqdm import tqdm
+
+from recbole_unlearn import __version__
 from recbole_unlearn.cluster import import_ray
 from recbole_unlearn.errors import UnlearnError, one_line, reason
-from recbole_unlearn.settings import TuneSettings
-from recbole_unlearn.tuning.journal import Journal, Record
+from recbole_unlearn.files import write_bytes
+from recbole_unlearn.settings import TuneSettings, read, read_regular
+from recbole_unlearn.text import decimal
+from recbole_unlearn.training import state_digest
 from recbole_unlearn.tuning.objective import Bench
 from recbole_unlearn.tuning.space import Settings, Space, identity
 from recbole_unlearn.tuning.trial import Report, Shared, run_trial
 
+NAME = "trials.jsonl"
+STATES = FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 WORST = -1e6  # the score that Ray gets for a failed trial; it needs a number
 DEATHS = 1  # how often a trial whose process died is tried again
 REDUCTION = 2  # ASHA lets one trial in so many continue
@@ -37,6 +51,91 @@ _QUIET = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1", "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_WARN_THRESHOLD_S": "60", "RAY_AIR_NEW_OUTPUT": "0",
 }  # fmt: skip
+
+Record = dict[str, Any]  # number, settings, state, error, node, reports
+SettingsOf = Callable[[Mapping[str, Any]], Settings]
+
+
+def sweep_digest(shared: Shared, space: Space) -> str:
+    """A digest of everything that a trial's figures depend on, other than its own settings."""
+    config, goal = shared.config, shared.goal
+    parts = {
+        "versions": [__version__, recbole.__version__, torch.__version__],
+        "method": shared.method.name,
+        "settings": shared.values,
+        "space": space.lines,
+        "run": [config[key] for key in ("seed", "tune_looks", "demotion_negatives", "threads", "device")],
+        "objective": [goal.metric, goal.affected, goal.weight, goal.original, goal.target],
+        "data": [shared.data.full.digest(), shared.data.retain.digest()],
+        "original": state_digest(shared.original.state_dict),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def refuse_other(directory: Path, resume: bool) -> None:
+    """Refuse to mix a new sweep with the one in ``directory``, and to resume where there is none."""
+    is_there = (directory / NAME).exists()
+    if is_there and not resume:
+        raise UnlearnError(
+            f"{directory} holds a sweep already: continue with --resume, or choose another --output_dir."
+        )
+    if resume and not is_there:
+        raise UnlearnError(f"There is no sweep in {directory} to resume; give the --output_dir of one.")
+
+
+class Journal:
+    """Keeps ended trials in memory and on disk."""
+
+    def __init__(self, directory: Path, sweep: str) -> None:
+        """Start a journal in ``directory``, or continue the one there; ``sweep`` is its digest."""
+        self.path, self.sweep = directory / NAME, sweep
+        self.records: dict[str, Record] = {}  # by the identity of their settings
+        self.bar: tqdm | None = None
+        if self.path.exists():
+            self._read()
+        else:
+            self._write()
+        # Trials that need not be done again; a failed trial is tried again.
+        self.known = {name: record for name, record in self.records.items() if record["state"] != FAILED}
+
+    def _read(self) -> None:
+        try:
+            lines = [json.loads(line) for line in read_regular(self.path).decode().rpartition("\n")[0].splitlines()]
+            head = lines[0]["sweep"] if lines else self.sweep
+            self.records = {identity(record["settings"]): record for record in lines[1:]}
+        except (OSError, ValueError, LookupError, TypeError, UnlearnError) as error:
+            raise UnlearnError(f"{self.path} is damaged; choose another --output_dir.") from error
+        if head != self.sweep:
+            raise UnlearnError(
+                f"The sweep in {self.path.parent} was made with another original, data, space or objective, so "
+                "its figures do not compare. Repeat its command, or choose another --output_dir."
+            )
+
+    def _write(self) -> None:
+        lines = [{"sweep": self.sweep}, *self.records.values()]
+        content = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        try:
+            write_bytes(self.path, content.encode())
+        except UnlearnError as error:
+            raise UnlearnError(f"{error} Finished trials are kept; continue with --resume.") from error
+
+    def ended(
+        self, number: int | None, values: Settings, reports: list[Report], node: str | None, error: str | None
+    ) -> None:
+        """Keep a trial that has ended, by default under the next number; one that was known is on disk already."""
+        if (name := identity(values)) not in self.known:
+            if number is None:
+                number = self.records[name]["number"] if name in self.records else len(self.records)
+            state = FAILED if error is not None or not reports else FINISHED if reports[-1]["last"] else STOPPED
+            record = {"number": number, "settings": values, "state": state, "error": error}
+            self.records[name] = {**record, "node": node, "reports": reports}
+            self._write()
+        if self.bar is not None:
+            records = self.records.values()
+            best = max((report["score"] for record in records for report in record["reports"]), default=None)
+            failed = sum(record["state"] == FAILED for record in records)
+            self.bar.set_postfix_str(f"best {decimal(best)}" + (f", {failed} failed" if failed else ""))
+            self.bar.update()
 
 
 def check(searcher: str, address: str | None) -> None:
@@ -58,27 +157,20 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def run_trials(
-    ray: Any,
-    shared: Shared,
-    space: Space,
-    listed: Sequence[Settings] | None,
-    journal: Journal,
-    options: TuneSettings,
-    workers: int | None,
-) -> None:
+def run_trials(ray: Any, shared: Shared, space: Space, listed: Sequence[Settings] | None, journal: Journal) -> None:
     """Run the trials ``listed``; None: as many as a model-based searcher may suggest.
 
-    The journal gets every trial that has ended; an error of it ends the sweep. Trials that it knows are not done
-    again: their reports are passed on to scheduler and searcher. ``workers`` None: as many as the cluster has CPUs.
+    The journal gets every trial that ends, and its error ends the sweep; trials it knows are only reported again.
     """
     from ray import tune
 
+    options, known = read(TuneSettings, shared.config), journal.known
     configs = importlib.import_module("ray.tune" if hasattr(tune, "RunConfig") else "ray.air")
-    driver, known = _driver(tune, journal, space, listed), journal.known
-    parts = {"reference": [ray.put(shared)], "space": space, "listed": listed, "known": known}
+    settings_of = functools.partial(_settings, space, listed)
+    driver = _driver(tune, journal, settings_of)
+    parts = {"reference": [ray.put(shared)], "settings_of": settings_of, "known": known}
     how: dict[str, Any] = {"metric": "score", "mode": "max", "reuse_actors": True}
-    how["max_concurrent_trials"] = workers or int(ray.cluster_resources().get("CPU", 1))
+    how["max_concurrent_trials"] = shared.config["workers"] or int(ray.cluster_resources().get("CPU", 1))
     if listed is None:
         points = [record["settings"] for record in known.values()]
         name, seed_key = _SEARCHERS[options.searcher]
@@ -90,9 +182,7 @@ def run_trials(
     else:
         domains = {"position": tune.grid_search(list(range(len(listed))))}
     if options.scheduler == "asha":
-        how["scheduler"] = tune.schedulers.ASHAScheduler(
-            max_t=options.tune_looks, grace_period=1, reduction_factor=REDUCTION
-        )
+        how["scheduler"] = tune.schedulers.ASHAScheduler(max_t=options.tune_looks, reduction_factor=REDUCTION)
     with _quiet(), tempfile.TemporaryDirectory(prefix="recbole-unlearn-") as folder:
         tuner = tune.Tuner(
             tune.with_resources(tune.with_parameters(_trainable, **parts), {"cpu": 1}),
@@ -113,7 +203,7 @@ def run_trials(
         raise driver.error
 
 
-def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings] | None) -> Any:
+def _driver(tune: Any, journal: Journal, settings_of: SettingsOf) -> Any:
     """A callback and stopper of Ray Tune that calls ``journal``; made here because its base classes are Ray's."""
 
     class Driver(tune.Callback, tune.Stopper):
@@ -132,7 +222,7 @@ def _driver(tune: Any, journal: Journal, space: Space, listed: Sequence[Settings
             reports, node, error = last.get("reports", []), last.get("node"), last.get("failure", died)
             try:
                 if self.error is None:
-                    journal.ended(position, _settings(space, listed, trial.config), reports, node, error)
+                    journal.ended(position, settings_of(trial.config), reports, node, error)
             except UnlearnError as failure:  # Ray would take it for an error of the trial
                 self.error = failure
 
@@ -150,19 +240,12 @@ def _settings(space: Space, listed: Sequence[Settings] | None, config: Mapping[s
     return space.plain(config) if listed is None else listed[config["position"]]
 
 
-def _trainable(
-    config: dict[str, Any],
-    reference: list[Any],
-    space: Space,
-    listed: Sequence[Settings] | None,
-    known: Mapping[str, Record],
-) -> None:
-    """One trial in a process of Ray."""
+def _trainable(config: dict[str, Any], reference: Any, settings_of: SettingsOf, known: dict[str, Record]) -> None:
     from ray import get_runtime_context, tune
 
     # Ray moved the function in its second generation.
     place = tune if hasattr(tune, "RunConfig") else importlib.import_module("ray.air.session")
-    values, node = _settings(space, listed, config), get_runtime_context().get_node_id()
+    values, node = settings_of(config), get_runtime_context().get_node_id()
     reports: list[Report] = []
 
     def tell(report: Report) -> None:
@@ -183,15 +266,12 @@ def _trainable(
 def _received(reference: Any) -> tuple[Shared, Bench]:
     """The common start of all trials, and the measurement; fetched and made once a process."""
     shared: Shared = importlib.import_module("ray").get(reference)
-    importlib.import_module(
-        "torch._dynamo"
-    )  # optimizers import it in their first step, for seconds of the first trial
+    importlib.import_module("torch._dynamo")  # optimizers import it in their first step, which would be timed
     return shared, Bench(shared.config, shared.data, shared.goal.metric)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Ray Tune without its tables, log files, signal handler and warnings."""
     before, level = dict(os.environ), logging.root.manager.disable
     os.environ.update(_QUIET)
     logging.disable(logging.ERROR)

@@ -8,16 +8,13 @@ The target is the retrained model's demotion rate where there is one, otherwise 
 D\S expects of a model that never saw the deleted interactions (`rows/closed_form.py`). The ranker has no histories:
 a sequential model needs the retrained one, and its deleted interactions are scored at their cleaned prefixes.
 
-The *front* is the set of candidates that no other beats in both utility and distance; for any weight, the best score
-is on it.
+The *front* are the candidates that no other beats in both utility and distance; for any weight, the best is on it.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from recbole.evaluator.register import metrics_dict
@@ -41,8 +38,7 @@ class Figures:
     demotion: float | None  # None when no deleted pair can be compared
 
 
-@dataclasses.dataclass(frozen=True)
-class Goal:
+class Goal(NamedTuple):
     """The objective: which of two candidates is better."""
 
     metric: str  # as RecBole's results name it: ndcg@20
@@ -58,10 +54,7 @@ class Goal:
         return (1.0 - self.affected) * figures.everyone + self.affected * figures.affected
 
     def judge(self, figures: Figures) -> dict[str, float | None]:
-        """Figures with utility, distance (0 when there is nothing to compare) and score, as in `tune.json`.
-
-        An original without any utility counts as 1.
-        """
+        """Figures with utility, distance (0 with nothing to compare) and score, as in `tune.json`."""
         utility, distance = self.utility(figures), 0.0
         if figures.demotion is not None and self.target is not None:
             distance = abs(figures.demotion - self.target)
@@ -133,13 +126,9 @@ class Bench:
         pairs, splits = self.deleted, self.data.retain
         if self.windows is not None:
             return measures.standing(trainer, pairs, self.windows, splits).demoted.double()
-        size, demoted = splits.train.item_num, []
-        for users in torch.unique(pairs.users).split(max(1, trainer.test_batch_size // size)):
-            scores, mine = trainer.scores(users, splits.train), pairs.of(users)
-            row = torch.searchsorted(users, pairs.users[mine])
-            own, others = scores[row, pairs.items[mine]], scores.take(row[:, None] * size + pairs.others[mine])
-            demoted.append((own[:, None] < others).double().mean(dim=1))
-        return torch.cat(demoted)
+        batches = torch.unique(pairs.users).split(max(1, trainer.test_batch_size // splits.train.item_num))
+        below = [measures.compared(trainer.scores(users, splits.train), users, pairs)[1] for users in batches]
+        return torch.cat([part.double().mean(dim=1) for part in below])
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate:

@@ -8,8 +8,6 @@ A space is data: it is read without Python objects, nothing in it is evaluated, 
 own settings before anything is trained. Values are drawn from the domains of Ray Tune.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -94,10 +92,7 @@ class Space:
         return [dict(zip(columns, row, strict=True)) for row in itertools.product(*columns.values())]
 
     def random(self, trials: int, seed: int) -> list[Settings]:
-        """``trials`` distinct draws for every combination of the settings with `grid`; fewer when there are no more.
-
-        The first trials are the same for any number of them, and each combination has its turn before the next draw.
-        """
+        """Distinct draws for each combination of `grid` settings; the first are the same for any ``trials``."""
         rng = np.random.default_rng(seed)
         listed = [key for key, line in self.lines.items() if "grid" in line]
         domains = {key: self.domain(key) for key in self.lines if key not in listed}
@@ -117,10 +112,7 @@ class Space:
 
 
 def load(config: UnlearnConfig, method: type[UnlearnTrainer], file: str | None) -> Space:
-    """The space in ``file``, or the method's own, checked against the method's settings.
-
-    A setting that the user fixes for the run is left out of the method's own space; in a user's file it is an error.
-    """
+    """The space in ``file``, where no setting may be fixed by the run, or the method's own without those that are."""
     kind = config.model_class.type.name.lower()
     path = _own_path(method, kind) if file is None else packaged(file, "tune", "--space")
     fixed = set(config.external_config_dict) & set(settings.names(method.Settings))

@@ -4,8 +4,6 @@ The original (and, with `--compare=retrain`, the retrained model) is made once h
 and kept in a journal as they end. Everything that can be refused is refused before anything is trained.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import time
@@ -23,7 +21,7 @@ from recbole_unlearn.pipeline import Pipeline
 from recbole_unlearn.quick_start import opened
 from recbole_unlearn.results.record import environment, plain_values
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, wrapped
-from recbole_unlearn.tuning import backend, journal
+from recbole_unlearn.tuning import backend
 from recbole_unlearn.tuning import space as spaces
 from recbole_unlearn.tuning.objective import Candidate, best, front
 from recbole_unlearn.tuning.space import Settings, identity
@@ -55,23 +53,23 @@ class TuneResult:
         """The best of every trial, best first; then lines about the best and about failures."""
         result = self.result
         keys, records, objective = list(result["space"]), result["trials"], result["objective"]
-        states = {state: [r for r in records if r["state"] == state] for state in journal.STATES}
-        good = [*states[journal.FINISHED], *states[journal.STOPPED]]
+        states = {state: [r for r in records if r["state"] == state] for state in backend.STATES}
+        good = [*states[backend.FINISHED], *states[backend.STOPPED]]
         tops = [(best([{"trial": r["number"], **report} for report in r["reports"]]), r) for r in good]
         steps = ["steps"] if any(top["step"] is not None for top, _ in tops) else []
         references = [(name, result[name]) for name in ("original", "retrained") if result[name]]
         rows = [[name, *[""] * len([*keys, *steps]), *_cells(figures)] for name, figures in references]
         for top, record in sorted(tops, key=lambda pair: -pair[0]["score"])[:ROWS]:
-            name = f"trial {record['number']}" + ("*" if record["state"] == journal.STOPPED else "")
+            name = f"trial {record['number']}" + ("*" if record["state"] == backend.STOPPED else "")
             values = [_plain(record["settings"].get(key)) for key in keys]
             rows.append([name, *values, *(str(top["step"]) for _ in steps), *_cells(top)])
         head = ["", *keys, *steps, objective["metric"], "affected", "demotion", "score", "seconds"]
         lines = []
         if len(good) > ROWS:
             lines.append(f"The best {ROWS} of {counted(len(good), 'trial')}; tune.json has all.")
-        if states[journal.STOPPED]:
+        if states[backend.STOPPED]:
             lines.append("* stopped early by the scheduler.")
-        lines += [f"Trial {record['number']} failed: {record['error']}" for record in states[journal.FAILED]]
+        lines += [f"Trial {record['number']} failed: {record['error']}" for record in states[backend.FAILED]]
         chosen = ", ".join(f"{key}={_plain(value)}" for key, value in result["best"]["settings"].items())
         lines.append(f"Best, on validation interactions: trial {result['best']['trial']}, {chosen}.")
         if objective["target"] is not None:
@@ -89,15 +87,13 @@ def tune_unlearn(model: str | type | None = None, dataset: str | None = None, **
 
 
 class _Sweep:
-    """The steps of one sweep, in order."""
-
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline, self.config, self.directory = pipeline, pipeline.config, pipeline.directory
         self.options = settings.read(settings.TuneSettings, self.config)
         self.method = pipeline.methods[0].method
         refuse_untunable(pipeline, self.options)
         backend.check(self.options.searcher, pipeline.run_settings.ray_address)
-        journal.refuse_other(self.directory, self.options.resume)
+        backend.refuse_other(self.directory, self.options.resume)
         self.space = spaces.load(self.config, self.method, self.options.space)
         self.listed: list[Settings] | None = None  # the settings of all trials, where they are known before
         if self.options.searcher == "grid":
@@ -118,7 +114,7 @@ class _Sweep:
             self.pipeline.prepare(forget)
             shared, references = prepare(self.pipeline, self.options)
             seconds = round(time.perf_counter() - start, 2)
-            kept = journal.Journal(self.directory, journal.sweep_digest(shared, self.space))
+            kept = backend.Journal(self.directory, backend.sweep_digest(shared, self.space))
             if self.listed is None:
                 total, left = self.options.trials, self.options.trials - len(kept.known)
             else:
@@ -127,7 +123,7 @@ class _Sweep:
             with progress_bar(f"Tune {self.method.name}", total, shown and left > 0, "trial") as kept.bar:
                 try:
                     if left > 0:
-                        backend.run_trials(ray, shared, self.space, self.listed, kept, self.options, run.workers)
+                        backend.run_trials(ray, shared, self.space, self.listed, kept)
                 except KeyboardInterrupt:
                     number = counted(len(kept.records), "trial")
                     logger.warning("Stopped: finished trials are kept (%s); continue with --resume.", number)
@@ -136,14 +132,14 @@ class _Sweep:
         self._write(content)
         return TuneResult(content, self.directory)
 
-    def _content(self, shared: Shared, kept: journal.Journal) -> dict[str, Any]:
+    def _content(self, shared: Shared, kept: backend.Journal) -> dict[str, Any]:
         """The content of `tune.json` without the figures of original and retrained model."""
         config, goal = self.config, shared.goal
         records = sorted(kept.records.values(), key=lambda record: record["number"])
         candidates = [
             {"trial": record["number"], **{k: report[k] for k in report if k not in ("last", "work_seconds")}}
             for record in records
-            if record["state"] != journal.FAILED
+            if record["state"] != backend.FAILED
             for report in record["reports"]
         ]
         if not candidates:

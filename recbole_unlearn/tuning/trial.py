@@ -4,14 +4,12 @@
 the config, the divided data, the original's weights. A trial reads no file and leaves none.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from recbole.utils import ModelType
@@ -32,8 +30,7 @@ Report = dict[str, Any]
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Shared:
+class Shared(NamedTuple):
     """The common start of all trials; it is never written to."""
 
     config: UnlearnConfig
@@ -99,7 +96,7 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str
         target = round(target, DECIMALS)  # the last bits of another machine do not make another sweep of it
         source = "the level of never-seen items" if retrained is None else "the retrained model's"
         logger.info("Demotion rate to reach: %.3f (%s).", target, source)
-    goal = dataclasses.replace(goal, original=round(goal.utility(original), DECIMALS), target=target)
+    goal = goal._replace(original=round(goal.utility(original), DECIMALS), target=target)
     shared = Shared(config, data, pipeline.original, method, config.method_values(method.name), goal)
     judged = None if retrained is None else goal.judge(retrained)
     return shared, {"original": goal.judge(original), "retrained": judged}
@@ -134,8 +131,7 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
     with tempfile.TemporaryDirectory() as work:
         quiet = {"checkpoint_dir": work, "output_dir": None, "show_progress": False}
         config = shared.config.replace(**quiet).without_curves()
-        cache = dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False)
-        models = Trainings(cache, threads)
+        models = Trainings(dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False), threads)
         trainer, task = begin(method, options, config, shared.data, shared.original, models, "unlearned")
         finished = trainer.run(dataclasses.replace(task, watch=watch))
         report(trainer, total, finished.seconds or 0.0, last=True)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from recbole_unlearn import cli, run_grid, run_unlearn
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.grid import plan
 from recbole_unlearn.grid import run as grid_run
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import properties_dir
@@ -59,7 +58,7 @@ def test_a_cell_is_a_run_with_all_methods_and_blocks_share_the_keys_next_to_them
         {"datasets": ["ml-100k"], "models": ["BPR", "LightGCN"]},
         {"datasets": "ml-1m", "models": "BPR", "seeds": 7, "settings": {"finetune_epochs": 9}},
     ]
-    cells = plan.load(file(shared | {"grids": blocks}), {"epochs": 4})
+    cells = grid_run.load(file(shared | {"grids": blocks}), {"epochs": 4})
     names = [f"ml-100k-{m}-{r}-{s}" for m in ("BPR", "LightGCN") for r in ("0.05", "0.2") for s in (1, 2)]
     assert [cell.name for cell in cells] == [*names, "ml-1m-BPR-0.05-7", "ml-1m-BPR-0.2-7"]
     assert cells[0].methods == ("obliviate", "retrain", "finetune")  # first the method that is not retraining
@@ -80,10 +79,10 @@ def some(values):
 
 def unchecked(content):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(plan, "_checked", lambda cell: {"settings": {"inject_mode": "random"}})
+        patch.setattr(grid_run, "_checked", lambda cell: {"settings": {"inject_mode": "random"}})
         path = write(Path(folder) / "grid.yaml", content)
         try:
-            return plan.load(path), None
+            return grid_run.load(path), None
         except UnlearnError as error:
             assert "\n" not in str(error)
             assert str(path) in str(error)
@@ -147,22 +146,22 @@ def test_any_file_is_read_or_refused_in_one_line(key, value):
 ])  # fmt: skip
 def test_bad_files_are_refused_in_one_line(file, content, message):
     path = file(content)
-    said = refused(message, plan.load, path)
+    said = refused(message, grid_run.load, path)
     assert str(path) in said
 
 
 def test_the_files_that_come_along_and_the_example_of_the_documentation(file, monkeypatch):
     (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "many-runs.md").read_text(), re.S)
-    cells = plan.load(file(example))
+    cells = grid_run.load(file(example))
     assert (len(cells), cells[-1].values["epochs"]) == (2 * 3 + 1, 30)
     assert all(cell.values["cache_size"] == 20.0 for cell in cells)
     folder = properties_dir() / "grid"
     assert {path.stem for path in folder.glob("*.yaml")} == {"smoke", "machine", "paper"}
-    every, paper = {method.name for method in METHODS.all()} - {"downdate"}, plan.load(folder / "paper.yaml")
+    every, paper = {method.name for method in METHODS.all()} - {"downdate"}, grid_run.load(folder / "paper.yaml")
     assert (len(paper), {cell.ratio for cell in paper}) == (3 * 2 * 3 * 5, {0.01, 0.05, 0.1, 0.2, 0.5})
     assert all(set(cell.methods) == every for cell in paper)
-    assert {cell.dataset for cell in plan.load(folder / "smoke.yaml")} == {"ml-100k"}
-    machine = plan.load(folder / "machine.yaml")
+    assert {cell.dataset for cell in grid_run.load(folder / "smoke.yaml")} == {"ml-100k"}
+    machine = grid_run.load(folder / "machine.yaml")
     assert len(machine) == 6 + 24 + 6 + 3
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     trainings = __import__("trainings")

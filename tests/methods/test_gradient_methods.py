@@ -78,7 +78,7 @@ def test_negative_curvature_stops_the_solver_and_more_damping_helps():
 def test_the_solver_on_zero_and_on_nan():
     found = solver.conjugate_gradient(lambda v: v, torch.zeros(3), 0.1, 5, 1e-6)
     assert torch.equal(found.x, torch.zeros(3))
-    assert found.certificate()["steps"] == 0
+    assert found.outcome().certificates["solver"]["steps"] == 0
     for product, b in ((lambda v: v * float("nan"), 1.0), (lambda v: v, float("nan"))):
         refused("not finite", solver.conjugate_gradient, product, torch.full((3,), b), 0.1, 5, 1e-6)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_unlearn import report
-from recbole_unlearn.report import NO_PLAN, comparison, page, paper_tables, write_comparison
+from recbole_unlearn.report import NO_PLAN, comparison, page, write_comparison
 from recbole_unlearn.results import RunResult
 from recbole_unlearn.settings import properties_dir, read_yaml
 from tests.report.test_report import HOSTILE, Reader
@@ -45,7 +45,7 @@ RUNS = [result(1, -0.08), result(2), result(3, 0.08)]
 
 def tables(results, plan=NO_PLAN):
     """The tables of what files with this content are read as."""
-    return paper_tables.tables([RunResult.from_json(one) for one in results], plan)
+    return comparison.tables_of([RunResult.from_json(one) for one in results], plan)
 
 
 def rendered(results):

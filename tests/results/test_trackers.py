@@ -117,7 +117,7 @@ def test_a_missing_package_is_one_line_before_anything_is_done(flags, tmp_path, 
 def test_a_folder_named_wandb_is_no_package(make_config, monkeypatch):
     """W&B leaves a folder of its name where it ran, and Python imports it as an empty package."""
     monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
-    refused("pip install wandb", trackers.refuse_missing, make_config(log_wandb=True))
+    refused("pip install wandb", trackers.asked, make_config(log_wandb=True))
 
 
 def test_a_tracker_that_cannot_start_is_refused_before_training(settings, wandb):

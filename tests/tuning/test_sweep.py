@@ -19,7 +19,7 @@ from recbole_unlearn.errors import UnlearnError, one_line
 from recbole_unlearn.report import sweep as sweep_page
 from recbole_unlearn.report import write_sweep
 from recbole_unlearn.training import PhaseTrainer, compose
-from recbole_unlearn.tuning import Bench, Figures, Goal, backend, identity, journal, trial, validation_only
+from recbole_unlearn.tuning import Bench, Figures, Goal, backend, identity, trial, validation_only
 from recbole_unlearn.tuning.objective import best, front
 from tests.parts import refused
 
@@ -125,7 +125,7 @@ def test_the_same_seed_gives_the_same_sweep_also_when_it_was_cut_short(here, sma
     monkeypatch.setattr(trial, "run_trial", lambda *args: calls.append(args) or real(*args))
     halved = small | {"output_dir": "cut"}
     sweep(halved, trials=2)
-    path = tmp_path / "cut" / journal.NAME
+    path = tmp_path / "cut" / backend.NAME
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:2]) + lines[2][:40])  # half of the second trial's line
     for _ in range(2):  # the second time, nothing is left to do
@@ -137,7 +137,7 @@ def test_a_suggested_trial_has_a_number_of_its_own(tmp_path):
     """Also in a resumed sweep, where a trial that failed is tried again under its number."""
     report = {"score": 1.0, "last": True}
     for ended in (((1, [report]), (2, []), (3, [report])), ((rank, [report]) for rank in (1, 3, 4, 2))):
-        kept = journal.Journal(tmp_path, "x")
+        kept = backend.Journal(tmp_path, "x")
         for rank, reports in ended:
             kept.ended(None, {"rank": rank}, reports, "node", None)
     numbers = {record["settings"]["rank"]: record["number"] for record in kept.records.values()}
@@ -156,7 +156,7 @@ def test_failing_trials_are_named_and_the_others_count(here, small, tmp_path):
 
 
 def test_a_full_disk_keeps_finished_trials(here, small, tmp_path, monkeypatch):
-    real, calls = journal.write_bytes, []
+    real, calls = backend.write_bytes, []
     no_space = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
 
     def full(path, content):
@@ -166,9 +166,9 @@ def test_a_full_disk_keeps_finished_trials(here, small, tmp_path, monkeypatch):
                 patch.setattr(os, "fsync", no_space)
             real(path, content)
 
-    monkeypatch.setattr(journal, "write_bytes", full)
+    monkeypatch.setattr(backend, "write_bytes", full)
     refused(r"No space left on device.*Finished trials are kept.*--resume", sweep, small)
-    assert len(list(map(json.loads, (tmp_path / "out" / journal.NAME).read_text().splitlines()))) == 3
+    assert len(list(map(json.loads, (tmp_path / "out" / backend.NAME).read_text().splitlines()))) == 3
     assert len(sweep(small, resume=True).result["trials"]) == 3
 
 
@@ -185,7 +185,7 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
     refused("holds a sweep already", sweep, small)
     for changed in ({"tune_weight": 2.0}, {"epochs": 3}, {"lac_batch_size": 64}, {"tune_looks": 2}):
         refused("another original, data, space or objective", sweep, small, resume=True, **changed)
-    (tmp_path / "out" / journal.NAME).write_text('{"sweep": 1}\nnonsense\n')
+    (tmp_path / "out" / backend.NAME).write_text('{"sweep": 1}\nnonsense\n')
     refused("damaged", sweep, small, resume=True)
     refused("tune_unlearn", run_unlearn, "BPR", "tiny", config_dict=small)
 

@@ -1,7 +1,6 @@
 r"""IFRU: the leave-out optimum by an influence function, with the graph's spillover and importance pruning.
 
-From the paper (*Recommendation unlearning via influence function*), written as sums over interactions so that n
-cancels:
+From the paper (*Recommendation unlearning via influence function*), as sums over interactions, so that n cancels:
 
     Δ = (H + Λ)⁻¹ b,    b = Σ over S of ∇ℓ(z; G)  +  Σ over R' of [∇ℓ(z; G) - ∇ℓ(z; G')]
 
@@ -29,8 +28,6 @@ Avoided: a new mini-batch in each iteration of the solver, pruning that drops to
 dataset, and choosing on test data.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 
@@ -40,7 +37,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Outcome, RequestLosses, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.influence.solver import Selection, damped, gradient_sum, hessian_product, losing
-from recbole_unlearn.rows import Members, Region, RetainedIndex, find_tables, training_loss, with_neighbours
+from recbole_unlearn.rows import Region, RetainedIndex, find_tables, training_loss, with_neighbours
 from recbole_unlearn.settings import setting
 
 TOLERANCE = 0.01  # relative residual at which the solver stops
@@ -78,8 +75,7 @@ class IFRU(UnlearnTrainer):
         options: IFRUSettings = task.settings
         tables = find_tables(self.model, task.data.full.train)
         request = RequestLosses(task, self.model)
-        region = importance_region(request.region, request.retained, options.ifru_hops)
-        region = losing(region, less_than=1.0)
+        region = losing(importance_region(request.region, request.retained, options.ifru_hops), less_than=1.0)
         if not any(len(members) for members in region.values()):
             return Outcome()  # all are orphans, and get their initial rows
         selection = Selection(self.model, tables, region, task.index)
@@ -100,14 +96,10 @@ class IFRU(UnlearnTrainer):
         if not torch.isfinite(solution.x).all():
             raise UnlearnError("ifru failed: its step is not finite. Raise ifru_damping.")
         selection.write(selection.read() + solution.x)
-        return Outcome(
-            {
-                "solver": solution.certificate(),
-                "rows": {side: len(members) for side, members in region.items()},
-                "norm": round(float(solution.x.norm()), 6),
-                "spillover": round(float(spilt.norm() / b.norm().clamp(min=1e-12)), 6),
-            },
-            {"residual": [(k + 1, round(r, 9)) for k, r in enumerate(solution.residuals)]},
+        return solution.outcome(
+            rows={side: len(members) for side, members in region.items()},
+            norm=round(float(solution.x.norm()), 6),
+            spillover=round(float(spilt.norm() / b.norm().clamp(min=1e-12)), 6),
         )
 
     def _deleted(self, request: RequestLosses) -> Iterator[tuple[torch.Tensor, float]]:
@@ -127,24 +119,15 @@ class IFRU(UnlearnTrainer):
 
 
 def importance_region(touched: Region, retained: RetainedIndex, hops: int) -> Region:
-    """The touched users and items, and the share ``KEEP`` of their neighbors with the largest weights.
-
-    A touched node weighs (deleted interactions / degree); a neighbor Σ w_i / deg_j over the interactions that lead
-    to it. Touched nodes are never dropped.
-    """
+    """The touched users and items, and the share ``KEEP`` of their neighbors with the largest weights, as above."""
     if hops == 0:
         return touched
-    most = max(retained.index.sizes.values())
-    grown = with_neighbours(touched, retained, hops, decay=1.0, cap=most)
+    grown = with_neighbours(touched, retained, hops, decay=1.0, cap=max(retained.index.sizes.values()))
     own = {side: touched[side].contains(grown[side].ids) for side in grown}
     weights = torch.cat([grown[side].share[~own[side]] for side in grown])
     number = round(KEEP * len(weights))
     least = weights.sort(descending=True).values[number - 1] if number else torch.inf
-    chosen = Region()
-    for side, members in grown.items():
-        inside = own[side] | (members.share >= least)
-        chosen[side] = Members(members.ids[inside], members.share[inside])
-    return chosen
+    return Region({side: members.part(own[side] | (members.share >= least)) for side, members in grown.items()})
 
 
 @torch.no_grad()

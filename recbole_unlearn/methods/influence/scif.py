@@ -22,8 +22,6 @@ Avoided: a new mini-batch in each iteration (the solver then diverges; here one 
 bound (one public implementation steps by 3e15): ‖Δ_u‖ is capped, relative to the user's own row.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 
@@ -90,15 +88,7 @@ class SCIF(UnlearnTrainer):
             )
         step, capped = cap_rows(selection, solution.x, options.scif_cap)
         selection.write(selection.read() + step)
-        return Outcome(
-            {
-                "solver": solution.certificate(),
-                "rows": len(region["user"]),
-                "capped": capped,
-                "norm": round(float(step.norm()), 6),
-            },
-            {"residual": [(k + 1, round(r, 9)) for k, r in enumerate(solution.residuals)]},
-        )
+        return solution.outcome(rows=len(region["user"]), capped=capped, norm=round(float(step.norm()), 6))
 
     def _changes(self, request: RequestLosses) -> Iterator[tuple[torch.Tensor, float]]:
         """(1 - ȳ)(ℓ(z) - ℓ(z')) on batches of S: the difference of the losses, and its weight in the sum."""
@@ -125,8 +115,7 @@ def turned(config: UnlearnConfig, batch: Interaction) -> Interaction:
 
 def mean_label(sampling: dict | None) -> float:
     """The mean label of a user in training with k negatives to each positive: 1/(1 + k)."""
-    negatives = (sampling or {}).get("sample_num", 1) or 1
-    return 1.0 / (1.0 + float(negatives))
+    return 1.0 / (1.0 + float((sampling or {}).get("sample_num", 1) or 1))
 
 
 def cap_rows(selection: Selection, step: torch.Tensor, cap: float) -> tuple[torch.Tensor, int]:

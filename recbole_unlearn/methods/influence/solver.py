@@ -2,22 +2,19 @@
 
 :class:`Selection` maps rows of tables to a vector and back, :func:`hessian_product` is v -> H v for a loss, and
 :func:`damped` solves with such products only; Λ is a diagonal damping. The product must be that of the same matrix
-at every call: with a new mini-batch in each iteration conjugate gradients diverge, because the directions are then
-conjugate for no matrix.
+at every call: with new mini-batches conjugate gradients diverge, as directions are then conjugate for no matrix.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.rows import Members, Region, Table, TrainIndex, as_rows
+from recbole_unlearn.methods import Outcome
+from recbole_unlearn.rows import Region, Table, TrainIndex, as_rows
 
 GROWTH, LEAST, TRIES = 4.0, 1e-4, 30  # of a damping that turned out to be too small
 
@@ -26,11 +23,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 def losing(region: Region, more_than: float = -1.0, less_than: float = 2.0) -> Region:
     """The members of a region that lose a share of their interactions between two bounds."""
-    chosen = Region()
-    for side, members in region.items():
-        inside = (members.share > more_than) & (members.share < less_than)
-        chosen[side] = Members(members.ids[inside], members.share[inside])
-    return chosen
+    return Region({side: m.part((m.share > more_than) & (m.share < less_than)) for side, m in region.items()})
 
 
 class Part(NamedTuple):
@@ -46,10 +39,7 @@ class Part(NamedTuple):
 class Selection:
     """The rows of some users and items in a model's tables, as a vector (P,); no other row is ever written."""
 
-    def __init__(
-        self, model: AbstractRecommender, tables: Sequence[Table], region: Region, index: TrainIndex
-    ) -> None:
-        """The rows of the users and items in ``region``."""
+    def __init__(self, model: AbstractRecommender, tables: list[Table], region: Region, index: TrainIndex) -> None:
         self.named = dict(model.named_parameters())
         self.parts: list[Part] = []
         for table in tables:
@@ -134,8 +124,7 @@ def gradient_sum(losses: Iterable[tuple[torch.Tensor, float]], selection: Select
     return total
 
 
-@dataclasses.dataclass(frozen=True)
-class Solution:
+class Solution(NamedTuple):
     """x (P,), the relative residuals |b - (H + Λ)x| / |b| after each step, and whether negative curvature was met."""
 
     x: torch.Tensor
@@ -143,14 +132,12 @@ class Solution:
     negative_curvature: bool = False
     damping: float = 0.0  # the λ that was needed, where it was searched for
 
-    def certificate(self) -> dict[str, float | int | bool]:
-        """The solution's quality, for result.json."""
-        return {
-            "steps": len(self.residuals),
-            "residual": round(self.residuals[-1], 9) if self.residuals else 0.0,
-            "negative_curvature": self.negative_curvature,
-            "damping": self.damping,
-        }
+    def outcome(self, **certificates: Any) -> Outcome:
+        """The outcome of a method, with the solution's quality among its ``certificates``."""
+        residual = round(self.residuals[-1], 9) if self.residuals else 0.0
+        about = {"steps": len(self.residuals), "residual": residual, "negative_curvature": self.negative_curvature}
+        curve = [(step, round(value, 9)) for step, value in enumerate(self.residuals, 1)]
+        return Outcome({"solver": about | {"damping": self.damping}, **certificates}, {"residual": curve})
 
 
 def conjugate_gradient(
@@ -193,13 +180,12 @@ def damped(
 ) -> Solution:  # fmt: skip
     """Solve (H + λW) x = b with W = diag(``weights``) (P,) and λ = ``damping``, or more where that is not enough.
 
-    A recommender's loss is not convex in users and items together. Where negative curvature is met, λ is raised by
-    ``GROWTH`` until conjugate gradients meet none, as Levenberg and Marquardt do.
+    The loss is not convex: at negative curvature λ is raised by ``GROWTH``, as Levenberg and Marquardt do.
     """
     for _ in range(TRIES):
         solution = conjugate_gradient(product, b, damping * weights, steps, tolerance, done)
         if not solution.negative_curvature:
-            return dataclasses.replace(solution, damping=damping)
+            return solution._replace(damping=damping)
         damping = max(GROWTH * damping, LEAST)
     raise UnlearnError(
         f"The Hessian is not positive definite even with a damping of {damping:g}. Check the model's weights."

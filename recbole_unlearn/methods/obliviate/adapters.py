@@ -8,14 +8,12 @@ merged model is a plain RecBole model. On disk an adapter is a safetensors file 
 base it was made for. It can restore the original, and its row numbers show who asked: it is for experiments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import safetensors
 import torch
@@ -46,7 +44,7 @@ class Adapter:
     trained: bool = True  # False for rows that only follow their neighbours; A then has no columns
 
     @classmethod
-    def on_rows(cls, model: AbstractRecommender, table: Table, ids: torch.Tensor, trained: bool = True) -> Adapter:
+    def on_rows(cls, model: AbstractRecommender, table: Table, ids: torch.Tensor, trained: bool = True) -> Self:
         """An adapter of the rows of ``ids`` that changes nothing yet: A = 0, B the identity, empty if untrained."""
         weights = as_rows(model.get_parameter(table.parameter), table.axis)
         rows = (ids + table.offset).to(weights.device)
@@ -85,10 +83,9 @@ class AdapterSet:
         self._parameters = dict(model.named_parameters())
 
     @classmethod
-    def on_region(cls, model: AbstractRecommender, tables: Sequence[Table], region: Region) -> AdapterSet:
+    def on_region(cls, model: AbstractRecommender, tables: Sequence[Table], region: Region) -> Self:
         """Adapters of the rows of ``region`` in ``tables`` that change nothing yet."""
-        found = [Adapter.on_rows(model, t, region[t.side].ids) for t in tables if len(region[t.side])]
-        return cls(model, found)
+        return cls(model, [Adapter.on_rows(model, t, region[t.side].ids) for t in tables if len(region[t.side])])
 
     @property
     def trained(self) -> list[Adapter]:
@@ -132,10 +129,7 @@ class AdapterSet:
         return float(sum(adapter.delta.square().sum() for adapter in self.adapters))
 
     def save(self, directory: str | Path, **about: Any) -> Path:
-        """Write the adapters to ``directory``, with ``about`` in their JSON file; returns the directory.
-
-        The base is not written, only its digest. The model is left as it is, attached or not.
-        """
+        """Write the adapters, with ``about`` in their JSON file, and the base's digest; returns the directory."""
         directory = make_directory(directory)
         tensors = {}
         for number, adapter in enumerate(self.adapters):
@@ -156,7 +150,7 @@ class AdapterSet:
         return directory
 
     @classmethod
-    def load(cls, model: AbstractRecommender, directory: str | Path) -> AdapterSet:
+    def load(cls, model: AbstractRecommender, directory: str | Path) -> Self:
         """The adapters in ``directory`` for ``model``, which must be the base they were made for; not attached."""
         directory, named, adapters = Path(directory), dict(model.named_parameters()), []
         try:
@@ -195,9 +189,6 @@ def weights_digest(model: AbstractRecommender) -> str:
     return digest.hexdigest()
 
 
-# Projection to rank r
-
-
 class LowRank(NamedTuple):
     """ΔW ≈ A Bᵀ, and the share of ‖ΔW‖² that it keeps (its energy)."""
 
@@ -222,8 +213,7 @@ def project(delta: torch.Tensor, rank: int | str) -> LowRank:
     """The best approximation of ``delta`` (n, d) of rank r; itself for "full".
 
     From the eigenvectors V of the Gram matrix ΔᵀΔ (d, d), which are the right singular vectors: A = ΔV_r, B = V_r.
-    B is orthonormal (the paper splits Σ between A and B; the product is the same), so that steps on A are steps on
-    the rows.
+    B is orthonormal (the paper splits Σ; the product is the same), so that steps on A are steps on the rows.
     """
     if rank == "full":
         return LowRank(delta, torch.eye(delta.shape[1], dtype=delta.dtype, device=delta.device), 1.0)
@@ -236,10 +226,7 @@ def project(delta: torch.Tensor, rank: int | str) -> LowRank:
 
 
 def project_shared(deltas: Sequence[torch.Tensor], rank: int | str) -> list[LowRank]:
-    """As :func:`project` for each of ``deltas`` (n_k, d_k), with one B, that of their stack, for all of one width.
-
-    A graph model then propagates r columns instead of d.
-    """
+    """As :func:`project`, with one B for all ``deltas`` of one width: a graph model propagates r columns, not d."""
     widths = {delta.shape[1] for delta in deltas}
     basis = {w: project(torch.cat([x for x in deltas if x.shape[1] == w]), rank).b for w in widths}
     found = []

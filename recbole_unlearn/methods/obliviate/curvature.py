@@ -17,8 +17,6 @@ rows have a gradient only from their own interactions, with E[g] taken as 0 sinc
 gradients pass on to neighbours (a graph), the mean over a few batches as training draws them.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -40,8 +38,7 @@ logger = logging.getLogger(__name__)
 
 def adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> torch.Tensor:
     """v̂ = v / (1 − β₂ᵗ), Adam's bias-corrected second moment."""
-    beta = group.get("betas", (0.9, 0.999))[1]
-    return state["exp_avg_sq"] / (1.0 - beta ** float(state["step"]))
+    return state["exp_avg_sq"] / (1.0 - group.get("betas", (0.9, 0.999))[1] ** float(state["step"]))
 
 
 # By the key that an optimizer's state has: its name, and the second moment from the state and its group. RMSprop
@@ -58,12 +55,7 @@ class UnusableStateError(Exception):
 
 
 def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | None) -> tuple[Moments, str]:
-    """Second moments by parameter name, of the same order and shape as the model's, and the optimizer's name.
-
-    Raises:
-        UnusableStateError: there are none, or they cannot be what an optimizer that trained this model left.
-
-    """
+    """Second moments by parameter name, and the optimizer's name; UnusableStateError unless they fit the model."""
     if not optimizer or not optimizer.get("state"):
         raise UnusableStateError("there is none")
     try:
@@ -123,25 +115,18 @@ def from_retained(model: AbstractRecommender, batches: Sequence[Interaction]) ->
     return Curvature(fisher(model, batches), "Fisher information of retained interactions")
 
 
-# After a request
-
-
 def refresh(
     moments: Moments, model: AbstractRecommender, tables: Sequence[Table], touched: Region, witness: Witness,
     batch_size: int,
 ) -> None:  # fmt: skip
-    """Replace the second moments of the rows of ``touched`` in ``moments``, in place.
-
-    ``witness`` is over an index from which the request is removed; the model is as the request left it.
-    """
+    """Replace the moments of the rows of ``touched``, in place; the request is removed from the witness's index."""
     kind = written_out(type(model))
     way = _of_bpr if kind is BPRGradients else _of_lightgcn if kind is LightGCNGradients else _by_autograd
     found = way(model, tables, touched, witness, batch_size)
     for table in tables:
         if table.parameter in moments and len(touched[table.side]):
             rows = as_rows(moments[table.parameter], table.axis)
-            ids = (touched[table.side].ids + table.offset).to(rows.device)
-            rows[ids] = found[table].to(rows)
+            rows[(touched[table.side].ids + table.offset).to(rows.device)] = found[table].to(rows)
 
 
 def _moment_of(kinds: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], batch_size: int) -> torch.Tensor:
@@ -199,7 +184,6 @@ def _of_lightgcn(
 def _by_autograd(
     model: AbstractRecommender, tables: Sequence[Table], touched: Region, witness: Witness, batch_size: int
 ) -> dict[Table, torch.Tensor]:
-    """The same by autograd, for tables of any model."""
     model.train()
     size = min(batch_size, witness.retained.size)
     total: dict[Table, torch.Tensor] = {}
@@ -214,9 +198,7 @@ def _by_autograd(
     return total
 
 
-def _rows(
-    model: AbstractRecommender, gradients: Mapping[str, torch.Tensor], table: Table, ids: torch.Tensor
-) -> torch.Tensor:
+def _rows(model: AbstractRecommender, gradients: Moments, table: Table, ids: torch.Tensor) -> torch.Tensor:
     """The gradient of the rows of ``ids`` in a table (n, d); zero where the loss does not depend on it."""
     zeros = torch.zeros_like(model.get_parameter(table.parameter))
     rows = as_rows(gradients.get(table.parameter, zeros), table.axis)

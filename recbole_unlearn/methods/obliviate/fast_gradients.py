@@ -6,8 +6,6 @@ which :meth:`RowGradients.take` returns. With ΔW = A Bᵀ and G the gradient of
 that of B is GᵀA; the latter is needed only where B is trained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -129,7 +127,6 @@ class BPRGradients(RowGradients):
         return table.index_select(0, ids.to(table.device))
 
     def _put(self, side: Side, ids: torch.Tensor, values: torch.Tensor) -> None:
-        """Add to the gradients of such rows."""
         if side in self._grads:
             place = self.witness.region[side].place(ids).to(values.device)
             inside = place >= 0
@@ -229,10 +226,7 @@ class LightGCNGradients(BPRGradients):
         self._grad.index_add_(0, self._node(side, ids), values)
 
     def own(self, triples: Triples, weight: float = 1.0) -> float:
-        """BPR's loss and RecBole's penalty, λ/m (‖W_u‖ + ‖W_i‖ + ‖W_j‖) over the batch's rows.
-
-        With `require_pow`, squares (halved) instead of norms.
-        """
+        """BPR's loss and RecBole's penalty, λ/m (‖W_u‖ + ‖W_i‖ + ‖W_j‖); with `require_pow` halved squares."""
         loss, penalty, model = super().own(triples, weight), 0.0, self.model
         if not model.reg_weight:
             return loss
@@ -264,10 +258,7 @@ class LightGCNGradients(BPRGradients):
 
 
 def written_out(model_class: type) -> type[RowGradients]:
-    """The class of gradients for a model: written out for BPR and LightGCN, otherwise by autograd.
-
-    Also for this project's faster version of RecBole's class, and for a subclass with the same scores and loss.
-    """
+    """The class of gradients for a model: written out where scores and loss are BPR's or LightGCN's, or autograd."""
     for base, found in _WRITTEN_OUT.items():
         known = (base, fast_class(base))
         if issubclass(model_class, base) and all(

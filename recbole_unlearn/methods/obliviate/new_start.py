@@ -31,8 +31,6 @@ memory of a pair has no preferred one, and a change common to all rows is the ma
 After the first round a row with more than 30 retained interactions follows less.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -77,8 +75,7 @@ def degree(side: Side, share: torch.Tensor) -> torch.Tensor:
 def started_again(touched: Region) -> Region:
     """The rows of ``touched`` with w ≥ ½, which are also downdated and calibrated.
 
-    Their losses are settled with that. Losses of all other rows are counted until a later request brings them here
-    (`data/item_counts.py`, whose steps of a tenth are the share ρ at which w is ½).
+    Losses of all other rows are counted until a later request brings them here (`data/item_counts.py`).
     """
     half = {side: degree(side, members.share.float()) >= 0.5 for side, members in touched.items()}
     return Region({side: members.part(half[side]) for side, members in touched.items()})
@@ -151,11 +148,7 @@ Neighbours = tuple[Region, Callable[[Side, torch.Tensor], Links], RetainedIndex 
 
 
 class PairLinks:
-    """Neighbours by interactions: the other ends of those of ``ids`` (n,).
-
-    The sum over all links is computed once. Of the rows at the other ends only contaminated ones move, and their
-    moves are added to it.
-    """
+    """The other ends of interactions of ``ids`` (n,): their sum, computed once, and moves of contaminated ones."""
 
     def __init__(self, index: TrainIndex, tables: Tables, side: Side, ids: torch.Tensor) -> None:
         self.index, self.side, self.ids, other = index, side, ids, tables[OTHER[side]]
@@ -221,10 +214,7 @@ def learn(
     links_of: Callable[[Side, torch.Tensor], Links], centre: dict[Side, torch.Tensor], weight: dict[Side, float],
     train: Dataset, generator: torch.Generator,
 ) -> Maps | None:  # fmt: skip
-    """The map of a model's tables, fitted to a sample of the ``known`` ids with neighbours.
-
-    None if the ids of a side are fewer than four for each of its ``width`` columns.
-    """
+    """The map fitted to a sample of ``known`` ids; None if a side has under four for each ``width`` column."""
     transform: dict[Side, torch.Tensor] = {}
     for side, table in tables.items():
         ids = known[side][torch.randperm(len(known[side]), generator=generator)[:SAMPLE]].sort().values
@@ -234,8 +224,7 @@ def learn(
             return None
         gram = x.T @ x
         gram.diagonal().add_(RIDGE * gram.diagonal().mean())
-        y = table[ids.to(table.device)].double()
-        transform[side] = torch.linalg.solve(gram, x.T @ y).to(table.dtype)
+        transform[side] = torch.linalg.solve(gram, x.T @ table[ids.to(table.device)].double()).to(table.dtype)
     items = tables["item"]
     return Maps(transform, centre, weight, items[rarest(train).to(items.device)].mean(dim=0))
 
@@ -321,15 +310,9 @@ class _Turn:
         self.table[self.rows] = goal
 
 
-def restart(
-    tables: Tables, maps: Maps, touched: Region, neighbours: Neighbours, rounds: int
-) -> dict[Side, torch.Tensor]:
-    """The change (n, d) by side that gives rows their new start; ``tables`` are left as they are.
-
-    ``touched`` has the rows with deleted interactions and their shares. Where rows follow, links are those of D,
-    otherwise those of the retained data.
-    """
-    turns = {side: _Turn(side, tables, maps, touched, neighbours) for side in tables}
+def restart(tables: Tables, maps: Maps, touched: Region, found: Neighbours, rounds: int) -> dict[Side, torch.Tensor]:
+    """The change (n, d) by side that gives the rows of ``touched`` their new start; ``tables`` stay as they are."""
+    turns = {side: _Turn(side, tables, maps, touched, found) for side in tables}
     centre = dict(maps.centre)
     sources = sum(int((turn.degree >= 1.0).sum()) for turn in turns.values())
     order: list[Side] = ["item", "user"]

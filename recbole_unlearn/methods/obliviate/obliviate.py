@@ -54,6 +54,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType
 from tqdm import tqdm
 
+from recbole_unlearn import rows
 from recbole_unlearn.data import SequenceSplits, facts_of
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.log import progress_bar
@@ -62,21 +63,7 @@ from recbole_unlearn.methods.downdate import closed_form
 from recbole_unlearn.methods.obliviate import curvature, new_start
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet, LowRank, project_shared
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients, row_gradients
-from recbole_unlearn.rows import (
-    PAIRS,
-    SIDES,
-    ExpectedStanding,
-    Moments,
-    Region,
-    RetainedIndex,
-    Triples,
-    Witness,
-    as_rows,
-    find_region,
-    find_tables,
-    pair_scores,
-    reverse_ranking_loss,
-)
+from recbole_unlearn.rows import Region, Witness, as_rows, find_region, find_tables, reverse_ranking_loss
 from recbole_unlearn.settings import Role, UnlearnConfig, setting
 from recbole_unlearn.text import counted
 
@@ -93,7 +80,6 @@ CHECK_EVERY = 10  # steps between measurements of how far deleted items have com
 CERTIFIED = 8192  # pairs that certificates are computed from
 WARN_AFTER, WARN_SECONDS = 3, 10.0  # steps after which the time is estimated; shorter requests do not matter
 
-MODELS = "differentiable, with rows of users or items; closed forms (EASE), exactly"
 SAVE_ADAPTERS = "Also write OUTPUT_DIR/adapters, which show who asked and can restore the original."
 logger = logging.getLogger(__name__)
 
@@ -154,7 +140,7 @@ class Prepared(NamedTuple):
     "New start of the rows a request touches and a downdate by Adam's state at a low rank (LUA), then a calibration "
     "on retained interactions (LAC).",
     ObliviateSettings,
-    models=MODELS,
+    models="differentiable, with rows of users or items; closed forms (EASE), exactly",
     recommended="when retraining takes too long",
 )
 class Obliviate(UnlearnTrainer):
@@ -238,7 +224,7 @@ class Request:
             )
         self.starts_again = self.options.lua_target != "none"
         users, items = (data.forget.inter_feat[f] for f in (data.forget.uid_field, data.forget.iid_field))
-        self.retained = RetainedIndex(self.index, users, items, data.deleted, data.numbers)
+        self.retained = rows.RetainedIndex(self.index, users, items, data.deleted, data.numbers)
         # Shares may be known only within limits (`data/item_counts.py`): rows are calibrated by what they may have
         # lost, and start again by what they certainly lost.
         touched = find_region(self.index, users, items, data.lost)
@@ -276,8 +262,7 @@ class Request:
             """Show the model to a watcher, or warn when retraining would be quicker."""
             if watch is None:
                 if step == WARN_AFTER and original is not None:
-                    spent = time.perf_counter() - first
-                    warn_if_slow(original.seconds, first - began + spent / step * steps)
+                    warn_if_slow(original.seconds, first - began + (time.perf_counter() - first) / step * steps)
             elif step in watch.steps:
                 self.adapters.attach()  # not all gradients write to the model as they go
                 self.trainer.show(self.task, step, self.starts_again)
@@ -334,7 +319,7 @@ class Request:
         with torch.backends.cudnn.flags(enabled=False):  # has no gradients of recurrent layers in evaluation mode
             return curvature.from_retained(self.model, [self.witness.batch(self.witness.triples(p)) for p in parts])
 
-    def downdate(self, moments: Moments) -> list[torch.Tensor]:
+    def downdate(self, moments: rows.Moments) -> list[torch.Tensor]:
         """η g_S / (√v̂ + ε), limited, for the rows (n, d) of every trained adapter; zero without a moment."""
         gradients, reach = self.deleted_gradients()
         scale = self.options.lua_scale / self.task.config["train_batch_size"]
@@ -396,7 +381,7 @@ class Request:
         forget = 0.0 if kind == "auto" or len(witness.retained.gone) == 0 else self.options.lac_forget
         standing = None
         if forget and kind in ("genuine", "noise"):
-            standing = ExpectedStanding(witness, witness.deleted(PAIRS))
+            standing = rows.ExpectedStanding(witness, witness.deleted(rows.PAIRS))
         objective = Objective(forget, standing, kind)
         interactions = witness.interactions()
         rate = min(RATE * self.task.config["learning_rate"], HIGHEST_RATE)
@@ -421,8 +406,8 @@ class Request:
         """A function for the scores of some retained pairs by the model as it is."""
         size = self.witness.retained.size
         drawn = self.witness.buffer(CERTIFIED / size) if size else torch.empty(0, dtype=torch.long)
-        users, items = (self.index.ids[side][drawn] for side in SIDES)
-        return lambda: pair_scores(self.model, self.index.train, users, items)
+        users, items = (self.index.ids[side][drawn] for side in rows.SIDES)
+        return lambda: rows.pair_scores(self.model, self.index.train, users, items)
 
 
 def direction(gradient: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
@@ -490,11 +475,11 @@ class Objective:
     """Own training loss on R + λ · loss on S: reverse ranking, or the squared distance to a stand-in's score."""
 
     forget: float = 0.0  # λ
-    standing: ExpectedStanding | None = None  # ranks to expect of deleted pairs, for stand-ins and the stop
+    standing: rows.ExpectedStanding | None = None  # ranks to expect of deleted pairs, for stand-ins and the stop
     kind: str = "hard"  # genuine: stand-ins; noise: the term on S ends where its pairs rank as never-seen ones
     trains_b: ClassVar[bool] = False  # at a constant rate; else the learning rate falls to zero
 
-    def value(self, gradients: RowGradients, witness: Witness, batch: Triples) -> float:
+    def value(self, gradients: RowGradients, witness: Witness, batch: rows.Triples) -> float:
         """The objective on a batch of R and as many interactions of S; gradients are added to ``gradients``."""
         value = gradients.own(batch)
         if not self.forget:
@@ -523,10 +508,7 @@ class Objective:
 
 
 def squared_loss(scores: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-    """The mean of (s(u, i) − level)², without a gradient of the level.
-
-    For a deleted item, the score of its stand-in, an unseen item of the same expected rank; the paper distils by it.
-    """
+    """The mean of (s(u, i) − level)², without a gradient of the level: the score of a stand-in, or of a teacher."""
     return (scores - level.detach()).square().mean()
 
 
@@ -550,8 +532,7 @@ def calibrate(
     """Fit the adapters to retained ``interactions``.
 
     Returns the objective of every step, and the demotion rate of deleted pairs every few steps. ``after_step`` is
-    called with the number of steps done, after each but the last; A and B are then those of that step, the model's
-    rows need not be.
+    called with the number of steps done, after each but the last; the model's rows need not be those of that step.
     """
     values: list[float] = []
     demotion: list[tuple[int, float]] = []
@@ -590,10 +571,7 @@ def calibrate(
 
 
 def warn_if_slow(trained: float | None, seconds: float) -> None:
-    """Warn when a request takes longer (``seconds``, estimated) than the training of the original did.
-
-    A step costs as much as one of training, on more interactions: retraining a model of few epochs is quicker.
-    """
+    """Warn when a request takes longer (``seconds``, estimated) than training the original did: of few epochs."""
     if trained is not None and seconds > max(WARN_SECONDS, trained):
         logger.warning(
             "Obliviate will take about %.0f s here, and training the original took %.0f s: --unlearn=retrain is "

@@ -13,8 +13,6 @@ With B trained the change A Bᵀ is bilinear, so the paper's convexity argument 
 ‖Δθ‖² ≤ L(φ₀)/λ_r for every φ with L(φ) ≤ L(φ₀), since all other losses are at least 0.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -23,19 +21,9 @@ from typing import Any, ClassVar
 import torch
 
 from recbole_unlearn.methods import UnlearnTask, method
+from recbole_unlearn.methods.obliviate import obliviate
 from recbole_unlearn.methods.obliviate.adapters import Adapter, project
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients
-from recbole_unlearn.methods.obliviate.obliviate import (
-    BATCH_SIZE,
-    MODELS,
-    SAVE_ADAPTERS,
-    Objective,
-    Obliviate,
-    Request,
-    Schedule,
-    loss_of_scores,
-    squared_loss,
-)
 from recbole_unlearn.rows import SIDES, Region, Triples, Witness, pair_scores, reverse_ranking_loss, with_neighbours
 from recbole_unlearn.settings import Role, setting
 
@@ -61,13 +49,11 @@ class PaperSettings:
     lac_forget: float = setting("Weight of the reverse ranking loss on deleted interactions.", low=0.0)
     lac_distill: float = setting("Weight of distillation: retained pairs keep their scores.", low=0.0)
     lac_drift: float = setting("Weight of the squared change of the weights.", low=0.0)
-    save_adapters: bool = setting(SAVE_ADAPTERS, role=Role.SPEED)
+    save_adapters: bool = setting(obliviate.SAVE_ADAPTERS, role=Role.SPEED)
 
 
-@method(
-    "obliviate_paper", "The paper's objective, ranks and steps (and the right sign).", PaperSettings, models=MODELS
-)
-class ObliviatePaper(Obliviate):
+@method("obliviate_paper", "The paper's objective, ranks and steps (and the right sign).", PaperSettings)
+class ObliviatePaper(obliviate.Obliviate):
     """λ_u reverse ranking on S + λ_d distillation on R + λ_r ‖Δθ‖², from the rank-r downdate on."""
 
     on_sequences = False  # its losses are of pairs
@@ -75,24 +61,24 @@ class ObliviatePaper(Obliviate):
     forgets_less: ClassVar[Sequence[str]] = ("lower lac_steps", "lower lac_forget", "raise lac_distill")
     of_pairs = ()
 
-    def request_class(self, task: UnlearnTask) -> type[Request]:
+    def request_class(self, task: UnlearnTask) -> type[obliviate.Request]:
         """The paper's request."""
         return PaperRequest
 
 
-@method("no_lua", "obliviate_paper without stage 1: calibration of the original.", PaperSettings, models=MODELS)
+@method("no_lua", "obliviate_paper without stage 1: calibration of the original.", PaperSettings)
 class NoLUA(ObliviatePaper):
     """LAC alone: lua_scale is 0, and the adapters of rank r start at zero."""
 
 
-@method("no_lac", "obliviate_paper without stage 2: the rank-r downdate alone.", PaperSettings, models=MODELS)
+@method("no_lac", "obliviate_paper without stage 2: the rank-r downdate alone.", PaperSettings)
 class NoLAC(ObliviatePaper):
     """LUA alone: lac_steps is 0."""
 
     forgets_more = forgets_less = ()
 
 
-@method("no_distill", "obliviate_paper without distillation of retained pairs.", PaperSettings, models=MODELS)
+@method("no_distill", "obliviate_paper without distillation of retained pairs.", PaperSettings)
 class NoDistill(ObliviatePaper):
     """LUA and LAC, with λ_d = 0."""
 
@@ -100,7 +86,7 @@ class NoDistill(ObliviatePaper):
     forgets_less = ("lower lac_steps", "lower lac_forget")
 
 
-class PaperRequest(Request):
+class PaperRequest(obliviate.Request):
     """A request to the paper's algorithm."""
 
     low_rank = staticmethod(lambda steps, rank: [project(step, rank) for step in steps])  # each its own B
@@ -109,7 +95,7 @@ class PaperRequest(Request):
         """The rows of S and their neighbours."""
         return with_neighbours(touched, self.retained, HOPS, DECAY, MOST)
 
-    def plan(self) -> tuple[Objective, torch.Tensor, Schedule]:
+    def plan(self) -> tuple[obliviate.Objective, torch.Tensor, obliviate.Schedule]:
         """The paper's objective, on a uniform sample R of all retained interactions."""
         options, witness = self.options, self.witness
         forget = options.lac_forget if len(witness.retained.gone) else 0.0
@@ -122,7 +108,8 @@ class PaperRequest(Request):
             scores = pair_scores(self.model, self.index.train, users, items)
             teacher = scores.new_zeros(self.index.total).index_copy(0, chosen, scores)
         objective = PaperObjective(forget, distill=options.lac_distill, drift=options.lac_drift, teacher=teacher)
-        return objective, interactions, Schedule.by(options, options.lac_learning_rate, BATCH_SIZE)
+        schedule = obliviate.Schedule.by(options, options.lac_learning_rate, obliviate.BATCH_SIZE)
+        return objective, interactions, schedule
 
     def certificates(self, lac: dict[str, float]) -> dict[str, Any]:
         """As for Obliviate, with the bound L(φ₀)/λ_r of the drift where the objective fell."""
@@ -133,7 +120,7 @@ class PaperRequest(Request):
 
 
 @dataclasses.dataclass(frozen=True)
-class PaperObjective(Objective):
+class PaperObjective(obliviate.Objective):
     """λ_u reverse ranking on S + λ_d distillation on R + λ_r ‖A Bᵀ‖²; B is trained too."""
 
     distill: float = 0.0
@@ -152,7 +139,7 @@ class PaperObjective(Objective):
             pairs += [(drawn.users, drawn.items), (drawn.users, hardest(scores, candidates))]
         if self.distill:
             pairs.append((batch.users, batch.items))
-        return loss_of_scores(gradients, pairs, functools.partial(self._loss, batch)) if pairs else 0.0
+        return obliviate.loss_of_scores(gradients, pairs, functools.partial(self._loss, batch)) if pairs else 0.0
 
     def _loss(self, batch: Triples, *scores: torch.Tensor) -> torch.Tensor:
         loss = torch.zeros((), device=scores[0].device)
@@ -160,7 +147,8 @@ class PaperObjective(Objective):
             loss = loss + self.forget * reverse_ranking_loss(scores[0], scores[1])
         if self.distill:
             assert self.teacher is not None
-            loss = loss + self.distill * squared_loss(scores[-1], self.teacher[batch.numbers].to(scores[-1]))
+            taught = self.teacher[batch.numbers].to(scores[-1])
+            loss = loss + self.distill * obliviate.squared_loss(scores[-1], taught)
         return loss
 
     def set_gradient(self, adapter: Adapter, gradient: torch.Tensor) -> float:

@@ -12,8 +12,6 @@ r"""Obliviate for sequential models: the same two stages, on windows. Only what 
   Layers that all windows share are never moved.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,12 +98,11 @@ class WindowGradients(RowGradients):
     gradient goes back through the layers, and more is forgotten.
     """
 
-    witness: WindowWitness
+    witness: "WindowWitness"
     trains = False
 
     def _set_up(self) -> None:
-        named = self.model.named_parameters()
-        self._others = [p for name, p in named if p.requires_grad and name not in self._names]
+        self._others = [p for name, p in self.model.named_parameters() if p.requires_grad and name not in self._names]
         self._cut: list[nn.Module] | None = None  # tables whose rows in histories have no gradient
 
     def add(self, loss: Callable[[], torch.Tensor], weight: float) -> float:
@@ -204,8 +201,7 @@ class WindowWitness(Witness):
         left = numbers[:0]
         for _ in range(steps):
             while len(left) < size:
-                order = torch.randperm(len(numbers), generator=self.generator)
-                left = torch.cat([left, numbers[order]])
+                left = torch.cat([left, numbers[torch.randperm(len(numbers), generator=self.generator)]])
             yield self.triples(left[:size])
             left = left[size:]
 
@@ -256,8 +252,7 @@ class WindowRequest(Request):
     @staticmethod
     def learn_maps(tables: Tables, task: UnlearnTask, generator: torch.Generator) -> Maps | None:
         """The map from neighbours in the training windows to rows."""
-        windows = task.data.full.for_model().train
-        return learn_windows(tables, windows, generator) if "item" in tables else None
+        return learn_windows(tables, task.data.full.for_model().train, generator) if "item" in tables else None
 
     def make_witness(self, region: Region, generator: torch.Generator) -> Witness:
         """Windows instead of interactions."""

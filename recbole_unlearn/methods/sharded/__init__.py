@@ -1,7 +1,6 @@
 """Sharded training: SISA, RecEraser and UltraRE.
 
-The interactions are divided (`partition.py`), each part trains a model of its own and the models answer together
-(`base.py`).
+`partition.py` divides the interactions; each part trains a model of its own, and they answer together (`base.py`).
 """
 
 from recbole_unlearn.methods.sharded.base import Ensemble, Shards, read_ensemble, vectors

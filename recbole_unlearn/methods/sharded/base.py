@@ -20,8 +20,6 @@ optimizer moments, and no shard of orphans; the dataset is its only pickle, and 
     DATASET-Dataset.pth      the retained interactions, in RecBole's format
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import inspect
@@ -29,7 +27,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from recbole.data.dataset import Dataset
@@ -122,7 +120,7 @@ class Shards:
     @classmethod
     def new(
         cls, config: UnlearnConfig, splits: Splits, partition: Partition, depth: int, generator: torch.Generator
-    ) -> Shards:
+    ) -> Self:
         """Untrained shards, each with initial weights of its own."""
         slices = torch.randint(0, depth, (len(partition.interactions),), generator=generator)
         shards = cls(config, partition, slices, depth, [], [[] for _ in range(partition.number)])
@@ -151,7 +149,7 @@ class Shards:
         valid = splits.valid.copy(held[own]) if own.any() else splits.valid
         return Splits(train, valid, valid)
 
-    def without(self, data: UnlearnData) -> Shards:
+    def without(self, data: UnlearnData) -> Self:
         """The shards of the retain set, without the steps that saw a deleted interaction."""
         train, gone = data.full.train, data.deleted
         users, items = (train.inter_feat[field] for field in (train.uid_field, train.iid_field))
@@ -164,7 +162,7 @@ class Shards:
 
     def trained(
         self, splits: Splits, train_all: Callable[[Sequence[Job]], list[Trained]], label: str
-    ) -> tuple[Shards, dict[int, list[Trained]]]:
+    ) -> tuple[Self, dict[int, list[Trained]]]:
         """The shards with all steps trained on ``splits``, and the new trainings by shard."""
         steps = [list(held) for held in self.steps]
         new: dict[int, list[Trained]] = {n: [] for n, held in enumerate(steps) if len(held) < self.depth}
@@ -197,10 +195,7 @@ class Shards:
 
 
 class ShardedTrainer(UnlearnTrainer):
-    r"""K models on parts of D; a request trains the models that saw S again, on their part of D\S.
-
-    Settings of all sharded methods: NAME_shards, NAME_epochs and NAME_learning_rate; NAME_slices where it has slices.
-    """
+    """K models on parts of D; a request trains those that saw S again. Settings: NAME_shards, NAME_epochs etc."""
 
     needs_original = False
     own_original = True
@@ -243,8 +238,7 @@ class ShardedTrainer(UnlearnTrainer):
         generator = torch.Generator().manual_seed(task.config["seed"])
         embeddings = None if pretrained is None else row_vectors(task, pretrained)
         partition = self.divide(task, embeddings, generator)
-        slices = getattr(task.settings, f"{self.name}_slices", 1)
-        shards = Shards.new(config, full, partition, slices, generator)
+        shards = Shards.new(config, full, partition, getattr(task.settings, f"{self.name}_slices", 1), generator)
         spent = time.perf_counter() - start
         self.shards, new = shards.trained(full, task.train_all, self.name)
         trained = [one for several in new.values() for one in several]
@@ -397,8 +391,7 @@ def vectors(model: AbstractRecommender, dataset: Dataset) -> Vectors:
     generator = torch.Generator().manual_seed(0)
     users = torch.randint(1, dataset.user_num, (CHECKED,), generator=generator)
     items = torch.randint(1, dataset.item_num, (CHECKED,), generator=generator)
-    device = next(model.parameters()).device
-    scores = model.predict(pairs_batch(dataset, users, items).to(device)).reshape(-1)
+    scores = model.predict(pairs_batch(dataset, users, items).to(next(model.parameters()).device)).reshape(-1)
     found = None if inspect.signature(model.forward).parameters else model.forward()  # of a graph model: all vectors
     if not isinstance(found, tuple) or [len(part) for part in found] != [dataset.user_num, dataset.item_num]:
         sides = _rows_by_side(model, dataset).values()
@@ -414,7 +407,6 @@ def vectors(model: AbstractRecommender, dataset: Dataset) -> Vectors:
 
 
 def _rows_by_side(model: AbstractRecommender, dataset: Dataset) -> dict[str, list[torch.Tensor]]:
-    """All tables of users (n, d) and of items (m, d), by side."""
     named = dict(model.named_parameters())
     sizes = {"user": dataset.user_num, "item": dataset.item_num}
     sides: dict[str, list[torch.Tensor]] = {"user": [], "item": []}

@@ -9,8 +9,6 @@ interactions. The inner steps divide *points*, which are interactions or users, 
 a fixed order, torch does not promise to.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -38,7 +36,7 @@ class Partition:
     users: torch.Tensor | None  # (user_num,) int64, -1 without interactions; None if users are in many shards
     items: torch.Tensor | None  # (item_num,) int64, likewise
 
-    def without(self, deleted: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> Partition:
+    def without(self, deleted: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> "Partition":
         """The partition without the interactions ``deleted`` (a mask); the shards of orphans become -1."""
         sides = [
             None if shard is None else shard.masked_fill(ids[~deleted].bincount(minlength=len(shard)) == 0, -1)
@@ -61,8 +59,7 @@ def item_blocks(
     """The light co-partition of the Obliviate paper: b(i) = argmax_s #{(u, i) in D : b(u) = s}.
 
     Users are divided at random into blocks as in :func:`random_users`; an item, and with it all its interactions,
-    goes to the block whose users have most of them, the lowest of several. A block that wins no item gets the one
-    that it misses by least.
+    goes to the block whose users have most of them, the lowest of several; one without items gets the nearest miss.
     """
     blocks = random_users(users, user_num, k, generator)
     present = items.unique()
@@ -89,11 +86,7 @@ def by_interactions(
 
 
 def by_users(users: torch.Tensor, p: torch.Tensor, k: int, generator: torch.Generator, place: Place) -> Partition:
-    """k-means of the users with interactions, each counted once however many they have.
-
-    The first centroids are ``k`` random users, and ``place`` turns distances ‖p_u - c‖² (n, k) into shards (n,):
-    RecEraser's UBP with :func:`fill`, UltraRE with :func:`transport`.
-    """
+    """k-means of users with interactions, from ``k`` random ones; ``place`` is fill (UBP) or transport (UltraRE)."""
     present, _, vectors = _embedded(users, p, "user")
     _check_number(k, len(present), "users with interactions")
     shard = _alternate([(np.arange(len(present)), vectors)], k, generator, place)
@@ -157,10 +150,7 @@ def transport(cost: np.ndarray) -> np.ndarray:
 
 
 def mend(shard: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Give each empty shard the point that loses least by the move. shard (n,), cost (n, k), k ≤ n -> (n,).
-
-    A point that is alone in its shard stays. Shards can be empty where embeddings are equal, or far from a centroid.
-    """
+    """Give each empty shard the point that loses least, of another with several: shard (n,), cost (n, k) -> (n,)."""
     sizes = np.bincount(shard, minlength=cost.shape[1])
     shard = shard.copy()
     for s in np.flatnonzero(sizes == 0):
@@ -173,10 +163,7 @@ def mend(shard: np.ndarray, cost: np.ndarray) -> np.ndarray:
 
 
 def means(vectors: np.ndarray, ids: np.ndarray, shard: np.ndarray, k: int) -> np.ndarray:
-    """The mean in each dimension of the vectors of a shard's points: vectors (m, d), ids and shard (n,) -> (k, d).
-
-    An id counts once for each of its points; points of shard -1 are left out. Nothing of size n·d is made.
-    """
+    """The means of the vectors of a shard's points: vectors (m, d), ids and shard (n,), -1 for none -> (k, d)."""
     m, placed = len(vectors), shard >= 0
     counts = np.bincount(shard[placed] * m + ids[placed], minlength=k * m).reshape(k, m)
     return counts.astype(vectors.dtype) @ vectors / counts.sum(1, keepdims=True)
@@ -187,8 +174,7 @@ def _alternate(
 ) -> torch.Tensor:
     """Shards (n,) from costs (n, k) and costs from shards, in turn; at first each of k random points is a shard.
 
-    ``factors`` are the ids of the points (n,) and the vectors of the ids (m, d). The cost of a point is the squared
-    distance of its vector to the shard's mean, multiplied over the factors.
+    ``factors``: ids of points (n,), vectors of ids (m, d). A cost is the product of squared distances to the means.
     """
     n = len(factors[0][0])
     shard = np.full(n, -1, dtype=np.int64)
@@ -223,6 +209,5 @@ def _of_users(users: torch.Tensor, user_num: int, present: torch.Tensor, shard: 
 
 
 def _check_number(k: int, n: int, things: str) -> None:
-    """Refuse a number of shards of which some would be empty."""
     if k > n:
         raise UnlearnError(f"Cannot divide {n} {things} among {k} shards: use {n} or fewer.")

@@ -26,8 +26,6 @@ Not exact: the partition was made from embeddings that saw the deleted interacti
 and the aggregation saw none of them. The light variant divides by counts of interactions, deleted ones among them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -131,8 +129,7 @@ class ItemEnsemble(Ensemble):
     def combine(self, scores: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """The score of the item's model."""
         shard = self.item_shards[items].expand(scores.shape[1:])
-        own = scores.gather(0, shard.clamp(min=0)[None])[0]
-        return torch.where(shard >= 0, own, scores.mean(dim=0))
+        return torch.where(shard >= 0, scores.gather(0, shard.clamp(min=0)[None])[0], scores.mean(dim=0))
 
 
 class Attention(nn.Module):
@@ -144,8 +141,7 @@ class Attention(nn.Module):
 
     def forward(self, moved: torch.Tensor) -> torch.Tensor:
         """The vectors e (n, d) from e'_s (K, n, d)."""
-        weights = self.outer(functional.relu(self.inner(moved))).softmax(dim=0)
-        return (weights * moved).sum(dim=0)
+        return (self.outer(functional.relu(self.inner(moved))).softmax(dim=0) * moved).sum(dim=0)
 
 
 class AttentiveEnsemble(Ensemble):
@@ -198,14 +194,10 @@ def fit_attention(
     ensemble: AttentiveEnsemble, epochs: int, patience: int, generator: torch.Generator, score: Callable[[], float],
     bar: tqdm,
 ) -> list[tuple[int, float]]:  # fmt: skip
-    """Train with BPR on the ensemble's dataset, and keep the epoch with the best ``score`` (higher is better).
-
-    Stops after ``patience`` epochs without a gain. Returns (epoch, mean loss) of all epochs.
-    """
+    """Train with BPR, keep the epoch of the best ``score``, stop ``patience`` epochs after it; (epoch, mean loss)."""
     index = TrainIndex(ensemble.dataset)
     all_pairs = RetainedIndex.whole(index)
-    attentions = [*ensemble.of_user.parameters(), *ensemble.of_item.parameters()]
-    parameters = [ensemble.turn, ensemble.shift, *attentions]
+    parameters = [ensemble.turn, ensemble.shift, *ensemble.of_user.parameters(), *ensemble.of_item.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, weight_decay=L2)
     device = ensemble.turn.device
     ensemble.eval()

@@ -12,13 +12,10 @@ validation interactions of the users and items it knows. With L slices a step ha
 slices together cost as much as a single one.
 
 Avoided: restarting from weights that were trained on the deleted interactions (the paper of Obliviate speaks of the
-*saved model*, which may be read so); negatives that depend on other shards' interactions; and early stopping on other
-shards' validation users.
+*saved model*, which may be read so); negatives or early stopping that depend on other shards' interactions.
 
 Exact for the ensemble: its models saw no deleted interaction. A user's shard depends on chance alone.
 """
-
-from __future__ import annotations
 
 import dataclasses
 
@@ -56,5 +53,4 @@ class SISA(ShardedTrainer):
     def divide(self, task: UnlearnTask, embeddings: Vectors | None, generator: torch.Generator) -> Partition:
         """Users at random."""
         train = task.data.full.train
-        users = train.inter_feat[train.uid_field]
-        return random_users(users, train.user_num, task.settings.sisa_shards, generator)
+        return random_users(train.inter_feat[train.uid_field], train.user_num, task.settings.sisa_shards, generator)

@@ -17,8 +17,6 @@ finds that out.
 Avoided: as in RecEraser. Not exact, for the same reason: the clusters were made from embeddings that saw S.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
