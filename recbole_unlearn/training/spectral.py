@@ -172,19 +172,17 @@ def by_interactions(train: Dataset, width: int, generator: torch.Generator) -> R
     """The rows of users and items; repeated interactions count once."""
     users, items = (train.inter_feat[field].numpy() for field in (train.uid_field, train.iid_field))
     shape = train.user_num, train.item_num
-    matrix = sparse.csr_matrix((np.ones(len(users), dtype=np.float32), (users, items)), shape=shape)
-    turned = matrix.T.tocsr()
-    roots = [torch.from_numpy(np.diff(one.indptr)).clamp(min=1).float().sqrt()[:, None] for one in (matrix, turned)]
-    pattern = [_torch_csr(one) for one in (matrix, turned)]
-    for one in pattern:
-        one.values().fill_(1.0)
+    matrix = sparse.csr_matrix((np.ones(len(users), dtype=np.int8), (users, items)), shape=shape)
+    ones = torch.ones(matrix.nnz)  # the values of both; those of the matrix are not read
+    pattern = [_torch_csr(one, ones) for one in (matrix, matrix.T.tocsr())]
+    roots = [one.crow_indices().diff().clamp(min=1).float().sqrt()[:, None] for one in pattern]
     # N x = Du^-½ (X (Di^-½ x)): X alone is kept, once in each direction
     left, values, right = truncated_svd(
         lambda x: pattern[0] @ (x / roots[1]) / roots[0], lambda x: pattern[1] @ (x / roots[0]) / roots[1],
         shape, width, generator,
     )  # fmt: skip
     rows = [roots[0] * left * values.sqrt(), roots[1] * right * values.sqrt()]
-    weight = UNSEEN * pattern[0].values().numel() / (shape[0] * shape[1])
+    weight = UNSEEN * len(ones) / (shape[0] * shape[1])
     for _ in range(SWEEPS):
         rows[0] = least_squares(pattern[0], rows[0], rows[1], weight)
         rows[1] = least_squares(pattern[1], rows[1], rows[0], weight)
@@ -232,7 +230,7 @@ def items_by_windows(windows: Dataset, width: int, generator: torch.Generator) -
     pmi = np.log(total.data * mass.sum() / (mass[total.row] * mass[total.col]))
     kept = pmi > 0
     matrix = sparse.csr_matrix((pmi[kept].astype(np.float32), (total.row[kept], total.col[kept])), shape=(size, size))
-    symmetric = _torch_csr(matrix)
+    symmetric = _torch_csr(matrix, torch.from_numpy(matrix.data))
     left, values, _ = truncated_svd(symmetric.matmul, symmetric.matmul, (size, size), width, generator)
     return left * values.sqrt()
 
@@ -256,7 +254,7 @@ def truncated_svd(
     right = back(basis)  # Nᵀ Y = V Σ Rᵀ
     squares, turn = torch.linalg.eigh((right.T @ right).double())
     squares, turn = squares.flip(0)[:rank], turn.flip(1)[:, :rank]
-    real = squares > 1e-8 * squares[0]
+    real = squares > 1e-6 * squares[0]  # below, float32 has no digits left of a direction
     values, turn = squares[real].sqrt().float(), turn[:, real].float()
     return basis @ turn, values, right @ turn / values
 
@@ -270,6 +268,5 @@ def orthonormal(columns: torch.Tensor) -> torch.Tensor:
     return columns
 
 
-def _torch_csr(matrix: sparse.csr_matrix) -> torch.Tensor:
-    starts, columns, values = map(torch.from_numpy, (matrix.indptr, matrix.indices, matrix.data))
-    return csr_tensor(starts, columns, values, matrix.shape)
+def _torch_csr(matrix: sparse.csr_matrix, values: torch.Tensor) -> torch.Tensor:
+    return csr_tensor(torch.from_numpy(matrix.indptr), torch.from_numpy(matrix.indices), values, matrix.shape)

@@ -33,12 +33,12 @@ def test_the_svd_is_that_of_lapack(users, items, rank, seed):
         matrix.matmul, matrix.T.matmul, (users, items), rank, torch.Generator().manual_seed(0)
     )
     real = np.linalg.svd(dense, compute_uv=False)
-    real = real[real > 1e-4 * real[0]][:rank]
+    real = real[real > 2e-3 * real[0]][:rank]
     np.testing.assert_allclose(values[: len(real)], real, rtol=1e-3)
     for basis in (left, right):
         torch.testing.assert_close(basis.T @ basis, torch.eye(len(values)), atol=1e-3, rtol=0)
     if rank >= min(users, items):
-        np.testing.assert_allclose((left * values) @ right.T, dense, atol=1e-3)
+        np.testing.assert_allclose((left * values) @ right.T, dense, atol=2e-3 * real[0])
 
 
 def test_rows_solve_their_normal_equations(monkeypatch):
