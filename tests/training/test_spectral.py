@@ -163,3 +163,26 @@ def test_a_run_of_auto_is_exact_and_names_what_it_chose(settings, caplog):
     assert "--unlearn=auto: rebuild, the quickest exact method for BPR." in caplog.text
     assert (outcome.result["method"], outcome.result["verdict"]["level"]) == ("rebuild", "exact")
     assert "retrained" not in outcome.result["phases"]
+
+
+@pytest.mark.parametrize("method", ["retrain", "sisa", "receraser", "ultrare"])
+def test_every_training_of_a_run_can_have_a_spectral_start(settings, monkeypatch, method):
+    """The clean model, the original, and a retrained model or shards, each from its own interactions."""
+    sizes = []
+    made = SpectralStart.__init__
+
+    def init(self, model, splits, seed):
+        sizes.append(len(splits.train))
+        made(self, model, splits, seed)
+
+    monkeypatch.setattr(SpectralStart, "__init__", init)
+    values = settings | {"report": "none", "start": "spectral", "cache": False, "workers": 1}
+    data = run_unlearn("BPR", "tiny", unlearn=method, config_dict=values).data
+    full, retain = len(data.full.train), len(data.retain.train)
+    assert sizes[0] == retain  # the clean model
+    if method == "retrain":
+        assert sizes[1:] == [full, retain]
+    else:  # four shards of D, for the partition perhaps after a plain original
+        first = 1 if method == "sisa" else 2
+        assert sum(sizes[first : first + 4]) == full
+        assert max(sizes[first:]) < retain
