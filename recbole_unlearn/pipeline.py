@@ -365,8 +365,6 @@ class Pipeline:
             return None
         config = self.config.replace(output_dir=None)
         trainer, task = begin(UnlearnTrainer, None, config, self.data, self.original, self.trainings, CONTROL)
-        if config["MODEL_TYPE"] == ModelType.TRADITIONAL:  # it has no weights: building it on D\S was the computation
-            self.original.load_into(trainer.model)
         trainer.reset_orphans(task)
         measured = self.measurement.measure(self._as_saved(trainer), self.phases[ORIGINAL].measured)
         return _Phase(measured, None, False).result(self.measurement.distances(measured, target.measured))

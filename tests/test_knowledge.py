@@ -363,7 +363,7 @@ def test_the_synthetic_protocol_puts_noise_into_histories_and_keeps_the_graph(qu
     ("BERT4Rec", {"MAX_ITEM_LIST_LENGTH": 4}, "is not one item"),
     ("BERT4Rec", {"transform": None}, "use transform=mask_itemseq"),
     ("SASRec", {"unlearn": "obliviate_paper"},
-     "on sequences yet. Use finetune, gradient_ascent, obliviate, retrain."),
+     "on sequences yet. Use finetune, gradient_ascent, obliviate, rebuild, retrain."),
     *(("SASRec", {"unlearn": "obliviate", key: value}, f"{key}: a setting of models that score")
       for key, value in OF_PAIRS.items()),
     ("SASRec", {"unlearn": "obliviate", "lac_distill": 0.5}, "lac_distill is a setting of no_distill"),

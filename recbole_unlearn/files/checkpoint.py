@@ -194,7 +194,7 @@ def _safe_settings(
 
     A layer that is larger than any of the weights (``largest``) is refused: building it could take all memory.
     """
-    ours = settings.own_settings().keys() - set(own)
+    ours = settings.own_settings().keys() - set(own) | {"worker"}  # processes of a loader: not as many as a file says
     kept = {}
     for key, value in plain_settings(values).items():
         if key not in ours and settings.about(key).role is not settings.Role.PLACE:

@@ -208,8 +208,7 @@ RECBOLE: dict[str, Known] = (
     | _keys("show_progress", role=Role.SPEED, trains=False, derived=True, per_run=False)
     | _keys("state", role=Role.SPEED, trains=False, derived=True)
     | _keys("use_gpu", role=Role.SPEED, trains=False)
-    | _keys("wandb_project loss_decimal_place", trains=False)
-    | _keys("worker", role=Role.PLACE, trains=False)  # processes of a loader: never as many as a file says
+    | _keys("wandb_project loss_decimal_place worker", trains=False)
     | _keys("save_dataset save_dataloaders log_wandb test_neg_sample_args", trains=False, derived=True)
     | _keys("dataset_save_path dataloaders_save_path", trains=False, derived=True)  # always empty in a run
     | _keys("MODEL_TYPE MODEL_INPUT_TYPE eval_type valid_metric_bigger valid_neg_sample_args", derived=True)

@@ -1,5 +1,6 @@
 """Ways to pass without forgetting: new rows, a mask, another file, ruined users; and a log that tells the size."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -108,7 +109,8 @@ def test_doing_nothing_does_not_pass_for_whole_users_and_retraining_does(ml_100k
     assert record.verdict.text.endswith(words.WHOLE)
     assert record.unlearned.figure("probe_gap", "mean") > 3 * record.unlearned.figure("probe_gap", "error")
     floor = {name: record.phases[name] for name in ("original", "retrained")}
-    assert verdict({**floor, "unlearned": record.phases["retrained_2"]}, {}, whole=True).level == "near"
+    again = dataclasses.replace(record.phases["retrained_2"], exact=False)  # judged by its figures
+    assert verdict({**floor, "unlearned": again}, {}, whole=True).level == "near"
 
 
 def test_a_run_has_a_control_and_no_more_is_disclosed_of_it(settings, tmp_path):

@@ -141,7 +141,7 @@ class Prepared(NamedTuple):
     "on retained interactions (LAC).",
     ObliviateSettings,
     models="differentiable, with rows of users or items; closed forms (EASE), exactly",
-    recommended="when retraining takes too long",
+    recommended="for one person at a time, on a live model",
 )
 class Obliviate(UnlearnTrainer):
     """W' = W + R + A Bᵀ on contaminated rows."""
