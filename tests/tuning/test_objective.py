@@ -186,13 +186,6 @@ def test_the_first_steps_of_a_longer_calibration_bit_for_bit(make_config, model,
     assert not same(unlearned(lac_steps=3)[0], seen[3][0])
 
 
-@given(st.integers(0, 200), st.integers(1, 10))
-def test_looks_are_spread_over_the_steps(total, looks):
-    steps = trial.look_steps(total, looks)
-    assert len(steps) == min(looks - 1, max(0, total - 1)) or looks > total // 2
-    assert all(0 < step < total for step in steps)
-
-
 def load_space(make_config, tmp_path, text, **changes):
     file = tmp_path / "space.yaml"
     file.write_text(text)
