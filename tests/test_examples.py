@@ -1,6 +1,5 @@
 """The examples and the wheel run as they are, from another directory, and leave what they say."""
 
-import configparser
 import json
 import re
 import shutil
@@ -9,7 +8,6 @@ import sys
 import zipfile
 
 import pytest
-from packaging.specifiers import SpecifierSet
 
 from recbole_unlearn.settings import properties_dir
 from tests.conftest import ROOT, run_command
@@ -168,13 +166,3 @@ def test_the_wheel_holds_all_files_and_runs_elsewhere(tmp_path, flags):
     assert (done[0], (tmp_path / "out" / "result.json").is_file()) == (0, True)
     file = site / "recbole_unlearn" / "properties" / "grid" / "smoke.yaml"
     assert (refused[0], f"Error: {file}: inject_mode='none' is not valid" in refused[1]) == (2, True)
-
-
-def test_classifiers_name_the_versions_of_python_that_pip_accepts():
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg")
-    accepted = SpecifierSet(parser["options"]["python_requires"])
-    language = "Programming Language :: Python :: "
-    lines = parser["metadata"]["classifiers"].splitlines()
-    named = {line.removeprefix(language) for line in lines if language in line}
-    assert named == {f"3.{minor}" for minor in range(30) if f"3.{minor}.1" in accepted}
