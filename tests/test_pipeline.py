@@ -197,21 +197,6 @@ def test_a_user_with_held_out_interactions_alone(settings, tmp_path):
     assert b"newcomer" not in (outcome.output_dir / "late-Dataset.pth").read_bytes()
 
 
-def test_methods_compared_on_held_out_interactions(settings):
-    """Retraining that was asked for is done, on the data as it is; other methods have nothing to do."""
-    outcome = run_unlearn(
-        "BPR", "tiny", forget=held_out_request(settings), unlearn="obliviate", compare=["retrain", "ifru", "sisa"],
-        config_dict=settings | {"sisa_shards": 2, "min_group": 1},
-    )  # fmt: skip
-    phases = outcome.result["phases"]
-    assert list(phases) == ["original", "unlearned", "retrained", "ifru", "sisa"]
-    assert phases["unlearned"]["metrics"] == phases["original"]["metrics"] == phases["ifru"]["metrics"]
-    assert phases["retrained"]["metrics"] != phases["original"]["metrics"]
-    assert phases["sisa"]["metrics"] == phases["sisa"]["before"]["metrics"]
-    assert "no weight had to change" in outcome.result["verdict"]["text"]
-    assert "speedup" not in outcome.result
-
-
 @pytest.mark.parametrize(("model", "method"), [("BPR", "retrain"), ("BPR", "obliviate"), ("Pop", "retrain")])
 def test_a_model_in_memory_is_given_back_as_it_is(settings, model, method):
     config = UnlearnConfig(model, "tiny", config_dict=settings)
