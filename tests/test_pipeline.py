@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from recbole_unlearn import UnlearnConfig, cli, pipeline, run_unlearn, unlearn_model
+from recbole_unlearn import UnlearnConfig, cli, run_unlearn, unlearn_model
 from recbole_unlearn.data import load, loaders
 from recbole_unlearn.training import build_model, train
-from recbole_unlearn.training import trainer as training_phase
 from tests.conftest import tiny_rows
 from tests.parts import refused
 
@@ -299,13 +298,3 @@ def test_the_reference_has_its_own_seed(settings):
     assert not torch.allclose(chooser, reference)
     expected = train(outcome.config.replace(seed=2021), outcome.data.retain, "x")
     assert torch.equal(expected.state_dict["user_embedding.weight"], reference)
-
-
-def test_every_model_is_built_once(settings, monkeypatch):
-    """The clean model and the original are scored by the model that was trained, not by a second one."""
-    built = []
-    make = training_phase.build_model
-    for module in (training_phase, pipeline):
-        monkeypatch.setattr(module, "build_model", lambda *args: (built.append(args), make(*args))[1])
-    run_unlearn("BPR", "tiny", unlearn="obliviate", config_dict=settings | {"report": "none", "cache": False})
-    assert len(built) == 4  # clean, original, unlearned, and the unlearned one as its file has it
