@@ -1,6 +1,5 @@
 """The examples and the wheel run as they are, from another directory, and leave what they say."""
 
-import configparser
 import json
 import re
 import shutil
@@ -9,7 +8,6 @@ import sys
 import zipfile
 
 import pytest
-from packaging.specifiers import SpecifierSet
 
 from recbole_unlearn.settings import properties_dir
 from tests.conftest import ROOT, run_command
@@ -95,40 +93,6 @@ def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
     assert result["certificates"]["rows"] == result["forget"]["users"]
 
 
-DEFAULTS = """
-import dataclasses
-from recbole_unlearn.methods import UnlearnTrainer, method
-from recbole_unlearn.settings import setting
-
-@dataclasses.dataclass(frozen=True)
-class S:
-    idle_level: int = setting("Nothing.", low=0, default=3)
-
-@method("idle", "Do nothing.", S)
-class Idle(UnlearnTrainer):
-    def unlearn(self, task):
-        assert task.settings.idle_level == 3
-"""
-
-
-@pytest.mark.slow
-def test_defaults_of_declarations_and_a_broken_package(tmp_path, flags):
-    site = tmp_path / "site"
-    for name in ("broken", "idle"):
-        folder = site / f"{name}-1.0.dist-info"
-        folder.mkdir(parents=True)
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (folder / "entry_points.txt").write_text(f"[recbole_unlearn.methods]\n{name} = {name}_method\n")
-    (site / "broken_method.py").write_text("import nothing_of_this_name\n")
-    (site / "idle_method.py").write_text(DEFAULTS)
-    given = ["--model=BPR", "--dataset=tiny", *flags(report="none")]
-    asked = [[*given, f"--unlearn={name}"] for name in ("idle", "broken")]
-    done, failed = commands(tmp_path, *asked, PYTHONPATH=str(site))
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["settings"]["idle_level"] == 3
-    assert (done[0], failed[0]) == (0, 2)
-    assert "method broken of another package cannot be used: ModuleNotFoundError" in failed[1]
-
-
 @pytest.mark.slow
 def test_the_tutorial(tmp_path):
     """Committed without outputs; all code cells run in one file, in order, as `Restart and run all` does."""
@@ -168,13 +132,3 @@ def test_the_wheel_holds_all_files_and_runs_elsewhere(tmp_path, flags):
     assert (done[0], (tmp_path / "out" / "result.json").is_file()) == (0, True)
     file = site / "recbole_unlearn" / "properties" / "grid" / "smoke.yaml"
     assert (refused[0], f"Error: {file}: inject_mode='none' is not valid" in refused[1]) == (2, True)
-
-
-def test_classifiers_name_the_versions_of_python_that_pip_accepts():
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg")
-    accepted = SpecifierSet(parser["options"]["python_requires"])
-    language = "Programming Language :: Python :: "
-    lines = parser["metadata"]["classifiers"].splitlines()
-    named = {line.removeprefix(language) for line in lines if language in line}
-    assert named == {f"3.{minor}" for minor in range(30) if f"3.{minor}.1" in accepted}

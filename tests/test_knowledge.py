@@ -359,7 +359,6 @@ def test_the_synthetic_protocol_puts_noise_into_histories_and_keeps_the_graph(qu
 @pytest.mark.parametrize(("model", "changes", "message"), [
     ("DIEN", {}, "DIEN is a sequential model that cannot be unlearned yet: it makes windows"),
     ("S3Rec", {}, "two stages"),
-    ("FOSSIL", {}, "These can: SASRec"),
     ("BERT4Rec", {"MAX_ITEM_LIST_LENGTH": 4}, "is not one item"),
     ("BERT4Rec", {"transform": None}, "use transform=mask_itemseq"),
     ("SASRec", {"unlearn": "obliviate_paper"},
@@ -371,15 +370,12 @@ def test_the_synthetic_protocol_puts_noise_into_histories_and_keeps_the_graph(qu
     ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
     ("SASRec", {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": "TO", "mode": "full"}}, "LS: valid_and_test"),
     ("KGAT", {}, "KGAT is a knowledge-aware model that cannot be unlearned: it needs dgl"),
-    ("KGIN", {}, "it needs torch_scatter"),
-    ("MCCLK", {}, "it needs torch_scatter"),
     ("MKR", {}, "Use CKE, CFKG, KGCN or KTUP, or train MKR again with RecBole"),
     ("RippleNet", {}, "it keeps users' histories"),
     ("KGNNLS", {}, "a table of all interactions"),
     ("CKE", {"unlearn": "sisa"}, "CKE is a knowledge-aware model, and sisa does not work on a knowledge graph."),
-    ("CKE", {"compare": ["ultrare"]}, "ultrare does not work on a knowledge graph"),
     *((model, {"unlearn": name}, f"{name} does not work on a knowledge graph. Use finetune, gradient_ascent, ")
-      for model, name in (("CKE", "receraser"), ("KGCN", "scif"), ("KTUP", "ifru"), ("CFKG", "rrl"))),
+      for model, name in (("KGCN", "scif"), ("KTUP", "ifru"), ("CFKG", "rrl"))),
     ("CKE", {"load_col": {"inter": ["user_id", "item_id"]}}, "load_col leaves out kg and link"),
     ("KTUP", {"train_rec_step": 0}, "train_rec_step=0 is not valid"),
 ])  # fmt: skip

@@ -20,7 +20,6 @@ from recbole_unlearn.data.requests import Fields, read_request
 from recbole_unlearn.files import load_torch
 from recbole_unlearn.methods import RequestLosses
 from recbole_unlearn.methods.influence import losing
-from recbole_unlearn.methods.obliviate import new_start
 from recbole_unlearn.rows import TrainIndex, find_region
 from recbole_unlearn.training import train
 from tests.conftest import quick_settings, tiny_rows
@@ -275,22 +274,6 @@ def test_what_is_lost_is_between_two_bounds(numbers):
     assert (lost_at_least(fitted, after) <= before - after).all()
     assert (before - after <= lost_since(fitted, after)).all()
     assert (lost_at_least(fitted, before) == 0).all()
-
-
-def test_rounding_moves_no_other_row(start, tmp_path, monkeypatch):
-    """Counts that are rounded up are not taken for lost: the shares are those without counts."""
-    found, spread = [], new_start.spread
-
-    def watched(touched, *rest):
-        found.append(touched["item"].share)
-        return spread(touched, *rest)
-
-    monkeypatch.setattr(new_start, "spread", watched)
-    assert told(start.output_dir)[0] is not None  # rounded up, and nothing was lost yet
-    forget(start.output_dir, {"user_id": ["u1"]}, tmp_path / "counts")
-    forget_counts(start.output_dir)
-    forget(start.output_dir, {"user_id": ["u1"]}, tmp_path / "no counts")
-    assert torch.equal(*found)
 
 
 def test_the_share_is_of_what_there_was():

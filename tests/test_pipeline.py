@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from recbole_unlearn import UnlearnConfig, cli, pipeline, run_unlearn, unlearn_model
+from recbole_unlearn import UnlearnConfig, cli, run_unlearn, unlearn_model
 from recbole_unlearn.data import load, loaders
 from recbole_unlearn.training import build_model, train
-from recbole_unlearn.training import trainer as training_phase
 from tests.conftest import tiny_rows
 from tests.parts import refused
 
@@ -197,21 +196,6 @@ def test_a_user_with_held_out_interactions_alone(settings, tmp_path):
     assert b"newcomer" not in (outcome.output_dir / "late-Dataset.pth").read_bytes()
 
 
-def test_methods_compared_on_held_out_interactions(settings):
-    """Retraining that was asked for is done, on the data as it is; other methods have nothing to do."""
-    outcome = run_unlearn(
-        "BPR", "tiny", forget=held_out_request(settings), unlearn="obliviate", compare=["retrain", "ifru", "sisa"],
-        config_dict=settings | {"sisa_shards": 2, "min_group": 1},
-    )  # fmt: skip
-    phases = outcome.result["phases"]
-    assert list(phases) == ["original", "unlearned", "retrained", "ifru", "sisa"]
-    assert phases["unlearned"]["metrics"] == phases["original"]["metrics"] == phases["ifru"]["metrics"]
-    assert phases["retrained"]["metrics"] != phases["original"]["metrics"]
-    assert phases["sisa"]["metrics"] == phases["sisa"]["before"]["metrics"]
-    assert "no weight had to change" in outcome.result["verdict"]["text"]
-    assert "speedup" not in outcome.result
-
-
 @pytest.mark.parametrize(("model", "method"), [("BPR", "retrain"), ("BPR", "obliviate"), ("Pop", "retrain")])
 def test_a_model_in_memory_is_given_back_as_it_is(settings, model, method):
     config = UnlearnConfig(model, "tiny", config_dict=settings)
@@ -314,13 +298,3 @@ def test_the_reference_has_its_own_seed(settings):
     assert not torch.allclose(chooser, reference)
     expected = train(outcome.config.replace(seed=2021), outcome.data.retain, "x")
     assert torch.equal(expected.state_dict["user_embedding.weight"], reference)
-
-
-def test_every_model_is_built_once(settings, monkeypatch):
-    """The clean model and the original are scored by the model that was trained, not by a second one."""
-    built = []
-    make = training_phase.build_model
-    for module in (training_phase, pipeline):
-        monkeypatch.setattr(module, "build_model", lambda *args: (built.append(args), make(*args))[1])
-    run_unlearn("BPR", "tiny", unlearn="obliviate", config_dict=settings | {"report": "none", "cache": False})
-    assert len(built) == 4  # clean, original, unlearned, and the unlearned one as its file has it

@@ -1,10 +1,8 @@
 """What a run says before it starts, how long it says it takes, its log and its progress bars."""
 
 import copy
-import io
 import logging
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from recbole_unlearn import cli, progress, run_unlearn
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.pipeline import planned_methods
-from recbole_unlearn.progress import Plan, duration
+from recbole_unlearn.progress import Plan
 from recbole_unlearn.settings import UnlearnConfig
 from tests.test_pipeline import held_out_request
 
@@ -53,14 +51,6 @@ def running():
     paper = UnlearnConfig("LightGCN", "ml-1m", config_dict={"show_progress": False})
     time = [0.0]
     return plan(paper, "obliviate", "retrain", now=lambda: time[0], informed=True), time
-
-
-@pytest.mark.parametrize(("seconds", "words"), [
-    (0.2, "1 s"), (7.4, "7 s"), (33, "35 s"), (89.9, "90 s"), (100, "2 min"), (5399, "90 min"), (5400, "1.5 h"),
-    (80000, "22 h"),
-])  # fmt: skip
-def test_durations_are_estimates(seconds, words):
-    assert duration(seconds) == words
 
 
 def test_the_plan_and_its_estimates(running, lines):
@@ -108,17 +98,6 @@ def test_a_long_run_is_told_how_to_be_quicker(running, lines):
     )
 
 
-def test_other_models_are_told_what_is_quicker_for_most(make_config):
-    """A model that exists has its size, so only another method is quicker; closed forms have no epochs."""
-    for config in (make_config("NeuMF", train_batch_size=64), make_config("BPR", epochs=2, train_batch_size=64)):
-        general = "Quicker: a larger --train_batch_size (now 64), or a smaller model."
-        assert plan(config, "retrain").quicker(9999) == general
-    assert "--unlearn=obliviate" in plan(make_config(), "retrain", loaded=True).quicker(9999)
-    assert "--compare" in plan(make_config(), "obliviate", "retrain", loaded=True).quicker(9999)
-    steps = plan(make_config("EASE"), "obliviate").phases(sizes(10, 9), cache())
-    assert [step.epochs for step in steps] == [0, 0]
-
-
 @pytest.mark.parametrize(("methods", "changes", "phases"), [
     (["retrain"], True, ["original", "unlearned"]),
     (["obliviate", "retrain", "retrain"], True, ["original", "unlearned", "retrained", "retrained_2", "placebo"]),
@@ -139,34 +118,8 @@ def test_the_phases_are_those_of_the_pipeline(settings, lines, methods, changes,
     assert [step.name for step in known] == phases
 
 
-def test_cached_trainings_are_known_before(settings, caplog, lines):
-    def said(forget=None, **changes):
-        caplog.clear()
-        values = settings | {"report": "none", **changes}
-        run_unlearn("BPR", "tiny", forget=forget, unlearn="finetune", compare="retrain", config_dict=values)
-        (line,) = lines("Plan")
-        return line
-
-    assert "cached" not in said()
-    assert "1 train clean (cached), 2 train original (4 epochs)" in said(inject_amount=0.3)
-    request = {"user_id": ["u1"]}
-    assert "retrain (4 epochs)" in said(request)
-    assert "1 train original (4 epochs), 2 unlearn with finetune, 3 retrain (cached)" in said(request)
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.fixture
-def bare(monkeypatch):
-    """``bare()``: from here on no handlers but ours, as on the command line; pytest has its own."""
-    return lambda: monkeypatch.setattr(logging.getLogger(), "handlers", [])
-
-
-def test_the_log_has_every_epoch_and_the_screen_has_not(flags, tmp_path, capsys, bare):
-    bare()
+def test_the_log_has_every_epoch_and_the_screen_has_not(flags, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # none but ours, as on the command line
     given = ["--model=BPR", "--dataset=tiny", "--unlearn=retrain", "--inject_mode=random", *flags(report="none")]
     given = [flag for flag in given if not flag.startswith("--show_progress")]
     assert cli.main(given) == 0
@@ -184,28 +137,6 @@ def test_the_log_has_every_epoch_and_the_screen_has_not(flags, tmp_path, capsys,
     assert not any(word in screen for word in ("train loss", "\r", "\x1b"))  # no frames of bars in a file
     assert cli.main([*given, "--show_progress=True", "--no_cache"]) == 0
     assert "Train original" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("terminal", "given", "shown"), [
-    (False, {}, False), (True, {}, True), (False, {"show_progress": True}, True),
-    (True, {"show_progress": False}, False), (None, {}, False),
-])  # fmt: skip
-def test_bars_are_for_terminals(settings, monkeypatch, terminal, given, shown):
-    values = {key: value for key, value in settings.items() if key != "show_progress"} | given
-    stream = None if terminal is None else Terminal() if terminal else io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    assert bool(UnlearnConfig("BPR", "tiny", config_dict=values)["show_progress"]) == shown
-
-
-def test_a_line_a_message_without_colours(tmp_path, bare, capsys):
-    bare()
-    root = logging.getLogger()
-    with logging_to(tmp_path):
-        root.warning("\x1b[1;35mtwo\x1b[0m:\nlines")
-        root.info("of RecBole")
-    assert (tmp_path / "run.log").read_text().splitlines()[0].endswith("WARNING two: lines")
-    assert "of RecBole" in (tmp_path / "run.log").read_text()
-    assert "two: lines" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("before", [None, "of yesterday\n"])

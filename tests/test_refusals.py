@@ -53,10 +53,8 @@ def no_data(monkeypatch):
 @pytest.mark.parametrize(("key", "value", "expected"), [
     ("epochs", "abc", "a whole number, 1 or more"), ("epochs", 2.5, "a whole number"), ("epochs", 0, "1 or more"),
     ("epochs", True, "a whole number"), ("train_batch_size", 0, "1 or more"),
-    ("eval_batch_size", "x", "a whole number"), ("embedding_size", 0, "1 or more"), ("seed", -1, "0 or more"),
+    ("embedding_size", 0, "1 or more"), ("seed", -1, "0 or more"), ("reproducibility", "perhaps", "True or False"),
     ("learning_rate", "fast", "a number"), ("learning_rate", ".nan", "a number"), ("weight_decay", -1, "0 or more"),
-    ("learning_rate", "None", "a number"), ("weight_decay", "[1]", "a number"),
-    ("reproducibility", "perhaps", "True or False"),
 ])  # fmt: skip
 def test_values_of_recboles_settings_that_cannot_work(assert_fails, flags, no_data, key, value, expected):
     assert_fails([*BASE, *flags(**{key: value})], f"{key}=", "is not valid: expected", expected)
@@ -72,15 +70,11 @@ def test_values_of_recboles_settings_that_cannot_work(assert_fails, flags, no_da
     ("--topk=[5]", "valid_metric=NDCG@20 is not measured"),
     ("--valid_metric=Foo@3", "Use for example --valid_metric=Recall@50"),
     ("--unlearn=obliviate --rank=0", "rank=0 is not valid: expected a whole number, at least 1, or"),
-    ("--unlearn=obliviate --lua_scale=big", "lua_scale='big' is not valid: expected a number"),
     ("--unlearn=retrain --compare=obliviate --lac_steps=-1", "lac_steps=-1 is not valid"),
     ("--unlearn=obliviate --lac_steps=9 --lac_horizon=5", "lac_horizon=5 is not valid: at least"),
-    ("--unlearn=retrain --compare=retrain,finetune --finetune_epochs=0", "finetune_epochs=0"),
     ("--unlearn=retrain --trials=0", "trials=0 is not valid"),
-    ("--unlearn=sisa --sisa_shards=none", "sisa_shards='none' is not valid"),
     ("--model=EASE --unlearn=retrain --compare=rrl", "EASE is a closed form of its data, and rrl"),
     ("--unlearn=downdate", "BPR has no downdate: that is for EASE, ItemKNN and Pop. Use --unlearn=rebuild"),
-    ("--model=ItemKNN --unlearn=sisa", "ItemKNN is a closed form of its data, and sisa"),
 ])  # fmt: skip
 def test_settings_are_checked_before_data_is_loaded(given, message, flags, no_data, assert_fails, tmp_path):
     given = given.split()

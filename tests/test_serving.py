@@ -59,19 +59,6 @@ def test_a_moved_directory_loads_as_it_was_measured(made, model, method, monkeyp
         assert len(again.data.forget) > 0
 
 
-def test_any_way_to_name_it(made, tmp_path, monkeypatch):
-    _, moved = made("BPR", "retrain")
-    shutil.copytree(moved, tmp_path / "a" / "b")
-    monkeypatch.chdir(tmp_path / "a")
-    places = ("b", "b/BPR-unlearned.pth", tmp_path / "a" / "b", str(tmp_path / "a" / "b" / "BPR-unlearned.pth"))
-    weights = [load_unlearned(place).model.item_embedding.weight for place in places]
-    monkeypatch.chdir(tmp_path / "a" / "b")
-    weights += [load_unlearned(place).model.item_embedding.weight for place in (".", "BPR-unlearned.pth")]
-    assert all(torch.equal(weight, weights[0]) for weight in weights)
-    _, ensemble = made("BPR", "sisa")
-    assert load_unlearned(ensemble / "BPR-unlearned").model is not None
-
-
 def test_refusals_to_load_are_one_line(made, tmp_path, plain_checkpoint):
     _, moved = made("BPR", "retrain")
     copy = shutil.copytree(moved, tmp_path / "copy")

@@ -6,6 +6,7 @@ import os
 import pickle
 import pickletools
 import sys
+from importlib import metadata
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from recbole.config import Config
 from recbole.utils import ModelType
 
 from recbole_unlearn import cli, recbole_compat, run_unlearn, settings, unlearn_model
+from recbole_unlearn.methods import UnlearnTrainer, method
 from recbole_unlearn.registry import METHODS, Registry
 from recbole_unlearn.settings import UnlearnConfig, parse_value, plain_settings, properties_dir, read_yaml, setting
 from tests.parts import refused
@@ -83,6 +85,17 @@ def test_a_name_is_registered_once():
         registry.add("sample", Registry)
     assert registry.get("sample") is Sample
     refused(r"Unknown thing 'simple'\. Did you mean sample\?", registry.get, "simple")
+
+
+def test_a_package_that_cannot_be_imported_and_one_without_a_yaml(monkeypatch, make_config):
+    broken = metadata.EntryPoint("broken", "nothing_of_this_name", "things")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [broken])
+    said = "The thing broken of another package cannot be used: ModuleNotFoundError"
+    refused(said, Registry("thing", "recbole_unlearn.settings", "things").get, "broken")
+    monkeypatch.setattr(METHODS, "entries", {known.name: known for known in METHODS.all()})
+    own = dataclasses.make_dataclass("Own", [("idle_level", int, setting("Nothing.", low=0, default=3))], frozen=True)
+    method("idle", "Do nothing.", own)(type("Idle", (UnlearnTrainer,), {}))
+    assert make_config(unlearn="idle").method_values("idle") == {"idle_level": 3}
 
 
 def test_later_sources_win(tmp_path, settings):

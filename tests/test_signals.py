@@ -3,7 +3,6 @@
 import os
 import pkgutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -16,7 +15,6 @@ from recbole.trainer import Trainer  # noqa: F401
 from recbole_unlearn import cli, log, run_unlearn
 from recbole_unlearn.files import atomic as outputs
 from recbole_unlearn.files import load_key
-from tests.conftest import ROOT
 from tests.state.crash_cases import forked
 
 OF_TORCH = "torchinductor_"  # one folder of torch for each user of the machine
@@ -154,26 +152,3 @@ def test_python_callers_keep_their_own_handlers(settings, monkeypatch):
     monkeypatch.setattr(outputs, "_publish", signalling(outputs._publish, signal.SIGTERM))
     run_unlearn("BPR", "tiny", config_dict=settings | {"report": "none", "epochs": 1})
     assert seen == [signal.SIGTERM]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "after"), [(signal.SIGTERM, 0.5), (signal.SIGINT, 1.5)])
-def test_a_command_that_is_stopped(tmp_path, number, after):
-    """The whole of it: a process of its own, trained for long, stopped from outside; tests/fuzz kills some."""
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    command = [sys.executable, "-m", "recbole_unlearn", "--model=BPR", "--dataset=ml-100k", "--epochs=500"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "saved").exists() and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.05)
-    time.sleep(after)
-    process.send_signal(number)
-    said = process.communicate(timeout=60)[1]
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert (process.returncode, said.splitlines()[-1]) == (CODES[number], "Stopped; no result was written.")
-    assert [path.name for path in temporary.iterdir() if not path.name.startswith(OF_TORCH)] == []
-    folders = [tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir() and path != temporary)]
-    assert all(any(folder.iterdir()) for folder in folders)
-    assert {path.name for path in files} <= {"run.log"}

@@ -52,14 +52,6 @@ def test_factors():
     assert [text.decimal(None), text.percent(None), text.times(None)] == ["–", "–", "–"]
 
 
-def test_the_width_is_the_terminals(monkeypatch):
-    assert text.width() == 110
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    for columns, wide in ((80, 80), (300, 120), (20, 60)):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        assert text.width() == wide
-
-
 @given(st.lists(st.integers(1, 14), min_size=1, max_size=40), st.integers(60, 120))
 def test_a_wide_table_becomes_several_and_keeps_every_column(sizes, columns):
     head = ["phase", *(f"{n}".rjust(size, "c") for n, size in enumerate(sizes))]
@@ -68,11 +60,3 @@ def test_a_wide_table_becomes_several_and_keeps_every_column(sizes, columns):
     assert max(map(len, table.splitlines())) <= columns
     shown = [word for line in table.splitlines() if line.startswith("phase") for word in line.split()[1:]]
     assert shown == head[1:]
-
-
-def test_long_sentences_are_wrapped_between_words():
-    sentence = "a sentence that is long enough, with --eval_args='{mode: full}' in it " * 4
-    lines = text.wrapped(sentence, 60).splitlines()
-    assert len(lines) > 3
-    assert max(map(len, lines)) <= 60
-    assert " ".join(lines).split() == sentence.split()

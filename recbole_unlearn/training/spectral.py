@@ -15,15 +15,9 @@ solved by conjugate gradients from where the rows are. A scale makes interaction
 average, a BPR loss of about .15, where the score is bilinear in the rows; elsewhere (cosines, networks) the rows of
 each side have one spread.
 
-A sequential model gets rows of items from what is met shortly before them: with
-
-    C_ij = Σ 1 / distance    over targets i and the items j up to five places before,    made symmetric
-
-the positive pointwise mutual information of C is symmetric, and its U Σ^½ are the rows.
-
-Users and items without interactions, columns beyond the rank of X, and all other parameters keep RecBole's initial
-values. A model without rows of users (an autoencoder) has no spectral start: what it reads of a user passes through
-layers that start at random.
+A sequential model gets the rows of items, and those of users where it has some. Users and items without interactions,
+columns beyond the rank of X, and all other parameters keep RecBole's initial values. An autoencoder has no rows of
+users, and no spectral start: what it reads of a user passes through layers that start at random.
 
 Then the model's own training goes on for a few epochs, at a high learning rate that falls to zero:
 :meth:`SpectralStart.training` has how many. Nothing but the training interactions goes into the rows, and nothing but
@@ -54,8 +48,7 @@ SPECTRAL = "spectral"  # the value of `start`
 OVERSAMPLED, POWERS = 10, 5  # of the randomised SVD: columns beyond the rank, and power iterations
 SWEEPS, STEPS_OF_CG, UNSEEN, RIDGE = 3, 3, 10.0, 0.01  # of least squares: UNSEEN is w n m / interactions, RIDGE is λ
 GAP, PAIRS = 2.0, 2048  # how far interactions score above random items, and the pairs it is measured on
-REACH = 5  # places before a target
-STEPS = 64  # in an epoch of a bilinear model, at least
+STEPS = 64  # in an epoch, at least; batches are as large as that allows
 VALIDATED = 1000  # users who decide, at most
 MOST_RATE = 0.02  # of the first step: Adam's steps are as long as the rate, and longer ones leave the start behind
 
@@ -75,7 +68,7 @@ class Recipe(NamedTuple):
         return min(own, self.most, max(self.least, own // self.share))
 
 
-BILINEAR, OTHER, SEQUENTIAL = Recipe(36, 1, 8, 3.0), Recipe(12, 2, 10, 10.0, 0.3), Recipe(5, 2, 10, 6.0, 0.1)
+BILINEAR, OTHER, SEQUENTIAL = Recipe(36, 1, 8, 3.0), Recipe(16, 2, 10, 10.0, 0.2), Recipe(4, 2, 10, 6.0, 0.15)
 Rows = dict[Side, torch.Tensor]  # (n, rank) by side; rows of zeros have no interactions
 
 
@@ -104,10 +97,7 @@ class SpectralStart:
         self._rows: dict[int, Rows] = {}  # by width
         with threadpool_limits(1):  # more are many times slower on a busy machine, and sum in another order
             for width in self._tables:
-                if in_sequence:
-                    self._rows[width] = {"item": items_by_windows(splits.for_model().train, width, generator)}
-                else:
-                    self._rows[width] = by_interactions(splits.train, width, generator)
+                self._rows[width] = by_interactions(splits.train, width, generator)
         picked = torch.randint(0, len(self._train), (PAIRS,), generator=generator)
         users, items = (self._train.inter_feat[f][picked] for f in (self._train.uid_field, self._train.iid_field))
         self._pairs = users, items, torch.randint(1, self._train.item_num, (PAIRS,), generator=generator)
@@ -130,15 +120,13 @@ class SpectralStart:
     def training(self, config: UnlearnConfig) -> UnlearnConfig:
         """The config of the training that follows.
 
-        A bilinear score ranks from the start, and training ends with the first epoch that does not improve it; a
-        batch is as large as leaves :data:`STEPS` steps in an epoch. Others train all epochs, and are not validated.
+        A bilinear score ranks from the start, and training ends with the first epoch that does not improve it. Others
+        train all epochs, and are not validated.
         """
-        own, batch = config["learning_rate"], config["train_batch_size"]
+        own, batch = config["learning_rate"], max(config["train_batch_size"], len(self._train) // STEPS)
         rate = max(own, min(self._recipe.rate * own, MOST_RATE))
-        shorter = config.replace(epochs=self._recipe.epochs(config), learning_rate=rate)
-        if not self.is_bilinear:
-            return shorter
-        return shorter.replace(eval_step=1, stopping_step=0, train_batch_size=max(batch, len(self._train) // STEPS))
+        shorter = config.replace(epochs=self._recipe.epochs(config), learning_rate=rate, train_batch_size=batch)
+        return shorter.replace(eval_step=1, stopping_step=0) if self.is_bilinear else shorter
 
     @torch.no_grad()
     def _fill(self, scale: float | None) -> None:
@@ -174,7 +162,10 @@ def by_interactions(train: Dataset, width: int, generator: torch.Generator) -> R
     shape = train.user_num, train.item_num
     matrix = sparse.csr_matrix((np.ones(len(users), dtype=np.int8), (users, items)), shape=shape)
     ones = torch.ones(matrix.nnz)  # the values of both; those of the matrix are not read
-    pattern = [_torch_csr(one, ones) for one in (matrix, matrix.T.tocsr())]
+    pattern = [
+        csr_tensor(torch.from_numpy(one.indptr), torch.from_numpy(one.indices), ones, one.shape)
+        for one in (matrix, matrix.T.tocsr())
+    ]
     roots = [one.crow_indices().diff().clamp(min=1).float().sqrt()[:, None] for one in pattern]
     # N x = Du^-½ (X (Di^-½ x)): X alone is kept, once in each direction
     left, values, right = truncated_svd(
@@ -215,26 +206,6 @@ def least_squares(pattern: torch.Tensor, rows: torch.Tensor, others: torch.Tenso
     return rows
 
 
-def items_by_windows(windows: Dataset, width: int, generator: torch.Generator) -> torch.Tensor:
-    """U Σ^½ of the positive pointwise mutual information of items that follow each other (items, rank)."""
-    feat, size = windows.inter_feat, windows.item_num
-    targets, length = feat[windows.iid_field].numpy(), feat[windows.item_list_length_field].numpy()
-    history = feat[windows.item_id_list_field].numpy()
-    total = sparse.csr_matrix((size, size))
-    for distance in range(1, min(REACH, history.shape[1]) + 1):
-        has = length >= distance
-        before = history[has, length[has] - distance]
-        total += sparse.csr_matrix((np.full(has.sum(), 1.0 / distance), (targets[has], before)), shape=(size, size))
-    total = (total + total.T).tocoo()
-    mass = np.asarray(total.sum(axis=1)).ravel()
-    pmi = np.log(total.data * mass.sum() / (mass[total.row] * mass[total.col]))
-    kept = pmi > 0
-    matrix = sparse.csr_matrix((pmi[kept].astype(np.float32), (total.row[kept], total.col[kept])), shape=(size, size))
-    symmetric = _torch_csr(matrix, torch.from_numpy(matrix.data))
-    left, values, _ = truncated_svd(symmetric.matmul, symmetric.matmul, (size, size), width, generator)
-    return left * values.sqrt()
-
-
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -266,7 +237,3 @@ def orthonormal(columns: torch.Tensor) -> torch.Tensor:
         real = squares > 1e-10 * squares[-1]
         columns = columns @ (turn[:, real] / squares[real].sqrt()).to(columns)
     return columns
-
-
-def _torch_csr(matrix: sparse.csr_matrix, values: torch.Tensor) -> torch.Tensor:
-    return csr_tensor(torch.from_numpy(matrix.indptr), torch.from_numpy(matrix.indices), values, matrix.shape)

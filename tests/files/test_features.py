@@ -3,14 +3,13 @@
 import pickle
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.data import load
-from recbole_unlearn.files import blank_unused, read_dataset, used_values
+from recbole_unlearn.files import blank_unused, read_dataset
 from recbole_unlearn.rows import find_features, find_tables
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model, train
@@ -218,18 +217,3 @@ def test_additional_tables_do_not_name_the_deleted(values):
     assert np.count_nonzero(dataset._preloaded_weight["vid"]) == 2 * USERS - 3
     assert len(train_data.net_feat) == USERS  # what was given is left as it is
     assert train_data._preloaded_weight["vid"][gone].any()
-
-
-def test_used_values_are_those_a_loop_finds(values):
-    train_data = load(UnlearnConfig("BPR", "telling", config_dict=values)).splits.train
-    dataset = train_data.copy(train_data.inter_feat[:40])
-    used = used_values(dataset)
-    rows = pd.DataFrame({name: dataset.inter_feat[name].numpy() for name in ("user_id", "item_id", "device")})
-    expected = {
-        "device": set(rows["device"]),
-        "city": {int(dataset.user_feat["city"][user]) for user in rows["user_id"]},
-        "kind": {int(kind) for item in rows["item_id"] for kind in dataset.item_feat["kind"][item] if kind},
-        "user_id": set(rows["user_id"]),
-        "item_id": set(rows["item_id"]),
-    }
-    assert {field: set(numbers.tolist()) for field, numbers in used.items()} == expected

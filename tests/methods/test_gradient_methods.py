@@ -241,19 +241,10 @@ def test_pruning_keeps_the_heaviest_neighbours_and_never_drops_a_deleted_node(mo
             assert found["item"].share[1].item() == pytest.approx(1 / 3 / 2)
 
 
-def test_members_by_the_share_they_lose():
-    _, region = rest_of(TrainIndex(Rows([(1, 1), (1, 2), (2, 2)])), torch.tensor([True, False, True]))
-    assert losing(region, less_than=1.0)["user"].ids.tolist() == [1]
-    assert losing(region, less_than=1.0)["item"].ids.tolist() == [2]
-    assert losing(region, more_than=0.5)["user"].ids.tolist() == [2]
-
-
 def test_neighbours_change_too(settings):
     outcome = run(settings, "ifru", "LightGCN", ifru_hops=1)
-    certificates = outcome.result["certificates"]
-    assert certificates["norm"] > 0
-    assert certificates["spillover"] > 0
-    assert certificates["rows"]["user"] > len(outcome.data.affected_users)
+    assert outcome.result["certificates"]["spillover"] > 0
+    assert outcome.result["certificates"]["rows"]["user"] > len(outcome.data.affected_users)
 
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF", "MultiVAE"])
@@ -270,20 +261,6 @@ def test_rrl_lowers_the_scores_of_deleted_pairs(begin, model):
     before, finished = margin(), trainer.run(task)
     assert margin() < before
     assert finished.curves["loss"][-1][1] < finished.curves["loss"][0][1]
-
-
-def test_the_fisher_term_keeps_important_weights(begin):
-    moved = {}
-    for weight in (0.0, 100.0):
-        trainer, task = begin("rrl", epochs=10, rrl_fisher=weight, rrl_steps=30)
-        before = task.original.state_dict["item_embedding.weight"]
-        held = trainer._fisher(RequestLosses(task, trainer.model))["item_embedding.weight"]
-        trainer.unlearn(task)
-        change = trainer.model.item_embedding.weight.detach() - before
-        important = held > held[held > 0].quantile(0.9)
-        moved[weight] = float(change[important].abs().mean()), float(change[~important].abs().mean())
-    assert moved[100.0][0] < 0.7 * moved[0.0][0]
-    assert moved[100.0][0] / moved[100.0][1] < moved[0.0][0] / moved[0.0][1]
 
 
 def test_fisher_information_is_a_sum_of_squares_over_retained_rows(begin, monkeypatch):
@@ -453,11 +430,9 @@ def test_closed_form_models_are_refused(settings, method):
     ("gradient_ascent", {"gradient_ascent_tolerance": -0.1}, "gradient_ascent_tolerance=-0.1"),
     ("gradient_ascent", {"gradient_ascent_learning_rate": 1e30}, "gradient_ascent failed"),
     ("rrl", {"rrl_learning_rate": 1e30}, "rrl failed"),
-    ("scif", {"scif_cap": "much"}, "scif_cap='much'"),
     ("sisa", {"sisa_shards": 41}, "use 40 or fewer"),
     ("receraser", {"model": "NeuMF"}, "receraser_aggregation=mean"),  # it has no vectors
-    ("obliviate", {"rank": "much"}, "rank='much'"), ("obliviate", {"rank": True}, "rank=True"),
-    ("obliviate", {"lua_target": "moon"}, "lua_target='moon'"),
+    ("obliviate", {"rank": "much"}, "rank='much'"),
     ("obliviate", {"lac_distill": 0.5}, "lac_distill is a setting of no_distill"),
     ("obliviate", {"lac_learning_rate": 1e30}, "LAC failed: its loss is not a number"),
 ])  # fmt: skip

@@ -193,23 +193,6 @@ def measured(names=METRICS, **more):
     return PhaseResult(1.0, metrics=figures, affected=figures, forgetting={"demotion_rate": 0.5}, **more)
 
 
-def test_the_metrics_that_were_asked_for_are_shown():
-    text = table(run_of({"original": measured()}, {"metrics": ["Hit", "MRR"], "topk": [5]}))
-    assert text.splitlines()[0].split() == ["phase", "users", "H@5", "MRR@5", "demotion", "seconds"]
-    flat = " ".join(text.split())
-    for said in ("H Hit", "Also measured, in result.json: R@5, R@10", "1 interaction of 1 user and 1 item (file)."):
-        assert said in flat
-
-
-@pytest.mark.parametrize("settings", [{}, {"metrics": "nonsense", "topk": None}])
-def test_a_file_that_does_not_say_shows_all_that_was_measured(settings):
-    text = table(run_of({"original": measured()}, settings))
-    shown = [word for line in text.splitlines() if line.startswith("phase") for word in line.split()[2:]]
-    assert len([word for word in shown if "@" in word]) == len(METRICS)
-    assert max(map(len, text.splitlines())) <= 110
-    assert "Also measured" not in text
-
-
 def test_a_method_with_an_original_of_its_own_is_judged_from_there():
     one, other = measured(), measured(["ndcg@20"])
     phases = {"original": one, "unlearned": one, "retrained": one, "sisa": measured(before=other)}

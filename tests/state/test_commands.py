@@ -119,19 +119,14 @@ def test_no_user_or_item_is_named(command, requests, make_state):
     (["nothing"], "invalid choice"),
     (["run"], "required: STATE"),
     (["run", "S", "--windw=1h"], "Run does not know --windw=1h"),
-    (["run", "S", "more"], "does not know more"),
     (["run", "S", "--watch=1"], "--watch"),
-    (["submit", "S"], "required: FILE"),
     (["submit", "S", "a.csv", "--on_missing=guess"], "invalid choice: 'guess'"),
     (["recommend", "S", "u1", "--k=many"], "invalid int value"),
     (["status", "S"], "S is not a state"),
-    (["ledger", "S"], "S is not a state"),
-    (["run", "S"], "S is not a state"),
     (["init", "S"], "required: --checkpoint"),
     (["init", "S", "--checkpoint=nowhere.pth"], "There is no file nowhere.pth"),
     (["init", "S", "--checkpoint=nowhere.pth", "more"], "expected --key=value"),
     (["init", "S", "--checkpoint=nowhere.pth", "--forget=x.csv"], "forget is a setting of run_unlearn.py"),
-    (["init", "S", "--checkpoint=nowhere.pth", "--unlearn=retrain"], "unlearn is a setting of run_unlearn.py"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_two(capsys, tmp_path, monkeypatch, arguments, what):
     monkeypatch.chdir(tmp_path)
@@ -176,15 +171,10 @@ def test_a_request_that_fails_and_a_command_that_is_stopped(command, requests, m
     assert command("publish", state) == said
 
 
-def test_help_lists_commands_with_examples(capsys):
-    for arguments in ([], ["--help"], ["-h"]):
-        assert cli.main(["requests", *arguments]) == 0
-        said = capsys.readouterr().out
-        assert "examples:" in said
-        for name in commands.COMMANDS:
-            assert re.search(rf"^    {name}\b", said, re.M), name
-    assert cli.main(["requests", "submit", "--help"]) == 0
-    assert "--deadline SPAN" in capsys.readouterr().out
+def test_help_lists_every_command(capsys):
+    assert cli.main(["requests", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(re.search(rf"^    {name}\b", said, re.M) for name in commands.COMMANDS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,6 +1,5 @@
 """The budget of a state over time, and the page of `requests status`."""
 
-import datetime
 import re
 import shutil
 
@@ -8,7 +7,7 @@ import pytest
 
 from recbole_unlearn.state import MOST_DRIFT, history, open_state, status, write_status
 from recbole_unlearn.state.status import overview
-from tests.report.test_report import Reader, check_in_chromium, in_chromium
+from tests.report.test_report import Reader
 from tests.state.conftest import some
 
 
@@ -60,18 +59,6 @@ def test_the_ledger_gives_the_budget_that_the_database_has(busy):
     assert [point for _, point in history(database)] == [(0.0, 0.0)]
 
 
-def test_due_in_words():
-    now = datetime.datetime.now(datetime.UTC)
-    for left, said in (
-        (datetime.timedelta(days=30, seconds=-1), "in 30 days"), (datetime.timedelta(hours=30), "in 30 hours"),
-        (datetime.timedelta(minutes=50), "in 1 hour"), (datetime.timedelta(seconds=-5), "overdue"),
-    ):  # fmt: skip
-        row = {"due": (now + left).isoformat(timespec="seconds"), "status": "pending"}
-        assert status.due(row) == f"{row['due'][:10]}, {said}"
-        assert status.due(row | {"status": "done"}) == row["due"][:10]
-    assert status.due({"due": None, "status": "pending"}) == "–"
-
-
 def test_the_table_has_every_request_and_says_when_retraining_is_due(busy):
     text = status.status_text(busy.core.database, "S")
     assert max(map(len, text.splitlines())) <= 110
@@ -110,11 +97,3 @@ def test_a_page_of_a_new_state(make_state, tmp_path, monkeypatch):
     assert "No request was submitted yet." in reader.text
     assert "No request is overdue, and retraining is not due." in reader.text
     assert len(reader.figures) == 2
-
-
-@pytest.mark.slow
-@in_chromium
-def test_chromium_draws_the_page_in_light_and_dark_and_on_a_phone(busy, tmp_path):
-    path = write_status(busy.core.database, tmp_path / "page.html")
-    for is_dark in (False, True):
-        check_in_chromium(path, tmp_path, 4, is_dark)

@@ -17,7 +17,7 @@ from recbole_unlearn.rows import pair_scores
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.training import SpectralStart, Trainings, build_model, train
 from recbole_unlearn.training import spectral as module
-from recbole_unlearn.training.spectral import GAP, RIDGE, UNSEEN, by_interactions, items_by_windows, truncated_svd
+from recbole_unlearn.training.spectral import GAP, RIDGE, UNSEEN, by_interactions, truncated_svd
 from tests.parts import Rows, divided, same, without
 
 
@@ -67,30 +67,6 @@ def test_rows_solve_their_normal_equations(monkeypatch):
         ridge = RIDGE * ((x.sum(1) + w * 6) @ (p**2).sum(1) + (x.sum(0) + w * 7) @ (q**2).sum(1))
         losses.append(((1 - s)[x > 0] ** 2).sum() + w * (s**2).sum() + ridge)
     assert losses[0] > losses[1] > losses[2]
-
-
-def test_items_that_follow_each_other_are_near():
-    """Positive PMI of a chain 1 → 2 → 3 → 1 …, against the matrix written out."""
-
-    class Windows:
-        iid_field, item_list_length_field, item_id_list_field, item_num = "i", "n", "l", 4
-        inter_feat = {
-            "i": torch.tensor([2, 3, 1]),
-            "n": torch.tensor([1, 2, 2]),
-            "l": torch.tensor([[1, 0], [1, 2], [2, 3]]),
-        }
-
-    counts = np.zeros((4, 4))
-    for target, history in ((2, [1]), (3, [1, 2]), (1, [2, 3])):
-        for distance, item in enumerate(reversed(history), 1):
-            counts[target, item] += 1 / distance
-            counts[item, target] += 1 / distance
-    with np.errstate(divide="ignore", invalid="ignore"):
-        pmi = np.log(counts * counts.sum() / np.outer(counts.sum(0), counts.sum(1)))
-    found = items_by_windows(Windows, 4, torch.Generator().manual_seed(0))
-    # U Σ Uᵀ is |matrix|: its singular values are those of the positive part.
-    values = np.linalg.svd(np.nan_to_num(np.maximum(pmi, 0)), compute_uv=False)
-    np.testing.assert_allclose(found.square().sum(0), values[values > 1e-6], rtol=1e-3)
 
 
 @pytest.mark.parametrize(
