@@ -306,7 +306,7 @@ def histograms(scores: Mapping[str, torch.Tensor]) -> dict[str, Distribution]:
     low, high = np.quantile(torch.cat(list(scores.values())).numpy(), [0.001, 0.999])
     edges, found = np.linspace(low, high, BINS + 1), {}
     for name, values in scores.items():
-        counts = np.histogram(np.clip(values.numpy(), edges[0], edges[-1]), bins=edges)[0]
+        counts = np.histogram(np.clip(values.double().numpy(), edges[0], edges[-1]), bins=edges)[0]
         found[name] = Distribution([round(float(edge), 4) for edge in edges], counts.tolist())
     return found
 
