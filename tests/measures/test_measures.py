@@ -103,7 +103,7 @@ def test_distances_of_distributions(a, b):
 
 
 def test_a_histogram_counts_everything():
-    """With edges that single precision holds; others lose values at the ends, as the frozen runs do."""
+    """Values outside count in the first or last bin."""
     found = forgetting.histograms({"a": torch.tensor([-1.0, 1.0] * 2000), "b": torch.tensor([-9.0, 9.0, 0.1])})
     assert (found["a"].edges, [sum(one.counts) for one in found.values()]) == (found["b"].edges, [4000, 3])
     assert (found["b"].counts[0], found["b"].counts[-1]) == (1, 1)
