@@ -126,7 +126,8 @@ def _created(config: UnlearnConfig) -> tuple[Dataset, Clock | None]:
 def loaders(config: UnlearnConfig, splits: Splits, most: int | None = None) -> Loaders:
     """New samplers and loaders over ``splits``; the datasets handed in are not reordered.
 
-    ``most`` limits the number of users in the validation data; they are drawn with the config's seed.
+    For a short training, ``most`` limits the users of the validation data, drawn with the config's seed; its test
+    loader has these users' validation data as well, because making one of all test data takes as long as an epoch.
     """
     if isinstance(splits, SequenceSplits):  # a batch of evaluation is a number of windows
         windows = max(1, SCORES // splits.train.item_num)
@@ -136,7 +137,7 @@ def loaders(config: UnlearnConfig, splits: Splits, most: int | None = None) -> L
         valid, users = parts[1], parts[1].inter_feat[parts[1].uid_field]
         names = users.unique()
         drawn = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(config["seed"]))[:most]]
-        parts[1] = valid.copy(valid.inter_feat[torch.isin(users, drawn)])
+        parts[1:] = [valid.copy(valid.inter_feat[torch.isin(users, drawn)])] * 2
     whole = parts[0].copy(cat_interactions([part.inter_feat for part in parts]))
     is_graph = config["MODEL_TYPE"] == ModelType.KNOWLEDGE
     try:

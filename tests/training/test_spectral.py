@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from recbole_unlearn import run_unlearn
+from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.data import load
 from recbole_unlearn.methods.rebuild import Rebuild
 from recbole_unlearn.pipeline import begin, checked_settings
@@ -162,3 +162,12 @@ def test_every_training_of_a_run_can_have_a_spectral_start(settings, monkeypatch
         first = 1 if method == "sisa" else 2
         assert sum(sizes[first : first + 4]) == full
         assert max(sizes[first:]) < retain
+
+
+@pytest.mark.parametrize(("model", "method"), [
+    ("BPR", "rebuild"), ("SASRec", "rebuild"), ("EASE", "downdate"), ("MultiVAE", "retrain"), ("FM", "retrain"),
+    ("SLIMElastic", "retrain"),
+])  # fmt: skip
+def test_auto_is_the_quickest_exact_method_that_was_measured(model, method):
+    assert UnlearnConfig(model, "ml-100k")["unlearn"] == method
+    assert UnlearnConfig(model, "ml-100k", config_dict={"unlearn": "retrain"})["unlearn"] == "retrain"
