@@ -51,7 +51,7 @@ class Rebuild(Retrain):
 
     @classmethod
     def suits(cls, model: type[AbstractRecommender]) -> bool:
-        """Models that rank as well as retrained ones by measurement, and classes derived from them."""
+        """Models that were measured beside retraining, and classes derived from them."""
         return any(base.__name__ in MEASURED and base.__module__.startswith("recbole.") for base in model.__mro__)
 
     @classmethod

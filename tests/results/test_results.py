@@ -5,6 +5,7 @@ import json
 import math
 import re
 
+import hypothesis
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -53,6 +54,7 @@ def test_a_result_comes_back_from_its_file(settings, tmp_path, compare):
     assert table(again).splitlines()[-2:] == str(outcome).splitlines()[-2:]
 
 
+@hypothesis.settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from(KEYS), TREES), st.dictionaries(st.sampled_from(PARTS), TREES))
 def test_whatever_is_in_a_file_is_read_or_left_out(tree, phase):
     found = RunResult.from_json({**tree, "phases": {"original": phase, "unlearned": tree}})

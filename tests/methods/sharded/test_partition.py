@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import sys
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -139,6 +140,7 @@ def one_by_one(cost, cap):
     return shard
 
 
+@hypothesis.settings(max_examples=300)
 @given(seeds, st.integers(1, 40), st.integers(1, 7), st.sampled_from([1, 2, 5, 10**6]), st.floats(1, 1.5))
 def test_the_fill_is_that_of_the_loop(seed, n, k, values, slack):
     cost = np.random.default_rng(seed).integers(0, values, (n, k)).astype(float)
