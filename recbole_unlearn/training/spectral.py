@@ -47,6 +47,7 @@ from recbole_unlearn.training.fast_models import csr_tensor
 SPECTRAL = "spectral"  # the value of `start`
 OVERSAMPLED, POWERS = 10, 5  # of the randomised SVD: columns beyond the rank, and power iterations
 SWEEPS, STEPS_OF_CG, UNSEEN, RIDGE = 3, 3, 10.0, 0.01  # of least squares: UNSEEN is w n m / interactions, RIDGE is λ
+BLOCK = 2**16  # rows that are solved for at once: what conjugate gradients hold is that small
 GAP, PAIRS = 2.0, 2048  # how far interactions score above random items, and the pairs it is measured on
 STEPS = 64  # in an epoch, at least; batches are as large as that allows
 VALIDATED = 1000  # users who decide, at most
@@ -181,15 +182,30 @@ def by_interactions(train: Dataset, width: int, generator: torch.Generator) -> R
 
 
 def least_squares(pattern: torch.Tensor, rows: torch.Tensor, others: torch.Tensor, weight: float) -> torch.Tensor:
-    """The rows (n, d) of one side for fixed rows of ``others`` (m, d), by conjugate gradients, all rows at once.
+    """The rows (n, d) of one side for fixed rows of ``others`` (m, d), by conjugate gradients, many rows at once.
 
     ``pattern`` (n, m) is X or its transpose. The objective is that of this file; its normal equations are
 
         (Σ_i q_i q_iᵀ + w QᵀQ + λ (n_u + w m)) p_u = Σ_i q_i          Σ over the interactions of u
     """
     square = weight * others.T @ others
-    degree = pattern.crow_indices().diff().to(rows)[:, None]
-    ridge = RIDGE * (degree + weight * len(others))
+    bounds, found = pattern.crow_indices(), torch.empty_like(rows)
+    for first in range(0, len(rows), BLOCK):
+        last = min(first + BLOCK, len(rows))
+        start, end = int(bounds[first]), int(bounds[last])
+        part = csr_tensor(
+            bounds[first : last + 1] - start, pattern.col_indices()[start:end], pattern.values()[start:end],
+            (last - first, len(others)),
+        )  # fmt: skip
+        ridge = RIDGE * (part.crow_indices().diff().to(rows)[:, None] + weight * len(others))
+        found[first:last] = _conjugate_gradients(part, rows[first:last], others, square, ridge)
+    return found
+
+
+def _conjugate_gradients(
+    pattern: torch.Tensor, rows: torch.Tensor, others: torch.Tensor, square: torch.Tensor, ridge: torch.Tensor
+) -> torch.Tensor:
+    """A few steps from ``rows`` towards the solution of the normal equations, each row with steps of its own."""
 
     def times(found: torch.Tensor) -> torch.Tensor:
         scores = torch.sparse.sampled_addmm(pattern, found, others.T, beta=0.0)  # p_u q_i of interactions alone

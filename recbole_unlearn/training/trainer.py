@@ -305,10 +305,12 @@ def _train_from(
     rows: SpectralStart, began: float, config: UnlearnConfig, splits: Splits, label: str, model: AbstractRecommender,
     watcher: Watcher | None,
 ) -> tuple[PhaseTrainer, Trained]:  # fmt: skip
-    """The short training after a spectral start; its seconds have the SVD and all choices in them."""
+    """The short training after a spectral start; its seconds have start and validation in them, not loading."""
     config = rows.training(config)
     trainer = compose(PhaseTrainer, config, model, label)
+    loading = time.perf_counter()
     data = loaders(config, splits, VALIDATED)
+    began += time.perf_counter() - loading
     if rows.is_bilinear:  # it ranks already, so training may end with what it began with
         score = trainer.validation_score(model, data.valid)
         trainer.best_valid_score = score if trainer.valid_metric_bigger else -score
