@@ -12,8 +12,8 @@ that of a sparse one, so a few sweeps of weighted least squares follow, for user
 
 with n_u interactions of a user, m items, and w such that all pairs together weigh ten times the interactions. It is
 solved by conjugate gradients from where the rows are. A scale makes interactions score 2 above random items on
-average, a BPR loss of about .15, where the score is bilinear in the rows; elsewhere (cosines, networks) the rows of
-each side have one spread.
+average, a BPR loss of about .15, where the score is bilinear in the rows, up to normalised layers: where that
+difference is a · scale² + b. Elsewhere (cosines, networks) the rows of each side have one spread.
 
 A sequential model gets the rows of items, and those of users where it has some. Users and items without interactions,
 columns beyond the rank of X, and all other parameters keep RecBole's initial values. An autoencoder has no rows of
@@ -103,10 +103,12 @@ class SpectralStart:
         users, items = (self._train.inter_feat[f][picked] for f in (self._train.uid_field, self._train.iid_field))
         self._pairs = users, items, torch.randint(1, self._train.item_num, (PAIRS,), generator=generator)
         if self._tables and not in_sequence:
-            gap, larger = (self._gap(scale) for scale in (1.0, 2.0))
-            if gap > 0 and 3.9 < larger / gap < 4.1:
+            one, two, four = (self._gap(scale) for scale in (1.0, 2.0, 4.0))
+            growth = (two - one) / 3
+            rest = one - growth  # of normalised layers, whose part in a score does not grow
+            if growth > 0 and 0 <= rest + 1e-2 * one < GAP / 2 and abs(16 * growth + rest - four) < 2e-2 * four:
                 self._recipe = BILINEAR
-                return self._fill((GAP / gap) ** 0.5)
+                return self._fill(((GAP - rest) / growth) ** 0.5)
         self._fill(None)
 
     def __bool__(self) -> bool:
