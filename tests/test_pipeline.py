@@ -2,15 +2,16 @@
 
 import json
 import logging
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from recbole_unlearn import UnlearnConfig, cli, run_unlearn, unlearn_model
+from recbole_unlearn import UnlearnConfig, cli, pipeline, run_unlearn, unlearn_model
 from recbole_unlearn.data import load, loaders
-from recbole_unlearn.training import build_model, train
+from recbole_unlearn.training import build_model, train, trainer
 from tests.conftest import tiny_rows
 from tests.parts import refused
 
@@ -62,6 +63,15 @@ def test_the_contract(settings, tmp_path):
     shown = str(outcomes[2])
     assert f"{original[2]['seconds']:.1f}*" in shown
     assert "earlier run" in shown
+
+
+def test_every_model_is_built_once(settings, monkeypatch):
+    """The clean model and the original are scored by the model that was trained, not by a second one."""
+    built = mock.Mock(side_effect=trainer.build_model)
+    for module in (trainer, pipeline):
+        monkeypatch.setattr(module, "build_model", built)
+    run_unlearn("BPR", "tiny", unlearn="obliviate", config_dict=settings | {"report": "none", "cache": False})
+    assert built.call_count == 4  # clean, original, unlearned, and the unlearned one as its file has it
 
 
 def test_a_second_retraining_is_the_floor(settings):

@@ -288,6 +288,21 @@ def test_the_fisher_term_is_a_weighted_square():
     assert rrl.fisher_term(named, anchor, held).item() == pytest.approx(0.5 * (3.0 + 0.5 * 4.0))
 
 
+def test_the_fisher_term_has_its_weight_for_each_deleted_pair(begin, monkeypatch):
+    """The first step starts at the anchor, so it is the same for all weights, and the second loss grows with them."""
+    monkeypatch.setattr(rrl.RRL, "_fisher", lambda self, request: {"item_embedding.weight": torch.tensor(700.0)})
+    last = {}
+    for steps, weight in ((1, 1.0), (2, 1.0), (2, 3.0)):
+        trainer, task = begin("rrl", rrl_steps=steps, rrl_fisher=weight, rrl_learning_rate=0.01)
+        before, pairs = weights(trainer.model), len(RequestLosses(task, trainer.model).retained.gone)
+        last[steps, weight] = trainer.unlearn(task).curves["loss"][-1][1]
+        if steps == 1:
+            moved = weights(trainer.model)["item_embedding.weight"] - before["item_embedding.weight"]
+    expected = (3.0 - 1.0) / pairs * 0.5 * 700.0 * float(moved.square().sum())
+    assert last[2, 3.0] - last[2, 1.0] == pytest.approx(expected, rel=1e-4)
+    assert expected > 0.1
+
+
 def test_rrl_leaves_a_model_alone_whose_deleted_pairs_are_all_retained(begin):
     trainer, task = begin("rrl")
     before = trainer.snapshot().state_dict
