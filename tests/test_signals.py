@@ -64,10 +64,9 @@ def _child(arguments, folder, moment, number):
     os.dup2(error, 2)
     sys.stderr = os.fdopen(2, "w", buffering=1)
     with pytest.MonkeyPatch.context() as patch:
-        if moment is not None:
-            owner, _, name = MOMENTS[moment].rpartition(".")
-            owner = pkgutil.resolve_name(owner)
-            patch.setattr(owner, name, signalling(getattr(owner, name), number))
+        owner, _, name = MOMENTS[moment].rpartition(".")
+        owner = pkgutil.resolve_name(owner)
+        patch.setattr(owner, name, signalling(getattr(owner, name), number))
         os._exit(cli.main(arguments))
 
 

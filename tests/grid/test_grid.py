@@ -107,8 +107,7 @@ def test_any_file_is_read_or_refused_in_one_line(key, value):
 ])  # fmt: skip
 def test_bad_files_are_refused_in_one_line(file, content, message):
     path = file(content)
-    said = refused(message, grid_run.load, path)
-    assert str(path) in said
+    assert str(path) in refused(message, grid_run.load, path)
 
 
 def test_the_files_that_come_along_and_the_example_of_the_documentation(file, monkeypatch):
@@ -127,8 +126,7 @@ def test_the_files_that_come_along_and_the_example_of_the_documentation(file, mo
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     for cell in machine:
         expected = importlib.import_module("trainings").settings_of(cell.model, cell.dataset)
-        assert {key: cell.values[key] for key in expected} == expected
-        assert cell.config()["embedding_size"] == 64
+        assert ({key: cell.values[key] for key in expected}, cell.config()["embedding_size"]) == (expected, 64)
 
 
 def test_a_file_of_that_name_comes_before_a_grid_of_the_package(monkeypatch, capsys):

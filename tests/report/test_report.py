@@ -361,11 +361,9 @@ def grouped(before, after, retrained=None, users=(300, 300)):
     return found | ({} if retrained is None else {"retrained": of(retrained)})
 
 
-@pytest.mark.parametrize(
-    ("users", "after", "is_small"),
-    [(31, (0.1, 0.2), False), (30, (0.1, 0.2), True), (30, (0.1, 0.15), False), (30, (0.1, 0.185), True)],
-    ids=["enough", "too small", "small but harmful", "small change"],
-)
+@pytest.mark.parametrize(("users", "after", "is_small"), [
+    (31, (0.1, 0.2), False), (30, (0.1, 0.2), True), (30, (0.1, 0.15), False), (30, (0.1, 0.185), True),
+])  # fmt: skip
 def test_a_small_request_hides_gains_and_losses_unless_there_is_harm(users, after, is_small):
     phases = grouped((0.1, 0.2), after, (0.1, 0.2))
     result = RunResult("BPR", "d", "m", 1, {}, read(forget={"users": users}).forget, phases)
@@ -422,20 +420,15 @@ def test_the_comparison_averages_seeds_and_counts_a_model_once(compare):
     assert "+0.080\nis 0.610 ± 0.000\n" in first
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (None, "There is no file"), ("{", "not JSON"), ("\udcff", "not JSON"), ("[" * 100_000, "not JSON"),
-        ("[]", "schema 1"), ('{"schema": 2, "phases": {"original": {}}}', "schema 1"),
-        ('{"schema": 1, "phases": []}', "no phases"),
-    ],
-    ids=["missing", "cut off", "bytes", "deep", "list", "schema", "odd phases"],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "why"), [
+    (None, "There is no file"), ("{", "not JSON"), ("\udcff", "not JSON"), ("[]", "schema 1"),
+    ('{"schema": 2, "phases": {"original": {}}}', "schema 1"), ('{"schema": 1, "phases": []}', "no phases"),
+    pytest.param("[" * 100_000, "not JSON", id="deep"),
+])  # fmt: skip
 def test_a_bad_directory_is_named_in_one_line(tmp_path, content, why):
     if content is not None:
         (tmp_path / "result.json").write_text(content, errors="surrogateescape")
-    said = refused(why, write_comparison, [tmp_path], tmp_path / "comparison.html")
-    assert str(tmp_path / "result.json") in said
+    assert str(tmp_path / "result.json") in refused(why, write_comparison, [tmp_path], tmp_path / "comparison.html")
     assert not (tmp_path / "comparison.html").exists()
     refused("Nothing to compare", write_comparison, [], tmp_path / "comparison.html")
 
@@ -467,9 +460,6 @@ def test_axes_of_shares_start_at_zero_and_others_have_a_least_span():
     points = figures.trade_off([("m", 0.0, 0.20), ("m", 0.01, 0.21)], figures.looks(["m"]), "x", "y")["layout"]
     for low, high in (points["xaxis"]["range"], points["yaxis"]["range"]):
         assert (low >= 0, high - low >= figures.LEAST_SHARE - 1e-9) == (True, True)
-    for largest, step in {0: 1, 6: 1, 7: 2, 13: 5, 31: 10, 5000: 1000}.items():
-        series = {"done": [("2026-01-01", 0), ("2026-01-02", largest)]}
-        assert figures.over_time(series, "requests", whole=True)["layout"]["yaxis"]["dtick"] == step
 
 
 def light(color):
