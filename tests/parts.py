@@ -23,6 +23,11 @@ def refused(said, call, *args, **kwargs):
     return str(caught.value)
 
 
+def loaded(config):
+    """A config, and the splits that it means."""
+    return config, load(config).splits
+
+
 class Rows:
     """As much of a RecBole dataset as the index reads."""
 

@@ -31,9 +31,28 @@ def blocks(text, language):
     return re.findall(rf"```{language}\n(.*?)```", text, re.S)
 
 
-def test_ci_runs_the_test_command_of_readme():
+def test_readme_opens_with_a_checkpoint_and_a_csv_and_ci_runs_its_test_command():
+    first, *_ = blocks(README, "bash")
+    assert all(given in first for given in ("--checkpoint=", "--forget=requests.csv"))
+    assert README.index("## A checkpoint and a CSV") < README.index("## The paper's experiment")
+    screen = "\n".join(README.splitlines()[:30])
+    assert "python run_unlearn.py --model=LightGCN --dataset=ml-100k" in screen
     command = next(block for block in blocks(README, "bash") if "pytest" in block).strip()
+    assert command in screen
     assert command in (ROOT / ".ci" / "run").read_text()
+
+
+def test_options_in_texts_are_quoted_for_the_shell():
+    """--eval_args={mode: full} has to be quoted: bash makes two words of it."""
+    unquoted = re.compile(r"--\w+=[\[{(]")
+    assert unquoted.search("--eval_args={mode: full}")
+    pages = [*PAGES, *(ROOT / "properties").rglob("*.yaml"), *(ROOT / "examples").rglob("*.[sy]*")]
+    texts = {page: page.read_text() for page in pages if page.is_file()}
+    for page in [*(ROOT / "recbole_unlearn").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]:
+        tree = ast.walk(ast.parse(page.read_text()))
+        texts[page] = "\n".join(str(node.value) for node in tree if isinstance(node, ast.Constant))
+    assert len(texts) > 100
+    assert [(page, unquoted.search(text)) for page, text in texts.items() if unquoted.search(text)] == []
 
 
 @pytest.mark.slow

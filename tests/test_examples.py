@@ -38,8 +38,7 @@ def run_example(name, folder):
 
 @pytest.mark.slow
 def test_a_checkpoint_and_a_csv(tmp_path):
-    said = run_example("checkpoint_and_csv.sh", tmp_path)
-    assert "BPR-unlearned.pth" in said
+    assert "BPR-unlearned.pth" in run_example("checkpoint_and_csv.sh", tmp_path)
     paths = (tmp_path / "work" / day / "result.json" for day in ("monday", "tuesday"))
     first, second = (json.loads(path.read_text()) for path in paths)
     assert (first["forget"]["users"], second["forget"]["users"]) == (2, 1)

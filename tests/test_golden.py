@@ -9,7 +9,6 @@ import inspect
 import json
 import operator
 import re
-import sys
 from importlib import metadata
 
 import pytest
@@ -19,7 +18,7 @@ from recbole_unlearn import cli
 from recbole_unlearn.data import load
 from recbole_unlearn.settings import CacheSettings, UnlearnConfig
 from recbole_unlearn.training import Trainings
-from tests.conftest import ROOT, run_command
+from tests.conftest import ROOT
 from tests.golden import runs
 
 NAMES = json.loads((runs.HERE / "names.json").read_text())
@@ -35,10 +34,9 @@ SAME_VERSIONS = all(
 @pytest.mark.slow
 def test_results_are_the_same_to_the_last_digit(tmp_path):
     """One test, so that one worker does all golden runs."""
-    command = [sys.executable, "-m", "tests.golden.runs", str(tmp_path)]
     here = runs.PROCESSOR.read_text().strip() == runs.processor()
     same = operator.eq if here else runs.close
-    run_command(command, tmp_path, **runs.PINNED, XDG_CONFIG_HOME=str(tmp_path / "config"))
+    runs.run_apart(tmp_path)
     for name in runs.ALL:
         frozen, now = (json.loads((folder / f"{name}.json").read_text()) for folder in (runs.FROZEN, tmp_path))
         assert set(now) == set(frozen), name

@@ -60,10 +60,7 @@ def test_no_family_of_methods_imports_another():
 
 
 def test_modules_stay_small_in_what_they_need():
-    """Only the modules that put a run, a grid or a sweep together need many others.
-
-    How a number is written does not count.
-    """
+    """Only what puts a run, a grid or a sweep together needs many others; how a number is written does not count."""
     modules = [path for path in MODULES if path.name != "__init__.py"]  # a room imports its own files
     many = {name_of(path): len(imports(path) - {PACKAGE, f"{PACKAGE}.text"}) for path in modules}
     assert {name for name, number in many.items() if number > 10} <= ALLOWED_MANY

@@ -280,8 +280,7 @@ def test_the_share_is_of_what_there_was():
     """ρ = (L + gone) / (L + had), for items only."""
     index = TrainIndex(Rows([(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2)]))
     users, items = torch.tensor([1, 1]), torch.tensor([1, 2])
-    lost = torch.tensor([0, 6, 0, 5, 0, 0, 0, 0, 0])
-    region = find_region(index, users, items, lost)
+    region = find_region(index, users, items, torch.tensor([0, 6, 0, 5, 0, 0, 0, 0, 0]))
     assert region["item"].ids.tolist() == [1, 2]  # item 3 is not in this request
     assert (region["item"].share.tolist(), region["user"].share.tolist()) == (pytest.approx([7 / 10, 1 / 2]), [1.0])
     assert find_region(index, users, items)["item"].share.tolist() == pytest.approx([1 / 4, 1 / 2])

@@ -121,8 +121,7 @@ def test_a_script_of_plain_recbole_runs_to_its_end(tmp_path, tiny_path, settings
     outcome.output_dir.rename(tmp_path / "moved")
     for key in [key for key in os.environ if key.startswith("TORCH_FORCE")]:
         monkeypatch.delenv(key)
-    script = SCRIPT.replace("DATA", str(tiny_path))
-    said = run_command([sys.executable, "-W", "ignore", "-c", script], tmp_path)
+    said = run_command([sys.executable, "-W", "ignore", "-c", SCRIPT.replace("DATA", str(tiny_path))], tmp_path)
     if "NO RAY" in said:
         pytest.skip("recbole.quick_start needs Ray, which is not installed")
     lines = dict(line.split(" ", 1) for line in said.splitlines() if line[:1].isupper() and " " in line)

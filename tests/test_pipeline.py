@@ -2,17 +2,18 @@
 
 import json
 import logging
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from recbole_unlearn import UnlearnConfig, cli, run_unlearn, unlearn_model
+from recbole_unlearn import UnlearnConfig, cli, pipeline, run_unlearn, unlearn_model
 from recbole_unlearn.data import load, loaders
-from recbole_unlearn.training import build_model, train
+from recbole_unlearn.training import build_model, train, trainer
 from tests.conftest import tiny_rows
-from tests.parts import refused
+from tests.parts import loaded, refused
 
 METRICS = {f"{name}@{k}" for name in ("recall", "ndcg") for k in (10, 20, 50)}
 
@@ -62,6 +63,15 @@ def test_the_contract(settings, tmp_path):
     shown = str(outcomes[2])
     assert f"{original[2]['seconds']:.1f}*" in shown
     assert "earlier run" in shown
+
+
+def test_every_model_is_built_once(settings, monkeypatch):
+    """The clean model and the original are scored by the model that was trained, not by a second one."""
+    built = mock.Mock(side_effect=trainer.build_model)
+    for module in (trainer, pipeline):
+        monkeypatch.setattr(module, "build_model", built)
+    run_unlearn("BPR", "tiny", unlearn="obliviate", config_dict=settings | {"report": "none", "cache": False})
+    assert built.call_count == 4  # clean, original, unlearned, and the unlearned one as its file has it
 
 
 def test_a_second_retraining_is_the_floor(settings):
@@ -122,11 +132,10 @@ def held_out_request(settings, model="BPR"):
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "unlearn"),
-    [("BPR", "obliviate"), ("LightGCN", "finetune"), ("EASE", "obliviate"), ("Pop", "retrain"), ("MultiVAE", "ifru"),
-     ("BPR", "receraser")],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "unlearn"), [
+    ("BPR", "obliviate"), ("LightGCN", "finetune"), ("EASE", "obliviate"), ("Pop", "retrain"), ("MultiVAE", "ifru"),
+    ("BPR", "receraser"),
+])  # fmt: skip
 def test_a_request_of_held_out_interactions_changes_no_weight(settings, model, unlearn, caplog):
     """The interactions leave the retained data; the model is the original bit for bit."""
     users, items = held_out_request(settings, model)
@@ -172,8 +181,7 @@ def test_a_request_after_a_held_out_one(settings, tmp_path):
 
     refused("not in the training data", then, request, tmp_path / "again", hash_key=str(tmp_path / "key"))
     assert then(request, tmp_path / "known").result["done_earlier"]
-    second = then({"user_id": ["u1"]}, tmp_path / "second")
-    assert second.result["forget"]["orphan_users"] == 1
+    assert then({"user_id": ["u1"]}, tmp_path / "second").result["forget"]["orphan_users"] == 1
 
 
 def test_a_user_with_held_out_interactions_alone(settings, tmp_path):
@@ -198,8 +206,7 @@ def test_a_user_with_held_out_interactions_alone(settings, tmp_path):
 
 @pytest.mark.parametrize(("model", "method"), [("BPR", "retrain"), ("BPR", "obliviate"), ("Pop", "retrain")])
 def test_a_model_in_memory_is_given_back_as_it_is(settings, model, method):
-    config = UnlearnConfig(model, "tiny", config_dict=settings)
-    splits = load(config).splits
+    config, splits = loaded(UnlearnConfig(model, "tiny", config_dict=settings))
     trained = train(config, splits, "x")
     mine = build_model(config, splits)
     trained.load_into(mine)
@@ -254,8 +261,7 @@ def test_tensorboard_threads_and_handlers(settings, tmp_path):
     assert {"original", "unlearned"} <= set(folders)
     assert any(b"Unlearn/loss" in file.read_bytes() for file in folders["unlearned"].glob("*"))
     assert not (tmp_path / "log_tensorboard").exists()
-    assert logging.getLogger().handlers == handlers
-    assert torch.get_num_threads() == threads
+    assert (logging.getLogger().handlers, torch.get_num_threads()) == (handlers, threads)
 
 
 def test_files_and_reports_from_the_command_line(flags, tiny_path, tmp_path, capsys):

@@ -3,7 +3,9 @@
 import copy
 import logging
 import re
+import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -98,6 +100,26 @@ def test_a_long_run_is_told_how_to_be_quicker(running, lines):
     )
 
 
+def test_other_models_are_told_what_is_quicker_for_most(make_config):
+    """A model that exists has its size, so only another method is quicker; closed forms have no epochs."""
+    for config in (make_config("NeuMF", train_batch_size=64), make_config("BPR", epochs=2, train_batch_size=64)):
+        general = "Quicker: a larger --train_batch_size (now 64), or a smaller model."
+        assert plan(config, "retrain").quicker(9999) == general
+    assert "--unlearn=obliviate" in plan(make_config(), "retrain", loaded=True).quicker(9999)
+    assert "--compare" in plan(make_config(), "obliviate", "retrain", loaded=True).quicker(9999)
+    assert [step.epochs for step in plan(make_config("EASE"), "retrain").phases(sizes(10, 9), cache())] == [0, 0]
+
+
+@pytest.mark.parametrize(("terminal", "given", "shown"), [
+    (False, {}, False), (True, {}, True), (False, {"show_progress": True}, True),
+    (True, {"show_progress": False}, False), (None, {}, False),
+])  # fmt: skip
+def test_bars_are_for_terminals(settings, monkeypatch, terminal, given, shown):
+    del settings["show_progress"]
+    monkeypatch.setattr(sys, "stderr", None if terminal is None else mock.Mock(isatty=lambda: terminal))
+    assert bool(UnlearnConfig("BPR", "tiny", config_dict=settings | given)["show_progress"]) == shown
+
+
 @pytest.mark.parametrize(("methods", "changes", "phases"), [
     (["retrain"], True, ["original", "unlearned"]),
     (["obliviate", "retrain", "retrain"], True, ["original", "unlearned", "retrained", "retrained_2", "placebo"]),
@@ -137,6 +159,16 @@ def test_the_log_has_every_epoch_and_the_screen_has_not(flags, tmp_path, capsys,
     assert not any(word in screen for word in ("train loss", "\r", "\x1b"))  # no frames of bars in a file
     assert cli.main([*given, "--show_progress=True", "--no_cache"]) == 0
     assert "Train original" in capsys.readouterr().err
+
+
+def test_a_line_a_message_without_colours(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with logging_to(tmp_path):
+        logging.getLogger().warning("\x1b[1;35mtwo\x1b[0m:\nlines")
+        logging.getLogger().info("of RecBole")
+    first, second = (tmp_path / "run.log").read_text().splitlines()
+    assert (first.endswith("WARNING two: lines"), "of RecBole" in second) == (True, True)
+    assert "two: lines" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("before", [None, "of yesterday\n"])

@@ -21,7 +21,7 @@ from recbole_unlearn.rows import find_tables, rarest
 from recbole_unlearn.settings import SEQUENTIAL, UnlearnConfig
 from recbole_unlearn.training import build_model
 from tests.conftest import COLUMNS, write_tiny
-from tests.parts import refused, request_of, request_of_all_kinds, without
+from tests.parts import loaded, refused, request_of, request_of_all_kinds, without
 
 GONE = ["u3", "u4"]
 
@@ -87,11 +87,9 @@ def test_masks_of_the_measures_are_the_same_every_time(quick):
 def test_bert4rec_masks_the_deleted_item_in_a_history(quick):
     """The deleted item is the one that is masked, as the last of the history of the next training window."""
     values = quick("BERT4Rec", unlearn="gradient_ascent")
-    config = UnlearnConfig("BERT4Rec", "tiny", config_dict=values)
-    splits = load(config).splits
+    config, splits = loaded(UnlearnConfig("BERT4Rec", "tiny", config_dict=values))
     data = without(splits, slice(None, None, 7))
-    model = build_model(config, data.retain)
-    losses = WindowLosses(UnlearnTask(config, data, None, {}, None, None), model)
+    losses = WindowLosses(UnlearnTask(config, data, None, {}, None, None), build_model(config, data.retain))
     batch = losses._deleted.collate_fn(losses.deleted_rows())
     masked = zip(batch["user_id"].tolist(), batch["Pos_item_id"][:, -1].tolist(), strict=True)
     feat = data.forget.inter_feat
@@ -115,8 +113,7 @@ def test_a_request_of_first_interactions_has_no_loss_to_climb(quick):
 def test_obliviate_changes_rows_of_the_request_alone(quick, model):
     """Layers that all windows share, and rows without a deleted interaction, stay the same bit for bit."""
     values = quick(model)
-    ours = UnlearnConfig(model, "tiny", config_dict=values)
-    splits = load(ours).splits
+    ours, splits = loaded(UnlearnConfig(model, "tiny", config_dict=values))
     original, held = build_model(ours, splits), loaders(ours, splits)
     done = unlearn_model(ours.to_recbole(), original, held, request_of(values, model), method="obliviate")
     gone = torch.as_tensor(splits.train.token2id("user_id", GONE))
@@ -129,8 +126,7 @@ def test_obliviate_changes_rows_of_the_request_alone(quick, model):
     assert set(changed) == set(touched)
     for name in changed:
         differs = (original.state_dict()[name] != now[name]).reshape(len(now[name]), -1)
-        rows = differs.any(dim=1).nonzero().flatten()
-        assert torch.isin(rows, touched[name]).all(), name
+        assert torch.isin(differs.any(dim=1).nonzero().flatten(), touched[name]).all(), name
 
 
 def test_a_sweep_needs_the_retrained_model(quick):

@@ -134,13 +134,11 @@ def test_values_are_read_as_yaml(text, value):
 
 
 @pytest.mark.parametrize(("model", "dataset", "changes", "message"), [
-    ("lightgcn", "ml-100k", {}, "Did you mean LightGCN?"),
     (None, "ml-100k", {}, "No model given"),
     (dict, "ml-100k", {}, "not a model class"),
     ("BPR", None, {}, "No dataset given"),
     ("BPR", "../../etc", {}, "data_path"),
     ("BPR", "x y", {}, "data_path"),
-    ("KD_DAGFM", "ml-100k", {"teacher": "__import__('os')"}, "choose from CrossNet"),
     ("SASRec", "ml-100k", {"transform": "mask_itemseq"}, "leave it out"),
     ("BPR", "tiny", {"rrl_steps": 1}, "rrl_steps is a setting of rrl, but this run uses rebuild"),
     ("BPR", "tiny", {"compare": ["retrain", "magic"]}, "Unknown unlearning method 'magic'"),

@@ -141,8 +141,7 @@ def test_a_download_without_a_length_is_limited(site, target, monkeypatch):
 
 def test_a_wrong_checksum_and_a_full_disk(site, target, monkeypatch):
     refused(target, f"{site.url}#sha256={'0' * 64}", "does not match")
-    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
-    monkeypatch.setattr(shutil, "copyfileobj", full)
+    monkeypatch.setattr(shutil, "copyfileobj", mock.Mock(side_effect=OSError(28, "No space left on device")))
     refused(target, site.url, "No space left on device")
 
 

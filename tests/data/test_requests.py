@@ -68,8 +68,7 @@ def test_every_kind_of_file_and_its_packed_and_damaged_forms(tmp_path, suffix):
     (("user_id", "item_id", "rating"), ("1", "1", None)),
 ])  # fmt: skip
 def test_the_header_decides(tmp_path, columns, meant):
-    rows = [tuple("1" for _ in columns)]
-    assert asked(write(tmp_path / "r.csv", columns, rows)) == [meant]
+    assert asked(write(tmp_path / "r.csv", columns, [tuple("1" for _ in columns)])) == [meant]
 
 
 # Also a column next to one id column: a misspelt item_id would turn an interaction into a whole user.
@@ -97,10 +96,9 @@ def test_interactions_users_and_items_mix_in_every_form(tmp_path, caplog):
     assert read_request(tmp_path / "r.csv", FIELDS).rows.tolist() == [2, 3, 5, 6]
 
 
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [(["reason"], "1 other column is not used (reason)."), (["note", "4711"], "2 other columns are not used.")],
-)
+@pytest.mark.parametrize(("columns", "said"), [
+    (["reason"], "1 other column is not used (reason)."), (["note", "4711"], "2 other columns are not used."),
+])  # fmt: skip
 def test_other_columns_are_named_in_the_log_when_they_look_like_names(caplog, columns, said):
     with caplog.at_level(logging.INFO):
         read_request({"user_id": ["u1"], "item_id": ["i2"]} | {name: ["moved"] for name in columns}, FIELDS)
@@ -200,8 +198,7 @@ def tokens(split):
 
 @given(data=st.data())
 def test_the_rows_found_are_those_a_loop_finds(source, data):
-    everything = [pair for split in source.splits for pair in tokens(split)]
-    some = st.lists(st.sampled_from(everything), max_size=8)
+    some = st.lists(st.sampled_from([pair for split in source.splits for pair in tokens(split)]), max_size=8)
     pairs = data.draw(some)
     users, items = {user for user, _ in data.draw(some)}, {item for _, item in data.draw(some)}
     rows = [*pairs, *((user, None) for user in users), *((None, item) for item in items)]

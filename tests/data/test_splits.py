@@ -55,14 +55,12 @@ def test_held_out_interactions_of_a_request_leave_every_phase_but_not_all_of_the
     divided = divide(splits, located([0], [1, 2], [3]), "python")
     assert (divided.counts["valid_rows_removed"], divided.counts["test_rows_removed"]) == (2, 1)
     assert pairs(splits.test)[3] not in pairs(divided.retain.test)
-    everything = located([0], [], range(len(splits.test)))
-    refused("no test interaction is left", divide, splits, everything, "python")
+    refused("no test interaction is left", divide, splits, located([0], [], range(len(splits.test))), "python")
 
 
 def test_deleted_pairs_become_negatives_and_are_not_masked(splits, tiny_config):
     user = int(splits.train.inter_feat["user_id"][0])
-    rows = torch.nonzero(splits.train.inter_feat["user_id"] == user).flatten().tolist()[:-2]
-    divided = without(splits, rows)
+    divided = without(splits, torch.nonzero(splits.train.inter_feat["user_id"] == user).flatten().tolist()[:-2])
     deleted = {item for owner, item in pairs(divided.forget) if owner == user}
     order = [pairs(split) for split in splits]
     before, after = loaders(tiny_config, splits), loaders(tiny_config, divided.retain)
@@ -70,8 +68,7 @@ def test_deleted_pairs_become_negatives_and_are_not_masked(splits, tiny_config):
     assert [pairs(split) for split in splits] == order  # loaders do not reorder the data
     assert deleted <= before.train._sampler.used_ids[user]
     assert not deleted & after.train._sampler.used_ids[user]
-    drawn = after.train._sampler.sample_by_user_ids(np.full(3000, user), None, 1)
-    assert deleted & set(drawn.tolist())
+    assert deleted & set(after.train._sampler.sample_by_user_ids(np.full(3000, user), None, 1).tolist())
     assert deleted <= set(before.test.uid2history_item[user].tolist())
     assert not deleted & set(after.test.uid2history_item[user].tolist())
 
@@ -118,8 +115,7 @@ def test_noise_is_new_to_its_user_and_of_the_asked_amount(splits, share, amount,
     per_user, own, seen = (Counter(user for user, _ in rows) for rows in (noise, pairs(splits.train), touched))
     assert len(per_user) == round(share * len(own))
     for user, number in per_user.items():
-        unseen = splits.train.item_num - 1 - seen[user]
-        assert number == min(unseen, max(1, round(amount * own[user])))
+        assert number == min(splits.train.item_num - 1 - seen[user], max(1, round(amount * own[user])))
 
 
 def test_informed_noise_comes_from_the_lowest_scores(splits):

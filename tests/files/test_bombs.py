@@ -15,6 +15,8 @@ import signal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 import torch
@@ -78,12 +80,25 @@ def many(number, value):
 
 def items(values, more=b""):
     """Operations that put values on the stack of a pickle; a dict of 20,000 equal hashes would take seconds."""
-    return b"(" + b"".join(pickle.dumps(value, 2)[2:-1] + more for value in values)
+    out, parts = io.BytesIO(), [b"("]
+    pickler = pickle.Pickler(out, 2)  # with one memo for all of them
+    for value in values:
+        out.seek(out.truncate(0))
+        pickler.dump(value)
+        parts.append(out.getvalue()[2:-1] + more)
+    return b"".join(parts)
 
 
 def parquet(**columns):
     out = io.BytesIO()
     pd.DataFrame(columns).to_parquet(out, index=False, compression="zstd")
+    return out.getvalue()
+
+
+def repeated(text, number):
+    """A column of one long text, as to_parquet writes it, without the text in memory as often."""
+    column, out = pa.DictionaryArray.from_arrays(np.zeros(number, np.int32), [text]), io.BytesIO()
+    pq.write_table(pa.table({"user_id": column}), out, compression="zstd", store_schema=False)
     return out.getvalue()
 
 
@@ -93,6 +108,7 @@ def laughs(start, step):
 
 
 WHOLE = [n * ZERO for n in range(20_000)]
+COMPLEX = [np.complex128(complex(-1000003 * n, n)) for n in range(20_000)]
 RAW = b"B" + (20_000).to_bytes(4, "little") + bytes(20_000) + b"\x94"  # in the memo
 ARRAY = b"cnumpy\n_frombuffer\n(h\x00cnumpy\ndtype\n(S'u1'\nI00\nI01\ntRI20000\n\x85S'C'\ntR"
 TABLE = pickle.dumps(pd.DataFrame([[1.0, 2.0]]), 2)
@@ -102,9 +118,7 @@ PICKLES = {
     "columns with such names": lambda: pickle.dumps(
         pd.DataFrame(np.zeros((1, 5000)), columns=pd.Index(WHOLE[:5000], dtype=object)), 4
     ),
-    "complex numbers that hash to 0": lambda: pickle.dumps(
-        {np.complex128(complex(-1000003 * n, n)): 0 for n in range(8000)}, 4
-    ),
+    "complex numbers that hash to 0": lambda: b"\x80\x04}" + items(COMPLEX, b"K\0") + b"u.",
     "a list in many places": lambda: pickle.dumps(doubled(26), 4),
     "a list in many places of an array": lambda: many(20_000, [0] * 4000),
     "an array in many places": lambda: many(100_000, np.zeros(100_000)),
@@ -145,7 +159,7 @@ REQUESTS = {
     "padded.csv": lambda: b"user_id" + b",a" * 900 + b"\n" + b"u\n" * 300_000,
     "names.jsonl": lambda: b"".join(b'{"user_id": "u", "a%d": 1}\n' % n for n in range(20_000)),
     "same.parquet": lambda: parquet(user_id=np.zeros(20_000_000, np.int8)),
-    "text.parquet": lambda: parquet(user_id=["u" * 100_000] * 6000),
+    "text.parquet": lambda: repeated("u" * 100_000, 20_000),
     "packed.parquet": lambda: parquet(user_id=["u" * 100_000_000]),
     "wide.parquet": lambda: parquet(**{f"c{n}": [0] for n in range(5000)}),
 }

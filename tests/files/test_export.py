@@ -60,8 +60,7 @@ def test_the_checkpoint_keeps_nothing_of_what_was_deleted(unlearn):
         "unlearn_dataset_sha256",
     }  # fmt: skip
     rows = result.data.full.train.token2id("user_id", GONE)
-    graph = result.model.norm_adj_matrix.to_sparse_coo()
-    assert not np.isin(graph.indices()[0].numpy(), rows).any()
+    assert not np.isin(result.model.norm_adj_matrix.to_sparse_coo().indices()[0].numpy(), rows).any()
     assert result.model.interaction_matrix.nnz == len(result.data.retain.train)
 
 
@@ -184,8 +183,7 @@ def test_the_original_is_the_model_recbole_saved(plain_checkpoint, tmp_path, tin
 ])  # fmt: skip
 def test_runs_that_do_not_fit_the_checkpoint(plain_checkpoint, tmp_path, tiny_path, arguments, message):
     given = {"checkpoint": plain_checkpoint, "forget": FORGET, "config_dict": RUN} | arguments
-    more = {"cache_dir": str(tmp_path / "c"), "data_path": str(tiny_path)}
-    given["config_dict"] = given["config_dict"] | more
+    given["config_dict"] = given["config_dict"] | {"cache_dir": str(tmp_path / "c"), "data_path": str(tiny_path)}
     refused(message, run_unlearn, output_dir=tmp_path / "out", **given)
     assert not (tmp_path / "out" / "result.json").exists()
 

@@ -15,7 +15,7 @@ from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model, train
 from tests.conftest import ITEMS, USERS, tiny_rows
 from tests.files import RUN, strings
-from tests.parts import refused
+from tests.parts import loaded, refused
 
 USER, ITEM = 5, 7  # the only ones with these values
 SECRETS = {"zip-5", "tv-5", "word-7"}
@@ -51,8 +51,7 @@ def telling_path(tmp_path_factory):
     (root / "telling").mkdir()
     for head, lines in tables.items():
         suffix, columns = head.split(":", 1)
-        text = "\n".join([columns.replace(" ", "\t"), *lines])
-        (root / "telling" / f"telling.{suffix}").write_text(text + "\n")
+        (root / "telling" / f"telling.{suffix}").write_text("\n".join([columns.replace(" ", "\t"), *lines]) + "\n")
     return root
 
 
@@ -166,8 +165,7 @@ def test_buckets_of_numbers(values, tmp_path):
 def test_all_tables_of_context_aware_models_are_known(values, model):
     """Every embedding of every model RecBole has: each row belongs to a user, an item or a value of a field."""
     values |= {"load_col": CONTEXT, "numerical_features": ["age"]}
-    config = UnlearnConfig(model, "telling", config_dict=values)
-    splits = load(config).splits
+    config, splits = loaded(UnlearnConfig(model, "telling", config_dict=values))
     built, dataset = build_model(config, splits), splits.train
     sizes = {"user": dataset.user_num, "item": dataset.item_num}
     tables = [(table, sizes[table.side]) for table in find_tables(built, dataset)]
@@ -185,8 +183,7 @@ def test_all_tables_of_context_aware_models_are_known(values, model):
 
 
 def test_a_model_with_a_table_for_each_field(values):
-    config = UnlearnConfig("BPR", "telling", config_dict=values)
-    splits = load(config).splits
+    config, splits = loaded(UnlearnConfig("BPR", "telling", config_dict=values))
     model = build_model(config, splits)
     model.city_embedding = nn.Embedding(splits.train.num("city"), 4)
     model.side = nn.ModuleDict({"kind": nn.Embedding(splits.train.num("kind"), 4)})
@@ -206,8 +203,7 @@ def test_additional_tables_do_not_name_the_deleted(values):
     }  # fmt: skip
     train_data = load(UnlearnConfig("BPR", "telling", config_dict=values | extra)).splits.train
     gone = train_data.token2id("user_id", f"u{USER}")
-    kept = train_data.inter_feat[train_data.inter_feat["user_id"] != gone]
-    dataset = train_data.copy(kept)
+    dataset = train_data.copy(train_data.inter_feat[train_data.inter_feat["user_id"] != gone])
     blank_unused(dataset)
     for field in ("user_id", "source", "target", "vid"):
         assert f"u{USER}" not in dataset.field2token_id[field]

@@ -210,7 +210,7 @@ def test_pickles_that_would_corrupt_memory_or_the_process_are_refused(read, pick
 
 @pytest.mark.parametrize(("size", "stride", "offset"), [
     ((10**9,), (0,), 0), ((3,), (-1,), 2), ((3,), (1,), -1), ((2**40,), (1,), 0), ((1,) * 17, (1,) * 17, 0),
-    ((2**40, 0, 2**40), (1, 1, 1), 0),
+    ((2**40, 0, 2**40), (1, 1, 1), 0), ((4,), (1,), 1), ((2, 2), (3, 1), 0),
 ])  # fmt: skip
 def test_tensors_outside_their_storage_are_refused(tmp_path, size, stride, offset):
     made = (torch.zeros(4).storage(), offset, size, stride, False, {})

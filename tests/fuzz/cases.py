@@ -87,9 +87,11 @@ def damaged(content, r):
     """Bytes flipped, cut, doubled or mixed in."""
     data = bytearray(content)
     for _ in range(r.choice([1, 1, 2, 8, 64])):
-        at = r.randrange(len(data) + 1)
+        if not data:
+            break  # an empty file is a case too
+        at = r.randrange(len(data))
         end, new = r.choice([
-            (at + 1, bytes(byte ^ 1 << r.randrange(8) for byte in data[at : at + 1])),
+            (at + 1, bytes([data[at] ^ 1 << r.randrange(8)])),
             (at + r.choice([1, 4, 100]), r.randbytes(r.choice([0, 1, 4, 100]))), (len(data), b""),
             (at, data[: r.choice([4, 64, 1000])]), (at + 8, struct.pack("<q", r.choice([0, -1, 2**31, 2**62]))),
         ])  # fmt: skip
@@ -121,13 +123,13 @@ def in_zip(content, r, change):
     return out.getvalue()
 
 
-def saved(content, save=torch.save, **protocol):
-    """The bytes of a file; half a file if it cannot be written."""
+def saved(content, half=b"", save=torch.save, **more):
+    """The bytes of a file; ``half`` a file if it cannot be written."""
     out = io.BytesIO()
     try:
-        save(content, out, **protocol or {"pickle_protocol": 4})
+        save(content, out, **more or {"pickle_protocol": 4})
     except Exception:
-        return out.getvalue()[:100]
+        return half
     return out.getvalue()
 
 
@@ -141,9 +143,11 @@ class Maker:
         old = torch.load(good / "BPR-unlearned.pth", weights_only=False)
         old.pop("unlearn_dataset_sha256", None)  # as older versions wrote it: without the digest of its dataset
         self.unsigned = saved(old)
+        self.legacy = saved(self.trusted, pickle_protocol=4, _use_new_zipfile_serialization=False)
         self.kinds = [
             lambda r: self.start(damaged(self.plain, r) if r.random() < 0.5 else in_zip(self.plain, r, damaged)),
             self.checkpoint, self.checkpoint, lambda r: self.start(in_zip(self.plain, r, spliced)),
+            lambda r: self.start(r.choice([spliced, damaged, damaged, lambda whole, r: whole])(self.legacy, r)),
             lambda r: self.start(self.unsigned, damaged(self.dataset, r)), self.saved_dataset,
             lambda r: self.start(self.unsigned, spliced(self.dataset, r)), self.ensemble, self.config_file, self.config_file,
             self.grid_file, self.request_file, self.request_file, self.report, self.space_file,
@@ -180,7 +184,7 @@ class Maker:
                 config.final_config_dict |= r.choice(SETTINGS)
         else:
             content = {**changed({k: v for k, v in content.items() if k != "config"}, r), "config": content["config"]}
-        return self.start(saved(content))
+        return self.start(saved(content, self.plain[:100]))
 
     def saved_dataset(self, r):
         dataset = pickle.loads(self.dataset)
@@ -195,7 +199,7 @@ class Maker:
             state = changed(state, r)
         dataset.__dict__.clear()
         dataset.__dict__.update(state)
-        return self.start(self.unsigned, saved(dataset, pickle.dump, protocol=4))
+        return self.start(self.unsigned, saved(dataset, self.dataset[:50], pickle.dump, protocol=4))
 
     def ensemble(self, r):
         target = shutil.copytree(self.good / "ensemble", self.folder / "BPR-unlearned")
@@ -204,7 +208,8 @@ class Maker:
             file.write_text(json.dumps(changed(json.loads(file.read_text()), r), default=str))
         else:
             file.write_bytes(damaged(file.read_bytes(), r))
-        return [f"--checkpoint={target}", f"--forget={self.write('r.csv', REQUESTS[0])}", "--unlearn=sisa", *QUICK]
+        given = [f"--checkpoint={target}", f"--forget={self.write('r.csv', REQUESTS[0])}", "--unlearn=sisa"]
+        return [*given, "--replace", *QUICK]
 
     def config_file(self, r):
         text = json.dumps({r.choice(KEYS): odd(r)}, default=str) if r.random() < 0.4 else r.choice(CONFIGS)

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -34,43 +33,36 @@ COMMON = {
 KNOWLEDGE = "KNOWLEDGE"  # stands for a folder with ml-100k and a graph of its genres and decades
 # name: (model, settings); all on ml-100k, which RecBole carries.
 RUNS = {
-    "bpr-obliviate": (
-        "BPR",
-        {"unlearn": "obliviate", "compare": ["retrain", "finetune", "gradient_ascent", "rrl", "scif", "ifru"]},
-    ),
-    "lightgcn-obliviate": (
-        "LightGCN",
-        {"unlearn": "obliviate", "compare": ["obliviate_paper", "retrain", "retrain"], "inject_mode": "random",
-         "lac_steps": 12},
-    ),
-    "bpr-sisa": (
-        "BPR",
-        {"unlearn": "sisa", "compare": ["obliviate", "receraser", "ultrare"], "inject_mode": "random", "epochs": 1},
-    ),
-    "multivae-noise": (
-        "MultiVAE",
-        {"unlearn": "obliviate", "inject_mode": "random", "forget_kind": "noise", "lac_steps": 2,
-         "mlp_hidden_size": [16], "latent_dimension": 8, "epochs": 1},
-    ),
+    "bpr-obliviate": ("BPR", {
+        "unlearn": "obliviate", "compare": ["retrain", "finetune", "gradient_ascent", "rrl", "scif", "ifru"],
+    }),
+    "lightgcn-obliviate": ("LightGCN", {
+        "unlearn": "obliviate", "compare": ["obliviate_paper", "retrain", "retrain"], "inject_mode": "random",
+        "lac_steps": 12,
+    }),
+    "bpr-sisa": ("BPR", {
+        "unlearn": "sisa", "compare": ["obliviate", "receraser", "ultrare"], "inject_mode": "random", "epochs": 1,
+    }),
+    "multivae-noise": ("MultiVAE", {
+        "unlearn": "obliviate", "inject_mode": "random", "forget_kind": "noise", "lac_steps": 2,
+        "mlp_hidden_size": [16], "latent_dimension": 8, "epochs": 1,
+    }),
     "ease-users": ("EASE", {"unlearn": "obliviate", "forget": {"user_id": ["196", "186", "22"]}}),
-    "sasrec-obliviate": (
-        "SASRec",
-        {"unlearn": "obliviate", "compare": ["retrain", "finetune", "gradient_ascent"],
-         "user_inter_num_interval": "[60,90]", "MAX_ITEM_LIST_LENGTH": 5, "hidden_size": 8, "inner_size": 8,
-         "n_layers": 1, "n_heads": 1, "finetune_epochs": 1, "gradient_ascent_steps": 2, "lac_steps": 10},
-    ),
-    "cke-obliviate": (
-        "CKE",
-        {"unlearn": "obliviate", "compare": ["retrain", "finetune", "gradient_ascent"], "kg_embedding_size": 8,
-         "data_path": KNOWLEDGE, "finetune_epochs": 1, "gradient_ascent_steps": 2, "lac_steps": 10,
-         "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"],
-                      "kg": ["head_id", "relation_id", "tail_id"], "link": ["item_id", "entity_id"]}},
-    ),
-    "bpr-groups": (
-        "BPR",
-        {"unlearn": "obliviate", "compare": ["retrain"], "min_group": 10, "lac_steps": 6, "on_missing": "skip",
-         "forget": {"user_id": ["196", "186", "22", "244", "166", "298", "115"], "item_id": [None] * 6 + ["265"]}},
-    ),
+    "sasrec-obliviate": ("SASRec", {
+        "unlearn": "obliviate", "compare": ["retrain", "finetune", "gradient_ascent"],
+        "user_inter_num_interval": "[60,90]", "MAX_ITEM_LIST_LENGTH": 5, "hidden_size": 8, "inner_size": 8,
+        "n_layers": 1, "n_heads": 1, "finetune_epochs": 1, "gradient_ascent_steps": 2, "lac_steps": 10,
+    }),
+    "cke-obliviate": ("CKE", {
+        "unlearn": "obliviate", "compare": ["retrain", "finetune", "gradient_ascent"], "kg_embedding_size": 8,
+        "data_path": KNOWLEDGE, "finetune_epochs": 1, "gradient_ascent_steps": 2, "lac_steps": 10,
+        "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"],
+                     "kg": ["head_id", "relation_id", "tail_id"], "link": ["item_id", "entity_id"]},
+    }),
+    "bpr-groups": ("BPR", {
+        "unlearn": "obliviate", "compare": ["retrain"], "min_group": 10, "lac_steps": 6, "on_missing": "skip",
+        "forget": {"user_id": ["196", "186", "22", "244", "166", "298", "115"], "item_id": [None] * 6 + ["265"]},
+    }),
 }  # fmt: skip
 OF_ONE_RUN = ("environment", "date", "request", "hashes")
 NEXT = "bpr-next"  # starts from the checkpoint that bpr-obliviate left
@@ -205,13 +197,9 @@ def run_all(out: Path) -> None:
 
 def run_apart(out: Path) -> None:
     """:func:`run_all` in a process whose arithmetic is pinned."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.golden.runs", str(out)], cwd=HERE.parent.parent,
-        env={**os.environ, **PINNED, "XDG_CONFIG_HOME": str(out / "config")}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(done.stderr[-4000:])
+    from tests.conftest import run_command
+
+    run_command([sys.executable, "-m", "tests.golden.runs", str(out)], out, **PINNED, XDG_CONFIG_HOME=f"{out}/config")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Grids: reading the file, running, continuing, failing, and the files of the output directory."""
 
+import importlib
 import json
 import re
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -105,11 +107,10 @@ def test_any_file_is_read_or_refused_in_one_line(key, value):
 ])  # fmt: skip
 def test_bad_files_are_refused_in_one_line(file, content, message):
     path = file(content)
-    said = refused(message, grid_run.load, path)
-    assert str(path) in said
+    assert str(path) in refused(message, grid_run.load, path)
 
 
-def test_the_files_that_come_along_and_the_example_of_the_documentation(file):
+def test_the_files_that_come_along_and_the_example_of_the_documentation(file, monkeypatch):
     (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "many-runs.md").read_text(), re.S)
     cells = grid_run.load(file(example))
     assert (len(cells), cells[-1].values["epochs"]) == (2 * 3 + 1, 30)
@@ -120,7 +121,24 @@ def test_the_files_that_come_along_and_the_example_of_the_documentation(file):
     assert (len(paper), {cell.ratio for cell in paper}) == (3 * 2 * 3 * 5, {0.01, 0.05, 0.1, 0.2, 0.5})
     assert all(set(cell.methods) == every for cell in paper)
     assert {cell.dataset for cell in grid_run.load(folder / "smoke.yaml")} == {"ml-100k"}
-    assert len(grid_run.load(folder / "machine.yaml")) == 6 + 24 + 6 + 3
+    machine = grid_run.load(folder / "machine.yaml")
+    assert len(machine) == 6 + 24 + 6 + 3
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    for cell in machine:
+        expected = importlib.import_module("trainings").settings_of(cell.model, cell.dataset)
+        assert ({key: cell.values[key] for key in expected}, cell.config()["embedding_size"]) == (expected, 64)
+
+
+def test_a_file_of_that_name_comes_before_a_grid_of_the_package(monkeypatch, capsys):
+    monkeypatch.setattr(grid_run, "load", mock.Mock(side_effect=LookupError))
+    Path("paper").mkdir()  # a directory of that name does not count
+    mine, package = write(Path("smoke.yaml"), GOOD), properties_dir() / "grid"
+    for name, expected in (("smoke", package / "smoke.yaml"), ("paper", package / "paper.yaml"), (mine, mine)):
+        with pytest.raises(LookupError):
+            run_grid(name)
+        assert grid_run.load.call_args.args[0] == expected
+    assert cli.main(["--grid=smok"]) == 2
+    assert "is neither a file here nor one of machine, paper, smoke. Did you mean smoke?" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -45,8 +45,7 @@ class ByHistory:
 
     @staticmethod
     def of(histories, size):
-        weights = torch.arange(1, histories.shape[1] + 1)
-        mixed = (histories * weights).sum(dim=1)
+        mixed = (histories * torch.arange(1, histories.shape[1] + 1)).sum(dim=1)
         scores = ((mixed[:, None] * 7919 + torch.arange(size) * 104729) % 1009).float()
         scores[:, 0] = -torch.inf
         return scores
@@ -172,8 +171,7 @@ def test_a_model_that_is_merely_worse_has_not_forgotten(config):
 
 def test_users_are_counted_by_the_histories_they_are_asked_at(config):
     """Ten whole users and one with a single deleted item: the demotion rate is that one user's."""
-    data = without_users(config, range(1, 11), also=[20])
-    crowd = Crowd.of(data, 10)
+    crowd = Crowd.of(without_users(config, range(1, 11), also=[20]), 10)
     assert (crowd.users, crowd.compared, crowd.emptied) == (11, 1, 10)
     assert Discretion(10, crowd).few
     whole = Crowd.of(without_users(config, range(1, 11)), 10)

@@ -144,8 +144,7 @@ def test_nothing_fails_and_retraining_passes_on_ml_100k(ml_100k, model, kind):
     values = ml_100k(model) | {"min_group": 1}
     request = None
     if kind == "genuine":
-        splits = load(UnlearnConfig(model, "ml-100k", config_dict=values)).splits
-        request = genuine_request(splits.train)
+        request = genuine_request(load(UnlearnConfig(model, "ml-100k", config_dict=values)).splits.train)
     outcome = run_unlearn(
         model, "ml-100k", forget=request, unlearn="obliviate", compare=["retrain", "retrain"],
         config_dict=values | NOTHING,
@@ -214,8 +213,7 @@ def emptied(rate, retrained=0.5, error=0.01):
 ])  # fmt: skip
 def test_whole_users_of_a_sequential_model_are_judged_at_uncleaned_histories(original, unlearned, level):
     """A model that did nothing never passes."""
-    phases = {"original": emptied(original), "unlearned": emptied(unlearned), "retrained": emptied(0.5)}
-    found = verdict(phases, {})
+    found = verdict({"original": emptied(original), "unlearned": emptied(unlearned), "retrained": emptied(0.5)}, {})
     assert found.level == level
     assert f"(demotion rate {unlearned:.3f}, retrained 0.500)" in found.text
     assert found.text.endswith(module.EMPTIED)
@@ -293,8 +291,7 @@ def test_users_without_anything_left_say_nothing(make_config):
     splits = load(make_config()).splits
     data = without(splits, splits.train.inter_feat["user_id"].numpy() <= 3)
     plan = Questions.of(data, deleted_pairs(data, 10, 0), 0)
-    scores = torch.rand(data.full.train.user_num, data.full.train.item_num)
-    seen = observe(FixedScores(scores), plan, data.retain)
+    seen = observe(FixedScores(torch.rand(data.full.train.user_num, data.full.train.item_num)), plan, data.retain)
     assert provisional(plan, data, seen, seen) is module.NOTHING_LEFT
 
 

@@ -125,8 +125,7 @@ def test_a_selection_reads_and_writes_its_rows_only():
 def test_a_linear_loss_has_no_curvature():
     net, index = torch.nn.Linear(3, 1, bias=False), TrainIndex(Rows([(1, 1)]))
     selection = Selection(net, [Table("weight", "user", 0, 1)], region_of([0, 2]), index)
-    product = hessian_product(net(torch.ones(1, 3)).sum(), selection)
-    assert torch.equal(product(torch.ones(2)), torch.zeros(2))
+    assert torch.equal(hessian_product(net(torch.ones(1, 3)).sum(), selection)(torch.ones(2)), torch.zeros(2))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -183,8 +182,7 @@ def test_ifru_finds_the_leave_out_optimum(make_config, begin, monkeypatch):
     trainer, task = begin("ifru", Ridge, original=original, **changes)
     finished, target = trainer.run(task), ridge_optimum(start, data.retain.train)
     found, users = trainer.model.user_embedding.weight.detach(), data.affected_users
-    away = float((before[users] - target[users]).norm())
-    assert float((found[users] - target[users]).norm()) < 1e-3 * away
+    assert float((found[users] - target[users]).norm()) < 1e-3 * float((before[users] - target[users]).norm())
     assert finished.certificates["solver"]["residual"] <= 1e-6
     others = torch.ones(len(found), dtype=torch.bool)
     others[users] = False
@@ -286,6 +284,21 @@ def test_the_fisher_term_is_a_weighted_square():
     named = {"a": torch.nn.Parameter(torch.tensor([1.0, 2.0])), "b": torch.nn.Parameter(torch.ones(1))}
     anchor, held = {"a": torch.tensor([0.0, 4.0])}, {"a": torch.tensor([3.0, 0.5])}
     assert rrl.fisher_term(named, anchor, held).item() == pytest.approx(0.5 * (3.0 + 0.5 * 4.0))
+
+
+def test_the_fisher_term_has_its_weight_for_each_deleted_pair(begin, monkeypatch):
+    """The first step starts at the anchor, so it is the same for all weights, and the second loss grows with them."""
+    monkeypatch.setattr(rrl.RRL, "_fisher", lambda self, request: {"item_embedding.weight": torch.tensor(700.0)})
+    last = {}
+    for steps, weight in ((1, 1.0), (2, 1.0), (2, 3.0)):
+        trainer, task = begin("rrl", rrl_steps=steps, rrl_fisher=weight, rrl_learning_rate=0.01)
+        before, pairs = weights(trainer.model), len(RequestLosses(task, trainer.model).retained.gone)
+        last[steps, weight] = trainer.unlearn(task).curves["loss"][-1][1]
+        if steps == 1:
+            moved = weights(trainer.model)["item_embedding.weight"] - before["item_embedding.weight"]
+    expected = (3.0 - 1.0) / pairs * 0.5 * 700.0 * float(moved.square().sum())
+    assert last[2, 3.0] - last[2, 1.0] == pytest.approx(expected, rel=1e-4)
+    assert expected > 0.1
 
 
 def test_rrl_leaves_a_model_alone_whose_deleted_pairs_are_all_retained(begin):

@@ -361,11 +361,9 @@ def grouped(before, after, retrained=None, users=(300, 300)):
     return found | ({} if retrained is None else {"retrained": of(retrained)})
 
 
-@pytest.mark.parametrize(
-    ("users", "after", "is_small"),
-    [(31, (0.1, 0.2), False), (30, (0.1, 0.2), True), (30, (0.1, 0.15), False), (30, (0.1, 0.185), True)],
-    ids=["enough", "too small", "small but harmful", "small change"],
-)
+@pytest.mark.parametrize(("users", "after", "is_small"), [
+    (31, (0.1, 0.2), False), (30, (0.1, 0.2), True), (30, (0.1, 0.15), False), (30, (0.1, 0.185), True),
+])  # fmt: skip
 def test_a_small_request_hides_gains_and_losses_unless_there_is_harm(users, after, is_small):
     phases = grouped((0.1, 0.2), after, (0.1, 0.2))
     result = RunResult("BPR", "d", "m", 1, {}, read(forget={"users": users}).forget, phases)
@@ -422,20 +420,15 @@ def test_the_comparison_averages_seeds_and_counts_a_model_once(compare):
     assert "+0.080\nis 0.610 ± 0.000\n" in first
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (None, "There is no file"), ("{", "not JSON"), ("\udcff", "not JSON"), ("[" * 100_000, "not JSON"),
-        ("[]", "schema 1"), ('{"schema": 2, "phases": {"original": {}}}', "schema 1"),
-        ('{"schema": 1, "phases": []}', "no phases"),
-    ],
-    ids=["missing", "cut off", "bytes", "deep", "list", "schema", "odd phases"],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "why"), [
+    (None, "There is no file"), ("{", "not JSON"), ("\udcff", "not JSON"), ("[]", "schema 1"),
+    ('{"schema": 2, "phases": {"original": {}}}', "schema 1"), ('{"schema": 1, "phases": []}', "no phases"),
+    pytest.param("[" * 100_000, "not JSON", id="deep"),
+])  # fmt: skip
 def test_a_bad_directory_is_named_in_one_line(tmp_path, content, why):
     if content is not None:
         (tmp_path / "result.json").write_text(content, errors="surrogateescape")
-    said = refused(why, write_comparison, [tmp_path], tmp_path / "comparison.html")
-    assert str(tmp_path / "result.json") in said
+    assert str(tmp_path / "result.json") in refused(why, write_comparison, [tmp_path], tmp_path / "comparison.html")
     assert not (tmp_path / "comparison.html").exists()
     refused("Nothing to compare", write_comparison, [], tmp_path / "comparison.html")
 
@@ -455,6 +448,37 @@ def test_the_share_of_a_bin_and_the_change_of_a_group():
     assert "original" not in bars
     (first, *_) = figures.damage(phases, "item_popularity")["data"]
     assert first["x"][0] == "tail<br>2,100 test<br>interactions"
+
+
+def test_axes_of_shares_start_at_zero_and_others_have_a_least_span():
+    flat = {"unlearned": {"demotion": [(0, 0.90), (9, 0.91)], "own": [(0, -5.00), (9, -5.01)]}}
+    share = figures.curve(flat, "demotion", "y", is_share=True)["layout"]["yaxis"]["range"]
+    other = figures.curve(flat, "own", "y")["layout"]["yaxis"]["range"]
+    assert (share[0], other[1] - other[0] >= 2.5) == (0, True)
+    tiny = figures.damage(grouped((0.1, 0.2), (0.101, 0.2)), "user_activity")["layout"]["yaxis"]["range"]
+    assert tiny == [-figures.LEAST_CHANGE, figures.LEAST_CHANGE]
+    points = figures.trade_off([("m", 0.0, 0.20), ("m", 0.01, 0.21)], figures.looks(["m"]), "x", "y")["layout"]
+    for low, high in (points["xaxis"]["range"], points["yaxis"]["range"]):
+        assert (low >= 0, high - low >= figures.LEAST_SHARE - 1e-9) == (True, True)
+
+
+def light(color):
+    """The relative luminance of WCAG 2 of a color such as #1c2127."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05
+
+
+def test_text_can_be_read_in_light_and_dark():
+    day, night = (
+        page.render("base.html", title="").decode().split("<style>")[1].split("prefers-color-scheme: dark", 1)
+    )
+    for part in (day, night.split("* {")[0]):
+        tone = {name: light(color) for name, color in re.findall(r"--(\w+): (#\w{6})", part)}
+        inks = [(tone[ink], 4.5) for ink in ("ink", "quiet", "near", "under", "over", "unknown")]
+        for ground, seen in (("paper", [(light(look.color), 3) for look in figures.LOOKS]), ("panel", [])):
+            for ink, least in inks + seen:
+                assert max(ink, tone[ground]) / min(ink, tone[ground]) >= least
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

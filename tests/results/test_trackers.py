@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from recbole_unlearn import UnlearnConfig, UnlearnError, cli, run_unlearn, tune_unlearn
+from recbole_unlearn import UnlearnError, cli, run_unlearn, tune_unlearn
 from recbole_unlearn.results import trackers
 from tests.parts import refused
 
@@ -128,10 +128,3 @@ def test_a_tracker_that_cannot_start_is_refused_before_training(settings, wandb)
 def test_a_sweep_logs_no_run(settings, wandb):
     with pytest.raises(UnlearnError, match="leave --log_wandb out"):
         tune_unlearn("BPR", "tiny", config_dict=settings | {"log_wandb": True, "unlearn": "finetune"})
-
-
-def test_nothing_is_imported_unasked(settings, monkeypatch):
-    for package in ("wandb", "mlflow"):
-        monkeypatch.setitem(sys.modules, package, None)
-    run(settings)
-    assert UnlearnConfig("BPR", "tiny", config_dict=settings)["log_mlflow"] is False

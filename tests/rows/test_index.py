@@ -29,8 +29,7 @@ def test_the_index_agrees_with_counting(pairs, data, table):
     gone = data.draw(st.lists(st.booleans(), min_size=len(pairs), max_size=len(pairs)))
     (index,) = indices(table, pairs)
     assert (index.table is not None) == table
-    deleted = torch.tensor(gone)
-    retained, region = rest_of(index, deleted)
+    retained, region = rest_of(index, torch.tensor(gone))
     left = [pair for pair, out in zip(pairs, gone, strict=True) if not out]
     assert retained.size == len(left)
     for side, place in (("user", 0), ("item", 1)):
@@ -91,8 +90,7 @@ def test_a_sample_has_each_interaction_once(pairs, most, seed):
         ids = torch.arange(1, index.sizes[side])
         numbers, place = index.sample(side, ids, most, torch.Generator().manual_seed(seed))
         assert torch.equal(index.ids[side][numbers], ids[place])
-        counts = index.counts(side, ids).clamp(max=most)
-        assert torch.equal(torch.bincount(place, minlength=len(ids)), counts)
+        assert torch.equal(torch.bincount(place, minlength=len(ids)), index.counts(side, ids).clamp(max=most))
         assert (len(torch.unique(numbers)), place.tolist()) == (len(numbers), sorted(place.tolist()))
         assert len(index.of(side, ids[:0])) == 0
 
@@ -135,8 +133,7 @@ def test_batches_are_epochs_of_retained_rows_that_touch_the_region(make_config, 
     touched = [witness.region[side].contains(witness.index.ids[side]) for side in SIDES]
     assert torch.equal(rows, ((touched[0] | touched[1]) & ~data.deleted).nonzero().flatten())
     steps = -(-len(rows) // 50)
-    once = torch.cat([batch.numbers for batch in witness.batches(rows, 50, steps)])
-    assert torch.equal(once.sort().values, rows)
+    assert torch.equal(torch.cat([batch.numbers for batch in witness.batches(rows, 50, steps)]).sort().values, rows)
     seen = list(witness.batches(rows, 50, 3 * steps))
     assert len(seen) == 3 * steps
     assert not data.deleted[torch.cat([batch.numbers for batch in seen])].any()

@@ -8,7 +8,7 @@ from recbole_unlearn.rows import SIDES, Table, as_rows, find_features, find_tabl
 from recbole_unlearn.settings import SEQUENTIAL, UnlearnConfig
 from recbole_unlearn.training import build_model
 from tests.conftest import USERS
-from tests.parts import Rows
+from tests.parts import Rows, loaded
 
 
 @pytest.mark.parametrize(("model", "expected"), [
@@ -19,8 +19,7 @@ from tests.parts import Rows
     ("DMF", {("user_linear.weight", "item", 0, 1), ("item_linear.weight", "user", 0, 1)}),
 ])  # fmt: skip
 def test_tables_are_found(make_config, model, expected):
-    config = make_config(model)
-    splits = load(config).splits
+    config, splits = loaded(make_config(model))
     assert set(find_tables(build_model(config, splits), splits.train)) == {Table(*row) for row in expected}
 
 
@@ -86,8 +85,7 @@ def built(settings):
         known = UnlearnConfig(model, "tiny", config_dict=plain).final_config_dict
         sizes = dict.fromkeys(WIDTHS, USERS + 1) | {"n_heads": 1, "block_num": 1, "dilations": [1]}
         plain |= {key: value for key, value in sizes.items() if key in known}
-        config = UnlearnConfig(model, "tiny", config_dict=plain | {"MAX_ITEM_LIST_LENGTH": USERS + 1})
-        splits = load(config).splits
+        config, splits = loaded(UnlearnConfig(model, "tiny", config_dict=plain | {"MAX_ITEM_LIST_LENGTH": USERS + 1}))
         assert splits.train.user_num == USERS + 1
         return build_model(config, splits), splits.train
 

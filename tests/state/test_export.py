@@ -142,8 +142,7 @@ def test_an_export_of_another_state_or_a_damaged_one_is_refused(make_state, tmp_
         path.write_bytes(content[:-3] + b"xyz")
         refused("changed or damaged", state.export, tmp_path / "out", since=tmp_path / "first")
         path.write_bytes(content)
-    newer = about(tmp_path / "first") | {"schema": 2}
-    (tmp_path / "first" / "export.json").write_text(json.dumps(newer))
+    (tmp_path / "first" / "export.json").write_text(json.dumps(about(tmp_path / "first") | {"schema": 2}))
     refused("newer version", state.export, tmp_path / "out", since=tmp_path / "first")
     assert not (tmp_path / "out").exists()
 

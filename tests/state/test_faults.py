@@ -1,5 +1,6 @@
 """Full disks, disks that cannot be written to, several processes, kills: one line, and the state is as it was."""
 
+import ctypes
 import errno
 import itertools
 import os
@@ -96,9 +97,29 @@ def test_a_disk_that_cannot_be_written_to(busy, key_file, checkpoints, tiny_path
     busy.verify()
 
 
+def test_a_folder_without_permission_to_write(busy_folder, key_file, tmp_path):
+    folder = shutil.copytree(busy_folder, tmp_path / "S")
+
+    def work():  # as a user who, unlike root, may not write everywhere
+        without = (ctypes.c_uint32 * 6)()
+        assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), without) == 0
+        assert not os.access(folder, os.W_OK, effective_ids=True)
+        refused("Check the disk and its permissions", lambda: open_state(folder, key_file).run())
+
+    for path in (folder, *folder.iterdir()):
+        path.chmod(path.stat().st_mode & ~0o222)
+    process = forked(work)
+    process.join()
+    for path in (folder, *folder.iterdir()):
+        path.chmod(path.stat().st_mode | 0o200)
+    assert process.exitcode == 0
+    with open_state(folder, key_file) as state:
+        assert state.run()[0].status == "done"
+
+
 def test_two_processes_submit_while_a_worker_works_and_publishes(fresh, key_file, tmp_path):
     folder = shutil.copytree(fresh("BPR"), tmp_path / "S")  # not open here: a fork must not inherit it
-    users = range(12)
+    users = range(20)
 
     def submitter(which):
         with open_state(folder, key_file) as state:
@@ -257,7 +278,7 @@ def test_rolling_back_leaves_nothing_of_the_request(busy):
 @pytest.mark.slow
 def test_commands_that_are_killed(checkpoints, tiny_path, key_file, tmp_path):
     """A sample; `KILLS=200 pytest -s tests/state -k killed` kills more and prints what was left."""
-    kills, checkpoint = int(os.environ.get("KILLS", "24")), checkpoints("BPR")
+    kills, checkpoint = int(os.environ.get("KILLS", "28")), checkpoints("BPR")
 
     def init(folder):
         init_state(folder, checkpoint, hash_key=key_file, data_path=str(tiny_path)).close()

@@ -7,7 +7,7 @@ import pytest
 
 from recbole_unlearn.state import MOST_DRIFT, history, open_state, status, write_status
 from recbole_unlearn.state.status import overview
-from tests.report.test_report import Reader
+from tests.report.test_report import Reader, check_in_chromium, in_chromium
 from tests.state.conftest import some
 
 
@@ -97,3 +97,10 @@ def test_a_page_of_a_new_state(make_state, tmp_path, monkeypatch):
     assert "No request was submitted yet." in reader.text
     assert "No request is overdue, and retraining is not due." in reader.text
     assert len(reader.figures) == 2
+
+
+@pytest.mark.slow
+@in_chromium
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_chromium_draws_the_page_in_light_and_dark_and_on_a_phone(busy, tmp_path, is_dark):
+    check_in_chromium(write_status(busy.core.database, tmp_path / "page.html"), tmp_path, 4, is_dark)

@@ -22,7 +22,7 @@ from recbole_unlearn.state import LiveModel, init_state, open_state
 from recbole_unlearn.state.context import asked
 from recbole_unlearn.training import Trainings, build_model
 from tests.conftest import tiny_rows, train_plain, write_tiny
-from tests.parts import refused
+from tests.parts import refused, same
 from tests.state.conftest import CONTEXT, PLAIN, done, items_of, some
 
 MODELS = ["BPR", "LightGCN"]
@@ -31,10 +31,6 @@ THREE = {"a": some("u3", 4), "b": {"user_id": "u8"}, "c": some("u9", 2)}
 
 def weights(state):
     return {name: value.detach().clone() for name, value in state.model.state_dict().items()}
-
-
-def same(first, second):
-    return all(torch.equal(first[name], second[name]) for name in first)
 
 
 def again(state, key_file):
@@ -303,5 +299,4 @@ def test_a_state_keeps_its_gpu_and_no_path(checkpoints, key_file, tiny_path, tmp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that it is restored: RecBole writes to it
     given = {"data_path": str(tiny_path), "gpu_id": "3"}
     with init_state(tmp_path / "S", checkpoints("BPR"), hash_key=key_file, **given) as state:
-        assert state.core.about("own") == {"gpu_id": "3"}
-        assert state.core.config["gpu_id"] == "3"
+        assert (state.core.about("own"), state.core.config["gpu_id"]) == ({"gpu_id": "3"}, "3")

@@ -12,14 +12,13 @@ from recbole.model.general_recommender import EASE
 from recbole.model.general_recommender.itemknn import ComputeSimilarity
 
 from recbole_unlearn import run_unlearn
-from recbole_unlearn.data import load
 from recbole_unlearn.recbole_compat import other_parameters
 from recbole_unlearn.serving import load_unlearned
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import build_model, downdate, downdate_model, train
 from tests.conftest import train_plain
 from tests.files import strings
-from tests.parts import refused, without
+from tests.parts import loaded, refused, without
 
 USERS, ITEMS, PENALTY = 9, 14, 3.0
 
@@ -132,8 +131,7 @@ MODELS = {"EASE": {}, "ItemKNN": {"k": 5, "shrink": 1.0}, "ItemKNN by user": {"k
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_what_a_fit_makes_them(make_config, name, monkeypatch):
     """All that RecBole saves of them; none is fitted on the way."""
-    config = make_config(name.split()[0], **MODELS[name])
-    splits = load(config).splits
+    config, splits = loaded(make_config(name.split()[0], **MODELS[name]))
     full = build_model(config, splits)
     users, items = (splits.train.inter_feat[field].numpy() for field in ("user_id", "item_id"))
     for chosen in (users == 3, (users < 4) & (items % 3 > 0), items == 9, (items == 9) | (users == 3)):
@@ -182,7 +180,6 @@ def test_only_the_models_of_recbole(settings):
     mine = type("MyEASE", (EASE,), {})
     given = {"unlearn": "downdate", "config_dict": settings | {"reg_weight": 2.0}}
     refused("MyEASE has no downdate.*rebuild.*retrain", run_unlearn, mine, "tiny", **given)
-    config = UnlearnConfig(mine, "tiny", config_dict=given["config_dict"])
-    splits = load(config).splits
+    config, splits = loaded(UnlearnConfig(mine, "tiny", config_dict=given["config_dict"]))
     model = build_model(config, splits)
     assert not downdate_model(model, other_parameters(model), splits.train, config)

@@ -16,6 +16,7 @@ from recbole_unlearn.data import append, load, loaders
 from recbole_unlearn.recbole_compat import anomaly_mode_kept, clear_caches
 from recbole_unlearn.training import build_model, fast_class, pair_remover
 from recbole_unlearn.training.fast_models import EdgeRemoval, SymmetricProduct, normalised_adjacency
+from tests.parts import loaded
 
 with anomaly_mode_kept():
     from recbole.model.sequential_recommender import bert4rec, fearec
@@ -59,8 +60,7 @@ def test_edges_are_removed_as_if_they_had_never_been_there(users, items, seed, r
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN", "NGCF"])
 def test_a_model_without_pairs_is_one_built_without_them(make_config, model):
-    config = make_config(model)
-    splits = load(config).splits
+    config, splits = loaded(make_config(model))
     train = splits.train
     keep = torch.arange(len(train)) % 7 > 0
     rest = splits._replace(train=train.copy(train.inter_feat[keep]))
@@ -128,8 +128,7 @@ def built(settings):
 
     def build(model):
         values = {key: value for key, value in settings.items() if key != "embedding_size"}
-        config = UnlearnConfig(model, "tiny", config_dict=values | {"MAX_ITEM_LIST_LENGTH": 6})
-        splits = load(config).splits
+        config, splits = loaded(UnlearnConfig(model, "tiny", config_dict=values | {"MAX_ITEM_LIST_LENGTH": 6}))
         return build_model(config, splits), next(iter(loaders(config, splits).train))
 
     return build

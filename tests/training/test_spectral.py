@@ -10,7 +10,6 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from recbole_unlearn import UnlearnConfig, run_unlearn
-from recbole_unlearn.data import load
 from recbole_unlearn.methods.rebuild import Rebuild
 from recbole_unlearn.pipeline import begin, checked_settings
 from recbole_unlearn.rows import pair_scores
@@ -18,7 +17,7 @@ from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.training import SpectralStart, Trainings, build_model, train
 from recbole_unlearn.training import spectral as module
 from recbole_unlearn.training.spectral import GAP, RIDGE, UNSEEN, by_interactions, truncated_svd
-from tests.parts import Rows, divided, same, without
+from tests.parts import Rows, divided, loaded, same, without
 
 
 @examples(max_examples=30)
@@ -45,8 +44,7 @@ def test_rows_solve_their_normal_equations(monkeypatch):
     """Sweeps end where neither side can do better, by a dense solution; a repeated pair counts once."""
     monkeypatch.setattr(module, "SWEEPS", 300)
     monkeypatch.setattr(module, "STEPS_OF_CG", 8)
-    rng = np.random.default_rng(1)
-    x = (rng.random((7, 6)) < 0.4).astype(float)
+    x = (np.random.default_rng(1).random((7, 6)) < 0.4).astype(float)
     x[0] = x[:, 0] = x[6] = 0  # padding, and a user without interactions
     x[1, 2] = x[3, 4] = 1
     pairs = np.argwhere(x).tolist()
@@ -73,8 +71,7 @@ def test_rows_solve_their_normal_equations(monkeypatch):
     ("model", "bilinear"), [("BPR", True), ("LightGCN", True), ("NeuMF", False), ("SimpleX", False)]
 )
 def test_rows_have_their_scale_and_the_others_stay(make_config, model, bilinear):
-    config = make_config(model)
-    splits = load(config).splits
+    config, splits = loaded(make_config(model))
     net, plain = build_model(config, splits), build_model(config, splits)
     start = SpectralStart(net, splits, 7)
     assert start
@@ -92,8 +89,7 @@ def test_rows_have_their_scale_and_the_others_stay(make_config, model, bilinear)
 
 
 def test_without_rows_of_users_it_is_trained_in_full(make_config, caplog):
-    config = make_config("MultiDAE", mlp_hidden_size=[8], latent_dimension=4, start="spectral")
-    splits = load(config).splits
+    config, splits = loaded(make_config("MultiDAE", mlp_hidden_size=[8], latent_dimension=4, start="spectral"))
     with caplog.at_level("INFO"):
         found = train(config, splits, "x")
     assert "MultiDAE has no rows of users and items for a spectral start: it is trained in full." in caplog.text
@@ -104,8 +100,7 @@ def rebuilt(config, data, original=None, folder="c"):
     """The weights of a rebuilt model."""
     trainings = Trainings(CacheSettings(cache=False, cache_dir=folder, cache_size=1.0), 1)
     trainer, task = begin(Rebuild, checked_settings(Rebuild, config), config, data, original, trainings, "unlearned")
-    outcome = trainer.run(task)
-    assert outcome.certificates == {"exact": True}
+    assert trainer.run(task).certificates == {"exact": True}
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 

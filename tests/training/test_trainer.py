@@ -11,7 +11,7 @@ from recbole_unlearn.data import load, loaders
 from recbole_unlearn.files import Trained
 from recbole_unlearn.training import PhaseTrainer, build_model, check_finite, compose, train
 from tests.conftest import train_plain
-from tests.parts import refused, same
+from tests.parts import loaded, refused, same
 
 
 @pytest.fixture
@@ -19,8 +19,7 @@ def made(make_config):
     """``made("FM")``: a config over `tiny`, its splits, and a trainer of an untrained model."""
 
     def make(model="BPR", **changes):
-        config = make_config(model, **changes)
-        splits = load(config).splits
+        config, splits = loaded(make_config(model, **changes))
         return config, splits, compose(PhaseTrainer, config, build_model(config, splits), "test")
 
     return make
@@ -29,8 +28,7 @@ def made(make_config):
 def test_weights_equal_those_of_recboles_own_trainer(make_config, settings, tmp_path):
     """Same seed, same settings: mixing in must not change a single bit of training."""
     keys = ("data_path", "load_col", "epochs", "embedding_size", "learning_rate", "train_batch_size")
-    plain = train_plain("BPR", tmp_path, **{key: settings[key] for key in keys})
-    theirs = torch.load(plain, weights_only=False)
+    theirs = torch.load(train_plain("BPR", tmp_path, **{key: settings[key] for key in keys}), weights_only=False)
     config = make_config(metrics=["Recall", "MRR"], topk=[10], valid_metric="MRR@10", eval_step=1)
     ours = train(config, load(config).splits, "test")
     assert ours.epoch == theirs["epoch"]

@@ -11,7 +11,7 @@ from recbole_unlearn.files.atomic import atomic
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.training import Trainings
 from recbole_unlearn.training import trainings as module
-from tests.parts import same, without
+from tests.parts import loaded, same, without
 
 
 @pytest.fixture
@@ -40,8 +40,7 @@ def make_cache(folder, size=1.0, cache=True, threads=1):
 
 
 def test_the_same_model_is_trained_once(make_config, tmp_path, counted):
-    config = make_config("LightGCN")
-    splits = load(config).splits
+    config, splits = loaded(make_config("LightGCN"))
     first = make_cache(tmp_path / "c").train(config, splits, "a")
     second = make_cache(tmp_path / "c").train(config.replace(output_dir="x", show_progress=True), splits, "b")
     assert counted == ["a"]
@@ -52,8 +51,7 @@ def test_the_same_model_is_trained_once(make_config, tmp_path, counted):
 
 
 def test_everything_that_matters_is_in_the_key(make_config, tmp_path):
-    config = make_config()
-    splits = load(config).splits
+    config, splits = loaded(make_config())
     cache = make_cache(tmp_path / "c")
     other = without(splits, 0)
     keys = [
@@ -93,8 +91,7 @@ def test_a_damaged_entry_is_trained_again(one, tmp_path, counted, caplog, damage
 
 def test_the_oldest_entries_go_first(one, tmp_path):
     config, splits = one
-    cache = make_cache(tmp_path / "c")
-    cache.train(config, splits, "first")
+    make_cache(tmp_path / "c").train(config, splits, "first")
     (first,) = (tmp_path / "c").glob("*.pt")
     small = make_cache(tmp_path / "c", size=1.5 * first.stat().st_size / 2**30)
     small.train(config.replace(seed=1), splits, "second")
@@ -104,8 +101,7 @@ def test_the_oldest_entries_go_first(one, tmp_path):
 
 def test_a_full_disk_is_a_warning(one, tmp_path, counted, caplog, monkeypatch):
     monkeypatch.setattr("os.fsync", mock.Mock(side_effect=OSError(28, "No space left on device")))
-    found = make_cache(tmp_path / "c").train(*one, "a")
-    assert found.state_dict
+    assert make_cache(tmp_path / "c").train(*one, "a").state_dict
     assert "is not kept for later runs" in caplog.text
     assert list((tmp_path / "c").iterdir()) == []
 
@@ -145,8 +141,7 @@ def test_after_a_real_request_nothing_deleted_is_kept(settings, tmp_path, method
 def test_models_of_before_are_removed_after_a_request(settings, tmp_path, caplog):
     """An original that an earlier run left there is found, used, and removed with those of other seeds' methods."""
     values = settings | {"report": "none", "epochs": 1}
-    config = UnlearnConfig("BPR", "tiny", config_dict=values)
-    splits = load(config).splits
+    config, splits = loaded(UnlearnConfig("BPR", "tiny", config_dict=values))
     cache = make_cache(tmp_path / "cache")
     for learning_rate in (0.01, 0.02):
         cache.train(config.replace(learning_rate=learning_rate), splits, "original")

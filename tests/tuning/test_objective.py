@@ -102,8 +102,7 @@ def test_utility_and_demotion_rate_are_those_of_recbole_and_of_a_run(measured):
     plain = compose(PhaseTrainer, exact, trainer.model, "y")
     theirs = plain.evaluate(loaders(exact, data.retain).valid, load_best_model=False)["ndcg@20"]
     assert figures.everyone == pytest.approx(theirs, abs=1e-6)
-    expected = forgetting_of_a_run(*measured)["demotion_rate"]
-    assert figures.demotion == pytest.approx(expected, abs=1e-6)
+    assert figures.demotion == pytest.approx(forgetting_of_a_run(*measured)["demotion_rate"], abs=1e-6)
     if bench.windows is None:
         few = compose(PhaseTrainer, config.replace(eval_batch_size=61), trainer.model, "x")  # a user at a time
         assert bench.measure(few).demotion == pytest.approx(figures.demotion)

@@ -17,8 +17,7 @@ from recbole_unlearn import cli, run_unlearn, tune_unlearn
 from recbole_unlearn.errors import UnlearnError, one_line
 from recbole_unlearn.report import write_sweep
 from recbole_unlearn.training import PhaseTrainer, compose
-from recbole_unlearn.tuning import Bench, Figures, Goal, backend, identity, trial, validation_only
-from recbole_unlearn.tuning.objective import best, front
+from recbole_unlearn.tuning import Bench, backend, identity, trial, validation_only
 from tests.parts import refused
 
 
@@ -53,8 +52,7 @@ def space(text):
 def small(settings):
     """Settings of a small sweep of obliviate."""
     text = "rank: {choice: [2, full]}\nlac_steps: {choice: [4, 8]}\nlac_learning_rate: {loguniform: [0.001, 0.1]}\n"
-    sweep = {"tune": True, "space": space(text), "trials": 3, "unlearn": "obliviate", "report": "none"}
-    return settings | sweep
+    return settings | {"tune": True, "space": space(text), "trials": 3, "unlearn": "obliviate", "report": "none"}
 
 
 def sweep(config, model="BPR", **changes):
@@ -206,33 +204,17 @@ def test_bad_input_is_one_line_and_nothing_is_trained(small, tmp_path, monkeypat
     assert said in error
 
 
-def page_of(tmp_path, hostile):
-    """The page of thirty trials with a report each and one that failed, and the figures in it."""
-    judge = Goal("ndcg@20", 0.5, 1.0, 0.2, 0.9)
-    records, candidates = [], []
-    for k in range(30):
-        values = {"rank": [4, 8, "full", hostile][k % 4], "lac_steps": 20 + k}
-        judged = judge.judge(Figures(0.2 + k / 300, 0.2, 0.5 + k / 100))
-        report = {"settings": values, "step": 20 + k, **judged, "seconds": 0.1 * k, "last": True}
-        record = {"number": k, "settings": values, "state": "finished", "error": None, "node": "n"}
-        records.append(record | {"reports": [report | {"work_seconds": 0.3}]})
-        candidates.append({"trial": k, **report})
-    records.append(record | {"number": 30, "state": "failed", "error": hostile, "reports": []})
-    goal = {"metric": "ndcg@20", "affected": 0.5, "weight": 1.0, "target": 0.9, "target_source": "expected"}
-    result = {
-        "model": "BPR", "dataset": hostile, "method": "obliviate", "seed": 1, "forget": {"interactions": 3},
-        "objective": goal, "space": {"rank": {"choice": [4, 8, "full", hostile]}, "lac_steps": {"int": [20, 60, 1]}},
-        "searcher": "random", "scheduler": "none", "original": judge.judge(Figures(0.2, 0.2, 0.1)),
-        "retrained": None, "best": best(candidates), "front": front(candidates), "trials": records, "environment": {},
-    }  # fmt: skip
-    page = write_sweep(result, tmp_path).read_text()
-    return page, [json.loads(html.unescape(found)) for found in re.findall(r'data-figure="([^"]*)"', page)]
-
-
-def test_the_page_escapes_everything_in_a_sweep(tmp_path):
+def test_the_page_escapes_everything_in_a_sweep(here, small, tmp_path):
     hostile = "</script><script>window.hacked=1</script>\"'&<img src=x>"
-    page, drawn = page_of(tmp_path, hostile)
+    result = sweep(small, space=space("rank: {grid: [2, 777]}\nlac_steps: {grid: [4, 8]}\n"), searcher="grid").result
+    failed = {**result["trials"][-1], "state": "failed", "error": hostile, "reports": []}
+    text = json.dumps(result | {"trials": [*result["trials"], failed], "dataset": hostile})
+    spoiled = json.loads(re.sub(r"(?<![\d.])777(?![\d.])", lambda found: json.dumps(hostile), text))
+    assert sum(trial["settings"]["rank"] == hostile for trial in spoiled["trials"]) == 3
+    page = write_sweep(spoiled, tmp_path).read_text()
     assert hostile not in page
     assert "<img src=x" not in page
     assert "script-src" in page
+    drawn = [json.loads(html.unescape(found)) for found in re.findall(r'data-figure="([^"]*)"', page)]
     assert all("<img" not in json.dumps(figure) for figure in drawn)
+    assert any("&lt;img" in json.dumps(figure) for figure in drawn)

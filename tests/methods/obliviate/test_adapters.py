@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recbole.model.general_recommender import BPR, LightGCN
 
-from recbole_unlearn.data import load, loaders
+from recbole_unlearn.data import loaders
 from recbole_unlearn.methods.obliviate import AdapterSet, curvature, fast_gradients
 from recbole_unlearn.methods.obliviate import adapters as module
 from recbole_unlearn.methods.obliviate.fast_gradients import BPRGradients, LightGCNGradients, RowGradients
 from recbole_unlearn.rows import TrainIndex, Witness, find_tables, loss_gradients
 from recbole_unlearn.training import build_model, fast_class, fast_models, train
-from tests.parts import check_outside, problem, refused, region_of, rest_of, same, weights
+from tests.parts import check_outside, loaded, problem, refused, region_of, rest_of, same, weights
 
 
 @given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 999))
@@ -38,8 +38,7 @@ def test_all_deltas_at_one_rank():
     stack = module.project(torch.cat(deltas), 2)
     assert torch.allclose(torch.cat([low.a @ low.b.T for low in one]), stack.a @ stack.b.T, atol=1e-5)
     for low, delta in zip(one, deltas, strict=True):
-        kept = (low.a @ low.b.T).square().sum() / delta.square().sum()
-        assert low.energy == pytest.approx(float(kept), abs=1e-5)
+        assert low.energy == pytest.approx(float((low.a @ low.b.T).square().sum() / delta.square().sum()), abs=1e-5)
     (nothing,) = module.project_shared([torch.zeros(3, 4)], 2)
     assert nothing.energy == 1.0
     assert torch.allclose(nothing.b.T @ nothing.b, torch.eye(2))
@@ -151,15 +150,13 @@ def test_gradients_by_model(monkeypatch):
 
 def trained_by(make_config, learner):
     """A new model, the state of an optimizer that trained one, the config and the data."""
-    config = make_config(learner=learner, epochs=1)
-    splits = load(config).splits
+    config, splits = loaded(make_config(learner=learner, epochs=1))
     return build_model(config, splits), train(config, splits, "x").optimizer, config, splits
 
 
-@pytest.mark.parametrize(
-    ("learner", "key"),
-    [("adam", "exp_avg_sq"), ("adamw", "exp_avg_sq"), ("rmsprop", "square_avg"), ("adagrad", "sum")],
-)
+@pytest.mark.parametrize(("learner", "key"), [
+    ("adam", "exp_avg_sq"), ("adamw", "exp_avg_sq"), ("rmsprop", "square_avg"), ("adagrad", "sum"),
+])  # fmt: skip
 def test_moments_are_read_from_the_optimizer(make_config, learner, key):
     model, optimizer, *_ = trained_by(make_config, learner)
     moments, _ = curvature.from_optimizer(model, optimizer)
@@ -217,8 +214,7 @@ def scene(make_config):
     """``scene("BPR")``: a model, its tables, a witness over all of `tiny`, and some rows of both sides."""
 
     def make(model, **changes):
-        config = make_config(model, train_batch_size=BATCH, **changes)
-        splits = load(config).splits
+        config, splits = loaded(make_config(model, train_batch_size=BATCH, **changes))
         net = build_model(config, splits)
         with torch.no_grad():
             for value in net.parameters():
@@ -249,8 +245,7 @@ def test_they_are_what_an_optimizer_would_gather(scene, model, monkeypatch):
         ids = touched[table.side].ids
         found, true = moments[table.parameter][ids].sum(), expected[table.parameter][ids].sum()
         # For a negative item NeuMF's share is left out; it is a pointwise model whose rows are not at rest here.
-        tolerance = 0.1 if model != "NeuMF" else 0.6
-        assert float(found / true) == pytest.approx(1.0, abs=tolerance), table
+        assert float(found / true) == pytest.approx(1.0, abs=0.1 if model != "NeuMF" else 0.6), table
         others = torch.ones(len(moments[table.parameter]), dtype=torch.bool)
         others[ids] = False
         assert (moments[table.parameter][others] == 7.0).all()

@@ -308,8 +308,7 @@ def test_no_map_is_learned_from_few_rows():
 
 
 def restarted_by_windows(tables, maps, touched, windows, rounds):
-    neighbours = touched, functools.partial(WindowLinks, windows), None
-    return new_start.restart(tables, maps, touched, neighbours, rounds)
+    return new_start.restart(tables, maps, touched, (touched, functools.partial(WindowLinks, windows), None), rounds)
 
 
 SOME = [(1, 2, [3, 4]), (1, 3, [2, 4, 5, 6, 7, 8]), (2, 2, [1, 5])]

@@ -68,8 +68,7 @@ def test_the_gradient_of_s_is_a_sum_for_the_rows_of_the_region(make_config, monk
     adapters.model.train()
     expected = loss_gradients(adapters.model, again.batch(triples))[1]
     for adapter, gradient in zip(adapters.adapters, found, strict=True):
-        rows = len(triples.users) * expected[adapter.name][adapter.rows]
-        assert torch.allclose(gradient, rows, atol=2e-4)
+        assert torch.allclose(gradient, len(triples.users) * expected[adapter.name][adapter.rows], atol=2e-4)
     assert reach == (pytest.approx(1.0, abs=1e-4) if model == "BPR" else pytest.approx(0.55, abs=0.45))
 
 
@@ -83,8 +82,7 @@ def test_no_row_goes_further_than_its_limit(share, reach, limit, seed):
     most = min(limit * (share / reach) ** 2, obliviate.LARGEST)
     lengths = found.norm(dim=1) / rows.norm(dim=1)
     assert bool((lengths <= most * 1.0001 + 1e-12).all())
-    kept = torch.cosine_similarity(found[2:], step[2:])
-    assert torch.allclose(kept, torch.ones(4), atol=1e-3) or most < 1e-6
+    assert torch.allclose(torch.cosine_similarity(found[2:], step[2:]), torch.ones(4), atol=1e-3) or most < 1e-6
     if most * rows[1].norm() > 1e-4:
         assert torch.equal(found[1], step[1])  # a short step is left alone
 
@@ -181,8 +179,7 @@ def test_a_new_start_is_frozen_and_rows_that_follow_are_not_calibrated(scene, mo
     assert all(torch.equal(a.shift, s) for a, s in zip(adapters.adapters, shifts, strict=True))
     assert torch.equal(table.detach()[rest], base + 1.0)
     for adapter in adapters.trained:
-        rows = adapters.rows(adapter)[adapter.rows]
-        assert torch.equal(rows, adapter.base + adapter.shift + adapter.low)
+        assert torch.equal(adapters.rows(adapter)[adapter.rows], adapter.base + adapter.shift + adapter.low)
     adapters.detach()
     assert torch.equal(table.detach()[rest], base)
 
@@ -211,11 +208,9 @@ def test_it_stops_at_the_level_of_never_seen_items(scene, monkeypatch):
         assert (0.6 <= reached < 0.8) if stop else reached > 0.8
 
 
-@pytest.mark.parametrize(
-    ("trained", "seconds", "warned"),
-    [(30.0, 50.0, True), (80.0, 50.0, False), (None, 50.0, False), (0.5, 9.0, False)],
-    ids=["longer", "shorter", "unknown", "a few seconds"],
-)
+@pytest.mark.parametrize(("trained", "seconds", "warned"), [
+    (30.0, 50.0, True), (80.0, 50.0, False), (None, 50.0, False), (0.5, 9.0, False),
+])  # fmt: skip
 def test_it_warns_when_retraining_is_quicker(caplog, trained, seconds, warned):
     obliviate.warn_if_slow(trained, seconds)
     assert ("Obliviate will take about 50 s here, and training the original took 30 s" in caplog.text) == warned
@@ -449,10 +444,8 @@ def test_with_b_fixed_the_change_is_linear_in_what_is_trained_and_else_it_is_not
     def delta(a, b):
         return Adapter("x", torch.arange(4), a, b, torch.zeros(4, 4)).delta
 
-    middle = delta((a1 + a2) / 2, b1)
-    assert torch.allclose(middle, (delta(a1, b1) + delta(a2, b1)) / 2, atol=1e-6)
-    both = delta((a1 + a2) / 2, (b1 + b2) / 2)
-    assert not torch.allclose(both, (delta(a1, b1) + delta(a2, b2)) / 2, atol=1e-2)
+    assert torch.allclose(delta((a1 + a2) / 2, b1), (delta(a1, b1) + delta(a2, b1)) / 2, atol=1e-6)
+    assert not torch.allclose(delta((a1 + a2) / 2, (b1 + b2) / 2), (delta(a1, b1) + delta(a2, b2)) / 2, atol=1e-2)
 
 
 def test_drift_stays_below_its_bound(make_config):

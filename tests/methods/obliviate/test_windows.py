@@ -413,8 +413,7 @@ def test_a_whole_item_is_one_of_the_rarest(run):
     """By LUA itself, and not by the rule for orphans: LAC fits the row from there."""
     result = run(forget={"item_id": ["i3"]}, lac_steps=0, lua_scale=0.0)
     row = result.data.full.train.token2id("item_id", "i3")
-    rows = original_of(result)["item_embedding.weight"]
-    expected = rows[rarest(result.data.full.for_model().train)].mean(dim=0)
+    expected = original_of(result)["item_embedding.weight"][rarest(result.data.full.for_model().train)].mean(dim=0)
     assert torch.allclose(result.model.item_embedding.weight[row], expected, atol=1e-6)
     calibrated = run(forget={"item_id": ["i3"]}, lac_steps=20)
     assert not torch.allclose(calibrated.model.item_embedding.weight[row], expected, atol=1e-3)

@@ -148,8 +148,7 @@ def test_the_fill_is_that_of_the_loop(seed, n, k, values, slack):
 
 
 def test_mending_takes_the_row_that_loses_least():
-    cost = np.array([[0.0, 5.0], [1.0, 3.0], [0.0, 4.0]])
-    assert partition.mend(np.array([0, 0, 0]), cost).tolist() == [0, 1, 0]
+    assert partition.mend(np.array([0, 0, 0]), np.array([[0.0, 5.0], [1.0, 3.0], [0.0, 4.0]])).tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("name", ["fill", TRANSPORT])
@@ -158,8 +157,7 @@ def test_the_end_is_a_fixed_point(name, seed):
     data = make_data(seed, n=40)
     found, vectors = data.parts(name, 4, seed).users[1:-1].numpy(), data.p[1:-1].double().numpy()
     centroids = np.stack([vectors[found == s].mean(0) for s in range(4)])
-    cost = np.square(vectors[:, None] - centroids).sum(-1)
-    assert getattr(partition, name)(cost).tolist() == found.tolist()
+    assert getattr(partition, name)(np.square(vectors[:, None] - centroids).sum(-1)).tolist() == found.tolist()
 
 
 def test_the_affinity_of_a_row_is_a_product(monkeypatch):

@@ -21,7 +21,7 @@ from recbole_unlearn.methods.sharded import AttentiveEnsemble, Partition, Shards
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train, train_all
 from recbole_unlearn.training import trainings as cache_module
 from tests.methods.conftest import make_task, run
-from tests.parts import divided, refused, same, weights, without
+from tests.parts import divided, loaded, refused, same, weights, without
 
 METHODS = ["sisa", "receraser", "ultrare"]
 
@@ -115,8 +115,7 @@ def test_the_rows_of_a_shard_are_its_own(make_config, method):
 
 
 def test_a_shard_without_validation_rows_stops_by_all_and_without_rows_is_as_it_began(make_config):
-    config = make_config(epochs=1)
-    splits = load(config).splits
+    config, splits = loaded(make_config(epochs=1))
     user = splits.train.inter_feat["user_id"][0]
     alone, mine = (part.inter_feat["user_id"] == user for part in (splits.train, splits.valid))
     splits = splits._replace(valid=splits.valid.copy(splits.valid.inter_feat[~mine]))
@@ -176,8 +175,7 @@ def test_variants_and_other_models(settings, method, model, extra):
 
 
 def test_a_model_you_hold_is_no_ensemble(make_config):
-    config = make_config()
-    splits = load(config).splits
+    config, splits = loaded(make_config())
     with pytest.raises(UnlearnError, match="several models"):
         unlearn_model(config, build_model(config, splits), splits, {"user_id": ["u1"]}, method="sisa")
 
@@ -206,8 +204,7 @@ def test_the_next_request_starts_from_the_directory(saved, settings, tmp_path):
     assert len(shards.initial) == 3
     net = AttentiveEnsemble(first.config, shards.models(full), full.train).eval()
     net.load_state_dict({**net.state_dict(), **rule})
-    new = compose(PhaseTrainer, first.config, net, "x").scores(users, train_rows)
-    assert torch.equal(old, new)
+    assert torch.equal(old, compose(PhaseTrainer, first.config, net, "x").scores(users, train_rows))
     assert (tmp_path / "next" / "BPR-unlearned" / "shard-2.safetensors").is_file()
 
 
@@ -371,8 +368,7 @@ def test_the_regression_is_at_its_optimum():
 @pytest.fixture
 def attentive(make_config):
     """Three untrained BPR models and the attention over them."""
-    config = make_config()
-    splits = load(config).splits
+    config, splits = loaded(make_config())
     nets = [build_model(config.replace(seed=seed), splits) for seed in range(3)]
     torch.manual_seed(0)
     return nets, sharded.AttentiveEnsemble(config, nets, splits.train).eval()
