@@ -44,6 +44,7 @@ def test_rows_solve_their_normal_equations(monkeypatch):
     """Sweeps end where neither side can do better, by a dense solution; a repeated pair counts once."""
     monkeypatch.setattr(module, "SWEEPS", 300)
     monkeypatch.setattr(module, "STEPS_OF_CG", 8)
+    monkeypatch.setattr(module, "BLOCK", 3)  # rows are solved for in several blocks
     x = (np.random.default_rng(1).random((7, 6)) < 0.4).astype(float)
     x[0] = x[:, 0] = x[6] = 0  # padding, and a user without interactions
     x[1, 2] = x[3, 4] = 1
@@ -68,7 +69,7 @@ def test_rows_solve_their_normal_equations(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("model", "bilinear"), [("BPR", True), ("LightGCN", True), ("NeuMF", False), ("SimpleX", False)]
+    ("model", "bilinear"), [("BPR", True), ("LightGCN", True), ("NGCF", True), ("NeuMF", False), ("SimpleX", False)]
 )
 def test_rows_have_their_scale_and_the_others_stay(make_config, model, bilinear):
     config, splits = loaded(make_config(model))
@@ -85,7 +86,8 @@ def test_rows_have_their_scale_and_the_others_stay(make_config, model, bilinear)
     if bilinear:
         users, items, others = start._pairs
         scores = [pair_scores(net, splits.train, users, other) for other in (items, others)]
-        assert float((scores[0] - scores[1]).mean()) == pytest.approx(GAP, rel=0.01)
+        rel = 0.05 if model == "NGCF" else 0.01  # normalised layers turn a little with the scale
+        assert float((scores[0] - scores[1]).mean()) == pytest.approx(GAP, rel=rel)
 
 
 def test_without_rows_of_users_it_is_trained_in_full(make_config, caplog):

@@ -105,6 +105,13 @@ def test_shards_of_one_size(name, seed, n, k, kinds):
     assert sizes.sum() == n
 
 
+@given(seed=seeds, k=st.integers(1, 6))
+def test_shards_keep_to_their_cap(seed, k):
+    data = make_data(seed)
+    assert data.parts("by_interactions", k, seed).interactions.bincount().max() <= np.ceil(1.2 * len(data.users) / k)
+    assert data.parts("fill", k, seed).users[1:-1].bincount().max() <= np.ceil(1.2 * 12 / k)
+
+
 def test_users_count_once_however_many_rows_they_have():
     users = torch.tensor([1] * 50 + [2, 3, 4])
     p = torch.tensor([[0.0], [0.0], [0.1], [9.0], [9.1]])
@@ -147,8 +154,25 @@ def test_the_fill_is_that_of_the_loop(seed, n, k, values, slack):
     assert partition.fill(cost, slack).tolist() == one_by_one(cost, int(np.ceil(slack * n / k)))
 
 
+@given(seeds, st.integers(1, 9), st.integers(1, 9))
+def test_mending_moves_one_row_for_each_empty_shard(seed, n, k):
+    n, rng = max(n, k), np.random.default_rng(seed)
+    shard, cost = rng.integers(0, k, n), rng.random((n, k))
+    mended = partition.mend(shard, cost)
+    assert (set(mended), (mended != shard).sum()) == (set(range(k)), k - len(set(shard)))
+
+
 def test_mending_takes_the_row_that_loses_least():
     assert partition.mend(np.array([0, 0, 0]), np.array([[0.0, 5.0], [1.0, 3.0], [0.0, 4.0]])).tolist() == [0, 1, 0]
+
+
+@given(seeds, st.integers(1, 5))
+def test_centroids_are_means_in_each_dimension(seed, k):
+    rng = np.random.default_rng(seed)
+    vectors, ids = rng.normal(size=(6, 3)), rng.integers(0, 6, 30)
+    shard = np.concatenate([np.arange(k), rng.integers(-1, k, 30 - k)])
+    found = partition.means(vectors, ids, shard, k)
+    assert np.allclose(found, np.stack([vectors[ids[shard == s]].mean(0) for s in range(k)]))
 
 
 @pytest.mark.parametrize("name", ["fill", TRANSPORT])
