@@ -3,8 +3,6 @@ r"""One run from top to bottom: data, request, original, methods, measures, resu
 :meth:`Pipeline.run` names the phases in their order. D is the data, S the forget set, D\S the retain set.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -82,7 +80,7 @@ class _Phase:
     measured: measures.Measured
     seconds: float | None
     from_cache: bool
-    start: _Phase | None = None  # None for an original
+    start: "_Phase | None" = None  # None for an original
     exact: bool = False
 
     def result(self, distances: Mapping[str, Any] | None = None, **more: Any) -> PhaseResult:

@@ -5,8 +5,6 @@ its interactions. Early stopping shortens trainings, so estimates are upper limi
 Messages have counts, never names of users; figures of few users were rounded or removed before.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import time

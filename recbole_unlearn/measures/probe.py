@@ -14,8 +14,6 @@ A model that never saw these items together has an AUC above .5 too, because oth
 compared with the retrained model's. A graph model's vectors are those of its forward pass over the retained graph.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch
@@ -42,7 +40,7 @@ class Probes:
     untouched: torch.Tensor
 
     @classmethod
-    def of(cls, data: UnlearnData, seed: int) -> Probes:
+    def of(cls, data: UnlearnData, seed: int) -> "Probes":
         """A sample of users with enough deleted items."""
         generator = torch.Generator().manual_seed(seed)
         users, counts = torch.unique_consecutive(data.forget_pairs[0], return_counts=True)

@@ -10,8 +10,6 @@ the same users, which neither has seen (a model that ranks those otherwise is of
 errors of the compared figures; and the difference that the verdict ignores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 

@@ -5,8 +5,6 @@ Everything derived from one request (indices, adapters, batches with deleted int
 the next request needs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +31,7 @@ class Watch:
     """A callback that sees the model before a method that works in steps has ended."""
 
     steps: frozenset[int]  # after these steps
-    look: Callable[[UnlearnTrainer, int, float], None]  # gets the trainer, the step, the method's seconds so far
+    look: Callable[["UnlearnTrainer", int, float], None]  # gets the trainer, the step, the method's seconds so far
 
 
 @dataclasses.dataclass(frozen=True)

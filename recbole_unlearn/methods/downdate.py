@@ -1,7 +1,5 @@
 r"""Downdate: a closed form of D becomes that of D\S without a refit; `training/downdate.py` has the formulas."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 

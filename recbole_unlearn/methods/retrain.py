@@ -4,8 +4,6 @@ Slow, and right by definition. Every other method is measured against it, so it 
 original's initial weights and sampling would make it look nearer to the original than an independent retraining is.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

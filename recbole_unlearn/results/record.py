@@ -16,8 +16,6 @@ where the error is the standard error of the paired differences retrained − or
 together with the second retraining because two seeds may agree by luck. With one retraining there is the error alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform
@@ -27,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 import recbole
@@ -173,7 +171,7 @@ class Evidence:
     hashes: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: RecordSettings) -> Evidence:
+    def of(cls, options: RecordSettings) -> Self:
         """For one run; refuses an id that is not valid."""
         given = options.request_id
         if given is not None and not _ID.fullmatch(given):

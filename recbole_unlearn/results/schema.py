@@ -5,8 +5,6 @@ are read by :meth:`RunResult.from_json` and nowhere else: a value that is missin
 numbers: finite) becomes the field's default, never zero. docs/result-json.md explains the keys.
 """
 
-from __future__ import annotations
-
 import re
 import types
 import typing
@@ -191,7 +189,7 @@ class PhaseResult(_Record):
     masked: Metrics = field(default_factory=dict, metadata=_OMIT)
     forgetting: dict[str, Figure] = field(default_factory=dict)
     groups: dict[str, dict[str, Metrics]] = field(default_factory=dict, metadata=_OMIT)
-    before: PhaseResult | None = field(default=None, metadata=_OMIT)  # its own original, if it has one
+    before: "PhaseResult | None" = field(default=None, metadata=_OMIT)  # its own original, if it has one
     distribution: Distribution | None = field(default=None, metadata=_OMIT)
     # Of a method's phase, where there is a retrained model:
     verdict: Verdict | None = field(default=None, metadata=_OMIT)

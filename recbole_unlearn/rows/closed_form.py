@@ -9,8 +9,6 @@ number of interactions, X̃ V Vᵀ: without that, popular items are all it sees.
 retrained models; for noise on sparse data the level is too low.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg

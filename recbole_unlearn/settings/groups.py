@@ -1,7 +1,5 @@
 """All keys but those of methods: the settings of a run, a sweep and a grid, and RecBole's own."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

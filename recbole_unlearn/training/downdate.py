@@ -25,8 +25,6 @@ RecBole's operations, on sparse products. With `knn_method: user` the same is tr
 **Pop** is counted again: RecBole counts batches that have an item, negatives too, and nothing subtracts from that.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any

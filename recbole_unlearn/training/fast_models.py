@@ -11,8 +11,6 @@ A model may store training interactions next to its weights, for example a graph
 after another removes them in place (:func:`pair_remover`); models without that are built again.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ cache of which this run knows that they saw no deleted interaction, and those of
 (:meth:`Trainings.forget`); docs/guarantees.md says what that covers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
