@@ -27,14 +27,8 @@ CUTS = (10, 20, 50)
 _METRICS = ("recall", "ndcg")
 _rate: FigureOf = attrgetter("demotion_rate")
 _seconds: FigureOf = attrgetter("seconds")
-# A kind of table is a caption and a function that makes the row of a method, by column.
+# A kind of table is a function that makes the row of a method, by column.
 Row = Callable[[Runs], dict[str, str]]
-_UTILITY = "All users, before and after unlearning. Gap: against the retrained model of the same run."
-NOTE = (
-    "Test interactions. Means over the runs that are there, ± standard deviation over seeds; “worst” is the worst "
-    "single run. The paper's figures are no one-to-one comparison: its splits, dimensions, epochs and machines are "
-    "others, and its Amazon set is Amazon Fashion, in place of which amazon-music is used."
-)
 
 
 def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[Path] = ()) -> Path:
@@ -81,7 +75,7 @@ def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_P
         },
         "tables": tables,
         "by_title": {one.title: [table for table in tables if table.title == one.title] for one in tables},
-        "note": NOTE,
+        "note": words()["note"],
         "missing": plan.missing,
     }
     return [page.render(template, **values) for template in ("comparison.html", *TABLES)]
@@ -140,15 +134,19 @@ def published() -> dict[str, Any]:
     return read_yaml(properties_dir() / "paper.yaml")
 
 
+@functools.cache
+def words() -> dict[str, Any]:
+    """The captions of the tables by their titles, the one of all tables of utility, and the note above all."""
+    return read_yaml(properties_dir() / "tables.yaml")
+
+
 def tables_of(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_PLAN) -> list[Table]:
     """All tables that ``results`` have figures for; rows and runs of the ``plan`` that are missing are shown so."""
     everything = entries.grouped(results, plan)
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
-    kinds = {
-        f"{page.metric_title(metric)}@{cut}": (_UTILITY, _utility(metric, cut)) for metric in _METRICS for cut in CUTS
-    }
-    made = []
-    for title, (caption, row) in (kinds | _KINDS).items():
+    utility = {f"{page.metric_title(metric)}@{cut}": _utility(metric, cut) for metric in _METRICS for cut in CUTS}
+    captions, made = dict.fromkeys(utility, words()["utility"]) | words()["captions"], []
+    for title, row in (utility | _KINDS).items():
         for dataset, request in subjects:
             bodies = {
                 place.model: [
@@ -164,7 +162,7 @@ def tables_of(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_
             if len(head) > 2:  # not only names and counts
                 left = iter(rows)
                 shown = {model: [next(left) for _ in body] for model, body in bodies.items() if body}
-                made.append(Table(title, f"{dataset} · {request}", caption, head, shown))
+                made.append(Table(title, f"{dataset} · {request}", captions[title], head, shown))
     return made
 
 
@@ -273,18 +271,6 @@ def _ablated(methods: list[Runs]) -> list[Runs]:
     return [runs for runs in methods if runs.name in parts | whole] if has_any else []
 
 
-_KINDS: dict[str, tuple[str, Row]] = {
-    "NDCG@20, affected users": (
-        "Users with a deleted interaction. Recovered: the share of retraining's effect on them; a dash where that is "
-        "no more than two retrained models differ. The paper has no such figures.", _affected),
-    "Demotion rate": (
-        "How often a deleted item scores below one its user never touched. The goal is the retrained model's rate, "
-        "not 1. Gap: the rate less the retrained model's of the same run.", _demotion),
-    "Time": (
-        "Seconds of a method's own work; retrained: of training again. Speed-up: the retrained model's seconds over "
-        "the method's, of the same runs. * in part of an earlier run, from the cache. Paper: unlearning of "
-        "retraining.", _time),
-    "Ablations": (
-        "After unlearning. no_lua, no_lac and no_distill leave out a part of obliviate_paper, the method as printed; "
-        "obliviate is this project's own.", _ablation),
+_KINDS: dict[str, Row] = {
+    "NDCG@20, affected users": _affected, "Demotion rate": _demotion, "Time": _time, "Ablations": _ablation,
 }  # fmt: skip
