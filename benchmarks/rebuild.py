@@ -5,8 +5,8 @@
 Both are exact and read nothing of an original, so none is trained. Requests: `genuine` (20 % of the interactions of
 20 % of the users), `random` and `informed` (noise that was injected into the clean data; informed noise is chosen by
 a model of the clean data, which is trained for it). Each cell is a line of JSON in OUT, with test figures; a second
-call goes on where the first one stopped. Retrained models may come from the cache, with the seconds of their
-training.
+call goes on where the first one stopped. Retrained models may come from the cache, with the seconds of their training
+(marked * in the table).
 """
 
 from __future__ import annotations
@@ -72,16 +72,34 @@ def cell(args: argparse.Namespace, model: str, kind: str, seed: int) -> dict:
     return found
 
 
+HEAD = [
+    "model, dataset", "request", "seeds", "NDCG@20: rebuilt · retrained",
+    "of retrained: all · affected · unaffected (worst)", "demotion rate − retrained's (worst)",
+    "attack AUC − retrained's (worst)", "seconds, rebuilt · retrained",
+]  # fmt: skip
+
+
 def row(cells: list[dict]) -> list:
-    """Means over seeds: rebuilt over retrained, and differences."""
+    """Means over seeds and the worst run: rebuilt over retrained, and differences; seconds of the first seed."""
 
-    def mean(key: str, of: str) -> float:
-        return float(np.mean([np.nan if one[of][key] is None else one[of][key] for one in cells]))
+    def pairs(key: str) -> np.ndarray:
+        return np.array(
+            [[np.nan if one[of][key] is None else one[of][key] for of in ("rebuild", "retrain")] for one in cells]
+        )
 
-    shares = [f"{mean(key, 'rebuild'):.4f} ({mean(key, 'rebuild') / mean(key, 'retrain'):.1%})" for key in GROUPS]
-    gaps = [f"{mean(key, 'rebuild') - mean(key, 'retrain'):+.3f}" for key in ("demotion", "attack")]
-    times = [one["retrain"]["seconds"] / one["rebuild"]["seconds"] for one in cells]
-    return [*shares, *gaps, f"{mean('seconds', 'rebuild'):.2f}", f"{np.mean(times):.1f}x", len(cells)]
+    def gap(key: str) -> str:
+        apart = pairs(key) @ [1, -1]
+        return f"{apart.mean():+.3f} ({apart[np.abs(apart).argmax()]:+.3f})"
+
+    means = {group: pairs(group).mean(axis=0) for group in GROUPS}
+    shares = " · ".join(f"{new / old:.0%}" for new, old in means.values())
+    worst = min((pairs(group)[:, 0] / pairs(group)[:, 1]).min() for group in GROUPS)
+    first = min(cells, key=lambda one: one["seed"])
+    seconds = [f"{first[of]['seconds']:.3g}{'*' if first[of]['cached'] else ''}" for of in ("rebuild", "retrain")]
+    return [
+        f"{first['model']} {first['dataset']}", first["request"], len(cells), "{:.4f} · {:.4f}".format(*means["all"]),
+        f"{shares} ({worst:.0%})", gap("demotion"), gap("attack"), " · ".join(seconds),
+    ]  # fmt: skip
 
 
 def main() -> None:
@@ -98,11 +116,17 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="train all, for seconds of one run")
     parser.add_argument("--cache_dir", default="saved/cache")
     parser.add_argument("--out", default="saved/rebuild.jsonl")
+    parser.add_argument("--print", action="store_true", help="a table of all that OUT has, nothing is measured")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     out = Path(args.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    if args.print:
+        keys = sorted({(one["model"], one["dataset"], one["request"]) for one in done})
+        of = {key: [one for one in done if (one["model"], one["dataset"], one["request"]) == key] for key in keys}
+        print(tabulate([row(cells) for cells in of.values()], HEAD, tablefmt="github", disable_numparse=True))
+        return
     rows = []
     for model in args.models.split(","):
         for kind in args.requests.split(","):
@@ -115,9 +139,8 @@ def main() -> None:
                     with out.open("a") as stream:
                         stream.write(json.dumps(found) + "\n")
                 cells.append(found)
-            rows.append([args.dataset, model, kind, *row(cells)])
-    head = ["dataset", "model", "request", *GROUPS, "demotion", "attack", "seconds", "faster", "seeds"]
-    print(tabulate(rows, head, tablefmt="github", disable_numparse=True))
+            rows.append(row(cells))
+    print(tabulate(rows, HEAD, tablefmt="github", disable_numparse=True))
 
 
 if __name__ == "__main__":
