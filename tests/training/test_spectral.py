@@ -162,8 +162,8 @@ def test_every_training_of_a_run_can_have_a_spectral_start(settings, monkeypatch
 
 
 @pytest.mark.parametrize(("model", "method"), [
-    ("BPR", "rebuild"), ("GRU4Rec", "rebuild"), ("SASRec", "retrain"), ("EASE", "downdate"), ("MultiVAE", "retrain"), ("FM", "retrain"),
-    ("SLIMElastic", "retrain"),
+    ("BPR", "rebuild"), ("GRU4Rec", "rebuild"), ("SASRec", "retrain"), ("EASE", "downdate"),
+    ("MultiVAE", "retrain"), ("FM", "retrain"), ("SLIMElastic", "retrain"),
 ])  # fmt: skip
 def test_auto_is_the_quickest_exact_method_that_was_measured(model, method):
     assert UnlearnConfig(model, "ml-100k")["unlearn"] == method
