@@ -42,7 +42,7 @@ def measure(args: argparse.Namespace) -> None:
     values = {
         **settings_of(args.model, args.dataset), "epochs": args.epochs, "eval_step": 1, "show_progress": False,
         "tensorboard": False, "save_unlearned": False, "report": "none", "inject_mode": "random",
-        "cache_dir": args.cache_dir, "workers": 1, "output_dir": f"{args.cache_dir}/memory",
+        "cache_dir": args.cache_dir, "workers": 1, "output_dir": f"{args.cache_dir}/memory", "replace": True,
     }  # fmt: skip
     if args.data_path:
         values["data_path"] = args.data_path
