@@ -42,7 +42,7 @@ def test_the_attack_finds_a_planted_mark_and_nothing_else(who_asked, mark):
 
 @pytest.mark.slow
 def test_what_the_documents_say_of_obliviate_and_of_retraining(who_asked):
-    """The model of `obliviate` names people who deleted a part of their data, and a retrained one does not.
+    """The map from neighbours to rows hardly tells who deleted a part of their data; retraining does not at all.
 
     docs/results.md, docs/guarantees.md and SECURITY.md say so: they and this test change with the method.
     """
@@ -51,5 +51,5 @@ def test_what_the_documents_say_of_obliviate_and_of_retraining(who_asked):
     asked = np.unique(case.pairs[numbers, 0])
     models = (case.unlearned(numbers, method) for method in ("obliviate", "retrain"))
     unlearned, retrained = (who_asked.attack(*model, asked, "user", None) for model in models)
-    assert unlearned["residual"] > 0.8
+    assert max(unlearned[name] for name in who_asked.STATISTICS) < 0.68
     assert abs(retrained["residual"] - 0.5) < 0.1

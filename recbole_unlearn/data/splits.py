@@ -138,6 +138,11 @@ class UnlearnData:
         """Users with a deleted interaction, sorted."""
         return torch.unique(self.forget.inter_feat[self.forget.uid_field])
 
+    @property
+    def validation(self) -> Dataset:
+        """The retained validation interactions, as models read them."""
+        return self.retain.for_model().valid
+
     @functools.cached_property
     def forget_pairs(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The distinct deleted pairs (users, items) that no retained interaction has."""

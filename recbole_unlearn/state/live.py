@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from recbole.data.dataset import Dataset
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.model.general_recommender.pop import Pop
 from recbole.utils import ModelType
@@ -57,6 +58,14 @@ class StreamData(UnlearnData):
     """The data of one request of many: counts come from the index, and nothing of the size of D is made."""
 
     index: TrainIndex | None = None  # with S still in it
+    held_out: TrainIndex | None = None  # validation interactions, without deleted ones
+
+    @property
+    def validation(self) -> Dataset:
+        """As in the base class, by the index."""
+        assert self.held_out is not None
+        valid = self.held_out.train
+        return valid.copy(valid.inter_feat[~self.held_out.removed])
 
     @functools.cached_property
     def popularity(self) -> torch.Tensor:
@@ -222,7 +231,7 @@ class LiveModel:
             before, after = self._without((earlier, *self.removed[1:])), self._without(self.removed)
         return StreamData(
             before, after, forget, self.index.removed, "requests", self.base.clock, {},
-            orphans[0], orphans[1], self.fitted, numbers=asked, index=self.index,
+            orphans[0], orphans[1], self.fitted, numbers=asked, index=self.index, held_out=self.parts[1],
         )  # fmt: skip
 
     def _take_out(self, data: StreamData) -> None:

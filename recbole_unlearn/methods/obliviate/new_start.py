@@ -13,7 +13,7 @@ items share. Models of sequences have other neighbours (`windows.py`) and the sa
     w = 1 for a user, who asks to be forgotten,    w = min(1, 5ρ) for an item, which keeps its other users
 
 and its neighbours, with which it was fitted, pass S on: with N the retained ones, c = max(w, mean of c over N) from
-hop to hop. Rows with c ≥ `lua_reach` follow their neighbours, the most contaminated first, as long as all of them
+hop to hop. Rows with c ≥ .02 follow their neighbours, the most contaminated first, as long as all of them
 together have at most 50 interactions for each deleted one (or `LEAST_LINKS`): the size of a request decides its cost.
 
 **The new start.** Let a and b be the map's values for a row with S (on D, at θ₀) and without it (on D\S, with the
@@ -23,15 +23,23 @@ neighbours as they are now). The row θ₀ of degree w goes to
     θ₀ + w (b − θ₀)                for models of sequences, in which following cost more ranking than it forgot
 
 Both are b for w = 1: nothing of the old row is left. For w = 0 the first is the old row moved as its neighbours
-moved, keeping the part that the map does not explain. Users first, then items and users in turn, `lua_rounds` times:
+moved, keeping the part that the map does not explain. Users first, then items and users in turn, five times:
 each turn uses the result of the one before, and about halves what neighbours still remember of each other.
 
-**Limits.** Changes of rows with w < 1 are limited in every direction of the space to the median over the directions:
+**Limit.** Changes of rows with w < 1 are limited in every direction of the space to the median over the directions:
 memory of a pair has no preferred one, and a change common to all rows is the map amplifying itself (docs/method.md).
-After the first round a row with more than 30 retained interactions follows less.
+
+**Scatter.** A trained row does not lie on the map; one that did would say who asked. So a row with w = 1 goes to
+
+    α b + β z,    ‖α b + β z‖ = l,    ‖α b + β z − b‖ = e,    z at a right angle to b
+
+with l and e the length of a trained row with about as many interactions, and its distance from the map. z is a
+random mixture of what such rows have beside the map. The calibration then moves the row, and l and e are set again.
 """
 
 import functools
+import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -44,11 +52,12 @@ from recbole_unlearn.methods.obliviate.adapters import spectrum
 from recbole_unlearn.rows import OTHER, Members, Region, RetainedIndex, Side, Table, TrainIndex, as_rows, rarest
 
 GAIN = 5.0  # an item that lost a fifth of its interactions starts again entirely
-HOPS = 2
+HOPS, REACH = 2, 0.02  # rows follow when so much of their neighbours starts again
 LINKS, LEAST_LINKS = 50, 30_000  # interactions of all rows that follow: for each deleted one, and at least
 SAMPLE = 4096  # rows that a map is fitted to, at most
 RIDGE = 2e-2  # relative to the mean of the Gram matrix's diagonal
-FIRM = 30.0  # retained interactions from which on a row follows less after the first round
+DONORS = 8  # trained rows that a row's scatter is mixed from
+TINY = 1e-20
 
 Tables = Mapping[Side, torch.Tensor]  # (n, d) by side, with row k for id k
 
@@ -81,8 +90,8 @@ def started_again(touched: Region) -> Region:
     return Region({side: members.part(half[side]) for side, members in touched.items()})
 
 
-def spread(touched: Region, retained: RetainedIndex, reach: float) -> Region:
-    """All rows with c ≥ ``reach`` within the limit, and all rows of ``touched``; their share is c."""
+def spread(touched: Region, retained: RetainedIndex) -> Region:
+    """All rows with c ≥ `REACH` within the limit, and all rows of ``touched``; their share is c."""
     index = retained.index
     room = max(LEAST_LINKS, LINKS * len(retained.asked))
     level: dict[Side, torch.Tensor] = {}
@@ -102,7 +111,7 @@ def spread(touched: Region, retained: RetainedIndex, reach: float) -> Region:
             known[side] = values.clone()
         for side in [OTHER[side] for side in level]:
             mean = total[side] / number[side]
-            level[side] = torch.maximum(level[side], torch.where(mean >= reach, mean, 0.0))
+            level[side] = torch.maximum(level[side], torch.where(mean >= REACH, mean, 0.0))
         _limit(touched, level, index, room)
     region = Region()
     for side, values in level.items():
@@ -188,6 +197,44 @@ class PairLinks:
 # The map
 
 
+class Scatter(NamedTuple):
+    """Trained rows and what they have beside the map, by rising number of links."""
+
+    ids: torch.Tensor  # (m,)
+    number: torch.Tensor  # (m,), of links
+    length: torch.Tensor  # (m,), l
+    rest: torch.Tensor  # (m, d), the row less its map, of length e
+
+    def like(self, number: torch.Tensor, apart: Members, generator: torch.Generator) -> torch.Tensor:
+        """For each row, with ``number`` (n,) links, some trained ones with about as many (n, k), none of ``apart``.
+
+        There are none (k = 0) where too few are left.
+        """
+        others = (~apart.contains(self.ids)).nonzero().flatten()
+        if len(others) < 4 * DONORS:
+            return torch.empty(len(number), 0, dtype=torch.long)
+        place = torch.searchsorted(self.number[others], number)[:, None]
+        near = torch.randint(-2 * DONORS, 2 * DONORS, (len(number), DONORS), generator=generator)
+        return others[(place + near).clamp(0, len(others) - 1)]
+
+    def mixture(self, chosen: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Z (n, d) up to its length: a random mixture of what the ``chosen`` rows (n, k) have beside the map."""
+        rest = self.rest[chosen.to(self.rest.device)]
+        return (torch.randn(*chosen.shape, 1, generator=generator).to(rest) * rest).sum(dim=1)
+
+
+def placed(told: torch.Tensor, beside: torch.Tensor, length: torch.Tensor, far: torch.Tensor) -> torch.Tensor:
+    """α b + β z (n, d): b is ``told`` (n, d), z is what ``beside`` (n, d) has at a right angle to it.
+
+    With ``length`` and ``far`` (n, 1) for l and e, l² − e² = (2α − 1) ‖b‖² gives α, and β² = l² − α² ‖b‖².
+    """
+    square = told.square().sum(dim=1, keepdim=True).clamp(min=TINY)
+    across = beside - (beside * told).sum(dim=1, keepdim=True) / square * told
+    alpha = 0.5 * (1.0 + (length.square() - far.square()) / square)
+    beta = (length.square() - alpha.square() * square).clamp(min=0.0).sqrt()
+    return alpha * told + beta * across / across.norm(dim=1, keepdim=True).clamp(min=TINY)
+
+
 class Maps(NamedTuple):
     """The map of a model, learned before any request."""
 
@@ -195,6 +242,7 @@ class Maps(NamedTuple):
     centre: dict[Side, torch.Tensor]  # p̄ and q̄ at θ₀
     weight: dict[Side, float]  # the number of rows in each of these means; empty where they are held fixed
     rare: torch.Tensor  # (d,), the row of an item without interactions: the mean of the rarest
+    scatter: dict[Side, Scatter]
 
 
 def features(mean: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
@@ -216,6 +264,7 @@ def learn(
 ) -> Maps | None:  # fmt: skip
     """The map fitted to a sample of ``known`` ids; None if a side has under four for each ``width`` column."""
     transform: dict[Side, torch.Tensor] = {}
+    scatter: dict[Side, Scatter] = {}
     for side, table in tables.items():
         ids = known[side][torch.randperm(len(known[side]), generator=generator)[:SAMPLE]].sort().values
         links = links_of(side, ids)
@@ -224,9 +273,14 @@ def learn(
             return None
         gram = x.T @ x
         gram.diagonal().add_(RIDGE * gram.diagonal().mean())
-        transform[side] = torch.linalg.solve(gram, x.T @ table[ids.to(table.device)].double()).to(table.dtype)
+        rows = table[ids.to(table.device)]
+        transform[side] = torch.linalg.solve(gram, x.T @ rows.double()).to(table.dtype)
+        order = links.number.argsort(stable=True)
+        rest = rows - x.to(table.dtype) @ transform[side]
+        here = order.to(rest.device)
+        scatter[side] = Scatter(ids[order], links.number[order], rows[here].norm(dim=1), rest[here])
     items = tables["item"]
-    return Maps(transform, centre, weight, items[rarest(train).to(items.device)].mean(dim=0))
+    return Maps(transform, centre, weight, items[rarest(train).to(items.device)].mean(dim=0), scatter)
 
 
 def learn_pairs(tables: Tables, index: TrainIndex, generator: torch.Generator) -> Maps | None:
@@ -266,7 +320,7 @@ class _Turn:
         region, links_of, retained = neighbours
         ids, table = region[side].ids, tables[side]
         self.side, self.table, self.maps, self.links = side, table, maps, links_of(side, ids)
-        self.rows = ids.to(table.device)
+        self.rows, self.touched = ids.to(table.device), touched[side]
         self.first = table[self.rows].clone()  # θ₀
         place = touched[side].place(ids)
         share = torch.zeros(len(ids))
@@ -279,15 +333,27 @@ class _Turn:
             count = self.links.number if side == "user" else torch.ones(len(ids))
             self.weight = (count / maps.weight[side]).to(table)
             self.links.delete(retained, region, tables)
-            hold = (FIRM / self.links.number.to(table.device).clamp(min=1)).clamp(max=1.0)
-            self.hold = hold.to(table.dtype)[:, None]
 
     def _told(self, tables: Tables, centre: Tables) -> torch.Tensor:
         """The map's values (n, d) by the neighbours as they are now."""
         return features(self.links.mean(tables, centre), self.links.number) @ self.maps.transform[self.side]
 
-    def move(self, tables: Tables, centre: dict[Side, torch.Tensor], later: bool, sources: int) -> None:
-        """Move the rows once, and the centre with them where they follow."""
+    def scatter(self, tables: Tables, centre: Tables, generator: torch.Generator | None) -> torch.Tensor:
+        """The change (n, d) to α b + β z of rows with w = 1; 0 for others. As at first without a generator."""
+        told, now, scatter = self._told(tables, centre), tables[self.side][self.rows], self.maps.scatter[self.side]
+        beside = now
+        if generator is not None:
+            self.like = scatter.like(self.links.number.cpu(), self.touched, generator)
+            beside = scatter.mixture(self.like, generator)
+        if self.like.shape[1] == 0:
+            return torch.zeros_like(now)
+        one = self.like[:, 0].to(now.device)
+        goal = placed(told, beside, scatter.length[one][:, None], scatter.rest[one].norm(dim=1, keepdim=True))
+        again = (self.degree >= 1.0) & (self.links.number > 0).to(now.device)[:, None]
+        return torch.where(again, goal - now, 0.0)
+
+    def move(self, tables: Tables, centre: dict[Side, torch.Tensor], sources: int) -> float:
+        """Move the rows once, and the centre with them where they follow; returns how far those with w < 1 went."""
         told = self._told(tables, centre)  # b
         alone = (self.links.number == 0).to(self.table.device)
         if self.old is None:
@@ -302,24 +368,47 @@ class _Turn:
             goal[alone & (self.degree[:, 0] > 0)] = self.maps.rare
         else:
             goal[alone] = self.first[alone]
+        step = goal - self.table[self.rows]
         if self.old is not None:
-            now = self.table[self.rows]
-            step = (self.hold if later else 1.0) * (goal - now)
-            goal = now + step
             centre[self.side] = centre[self.side] + self.weight @ step
         self.table[self.rows] = goal
+        return float(step[self.degree[:, 0] < 1.0].square().sum())
 
 
-def restart(tables: Tables, maps: Maps, touched: Region, found: Neighbours, rounds: int) -> dict[Side, torch.Tensor]:
-    """The change (n, d) by side that gives the rows of ``touched`` their new start; ``tables`` stay as they are."""
-    turns = {side: _Turn(side, tables, maps, touched, found) for side in tables}
-    centre = dict(maps.centre)
-    sources = sum(int((turn.degree >= 1.0).sum()) for turn in turns.values())
-    order: list[Side] = ["item", "user"]
-    for number, side in enumerate(["user", *order * rounds]):
-        if side in turns:
-            turns[side].move(tables, centre, number > 2, sources)
-    moved = {side: turn.table[turn.rows] - turn.first for side, turn in turns.items()}
-    for turn in turns.values():
-        turn.table[turn.rows] = turn.first
-    return moved
+class NewStart:
+    """The new start of the rows that one request contaminates; ``tables`` stay as they are."""
+
+    def __init__(self, tables: Tables, maps: Maps, touched: Region, found: Neighbours) -> None:
+        """``touched`` are the rows that the request names, ``found`` all contaminated ones with their neighbours."""
+        self.region = found[0]
+        self._tables, self._turns = tables, {side: _Turn(side, tables, maps, touched, found) for side in tables}
+        self._centre = dict(maps.centre)
+
+    def moves(self, rounds: int) -> dict[Side, torch.Tensor]:
+        """The change (n, d) by side that gives the rows their new start, after ``rounds`` at most."""
+        turns, kept, first = self._turns, {}, math.inf
+        sources = sum(int((turn.degree >= 1.0).sum()) for turn in turns.values())
+        for number in range(rounds):
+            went = 0.0
+            for side in ("user", "item", "user") if number == 0 else ("item", "user"):
+                if side in turns:
+                    went += turns[side].move(self._tables, self._centre, sources)
+            if went > first:  # the map feeds on itself
+                break
+            first = went if number == 0 else first
+            kept = {side: turn.table[turn.rows] for side, turn in turns.items()}
+        for turn in turns.values():
+            turn.table[turn.rows] = turn.first
+        return {side: rows - turns[side].first for side, rows in kept.items()}
+
+    def scatter(self, tables: Tables, again: bool = False) -> dict[Side, torch.Tensor]:
+        """The change (n, d) by side that gives rows the place of trained ones beside the map.
+
+        ``again``: with the same lengths as before, and z by what the rows are now. The generator starts from the old
+        rows, which a holder of the new model does not have: with a known seed z could be drawn again, and taken off.
+        """
+        generator = None
+        if not again:
+            old = hashlib.sha256(b"".join(turn.first.cpu().numpy().tobytes() for turn in self._turns.values()))
+            generator = torch.Generator().manual_seed(int.from_bytes(old.digest()[:7], "big"))
+        return {side: turn.scatter(tables, self._centre, generator) for side, turn in self._turns.items()}

@@ -31,11 +31,13 @@ for BPR. A row of LightGCN is one layer of several in a score, so it has to go f
 
 **LAC** trains A with Adam, everything else frozen:
 
-    minimise  own training loss on R  +  λ · loss on S,    λ = `lac_forget`, 0 unless `forget_kind` is set
+    minimise  own training loss on R  +  λ · mean over S of −log σ(s(u, i⁻) − s(u, i⁺))
 
-R are the retained interactions of the region's users and items (`rows/batches.py`). B is fixed, so the rows are
-linear in A. The learning rate falls to zero, which matters more than the loss; it starts at a multiple of the
-training's rate, which says how large a step the model bears.
+λ = `lac_forget` is 0 by default. R are the retained interactions of the region's users and items
+(`rows/batches.py`). B is fixed, so the rows are linear in A. The learning rate falls to zero, which matters more than
+the loss; it starts at a multiple of the training's rate, which says how large a step the model bears.
+
+**Bystanders** (`bystanders.py`): a large request is accepted only as far as people who did not ask lose nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -62,10 +64,10 @@ from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer, method
 from recbole_unlearn.methods.downdate import closed_form
 from recbole_unlearn.methods.obliviate import curvature, new_start
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet, LowRank, project_shared
+from recbole_unlearn.methods.obliviate.bystanders import Bystanders
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients, row_gradients
-from recbole_unlearn.rows import Region, Witness, as_rows, find_region, find_tables, reverse_ranking_loss
+from recbole_unlearn.rows import Region, Side, Table, Witness, as_rows, find_region, find_tables, reverse_ranking_loss
 from recbole_unlearn.settings import Role, UnlearnConfig, setting
-from recbole_unlearn.text import counted
 
 EPSILON = 1e-8
 BATCH = 65536  # deleted interactions whose gradient is computed at once
@@ -80,6 +82,12 @@ CHECK_EVERY = 10  # steps between measurements of how far deleted items have com
 CERTIFIED = 8192  # pairs that certificates are computed from
 WARN_AFTER, WARN_SECONDS = 3, 10.0  # steps after which the time is estimated; shorter requests do not matter
 
+LARGE = 0.02  # share of the interactions from which on a request is checked on people who did not ask
+LESS = (0.5, 0.25)  # what is tried of the changes that harm them
+TOO_LARGE = (
+    "This request is more than obliviate can carry: people who did not ask would lose by it. Of the changes to items "
+    "and to rows of other users %.0f %% were made. Use --unlearn=rebuild, which is exact."
+)
 SAVE_ADAPTERS = "Also write OUTPUT_DIR/adapters, which show who asked and can restore the original."
 logger = logging.getLogger(__name__)
 
@@ -88,16 +96,7 @@ logger = logging.getLogger(__name__)
 class ObliviateSettings:
     """Settings of Obliviate."""
 
-    forget_kind: str = setting(
-        "The kind of deleted interactions: auto works for all; genuine ones go to the score of an unseen item of the "
-        "same expected rank; noise goes down to the level of never-seen items; hard goes down without a limit.",
-        choices=("auto", "genuine", "noise", "hard"),
-    )
     lua_target: str = setting("New start of contaminated rows, or none.", choices=("neighbours", "none"))
-    lua_reach: float = setting(
-        "Rows follow if this share of neighbours starts again: 0 for all, 1 for none.", low=0.0, high=1.0
-    )
-    lua_rounds: int = setting("How often users and items start again in turn.", low=1)
     lua_scale: float = setting(
         "Scale c of the downdate by the optimizer's state, c / batch size times the gradient over its curvature: "
         "undoes c / learning rate epochs of the deleted interactions. 0 for none.", low=0.0,
@@ -123,8 +122,7 @@ class ObliviateSettings:
         "Interactions in a step; when empty 8192, and for a sequential model as many windows as make nine tenths of "
         "all over the steps, at least 512.", low=1,
     )  # fmt: skip
-    lac_negatives: float = setting("How often the region's items are negatives, relative to training.", low=0)
-    lac_forget: float = setting("Weight of the loss on deleted interactions, unless forget_kind is auto.", low=0)
+    lac_forget: float = setting("Weight of a loss that pushes deleted items below others: for known noise.", low=0)
     save_adapters: bool = setting(SAVE_ADAPTERS, role=Role.SPEED)
 
 
@@ -150,9 +148,9 @@ class Obliviate(UnlearnTrainer):
     on_sequences = True
     on_knowledge = True
     fits_closed_forms = True
-    forgets_more: ClassVar[Sequence[str]] = ("raise lua_limit", "set forget_kind=hard and raise lac_forget")
-    forgets_less: ClassVar[Sequence[str]] = ("lower lua_limit", "set forget_kind=genuine")
-    of_pairs: ClassVar[Sequence[str]] = ("forget_kind", "lac_forget", "lac_negatives", "lua_reach")
+    forgets_more: ClassVar[Sequence[str]] = ("raise lua_limit", "raise lac_forget if the deleted data is noise")
+    forgets_less: ClassVar[Sequence[str]] = ("lower lua_limit", "lower lac_forget")
+    of_pairs: ClassVar[Sequence[str]] = ("lac_forget",)
 
     @classmethod
     def check(cls, settings: Any, config: UnlearnConfig) -> None:
@@ -211,6 +209,8 @@ class Request:
     """One request to a model that scores pairs; `windows.py` and `paper.py` have subclasses."""
 
     low_rank: ClassVar[Callable[..., list[LowRank]]] = staticmethod(project_shared)
+    rounds: ClassVar[int] = 8  # of the new start, at most
+    region_negatives: ClassVar[float] = 1.0  # how often the region's items are negatives, relative to training
 
     def __init__(self, trainer: UnlearnTrainer, task: UnlearnTask) -> None:
         self.trainer, self.task, self.options = trainer, task, task.settings
@@ -232,6 +232,9 @@ class Request:
         generator = torch.Generator().manual_seed(task.config["seed"])
         self.witness = self.make_witness(self.calibrated(touched), generator)
         self.adapters = AdapterSet.on_region(self.model, self.tables, self.witness.region)
+        self.new_start: new_start.NewStart | None = None
+        large = len(self.retained.asked) > LARGE * self.retained.size  # a smaller one moves too little for harm
+        self.bystanders = Bystanders(trainer, task, self.retained) if large and self.starts_again else None
 
     @staticmethod
     def learn_maps(tables: new_start.Tables, task: UnlearnTask, generator: torch.Generator) -> new_start.Maps | None:
@@ -246,7 +249,7 @@ class Request:
     def make_witness(self, region: Region, generator: torch.Generator) -> Witness:
         """The witness set."""
         facts = facts_of(self.task.data.retain.train, self.task.config["NEG_PREFIX"])
-        return Witness(self.task.config, self.retained, region, generator, self.options.lac_negatives, facts)
+        return Witness(self.task.config, self.retained, region, generator, self.region_negatives, facts)
 
     def run(self) -> Outcome:
         """LUA, then LAC."""
@@ -254,6 +257,7 @@ class Request:
         found = self.lua()
         objective, interactions, schedule = self.plan()
         self.adapters.attach()
+        self.scatter()
         steps, first = schedule.steps, time.perf_counter()
         shown = bool(self.task.config["show_progress"]) and self.task.config.leaves_curves
         watch, original = self.task.watch, self.task.original
@@ -272,11 +276,11 @@ class Request:
             if watch is not None:  # a small request has fewer steps; the model then stays the same
                 for step in range(max(1, steps), self.options.lac_steps):
                     after(step)
+        self.scatter(again=True)
+        found["accepted"] = self.accept()
         rank = max((adapter.a.shape[1] for adapter in self.adapters.trained), default=0)
         if self.task.config.leaves_curves:  # both go with the size of the request, as the energy does
             logger.info("LAC: %d steps at rank %d on retained interactions.", steps, rank)
-        if objective.standing is not None:
-            found["level"] = round(objective.standing.level, 6)
         lac: dict[str, float] = {}
         if values:
             last = values[-10:]
@@ -349,40 +353,74 @@ class Request:
         if maps is None:
             return
         tables = new_start.side_tables(self.model, self.tables, self.index)
-        found = self.neighbours(tables)
-        moved = new_start.restart(tables, maps, self.certain, found, self.options.lua_rounds)
-        trained = {(a.name, a.side): a for a in self.adapters.trained}
-        for table in [table for table in self.tables if table.axis == 0]:
-            side, ids = table.side, found[0][table.side].ids
-            width = as_rows(self.model.get_parameter(table.parameter)).shape[1]
-            change, moved[side] = moved[side].tensor_split([width], dim=1)
-            own = self.witness.region[side].contains(ids)
-            if (table.parameter, side) in trained:
-                trained[table.parameter, side].shift = change[own.to(change.device)]
+        self.new_start = new_start.NewStart(tables, maps, self.certain, self.neighbours(tables))
+        trained = {(adapter.name, adapter.side): adapter for adapter in self.adapters.trained}
+        for table, ids, own, part in self.parts_of(self.new_start.moves(self.rounds)):
+            if (table.parameter, table.side) in trained:
+                trained[table.parameter, table.side].shift = part[own]
             if not own.all():
-                follower = Adapter.on_rows(self.model, table, ids[~own], trained=False)
-                follower.shift = change[~own.to(change.device)]
+                follower = Adapter.on_rows(self.model, table, ids[~own.cpu()], trained=False)
+                follower.shift = part[~own]
                 self.adapters.adapters.append(follower)
-        rounds = counted(self.options.lua_rounds, "round")
         followed = len(self.adapters.adapters) > len(trained) and self.task.config.leaves_curves
         others = "; others in part" if followed else ""
-        logger.info("LUA: new start of the request's rows from retained neighbours, %s%s.", rounds, others)
+        logger.info("LUA: new start of the request's rows from retained neighbours%s.", others)
+
+    def scatter(self, again: bool = False) -> None:
+        """Rows that started again lie as far from the map as trained ones; ``again`` after they were calibrated."""
+        if self.new_start is None:
+            return
+        change = self.new_start.scatter(new_start.side_tables(self.model, self.tables, self.index), again)
+        trained = {(adapter.name, adapter.side): adapter for adapter in self.adapters.trained}
+        for table, _, own, part in self.parts_of(change):
+            adapter = trained.get((table.parameter, table.side))
+            if adapter is not None and adapter.shift is not None:
+                adapter.shift = adapter.shift + part[own]
+        self.adapters.attach()
+
+    def accept(self) -> float:
+        """Take changes back as far as people who did not ask lose by them; returns the share that is left.
+
+        Rows of users who asked keep theirs. Where there are none (a sequential model), a quarter is always left:
+        otherwise nothing would be forgotten.
+        """
+        if self.bystanders is None or self.bystanders.are_fine():
+            return 1.0
+        asked = [adapter for adapter in self.adapters.trained if adapter.side == "user"]
+        others = [adapter for adapter in self.adapters.adapters if adapter.side != "user" or not adapter.trained]
+        whole = [(adapter.a, adapter.shift) for adapter in others]
+        for share in (*LESS, 0.0) if asked else LESS:
+            for adapter, (a, shift) in zip(others, whole, strict=True):
+                adapter.a, adapter.shift = share * a, None if shift is None else share * shift
+            self.adapters.attach()
+            if share == 0.0 or self.bystanders.are_fine():
+                break
+        logger.warning(TOO_LARGE, 100 * share)
+        return share
+
+    def parts_of(
+        self, change: dict[Side, torch.Tensor]
+    ) -> Iterator[tuple[Table, torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """For each table the ids of contaminated rows, which of them are calibrated, and their ``change`` (n, d)."""
+        assert self.new_start is not None
+        left = dict(change)
+        for table in [table for table in self.tables if table.axis == 0]:
+            ids = self.new_start.region[table.side].ids
+            width = as_rows(self.model.get_parameter(table.parameter)).shape[1]
+            part, left[table.side] = left[table.side].tensor_split([width], dim=1)
+            yield table, ids, self.witness.region[table.side].contains(ids).to(part.device), part
 
     def neighbours(self, tables: new_start.Tables) -> new_start.Neighbours:
         """All contaminated rows, and their neighbours by interactions."""
-        region = new_start.spread(self.certain, self.retained, self.options.lua_reach)
+        region = new_start.spread(self.certain, self.retained)
         return region, functools.partial(new_start.PairLinks, self.index, tables), self.retained
 
     # LAC
 
     def plan(self) -> tuple[Objective, torch.Tensor, Schedule]:
         """The objective of LAC, the retained interactions it is fitted to, and its schedule."""
-        kind, witness = self.options.forget_kind, self.witness
-        forget = 0.0 if kind == "auto" or len(witness.retained.gone) == 0 else self.options.lac_forget
-        standing = None
-        if forget and kind in ("genuine", "noise"):
-            standing = rows.ExpectedStanding(witness, witness.deleted(rows.PAIRS))
-        objective = Objective(forget, standing, kind)
+        witness = self.witness
+        objective = Objective(self.options.lac_forget if len(witness.retained.gone) else 0.0)
         interactions = witness.interactions()
         rate = min(RATE * self.task.config["learning_rate"], HIGHEST_RATE)
         return objective, interactions, Schedule.by(self.options, rate, BATCH_SIZE).within(len(interactions))
@@ -472,11 +510,9 @@ class Schedule(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """Own training loss on R + λ · loss on S: reverse ranking, or the squared distance to a stand-in's score."""
+    """Own training loss on R + λ · reverse ranking on S."""
 
     forget: float = 0.0  # λ
-    standing: rows.ExpectedStanding | None = None  # ranks to expect of deleted pairs, for stand-ins and the stop
-    kind: str = "hard"  # genuine: stand-ins; noise: the term on S ends where its pairs rank as never-seen ones
     trains_b: ClassVar[bool] = False  # at a constant rate; else the learning rate falls to zero
 
     def value(self, gradients: RowGradients, witness: Witness, batch: rows.Triples) -> float:
@@ -484,32 +520,14 @@ class Objective:
         value = gradients.own(batch)
         if not self.forget:
             return value
-        of = squared_loss if self.kind == "genuine" else reverse_ranking_loss
-        if self.kind == "genuine":
-            assert self.standing is not None
-            known, number = self.standing.deleted, len(self.standing.deleted.users)
-            pick = torch.randint(0, number, (min(len(batch.users), number),), generator=witness.generator)
-            users, items, others = known.users[pick], known.items[pick], self.standing.stand_ins[pick]
-        else:
-            _, users, items, others = witness.deleted(len(batch.users))
+        _, users, items, others = witness.deleted(len(batch.users))
         pairs = [(users, items), (users, others)]
-        return value + loss_of_scores(gradients, pairs, lambda own, other: self.forget * of(own, other))
-
-    def reached(self, gradients: RowGradients) -> bool:
-        """Whether deleted items rank as low as never-seen ones would."""
-        if self.kind != "noise" or not self.forget or self.standing is None:
-            return False
-        return gradients.demotion(self.standing.deleted) >= self.standing.level
+        return value + loss_of_scores(gradients, pairs, lambda *both: self.forget * reverse_ranking_loss(*both))
 
     def set_gradient(self, adapter: Adapter, gradient: torch.Tensor) -> float:
         """Set the gradient of A; returns a penalty to add to the objective."""
         adapter.a.grad = gradient
         return 0.0
-
-
-def squared_loss(scores: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-    """The mean of (s(u, i) − level)², without a gradient of the level: the score of a stand-in, or of a teacher."""
-    return (scores - level.detach()).square().mean()
 
 
 def loss_of_scores(
@@ -547,8 +565,6 @@ def calibrate(
     for step, batch in enumerate(itertools.islice(batches, schedule.steps)):
         if step % CHECK_EVERY == 0:
             demotion.append((step, gradients.demotion(watched)))
-            if objective.reached(gradients):  # the term on R goes on to the end
-                objective = dataclasses.replace(objective, forget=0.0)
         value = objective.value(gradients, witness, batch)
         optimizer.zero_grad()
         for adapter, gradient in zip(chosen, gradients.take(), strict=True):

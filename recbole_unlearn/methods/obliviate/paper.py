@@ -38,7 +38,6 @@ class PaperSettings:
 
     lua_target: ClassVar[str] = "none"
     lua_limit: ClassVar[float | None] = None
-    lac_negatives: ClassVar[float] = 0.0
 
     lua_scale: float = setting("Scale c of the downdate, c / batch size. 0 for none.", low=0.0)
     rank: int | str = setting("Rank of the adapters. A number, or 'full'.", low=1, words=("full",))
@@ -89,6 +88,7 @@ class NoDistill(ObliviatePaper):
 class PaperRequest(obliviate.Request):
     """A request to the paper's algorithm."""
 
+    region_negatives = 0.0
     low_rank = staticmethod(lambda steps, rank: [project(step, rank) for step in steps])  # each its own B
 
     def calibrated(self, touched: Region) -> Region:
@@ -148,7 +148,7 @@ class PaperObjective(obliviate.Objective):
         if self.distill:
             assert self.teacher is not None
             taught = self.teacher[batch.numbers].to(scores[-1])
-            loss = loss + self.distill * obliviate.squared_loss(scores[-1], taught)
+            loss = loss + self.distill * (scores[-1] - taught).square().mean()
         return loss
 
     def set_gradient(self, adapter: Adapter, gradient: torch.Tensor) -> float:

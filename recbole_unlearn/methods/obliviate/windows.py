@@ -248,6 +248,7 @@ class WindowRequest(Request):
     """A request to a model of sequences."""
 
     witness: WindowWitness
+    rounds = 1  # more moved items that were right
 
     @staticmethod
     def learn_maps(tables: Tables, task: UnlearnTask, generator: torch.Generator) -> Maps | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from recbole_unlearn.methods.obliviate import new_start
 from recbole_unlearn.methods.obliviate.windows import WindowLinks, learn_windows
-from recbole_unlearn.rows import OTHER, SIDES, TrainIndex, rarest
+from recbole_unlearn.rows import OTHER, SIDES, Members, TrainIndex, rarest
 from tests.parts import Rows, region_of, rest_of
 
 
@@ -101,13 +101,14 @@ def test_what_is_added_up_is_the_formula_written_out(seed, rounds):
     randn = draws(seed)
     tables = {side: randn(n, d) for side, n in sizes.items()}
     transform, centre = {side: randn(3 * d + 3, d) for side in sizes}, {side: randn(d) for side in sizes}
-    maps = new_start.Maps(transform, centre, {"user": 30.0, "item": 9.0}, torch.zeros(d, dtype=torch.float64))
+    maps = new_start.Maps(transform, centre, {"user": 30.0, "item": 9.0}, torch.zeros(d, dtype=torch.float64), {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(new_start, "even", lambda moves, sources: moves)
         links_of = functools.partial(new_start.PairLinks, retained.index, tables)
-        found = new_start.restart(tables, maps, touched, (region, links_of, retained), rounds)
+        start = new_start.NewStart(tables, maps, touched, (region, links_of, retained))
+        found = start.moves(rounds, lambda moves: True).change
     now, middle = {side: table.clone() for side, table in tables.items()}, dict(centre)
-    for turn, side in enumerate(["user"] + ["item", "user"] * rounds):
+    for side in ["user"] + ["item", "user"] * rounds:
         other, ids = OTHER[side], region[side].ids.tolist()
         if not ids:
             continue
@@ -122,12 +123,56 @@ def test_what_is_added_up_is_the_formula_written_out(seed, rounds):
             goal = first + told[k] - old[k] - w * (first - old[k])
             if n == 0:
                 goal = maps.rare if side == "item" and w > 0 else first
-            step = (min(1.0, new_start.FIRM / max(n, 1)) if turn > 2 else 1.0) * (goal - now[side][id])
-            now[side][id] = now[side][id] + step
+            step, now[side][id] = goal - now[side][id], goal
             moved += step * (int((index.ids[side] == id).sum()) if side == "user" else 1) / maps.weight[side]
         middle[side] = middle[side] + moved
     for side, members in region.items():
         assert torch.allclose(tables[side][members.ids] + found[side], now[side][members.ids], atol=1e-5)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 6))
+def test_scatter_leaves_rows_as_far_from_the_map_as_trained_ones(seed, d):
+    randn, generator = draws(seed), torch.Generator().manual_seed(seed)
+    number = torch.randint(1, 30, (60,), generator=generator).sort().values
+    trained = number[:, None] * torch.nn.functional.normalize(randn(60, d))
+    scatter = new_start.Scatter(torch.arange(60), number, trained)
+    rest, own = randn(5, d), torch.tensor([1, 5, 10, 20, 29])
+    apart = Members(torch.arange(0, 60, 7), torch.ones(9))
+    found = rest + scatter.draw(rest, own, apart, generator)
+    allowed = number[~apart.contains(torch.arange(60))].double()
+    near = 2 * new_start.DONORS
+    for row, place in zip(found, torch.searchsorted(allowed, own.double()).tolist(), strict=True):
+        lengths = allowed[max(0, min(place - near, 50)) : place + near]
+        if d > 1:  # in one dimension nothing is at a right angle to what a row has
+            assert (lengths - row.norm()).abs().min() < 1e-6
+    assert not scatter.draw(rest, own, Members(torch.arange(40), torch.ones(40)), generator).any()  # too few are left
+
+
+def test_as_many_rounds_as_are_fine():
+    """The last accepted round; else a part of the first one, in which users who asked start again in any case."""
+    pairs = [(u, i) for u in range(1, 8) for i in range(1, 9) if (u + i) % 3]
+    _, retained, touched = rows_of(pairs, [(1, 1), (2, 3)])
+    randn = draws(4)
+    tables = {"user": randn(8, 2), "item": randn(9, 2)}
+    transform, centre = ({side: randn(*shape) for side in tables} for shape in ((9, 2), (2,)))
+    maps = new_start.Maps(transform, centre, {"user": 30.0, "item": 9.0}, torch.zeros(2, dtype=torch.float64), {})
+    region = new_start.spread(touched, retained, 0.02)
+    links_of = functools.partial(new_start.PairLinks, retained.index, tables)
+
+    def moves(is_fine, rounds=3):
+        return new_start.NewStart(tables, maps, touched, (region, links_of, retained)).moves(rounds, is_fine)
+
+    before = {side: table.clone() for side, table in tables.items()}
+    assert [moves(lambda one, most=most: one.rounds <= most).rounds for most in (1, 2, 3)] == [1, 2, 3]
+    first = moves(lambda one: True, 1)
+    asked = touched["user"].place(region["user"].ids) >= 0
+    for share in (0.5, 0.25, 0.0):
+        less = moves(lambda one, share=share: one.share <= share)
+        assert (less.rounds, less.share) == (1, share)
+        torch.testing.assert_close(less.change["item"], share * first.change["item"])
+        torch.testing.assert_close(less.change["user"][~asked], share * first.change["user"][~asked])
+        assert torch.equal(less.change["user"][asked], first.change["user"][asked])
+    assert all(torch.equal(tables[side], before[side]) for side in tables)
 
 
 def test_the_rarest_items(monkeypatch):
@@ -308,7 +353,8 @@ def test_no_map_is_learned_from_few_rows():
 
 
 def restarted_by_windows(tables, maps, touched, windows, rounds):
-    return new_start.restart(tables, maps, touched, (touched, functools.partial(WindowLinks, windows), None), rounds)
+    found = touched, functools.partial(WindowLinks, windows), None
+    return new_start.NewStart(tables, maps, touched, found).moves(rounds, lambda moves: True).change
 
 
 SOME = [(1, 2, [3, 4]), (1, 3, [2, 4, 5, 6, 7, 8]), (2, 2, [1, 5])]
@@ -322,7 +368,7 @@ def test_sides_start_again_in_turn(rounds, with_users):
     tables = random_tables(10, with_users)
     inputs, randn = {"user": WIDTHS["item"], "item": sum(WIDTHS[side] for side in tables)}, draws(7)
     transform = {side: randn(3 * inputs[side] + 3, WIDTHS[side]) for side in tables}
-    maps = new_start.Maps(transform, centres(tables), {}, randn(WIDTHS["item"]))
+    maps = new_start.Maps(transform, centres(tables), {}, randn(WIDTHS["item"]), {})
     moved = restarted_by_windows(tables, maps, region_of(*LOST.values()), dataset(SOME), rounds)
     now = {side: table.clone() for side, table in tables.items()}
     for side in ["user", *["item", "user"] * rounds]:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.data import load
-from recbole_unlearn.methods.obliviate import Adapter, AdapterSet, curvature, new_start, obliviate, paper
+from recbole_unlearn.methods.obliviate import Adapter, AdapterSet, bystanders, curvature, new_start, obliviate, paper
 from recbole_unlearn.methods.obliviate.fast_gradients import BPRGradients, row_gradients
 from recbole_unlearn.methods.obliviate.obliviate import Objective, Schedule, calibrate
 from recbole_unlearn.methods.obliviate.paper import PaperObjective
@@ -21,9 +21,9 @@ from recbole_unlearn.rows import Table, find_tables, loss_gradients, pair_scores
 from recbole_unlearn.rows import closed_form as level
 from recbole_unlearn.rows.closed_form import ClosedFormRanker, ExpectedStanding
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train
-from tests.methods.conftest import regression
+from tests.methods.conftest import make_task, regression
 from tests.methods.conftest import run as run_method
-from tests.parts import check_outside, make_witness, problem, same, weights
+from tests.parts import check_outside, divided, make_witness, problem, rest_of, same, weights
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -44,6 +44,37 @@ def test_the_diagonal_downdate_approaches_the_leave_out_optimum(seed):
     distance = [(start + scale * step - target).norm() for scale in (0.0, 1e-3, 3e-3, 1e-2, 3e-2)]
     assert min(distance[1:]) < distance[0]
     assert (start - 1e-3 * step - target).norm() > distance[0]
+
+
+@pytest.mark.parametrize("model", ["BPR", "SASRec"])
+def test_people_who_did_not_ask_lose_nothing(make_config, quick, monkeypatch, caplog, model):
+    """Their ranking, item by item; and a map that says nonsense, of which all that would harm them is refused."""
+    monkeypatch.setattr(bystanders, "LEAST", 5)
+    config = make_config(model, **(quick(model) if model == "SASRec" else {}) | {"epochs": 12})
+    data = divided(config)
+    trainer, task = make_task(config, data, "obliviate", train(config, data.full, "x"))
+    watched = bystanders.Bystanders(trainer, task, rest_of(task.index, data.deleted)[0])
+    scores, known = trainer.batch_scores(watched.batch, data.retain.train), data.retain.train.inter_feat
+    field, others = known[data.retain.train.uid_field], []
+    for line, item in zip(watched.line.tolist(), watched.items.tolist(), strict=True):
+        own = scores[line].clone()
+        if model == "BPR":
+            own[known["item_id"][field == int(watched.batch["user_id"][line])]] = -torch.inf
+        others.append(1 / (1 + (float((own > own[item]).sum() + 1) / 10) ** 2))
+    assert watched.first.tolist() == pytest.approx(others)
+    assert not set(watched.batch["user_id"].tolist()) & set(data.forget.inter_feat["user_id"].tolist())
+    if model == "SASRec":  # too few items here for a map
+        return
+    learned = new_start.learn
+
+    def nonsense(*args):
+        maps = learned(*args)
+        return maps._replace(transform={side: 9 - 7 * value for side, value in maps.transform.items()})
+
+    monkeypatch.setattr(new_start, "learn", nonsense)
+    trainer.run(task)
+    assert "touches more than obliviate can carry" in caplog.text
+    assert watched.are_fine()
 
 
 def at_zero(adapters):
