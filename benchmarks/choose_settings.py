@@ -43,10 +43,7 @@ def grid(**values: list) -> list[dict[str, Any]]:
 # Eight at first; then four more, where the first eight pointed to. IFRU and RecEraser had twelve as well: others
 # differed in settings that are constants now (IFRU's solver, the learning rate of RecEraser's attention).
 CANDIDATES = {
-    "obliviate": [
-        *grid(lua_limit=[0.35, 0.7, 1.4], lua_rounds=[3, 5]),
-        *grid(rank=[8, 32, "full"], lac_steps=[0, 60]),
-    ],
+    "obliviate": [*grid(lua_limit=[0.35, 0.7, 1.4], rank=[16, 32]), *grid(rank=[8, 32, "full"], lac_steps=[0, 60])],
     "finetune": [
         *grid(finetune_epochs=[5, 10, 20, 40], finetune_learning_rate=[None, 0.01]),
         *grid(finetune_epochs=[10, 20], finetune_learning_rate=[0.005, 0.02]),
@@ -84,7 +81,7 @@ CANDIDATES = {
 }
 # Four, around what ml-100k liked, for data where a training takes minutes.
 SHORT = {
-    "obliviate": grid(lua_limit=[0.35, 0.7], lua_rounds=[3, 5]),
+    "obliviate": grid(lua_limit=[0.35, 0.7], rank=[32, "full"]),
     "finetune": grid(finetune_epochs=[5, 20], finetune_learning_rate=[None, 0.005]),
     "gradient_ascent": grid(gradient_ascent_tolerance=[0.05, 0.1, 0.2, 0.5], gradient_ascent_steps=[300]),
     "rrl": [

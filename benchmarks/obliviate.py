@@ -27,10 +27,7 @@ VARIANTS = {
     "  without LAC": {"lac_steps": 0},
     "  rank 8": {"rank": 8},
     "  full rows": {"rank": "full"},
-    "  one round": {"lua_rounds": 1},
-    "  no rows follow": {"lua_reach": 1.0},
-    "  told it is noise": {"forget_kind": "noise"},
-    "  told it is genuine": {"forget_kind": "genuine"},
+    "  pushed down": {"lac_forget": 0.1},
 }
 
 

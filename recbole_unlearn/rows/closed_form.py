@@ -21,7 +21,7 @@ EASE_ITEMS = 5000  # beyond, EASE's matrix is too large to invert in seconds
 FACTORS = 64
 PENALTY = 50.0  # λ of EASE, times the mean number of interactions per item
 PAIRS = 8192  # deleted pairs whose standing is looked up
-CANDIDATES = 100  # unseen items among which a stand-in is looked for
+CANDIDATES = 100  # unseen items that a deleted one is compared with
 
 
 class ClosedFormRanker:
@@ -75,10 +75,7 @@ class ExpectedStanding:
         users = deleted.users[:, None].expand(-1, CANDIDATES).contiguous()
         others = witness.retained.negatives(users, witness.generator)
         score = reference.scores(deleted.users, torch.cat([deleted.items[:, None], others], dim=1))
-        own, score = score[:, :1], score[:, 1:]
-        self.percentile = (score > own).float().mean(dim=1)  # the share of unseen items that rank higher
-        nearest = (score - own).abs().argmin(dim=1, keepdim=True)
-        self.stand_ins = others.gather(1, nearest).squeeze(1)
+        self.percentile = (score[:, 1:] > score[:, :1]).float().mean(dim=1)  # the share that ranks higher
 
     @property
     def level(self) -> float:

@@ -44,7 +44,7 @@ RUNS = {
         "unlearn": "sisa", "compare": ["obliviate", "receraser", "ultrare"], "inject_mode": "random", "epochs": 1,
     }),
     "multivae-noise": ("MultiVAE", {
-        "unlearn": "obliviate", "inject_mode": "random", "forget_kind": "noise", "lac_steps": 2,
+        "unlearn": "obliviate", "inject_mode": "random", "lac_forget": 0.1, "lac_steps": 2,
         "mlp_hidden_size": [16], "latent_dimension": 8, "epochs": 1,
     }),
     "ease-users": ("EASE", {"unlearn": "obliviate", "forget": {"user_id": ["196", "186", "22"]}}),

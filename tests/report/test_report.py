@@ -327,8 +327,8 @@ FILE = {"forget": {"source": "file", "interactions": 2}}
     ({"method": "finetune"}, "--unlearn=retrain , which are exact: they make a new model without these "
      "interactions; retraining took 43.7", "(now"),
     ({"method": "finetune", "settings": {}, **OVER}, "forget less, lower finetune_epochs or lower", "raise"),
-    ({"model": "BPR", **UNDER}, "forget_kind", "exact: what"),
-    ({"model": "SASRec", **UNDER}, "raise lua_limit", "forget_kind"),  # refused for sequences
+    ({"model": "BPR", **UNDER}, "raise lac_forget", "exact: what"),
+    ({"model": "SASRec", **UNDER}, "raise lua_limit", "lac_forget"),  # refused for sequences
     ({"method": "sisa"}, "is an ensemble", "raise"),
     ({**UNSURE, **FILE}, "--forget=injected", "too little"),
     (UNSURE, "These figures cannot tell X. ", "--forget=injected"),
@@ -372,7 +372,7 @@ def test_a_small_request_hides_gains_and_losses_unless_there_is_harm(users, afte
 
 def test_the_command_repeats_the_run():
     given = {
-        "epochs": 5, "learning_rate": 1e-05, "topk": [5, 20], "forget_kind": "noise",
+        "epochs": 5, "learning_rate": 1e-05, "topk": [5, 20], "lua_target": "none",
         "unlearn": "obliviate", "val_interval": {"rating": "[4,inf)"},
         "rank": "full", "compare": ["retrain", "retrain", "fine_tune"],
     }  # fmt: skip

@@ -154,7 +154,7 @@ def test_data_that_cannot_be_tuned_on_is_refused(measured):
 
 
 @pytest.mark.parametrize(("model", "changes"), [
-    ("BPR", {"forget_kind": "noise"}),
+    ("BPR", {"lac_forget": 0.1}),
     ("LightGCN", {"rank": 3}),
     ("NeuMF", {}),  # dropout: every step draws from torch's own generator
 ])  # fmt: skip
@@ -195,12 +195,12 @@ def test_every_kind_of_values(make_config, tmp_path):
     read = load_space(
         make_config, tmp_path,
         "rank: {choice: [4, 9, full]}\nlac_steps: {int: [20, 90, 20]}\n"
-        "lac_learning_rate: {loguniform: [1e-3, 0.1]}\nlac_negatives: {uniform: [0, 2]}\n"
-        "lua_target: {grid: [none, neighbours]}\nlua_rounds: {int: [1, 3]}\n",
+        "lac_learning_rate: {loguniform: [1e-3, 0.1]}\nlua_limit: {uniform: [0, 2]}\n"
+        "lua_target: {grid: [none, neighbours]}\nlac_batch_size: {int: [1, 3]}\n",
     )  # fmt: skip
     assert {key: read.values(key) for key in read.lines} == {
-        "rank": [4, 9, "full"], "lac_steps": [20, 40, 60, 80], "lac_learning_rate": None, "lac_negatives": None,
-        "lua_target": ["none", "neighbours"], "lua_rounds": [1, 2, 3],
+        "rank": [4, 9, "full"], "lac_steps": [20, 40, 60, 80], "lac_learning_rate": None, "lua_limit": None,
+        "lua_target": ["none", "neighbours"], "lac_batch_size": [1, 2, 3],
     }  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def test_every_kind_of_values(make_config, tmp_path):
     ("lac_learning_rate: {loguniform: [0, 0.1]}\n", "above 0"),
     ("lac_learning_rate: {uniform: [0, .inf]}\n", "finite number"),
     ("lac_learning_rate: {uniform: [0.1]}\n", "two numbers"), ("lac_learning_rate: {choice: [.nan]}\n", "finite"),
-    ("forget_kind: {choice: [noise, odd]}\n", "forget_kind='odd'"),
+    ("lua_target: {choice: [none, odd]}\n", "lua_target='odd'"),
     ("rank: !!python/object/apply:os.mkdir [hacked]\n", "not valid YAML"),
 ])  # fmt: skip
 def test_bad_spaces_are_told_in_one_line(make_config, tmp_path, text, said):

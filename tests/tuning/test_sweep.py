@@ -69,7 +69,7 @@ def assert_gives(file, candidate, model, own):
 
 
 def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
-    outcome = sweep(small, lac_negatives=0.5)
+    outcome = sweep(small, lac_forget=0.5)
     result, out = outcome.result, tmp_path / "out"
     assert result == json.loads((out / "tune.json").read_text())
     assert [record["state"] for record in result["trials"]] == ["finished"] * 3
@@ -86,7 +86,7 @@ def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
     for file, candidate in [(out / "best.yaml", result["best"]), *on_front]:
         values = yaml.safe_load(file.read_text())
         # A setting that was fixed for the sweep belongs to its result.
-        assert (values["unlearn"], values["lac_negatives"]) == ("obliviate", 0.5)
+        assert (values["unlearn"], values["lac_forget"]) == ("obliviate", 0.5)
         assert_gives(file, candidate, "BPR", own)
 
 

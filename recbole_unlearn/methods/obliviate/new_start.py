@@ -90,8 +90,8 @@ def started_again(touched: Region) -> Region:
     return Region({side: members.part(half[side]) for side, members in touched.items()})
 
 
-def spread(touched: Region, retained: RetainedIndex) -> Region:
-    """All rows with c ≥ `REACH` within the limit, and all rows of ``touched``; their share is c."""
+def spread(touched: Region, retained: RetainedIndex, reach: float = REACH) -> Region:
+    """All rows with c ≥ ``reach`` within the limit, and all rows of ``touched``; their share is c."""
     index = retained.index
     room = max(LEAST_LINKS, LINKS * len(retained.asked))
     level: dict[Side, torch.Tensor] = {}
@@ -111,7 +111,7 @@ def spread(touched: Region, retained: RetainedIndex) -> Region:
             known[side] = values.clone()
         for side in [OTHER[side] for side in level]:
             mean = total[side] / number[side]
-            level[side] = torch.maximum(level[side], torch.where(mean >= REACH, mean, 0.0))
+            level[side] = torch.maximum(level[side], torch.where(mean >= reach, mean, 0.0))
         _limit(touched, level, index, room)
     region = Region()
     for side, values in level.items():

@@ -269,15 +269,24 @@ class Request:
                     warn_if_slow(original.seconds, first - began + (time.perf_counter() - first) / step * steps)
             elif step in watch.steps:
                 self.adapters.attach()  # not all gradients write to the model as they go
+                now = [(adapter.a, adapter.shift) for adapter in self.adapters.adapters]
+                self.finish()
                 self.trainer.show(self.task, step, self.starts_again)
+                for adapter, (a, shift) in zip(self.adapters.adapters, now, strict=True):
+                    adapter.a, adapter.shift = a, shift
+                self.adapters.attach()
 
         with progress_bar(f"LAC {self.task.label}", steps, shown) as bar:
-            values, demotion = calibrate(self.adapters, self.witness, objective, schedule, interactions, bar, after)
+            values, demotion = calibrate(
+                self.adapters, self.witness, objective, schedule, interactions, bar, after,
+                watches=self.task.config.leaves_curves,
+            )  # fmt: skip
             if watch is not None:  # a small request has fewer steps; the model then stays the same
                 for step in range(max(1, steps), self.options.lac_steps):
                     after(step)
-        self.scatter(again=True)
-        found["accepted"] = self.accept()
+        found["accepted"] = self.finish()
+        if found["accepted"] < 1.0:
+            logger.warning(TOO_LARGE, 100 * found["accepted"])
         rank = max((adapter.a.shape[1] for adapter in self.adapters.trained), default=0)
         if self.task.config.leaves_curves:  # both go with the size of the request, as the energy does
             logger.info("LAC: %d steps at rank %d on retained interactions.", steps, rank)
@@ -378,24 +387,24 @@ class Request:
                 adapter.shift = adapter.shift + part[own]
         self.adapters.attach()
 
-    def accept(self) -> float:
-        """Take changes back as far as people who did not ask lose by them; returns the share that is left.
+    def finish(self) -> float:
+        """Scatter, then take changes back as far as people who did not ask lose by them; returns the share made.
 
         Rows of users who asked keep theirs. Where there are none (a sequential model), a quarter is always left:
         otherwise nothing would be forgotten.
         """
+        self.scatter(again=True)
         if self.bystanders is None or self.bystanders.are_fine():
             return 1.0
-        asked = [adapter for adapter in self.adapters.trained if adapter.side == "user"]
         others = [adapter for adapter in self.adapters.adapters if adapter.side != "user" or not adapter.trained]
         whole = [(adapter.a, adapter.shift) for adapter in others]
-        for share in (*LESS, 0.0) if asked else LESS:
+        shares = LESS if len(others) == len(self.adapters.adapters) else (*LESS, 0.0)
+        for share in shares:  # the last one is taken in any case
             for adapter, (a, shift) in zip(others, whole, strict=True):
                 adapter.a, adapter.shift = share * a, None if shift is None else share * shift
             self.adapters.attach()
-            if share == 0.0 or self.bystanders.are_fine():
+            if share != shares[-1] and self.bystanders.are_fine():
                 break
-        logger.warning(TOO_LARGE, 100 * share)
         return share
 
     def parts_of(
@@ -545,12 +554,13 @@ def loss_of_scores(
 
 def calibrate(
     adapters: AdapterSet, witness: Witness, objective: Objective, schedule: Schedule, interactions: torch.Tensor,
-    bar: tqdm, after_step: Callable[[int], None] | None = None,
+    bar: tqdm, after_step: Callable[[int], None] | None = None, watches: bool = True,
 ) -> tuple[list[float], list[tuple[int, float]]]:  # fmt: skip
     """Fit the adapters to retained ``interactions``.
 
     Returns the objective of every step, and the demotion rate of deleted pairs every few steps. ``after_step`` is
     called with the number of steps done, after each but the last; the model's rows need not be those of that step.
+    Without ``watches`` deleted pairs are not scored, which costs a graph model as much as a step.
     """
     values: list[float] = []
     demotion: list[tuple[int, float]] = []
@@ -563,7 +573,7 @@ def calibrate(
     watched = witness.deleted(witness.watched)
     batches = witness.batches(interactions, schedule.batch_size, schedule.horizon)
     for step, batch in enumerate(itertools.islice(batches, schedule.steps)):
-        if step % CHECK_EVERY == 0:
+        if watches and step % CHECK_EVERY == 0:
             demotion.append((step, gradients.demotion(watched)))
         value = objective.value(gradients, witness, batch)
         optimizer.zero_grad()
@@ -579,7 +589,8 @@ def calibrate(
         bar.update()
         if after_step is not None and step + 1 < schedule.steps:
             after_step(step + 1)
-    demotion.append((len(values), gradients.demotion(watched)))
+    if watches:
+        demotion.append((len(values), gradients.demotion(watched)))
     for adapter in chosen:
         adapter.a.grad = adapter.b.grad = None
     adapters.attach()

@@ -48,7 +48,7 @@ def test_the_diagonal_downdate_approaches_the_leave_out_optimum(seed):
 
 @pytest.mark.parametrize("model", ["BPR", "SASRec"])
 def test_people_who_did_not_ask_lose_nothing(make_config, quick, monkeypatch, caplog, model):
-    """Their ranking, item by item; and a map that says nonsense, of which all that would harm them is refused."""
+    """Their ranking, item by item; and a map that says nonsense, of which all that would harm them is taken back."""
     monkeypatch.setattr(bystanders, "LEAST", 5)
     config = make_config(model, **(quick(model) if model == "SASRec" else {}) | {"epochs": 12})
     data = divided(config)
@@ -61,20 +61,22 @@ def test_people_who_did_not_ask_lose_nothing(make_config, quick, monkeypatch, ca
         if model == "BPR":
             own[known["item_id"][field == int(watched.batch["user_id"][line])]] = -torch.inf
         others.append(1 / (1 + (float((own > own[item]).sum() + 1) / 10) ** 2))
-    assert watched.first.tolist() == pytest.approx(others)
+    assert watched.before == pytest.approx(sum(others) / len(others))
     assert not set(watched.batch["user_id"].tolist()) & set(data.forget.inter_feat["user_id"].tolist())
     if model == "SASRec":  # too few items here for a map
         return
-    learned = new_start.learn
+    learned, before = new_start.learn, weights(trainer.model)
 
     def nonsense(*args):
         maps = learned(*args)
         return maps._replace(transform={side: 9 - 7 * value for side, value in maps.transform.items()})
 
     monkeypatch.setattr(new_start, "learn", nonsense)
-    trainer.run(task)
-    assert "touches more than obliviate can carry" in caplog.text
+    assert trainer.run(task).certificates["accepted"] < 1.0
+    assert "more than obliviate can carry" in caplog.text
     assert watched.are_fine()
+    asked = data.forget.inter_feat["user_id"]
+    assert not torch.equal(trainer.model.user_embedding.weight[asked], before["user_embedding.weight"][asked])
 
 
 def at_zero(adapters):
@@ -120,17 +122,12 @@ def test_no_row_goes_further_than_its_limit(share, reach, limit, seed):
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=8))
 def test_losses_equal_their_formulas(pairs):
-    """Down the first, deleted scores fall and others rise; down the second they go to stand-ins, which stay."""
+    """Down the loss, deleted scores fall and others rise."""
     first, second = (torch.tensor(part, dtype=torch.float64, requires_grad=True) for part in zip(*pairs, strict=True))
     reverse = sum(math.log1p(math.exp(a - b)) for a, b in pairs) / len(pairs)
     assert reverse_ranking_loss(first, second).item() == pytest.approx(reverse)
-    square = sum((a - b) ** 2 for a, b in pairs) / len(pairs)
-    assert obliviate.squared_loss(first, second).item() == pytest.approx(square)
     of_first, of_second = torch.autograd.grad(reverse_ranking_loss(first, second), [first, second])
     assert ((of_first > 0) & (of_second < 0)).all()
-    obliviate.squared_loss(first, second).backward()
-    assert torch.allclose(first.grad, 2 * (first - second) / len(pairs))
-    assert second.grad is None
 
 
 TERMS = {"reverse": Objective(0.5), "paper": PaperObjective(0.5),
@@ -152,12 +149,8 @@ def test_the_objective_s_gradient_agrees_with_finite_differences(make_config, mo
         torch.manual_seed(1)
         return objective.value(gradients, witness, batch), gradients.take()
 
-    if term == "reverse":
-        standing = ExpectedStanding(base, base.deleted(100))
-        stand_ins, plain = (make(Objective(*more))[1] for more in ((0.5, standing, "genuine"), ()))
-        assert any(not torch.equal(*pair) for pair in zip(stand_ins, plain, strict=True))
-        if model == "MultiVAE":
-            return  # its own loss samples, so no differences
+    if term == "reverse" and model == "MultiVAE":
+        return  # its own loss samples, so no differences
     _, slopes = make(TERMS[term])
     assert any(slope.abs().max() > 0 for slope in slopes)
     for k, adapter in enumerate(adapters.adapters):
@@ -223,20 +216,16 @@ def test_a_small_request_takes_few_steps():
     assert Schedule(3, 0.1, 8192, horizon=30).within(2000) == Schedule(3, 0.1, 8192, horizon=4)
 
 
-def test_it_stops_at_the_level_of_never_seen_items(scene, monkeypatch):
-    """Paper error 6: not as far down as it goes, but as far as a model that never saw them would put them."""
+@pytest.mark.parametrize("forget", [0.0, 1.0])
+def test_deleted_items_are_pushed_down_only_when_asked_for(scene, monkeypatch, forget):
+    """Paper error 6: the target is not a demotion rate of 1, so the default has no loss on S."""
     monkeypatch.setattr(BPRGradients, "own", lambda self, batch: 0.0)  # the term on S alone
-    for stop in (False, True):
-        witness, adapters = scene()
-        standing = ExpectedStanding(witness, witness.deleted(1000))
-        standing.percentile[:] = 0.6
-        objective = Objective(1.0, standing, "noise" if stop else "hard")
-        values, demotion = calibrated(adapters, witness, objective, Schedule(300, 0.005, 1000, 300))
-        assert len(values) == 300  # the term on R goes on to the end
-        assert [step for step, _ in demotion][:3] == [0, 10, 20]
-        assert (values[-1] == 0.0) == stop  # the term on S does not
-        reached = row_gradients(adapters, witness).demotion(standing.deleted)
-        assert (0.6 <= reached < 0.8) if stop else reached > 0.8
+    witness, adapters = scene()
+    before = row_gradients(adapters, witness).demotion(witness.deleted(1000))
+    values, demotion = calibrated(adapters, witness, Objective(forget), Schedule(100, 0.005, 1000, 100))
+    assert [step for step, _ in demotion][:3] == [0, 10, 20]
+    assert any(values) == (forget > 0)
+    assert (demotion[-1][1] > before + 0.2) == (forget > 0)
 
 
 @pytest.mark.parametrize(("trained", "seconds", "warned"), [
@@ -259,7 +248,6 @@ def test_the_standing_tells_what_is_liked_from_what_is_not(scene, monkeypatch, i
     own = torch.tensor([a == b for a, b in zip(taste, half, strict=True)])
     assert standing.percentile[own].mean() + 0.2 < standing.percentile[~own].mean()
     assert 0.0 <= standing.level <= 1.0
-    assert not witness.retained.are_known(standing.deleted.users, standing.stand_ins).any()
 
 
 USERS, ITEMS = torch.tensor([3, 8]), torch.tensor([[1, 2], [5, 9]])
@@ -382,9 +370,8 @@ def test_same_seed_same_weights_and_its_time_is_checked(settings, monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [
-    {"rank": 3}, {"rank": "full"}, {"lua_scale": 0.0}, {"lua_rounds": 1}, {"lua_limit": None}, {"lua_reach": 1.0},
-    {"lua_target": "none"}, {"learner": "sgd"},
-    *({"forget_kind": kind} for kind in ("auto", "genuine", "noise", "hard")),
+    {"rank": 3}, {"rank": "full"}, {"lua_scale": 0.0}, {"lua_limit": None}, {"lua_target": "none"},
+    {"learner": "sgd"}, {"lac_forget": 0.1},
 ])  # fmt: skip
 def test_settings_of_a_request(settings, changes):
     certificates = run(settings, "LightGCN", **changes).result["certificates"]
@@ -398,7 +385,7 @@ def test_settings_of_a_request(settings, changes):
         read = "Fisher information" if "learner" in changes else "Adam's state of epoch "
         assert certificates["curvature"].startswith(read)
     assert "drift_bound" not in certificates
-    assert ("level" in certificates) == (changes.get("forget_kind") in ("genuine", "noise"))
+    assert certificates["accepted"] == 1.0  # too few bystanders here to decide
 
 
 def test_a_whole_item_is_pushed_down_as_an_unseen_one_is(settings):
