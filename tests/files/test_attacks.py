@@ -96,7 +96,7 @@ def test_a_saved_dataset_does_not_say_where_it_is(settings, tmp_path, plain_chec
 
 
 @pytest.mark.parametrize("values", [
-    {"output_dir": "/elsewhere"}, {"cache_dir": "/elsewhere"}, {"save_adapters": True}, {"threads": 10**6},
+    {"output_dir": "/elsewhere"}, {"cache_dir": "/elsewhere"}, {"save_unlearned": False}, {"threads": 10**6},
     {"lac_steps": 0, "lua_target": "none"}, {"download_url": "http://127.0.0.1:9/x.zip"}, {"unlearn": "finetune"},
     {"replace": True}, {"ray_address": "auto"}, {"min_group": 1},
 ])  # fmt: skip

@@ -25,7 +25,6 @@ from recbole.utils import FeatureType
 from recbole_unlearn import UnlearnConfig, UnlearnError, run_unlearn
 from recbole_unlearn.data.requests import Fields, read_request
 from recbole_unlearn.files import load_key, load_pickle, read_checkpoint, read_dataset, retained_data
-from recbole_unlearn.methods.obliviate.adapters import AdapterSet
 from recbole_unlearn.methods.sharded import base
 from recbole_unlearn.report.entries import read_mapping, read_result
 from recbole_unlearn.settings import read_yaml
@@ -205,8 +204,6 @@ FILES = {
     "result.json": read_result, "failed.json": read_mapping,
     "ensemble.json": lambda path: read_checkpoint(path.parent),
     "suppression.json": lambda path: load_suppression(path, b"k" * 32),
-    "adapters.json": lambda path: AdapterSet.load(torch.nn.Linear(1, 1), path.parent),
-    "adapters.safetensors": lambda path: AdapterSet.load(torch.nn.Linear(1, 1), path.parent),
     "shard-0.safetensors": base._load,
 }  # fmt: skip
 
@@ -215,8 +212,6 @@ FILES = {
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_pipe_or_a_device_is_no_file(tmp_path, name, kind):
     """The attack: whoever opens it waits for ever, or reads without end."""
-    (tmp_path / "adapters.json").write_text("{}")
-    (tmp_path / name).unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(tmp_path / name)
     else:

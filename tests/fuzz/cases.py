@@ -27,7 +27,7 @@ PAYLOADS = [
     b"(lp0\n0", b"I99999999999999999999\n", b"cbuiltins\ngetattr\n(S'a'\nS'b'\ntR", b"\x82\x01", b"P1\n", b"(((((((((((",
 ]  # fmt: skip
 SETTINGS = [
-    {"output_dir": "/elsewhere"}, {"threads": 10**6}, {"save_adapters": True}, {"lac_steps": 0}, {"data_path": "/etc"},
+    {"output_dir": "/elsewhere"}, {"threads": 10**6}, {"save_unlearned": False}, {"lac_steps": 0}, {"data_path": "/etc"},
     {"download_url": "http://127.0.0.1:9/x.zip"}, {"dataset": ".."}, {"model": "os"}, {"embedding_size": 10**9},
     {"n_layers": 10**9}, {"benchmark_filename": ["../x"]}, {"teacher": "print(1)"},
 ]  # fmt: skip

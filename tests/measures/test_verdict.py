@@ -181,7 +181,7 @@ def test_the_placebo_tells_memory_from_the_methods_own_mark(settings):
 
 def test_a_placebo_can_be_left_out_and_changes_nothing_else(settings):
     """It comes last, leaves no file, and the unlearned model is the same with and without it."""
-    values = settings | {"report": "none", "save_adapters": True}
+    values = settings | {"report": "none"}
     with_one, without = (
         run_unlearn("BPR", "tiny", unlearn="obliviate", compare="retrain", config_dict=values | {"placebo": on})
         for on in (True, False)

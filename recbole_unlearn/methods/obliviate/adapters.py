@@ -4,29 +4,21 @@ R is the new start of the rows, of full rank (none in the paper); A Bᵀ is the 
 (:func:`project`), and LAC trains A. So the rank means cost and capacity of the calibration, as in the paper.
 
 Rows outside the adapters are never written, and detaching restores the original rows bit for bit from a copy. A
-merged model is a plain RecBole model. On disk an adapter is a safetensors file with a JSON file; it fits only the
-base it was made for. It can restore the original, and its row numbers show who asked: it is for experiments.
+merged model is a plain RecBole model. Adapters are never written to disk: they could restore the original, and their
+row numbers show who asked.
 """
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-import safetensors
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
-from safetensors.torch import load, save
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.files import make_directory, write_bytes, write_json
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import Region, Side, Table, as_rows
-from recbole_unlearn.settings import read_json, read_regular
-
-WEIGHTS, CONFIG, FORMAT = "adapters.safetensors", "adapters.json", 2
 
 
 @dataclasses.dataclass
@@ -61,8 +53,8 @@ class Adapter:
 
     @property
     def low(self) -> torch.Tensor:
-        """A Bᵀ (n, d), the same bits for any memory layout: a loaded adapter equals the saved one."""
-        return self.a.contiguous() @ self.b.contiguous().T
+        """A Bᵀ (n, d)."""
+        return self.a @ self.b.T
 
     @property
     def start(self) -> torch.Tensor:
@@ -127,66 +119,6 @@ class AdapterSet:
     def drift(self) -> float:
         """‖Δθ‖²_F = Σ ‖R + A Bᵀ‖²."""
         return float(sum(adapter.delta.square().sum() for adapter in self.adapters))
-
-    def save(self, directory: str | Path, **about: Any) -> Path:
-        """Write the adapters, with ``about`` in their JSON file, and the base's digest; returns the directory."""
-        directory = make_directory(directory)
-        tensors = {}
-        for number, adapter in enumerate(self.adapters):
-            for part in ("rows", "a", "b", "shift"):
-                value = getattr(adapter, part)
-                if value is not None:
-                    tensors[f"{number}.{part}"] = value.detach().cpu().contiguous()
-        with self.detached():
-            base = weights_digest(self.model)
-        described = [
-            {"parameter": x.name, "axis": x.axis, "side": x.side, "rows": len(x.rows), "rank": x.a.shape[1],
-             "trained": x.trained}
-            for x in self.adapters
-        ]  # fmt: skip
-        config = {"format": FORMAT, **about, "model": type(self.model).__name__, "base": base, "adapters": described}
-        write_bytes(directory / WEIGHTS, save(tensors))
-        write_json(directory / CONFIG, config)
-        return directory
-
-    @classmethod
-    def load(cls, model: AbstractRecommender, directory: str | Path) -> Self:
-        """The adapters in ``directory`` for ``model``, which must be the base they were made for; not attached."""
-        directory, named, adapters = Path(directory), dict(model.named_parameters()), []
-        try:
-            config = read_json(directory / CONFIG)
-            tensors = load(read_regular(directory / WEIGHTS))
-            if config["format"] != FORMAT:
-                raise ValueError(f"format {config['format']}, this version reads {FORMAT}")
-            if weights_digest(model) != config["base"]:
-                raise UnlearnError(
-                    f"The adapters in {directory} were made for another model: its weights differ from the base. "
-                    "Load the checkpoint that was unlearned, as it was before."
-                )
-            for number, about in enumerate(config["adapters"]):
-                name, axis, shift = about["parameter"], int(about["axis"]), tensors.get(f"{number}.shift")
-                rows, a, b = (tensors[f"{number}.{part}"] for part in ("rows", "a", "b"))
-                weights = as_rows(named[name], axis) if name in named else torch.empty(0, 0)
-                fits = rows.dim() == 1 and a.shape == (len(rows), b.shape[1]) and b.shape[0] == weights.shape[1]
-                fits = fits and (shift is None or shift.shape == (len(rows), b.shape[0]))
-                if not fits or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(weights)):
-                    raise ValueError(f"{name} does not fit the model")
-                a, b, rows = (x.to(weights.device) for x in (a, b, rows))
-                shift = None if shift is None else shift.to(weights.device)
-                base = weights[rows].clone()
-                adapters.append(Adapter(name, rows, a, b, base, axis, about["side"], shift, bool(about["trained"])))
-        except (OSError, ValueError, LookupError, TypeError, UnlearnError, safetensors.SafetensorError) as error:
-            raise UnlearnError(f"Cannot read adapters from {directory}: {error}.") from error
-        return cls(model, adapters)
-
-
-def weights_digest(model: AbstractRecommender) -> str:
-    """A digest of a model's parameters: names, shapes and bits."""
-    digest = hashlib.sha256()
-    for name, value in sorted(model.named_parameters()):
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 class LowRank(NamedTuple):

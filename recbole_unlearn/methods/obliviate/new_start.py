@@ -33,8 +33,9 @@ memory of a pair has no preferred one, and a change common to all rows is the ma
 
     α b + β z,    ‖α b + β z‖ = l,    ‖α b + β z − b‖ = e,    z at a right angle to b
 
-with l and e the length of a trained row with about as many interactions, and its distance from the map. z is a
-random mixture of what such rows have beside the map. The calibration then moves the row, and l and e are set again.
+with l and e the length of a trained row with about as many interactions, and its distance from the map. z of a user
+is a random mixture of what such rows have beside the map. The calibration then moves the rows, l and e are set again,
+and those of items for the first time: z is what a row has beside the map by then.
 """
 
 import functools
@@ -339,13 +340,16 @@ class _Turn:
         return features(self.links.mean(tables, centre), self.links.number) @ self.maps.transform[self.side]
 
     def scatter(self, tables: Tables, centre: Tables, generator: torch.Generator | None) -> torch.Tensor:
-        """The change (n, d) to α b + β z of rows with w = 1; 0 for others. As at first without a generator."""
+        """The change (n, d) to α b + β z of rows with w = 1; 0 for others.
+
+        With a generator trained rows are drawn, and z of users; without, z is what a row has beside the map now.
+        """
         told, now, scatter = self._told(tables, centre), tables[self.side][self.rows], self.maps.scatter[self.side]
         beside = now
         if generator is not None:
             self.like = scatter.like(self.links.number.cpu(), self.touched, generator)
             beside = scatter.mixture(self.like, generator)
-        if self.like.shape[1] == 0:
+        if self.like.shape[1] == 0 or (generator is not None and self.side == "item"):
             return torch.zeros_like(now)
         one = self.like[:, 0].to(now.device)
         goal = placed(told, beside, scatter.length[one][:, None], scatter.rest[one].norm(dim=1, keepdim=True))

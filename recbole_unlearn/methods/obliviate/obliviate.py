@@ -48,7 +48,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -66,8 +66,8 @@ from recbole_unlearn.methods.obliviate import curvature, new_start
 from recbole_unlearn.methods.obliviate.adapters import Adapter, AdapterSet, LowRank, project_shared
 from recbole_unlearn.methods.obliviate.bystanders import Bystanders
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients, row_gradients
-from recbole_unlearn.rows import Region, Side, Table, Witness, as_rows, find_region, find_tables, reverse_ranking_loss
-from recbole_unlearn.settings import Role, UnlearnConfig, setting
+from recbole_unlearn.rows import Region, Side, Witness, as_rows, find_region, find_tables, reverse_ranking_loss
+from recbole_unlearn.settings import UnlearnConfig, setting
 
 EPSILON = 1e-8
 BATCH = 65536  # deleted interactions whose gradient is computed at once
@@ -88,7 +88,6 @@ TOO_LARGE = (
     "This request is more than obliviate can carry: people who did not ask would lose by it. Of the changes to items "
     "and to rows of other users %.0f %% were made. Use --unlearn=rebuild, which is exact."
 )
-SAVE_ADAPTERS = "Also write OUTPUT_DIR/adapters, which show who asked and can restore the original."
 logger = logging.getLogger(__name__)
 
 
@@ -123,7 +122,6 @@ class ObliviateSettings:
         "all over the steps, at least 512.", low=1,
     )  # fmt: skip
     lac_forget: float = setting("Weight of a loss that pushes deleted items below others: for known noise.", low=0)
-    save_adapters: bool = setting(SAVE_ADAPTERS, role=Role.SPEED)
 
 
 class Prepared(NamedTuple):
@@ -149,7 +147,7 @@ class Obliviate(UnlearnTrainer):
     on_knowledge = True
     fits_closed_forms = True
     forgets_more: ClassVar[Sequence[str]] = ("raise lua_limit", "raise lac_forget if the deleted data is noise")
-    forgets_less: ClassVar[Sequence[str]] = ("lower lua_limit", "lower lac_forget")
+    forgets_less: ClassVar[Sequence[str]] = ("lower lua_limit",)
     of_pairs: ClassVar[Sequence[str]] = ("lac_forget",)
 
     @classmethod
@@ -363,29 +361,35 @@ class Request:
             return
         tables = new_start.side_tables(self.model, self.tables, self.index)
         self.new_start = new_start.NewStart(tables, maps, self.certain, self.neighbours(tables))
-        trained = {(adapter.name, adapter.side): adapter for adapter in self.adapters.trained}
-        for table, ids, own, part in self.parts_of(self.new_start.moves(self.rounds)):
-            if (table.parameter, table.side) in trained:
-                trained[table.parameter, table.side].shift = part[own]
-            if not own.all():
-                follower = Adapter.on_rows(self.model, table, ids[~own.cpu()], trained=False)
-                follower.shift = part[~own]
-                self.adapters.adapters.append(follower)
-        followed = len(self.adapters.adapters) > len(trained) and self.task.config.leaves_curves
+        self.shift(self.new_start.moves(self.rounds))
+        followed = len(self.adapters.adapters) > len(self.adapters.trained) and self.task.config.leaves_curves
         others = "; others in part" if followed else ""
         logger.info("LUA: new start of the request's rows from retained neighbours%s.", others)
 
+    def shift(self, change: dict[Side, torch.Tensor]) -> None:
+        """Add ``change`` (n, d) of the contaminated rows to R; those that only follow have untrained adapters."""
+        assert self.new_start is not None
+        adapters = {(a.name, a.side, a.trained): a for a in self.adapters.adapters}
+        for table in [table for table in self.tables if table.axis == 0]:
+            side, ids = table.side, self.new_start.region[table.side].ids
+            width = as_rows(self.model.get_parameter(table.parameter)).shape[1]
+            part, change[side] = change[side].tensor_split([width], dim=1)
+            own = self.witness.region[side].contains(ids)
+            for trained, mine in ((True, own), (False, ~own)):
+                adapter = adapters.get((table.parameter, side, trained))
+                if adapter is None and mine.any():
+                    adapter = Adapter.on_rows(self.model, table, ids[mine], trained)
+                    self.adapters.adapters.append(adapter)
+                if adapter is not None:
+                    more = part[mine.to(part.device)]
+                    adapter.shift = more if adapter.shift is None else adapter.shift + more
+
     def scatter(self, again: bool = False) -> None:
         """Rows that started again lie as far from the map as trained ones; ``again`` after they were calibrated."""
-        if self.new_start is None:
-            return
-        change = self.new_start.scatter(new_start.side_tables(self.model, self.tables, self.index), again)
-        trained = {(adapter.name, adapter.side): adapter for adapter in self.adapters.trained}
-        for table, _, own, part in self.parts_of(change):
-            adapter = trained.get((table.parameter, table.side))
-            if adapter is not None and adapter.shift is not None:
-                adapter.shift = adapter.shift + part[own]
-        self.adapters.attach()
+        if self.new_start is not None:
+            tables = new_start.side_tables(self.model, self.tables, self.index)
+            self.shift(self.new_start.scatter(tables, again))
+            self.adapters.attach()
 
     def finish(self) -> float:
         """Scatter, then take changes back as far as people who did not ask lose by them; returns the share made.
@@ -407,18 +411,6 @@ class Request:
                 break
         return share
 
-    def parts_of(
-        self, change: dict[Side, torch.Tensor]
-    ) -> Iterator[tuple[Table, torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """For each table the ids of contaminated rows, which of them are calibrated, and their ``change`` (n, d)."""
-        assert self.new_start is not None
-        left = dict(change)
-        for table in [table for table in self.tables if table.axis == 0]:
-            ids = self.new_start.region[table.side].ids
-            width = as_rows(self.model.get_parameter(table.parameter)).shape[1]
-            part, left[table.side] = left[table.side].tensor_split([width], dim=1)
-            yield table, ids, self.witness.region[table.side].contains(ids).to(part.device), part
-
     def neighbours(self, tables: new_start.Tables) -> new_start.Neighbours:
         """All contaminated rows, and their neighbours by interactions."""
         region = new_start.spread(self.certain, self.retained)
@@ -438,9 +430,6 @@ class Request:
 
     def certificates(self, lac: dict[str, float]) -> dict[str, Any]:
         """Rows, rank, drift, forgetting margin, and the largest change of retained scores; ``lac`` is LAC's own."""
-        directory = self.task.config["output_dir"]
-        if self.options.save_adapters and directory:
-            self.adapters.save(f"{directory}/adapters", method=self.trainer.name)
         return {
             "rows": {adapter.label: len(adapter.rows) for adapter in self.adapters.adapters},
             "rank": {adapter.label: adapter.a.shape[1] for adapter in self.adapters.trained},

@@ -25,7 +25,7 @@ from recbole_unlearn.methods.obliviate import obliviate
 from recbole_unlearn.methods.obliviate.adapters import Adapter, project
 from recbole_unlearn.methods.obliviate.fast_gradients import RowGradients
 from recbole_unlearn.rows import SIDES, Region, Triples, Witness, pair_scores, reverse_ranking_loss, with_neighbours
-from recbole_unlearn.settings import Role, setting
+from recbole_unlearn.settings import setting
 
 HOPS, DECAY, MOST = 1, 0.5, 1000  # neighbours: hops, share from hop to hop, and how many join a side
 BUFFER = 0.1  # R, as a share of all retained interactions
@@ -48,7 +48,6 @@ class PaperSettings:
     lac_forget: float = setting("Weight of the reverse ranking loss on deleted interactions.", low=0.0)
     lac_distill: float = setting("Weight of distillation: retained pairs keep their scores.", low=0.0)
     lac_drift: float = setting("Weight of the squared change of the weights.", low=0.0)
-    save_adapters: bool = setting(obliviate.SAVE_ADAPTERS, role=Role.SPEED)
 
 
 @method("obliviate_paper", "The paper's objective, ranks and steps (and the right sign).", PaperSettings)

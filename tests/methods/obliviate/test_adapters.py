@@ -1,7 +1,5 @@
 """Adapters: projection to a rank, attaching and undoing, files, gradients of their rows; and second moments."""
 
-import json
-
 import pytest
 import torch
 from hypothesis import given
@@ -9,12 +7,12 @@ from hypothesis import strategies as st
 from recbole.model.general_recommender import BPR, LightGCN
 
 from recbole_unlearn.data import loaders
-from recbole_unlearn.methods.obliviate import AdapterSet, curvature, fast_gradients
 from recbole_unlearn.methods.obliviate import adapters as module
+from recbole_unlearn.methods.obliviate import curvature, fast_gradients
 from recbole_unlearn.methods.obliviate.fast_gradients import BPRGradients, LightGCNGradients, RowGradients
 from recbole_unlearn.rows import TrainIndex, Witness, find_tables, loss_gradients
 from recbole_unlearn.training import build_model, fast_class, fast_models, train
-from tests.parts import check_outside, loaded, problem, refused, region_of, rest_of, same, weights
+from tests.parts import check_outside, loaded, problem, region_of, rest_of, same, weights
 
 
 @given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 999))
@@ -62,35 +60,6 @@ def test_adapters_change_their_rows_and_give_them_back(make_config):
     assert adapters.drift() == pytest.approx(total, rel=1e-5)
     assert adapters.merge() is model
     assert adapters.adapters == []
-
-
-@pytest.mark.parametrize("model", ["BPR", "FM", "MultiVAE", "DMF"])
-def test_adapters_are_saved_and_loaded(make_config, tmp_path, model):
-    _, _, adapters = problem(make_config(model), rank=3)
-    attached = weights(adapters.model)
-    adapters.save(tmp_path / "kept", method="obliviate")
-    assert same(attached, weights(adapters.model))  # saving changes nothing
-    written = json.loads((tmp_path / "kept" / module.CONFIG).read_text())
-    assert written["method"] == "obliviate"
-    adapters.detach()
-    assert written["base"] == module.weights_digest(adapters.model)
-    AdapterSet.load(adapters.model, tmp_path / "kept").attach()
-    assert same(attached, weights(adapters.model))  # bit for bit
-    refused("another model", AdapterSet.load, adapters.model, tmp_path / "kept")
-
-
-def test_adapters_that_cannot_be_read(make_config, tmp_path):
-    _, _, adapters = problem(make_config())
-    adapters.detach()
-    refused("Cannot read adapters", AdapterSet.load, adapters.model, tmp_path)
-    folder = adapters.save(tmp_path / "kept")
-    (folder / module.WEIGHTS).write_bytes(b"nonsense")
-    refused("Cannot read adapters", AdapterSet.load, adapters.model, folder)
-    adapters.save(folder)
-    described = json.loads((folder / module.CONFIG).read_text())
-    described["adapters"][0]["parameter"] = "item_embedding.bias"
-    (folder / module.CONFIG).write_text(json.dumps(described))
-    refused("does not fit", AdapterSet.load, adapters.model, folder)
 
 
 SHAPES = [({}, False), ({"rank": 3, "shared": True}, False), ({"rank": 3}, False), ({"rank": 3}, True)]

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from recbole_unlearn import UnlearnConfig, run_unlearn
 from recbole_unlearn.data import load
-from recbole_unlearn.methods.obliviate import Adapter, AdapterSet, bystanders, curvature, new_start, obliviate, paper
+from recbole_unlearn.methods.obliviate import Adapter, bystanders, curvature, new_start, obliviate, paper
 from recbole_unlearn.methods.obliviate.fast_gradients import BPRGradients, row_gradients
 from recbole_unlearn.methods.obliviate.obliviate import Objective, Schedule, calibrate
 from recbole_unlearn.methods.obliviate.paper import PaperObjective
@@ -396,15 +396,6 @@ def test_a_whole_item_is_pushed_down_as_an_unseen_one_is(settings):
     assert not torch.equal(outcome.model.item_embedding.weight[row], fresh.item_embedding.weight[row])
     scores = scores_of(outcome, torch.arange(1, outcome.data.full.train.user_num))
     assert scores[:, row].mean() < scores[:, 1:].mean() - 0.1
-
-
-def test_adapters_are_written_only_when_asked_and_fit_the_original(settings):
-    assert not (run(settings).output_dir / "adapters").exists()
-    outcome = run(settings, save_adapters=True)
-    original = build_model(outcome.config, outcome.data.retain)
-    train(outcome.config, outcome.data.full, "original").load_weights(original)
-    AdapterSet.load(original, outcome.output_dir / "adapters").merge()
-    assert same(weights(outcome.model), weights(original))
 
 
 @pytest.mark.parametrize("model", ["EASE", "ItemKNN", "Pop"])
