@@ -1,7 +1,5 @@
 """What a holder of the unlearned model and the retained data learns of who asked (docs/results.md says how much)."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -10,13 +8,11 @@ from tests.conftest import ROOT
 
 @pytest.fixture(scope="module")
 def who_asked():
-    sys.path.insert(0, str(ROOT / "benchmarks"))  # a script: it imports the files beside it
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))  # a script: it imports the files beside it
         import who_asked
 
         yield who_asked
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
 
 
 @pytest.mark.parametrize("mark", ["none", "residual", "norm"])

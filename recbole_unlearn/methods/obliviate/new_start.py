@@ -33,7 +33,7 @@ memory of a pair has no preferred one, and a change common to all rows is the ma
 
     α b + β z,    ‖α b + β z‖ = l,    ‖α b + β z − b‖ = e,    z at a right angle to b
 
-with l and e the length of a trained row with about as many interactions, and its distance from the map. z of a user
+with l and e about the length of a trained row with as many interactions and its distance from the map. z of a user
 is a random mixture of what such rows have beside the map. The calibration then moves the rows, l and e are set again,
 and those of items for the first time: z is what a row has beside the map by then.
 """
@@ -57,7 +57,7 @@ HOPS, REACH = 2, 0.02  # rows follow when so much of their neighbours starts aga
 LINKS, LEAST_LINKS = 50, 30_000  # interactions of all rows that follow: for each deleted one, and at least
 SAMPLE = 4096  # rows that a map is fitted to, at most
 RIDGE = 2e-2  # relative to the mean of the Gram matrix's diagonal
-DONORS = 8  # trained rows that a row's scatter is mixed from
+DONORS, APART = 8, 0.05  # trained rows that a row's scatter is mixed from, and how far its lengths are from theirs
 TINY = 1e-20
 
 Tables = Mapping[Side, torch.Tensor]  # (n, d) by side, with row k for id k
@@ -218,6 +218,12 @@ class Scatter(NamedTuple):
         near = torch.randint(-2 * DONORS, 2 * DONORS, (len(number), DONORS), generator=generator)
         return others[(place + near).clamp(0, len(others) - 1)]
 
+    def lengths(self, chosen: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """L and e (2, n, 1), about those of the first ``chosen`` row (n, k): equal ones could be found."""
+        one = chosen[:, 0].to(self.rest.device)
+        own = torch.stack([self.length[one], self.rest[one].norm(dim=1)])[:, :, None]
+        return own * (1.0 + APART * torch.randn(own.shape, generator=generator)).to(own)
+
     def mixture(self, chosen: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Z (n, d) up to its length: a random mixture of what the ``chosen`` rows (n, k) have beside the map."""
         rest = self.rest[chosen.to(self.rest.device)]
@@ -348,13 +354,13 @@ class _Turn:
         beside = now
         if generator is not None:
             self.like = scatter.like(self.links.number.cpu(), self.touched, generator)
-            beside = scatter.mixture(self.like, generator)
+            if self.like.shape[1]:
+                self.lengths = scatter.lengths(self.like, generator)
+                beside = scatter.mixture(self.like, generator)
         if self.like.shape[1] == 0 or (generator is not None and self.side == "item"):
             return torch.zeros_like(now)
-        one = self.like[:, 0].to(now.device)
-        goal = placed(told, beside, scatter.length[one][:, None], scatter.rest[one].norm(dim=1, keepdim=True))
         again = (self.degree >= 1.0) & (self.links.number > 0).to(now.device)[:, None]
-        return torch.where(again, goal - now, 0.0)
+        return torch.where(again, placed(told, beside, *self.lengths) - now, 0.0)
 
     def move(self, tables: Tables, centre: dict[Side, torch.Tensor], sources: int) -> float:
         """Move the rows once, and the centre with them where they follow; returns how far those with w < 1 went."""

@@ -55,23 +55,19 @@ def test_people_who_did_not_ask_lose_nothing(make_config, quick, monkeypatch, ca
     trainer, task = make_task(config, data, "obliviate", train(config, data.full, "x"))
     watched = bystanders.Bystanders(trainer, task, rest_of(task.index, data.deleted)[0])
     scores, known = trainer.batch_scores(watched.batch, data.retain.train), data.retain.train.inter_feat
-    field, others = known[data.retain.train.uid_field], []
+    found = []
     for line, item in zip(watched.line.tolist(), watched.items.tolist(), strict=True):
-        own = scores[line].clone()
-        if model == "BPR":
-            own[known["item_id"][field == int(watched.batch["user_id"][line])]] = -torch.inf
-        others.append(1 / (1 + (float((own > own[item]).sum() + 1) / 10) ** 2))
-    assert watched.before == pytest.approx(sum(others) / len(others))
+        met = known["item_id"][known["user_id"] == int(watched.batch["user_id"][line])] if model == "BPR" else []
+        above = set((scores[line] > scores[line, item]).nonzero().flatten().tolist()) - set(map(int, met))
+        found.append(1 / (1 + ((len(above) + 1) / 10) ** 2))
+    assert watched.before == pytest.approx(sum(found) / len(found))
     assert not set(watched.batch["user_id"].tolist()) & set(data.forget.inter_feat["user_id"].tolist())
     if model == "SASRec":  # too few items here for a map
         return
-    learned, before = new_start.learn, weights(trainer.model)
-
-    def nonsense(*args):
-        maps = learned(*args)
-        return maps._replace(transform={side: 9 - 7 * value for side, value in maps.transform.items()})
-
-    monkeypatch.setattr(new_start, "learn", nonsense)
+    before = weights(trainer.model)
+    maps = trainer.prepare(task).maps
+    nonsense = maps._replace(transform={side: 9 - 7 * value for side, value in maps.transform.items()})
+    monkeypatch.setattr(new_start, "learn", lambda *args: nonsense)
     assert trainer.run(task).certificates["accepted"] < 1.0
     assert "more than obliviate can carry" in caplog.text
     assert watched.are_fine()
@@ -226,6 +222,15 @@ def test_deleted_items_are_pushed_down_only_when_asked_for(scene, monkeypatch, f
     assert [step for step, _ in demotion][:3] == [0, 10, 20]
     assert any(values) == (forget > 0)
     assert (demotion[-1][1] > before + 0.2) == (forget > 0)
+
+
+def test_the_teacher_knows_every_pair_of_a_batch(settings, monkeypatch):
+    asked, loss = [], PaperObjective._loss
+    monkeypatch.setattr(
+        PaperObjective, "_loss", lambda *args: asked.append(args[0].teacher[args[1].numbers]) or loss(*args)
+    )
+    run_method(settings, "obliviate_paper", "BPR", lac_steps=3)
+    assert [bool(scores.all()) for scores in asked] == [True] * 3  # 0 for pairs that are not in R
 
 
 @pytest.mark.parametrize(("trained", "seconds", "warned"), [
