@@ -64,8 +64,7 @@ def test_people_who_did_not_ask_lose_nothing(make_config, quick, monkeypatch, ca
     assert not set(watched.batch["user_id"].tolist()) & set(data.forget.inter_feat["user_id"].tolist())
     if model == "SASRec":  # too few items here for a map
         return
-    before = weights(trainer.model)
-    maps = trainer.prepare(task).maps
+    before, maps = weights(trainer.model), trainer.prepare(task).maps
     nonsense = maps._replace(transform={side: 9 - 7 * value for side, value in maps.transform.items()})
     monkeypatch.setattr(new_start, "learn", lambda *args: nonsense)
     assert trainer.run(task).certificates["accepted"] < 1.0
@@ -348,9 +347,10 @@ def test_it_forgets_noise_and_keeps_what_is_liked(ml_100k):
     result = run_unlearn("BPR", "ml-100k", unlearn="obliviate", compare="retrain", config_dict=values).result
     original, unlearned, retrained = (result["phases"][p] for p in ("original", "unlearned", "retrained"))
     assert result["recovered"]["ndcg@20"] > 0.8
-    assert abs(unlearned["forgetting"]["demotion_rate"] - retrained["forgetting"]["demotion_rate"]) < 0.2
-    # A model of 20 quick epochs; with full trainings the loss is below 1 % on ml-100k (docs/results.md).
-    assert unlearned["unaffected"]["ndcg@20"] > 0.96 * original["unaffected"]["ndcg@20"]
+    # A model of 20 quick epochs: bystanders would lose 6 %, so half is taken back, and that much less is forgotten.
+    apart = abs(unlearned["forgetting"]["demotion_rate"] - retrained["forgetting"]["demotion_rate"])
+    assert apart < 0.2 / result["certificates"]["accepted"]
+    assert unlearned["unaffected"]["ndcg@20"] > 0.975 * original["unaffected"]["ndcg@20"]
 
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN", "NeuMF", "MultiVAE"])
