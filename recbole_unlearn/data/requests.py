@@ -263,8 +263,6 @@ def _of_file(path: Path, fields: Fields) -> _Table:
         raise UnlearnError(
             f"Forget request {name} cannot be read as {kind[1:]}: {error}. Expected {fields}."
         ) from error
-    except OSError as error:
-        raise UnlearnError(f"Forget request {name} cannot be read: {error.strerror or error}.") from error
 
 
 def _unpacked(content: bytes) -> bytes:

@@ -313,7 +313,7 @@ def read_head(path: Path) -> Stored:
     _require(file.is_file(), path, f"is not the directory of an ensemble: it has no {HEAD}.")
     try:
         content = read_json(file)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UnlearnError(f"{shown(file)} is damaged: it is not JSON. Use another copy.") from error
     known = isinstance(content, dict) and content.get("schema") == SCHEMA
     _require(known, file, f"is not of schema {SCHEMA}; it was written by another version.")

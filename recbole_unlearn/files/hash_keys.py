@@ -77,14 +77,8 @@ def load_key(path: str | os.PathLike | None = None) -> bytes | None:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        content = read_regular(path, LONGEST)
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise UnlearnError(
-            f"The key {shown(path)} cannot be read: {error.strerror or error}. Check its mode, or hash_key."
-        ) from error
-    if mode & stat.S_IROTH:
+    content = read_regular(path, LONGEST)
+    if path.stat().st_mode & stat.S_IROTH:
         logger.warning("Every user of this machine can read the key %s; chmod 600 it.", shown(path))
     return _checked(content, f"The key {shown(path)}")
 

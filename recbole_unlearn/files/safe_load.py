@@ -77,8 +77,6 @@ def _guarded(path: Path, reader: Callable[[bytes, Consent], Any], consent: Conse
             f"Refused to read {shown(path)}: it asks for {error}, which a file of RecBole does not contain. "
             f"Nothing in it was run. {_advice(error)}"
         ) from error
-    except OSError as error:
-        raise UnlearnError(f"Cannot read {shown(path)}: {error.strerror or error}.") from error
     except MemoryError as error:
         raise UnlearnError(f"Cannot read {shown(path)}: it does not fit into memory.") from error
     except Exception as error:  # a damaged file can make the parsers raise anything

@@ -119,8 +119,6 @@ def read_result(path: Path) -> RunResult:
         tree = read_json(path)
     except UnlearnError as error:
         raise UnlearnError(f"Cannot compare {shown(path.parent)}: {error}") from error
-    except OSError as error:
-        why = error.strerror or str(error)
     except ValueError:
         why = "it is not JSON"
     else:
@@ -140,7 +138,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """A mapping that the plugin wrote; empty when there is none, or none that can be read."""
     try:
         return mapping(read_json(path))
-    except (OSError, ValueError, UnlearnError):
+    except (ValueError, UnlearnError):
         return {}
 
 

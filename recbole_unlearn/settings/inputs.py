@@ -21,23 +21,20 @@ MOST_VALUES = 200_000  # of a YAML file, in which an alias counts as all that it
 
 
 def read_regular(path: str | os.PathLike, largest: int = LARGEST_FILE) -> bytes:
-    """The bytes of a regular file (a pipe might never end) of at most ``largest``; OSError if it cannot be read."""
+    """The bytes of a regular file (a pipe might never end) of at most ``largest``."""
+    unblocked = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | unblocked)) as stream:
+            about = os.fstat(stream.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise UnlearnError(f"There is no file {shown(path)}: it is a pipe or a device. Check the path.")
+            if about.st_size > largest:
+                raise UnlearnError(f"{shown(path)} is too large: {about.st_size} bytes, at most {largest} are read.")
+            return stream.read(about.st_size)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError) as error:
         raise UnlearnError(f"There is no file {shown(path)}. Check the path.") from error
-    try:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            what = "it is a directory, a pipe or a device"
-            raise UnlearnError(f"There is no file {shown(path)}: {what}. Check the path.")
-        if about.st_size > largest:
-            raise UnlearnError(f"{shown(path)} is too large: {about.st_size} bytes, at most {largest} are read.")
-    except BaseException:
-        os.close(descriptor)
-        raise
-    with os.fdopen(descriptor, "rb") as stream:
-        return stream.read(about.st_size)
+    except OSError as error:
+        raise UnlearnError(f"Cannot read {shown(path)}: {error.strerror or error}. Check its mode.") from error
 
 
 def read_json(path: str | os.PathLike, largest: int = LARGEST_JSON) -> Any:
@@ -138,11 +135,9 @@ def read_yaml(
     """The mapping in a YAML file; messages say ``what`` it is, which ``option`` names it and which lines it has."""
     try:
         text = read_regular(path, LARGEST_YAML).decode("utf-8-sig")
-    except (OSError, UnlearnError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        if isinstance(error, UnicodeDecodeError):
-            reason = "it is not UTF-8 text"
-        raise UnlearnError(f"Cannot read the {what} {shown(path)}: {reason}. Check {option}.") from error
+    except (UnlearnError, UnicodeDecodeError) as error:
+        reason = error if isinstance(error, UnlearnError) else "it is not UTF-8 text."
+        raise UnlearnError(f"Cannot read the {what} {shown(path)}: {reason} Check {option}.") from error
     try:  # only small files are kept; a copy, because callers change what they get
         content = copy.deepcopy(_parsed(text)) if len(text) < 65536 else _parsed.__wrapped__(text)
     except UnlearnError as error:

@@ -27,7 +27,6 @@ from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import dataset_config, keyed_hash, sync, write_dataset
 from recbole_unlearn.settings import UnlearnConfig, read_regular
 
-LARGEST = 2**40  # bytes of a file
 _TEMPORARY = ".new-"
 Tensors = dict[str, torch.Tensor]
 
@@ -86,7 +85,7 @@ class Store:
 
     def read(self, name: str) -> bytes:
         """The content of a file; refused if its name is not its keyed hash."""
-        content = read_bytes(self.path(name))
+        content = read_regular(self.path(name))
         if keyed_hash(self._key, "file", content) != name.split(".")[0]:
             raise UnlearnError(
                 f"{shown(self.path(name))} is not the file that was written: its content was changed or damaged. "
@@ -123,14 +122,6 @@ class Store:
                 f"Cannot remove files from {shown(self.folder)}: {error.strerror or error}. The state is complete, "
                 "but has files that belong to nothing; fix the permissions, and run `requests publish`."
             ) from error
-
-
-def read_bytes(path: str | os.PathLike) -> bytes:
-    """The content of a regular file."""
-    try:
-        return read_regular(path, LARGEST)
-    except OSError as error:
-        raise UnlearnError(f"Cannot read {shown(path)}: {error.strerror or error}.") from error
 
 
 def _destroy(path: Path) -> None:

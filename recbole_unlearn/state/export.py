@@ -42,10 +42,10 @@ from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Done, file_digest, keyed_hash, load_key, new_directory, write_bytes, write_json
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import SIDES, as_rows, find_tables
-from recbole_unlearn.settings import LARGEST_FILE, read_json
+from recbole_unlearn.settings import LARGEST_FILE, read_json, read_regular
 from recbole_unlearn.state.context import Core, Suppression, versions
 from recbole_unlearn.state.database import TRAINED, Exactness, now
-from recbole_unlearn.state.deltas import digest, pack, read_bytes, unpack
+from recbole_unlearn.state.deltas import digest, pack, unpack
 from recbole_unlearn.state.live import LiveModel
 
 SCHEMA = 1  # of export.json and of suppression.json
@@ -245,7 +245,7 @@ def _read_earlier(core: Core, folder: Path) -> tuple[str, list[Vectors]]:
     if not has_vectors:
         raise UnlearnError(f"{shown(folder)} has no vectors, so there is no delta. Give another, or none.")
     names = [f"{side}.parquet" for side in TABLES]
-    contents = {name: read_bytes(folder / name) for name in (VECTORS, *names)}
+    contents = {name: read_regular(folder / name) for name in (VECTORS, *names)}
     try:
         if any(files[name]["sha256"] != digest(content) for name, content in contents.items()):
             raise _damaged(folder, VECTORS)

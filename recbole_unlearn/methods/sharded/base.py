@@ -373,7 +373,7 @@ def _save(path: Path, groups: dict[str, Weights]) -> None:
 def _load(path: Path) -> dict[str, Weights]:
     try:
         flat = load(read_regular(path))
-    except (SafetensorError, OSError, UnlearnError) as error:
+    except (SafetensorError, UnlearnError) as error:
         raise UnlearnError(f"Cannot read {path}: {error}. Use another copy of the ensemble.") from error
     groups: dict[str, Weights] = {}
     for name, value in flat.items():
