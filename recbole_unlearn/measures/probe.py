@@ -21,9 +21,8 @@ from recbole.data.dataset import Dataset
 from recbole.model.abstract_recommender import AbstractRecommender, SequentialRecommender
 
 from recbole_unlearn.data import UnlearnData
-from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.measures.scores import never_touched
-from recbole_unlearn.methods.sharded import vectors
+from recbole_unlearn.rows import find_vectors
 
 PENALTY = 10.0  # this told a model that did nothing best from a retrained one (docs/results.md)
 LEAST_ITEMS = 10  # deleted items of a user who is probed
@@ -64,10 +63,10 @@ def probe(model: AbstractRecommender, dataset: Dataset, probes: Probes) -> torch
     """The AUC of each user (k,); None without users, or without item vectors whose products are scores."""
     if not probes.fitted or isinstance(model, SequentialRecommender):
         return None
-    try:
-        items = vectors(model, dataset)[1].cpu().double()
-    except UnlearnError:
+    vectors = find_vectors(model, dataset)
+    if vectors is None:
         return None
+    items = vectors[1].cpu().double()
     penalty = PENALTY * items[1:].square().mean() * torch.eye(items.shape[1], dtype=items.dtype)
     found = []
     for fitted, ranked, untouched in zip(probes.fitted, probes.ranked, probes.untouched, strict=True):

@@ -2,7 +2,8 @@
 
 `tables.py` finds the rows of users, items and features in a model, `index.py` the interactions of a user, item or
 pair, `region.py` the users and items of a request; `batches.py` draws the witness set, `model_loss.py` computes
-losses and scores, and `closed_form.py` estimates the rank of a pair in a model that never saw it.
+losses and scores, `vectors.py` finds vectors whose products are scores, and `closed_form.py` estimates the rank of
+a pair in a model that never saw it.
 """
 
 from recbole_unlearn.rows.batches import Triples, Witness, as_batch, learns_by_user
@@ -20,3 +21,4 @@ from recbole_unlearn.rows.model_loss import (
 )
 from recbole_unlearn.rows.region import Members, Region, find_region, rarest, reset_to_rarest, with_neighbours
 from recbole_unlearn.rows.tables import Table, as_rows, find_features, find_tables, reset_features, reset_rows
+from recbole_unlearn.rows.vectors import find_vectors, side_tables

@@ -13,23 +13,15 @@ A directory, written as a whole or not at all:
 Requests that are done are in it before they are published. Pending requests are in the suppression list only. That
 list has a keyed hash of the whole: with another key or a missing entry, pairs would be recommended unnoticed.
 
-Vectors are looked for where models keep them (BPR in its tables, LightGCN and NGCF in the result of their
-propagation), not by a list of models, and taken if
-
-    |U[u] · V[i] − score(u, i)| ≤ 1e-4 · max |score|    for some users u, and all items i.
-
-NeuMF, MultiVAE and EASE have none.
+`rows/vectors.py` finds the vectors; NeuMF, MultiVAE and EASE have none.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import io
-import itertools
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +33,8 @@ from recbole.data.dataset import Dataset
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Done, file_digest, keyed_hash, load_key, new_directory, write_bytes, write_json
 from recbole_unlearn.recbole_compat import clear_caches
-from recbole_unlearn.rows import SIDES, as_rows, find_tables
+from recbole_unlearn.rows import SIDES
+from recbole_unlearn.rows import find_vectors as vectors_of
 from recbole_unlearn.settings import LARGEST_FILE, read_json, read_regular
 from recbole_unlearn.state.context import Core, Suppression, versions
 from recbole_unlearn.state.database import TRAINED, Exactness, now
@@ -51,8 +44,6 @@ from recbole_unlearn.state.live import LiveModel
 SCHEMA = 1  # of export.json and of suppression.json
 ABOUT, VECTORS, DELTA = "export.json", "embeddings.safetensors", "delta.safetensors"
 TABLES = ("users", "items")
-COMPARED = 64  # users whose scores are compared
-CLOSE = 1e-4
 logger = logging.getLogger(__name__)
 
 
@@ -164,48 +155,19 @@ def _take(core: Core) -> tuple[LiveModel, str, dict[str, int], list[str], tuple[
             return live, core.fingerprint(), counts, sorted(core.suppression().hashes), tuple(done), exact
 
 
-@torch.no_grad()
 def find_vectors(live: LiveModel) -> tuple[Vectors, Vectors] | None:
     """The vectors of users and items; None for a model that has none."""
-    users, items = (
-        live.index.counts(side, torch.arange(live.index.sizes[side])).nonzero().flatten() for side in SIDES
-    )
-    some = users[:: max(1, len(users) // COMPARED)][:COMPARED]
-    scores = live.trainer.scores(some, live.base.splits.train)[:, items]
-    sizes = [live.index.sizes[side] for side in SIDES]
-    try:
-        for found in _places(live):
-            u, v = (part.detach().cpu().float() for part in found)
-            if u.dim() != 2 or v.dim() != 2 or [len(u), len(v)] != sizes or u.shape[1] != v.shape[1]:
-                continue
-            if (u[some] @ v[items].T - scores).abs().max() <= CLOSE * scores.abs().max():
-                kept = [torch.zeros_like(u), torch.zeros_like(v)]
-                for one, values, rows in zip(kept, (u, v), (users, items), strict=True):
-                    one[rows] = values[rows]
-                return Vectors(kept[0], users.numpy()), Vectors(kept[1], items.numpy())
-    finally:
-        clear_caches(live.model)
-    return None
-
-
-def _places(live: LiveModel) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Matrices of a model that has just scored: those it caches, those `forward()` returns, and its tables."""
-    model = live.model
-    cached = getattr(model, "restore_user_e", None), getattr(model, "restore_item_e", None)
-    if isinstance(cached[0], torch.Tensor) and isinstance(cached[1], torch.Tensor):
-        yield cached[0], cached[1]
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    given = inspect.signature(model.forward).parameters.values()
-    if all(one.default is not inspect.Parameter.empty or one.kind in kinds for one in given):
-        made = model.forward()
-        if isinstance(made, tuple) and [isinstance(part, torch.Tensor) for part in made[:2]] == [True, True]:
-            yield made[0], made[1]
-    named = dict(model.named_parameters())
-    tables: dict[str, list[torch.Tensor]] = {"user": [], "item": []}
-    for table in find_tables(model, live.base.splits.train):
-        rows = as_rows(named[table.parameter], table.axis)
-        tables[table.side].append(rows[table.offset : table.offset + live.index.sizes[table.side]])
-    yield from itertools.product(tables["user"], tables["item"])
+    found = vectors_of(live.model, live.base.splits.train)
+    clear_caches(live.model)
+    if found is None:
+        return None
+    made = []
+    for side, values in zip(SIDES, found, strict=True):
+        used = live.index.counts(side, torch.arange(len(values))).nonzero().flatten()
+        kept = torch.zeros(values.shape)
+        kept[used] = values.cpu().float()[used]
+        made.append(Vectors(kept, used.numpy()))
+    return made[0], made[1]
 
 
 def write_vectors(place: Path, train: Dataset, vectors: tuple[Vectors, Vectors]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def test_the_probe_is_its_formula(whole, monkeypatch):
     probes = module.Probes.of(whole, 0)
     assert len(probes.fitted) == 12
     items = torch.randn(whole.full.train.item_num, 5, generator=torch.Generator().manual_seed(1)).round(decimals=1)
-    monkeypatch.setattr(module, "vectors", lambda model, dataset: (None, items))
+    monkeypatch.setattr(module, "find_vectors", lambda model, dataset: (None, items))
     found = module.probe(None, None, probes)
     root = float(np.sqrt(module.PENALTY * items[1:].double().square().mean()))
     for k, (fitted, ranked) in enumerate(zip(probes.fitted, probes.ranked, strict=True)):

@@ -263,7 +263,7 @@ def test_suppression_is_never_lost_by_a_wrong_key_or_a_changed_list(make_state, 
 def test_a_model_that_only_seems_to_have_vectors_has_none(make_state, monkeypatch):
     live = make_state().core.live
     assert find_vectors(live) is not None
-    monkeypatch.setattr(live.trainer, "scores", lambda users, data: torch.rand(len(users), data.item_num))
+    monkeypatch.setattr(live.model, "predict", lambda batch: torch.rand(len(batch)))
     assert find_vectors(live) is None
 
 

@@ -22,7 +22,6 @@ optimizer moments, and no shard of orphans; the dataset is its only pickle, and 
 
 import dataclasses
 import hashlib
-import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +29,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType, init_seed
@@ -45,7 +43,7 @@ from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import Curve, Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.recbole_compat import clear_caches
-from recbole_unlearn.rows import as_rows, find_tables, pairs_batch
+from recbole_unlearn.rows import find_vectors, side_tables
 from recbole_unlearn.settings import UnlearnConfig, plain_settings, read_regular
 from recbole_unlearn.training import Job, build_model
 
@@ -53,7 +51,6 @@ logger = logging.getLogger(__name__)
 
 Weights = dict[str, torch.Tensor]
 _RULE = "rule.safetensors"
-CHECKED = 64  # pairs by which vectors are checked
 Vectors = tuple[torch.Tensor, torch.Tensor]  # of users (n, d) and of items (m, d)
 
 
@@ -384,51 +381,18 @@ def _load(path: Path) -> dict[str, Weights]:
     return groups
 
 
-@torch.no_grad()
-def vectors(model: AbstractRecommender, dataset: Dataset) -> Vectors:
-    """Vectors of all users (n, d) and all items (m, d) whose products are the model's scores."""
-    model.eval()
-    generator = torch.Generator().manual_seed(0)
-    users = torch.randint(1, dataset.user_num, (CHECKED,), generator=generator)
-    items = torch.randint(1, dataset.item_num, (CHECKED,), generator=generator)
-    scores = model.predict(pairs_batch(dataset, users, items).to(next(model.parameters()).device)).reshape(-1)
-    found = None if inspect.signature(model.forward).parameters else model.forward()  # of a graph model: all vectors
-    if not isinstance(found, tuple) or [len(part) for part in found] != [dataset.user_num, dataset.item_num]:
-        sides = _rows_by_side(model, dataset).values()
-        found = [rows[0] for rows in sides] if all(len(rows) == 1 for rows in sides) else None  # the only tables
-    if found is not None and found[0].shape[1:] == found[1].shape[1:]:
-        p, q = (part.detach() for part in found)
-        if torch.allclose((p[users] * q[items]).sum(dim=1), scores, rtol=1e-4, atol=1e-5):
-            return p, q
-    raise UnlearnError(
-        f"Attention needs scores that are products of a user's and an item's vector, and those of "
-        f"{type(model).__name__} are not. Use --receraser_aggregation=mean."
-    )
-
-
-def _rows_by_side(model: AbstractRecommender, dataset: Dataset) -> dict[str, list[torch.Tensor]]:
-    named = dict(model.named_parameters())
-    sizes = {"user": dataset.user_num, "item": dataset.item_num}
-    sides: dict[str, list[torch.Tensor]] = {"user": [], "item": []}
-    for table in find_tables(model, dataset):
-        rows = as_rows(named[table.parameter], table.axis)
-        sides[table.side].append(rows[table.offset : table.offset + sizes[table.side]])
-    return sides
-
-
 def row_vectors(task: UnlearnTask, pretrained: Trained) -> Vectors:
     """The vectors of users (n, d) and items (m, d) in a pretrained model, or its tables side by side."""
     data = task.data.full
     model = build_model(task.config, data)
     pretrained.load_into(model)
-    try:
-        p, q = vectors(model, data.train)
-    except UnlearnError:
-        sides = _rows_by_side(model, data.train)
+    found = find_vectors(model, data.train)
+    if found is None:
+        sides = side_tables(model, data.train)
         if not all(sides.values()):
             raise UnlearnError(
                 f"{task.config['model']} has no embeddings of {'users' if not sides['user'] else 'items'} to "
                 "divide the interactions by. Use --unlearn=sisa."
-            ) from None
-        p, q = (torch.cat(rows, dim=1) for rows in sides.values())
-    return p.cpu(), q.cpu()
+            )
+        found = torch.cat(sides["user"], dim=1), torch.cat(sides["item"], dim=1)
+    return found[0].cpu(), found[1].cpu()

@@ -44,9 +44,9 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.methods import Curve, UnlearnTask, method
-from recbole_unlearn.methods.sharded.base import Ensemble, ShardedTrainer, Vectors, vectors
+from recbole_unlearn.methods.sharded.base import Ensemble, ShardedTrainer, Vectors
 from recbole_unlearn.methods.sharded.partition import Partition, by_interactions, by_users, fill, item_blocks
-from recbole_unlearn.rows import RetainedIndex, TrainIndex
+from recbole_unlearn.rows import RetainedIndex, TrainIndex, find_vectors
 from recbole_unlearn.settings import UnlearnConfig, setting
 
 HIDDEN = 32  # width of the attention's hidden layer
@@ -150,7 +150,12 @@ class AttentiveEnsemble(Ensemble):
     def __init__(self, config: UnlearnConfig, models: Sequence[AbstractRecommender], dataset: Dataset) -> None:
         super().__init__(config, models)
         self.dataset, device = dataset, config["device"]
-        pairs = [vectors(model, dataset) for model in models]
+        pairs = [found for model in models if (found := find_vectors(model, dataset)) is not None]
+        if len(pairs) < len(models):
+            raise UnlearnError(
+                "Attention needs scores that are products of a user's and an item's vector, and those of "
+                f"{type(models[0]).__name__} are not. Use --receraser_aggregation=mean."
+            )
         self.users, self.items = (torch.stack(side).to(device) for side in zip(*pairs, strict=True))
         number, _, width = self.users.shape
         self.turn = nn.Parameter(torch.eye(width, device=device).repeat(number, 1, 1))
