@@ -183,10 +183,6 @@ def _status(database: Database, given: Any) -> None:
         print(shown(write_status(database, Path(given.html))))
 
 
-def _ledger(database: Database, given: Any) -> None:
-    sys.stdout.writelines(database.ledger_lines())
-
-
 def _rollback(state: State, given: Any) -> int:
     again = state.rollback(given.id)
     print(f"{given.id} rolled back; {counted(len(again), 'other request')} carried out again.")
@@ -224,20 +220,8 @@ def _export(state: State, given: Any) -> None:
         print(f"The delta has {done.delta_bytes:,} bytes; all vectors have {done.whole_bytes or 0:,}.")
 
 
-def _rebuild(state: State, given: Any) -> None:
-    print(_trained("Rebuilt", state.rebuild()))
-
-
-def _retrain(state: State, given: Any) -> None:
-    print(_trained("Trained", state.retrain()))
-
-
 def _trained(how: str, seconds: float) -> str:
     return f"{how} on the retained data in {seconds:.1f} s: exact. All requests that were done are published."
-
-
-def _recommend(state: State, given: Any) -> None:
-    print(state.recommend(given.user, given.k).to_string(index=False))
 
 
 _SHARED: list[tuple[str, str, dict[str, Any]]] = [
@@ -301,13 +285,21 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, s
         ],
     ),
     "rebuild": (
-        _rebuild, "make the model exact in seconds: train it on the retained data from their SVD, and publish it",
+        lambda state, given: print(_trained("Rebuilt", state.rebuild())),
+        "make the model exact in seconds: train it on the retained data from their SVD, and publish it",
         "Carries out pending requests first. As exact as `retrain`, and much faster.", [],
     ),
-    "retrain": (_retrain, "train the model again on the retained data, and publish it", "", []),
-    "ledger": (_ledger, "print the ledger as JSON Lines", "", []),
+    "retrain": (
+        lambda state, given: print(_trained("Trained", state.retrain())),
+        "train the model again on the retained data, and publish it", "", [],
+    ),
+    "ledger": (
+        lambda database, given: sys.stdout.writelines(database.ledger_lines()),
+        "print the ledger as JSON Lines", "", [],
+    ),
     "recommend": (
-        _recommend, "recommend items to a user, without deleted pairs", "",
+        lambda state, given: print(state.recommend(given.user, given.k).to_string(index=False)),
+        "recommend items to a user, without deleted pairs", "",
         [("USER", "the user's name in the data", {}), ("--k N", "how many (10)", {"type": int, "default": 10})],
     ),
 }  # fmt: skip
