@@ -30,12 +30,15 @@ _TRIES = 5  # to remove a directory that a thread may still be writing to
 
 
 @contextlib.contextmanager
-def atomic(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file next to ``path`` for writing; it takes the name when the block succeeds."""
+def atomic(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a temporary file next to ``path`` for writing; it takes the name when the block succeeds.
+
+    ``mode`` is what the umask leaves of it.
+    """
     path = Path(path)
     temporary = _unused(path.parent, f".{path.name}.", ".tmp")
     try:
-        with open(temporary, "xb") as stream:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield stream
             stream.flush()

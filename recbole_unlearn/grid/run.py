@@ -41,7 +41,7 @@ from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult,
 from recbole_unlearn.results.record import plain_values
 from recbole_unlearn.results.table import frame as frame_of
 from recbole_unlearn.settings import GROUPS, Role, RunSettings, UnlearnConfig, about, packaged, read, read_yaml
-from recbole_unlearn.text import counted, drawn, speed, wrapped
+from recbole_unlearn.text import counted, drawn, wrapped
 
 SCHEMA = 1
 LARGEST = 10_000  # cells that a grid may have
@@ -341,7 +341,8 @@ def _keep(directory: Path, cell: Cell, outcome: Any, failed: dict[str, str]) -> 
                 (folder / name).write_bytes(data)
             write_json(folder / ASKED, cell.asked)
         failed.pop(cell.name, None)
-        logger.info("%s: %s", cell.name, _summary(directory / cell.name))
+        verdict = report.read_result(directory / cell.name / "result.json").verdict
+        logger.info("%s: %s", cell.name, "done." if verdict is None else verdict.text)
     _write_failed(directory, failed)
 
 
@@ -401,13 +402,3 @@ def _figures(result: RunResult) -> list[str]:
         report.duration(after.seconds),
         report.times(result.speedup),
     ]
-
-
-def _summary(folder: Path) -> str:
-    result = report.read_result(folder / "result.json")
-    before, after, target, _, demotion, goal, seconds, _ = _figures(result)
-    faster = "" if result.speedup is None else f", {speed(result.speedup, '×')}"
-    return (
-        f"{result.method}, NDCG@20 of affected users {before} to {after} (retrained {target}), demotion rate "
-        f"{demotion} (retrained {goal}), {seconds}{faster}."
-    )

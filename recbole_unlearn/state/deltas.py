@@ -23,11 +23,11 @@ import safetensors
 import torch
 from safetensors.torch import load, save
 
-from recbole_unlearn.errors import UnlearnError, shown
+from recbole_unlearn.errors import UnlearnError, reason, shown
 from recbole_unlearn.files import dataset_config, keyed_hash, sync, write_dataset
+from recbole_unlearn.files.atomic import atomic
 from recbole_unlearn.settings import UnlearnConfig, read_regular
 
-_TEMPORARY = ".new-"
 Tensors = dict[str, torch.Tensor]
 
 
@@ -49,38 +49,29 @@ class Store:
     def write(self, content: bytes, suffix: str = ".safetensors") -> str:
         """Write ``content`` and flush it to the disk, unless it is there already; returns the file's name."""
         name = keyed_hash(self._key, "file", content) + suffix
-        if self.path(name).is_file():
-            return name
-        try:
-            descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=_TEMPORARY)
+        if not self.path(name).is_file():
             try:
-                with os.fdopen(descriptor, "wb") as stream:
+                with atomic(self.path(name), 0o600) as stream:
                     stream.write(content)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                os.replace(temporary, self.path(name))
-            except BaseException:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary)
-                raise
-            sync(self.folder)
-        except OSError as error:
-            raise self._cannot_write(error) from error
+                sync(self.folder)
+            except (OSError, UnlearnError) as error:
+                raise self._cannot_write(error) from error
         return name
 
     @contextlib.contextmanager
     def workplace(self) -> Iterator[Path]:
         """A temporary directory; after a kill it is a leftover, which the next worker destroys."""
         try:
-            with tempfile.TemporaryDirectory(dir=self.folder, prefix=_TEMPORARY) as folder:
+            with tempfile.TemporaryDirectory(dir=self.folder) as folder:
                 yield Path(folder)
         except OSError as error:
             raise self._cannot_write(error) from error
 
-    def _cannot_write(self, error: OSError) -> UnlearnError:
+    def _cannot_write(self, error: Exception) -> UnlearnError:
+        why = reason(error.__cause__ or error)  # behind a message that advises another directory
         return UnlearnError(
-            f"Cannot write to {shown(self.folder)}: {error.strerror or error}. The state is unchanged; free disk "
-            "space or fix the permissions, and run the same command again."
+            f"Cannot write to {shown(self.folder)}: {why}. The state is unchanged; free disk space or fix the "
+            "permissions, and run the same command again."
         )
 
     def read(self, name: str) -> bytes:

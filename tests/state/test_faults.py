@@ -83,7 +83,7 @@ def test_a_disk_that_cannot_be_written_to(busy, key_file, checkpoints, tiny_path
     before, given = picture(busy), {"hash_key": key_file, "data_path": str(tiny_path)}
     read_only = mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     with monkeypatch.context() as patch:
-        for module, name in ((os, "unlink"), (os, "replace"), (os, "mkdir"), (deltas.tempfile, "mkstemp")):
+        for module, name in ((os, "unlink"), (os, "replace"), (os, "mkdir"), (deltas.tempfile, "mkdtemp")):
             patch.setattr(module, name, read_only)
         refused("Read-only file system", busy.run)
         assert picture(busy) == before
