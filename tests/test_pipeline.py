@@ -2,16 +2,15 @@
 
 import json
 import logging
-from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from recbole_unlearn import UnlearnConfig, cli, pipeline, run_unlearn, unlearn_model
+from recbole_unlearn import UnlearnConfig, cli, run_unlearn, unlearn_model
 from recbole_unlearn.data import load, loaders
-from recbole_unlearn.training import build_model, train, trainer
+from recbole_unlearn.training import build_model, train
 from tests.conftest import tiny_rows
 from tests.parts import loaded, refused
 
@@ -65,15 +64,6 @@ def test_the_contract(settings, tmp_path):
     assert "earlier run" in shown
 
 
-def test_every_model_is_built_once(settings, monkeypatch):
-    """The clean model and the original are scored by the model that was trained, not by a second one."""
-    built = mock.Mock(side_effect=trainer.build_model)
-    for module in (trainer, pipeline):
-        monkeypatch.setattr(module, "build_model", built)
-    run_unlearn("BPR", "tiny", unlearn="obliviate", config_dict=settings | {"report": "none", "cache": False})
-    assert built.call_count == 4  # clean, original, unlearned, and the unlearned one as its file has it
-
-
 def test_a_second_retraining_is_the_floor(settings):
     """Two retrained models with seeds of their own: their distance is what no method can undercut."""
     values = settings | {"report": "none"}
@@ -104,19 +94,6 @@ def test_a_whole_user_and_a_whole_item(settings):
     assert not torch.equal(user.model.user_embedding.weight[other], fresh[other])
     assert user.result["phases"]["unlearned"]["affected"] == user.result["recovered"] == {}
     assert "–" in str(user)
-
-
-def test_held_out_rows_of_an_orphan_are_left_out_and_counted(settings):
-    """All training rows of a user are deleted, their test rows are not asked for."""
-    splits = load(UnlearnConfig("BPR", "tiny", config_dict=settings)).splits
-    user = int(splits.test.inter_feat["user_id"][0])
-    mine = splits.train.inter_feat["user_id"] == user
-    items = splits.train.id2token("item_id", splits.train.inter_feat["item_id"][mine])
-    tokens = [splits.train.id2token("user_id", user)] * len(items)
-    outcome = run_unlearn("BPR", "tiny", forget=(tokens, items), config_dict=settings)
-    held_out = int((splits.test.inter_feat["user_id"] == user).sum())
-    assert outcome.result["forget"]["orphan_test_rows"] == held_out > 0
-    assert outcome.result["forget"]["test_rows_removed"] == 0
 
 
 HELD_OUT = ["valid", "test"]

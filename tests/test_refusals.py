@@ -106,23 +106,6 @@ def test_requests_are_refused_without_their_tokens(assert_fails, flags, tmp_path
     assert "ghost" not in assert_fails([*BASE, request(tmp_path, text), *flags(epochs=1)], "requests.csv", *words)
 
 
-def test_checkpoint_of_another_dataset(assert_fails, plain_checkpoint, tmp_path):
-    """The data has changed since: fewer users than the checkpoint has rows."""
-    folder = tmp_path / "data" / "tiny"
-    folder.mkdir(parents=True)
-    lines = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
-    lines += [f"u{u}\ti{i}\t1\t{u + i}" for u in range(20) for i in range(u, u + 12)]
-    (folder / "tiny.inter").write_text("\n".join(lines) + "\n")
-    before = plain_checkpoint.read_bytes()
-    assert_fails(
-        [f"--checkpoint={plain_checkpoint}", request(tmp_path, "user_id\nu1\n"), "--output_dir=out",
-         f"--data_path={tmp_path / 'data'}", "--no_cache", "--no_tensorboard"],
-        "do not fit", "_embedding.weight",
-    )  # fmt: skip
-    assert plain_checkpoint.read_bytes() == before
-    assert not (tmp_path / "out").exists()
-
-
 def test_truncated_and_hostile_checkpoints(assert_fails, plain_checkpoint, tmp_path):
     forget, evil = request(tmp_path, "user_id\nu1\n"), Trap(os.system, f"touch {tmp_path / 'ran'}")
     torch.save({"state_dict": {}, "config": evil}, tmp_path / "evil.pth")

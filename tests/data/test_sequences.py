@@ -70,13 +70,6 @@ def test_windows_are_recboles_own(tiny_path, split, length):
     assert_recboles_own(data_path=str(tiny_path), split=split, length=length)
 
 
-@pytest.mark.parametrize("split", ["leave one out", "time"])
-def test_windows_of_ml_100k_are_recboles_own(split):
-    built = assert_recboles_own(dataset="ml-100k", split=split, length=7, user_inter_num_interval="[20,22]")
-    times = built[0].inter_feat
-    assert len(torch.unique(times["user_id"] * 2**32 + times["timestamp"].long())) < 0.8 * len(times)  # many ties
-
-
 ROWS = st.lists(st.tuples(*(st.integers(1, most) for most in (4, 8, 4))), min_size=12, max_size=40, unique=True)
 
 

@@ -1,11 +1,10 @@
 """The output directory: one run at a time, all files or none, nothing of the user's touched."""
 
 import os
-import shutil
 
 import pytest
 
-from recbole_unlearn import UnlearnError, cli, read_checkpoint, run_unlearn
+from recbole_unlearn import UnlearnError, cli, run_unlearn
 from recbole_unlearn.files import claimed, remove_stale, staged
 from recbole_unlearn.training import trainer
 from tests.parts import refused
@@ -83,17 +82,6 @@ def test_a_run_that_fails_late_writes_no_model(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     refused("No space left", run_unlearn, "BPR", "tiny", unlearn="retrain", config_dict=settings | {"report": "none"})
     assert set(names(tmp_path / "out")) <= {"run.log"}
-
-
-def test_a_model_with_the_dataset_of_another_run_is_refused(forget, tmp_path):
-    a, b = tmp_path / "a", tmp_path / "b"
-    forget("u1", output_dir=str(a))
-    forget("u2", output_dir=str(b))
-    read_checkpoint(a / "BPR-unlearned.pth")
-    shutil.copy(b / "tiny-Dataset.pth", a / "tiny-Dataset.pth")
-    refused(r"is not the dataset that BPR-unlearned\.pth was written with", read_checkpoint, a / "BPR-unlearned.pth")
-    (a / "tiny-Dataset.pth").unlink()
-    refused("which is not in its directory", read_checkpoint, a / "BPR-unlearned.pth")
 
 
 @pytest.mark.parametrize("command", ["run", "grid"])

@@ -114,11 +114,6 @@ def test_a_damaged_dataset_is_refused(copied, tmp_path):
         refused(r"tiny-Dataset\.pth", run_unlearn, checkpoint=copied / "BPR-unlearned.pth", **given)
 
 
-def test_nothing_is_saved_when_not_asked(unlearn):
-    names = {path.name for path in unlearn("BPR", save_unlearned=False).output_dir.iterdir()}
-    assert names == {"report.html", "result.json", "run.log"}
-
-
 KEPT = {
     "EASE": lambda model, other, rows: other["interaction_matrix"].tocsr()[rows].nnz,
     "ItemKNN": lambda model, other, rows: other["pred_mat"][rows].nnz,

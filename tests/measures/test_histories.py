@@ -119,16 +119,6 @@ def test_a_model_that_did_nothing_has_the_originals_figures_and_a_retrained_one_
     assert before.forgetting["uncleaned"]["demotion_rate"] != before.forgetting["demotion_rate"]
 
 
-def test_whole_users_are_asked_for_at_uncleaned_histories_alone(config):
-    data = without_users(config, [3, 4, 5])
-    questions = HistoryQuestions.ask(data, 10, 0)
-    assert (len(questions.deleted), torch.unique(questions.emptied.users).tolist()) == (0, [3, 4, 5])
-    trainer, measurement = untrained(config, data)
-    measured = measurement.measure(trainer)
-    assert measured.forgetting["demotion_rate"] is None
-    assert 0 < measured.forgetting["emptied"]["demotion_rate"] < 1
-
-
 class Knowing(ByHistory):
     """Ranks the targets that it was shown first."""
 

@@ -15,7 +15,7 @@ from recbole_unlearn.data import load, loaders
 from recbole_unlearn.measures import Measurement, Questions, deleted_pairs, observe, provisional
 from recbole_unlearn.measures import verdict as module
 from recbole_unlearn.measures.verdict import looks, verdict
-from recbole_unlearn.results import Forgotten, PhaseResult, Provisional, RunResult, Verdict
+from recbole_unlearn.results import Forgotten, PhaseResult, Provisional, RunResult
 from recbole_unlearn.results.disclosure import Crowd, Discretion
 from recbole_unlearn.results.table import table
 from recbole_unlearn.rows import ClosedFormRanker, RetainedIndex, TrainIndex
@@ -318,14 +318,6 @@ def test_the_sentence_says_what_it_rests_on():
     assert verdict(phases, {}, 0, FOUND).provisional is None  # nothing was trained on it
     with_target = verdict(rates(original=0.2, unlearned=0.8, retrained=0.8), {}, 5, FOUND)
     assert (with_target.level != "unknown", with_target.provisional) == (True, None)
-
-
-def test_it_comes_back_from_a_file():
-    for one in (FOUND, module.NOTHING_LEFT, None):
-        given_ = Verdict("unknown", "text", one)
-        assert Verdict.from_json(json.loads(json.dumps(given_.to_json()))) == given_
-    for broken in (3, [], {"looks": "well", "rests_on": "x"}, {"looks": "near"}):
-        assert Verdict.from_json({"text": "x", "provisional": broken}).provisional is None
 
 
 CROWD = Crowd(users=40, compared=40, matched=40, measured=40, tested=900, usual=200)

@@ -15,7 +15,7 @@ from recbole_unlearn import run_unlearn
 from recbole_unlearn.measures import SHORT
 from recbole_unlearn.report import Entry, write_comparison
 from recbole_unlearn.report import recovered as recovered_by_runs
-from recbole_unlearn.results import Forgotten, LeftOut, PhaseResult, RunResult, Verdict, method_phases, seen_from
+from recbole_unlearn.results import Forgotten, PhaseResult, RunResult, Verdict, method_phases, seen_from
 from recbole_unlearn.results.disclosure import Crowd, Discretion
 from recbole_unlearn.results.record import judged, left_out, recovered, speedup
 from recbole_unlearn.results.table import frame, notebook_html, table
@@ -123,22 +123,6 @@ def test_a_share_that_is_given_is_of_a_move_beyond_noise(before, after, target, 
         assert abs(shares["ndcg@20"]) <= abs(after - before) / move + 1e-4
     named = left_out(found, shares)
     assert {*shares, *([] if named is None else named.metrics)} == {"ndcg@20", "recall@10"}
-
-
-def test_what_is_left_out_is_in_the_file_and_the_table_unless_utility_is_withheld():
-    why = LeftOut(["ndcg@20"], "It would be noise.")
-    result = run_of(moved(0.2, 0.1, 0.21), recovered={"recall@10": 0.5}, left_out=why)
-    written = json.loads(json.dumps(result.to_json()))
-    assert written["recovered_left_out"] == {"metrics": ["ndcg@20"], "why": "It would be noise."}
-    again = RunResult.from_json(written)
-    assert again.left_out == why
-    assert "left out for ndcg@20: It would be noise." in table(again)
-    assert "recovered (NDCG@20" not in table(again)
-    assert RunResult.from_json({"recovered": {}}).recovered == {}
-    assert Discretion(10, ENOUGH).shown(result).left_out == why
-    for few in ({"users": 3, "compared": 3}, {"measured": 3}):
-        hidden = Discretion(10, ENOUGH._replace(**few)).shown(result)
-        assert (hidden.recovered, hidden.left_out) == (None, None)
 
 
 @pytest.mark.parametrize(

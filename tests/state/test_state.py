@@ -98,17 +98,6 @@ def test_deleted_pairs_are_not_recommended_and_found_from_submission_on(make_sta
     refused("has no columns user_id and item_id", state.check, tmp_path / "x.csv")
 
 
-def test_a_repeated_request_is_recognized(make_state):
-    state = make_state()
-    first = state.submit(some("u3", 3), id="ticket-1")
-    assert state.submit(some("u3", 3)) == first
-    state.run()
-    assert state.submit(some("u3", 3)).status == "done"
-    state.publish()
-    assert state.submit(some("u3", 3), id="another")[:2] == ("ticket-1", "published")
-    assert len(state.status().requests) == 1
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_rolling_back_gives_the_model_before_to_the_bit(make_state, key_file, model):
     state, other = make_state(model, "a"), make_state(model, "b")
