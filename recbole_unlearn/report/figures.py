@@ -23,7 +23,6 @@ GROUPINGS = {"user_activity": ("users", "users"), "item_popularity": ("rows", "t
 LEAST_CHANGE = 0.05  # of recall@20, that the axis of changes shows to each side at least
 LEAST_SPAN = 0.5  # of the largest value, that an axis which need not start at 0 shows at least
 LEAST_SHARE = 0.2  # that an axis of shares or metrics shows at least
-LEAST_SHADES = 0.1  # the same for the colors of a heat map
 
 
 class Look(NamedTuple):
@@ -201,25 +200,6 @@ def trade_off(
     log = {"type": "log", "tickformat": "~g", "dtick": 1 if max(places) > 1000 * min(places) else "D2"}
     axis = log if logarithmic else {"range": span(places, LEAST_SHARE)}
     return _figure(traces, x_title, y_title, axis, {"range": span(heights, LEAST_SHARE)})
-
-
-def heat(
-    columns: list[str], rows: list[str], values: list[list[float | None]], x_title: str, y_title: str, form: str
-) -> Figure | None:
-    """A colored cell per column and row, values by ``form``; colors span at least a tenth of the largest value."""
-    known = [value for row in values for value in row if value is not None]
-    if not known:
-        return None
-    low, high = min(known), max(known)
-    more = max(0.0, LEAST_SHADES * max(abs(low), abs(high)) - (high - low)) / 2
-    trace = {
-        "type": "heatmap", "x": [label(name) for name in columns], "y": [label(name) for name in rows],
-        "z": [list(row) for row in values], "colorscale": "Cividis", "zmin": low - more, "zmax": high + more,
-        "colorbar": {"tickformat": form, "thickness": 14, "outlinewidth": 0},
-        "hovertemplate": f"%{{y}}, %{{x}}: %{{z:{form}}}<extra></extra>", "xgap": 1, "ygap": 1,
-    }  # fmt: skip
-    drawn = _figure([trace], x_title, y_title, _CATEGORIES, {**_CATEGORIES, "showgrid": False})
-    return drawn and drawn | {"layout": drawn["layout"] | {"showlegend": False}}
 
 
 def over_time(

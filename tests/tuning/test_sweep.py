@@ -105,7 +105,6 @@ def test_a_sweep_of_a_sequential_model(here, settings, tmp_path, method, text):
     assert (result["objective"]["target"], result["retrained"]["distance"]) == (result["retrained"]["demotion"], 0)
     page = (tmp_path / "out" / "tune.html").read_text()
     assert "Content-Security-Policy" in page
-    assert ("Share of retraining recovered by lac_steps and steps" in page) == (method == "obliviate")
     assert_gives(tmp_path / "out" / "best.yaml", result["best"], "GRU4Rec", own)
 
 
@@ -217,4 +216,3 @@ def test_the_page_escapes_everything_in_a_sweep(here, small, tmp_path):
     assert "script-src" in page
     drawn = [json.loads(html.unescape(found)) for found in re.findall(r'data-figure="([^"]*)"', page)]
     assert all("<img" not in json.dumps(figure) for figure in drawn)
-    assert any("&lt;img" in json.dumps(figure) for figure in drawn)
