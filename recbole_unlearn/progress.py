@@ -17,14 +17,13 @@ from tqdm import tqdm
 from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.results import ORIGINAL, Forgotten, Withheld
-from recbole_unlearn.settings import UnlearnConfig, properties_dir, read_yaml
+from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.text import counted
 from recbole_unlearn.training import Trainings
 
 logger = logging.getLogger(__name__)
 
 CLEAN, PLACEBO = "clean", "placebo"
-LONG = 1800.0  # seconds from which a run is told how to be quicker
 _RELIABLE = 2.0  # seconds of training before the first estimate
 _AGAIN, _SELDOM = 30.0, 600.0  # least and largest number of seconds between two estimates of one training
 
@@ -75,7 +74,6 @@ class Plan:
     steps: list[Step] = dataclasses.field(default_factory=list)
     _at: int = -1  # position of the current phase
     _pace: float | None = None  # seconds for one interaction of one epoch
-    _advised: bool = False
 
     @property
     def _limit(self) -> str:
@@ -166,32 +164,6 @@ class Plan:
         more = f", and {duration(rest)} of training after it" if rest else ""
         with tqdm.external_write_mode():  # keeps a progress bar on the screen intact
             logger.info("Training %s: %sabout %s left%s.", self._label, self._limit, duration(left), more)
-            if left + rest > LONG and not self._advised:
-                self._advised = True
-                logger.info("This run may take %s. %s", duration(left + rest), self.quicker(left + rest))
-
-    def quicker(self, seconds: float) -> str:
-        """How to make a run of ``seconds`` quicker: by the settings of machine.yaml, where it has fewer epochs.
-
-        A loaded model has its size, and retraining it with other settings would not be comparable.
-        """
-        if self.loaded and self.methods[0].method.exact:
-            return "--unlearn=rebuild is exact as well, and --unlearn=obliviate does not train again."
-        if self.loaded:
-            return "Without retrain in --compare, nothing is trained again."
-        config, model, dataset = self.config, self.config["model"], self.config["dataset"]
-        grids = read_yaml(properties_dir() / "grid" / "machine.yaml")["grids"]
-        fitting = [grid for grid in grids if model in grid["models"] and "settings" in grid]
-        grid = min(fitting, key=lambda grid: dataset not in grid["datasets"], default=None)
-        if grid is None or grid["settings"]["epochs"] >= config["epochs"]:
-            return f"Quicker: a larger --train_batch_size (now {config['train_batch_size']}), or a smaller model."
-        where = dataset if dataset in grid["datasets"] else grid["datasets"][0]
-        changes = {key: value for key, value in grid["settings"].items() if value != config[key]}
-        flags = " ".join(f"--{key}={value}" for key, value in changes.items())
-        now = ", ".join(str(config[key]) for key in changes)
-        then = duration(seconds * changes["epochs"] / config["epochs"])
-        source = f"as this project has them for {model} on {where}"
-        return f"Quicker, about {then} or less: {flags} (now {now}), {source}."
 
 
 def duration(seconds: float) -> str:

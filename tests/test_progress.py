@@ -83,33 +83,6 @@ def test_the_plan_and_its_estimates(running, lines):
     ]
 
 
-def test_a_long_run_is_told_how_to_be_quicker(running, lines):
-    """The paper's settings for LightGCN on ml-1m take hours; ours for it do not."""
-    now, time = running
-    now.announce(sizes(500_000, 450_000), cache())
-    now.begin("clean")
-    now.training("clean", 450_000, 100)
-    for epoch in range(1, 4):
-        time[0] = 60.0 * epoch
-        now.epoch(epoch)
-    (advice,) = [line for line in lines() if "quicker" in line.lower()]
-    assert advice == (
-        "This run may take 5.2 h. Quicker, about 1.6 h or less: --embedding_size=64 --epochs=30 "
-        "--learning_rate=0.005 --eval_step=10 (now 100, 100, 0.0001, 5), "
-        "as this project has them for LightGCN on ml-1m."
-    )
-
-
-def test_other_models_are_told_what_is_quicker_for_most(make_config):
-    """A model that exists has its size, so only another method is quicker; closed forms have no epochs."""
-    for config in (make_config("NeuMF", train_batch_size=64), make_config("BPR", epochs=2, train_batch_size=64)):
-        general = "Quicker: a larger --train_batch_size (now 64), or a smaller model."
-        assert plan(config, "retrain").quicker(9999) == general
-    assert "--unlearn=obliviate" in plan(make_config(), "retrain", loaded=True).quicker(9999)
-    assert "--compare" in plan(make_config(), "obliviate", "retrain", loaded=True).quicker(9999)
-    assert [step.epochs for step in plan(make_config("EASE"), "retrain").phases(sizes(10, 9), cache())] == [0, 0]
-
-
 @pytest.mark.parametrize(("terminal", "given", "shown"), [
     (False, {}, False), (True, {}, True), (False, {"show_progress": True}, True),
     (True, {"show_progress": False}, False), (None, {}, False),
