@@ -21,7 +21,6 @@ from recbole_unlearn.files.checkpoint import (
     HEAD,
     SCHEMA,
     Checkpoint,
-    Stored,
     Trained,
     dataset_config,
     file_digest,

@@ -160,9 +160,10 @@ def read_checkpoint(path: str | Path, model: type | None = None) -> Checkpoint:
     """
     path = Path(path)
     if path.is_dir():
-        stored = read_head(path)
-        kept = _safe_settings(stored.settings, path, settings.names(METHODS.get(stored.method).Settings))
-        return Checkpoint(path, stored.model, stored.dataset, kept, None, stored.dataset_file, stored.method)
+        head = read_head(path)
+        kept = _safe_settings(head["settings"], path, settings.names(METHODS.get(head["method"]).Settings))
+        data = path / f"{head['dataset']}-Dataset.pth"
+        return Checkpoint(path, head["model"], head["dataset"], kept, None, data, head["method"])
     content = load_torch(path, only(model))
     whole = isinstance(content, dict) and isinstance(content.get("state_dict"), dict)
     _require(whole, path, "is not a checkpoint of RecBole: it has no state_dict.")
@@ -288,27 +289,8 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """The content of `ensemble.json`; `methods/sharded/` writes and reads the rest of the directory."""
-
-    path: Path
-    method: str
-    model: str
-    dataset: str
-    settings: dict[str, Any]
-    shards: int
-    slices: int
-    rows: str
-
-    @property
-    def dataset_file(self) -> Path:
-        """The retained interactions in the directory."""
-        return self.path / f"{self.dataset}-Dataset.pth"
-
-
-def read_head(path: Path) -> Stored:
-    """Which ensemble ``path`` holds."""
+def read_head(path: Path) -> dict[str, Any]:
+    """The content of `ensemble.json` in ``path``; `methods/sharded/` writes and reads the rest of the directory."""
     file = path / HEAD
     _require(file.is_file(), path, f"is not the directory of an ensemble: it has no {HEAD}.")
     try:
@@ -324,7 +306,7 @@ def read_head(path: Path) -> Stored:
     _require(Path(content["dataset"]).name == content["dataset"], file, "is damaged: dataset is a path.")
     few = all(0 < content[key] <= MOST_PARTS for key in ("shards", "slices"))
     _require(few, file, "is damaged: the number of shards or slices is odd.")
-    return Stored(path, **{key: content[key] for key in kinds})
+    return {key: content[key] for key in kinds}
 
 
 def load_for_recbole(path: Path, map_location: Any = None) -> Any:

@@ -22,9 +22,8 @@ MOST_VALUES = 200_000  # of a YAML file, in which an alias counts as all that it
 
 def read_regular(path: str | os.PathLike, largest: int = LARGEST_FILE) -> bytes:
     """The bytes of a regular file (a pipe might never end) of at most ``largest``."""
-    unblocked = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | unblocked)) as stream:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
             about = os.fstat(stream.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise UnlearnError(f"There is no file {shown(path)}: it is a pipe or a device. Check the path.")

@@ -302,22 +302,23 @@ class ShardedTrainer(UnlearnTrainer):
             places |= {side: shard for side, shard in sides.items() if shard is not None}
             _save(folder / _RULE, {"partition": places, "rule": self.model.rule()})
             values = plain_settings(config.to_recbole().final_config_dict) | config.method_values(self.name)
-            stored = files.Stored(
-                home / name, self.name, config["model"], config["dataset"],
-                {key: value for key, value in values.items() if not key.endswith(("_path", "_dir"))},
-                partition.number, shards.depth, _digest(data.retain),
-            )  # fmt: skip
-            plain = files.dataset_config(config, home / name, stored.dataset_file)
-            files.write_dataset(folder / stored.dataset_file.name, plain, data.retain, data.clock, done=data.done)
-            head = {f.name: getattr(stored, f.name) for f in dataclasses.fields(stored) if f.name != "path"}
-            files.write_json(folder / files.HEAD, {"schema": files.SCHEMA, **head})
+            file = f"{config['dataset']}-Dataset.pth"
+            plain = files.dataset_config(config, home / name, home / name / file)
+            files.write_dataset(folder / file, plain, data.retain, data.clock, done=data.done)
+            head = {
+                "schema": files.SCHEMA, "method": self.name, "model": config["model"], "dataset": config["dataset"],
+                "settings": {key: value for key, value in values.items() if not key.endswith(("_path", "_dir"))},
+                "shards": partition.number, "slices": shards.depth, "rows": _digest(data.retain),
+            }  # fmt: skip
+            files.write_json(folder / files.HEAD, head)
         return name
 
 
 def read_ensemble(path: Path, config: UnlearnConfig, splits: Splits) -> tuple[Shards, Weights]:
     """The shards of a saved ensemble of ``splits``, and the weights of its rule."""
-    stored = files.read_head(path)
-    if stored.rows != _digest(splits):
+    head = files.read_head(path)
+    number, depth = head["shards"], head["slices"]
+    if head["rows"] != _digest(splits):
         raise UnlearnError(
             f"{path} is of other interactions than its dataset file holds. Use the directory as it was written."
         )
@@ -325,28 +326,28 @@ def read_ensemble(path: Path, config: UnlearnConfig, splits: Splits) -> tuple[Sh
     places, train = groups.get("partition", {}), splits.train
     none = torch.empty(0, dtype=torch.long)  # users or items are left out where they are in many shards
     for name, size, low, high in (
-        ("rows", len(train), 0, stored.shards),
-        ("slices", len(train), 0, stored.slices),
-        ("users", train.user_num if "users" in places else 0, -1, stored.shards),
-        ("items", train.item_num if "items" in places else 0, -1, stored.shards),
+        ("rows", len(train), 0, number),
+        ("slices", len(train), 0, depth),
+        ("users", train.user_num if "users" in places else 0, -1, number),
+        ("items", train.item_num if "items" in places else 0, -1, number),
     ):
         held = places.get(name, none)
         if held.shape != (size,) or held.dtype != torch.int64 or ((held < low) | (held >= high)).any():
             raise UnlearnError(
-                f"{path / _RULE} is damaged: {name} does not fit {size} places in {stored.shards} shards of "
-                f"{stored.slices} slices. Use another copy of the ensemble."
+                f"{path / _RULE} is damaged: {name} does not fit {size} places in {number} shards of "
+                f"{depth} slices. Use another copy of the ensemble."
             )
-    partition = Partition(stored.shards, places["rows"], places.get("users"), places.get("items"))
-    wanted = ["initial", *(f"slice-{k}" for k in range(stored.slices))]
+    partition = Partition(number, places["rows"], places.get("users"), places.get("items"))
+    wanted = ["initial", *(f"slice-{k}" for k in range(depth))]
     initial, steps = [], []
-    for shard in range(stored.shards):
+    for shard in range(number):
         file = path / f"shard-{shard}.safetensors"
         named = _load(file)
         if sorted(named) != sorted(wanted):
             raise UnlearnError(f"{file} is damaged: it does not hold all slices.")
         initial.append(named["initial"])
         steps.append([Trained(named[key], None, {}, -1) for key in wanted[1:]])
-    return Shards(config, partition, places["slices"], stored.slices, initial, steps), groups.get("rule", {})
+    return Shards(config, partition, places["slices"], depth, initial, steps), groups.get("rule", {})
 
 
 def _digest(splits: Splits) -> str:

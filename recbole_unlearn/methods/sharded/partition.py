@@ -128,12 +128,8 @@ def transport(cost: np.ndarray) -> np.ndarray:
     that masses are whole numbers and exact. A vertex of this polytope divides fewer than k users, and none if k
     divides n. Those few are placed such that sizes are balanced and most of their mass stays where it was.
     """
-    try:
-        import ot
-    except ImportError as error:
-        raise UnlearnError(
-            "Partition by optimal transport needs a library that is not installed: pip install POT."
-        ) from error
+    import ot  # takes a while, and one method needs it
+
     n, k = cost.shape
     mass = ot.emd(np.full(n, float(k)), np.full(k, float(n)), cost, numItermax=MAX_PIVOTS)
     shard = mass.argmax(1)

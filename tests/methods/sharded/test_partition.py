@@ -1,9 +1,7 @@
 """Partitions of the interactions: each rule against a plain reference, and properties of all of them."""
 
 import dataclasses
-import importlib.util
 import itertools
-import sys
 
 import hypothesis
 import numpy as np
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 from recbole_unlearn.methods.sharded import Partition, partition
 from tests.parts import refused
 
-needs_transport = pytest.mark.skipif(importlib.util.find_spec("ot") is None, reason="needs POT")
 seeds = st.integers(0, 9999)
 
 
@@ -68,8 +65,7 @@ def make_clusters(seed, k=4, each=15):
     return Data(users, (users - 1 + steps) % (k * each) + 1, p, q)
 
 
-TRANSPORT = pytest.param("transport", marks=needs_transport)
-EVERY = ["random_users", "item_blocks", "by_interactions", "fill", TRANSPORT]
+EVERY = ["random_users", "item_blocks", "by_interactions", "fill", "transport"]
 LEARNED = EVERY[2:]
 
 
@@ -96,7 +92,7 @@ def test_a_seed_decides(name):
     assert not torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("name", ["random_users", TRANSPORT])
+@pytest.mark.parametrize("name", ["random_users", "transport"])
 @given(seed=seeds, n=st.integers(1, 25), k=st.integers(1, 7), kinds=st.sampled_from([None, 1, 3]))
 def test_shards_of_one_size(name, seed, n, k, kinds):
     k = min(k, n)
@@ -175,7 +171,7 @@ def test_centroids_are_means_in_each_dimension(seed, k):
     assert np.allclose(found, np.stack([vectors[ids[shard == s]].mean(0) for s in range(k)]))
 
 
-@pytest.mark.parametrize("name", ["fill", TRANSPORT])
+@pytest.mark.parametrize("name", ["fill", "transport"])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_end_is_a_fixed_point(name, seed):
     data = make_data(seed, n=40)
@@ -206,7 +202,6 @@ def test_clear_clusters_are_found(name, seed):
     assert len(torch.unique(data.users % 4 * 4 + found)) == len(torch.unique(found)) == 4
 
 
-@needs_transport
 @given(seeds, st.sampled_from([(2, 2), (4, 2), (6, 2), (6, 3), (4, 4), (3, 1)]), st.sampled_from([2, 10**6]))
 def test_transport_is_the_best_balanced_assignment(seed, shape, values):
     n, k = shape
@@ -218,7 +213,6 @@ def test_transport_is_the_best_balanced_assignment(seed, shape, values):
     assert cost[np.arange(n), found].sum() == best
 
 
-@needs_transport
 @given(seeds, st.integers(1, 30), st.integers(1, 8))
 @example(13, 13, 5)  # most of their mass would be kept in shards of 3, 3, 3, 1 and 3
 def test_divided_users_do_not_unbalance(seed, n, k):
@@ -227,11 +221,6 @@ def test_divided_users_do_not_unbalance(seed, n, k):
     sizes = np.bincount(partition.transport(cost), minlength=k)
     assert sizes.max() <= -(-n // k)
     assert sizes.min() >= n // k
-
-
-def test_transport_without_its_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ot", None)
-    refused("pip install POT", partition.transport, np.zeros((4, 2)))
 
 
 def test_without_drops_rows_and_forgets_orphans():
