@@ -132,7 +132,7 @@ OF_GRAPH = COLUMNS | {"kg": ["head_id", "relation_id", "tail_id"], "link": ["ite
 PLAIN = {"epochs": 3, "embedding_size": 8, "train_batch_size": 64, "learning_rate": 0.01, "load_col": COLUMNS}
 OF_MODELS = {
     "SASRec": {"hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1},
-    "SASRecF": {"load_col": None, "selected_features": ["kind"]},
+    **{name: {"load_col": None, "selected_features": ["kind"]} for name in ("SASRecF", "GRU4RecF", "FDSA")},
     "CKE": {"kg_embedding_size": 8},
     "KGCN": {"neighbor_sample_size": 3},
     # Epochs of the graph come after two of the interactions. Scores without noise can be compared.

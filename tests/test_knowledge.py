@@ -11,7 +11,7 @@ import torch
 from recbole.data import create_dataset, data_preparation
 from recbole.utils import KGDataLoaderState, init_seed
 
-from recbole_unlearn import load_unlearned, run_unlearn, unlearn_model
+from recbole_unlearn import load_unlearned, run_unlearn
 from recbole_unlearn.data import Facts, Located, divide, load, loaders
 from recbole_unlearn.files import read_dataset, write_dataset
 from recbole_unlearn.methods import RequestLosses
@@ -22,7 +22,7 @@ from recbole_unlearn.training import PhaseTrainer, build_model, compose, forget_
 from tests import parts
 from tests.conftest import ITEMS, KEPT, of_recbole, train_plain
 from tests.files import strings
-from tests.parts import check_plain_recbole, refused, request_of, same, weights
+from tests.parts import check_plain_recbole, refused, request_of, same
 
 METHODS = ("retrain", "finetune", "gradient_ascent", "obliviate")
 GONE = ["u3", "u4"]
@@ -84,18 +84,6 @@ def test_methods_leave_nothing_of_the_request(quick, model, method, tmp_path):
         assert set(shown["user"]) == {"u1", "u2"}
         assert "i5" not in set(shown["item"])
         assert same(loaded.train_data._dataset.kg_feat.interaction, result.data.retain.train.kg_feat)
-
-
-def test_a_model_in_memory(quick):
-    ours = UnlearnConfig("CKE", "tiny", config_dict=quick("CKE"))
-    plain = ours.to_recbole()
-    held = data_preparation(plain, create_dataset(plain))
-    model = ours.model_class(plain, held[0]._dataset)
-    before = weights(model)
-    done = unlearn_model(plain, model, held, {"user_id": GONE, "item_id": [None, None]}, method="finetune")
-    assert same(before, model.state_dict())
-    gone = torch.as_tensor(held[0]._dataset.token2id("user_id", GONE))
-    assert not torch.isin(done.loaders.train._dataset.inter_feat["user_id"], gone).any()
 
 
 @pytest.mark.parametrize("model", KNOWLEDGE)

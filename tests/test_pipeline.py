@@ -269,15 +269,3 @@ def test_files_and_reports_from_the_command_line(flags, tiny_path, tmp_path, cap
                         ([f"--report={tmp_path / 'runs'}", "--model=BPR"], "--model")):  # fmt: skip
         assert cli.main(wrong) == 2
         assert word in capsys.readouterr().err
-
-
-def test_the_reference_has_its_own_seed(settings):
-    """Under the protocol D'\\S = D: the model that chose the noise must not be the reference."""
-    outcome = run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings | {"cache": False, "report": "none"})
-    clean = load(outcome.config).splits
-    assert torch.equal(outcome.data.retain.train.inter_feat["item_id"], clean.train.inter_feat["item_id"])
-    chooser = train(outcome.config, clean, "clean").state_dict["user_embedding.weight"]
-    reference = outcome.model.user_embedding.weight
-    assert not torch.allclose(chooser, reference)
-    expected = train(outcome.config.replace(seed=2021), outcome.data.retain, "x")
-    assert torch.equal(expected.state_dict["user_embedding.weight"], reference)

@@ -20,7 +20,7 @@ from recbole_unlearn.methods import UnlearnTask, UnlearnTrainer, WindowLosses
 from recbole_unlearn.rows import find_tables, rarest
 from recbole_unlearn.settings import SEQUENTIAL, UnlearnConfig
 from recbole_unlearn.training import build_model
-from tests.conftest import COLUMNS, write_tiny
+from tests.conftest import write_tiny
 from tests.parts import loaded, refused, request_of, request_of_all_kinds, without
 
 GONE = ["u3", "u4"]
@@ -164,38 +164,8 @@ def test_users_without_a_window_are_not_measured_by_models_with_rows_of_users(qu
 
 
 METHODS = ("obliviate", "gradient_ascent", "finetune", "retrain")  # of which the first is saved
-SMALL = {
-    "hidden_size": 8, "embedding_size": 8, "inner_size": 8, "n_heads": 1, "n_layers": 1, "block_num": 1,
-    "dilations": [1], "prototype_size": 4,
-}  # fmt: skip
-FEATURES = ("SASRecF", "GRU4RecF", "FDSA")
-HOLD_DATA = (*FEATURES, "FEARec")  # their training data, next to weights
+HOLD_DATA = ("SASRecF", "GRU4RecF", "FDSA", "FEARec")  # their training data, next to weights
 ONE_LOSS = ("CORE", "RepeatNet", "FPMC", "TransRec")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("trained"))
-
-
-@pytest.fixture
-def values(cache, tmp_path):
-    """``values("SASRec")``: settings of a run of two seconds."""
-
-    def make(model, **changes):
-        plain = {
-            "load_col": COLUMNS | ({"item": ["item_id", "class"]} if model in FEATURES else {}),
-            "val_interval": {"rating": "[5,inf)"}, "user_inter_num_interval": "[60,70]", "epochs": 1,
-            "MAX_ITEM_LIST_LENGTH": 5, "show_progress": False, "tensorboard": False, "report": "none",
-            "output_dir": str(tmp_path / "out"), "cache_dir": cache, "min_group": 1, "demotion_negatives": 10,
-        }  # fmt: skip
-        known = UnlearnConfig(model, "ml-100k", config_dict=plain).final_config_dict
-        small = {key: value for key, value in SMALL.items() if key in known}
-        small |= {"n_layers": 2} if model == "FEARec" else {}
-        chosen = {"unlearn": METHODS[0], "compare": list(METHODS[1:])}
-        return plain | small | chosen | {"finetune_epochs": 1, "gradient_ascent_steps": 2} | changes
-
-    return make
 
 
 @pytest.fixture
@@ -293,10 +263,11 @@ def check_nothing_is_left(result, left, request, pairs):
     assert not tables(checkpoint)
 
 
-def run(values, model, dataset="ml-100k", **changes):
-    values = values(model, **changes)
-    request, pairs = request_and_pairs(load(UnlearnConfig(model, dataset, config_dict=values)).splits)
-    result = run_unlearn(model=model, dataset=dataset, forget=request, config_dict=values)
+def run(quick, model, **changes):
+    own = {"unlearn": METHODS[0], "compare": list(METHODS[1:]), "epochs": 1, "finetune_epochs": 1}
+    values = quick(model, **own | {"gradient_ascent_steps": 2} | changes)
+    request, pairs = request_and_pairs(load(UnlearnConfig(model, "tiny", config_dict=values)).splits)
+    result = run_unlearn(model=model, dataset="tiny", forget=request, config_dict=values)
     for phase in result.result["phases"].values():
         assert 0 <= phase["metrics"]["ndcg@20"] <= 1
         assert 0 <= phase["forgetting"]["demotion_rate"] <= 1
@@ -304,20 +275,15 @@ def run(values, model, dataset="ml-100k", **changes):
 
 
 @pytest.mark.parametrize("model", SEQUENTIAL)
-def test_nothing_of_the_request_is_left(values, left, model):
-    result, *asked = run(values, model)
+def test_nothing_of_the_request_is_left(quick, left, model):
+    result, *asked = run(quick, model)
     assert set(left) == set(METHODS)
     check_nothing_is_left(result, left, *asked)
 
 
 @pytest.mark.parametrize("model", [name for name in SEQUENTIAL if name not in ONE_LOSS])
-def test_losses_with_negatives(values, left, tiny_path, model):
-    features = {"load_col": None, "selected_features": ["kind"]} if model in FEATURES else {}
-    changes = {
-        "loss_type": "BPR", "compare": ["finetune", "gradient_ascent"], "data_path": str(tiny_path),
-        "val_interval": None, "user_inter_num_interval": None,
-    }  # fmt: skip
-    result, *asked = run(values, model, "tiny", **changes, **features)
+def test_losses_with_negatives(quick, left, model):
+    result, *asked = run(quick, model, loss_type="BPR", compare=["finetune", "gradient_ascent"])
     assert result.config["train_neg_sample_args"]["distribution"] == "uniform"
     assert "neg_item_id" in next(iter(loaders(result.config, result.data.retain).train))
     check_nothing_is_left(result, left, *asked)
