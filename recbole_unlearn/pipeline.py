@@ -116,11 +116,6 @@ class Pipeline:
         self.saved: str | None = None  # the name of the unlearned model's file
         self.evidence = Evidence.of(settings.read(settings.RecordSettings, config))
 
-    @property
-    def has_worked(self) -> bool:
-        """Whether a model was trained, taken from the cache or measured: until then an error is a refusal."""
-        return self.trainings.asked or bool(self.phases)
-
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
         injected = is_injected(forget)

@@ -125,7 +125,8 @@ def opened(
             pipeline = Pipeline(config, place, home, original)
             yield pipeline, config["forget"] if is_name else forget
         except UnlearnError:
-            if pipeline is None or not pipeline.has_worked:  # a refusal leaves no file
+            # Until a model was trained, taken from the cache or measured, an error is a refusal: it leaves no file.
+            if pipeline is None or not (pipeline.trainings.asked or pipeline.phases):
                 log.take_back()
             raise
 

@@ -17,7 +17,7 @@ from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.report import figures, page
 from recbole_unlearn.report.entries import is_noise, levels_of
-from recbole_unlearn.report.page import MISSING, chip, duration, lines
+from recbole_unlearn.report.page import MISSING, chip, lines
 from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order
 from recbole_unlearn.results.schema import flat, number
 from recbole_unlearn.results.table import measured_figures
@@ -63,7 +63,6 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         looks=looks,
         said=sentences(said.text) if said else [],
         method=method,
-        took=_took,
         is_noise=is_noise(result),
         noise=[number(result.settings.get(key)) for key in ("inject_users", "inject_amount")],
         advice=advised(result),
@@ -93,10 +92,6 @@ def sentences(text: str) -> list[str]:
     clauses = [part.strip() for part in re.split(r";\s+(?![^()]*\))", text)]
     whole = [f"{part[:1].upper()}{part[1:]}" for part in clauses if part] or [""]
     return [part if part.endswith((".", "!", "?")) else f"{part}." for part in whole]
-
-
-def _took(phase: PhaseResult) -> str:
-    return duration(phase.seconds) + (", in an earlier run" if phase.seconds_from_cache else "")
 
 
 def advised(result: RunResult) -> str | None:

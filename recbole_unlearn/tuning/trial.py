@@ -102,11 +102,6 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str
     return shared, {"original": goal.judge(original), "retrained": judged}
 
 
-def look_steps(total: int, looks: int) -> frozenset[int]:
-    """After which of ``total`` steps a trial is measured before its end: at equal shares, ``looks`` with the end."""
-    return frozenset(step for k in range(1, looks) if 0 < (step := round(total * k / looks)) < total)
-
-
 def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callable[[Report], None]) -> None:
     """Unlearn with ``values`` instead of the method's settings; ``emit`` gets a report for every look.
 
@@ -127,7 +122,9 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
         about = {"settings": {**values, **changed}, "step": step if total else None}
         emit({**about, **figures, "seconds": round(seconds, 4), "work_seconds": work, "last": last})
 
-    watch = Watch(look_steps(total, shared.config["tune_looks"]), report) if total else None
+    looks = shared.config["tune_looks"]  # at equal shares of the steps, the end included
+    before = frozenset(step for k in range(1, looks) if 0 < (step := round(total * k / looks)) < total)
+    watch = Watch(before, report) if total else None
     with tempfile.TemporaryDirectory() as work:
         quiet = {"checkpoint_dir": work, "output_dir": None, "show_progress": False}
         config = shared.config.replace(**quiet).without_curves()
