@@ -4,7 +4,6 @@
 checked before the first byte is written. The folder appears under its name when it is complete.
 """
 
-import difflib
 import fcntl
 import io
 import logging
@@ -22,7 +21,7 @@ import pooch
 import requests
 import yaml
 
-from recbole_unlearn.errors import UnlearnError, shown
+from recbole_unlearn.errors import UnlearnError, nearest, shown
 from recbole_unlearn.files import new_directory, remove_stale
 
 TIMEOUT_SECONDS, RETRIES = 30.0, 3
@@ -55,9 +54,7 @@ def ensure_dataset(
             "or set data_path to where the dataset is."
         )
     if url is None:
-        close = difflib.get_close_matches(name.lower(), list(known), n=1)
-        hint = f" Did you mean [{close[0]}]?" if close else ""
-        raise UnlearnError(f"Unknown dataset [{name}].{hint} If it is your own, {by_hand}.")
+        raise UnlearnError(f"Unknown dataset [{name}].{nearest(name, known)} If it is your own, {by_hand}.")
     if not url.startswith(("http://", "https://")) or PureWindowsPath(name).name != name:
         raise UnlearnError(
             f"Cannot download dataset [{name}] from {url}: the url has to start with https:// or http://, and the "

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from recbole_unlearn.data import tokens
-from recbole_unlearn.errors import UnlearnError, shown
+from recbole_unlearn.errors import UnlearnError, reason, shown
 from recbole_unlearn.state.context import Core, Suppression
 
 
@@ -90,6 +90,5 @@ def _frame(path: Path) -> pd.DataFrame:
             separator = "," if name.endswith(".csv") else "\t"
             frame = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
     except (OSError, ValueError, gzip.BadGzipFile) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UnlearnError(f"{shown(path)} cannot be read: {reason}.") from error
+        raise UnlearnError(f"{shown(path)} cannot be read: {reason(error)}.") from error
     return frame.rename(columns=lambda column: str(column).split(":")[0].strip())
