@@ -18,6 +18,7 @@ from recbole.sampler import KGSampler
 from recbole.utils import ModelType, init_seed
 
 from recbole_unlearn.data.download import ensure_dataset
+from recbole_unlearn.data.fast_loading import fast_loading
 from recbole_unlearn.data.knowledge_graph import require_files
 from recbole_unlearn.data.sequences import SCORES, Sequences, SequenceSplits
 from recbole_unlearn.data.splits import Splits, three_parts
@@ -68,14 +69,16 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
         if config["MODEL_TYPE"] == ModelType.KNOWLEDGE:
             require_files(config)
         try:
-            dataset, clock = _created(config)
+            with fast_loading():
+                dataset, clock = _created(config)
         except _OF_SETTINGS as error:
             raise UnlearnError(
                 f"RecBole cannot load the dataset {name} from {config['data_path']}: {error}. "
                 "Check load_col, the column names and the filters."
             ) from error
     try:
-        splits = _split(dataset, saved is not None)
+        with fast_loading():
+            splits = _split(dataset, saved is not None)
     except _OF_SETTINGS as error:
         raise UnlearnError(f"RecBole cannot split the dataset {name}: {error}. Check eval_args.") from error
     if len(splits.train) == 0:
