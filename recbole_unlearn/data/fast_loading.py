@@ -1,8 +1,8 @@
-"""RecBole's way from the files of a dataset to its splits in a fifth of the time, with the same bits in the same order.
+"""From the files of a dataset to its splits as RecBole does it, bit for bit, in a fifth of the time.
 
-RecBole asks pandas for its parser in Python, which takes three quarters of that time. pandas' parser in C reads regular
-files alike; all others are left to the one in Python. RecBole selects rows by lists, which torch makes into a tensor
-anew for every column; here that happens once.
+RecBole asks pandas for its parser in Python, which takes three quarters of that time. pandas' parser in C reads
+regular files alike; all others are left to the one in Python. RecBole selects rows by lists, which torch makes into
+a tensor anew for every column; here that happens once.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ def grouped_index(_: Dataset, keys: np.ndarray) -> Sequence[list[int]]:
 
 
 def rows_of(self: Interaction, index: Any) -> Interaction:
-    """The rows ``index``: numbers or a mask, in a list, a range, an array or a tensor; the rest as RecBole does it."""
+    """The rows of a list, range, array or tensor of numbers, or of a mask; other indices as RecBole does it."""
     if isinstance(index, list | range | np.ndarray | torch.Tensor):
         rows = np.asarray(index)
         if rows.ndim == 1 and rows.dtype in (np.int64, np.bool_):
