@@ -56,6 +56,7 @@ def fetch(config: UnlearnConfig) -> None:
     ensure_dataset(name, config["data_path"], files, config["download_url"], bool(config["show_progress"]))
 
 
+@fast_loading()
 def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
     """Load and split the dataset as RecBole does with this config; or ``saved``, which an earlier request left."""
     name = config["dataset"]
@@ -69,16 +70,14 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
         if config["MODEL_TYPE"] == ModelType.KNOWLEDGE:
             require_files(config)
         try:
-            with fast_loading():
-                dataset, clock = _created(config)
+            dataset, clock = _created(config)
         except _OF_SETTINGS as error:
             raise UnlearnError(
                 f"RecBole cannot load the dataset {name} from {config['data_path']}: {error}. "
                 "Check load_col, the column names and the filters."
             ) from error
     try:
-        with fast_loading():
-            splits = _split(dataset, saved is not None)
+        splits = _split(dataset, saved is not None)
     except _OF_SETTINGS as error:
         raise UnlearnError(f"RecBole cannot split the dataset {name}: {error}. Check eval_args.") from error
     if len(splits.train) == 0:

@@ -7,26 +7,18 @@ and the model in memory (`live.py`).
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from recbole_unlearn.state.context import Receipt
-    from recbole_unlearn.state.deltas import Change, Store
-    from recbole_unlearn.state.export import Vectors, find_vectors, load_suppression, moved
-    from recbole_unlearn.state.live import LiveModel, read_moments, squared_norm
-    from recbole_unlearn.state.state import State, init_state, open_state
-    from recbole_unlearn.state.status import MOST_DRIFT, history, write_status
-
-_NAMES = {
-    "context": ("Receipt",), "deltas": ("Change", "Store"), "state": ("State", "init_state", "open_state"),
-    "export": ("Vectors", "find_vectors", "load_suppression", "moved"),
-    "live": ("LiveModel", "read_moments", "squared_norm"), "status": ("MOST_DRIFT", "history", "write_status"),
+_HOMES = {
+    "Receipt": "context", "Change": "deltas", "Store": "deltas", "LiveModel": "live", "read_moments": "live",
+    "squared_norm": "live", "Vectors": "export", "find_vectors": "export", "load_suppression": "export",
+    "moved": "export", "State": "state", "init_state": "state", "open_state": "state", "MOST_DRIFT": "status",
+    "history": "status", "write_status": "status",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Import a name on first use: `requests status` reads the database without torch."""
-    for file, names in _NAMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{file}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -40,14 +40,12 @@ import sqlite3
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from recbole_unlearn.errors import UnlearnError, shown
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 NAME, LOCK, FILES = "state.sqlite", "worker.sqlite", "files"
 COUNTS = ("interactions", "held_out", "users", "items")  # of a request

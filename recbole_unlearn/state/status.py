@@ -10,14 +10,11 @@ import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.state.database import STEPS, TRAINED, Database, Exactness, Spent, now
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrapped
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # The budget: from here on a model should be trained again; docs/requests.md says where the limits come from.
 MOST_DELETED, MOST_DRIFT = 0.05, 0.1
@@ -57,8 +54,8 @@ class Overview(NamedTuple):
     approximate: int  # requests in it that are not exact
 
     @property
-    def requests(self) -> pd.DataFrame:
-        """id, status, submitted, due, finished, interactions_up_to, users_up_to, why, exact and since of requests."""
+    def requests(self) -> Any:
+        """A DataFrame: id, status, submitted, due, finished, interactions_up_to, users_up_to, why, exact, since."""
         import pandas as pd  # which the commands do not need
 
         frame = pd.DataFrame(self.rows, columns=[*_SHOWN, *Exactness._fields])
