@@ -11,7 +11,6 @@ import resource
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 
 from tabulate import tabulate
@@ -49,7 +48,6 @@ if __name__ == "__main__":
     for name, default in (("dataset", "ml-100k"), ("data_path", "dataset"), ("model", "BPR"), ("tries", "5")):
         parser.add_argument(f"--{name}", default=default)
     args = parser.parse_args()
-    warnings.simplefilter("ignore")
     tries, table = int(args.tries), []
     for name, command in COMMANDS.items():
         run = functools.partial(subprocess.run, [sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
