@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time names are import
     from recbole_unlearn.quick_start import run_unlearn, unlearn_model
     from recbole_unlearn.serving import load_unlearned
     from recbole_unlearn.settings import UnlearnConfig
-    from recbole_unlearn.state import init_state, open_state
+    from recbole_unlearn.state.state import init_state, open_state
     from recbole_unlearn.tuning import tune_unlearn
 
 __all__ = [

@@ -4,6 +4,7 @@ Values are read as YAML. `--flag` and `--no_flag` set a yes-or-no setting. `--he
 defaults of a run; `--unlearn=?` lists the methods.
 """
 
+import gc
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ import recbole
 import yaml
 from tabulate import tabulate
 
-from recbole_unlearn import __version__, settings
+from recbole_unlearn import __version__
 from recbole_unlearn.errors import EXIT_CODE, UnlearnError
 from recbole_unlearn.log import exit_code, saying, stopping
 from recbole_unlearn.registry import METHODS
@@ -52,6 +53,8 @@ _BELOW = (
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """`--key=value` arguments as a dict; `--key value` is accepted too."""
+    from recbole_unlearn import settings
+
     names = _NAMES | {key for key, about in settings.own_settings().items() if about.is_name}
     values: dict[str, Any] = {}
     rest = list(arguments)
@@ -92,12 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str]) -> int:
     if arguments[:1] == ["requests"]:
-        from recbole_unlearn import state
+        from recbole_unlearn.state import commands
 
-        return state.main(arguments[1:], parse, _model)
+        return commands.main(arguments[1:], parse, _model)
     if "--version" in arguments:
         print(f"recbole-unlearn {__version__}")
         return 0
+    _import_methods()
     if not arguments or {"--help", "-h"} & set(arguments):
         values = parse([a for a in arguments if a not in ("--help", "-h")])
         print(help_text(str(values.get("model") or ""), str(values.get("dataset") or "")), flush=True)
@@ -111,13 +115,26 @@ def _main(arguments: list[str]) -> int:
     return _grid(values) if values.get("grid") is not None else _run(values)
 
 
+def _import_methods() -> None:
+    """Import all methods; nobody looks for garbage meanwhile, nor later among the million objects of modules."""
+    if "torch" not in sys.modules:  # in a process of our own
+        gc.disable()
+        METHODS.all()
+        gc.freeze()
+        gc.enable()
+
+
 def _model(typed: str | None) -> Any:
     """A model's name, or the class that package.module:Class names."""
+    from recbole_unlearn import settings
+
     return settings.typed_class(typed) if isinstance(typed, str) and ":" in typed else typed
 
 
 def _run(values: dict[str, Any]) -> int:
     """One run, or with `--tune` a sweep of them."""
+    from recbole_unlearn import settings
+
     files = values.pop("config_files", None) or []
     if isinstance(files, str):
         files = settings.as_list(files) if "," in files else files.split()
@@ -152,7 +169,7 @@ def _grid(values: dict[str, Any]) -> int:
 
 def _compare(values: dict[str, Any]) -> int:
     """`--report=DIR1,DIR2,...`: one page over the results in those directories, or in directories below them."""
-    from recbole_unlearn import report
+    from recbole_unlearn import report, settings
 
     if others := sorted(set(values) - {"report", "output_dir"}):
         raise UnlearnError(
@@ -187,6 +204,8 @@ def _choice() -> str:
 
 def help_text(model: str = "", dataset: str = "") -> str:
     """Examples, and all settings in groups with the defaults of a run of this model and dataset."""
+    from recbole_unlearn import settings
+
     # The settings of a user's own class are not listed.
     config = settings.default_config("" if ":" in model else model, dataset)
     defaults = config.internal_config_dict
@@ -209,8 +228,10 @@ def help_text(model: str = "", dataset: str = "") -> str:
     return "\n".join(lines)
 
 
-def _method_lines(config: settings.UnlearnConfig) -> Iterator[str]:
+def _method_lines(config: Any) -> Iterator[str]:
     """The settings of each method; of a preset those that differ from the method that it starts from."""
+    from recbole_unlearn import settings
+
     for one in sorted(METHODS.all(), key=lambda one: (settings.preset_of(one.name) is not None, one.name)):
         yield from ("", wrapped(f"Method {_marked(one)}: {one.help}", indent="  "))
         base, values = settings.preset_of(one.name), config.usual_values(one.name)

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from recbole.utils import set_color
 from tqdm import tqdm
 
 from recbole_unlearn.errors import UnlearnError, printable
@@ -107,6 +106,8 @@ def on_terminal() -> bool:
 
 def progress_bar(label: str, total: int, shown: bool, unit: str = "it") -> tqdm:
     """A progress bar in RecBole's style."""
+    from recbole.utils import set_color  # with torch, which not every command needs
+
     return tqdm(total=total, ncols=100, desc=set_color(label, "pink"), unit=unit, disable=not shown)
 
 

@@ -18,6 +18,7 @@ from recbole.sampler import KGSampler
 from recbole.utils import ModelType, init_seed
 
 from recbole_unlearn.data.download import ensure_dataset
+from recbole_unlearn.data.fast_loading import fast_loading
 from recbole_unlearn.data.knowledge_graph import require_files
 from recbole_unlearn.data.sequences import SCORES, Sequences, SequenceSplits
 from recbole_unlearn.data.splits import Splits, three_parts
@@ -55,6 +56,7 @@ def fetch(config: UnlearnConfig) -> None:
     ensure_dataset(name, config["data_path"], files, config["download_url"], bool(config["show_progress"]))
 
 
+@fast_loading()
 def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
     """Load and split the dataset as RecBole does with this config; or ``saved``, which an earlier request left."""
     name = config["dataset"]

@@ -6,10 +6,19 @@ out and undoes them, `publish.py` makes them final, `verify.py` checks the state
 and the model in memory (`live.py`).
 """
 
-from recbole_unlearn.state.commands import main
-from recbole_unlearn.state.context import Receipt
-from recbole_unlearn.state.deltas import Change, Store
-from recbole_unlearn.state.export import Vectors, find_vectors, load_suppression, moved
-from recbole_unlearn.state.live import LiveModel, read_moments, squared_norm
-from recbole_unlearn.state.state import State, init_state, open_state
-from recbole_unlearn.state.status import MOST_DRIFT, history, write_status
+import importlib
+from typing import Any
+
+_HOMES = {
+    "Receipt": "context", "Change": "deltas", "Store": "deltas", "LiveModel": "live", "read_moments": "live",
+    "squared_norm": "live", "Vectors": "export", "find_vectors": "export", "load_suppression": "export",
+    "moved": "export", "State": "state", "init_state": "state", "open_state": "state", "MOST_DRIFT": "status",
+    "history": "status", "write_status": "status",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name on first use: `requests status` reads the database without torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -13,16 +13,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.log import exit_code, saying, stopping, uninterrupted, without_warnings
-from recbole_unlearn.state import publish, worker
-from recbole_unlearn.state.context import Receipt, span
 from recbole_unlearn.state.database import REBUILT, Database
-from recbole_unlearn.state.state import State, init_state, open_state
 from recbole_unlearn.state.status import status_text, write_status
 from recbole_unlearn.text import counted, width, wrapped
+
+if TYPE_CHECKING:  # imported by the commands that need the model
+    from recbole_unlearn.state import Receipt, State
 
 Parse = Callable[[Sequence[str]], dict[str, Any]]
 
@@ -74,6 +74,8 @@ def main(arguments: Sequence[str], parse: Parse, class_of: Callable[[str], Any])
         if given.command in ("status", "ledger"):  # which need no key
             with contextlib.closing(Database(Path(given.state))) as database:
                 return do(database, given) or 0
+        from recbole_unlearn.state.state import open_state
+
         with open_state(given.state, given.hash_key, model=given.model) as state:
             return do(state, given) or 0
 
@@ -96,6 +98,8 @@ def _parser() -> _Parser:
 
 
 def _init(_: None, given: Any) -> None:
+    from recbole_unlearn.state.state import init_state
+
     if given.data_path is not None:
         given.settings["data_path"] = given.data_path
     key, model = given.hash_key, given.model
@@ -129,6 +133,9 @@ def _how(receipt: Receipt) -> str:
 
 def _run(state: State, given: Any) -> int:
     """Carry out requests; a signal waits until those that are carried out together are finished and printed."""
+    from recbole_unlearn.state import publish, worker
+    from recbole_unlearn.state.context import span
+
     look = given.rebuild  # at the budget: at first, and whenever requests were carried out
     core, window = state.core, None if given.window is None else span(given.window)
     seen: list[Receipt] = []

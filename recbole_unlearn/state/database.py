@@ -46,7 +46,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from recbole_unlearn.errors import UnlearnError, shown
-from recbole_unlearn.files import keyed_hash
 
 NAME, LOCK, FILES = "state.sqlite", "worker.sqlite", "files"
 COUNTS = ("interactions", "held_out", "users", "items")  # of a request
@@ -143,9 +142,15 @@ def unpacked(content: bytes) -> np.ndarray:
     return np.frombuffer(content, dtype="<i8").reshape(-1, 2)
 
 
+def _hash(key: bytes, what: str, content: bytes) -> str:
+    from recbole_unlearn.files import keyed_hash  # with torch, which readers without the key do not need
+
+    return keyed_hash(key, what, content)
+
+
 def _link(key: bytes, before: str, entry: str) -> str:
     """The keyed hash of an entry and, through ``before``, of all entries before it."""
-    return keyed_hash(key, "ledger", f"{before}\n{entry}".encode())
+    return _hash(key, "ledger", f"{before}\n{entry}".encode())
 
 
 class Database:
@@ -238,12 +243,12 @@ class Database:
         queries |= {f"the table {name}": f"SELECT * FROM {name} ORDER BY 1" for name in SEALED}
         queries["the table requests"] = "SELECT number, seal FROM requests ORDER BY 1"
         for name, query in queries.items():
-            yield name, keyed_hash(self._key, name, ascii(cursor.execute(query).fetchall()).encode())[:32]
+            yield name, _hash(self._key, name, ascii(cursor.execute(query).fetchall()).encode())[:32]
 
     def _row_seal(self, row: sqlite3.Row) -> str:
         assert self._key is not None
         cells = [row[name] for name in row.keys() if name != "seal"]  # noqa: SIM118, a row iterates over its values
-        return keyed_hash(self._key, "row", ascii(cells).encode())[:32]
+        return _hash(self._key, "row", ascii(cells).encode())[:32]
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:

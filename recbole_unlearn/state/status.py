@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.state.database import STEPS, TRAINED, Database, Exactness, Spent, now
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrapped
@@ -45,7 +43,7 @@ class Overview(NamedTuple):
 
     model: str
     dataset: str
-    requests: pd.DataFrame  # id, status, submitted, due, finished, interactions_up_to, users_up_to, why, exact, since
+    rows: Sequence[Row]  # of the requests
     overdue: int
     deleted_share: float  # as in Spent
     drift: float
@@ -54,6 +52,14 @@ class Overview(NamedTuple):
     exact: bool  # the model as it is now, as in Exactness
     since: str
     approximate: int  # requests in it that are not exact
+
+    @property
+    def requests(self) -> Any:
+        """A DataFrame: id, status, submitted, due, finished, interactions_up_to, users_up_to, why, exact, since."""
+        import pandas as pd  # which the commands do not need
+
+        frame = pd.DataFrame(self.rows, columns=[*_SHOWN, *Exactness._fields])
+        return frame.astype(dict.fromkeys(Exactness._fields, object))
 
     @property
     def retraining_is_due(self) -> bool:
@@ -68,22 +74,20 @@ def overview(database: Database, id: str | None = None) -> Overview:
         rows = [row for row in rows if row["id"] == id]
         if not rows:
             raise UnlearnError(f"There is no request {shown(id)}; `requests status` lists them.")
-    frame = pd.DataFrame([tuple(row) for row in rows], columns=list(_SHOWN))
     now_exact, by_id = database.exactness()
-    for name in Exactness._fields:
-        frame[name] = pd.Series([getattr(by_id.get(one), name, None) for one in frame["id"]], dtype=object)
+    unknown = dict.fromkeys(Exactness._fields)
+    found = [{**row, **(by_id[row["id"]]._asdict() if row["id"] in by_id else unknown)} for row in rows]
     approximate = sum(not one.exact for one in by_id.values())
-    overdue = int((frame["status"].isin(WAITING) & frame["due"].notna() & (frame["due"] < now())).sum())
+    overdue = sum(row["status"] in WAITING and row["due"] is not None and row["due"] < now() for row in rows)
     model, dataset = database.about("model"), database.about("dataset")
-    return Overview(model, dataset, frame, overdue, *database.spent(), *database.head(), *now_exact, approximate)
+    return Overview(model, dataset, found, overdue, *database.spent(), *database.head(), *now_exact, approximate)
 
 
 def status_text(database: Database, state: str, id: str | None = None) -> str:
     """The status as text; ``state`` is the directory as it was typed."""
     seen = overview(database, id)
-    number = counted(len(seen.requests), "request")
+    rows, number = seen.rows, counted(len(seen.rows), "request")
     lines = [f"{seen.model} on {seen.dataset}: {number}, {seen.overdue} overdue. Times are UTC.", ""]
-    rows: list[Row] = seen.requests.to_dict("records")
     if rows:
         head = ("id", "status", "submitted", "due", "exact since", "interactions ≤", "users ≤")
         cells = [
@@ -141,7 +145,7 @@ def write_status(database: Database, target: Path) -> Path:
         raise UnlearnError(f"{shown(target)} exists and is not a page of `requests status`. Choose another file.")
     seen, entries, points = overview(database), list(database.entries()), history(database)
     end = now()
-    rows: list[Row] = seen.requests.to_dict("records")
+    rows = seen.rows
     by_status = {name: [row for row in reversed(rows) if row["status"] == name] for name in _GROUPS}
     finished = sorted(row["finished"] for row in by_status["done"] + by_status["published"])
     series = {"done": finished, "submitted": [row["submitted"] for row in rows]}

@@ -15,7 +15,7 @@ import pytest
 from recbole_unlearn import cli
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import commands, open_state
-from tests.conftest import ROOT, tiny_rows, train_plain
+from tests.conftest import ROOT, run_command, tiny_rows, train_plain
 from tests.state.conftest import PLAIN, some
 from tests.state.crash_cases import forked
 
@@ -43,6 +43,16 @@ def requests(tmp_path):
         return path
 
     return write
+
+
+@pytest.mark.parametrize("arguments", ["--version", "requests --help", "requests status S", "requests ledger S"])
+def test_what_needs_no_model_does_not_import_torch(arguments, busy_folder, tmp_path):
+    shutil.copytree(busy_folder, tmp_path / "S")
+    program = (
+        "import sys; from recbole_unlearn.cli import main; code = main(sys.argv[1:]);"
+        "sys.exit(code or len({'torch', 'pandas', 'recbole.config', 'sklearn'} & {*sys.modules}))"
+    )
+    assert run_command([sys.executable, "-c", program, *arguments.split()], tmp_path)
 
 
 def test_a_sequential_model_is_refused_and_nothing_written(command, tiny_path, tmp_path):
