@@ -83,7 +83,7 @@ CERTIFIED = 8192  # pairs that certificates are computed from
 WARN_AFTER, WARN_SECONDS = 3, 10.0  # steps after which the time is estimated; shorter requests do not matter
 
 LARGE = 0.02  # share of the interactions from which on a request is checked on people who did not ask
-LESS = (0.5, 0.25)  # what is tried of the changes that harm them
+LESS = (0.75, 0.5, 0.25)  # what is tried of the changes that harm them
 TOO_LARGE = (
     "This request is more than obliviate can carry: people who did not ask would lose by it. Of the changes to items "
     "and to rows of other users %.0f %% were made. Use --unlearn=rebuild, which is exact."
