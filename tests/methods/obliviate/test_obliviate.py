@@ -347,7 +347,7 @@ def test_it_forgets_noise_and_keeps_what_is_liked(ml_100k):
     result = run_unlearn("BPR", "ml-100k", unlearn="obliviate", compare="retrain", config_dict=values).result
     original, unlearned, retrained = (result["phases"][p] for p in ("original", "unlearned", "retrained"))
     assert result["recovered"]["ndcg@20"] > 0.8
-    # A model of 20 quick epochs: bystanders would lose 6 %, so half is taken back, and that much less is forgotten.
+    # A model of 20 quick epochs: bystanders would lose 6 %, so a part is taken back, and that much less is forgotten.
     apart = abs(unlearned["forgetting"]["demotion_rate"] - retrained["forgetting"]["demotion_rate"])
     assert apart < 0.2 / result["certificates"]["accepted"]
     assert unlearned["unaffected"]["ndcg@20"] > 0.975 * original["unaffected"]["ndcg@20"]
