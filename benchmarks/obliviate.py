@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,12 @@ COLUMNS: dict[str, list[tuple]] = {
 }  # fmt: skip
 
 
+def printed(value: float, style: str) -> str:
+    """A figure as the docs have it: a minus sign, and no zero before the point of a share."""
+    text = format(value, style).replace("-", "−").replace("%", " %")
+    return text if "%" in text else re.sub(r"\b0(?=\.)", "", text)
+
+
 def docs_tables(out: Path) -> None:
     """The mean over seeds of every finished cell, in brackets the worst run."""
     found: dict[tuple[str, str, str], list[dict]] = {}
@@ -122,6 +129,7 @@ def docs_tables(out: Path) -> None:
         own["unaffected of retrained"] = last["unaffected"]
         own["memory"] = result.get("placebo", {}).get("memory", {}).get("demotion", float("nan"))
         own["accepted"] = result["certificates"].get("accepted", 1.0)
+        own["verdict"] = result["verdict"]["level"]
         found.setdefault((kind, dataset, model), []).append(own)
     for kind, columns in COLUMNS.items():
         rows = []
@@ -129,13 +137,14 @@ def docs_tables(out: Path) -> None:
             row = [f"{model}, {dataset}", len(cells)]
             for _, key, style, worst in columns:
                 values = [cell[key] for cell in cells]
-                shown = format(float(np.mean(values)), style)
+                shown = printed(float(np.mean(values)), style)
                 row.append(
-                    f"{shown} ({format(max(values, key=worst), style)})" if worst and len(values) > 1 else shown
+                    f"{shown} ({printed(max(values, key=worst), style)})" if worst and len(values) > 1 else shown
                 )
-            rows.append(row)
-        heads = ["", "seeds", *(head for head, *_ in columns)]
-        print(f"{kind}\n{tabulate(rows, heads, tablefmt='github', disable_numparse=True)}\n")
+            rows.append([*row, ", ".join(cell["verdict"] for cell in cells)])
+        heads = ["", "seeds", *(head for head, *_ in columns), "verdicts"]
+        table = tabulate(rows, heads, tablefmt="github", disable_numparse=True)
+        print(f"{kind}\n{table}\n")
 
 
 def main() -> None:
