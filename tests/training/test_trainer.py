@@ -28,8 +28,8 @@ def made(make_config):
 def test_weights_equal_those_of_recboles_own_trainer(make_config, settings, tmp_path):
     """Same seed, same settings: mixing in must not change a single bit of training."""
     keys = ("data_path", "load_col", "epochs", "embedding_size", "learning_rate", "train_batch_size")
-    theirs = torch.load(train_plain("BPR", tmp_path, **{key: settings[key] for key in keys}), weights_only=False)
-    config = make_config(metrics=["Recall", "MRR"], topk=[10], valid_metric="MRR@10", eval_step=1)
+    theirs = torch.load(train_plain("NeuMF", tmp_path, **{key: settings[key] for key in keys}), weights_only=False)
+    config = make_config("NeuMF", metrics=["Recall", "MRR"], topk=[10], valid_metric="MRR@10", eval_step=1)
     ours = train(config, load(config).splits, "test")
     assert ours.epoch == theirs["epoch"]
     assert same(theirs["state_dict"], ours.state_dict)
@@ -60,10 +60,14 @@ def test_validation_is_not_part_of_the_time(made, monkeypatch):
 
 
 def test_a_loss_that_is_not_a_number_stops_training(made, monkeypatch):
-    config, splits, trainer = made()
+    config, splits, trainer = made("NeuMF")
+    said = r"test model failed: the loss is (nan|inf).*learning_rate"
     for bad in (float("nan"), float("inf")):
         monkeypatch.setattr(trainer.model, "calculate_loss", lambda batch, bad=bad: torch.tensor(bad))
-        refused(r"test model failed: the loss is (nan|inf).*learning_rate", trainer.train, loaders(config, splits))
+        refused(said, trainer.train, loaders(config, splits))
+    config, splits, trainer = made("BPR")
+    torch.nn.init.constant_(trainer.model.item_embedding.weight, float("inf"))
+    refused(said, trainer.train, loaders(config, splits))
 
 
 def test_weights_that_are_not_finite_are_refused(made):
