@@ -116,11 +116,6 @@ class TrainIndex:
         """One number for each pair."""
         return users * self.sizes["item"] + items
 
-    def has(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Which pairs have an interaction (a mask)."""
-        keys = self.keys(users, items)
-        return _contains(self.pairs, keys) if self.table is None else self.table[keys]
-
     def counts(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
         """How many interactions each of ``ids`` has."""
         return self._count[side][ids]

@@ -100,7 +100,7 @@ def normalised_adjacency(interactions: sp.coo_matrix) -> torch.Tensor:
     scale = np.power(np.diff(adjacency.indptr) + EPSILON, -0.5)
     rows = np.repeat(np.arange(users + items), np.diff(adjacency.indptr))
     values = scale[rows] * scale[adjacency.indices]
-    small = np.int32 if adjacency.nnz < 2**31 else np.int64  # products copy other indices than MKL's
+    small = np.int32 if adjacency.nnz < 2**31 else np.int64  # MKL's; a product copies others
     starts, columns = (torch.from_numpy(p.astype(small)) for p in (adjacency.indptr, adjacency.indices))
     return csr_tensor(starts, columns, torch.from_numpy(values.astype(np.float32)), adjacency.shape)
 
@@ -129,9 +129,9 @@ class EdgeRemoval:
 
     def __init__(self, matrix: torch.Tensor, users: int) -> None:
         """``matrix`` (n, n) has users first, then items."""
-        self._values, self._columns = matrix.values(), matrix.col_indices().cpu().long()
+        self._values, self._columns = matrix.values(), matrix.col_indices().cpu()
         self._users, self._size = users, matrix.shape[0]
-        self._degree, self._whole = matrix.crow_indices().cpu().long().diff(), matrix.col_indices().dtype
+        self._degree = matrix.crow_indices().cpu().long().diff()
         rows = torch.repeat_interleave(torch.arange(self._size), self._degree)
         self._keys = rows * self._size + self._columns  # sorted, since columns are sorted within a row
 
@@ -149,14 +149,14 @@ class EdgeRemoval:
         start = torch.cat([self._degree.new_zeros(1), self._degree.cumsum(0)])
         nodes = torch.unique(ends)
         places, count = _places(start, nodes)
-        rows, columns = torch.repeat_interleave(nodes, count), self._columns[places]
+        rows, columns = torch.repeat_interleave(nodes, count), self._columns[places].long()
         # numpy's power, as in normalised_adjacency: torch's differs in the last bit
         left, right = (np.power(self._degree[ids].numpy() + EPSILON, -0.5) for ids in (rows, columns))
         values = (torch.from_numpy(left) * torch.from_numpy(right)).to(self._values)
         for where in (places, torch.searchsorted(self._keys, columns * self._size + rows)):
             self._values[where.to(values.device)] = values
-        starts, columns = (ids.to(self._values.device, self._whole) for ids in (start, self._columns))
-        return csr_tensor(starts, columns, self._values, (self._size, self._size))
+        columns, size = self._columns.to(values.device), (self._size, self._size)
+        return csr_tensor(start.to(columns), columns, self._values, size)
 
 
 @faster(lightgcn.LightGCN, "recbole_unlearn.models.lightgcn.LightGCN")

@@ -1,5 +1,7 @@
 """Trainers: RecBole's training unchanged, the best epoch in memory, NaN guards, special trainers."""
 
+import logging
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -9,7 +11,8 @@ from recbole.utils import get_trainer
 from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import load, loaders
 from recbole_unlearn.files import Trained
-from recbole_unlearn.training import PhaseTrainer, build_model, check_finite, compose, train
+from recbole_unlearn.settings import RunSettings, read
+from recbole_unlearn.training import PhaseTrainer, build_model, check_finite, compose, threads, train
 from tests.conftest import train_plain
 from tests.parts import loaded, refused, same
 
@@ -121,3 +124,25 @@ def test_graphs_are_built_on_every_scipy(made):
     with recbole_compat.dok_update():
         matrix._update({(0, 1): 2.0, (2, 2): 5.0})
     assert np.array_equal(matrix.toarray(), [[0, 2, 0], [0, 0, 0], [0, 0, 5]])
+
+
+@pytest.mark.parametrize(("gain", "most", "expected"), [(1.0, 6, 6), (0.05, 4, 1), (-0.5, 4, 1), (1.0, 1, 1)])
+def test_more_threads_are_taken_where_they_are_clearly_faster(make_config, monkeypatch, caplog, gain, most, expected):
+    """On a clock by which a step with n threads takes 1 / (1 + gain · (n − 1)); below 0 they wait for each other."""
+    now, number = 0.0, [most]
+
+    def clock():
+        nonlocal now
+        now += 1e-3 / max(0.1, 1 + gain * (number[-1] - 1))
+        return now
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: number[-1])
+    monkeypatch.setattr(torch, "set_num_threads", number.append)
+    monkeypatch.setattr(threads.time, "perf_counter", clock)
+    threads.use_threads(make_config(), 100)
+    assert number[-1] == expected
+    assert f"--threads=auto: {expected} of {most}." in caplog.text
+    threads.use_threads(make_config(threads=3), 100)
+    assert number[-1] == 3
+    refused(r"threads=0 .*from 1 to 1024, or auto", read, RunSettings, make_config(threads=0))
