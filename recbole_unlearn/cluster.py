@@ -73,6 +73,12 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
         ray.shutdown()
 
 
+def free_cores() -> int:
+    """The cores that other processes left to this one, by the load of the last minute."""
+    others = max(0.0, os.getloadavg()[0] - 1.0) if hasattr(os, "getloadavg") else 0.0
+    return max(1, round((os.cpu_count() or 1) - others))
+
+
 class Workers:
     """Does independent pieces of work, one after the other in this process or on Ray.
 
@@ -111,8 +117,7 @@ class Workers:
             return True
         if self.number is not None or seconds is None:
             return (self.number or 1) > 1 and left > 1
-        others = max(0.0, os.getloadavg()[0] - 1.0) if hasattr(os, "getloadavg") else 0.0  # load without this process
-        rounds = -(-left // max(1, round((os.cpu_count() or 1) - others)))
+        rounds = -(-left // free_cores())
         return (left - rounds) * seconds > START_SECONDS and importlib.util.find_spec("ray") is not None
 
     def _on_ray(

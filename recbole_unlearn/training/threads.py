@@ -1,16 +1,15 @@
 """How many threads torch uses: the number that is asked for, or with `auto` the fastest on this machine now."""
 
-import itertools
 import logging
-import statistics
 import time
 
 import torch
 
+from recbole_unlearn.cluster import free_cores
 from recbole_unlearn.settings import UnlearnConfig
 
 SECONDS = 0.05  # of the probe, for all numbers together
-GAIN = 1.2  # how much faster than a smaller number a larger one has to be: it may wait for other processes
+GAIN = 1.3  # how much faster than a smaller number a larger one has to be: later it may wait for other processes
 LARGEST = 2**21  # parameters that are updated in the probe, at most
 
 logger = logging.getLogger(__name__)
@@ -20,10 +19,10 @@ def use_threads(config: UnlearnConfig, rows: int) -> None:
     """Set the threads of torch for models of ``rows`` users and items; `auto` takes no more than there are now."""
     number = config["threads"]
     if number == "auto":
-        most, width = torch.get_num_threads(), int(config["embedding_size"] or 64)
+        most, width = min(torch.get_num_threads(), free_cores()), int(config["embedding_size"] or 64)
         rows, batch = (min(int(n), LARGEST // width) for n in (rows, config["train_batch_size"]))
         number = fastest(most, rows, width, batch)
-        logger.info("--threads=auto: %d of %d.", number, most)
+        logger.info("--threads=auto: %d, with %d cores free.", number, most)
     torch.set_num_threads(number)
 
 
@@ -44,9 +43,7 @@ def fastest(most: int, rows: int, width: int, batch: int) -> int:
             torch.relu(values.index_select(0, ids) @ layer)
             values.mul_(0.9).addcmul_(values, values, value=0.1)
             times.append(time.perf_counter())
-        median = statistics.median(
-            end - start for start, end in itertools.pairwise(times[1:])
-        )  # threads have started
-        if median * (1.0 if number == 1 else GAIN) < shortest:
-            best, shortest = number, median
+        mean = (times[-1] - times[1]) / (len(times) - 2)  # the threads have started then; a wait for others counts
+        if mean * (1.0 if number == 1 else GAIN) < shortest:
+            best, shortest = number, mean
     return best
