@@ -75,8 +75,8 @@ class SymmetricMap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
-        """The same function, of the gradient."""
-        return None, ctx.times(gradient)
+        """The same function, of the gradient; it can be derived again."""
+        return None, SymmetricMap.apply(ctx.times, gradient)
 
 
 def csr_tensor(starts: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, size: Any) -> torch.Tensor:

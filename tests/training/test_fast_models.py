@@ -90,7 +90,8 @@ def test_the_gradient_of_the_product():
     matrix = torch.rand(5, 5, dtype=torch.float64)
     matrix = ((matrix + matrix.T) * (matrix + matrix.T > 0.9)).to_sparse_csr()
     x = torch.rand(5, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda y: SymmetricMap.apply(matrix.matmul, y), (x,))
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda y: SymmetricMap.apply(matrix.matmul, y), (x,))
 
 
 @pytest.mark.parametrize(("model", "changes"), [
