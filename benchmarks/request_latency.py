@@ -108,7 +108,7 @@ def timed() -> Iterator[Clock]:
 
 def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
     """Train, make a state, and time requests to it."""
-    values = {"show_progress": False, "tensorboard": False, **settings_of(model, args.dataset)}
+    values = {"show_progress": False, "tensorboard": False, "threads": 1, **settings_of(model, args.dataset)}
     values |= {"seed": args.seed, "epochs": EPOCHS.get(model, 2), "eval_step": 1000}
     if args.data_path:
         values["data_path"] = args.data_path

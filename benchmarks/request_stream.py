@@ -163,7 +163,7 @@ def growth(args: argparse.Namespace, model: str, seed: int) -> dict[str, Any]:
 
 def values_of(args: argparse.Namespace, model: str) -> dict[str, Any]:
     """Settings of a training, and quiet."""
-    quiet = {"show_progress": False, "tensorboard": False}
+    quiet = {"show_progress": False, "tensorboard": False, "threads": 1}
     return quiet | settings_of(model, args.dataset) | ({"data_path": args.data_path} if args.data_path else {})
 
 

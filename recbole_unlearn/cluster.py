@@ -73,14 +73,21 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Any
         ray.shutdown()
 
 
+def free_cores() -> int:
+    """The cores that other processes left to this one, by the load of the last minute."""
+    others = max(0.0, os.getloadavg()[0] - 1.0) if hasattr(os, "getloadavg") else 0.0
+    return max(1, round((os.cpu_count() or 1) - others))
+
+
 class Workers:
     """Does independent pieces of work, one after the other in this process or on Ray.
 
-    ``number`` pieces at a time: 1 never starts Ray, None does if that saves time. A cluster at ``address`` is used.
+    ``number`` pieces at a time: 1 never starts Ray, None does if that saves time. A cluster at ``address`` is used,
+    with ``threads`` in each process, or as many as here.
     """
 
-    def __init__(self, number: int | None = 1, address: str | None = None) -> None:
-        self.number, self.address = number, address
+    def __init__(self, number: int | None = 1, address: str | None = None, threads: int | None = None) -> None:
+        self.number, self.address, self.threads = number, address, threads
 
     def do(self, work: Callable[..., Any], pieces: Sequence[tuple], go_on: bool = False) -> Iterator[tuple[int, Any]]:
         """``work(*piece)`` for all: (position, result) as they end; with ``go_on`` errors are yielded, not raised."""
@@ -110,15 +117,14 @@ class Workers:
             return True
         if self.number is not None or seconds is None:
             return (self.number or 1) > 1 and left > 1
-        others = max(0.0, os.getloadavg()[0] - 1.0) if hasattr(os, "getloadavg") else 0.0  # load without this process
-        rounds = -(-left // max(1, round((os.cpu_count() or 1) - others)))
+        rounds = -(-left // free_cores())
         return (left - rounds) * seconds > START_SECONDS and importlib.util.find_spec("ray") is not None
 
     def _on_ray(
         self, work: Callable[..., Any], pieces: Sequence[tuple], left: Sequence[int]
     ) -> Generator[tuple[int, Any], None, None]:
         """As :meth:`do`; yields the error of a piece that fails instead of a result."""
-        threads = torch.get_num_threads()
+        threads = self.threads or torch.get_num_threads()
         with session(self.address, self.number) as ray:
             remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_with_threads)
             position = {remote.remote(threads, work, pieces[k]): k for k in left}
@@ -151,7 +157,7 @@ def _outcome(ray: Any, task: Any) -> Any:
 
 
 def _with_threads(threads: int, work: Callable[..., Any], piece: tuple) -> Any:
-    """A piece of work in a process of Ray, with the caller's number of threads: the result is the same."""
+    """A piece of work in a process of Ray, with a number of threads."""
     torch.set_num_threads(threads)
     logging.getLogger().setLevel(logging.WARNING)
     return work(*piece)

@@ -22,6 +22,7 @@ from recbole_unlearn.data import (
     Fields,
     Scorer,
     SequenceSplits,
+    Source,
     UnlearnData,
     carry_out,
     divide,
@@ -42,6 +43,7 @@ from recbole_unlearn.results.table import frame, notebook_html, table
 from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose, forget_neighbours, loaded
+from recbole_unlearn.training.threads import of_one_process, use_threads
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +108,8 @@ class Pipeline:
         self.methods = planned_methods(config)
         if config.external_config_dict.get("unlearn", AUTO) == AUTO:
             logger.info("--unlearn=auto: %s, the quickest exact method for %s.", config["unlearn"], config["model"])
-        workers = Workers(self.run_settings.workers, self.run_settings.ray_address)
+        each = of_one_process(self.run_settings.threads)
+        workers = Workers(self.run_settings.workers, self.run_settings.ray_address, each)
         cache = settings.read(settings.CacheSettings, config)
         self.trainings = Trainings(cache, self.run_settings.threads, workers)
         self.plan: Plan | None = None  # of a run; a sweep has other phases
@@ -164,7 +167,7 @@ class Pipeline:
         options = self.forget_settings
         if not is_injected(forget):
             request = read_request(forget, Fields.of(self.config))
-            source = load(self.config, self.checkpoint.dataset_file if self.checkpoint else None)
+            source = self._load(self.checkpoint.dataset_file if self.checkpoint else None)
             self.evidence.add_request(request.frame)
             kind = "file" if isinstance(forget, (str, Path)) else "python"
             return carry_out(request, source, kind, options.on_missing, self.evidence.hashes.get("request"))
@@ -173,7 +176,7 @@ class Pipeline:
                 "forget=injected trains its own original, so it cannot start from a checkpoint. "
                 "Give --forget=FILE with the requests, or leave --checkpoint out."
             )
-        source = load(self.config)
+        source = self._load()
         clean = source.splits
         if self.plan is not None:  # the size of D is an estimate
             self.plan.announce({CLEAN: clean}, self.trainings)
@@ -184,6 +187,12 @@ class Pipeline:
             scorer = lambda users: trainer.batch_scores(clean.batch(users), clean.train)  # noqa: E731
         full, located = inject(clean, options, self.config["seed"], scorer)
         return divide(full, located, f"{INJECTED} {options.inject_mode}", source.clock)
+
+    def _load(self, saved: Path | None = None) -> Source:
+        """The data, whose size decides on the threads of the run."""
+        source = load(self.config, saved)
+        use_threads(self.config, source.splits.train.user_num + source.splits.train.item_num)
+        return source
 
     # The original
 

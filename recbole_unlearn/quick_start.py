@@ -28,7 +28,7 @@ from recbole_unlearn.recbole_compat import other_parameters, own_environment
 from recbole_unlearn.registry import AUTO, METHODS
 from recbole_unlearn.results import trackers
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.training import Trainings
+from recbole_unlearn.training import Trainings, use_threads
 
 Request: TypeAlias = str | Path | pd.DataFrame | dict | tuple
 
@@ -77,7 +77,7 @@ def opened(
     config_files: Sequence[str] | None = None, config_dict: dict[str, Any] | None = None, as_one: bool = True,
     **named: Any,
 ) -> Iterator[tuple[Pipeline, Any]]:  # fmt: skip
-    """A pipeline with its directory, log and threads, and the request; ``named`` settings win over ``config_dict``.
+    """A pipeline with its directory and log, and the request; ``named`` settings win over ``config_dict``.
 
     With ``as_one`` the files of a run appear together when it has ended; a sweep writes its files one by one.
     Everything that can be refused without reading the data is refused here, before a file is written.
@@ -112,7 +112,6 @@ def opened(
             stack.enter_context(files.claimed(home))
         if cache.cache:
             stack.enter_context(files.made(cache.cache_dir))
-        torch.set_num_threads(run.threads)
         log = stack.enter_context(logging_to(place, config["state"] or "INFO"))
         # RecBole's trainers create this folder, and some write pre-trained weights to it.
         work = stack.enter_context(tempfile.TemporaryDirectory(prefix="recbole-unlearn-"))
@@ -231,7 +230,7 @@ def unlearn_model(
     moments = None if optimizer is None else optimizer.state_dict()
     original = Trained(state, moments, copy.deepcopy(other_parameters(model)), -1)
     with own_environment(), tempfile.TemporaryDirectory() as work:
-        torch.set_num_threads(run.threads)
+        use_threads(ours, full.train.user_num + full.train.item_num)
         ours = ours.replace(checkpoint_dir=work, output_dir=None)
         trainings = Trainings(nothing_kept, run.threads)
         trainer, task = begin(cls, options, ours, divided, original, trainings, "unlearned")

@@ -42,6 +42,7 @@ from recbole_unlearn.results.record import plain_values
 from recbole_unlearn.results.table import frame as frame_of
 from recbole_unlearn.settings import GROUPS, Role, RunSettings, UnlearnConfig, about, packaged, read, read_yaml
 from recbole_unlearn.text import counted, drawn, wrapped
+from recbole_unlearn.training.threads import of_one_process
 
 SCHEMA = 1
 LARGEST = 10_000  # cells that a grid may have
@@ -313,7 +314,8 @@ def _run(cells: list[Cell], directory: Path, run: RunSettings, show_progress: bo
     with progress_bar("Grid", len(cells), show_progress, "cell") as bar:
         bar.update(len(cells) - len(left))
         try:
-            work = Workers(run.workers, run.ray_address).do(run_cell, [(_placed(c),) for c in left], go_on=True)
+            workers = Workers(run.workers, run.ray_address, of_one_process(run.threads))
+            work = workers.do(run_cell, [(_placed(c),) for c in left], go_on=True)
             for position, outcome in work:
                 _keep(directory, left[position], outcome, failed)
                 bar.set_postfix_str(f"{len(failed)} failed" if failed else "")

@@ -228,7 +228,7 @@ def build(
         forget=forget,
         phases=judged(phases, errors, forget, control),
         control=control,
-        environment=environment(run.threads, config["device"]),
+        environment=environment(torch.get_num_threads(), config["device"]),
         recovered=shares,
         left_out=None if shares is None else left_out(phases, shares),
         speedup=speedup(phases),

@@ -37,7 +37,10 @@ class RunSettings:
     save_unlearned: bool = setting(
         "Write the unlearned checkpoint and the retained data in RecBole's format.", role=Role.SPEED
     )
-    threads: int = setting("CPU threads of torch; a run with another number may differ.", low=1, high=1024)
+    threads: int | str = setting(
+        "CPU threads of torch, or auto: the fastest number by a short probe. Rounding may differ with the number.",
+        words=("auto",), low=1, high=1024,
+    )
     workers: int | None = setting(
         "Models trained at a time; 1 never starts Ray, empty starts it on this machine when that saves time.",
         low=1, role=Role.SPEED, per_run=False,

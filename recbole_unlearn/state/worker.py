@@ -161,7 +161,8 @@ def _queue(
 def alone(core: Core) -> Iterator[None]:
     """Be the worker; first undo or finish the steps that a killed worker left half done."""
     with working(core.folder), own_environment():
-        torch.set_num_threads(core.config["threads"])
+        threads = core.config["threads"]
+        torch.set_num_threads(1 if threads == "auto" else threads)  # a request touches few rows
         core.version()  # refuses a state that was not finished
         if core.store.names() - core.named_files():
             finish(core)

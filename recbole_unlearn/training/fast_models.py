@@ -64,19 +64,19 @@ def cache_name(model_class: type) -> str:
     return _CACHE_NAMES.get(model_class, f"{model_class.__module__}.{model_class.__qualname__}")
 
 
-class SymmetricProduct(torch.autograd.Function):
-    """``matrix @ x`` for a constant symmetric sparse matrix; d(Âx)ᵀg/dx = Âᵀg = Âg."""
+class SymmetricMap(torch.autograd.Function):
+    """Mx for a constant symmetric matrix M, given as a function; d(Mx)ᵀg/dx = Mᵀg = Mg."""
 
     @staticmethod
-    def forward(ctx: Any, matrix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """(n, n) sparse times (n, d) dense."""
-        ctx.matrix = matrix
-        return matrix @ x
+    def forward(ctx: Any, times: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """(n, d) to (n, d)."""
+        ctx.times = times
+        return times(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
-        """The same product, with the gradient."""
-        return None, ctx.matrix @ gradient
+        """The same function, of the gradient; it can be derived again."""
+        return None, SymmetricMap.apply(ctx.times, gradient)
 
 
 def csr_tensor(starts: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, size: Any) -> torch.Tensor:
@@ -100,7 +100,8 @@ def normalised_adjacency(interactions: sp.coo_matrix) -> torch.Tensor:
     scale = np.power(np.diff(adjacency.indptr) + EPSILON, -0.5)
     rows = np.repeat(np.arange(users + items), np.diff(adjacency.indptr))
     values = scale[rows] * scale[adjacency.indices]
-    starts, columns = (torch.from_numpy(p.astype(np.int64)) for p in (adjacency.indptr, adjacency.indices))
+    small = np.int32 if adjacency.nnz < 2**31 else np.int64  # MKL's; a product copies others
+    starts, columns = (torch.from_numpy(p.astype(small)) for p in (adjacency.indptr, adjacency.indices))
     return csr_tensor(starts, columns, torch.from_numpy(values.astype(np.float32)), adjacency.shape)
 
 
@@ -116,7 +117,7 @@ def some_rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     places, count = _places(matrix.crow_indices(), rows)
     ends = torch.cat([count.new_zeros(1), count.cumsum(0)])
     size = (len(rows), matrix.shape[1])
-    return csr_tensor(ends, matrix.col_indices()[places], matrix.values()[places], size)
+    return csr_tensor(ends.to(matrix.col_indices()), matrix.col_indices()[places], matrix.values()[places], size)
 
 
 class EdgeRemoval:
@@ -130,7 +131,7 @@ class EdgeRemoval:
         """``matrix`` (n, n) has users first, then items."""
         self._values, self._columns = matrix.values(), matrix.col_indices().cpu()
         self._users, self._size = users, matrix.shape[0]
-        self._degree = matrix.crow_indices().cpu().diff()
+        self._degree = matrix.crow_indices().cpu().long().diff()
         rows = torch.repeat_interleave(torch.arange(self._size), self._degree)
         self._keys = rows * self._size + self._columns  # sorted, since columns are sorted within a row
 
@@ -148,19 +149,19 @@ class EdgeRemoval:
         start = torch.cat([self._degree.new_zeros(1), self._degree.cumsum(0)])
         nodes = torch.unique(ends)
         places, count = _places(start, nodes)
-        rows, columns = torch.repeat_interleave(nodes, count), self._columns[places]
+        rows, columns = torch.repeat_interleave(nodes, count), self._columns[places].long()
         # numpy's power, as in normalised_adjacency: torch's differs in the last bit
         left, right = (np.power(self._degree[ids].numpy() + EPSILON, -0.5) for ids in (rows, columns))
         values = (torch.from_numpy(left) * torch.from_numpy(right)).to(self._values)
         for where in (places, torch.searchsorted(self._keys, columns * self._size + rows)):
             self._values[where.to(values.device)] = values
-        device, size = values.device, (self._size, self._size)
-        return csr_tensor(start.to(device), self._columns.to(device), self._values, size)
+        columns, size = self._columns.to(values.device), (self._size, self._size)
+        return csr_tensor(start.to(columns), columns, self._values, size)
 
 
 @faster(lightgcn.LightGCN, "recbole_unlearn.models.lightgcn.LightGCN")
 class LightGCN(lightgcn.LightGCN):
-    """RecBole's LightGCN with the same weights, in less time (see benchmarks/lightgcn_step.py)."""
+    """RecBole's LightGCN with the same weights, in less time (see benchmarks/epoch.py)."""
 
     def get_norm_adj_mat(self) -> torch.Tensor:
         """The normalised adjacency, built at once."""
@@ -168,12 +169,16 @@ class LightGCN(lightgcn.LightGCN):
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         """User and item embeddings: the mean over the layers x, Âx, Â²x, ..."""
-        layer = total = self.get_ego_embeddings()
-        for _ in range(self.n_layers):
-            layer = SymmetricProduct.apply(self.norm_adj_matrix, layer)
-            total = total + layer
-        users, items = torch.split(total / (self.n_layers + 1), [self.n_users, self.n_items])
+        final = SymmetricMap.apply(self.propagated, self.get_ego_embeddings())
+        users, items = torch.split(final, [self.n_users, self.n_items])
         return users, items
+
+    def propagated(self, x: torch.Tensor, *spare: torch.Tensor) -> torch.Tensor:
+        """(x + Âx + Â²x + ...) / (L+1), as x + Â(x + Â(x + ...)); in one of two ``spare`` tensors where given."""
+        found, spare = x, spare or (torch.empty_like(x), torch.empty_like(x))
+        for layer in range(self.n_layers):
+            found = torch.addmm(x, self.norm_adj_matrix, found, out=spare[layer % 2])
+        return torch.div(found, self.n_layers + 1, out=spare[self.n_layers % 2])
 
 
 @faster(ngcf.NGCF, "recbole_unlearn.models.ngcf.NGCF")
@@ -194,7 +199,7 @@ class NGCF(ngcf.NGCF):
         # RecBole 1.2.0 makes a new module at every step, which drops in evaluation too: its numbers, so ours.
         dropout = getattr(self, "emb_dropout", None) or nn.Dropout(self.message_dropout)
         for step in self.GNNlayers:
-            near = SymmetricProduct.apply(self.norm_adj_matrix, layer)
+            near = SymmetricMap.apply(self.norm_adj_matrix.matmul, layer)
             layer = step.linear(layer + near) + step.interActTransform(near * layer)
             layer = dropout(functional.leaky_relu(layer, negative_slope=0.2))
             layer = functional.normalize(layer, p=2, dim=1)

@@ -34,6 +34,7 @@ from recbole_unlearn.log import progress_bar
 from recbole_unlearn.settings import UnlearnConfig, refuse_unmeasured
 from recbole_unlearn.training.downdate import is_fitted, unfitted
 from recbole_unlearn.training.fast_models import fast_class
+from recbole_unlearn.training.lean import LeanLoop
 from recbole_unlearn.training.spectral import SPECTRAL, VALIDATED, SpectralStart
 
 logger = logging.getLogger(__name__)
@@ -152,6 +153,7 @@ class PhaseTrainer(_Trainer):
         self.validation_seconds = 0.0
         self._bar: tqdm | None = None
         self._watcher: Watcher | None = None
+        self._lean: LeanLoop | None = None
 
     def train(self, data: Loaders, watcher: Watcher | None = None) -> Trained:
         """Train to the best validation epoch and return it; the model holds its weights afterwards."""
@@ -167,7 +169,7 @@ class PhaseTrainer(_Trainer):
                 self.fit(data.train, data.valid, verbose=verbose, saved=True, show_progress=False)
             except ImportError as error:
                 raise _missing_package(self.config, error) from error
-        self._bar = self._watcher = None
+        self._bar = self._watcher = self._lean = None
         seconds = time.perf_counter() - start - self.validation_seconds
         assert self.best is not None, "fit() saves at least one epoch"
         self.best.load_into(self.model)
@@ -175,7 +177,12 @@ class PhaseTrainer(_Trainer):
         return dataclasses.replace(self.best, seconds=seconds)
 
     def _train_epoch(self, train_data: Any, epoch_idx: int, *args: Any, **kwargs: Any) -> Any:
-        result = super()._train_epoch(train_data, epoch_idx, *args, **kwargs)
+        if self._lean is None or self._lean.loader is not train_data:
+            self._lean = LeanLoop.of(self, train_data)
+        if self._lean is None or any((*args, *kwargs.values())):  # another loss, or a bar of steps
+            result = super()._train_epoch(train_data, epoch_idx, *args, **kwargs)
+        else:
+            result = self._lean.epoch()
         if self._bar is not None:
             self._bar.update(epoch_idx + 1 - self._bar.n)
         if self._watcher is not None:

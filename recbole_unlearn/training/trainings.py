@@ -1,9 +1,9 @@
 """All trainings of a run: one after the other or several at a time, each from the cache if it was done before.
 
 The key of a cache entry is a digest of everything that determines the weights: versions, every setting that training
-reads, the seed, the number of threads and the interactions themselves. After a real request only models stay in the
-cache of which this run knows that they saw no deleted interaction, and those of other datasets
-(:meth:`Trainings.forget`); docs/guarantees.md says what that covers.
+reads, the seed, `threads` as it is set (with auto a model may be of any number) and the interactions. After a real
+request only models stay in the cache of which this run knows that they saw no deleted interaction, and those of other
+datasets (:meth:`Trainings.forget`); docs/guarantees.md says what that covers.
 """
 
 import dataclasses
@@ -26,7 +26,8 @@ from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.settings import RECBOLE, CacheSettings, Known, UnlearnConfig, own_settings, read_json
-from recbole_unlearn.training.fast_models import cache_name
+from recbole_unlearn.training.fast_models import cache_name, fast_class
+from recbole_unlearn.training.lean import STEPS
 from recbole_unlearn.training.spectral import SPECTRAL
 from recbole_unlearn.training.trainer import Job, PhaseTrainer, Watcher, Weights, loaded, train, train_here
 
@@ -120,7 +121,7 @@ def _train_anywhere(config: UnlearnConfig, splits: Splits, label: str, start: We
 class Trainings:
     """Trains models, or takes them from the cache."""
 
-    def __init__(self, options: CacheSettings, threads: int, workers: Workers | None = None) -> None:
+    def __init__(self, options: CacheSettings, threads: int | str, workers: Workers | None = None) -> None:
         self.cache = Cache(options.cache_dir, options.cache_size) if options.cache else None
         self.threads = threads
         self.workers = workers or Workers()
@@ -214,6 +215,8 @@ class Trainings:
             parts["start"] = state_digest(start)
         if config["start"] == SPECTRAL:
             parts["rows"] = SPECTRAL
+        if fast_class(config.model_class) in STEPS:
+            parts["loop"] = "lean"
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

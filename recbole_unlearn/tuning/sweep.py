@@ -21,6 +21,7 @@ from recbole_unlearn.pipeline import Pipeline
 from recbole_unlearn.quick_start import opened
 from recbole_unlearn.results.record import environment, plain_values
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, wrapped
+from recbole_unlearn.training.threads import of_one_process
 from recbole_unlearn.tuning import backend
 from recbole_unlearn.tuning import space as spaces
 from recbole_unlearn.tuning.objective import Candidate, best, front
@@ -157,7 +158,7 @@ class _Sweep:
             "space": dict(self.space.lines),
             "searcher": self.options.searcher, "scheduler": self.options.scheduler,
             "best": best(candidates), "front": front(candidates), "trials": records,
-            "environment": environment(config["threads"], config["device"]),
+            "environment": environment(of_one_process(config["threads"]), config["device"]),
         }  # fmt: skip
 
     def _write(self, content: dict[str, Any]) -> None:

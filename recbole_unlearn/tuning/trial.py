@@ -23,6 +23,7 @@ from recbole_unlearn.methods import UnlearnTrainer, Watch
 from recbole_unlearn.pipeline import Pipeline, begin
 from recbole_unlearn.settings import TuneSettings, UnlearnConfig
 from recbole_unlearn.training import Trainings, loaded
+from recbole_unlearn.training.threads import of_one_process
 from recbole_unlearn.tuning.objective import Bench, Candidate, Goal, expected_demotion, read_metric, validation_only
 
 Report = dict[str, Any]
@@ -108,7 +109,7 @@ def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callab
     A report has the `settings` with which a single run ends in the same state, the figures, the method's own
     `seconds`, the trial's `work_seconds` so far, and whether it is the `last`.
     """
-    start, method, threads = time.perf_counter(), shared.method, shared.config["threads"]
+    start, method, threads = time.perf_counter(), shared.method, of_one_process(shared.config["threads"])
     torch.set_num_threads(threads)
     logging.getLogger().setLevel(logging.WARNING)
     options: Any = settings.read(method.Settings, shared.values | values)

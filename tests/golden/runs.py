@@ -28,7 +28,7 @@ PINNED = {
 COMMON = {
     "epochs": 2, "eval_step": 1, "embedding_size": 8, "learning_rate": 0.01, "seed": 7, "show_progress": False,
     "tensorboard": False, "report": "none", "workers": 1, "inject_users": 0.05, "demotion_negatives": 20,
-    "min_group": 1,
+    "min_group": 1, "threads": 1,
 }  # fmt: skip
 KNOWLEDGE = "KNOWLEDGE"  # stands for a folder with ml-100k and a graph of its genres and decades
 # name: (model, settings); all on ml-100k, which RecBole carries.

@@ -1,5 +1,7 @@
 """Trainers: RecBole's training unchanged, the best epoch in memory, NaN guards, special trainers."""
 
+import logging
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -9,7 +11,8 @@ from recbole.utils import get_trainer
 from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import load, loaders
 from recbole_unlearn.files import Trained
-from recbole_unlearn.training import PhaseTrainer, build_model, check_finite, compose, train
+from recbole_unlearn.settings import RunSettings, read
+from recbole_unlearn.training import PhaseTrainer, build_model, check_finite, compose, threads, train
 from tests.conftest import train_plain
 from tests.parts import loaded, refused, same
 
@@ -28,8 +31,8 @@ def made(make_config):
 def test_weights_equal_those_of_recboles_own_trainer(make_config, settings, tmp_path):
     """Same seed, same settings: mixing in must not change a single bit of training."""
     keys = ("data_path", "load_col", "epochs", "embedding_size", "learning_rate", "train_batch_size")
-    theirs = torch.load(train_plain("BPR", tmp_path, **{key: settings[key] for key in keys}), weights_only=False)
-    config = make_config(metrics=["Recall", "MRR"], topk=[10], valid_metric="MRR@10", eval_step=1)
+    theirs = torch.load(train_plain("NeuMF", tmp_path, **{key: settings[key] for key in keys}), weights_only=False)
+    config = make_config("NeuMF", metrics=["Recall", "MRR"], topk=[10], valid_metric="MRR@10", eval_step=1)
     ours = train(config, load(config).splits, "test")
     assert ours.epoch == theirs["epoch"]
     assert same(theirs["state_dict"], ours.state_dict)
@@ -60,10 +63,14 @@ def test_validation_is_not_part_of_the_time(made, monkeypatch):
 
 
 def test_a_loss_that_is_not_a_number_stops_training(made, monkeypatch):
-    config, splits, trainer = made()
+    config, splits, trainer = made("NeuMF")
+    said = r"test model failed: the loss is (nan|inf).*learning_rate"
     for bad in (float("nan"), float("inf")):
         monkeypatch.setattr(trainer.model, "calculate_loss", lambda batch, bad=bad: torch.tensor(bad))
-        refused(r"test model failed: the loss is (nan|inf).*learning_rate", trainer.train, loaders(config, splits))
+        refused(said, trainer.train, loaders(config, splits))
+    config, splits, trainer = made("BPR")
+    torch.nn.init.constant_(trainer.model.item_embedding.weight, float("inf"))
+    refused(said, trainer.train, loaders(config, splits))
 
 
 def test_weights_that_are_not_finite_are_refused(made):
@@ -117,3 +124,28 @@ def test_graphs_are_built_on_every_scipy(made):
     with recbole_compat.dok_update():
         matrix._update({(0, 1): 2.0, (2, 2): 5.0})
     assert np.array_equal(matrix.toarray(), [[0, 2, 0], [0, 0, 0], [0, 0, 5]])
+
+
+@pytest.mark.parametrize(
+    ("gain", "free", "most"), [(1.0, 8, 6), (1.0, 3, 3), (0.05, 4, 1), (-0.5, 4, 1), (1.0, 1, 1)]
+)
+def test_more_threads_are_taken_where_they_are_clearly_faster(make_config, monkeypatch, caplog, gain, free, most):
+    """On a clock by which a step with n threads takes 1 / (1 + gain · (n − 1)); below 0 they wait for each other."""
+    now, number = 0.0, [6]  # as many as the process may have
+
+    def clock():
+        nonlocal now
+        now += 1e-3 / max(0.1, 1 + gain * (number[-1] - 1))
+        return now
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(threads, "free_cores", lambda: free)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: number[-1])
+    monkeypatch.setattr(torch, "set_num_threads", number.append)
+    monkeypatch.setattr(threads.time, "perf_counter", clock)
+    threads.use_threads(make_config(), 100)
+    assert number[-1] == most
+    assert f"--threads=auto: {most}, with " in caplog.text
+    threads.use_threads(make_config(threads=3), 100)
+    assert number[-1] == 3
+    refused(r"threads=0 .*from 1 to 1024, or auto", read, RunSettings, make_config(threads=0))

@@ -35,7 +35,7 @@ def one(make_config):
     return config, load(config).splits
 
 
-def make_cache(folder, size=1.0, cache=True, threads=1):
+def make_cache(folder, size=1.0, cache=True, threads="auto"):
     return Trainings(CacheSettings(cache=cache, cache_dir=str(folder), cache_size=size), threads)
 
 

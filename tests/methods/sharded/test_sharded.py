@@ -213,11 +213,12 @@ def test_the_directory_holds_nothing_of_what_was_deleted(saved):
     assert groups["partition.rows"].shape == groups["partition.slices"].shape == (left,)
     assert groups["partition.users"][outcome.data.full.train.token2id("user_id", "u3")] == -1
     assert (groups["partition.users"] >= 0).sum() == 39
-    content = b"".join(file.read_bytes() for file in path.iterdir())
-    tokens = re.findall(rb"u\d+", content)
+    # The bytes of a weight may spell a token by chance.
+    content = {file.name: file.read_bytes() for file in path.iterdir()}
+    tokens = {one for name in content if "shard" not in name for one in re.findall(rb"u\d+", content[name])}
     assert b"u4" in tokens
     assert b"u3" not in tokens
-    assert b"exp_avg" not in content
+    assert not any(b"exp_avg" in one for one in content.values())
     head = json.loads((path / "ensemble.json").read_text())
     assert "u3" not in json.dumps(head)
     assert not {"forget", "data_path", "output_dir", "cache_dir", "unlearn"} & set(head["settings"])
