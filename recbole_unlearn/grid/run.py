@@ -313,7 +313,8 @@ def _run(cells: list[Cell], directory: Path, run: RunSettings, show_progress: bo
     with progress_bar("Grid", len(cells), show_progress, "cell") as bar:
         bar.update(len(cells) - len(left))
         try:
-            work = Workers(run.workers, run.ray_address).do(run_cell, [(_placed(c),) for c in left], go_on=True)
+            workers = Workers(run.workers, run.ray_address, cells[0].config()["device"].type)
+            work = workers.do(run_cell, [(_placed(c),) for c in left], go_on=True)
             for position, outcome in work:
                 _keep(directory, left[position], outcome, failed)
                 bar.set_postfix_str(f"{len(failed)} failed" if failed else "")
