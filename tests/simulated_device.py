@@ -47,6 +47,8 @@ def place(tensor):
 
 
 def put(tensor, where):
+    if where == GPU and not torch.cuda.is_available():
+        raise Mistake("this process has no GPU")
     storage(tensor).simulated_place = where
     return tensor
 

@@ -176,7 +176,6 @@ def test_after_a_training_the_gpu_holds_the_weights_alone(gpu, make_config):
     trainer, trained = train_here(config, load(config).splits, "original")
     held = [*trained.state_dict.values(), *(x for one in trained.optimizer["state"].values() for x in one.values())]
     assert [value.is_cuda for value in held] == [False] * 8  # two tables, with a step and two moments each
-    assert trainer.optimizer.state_dict()["state"] == {}
     assert [value.grad for value in trainer.model.parameters()] == [None, None]
 
 
