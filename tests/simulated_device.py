@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 GPU, EITHER, CPU = "cuda", "either", "cpu"
 Tensor, aten = torch.Tensor, torch.ops.aten
-VALUES = {torch.sparse_coo: Tensor._values, torch.sparse_csr: Tensor.values}  # of sparse tensors these have the place
+# The values of a sparse tensor have its place.
+VALUES = {torch.sparse_coo: Tensor._values, torch.sparse_csr: Tensor.values, torch.sparse_csc: Tensor.values}
 BETWEEN = (aten.copy_.default, aten.is_same_size.default)  # take tensors of two devices
 INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index")
 ANSWERS = {Tensor.device.__get__: torch.device(GPU, 0), Tensor.is_cuda.__get__: True, Tensor.is_cpu.__get__: False}
