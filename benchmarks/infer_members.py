@@ -61,7 +61,7 @@ class Known:
             had[(part, *(split.inter_feat[field].numpy() for field in fields))] = True
         self.train, self.valid, self.test = had[:, 1:]
         self.users = users - 1
-        self.scores = trainer.scores(torch.arange(1, users), splits.train).numpy()
+        self.scores = trainer.scores(torch.arange(1, users), splits.train).cpu().numpy()
         self.scores[:, 0] = -np.inf
         real = self.scores[:, 1:]
         spread = real.std(axis=1, ddof=1, keepdims=True)

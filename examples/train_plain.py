@@ -16,7 +16,7 @@ def train(directory: str, **settings: object) -> tuple:
     config = Config("BPR", "ml-100k", config_dict=values | settings)
     init_seed(config["seed"], config["reproducibility"])
     train_data, valid_data, test_data = data_preparation(config, create_dataset(config))
-    model = get_model("BPR")(config, train_data._dataset)
+    model = get_model("BPR")(config, train_data._dataset).to(config["device"])
     trainer = get_trainer(config["MODEL_TYPE"], "BPR")(config, model)
     trainer.fit(train_data, valid_data, verbose=False, show_progress=False)
     return config, model, (train_data, valid_data, test_data), trainer

@@ -82,12 +82,14 @@ def free_cores() -> int:
 class Workers:
     """Does independent pieces of work, one after the other in this process or on Ray.
 
-    ``number`` pieces at a time: 1 never starts Ray, None does if that saves time. A cluster at ``address`` is used,
-    with ``threads`` in each process, or as many as here.
+    ``number`` pieces at a time: 1 never starts Ray, None does if that saves time. A cluster at ``address`` is used.
+    Work on a ``device`` of type cuda gets a share of a GPU there. Each process has ``threads``, or as many as here.
     """
 
-    def __init__(self, number: int | None = 1, address: str | None = None, threads: int | None = None) -> None:
-        self.number, self.address, self.threads = number, address, threads
+    def __init__(
+        self, number: int | None = 1, address: str | None = None, device: str = "cpu", threads: int | None = None
+    ) -> None:  # fmt: skip
+        self.number, self.address, self.device, self.threads = number, address, device, threads
 
     def do(self, work: Callable[..., Any], pieces: Sequence[tuple], go_on: bool = False) -> Iterator[tuple[int, Any]]:
         """``work(*piece)`` for all: (position, result) as they end; with ``go_on`` errors are yielded, not raised."""
@@ -126,7 +128,8 @@ class Workers:
         """As :meth:`do`; yields the error of a piece that fails instead of a result."""
         threads = self.threads or torch.get_num_threads()
         with session(self.address, self.number) as ray:
-            remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_with_threads)
+            gpus = gpu_share(ray, self.device, min(len(left), self.number or len(left)))
+            remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_with_threads)
             position = {remote.remote(threads, work, pieces[k]): k for k in left}
             waiting = list(position)
             try:
@@ -136,6 +139,16 @@ class Workers:
             finally:  # the caller stopped before the end
                 for task in waiting:
                     ray.cancel(task)
+
+
+def gpu_share(ray: Any, device: str, at_once: int) -> float:
+    """The part of a GPU for each of ``at_once`` pieces of work: Ray hides all GPUs from a piece that asks for none.
+
+    A piece is never on two GPUs, so g GPUs take ⌈n/g⌉ of n pieces each. 0 for work on the CPU, or without a GPU.
+    """
+    resources = ray.cluster_resources()
+    gpus, at_once = int(resources.get("GPU", 0)), min(at_once, int(resources.get("CPU", at_once)))
+    return 1.0 / -(-at_once // gpus) if device == "cuda" and gpus else 0.0
 
 
 def _outcome(ray: Any, task: Any) -> Any:

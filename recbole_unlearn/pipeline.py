@@ -35,6 +35,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Checkpoint, Trained, read_checkpoint, write_json
 from recbole_unlearn.methods import Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.progress import CLEAN, PLACEBO, MethodPhase, Plan, log_request
+from recbole_unlearn.recbole_compat import on_cpu
 from recbole_unlearn.registry import AUTO, METHODS
 from recbole_unlearn.results import CONTROL, ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult, record
 from recbole_unlearn.results.disclosure import Discretion
@@ -108,8 +109,10 @@ class Pipeline:
         self.methods = planned_methods(config)
         if config.external_config_dict.get("unlearn", AUTO) == AUTO:
             logger.info("--unlearn=auto: %s, the quickest exact method for %s.", config["unlearn"], config["model"])
-        each = of_one_process(self.run_settings.threads)
-        workers = Workers(self.run_settings.workers, self.run_settings.ray_address, each)
+        if config["device"].type == "cuda" and not config["use_gpu"]:
+            logger.warning("use_gpu=False does not keep RecBole off the GPU: give --gpu_id= to work on the CPU.")
+        run, device = self.run_settings, config["device"].type
+        workers = Workers(run.workers, run.ray_address, device, of_one_process(run.threads))
         cache = settings.read(settings.CacheSettings, config)
         self.trainings = Trainings(cache, self.run_settings.threads, workers)
         self.plan: Plan | None = None  # of a run; a sweep has other phases
@@ -440,7 +443,7 @@ def begin(
     r"""A trainer of ``method`` over a model built on D\S with the original's weights, and its task."""
     held = original.other_parameter if original is not None and method.fits_closed_forms else None
     model = build_model(config, data.retain, held)
-    initial = {name: value.detach().clone() for name, value in model.named_parameters()}
+    initial = on_cpu(dict(model.named_parameters()))
     if method.needs_original:
         assert original is not None
         original.load_weights(model)

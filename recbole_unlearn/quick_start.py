@@ -24,7 +24,7 @@ from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Checkpoint, Trained
 from recbole_unlearn.log import logging_to
 from recbole_unlearn.pipeline import Pipeline, UnlearnResult, begin, checked_settings, planned_methods
-from recbole_unlearn.recbole_compat import other_parameters, own_environment
+from recbole_unlearn.recbole_compat import on_cpu, other_parameters, own_environment
 from recbole_unlearn.registry import AUTO, METHODS
 from recbole_unlearn.results import trackers
 from recbole_unlearn.settings import UnlearnConfig
@@ -226,9 +226,8 @@ def unlearn_model(
         full = datasets.SequenceSplits.of(datasets.Sequences.recovered(full))
     request = datasets.read_request(forget, datasets.Fields.of(ours))
     divided = datasets.divide(full, datasets.locate(request, full, forget_settings.on_missing), "python")
-    state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
     moments = None if optimizer is None else optimizer.state_dict()
-    original = Trained(state, moments, copy.deepcopy(other_parameters(model)), -1)
+    original = Trained(on_cpu(model.state_dict()), moments, copy.deepcopy(other_parameters(model)), -1)
     with own_environment(), tempfile.TemporaryDirectory() as work:
         use_threads(ours, full.train.user_num + full.train.item_num)
         ours = ours.replace(checkpoint_dir=work, output_dir=None)

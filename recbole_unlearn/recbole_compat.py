@@ -74,7 +74,8 @@ def own_randomness() -> Iterator[None]:
     RecBole draws from those of Python, numpy and torch; `init_seed` reseeds them, and sets flags of cuDNN.
     """
     python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    # Asking CUDA for its state starts it, and from then on CUDA_VISIBLE_DEVICES, and so gpu_id, has no effect.
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     try:
         yield
@@ -82,8 +83,10 @@ def own_randomness() -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(arrays)
         torch.set_rng_state(tensors)
-        if cuda:
+        if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
+        elif torch.cuda.is_initialized():  # started in the block: with the caller's seed, as if started after it
+            torch.cuda.manual_seed_all(torch.initial_seed())
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
 
 
@@ -130,6 +133,15 @@ def other_parameters(model: AbstractRecommender) -> dict[str, Any]:
     caches = _cache_names(model)
     kept = model.other_parameter().items()
     return {name: value for name, value in kept if name not in caches and not isinstance(value, nn.Module)}
+
+
+def on_cpu(value: Any) -> Any:
+    """A copy of tensors in mappings and lists on the CPU, which any machine can read; other values as they are."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: on_cpu(one) for key, one in value.items()}
+    return [on_cpu(one) for one in value] if isinstance(value, list) else value
 
 
 def arrays_without_objects() -> contextlib.AbstractContextManager[None]:

@@ -98,14 +98,14 @@ class Loaded:
             scores[:, items[owners == EMPTY]] = -torch.inf
             rows = place[owners]
             scores[rows[rows >= 0], items[rows >= 0]] = -torch.inf
-        best = torch.topk(scores, min(k, train.item_num), dim=1)
-        shown = torch.isfinite(best.values)  # fewer than k where fewer are left
+        values, places = (part.cpu() for part in torch.topk(scores, min(k, train.item_num), dim=1))
+        shown = torch.isfinite(values)  # fewer than k where fewer are left
         rows, ranks = shown.nonzero(as_tuple=True)
         columns = (
             train.id2token(train.uid_field, users[rows].numpy()),
             ranks.numpy() + 1,
-            train.id2token(train.iid_field, best.indices[shown].numpy()),
-            best.values[shown].numpy(),
+            train.id2token(train.iid_field, places[shown].numpy()),
+            values[shown].numpy(),
         )
         return pd.DataFrame(dict(zip(COLUMNS, columns, strict=True)))
 

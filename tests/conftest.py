@@ -236,7 +236,7 @@ def train_plain(model: str | type, folder: Path, **settings) -> Path:
     train, valid, _ = data_preparation(config, loaded)
     init_seed(config["seed"], config["reproducibility"])
     with recbole_compat.dok_update():
-        net = (get_model(model) if isinstance(model, str) else model)(config, train._dataset)
+        net = (get_model(model) if isinstance(model, str) else model)(config, train._dataset).to(config["device"])
     trainer = get_trainer(config["MODEL_TYPE"], config["model"])(config, net)
     trainer.fit(train, valid, verbose=False, show_progress=False)
     return Path(trainer.saved_model_file)

@@ -41,7 +41,7 @@ def inject(clean: Splits, settings: ForgetSettings, seed: int, scorer: Scorer | 
         unseen = np.setdiff1d(np.arange(1, clean.train.item_num), owned[rows])
         number = min(amount, len(unseen))
         if scorer is not None:
-            scores = scorer(torch.tensor([user]))[0].numpy()[unseen]
+            scores = scorer(torch.tensor([user]))[0].cpu().numpy()[unseen]
             size = max(number, int(np.ceil(settings.inject_pool * len(unseen))))
             unseen = unseen[np.argsort(scores, kind="stable")[:size]]  # of the lowest scores
         items = np.sort(rng.choice(unseen, number, replace=False))

@@ -306,6 +306,8 @@ class SequenceSplits(Splits):
     def read(self, windows: Interaction) -> Interaction:
         """Windows (n) as the model reads them, with features and the loaders' fields; BERT4Rec's masks never vary."""
         dataset = self.windows.train
+        if not len(windows):  # RecBole cannot mask items of none
+            return dataset.join(windows)
         with own_randomness():
             random.seed(dataset.config["seed"])
             return construct_transform(dataset.config)(dataset, dataset.join(windows))

@@ -351,6 +351,8 @@ def _live_config(path: Path, values: dict[str, Any], digest: Any) -> Config:
     )  # fmt: skip
     recbole_compat.restore_numpy_names()
     config.compatibility_settings()
+    is_gpu = str(values.get("gpu_id", "0")) and torch.cuda.is_available()  # as RecBole decides
+    config["device"] = torch.device("cuda" if is_gpu else "cpu")
     return config
 
 
@@ -393,6 +395,7 @@ def write_model(
     """
     name = f"{config['dataset']}-{type(parts[0]).__name__}.pth"
     plain = dataset_config(config, home, home / name)
+    plain["device"] = torch.device("cpu")  # which every machine has, wherever it is opened
     write_dataset(directory / name, plain, parts, clock, fitted, done, windows)
     path = directory / f"{config['model']}-unlearned.pth"
     content = {

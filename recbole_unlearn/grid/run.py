@@ -314,7 +314,8 @@ def _run(cells: list[Cell], directory: Path, run: RunSettings, show_progress: bo
     with progress_bar("Grid", len(cells), show_progress, "cell") as bar:
         bar.update(len(cells) - len(left))
         try:
-            workers = Workers(run.workers, run.ray_address, of_one_process(run.threads))
+            device = cells[0].config()["device"].type
+            workers = Workers(run.workers, run.ray_address, device, of_one_process(run.threads))
             work = workers.do(run_cell, [(_placed(c),) for c in left], go_on=True)
             for position, outcome in work:
                 _keep(directory, left[position], outcome, failed)

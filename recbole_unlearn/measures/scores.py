@@ -161,7 +161,8 @@ def observe(trainer: PhaseTrainer, questions: Questions, splits: Splits) -> Obse
             standings += [(own - mean[place]) / spread[place].clamp(min=1e-12), below.float().mean(dim=1)]
         known = history.of("user", users)
         scores[torch.searchsorted(users, history.ids["user"][known]), history.ids["item"][known]] = -torch.inf
-        parts.append((*_lists(scores, users, questions.deleted), *standings))
+        found = *_lists(scores, users, questions.deleted), *standings
+        parts.append([one.cpu() for one in found])
     top, masked, *rest = (torch.cat(column) for column in zip(*parts, strict=True))
     return Observation(top, masked, Standing(*rest[:2]), Standing(*rest[2:]))
 
@@ -171,7 +172,8 @@ def compared(scores: torch.Tensor, users: torch.Tensor, pairs: Pairs) -> tuple[t
     mine = pairs.of(users)
     row = torch.searchsorted(users, pairs.users[mine])
     own = scores[row, pairs.items[mine]]
-    return own, own[:, None] < scores.take(row[:, None] * scores.shape[1] + pairs.others[mine])
+    places = row[:, None] * scores.shape[1] + pairs.others[mine]
+    return own, own[:, None] < scores.take(places.to(scores.device))
 
 
 def _lists(scores: torch.Tensor, users: torch.Tensor, deleted: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -310,16 +312,17 @@ class HistoryObservation(Observation):
 def _observe_histories(trainer: PhaseTrainer, questions: HistoryQuestions, splits: Splits) -> HistoryObservation:
     deleted, parts = questions.deleted, []
     for users, scores in _scored(trainer, sequences_of(splits).latest, questions.users, splits):
-        parts.append((compared(scores, users, deleted)[1].float().mean(dim=1), *_lists(scores, users, deleted)))
+        found = compared(scores, users, deleted)[1].float().mean(dim=1), *_lists(scores, users, deleted)
+        parts.append([one.cpu() for one in found])
     at_test, top, masked = (torch.cat(column) for column in zip(*parts, strict=True))
     asked = {
         "deleted": deleted, "held_out": questions.held_out, "uncleaned": deleted,
         "emptied": questions.emptied, "control": questions.control,
     }  # fmt: skip
-    found = {name: standing(trainer, pairs, questions.windows[name], splits) for name, pairs in asked.items()}
-    uncleaned, emptied, control = (found[name].demoted for name in ("uncleaned", "emptied", "control"))
+    answers = {name: standing(trainer, pairs, questions.windows[name], splits) for name, pairs in asked.items()}
+    uncleaned, emptied, control = (answers[name].demoted for name in ("uncleaned", "emptied", "control"))
     hits = hits_at_test(trainer, questions, splits)
-    own = found["deleted"], found["held_out"]
+    own = answers["deleted"], answers["held_out"]
     return HistoryObservation(top, masked, *own, at_test, uncleaned, emptied, control, hits)
 
 
@@ -338,9 +341,9 @@ def standing(trainer: PhaseTrainer, pairs: Pairs, windows: Windows, splits: Spli
     found = [torch.zeros(2, 0)]
     for rows, scores in _scored(trainer, windows, torch.arange(len(pairs)), splits):
         spread, mean = torch.std_mean(scores[:, 1:], dim=1)
-        own = scores.gather(1, pairs.items[rows, None])
-        demoted = (own < scores.gather(1, pairs.others[rows])).float().mean(dim=1)
-        found.append(torch.stack([(own[:, 0] - mean) / spread.clamp(min=1e-12), demoted]))
+        own = scores.gather(1, pairs.items[rows, None].to(scores.device))
+        demoted = (own < scores.gather(1, pairs.others[rows].to(scores.device))).float().mean(dim=1)
+        found.append(torch.stack([(own[:, 0] - mean) / spread.clamp(min=1e-12), demoted]).cpu())
     return Standing(*torch.cat(found, dim=1))
 
 
@@ -350,5 +353,5 @@ def hits_at_test(trainer: PhaseTrainer, questions: HistoryQuestions, splits: Spl
     found = [torch.zeros(0, depth, dtype=torch.bool)]
     latest = lambda rows: questions.sequences.latest(tested[rows])  # noqa: E731
     for rows, scores in _scored(trainer, latest, torch.arange(len(tested)), splits):
-        found.append(scores.topk(depth, dim=1).indices == questions.targets[rows, None])
+        found.append(scores.topk(depth, dim=1).indices.cpu() == questions.targets[rows, None])
     return torch.cat(found)

@@ -41,7 +41,7 @@ class UnlearnTask:
     config: UnlearnConfig
     data: UnlearnData
     original: Trained | None  # None where the run does not need the plain original
-    initial: dict[str, torch.Tensor]  # parameters of an untrained model
+    initial: dict[str, torch.Tensor]  # parameters of an untrained model, on the CPU
     settings: Any  # an instance of the method's settings class
     train: Callable[..., Trained]  # takes the fields of a Job
     label: str = "unlearned"

@@ -58,7 +58,7 @@ class GradientAscent(UnlearnTrainer):
         options: GradientAscentSettings = task.settings
         losses_of = WindowLosses if isinstance(task.data.retain, SequenceSplits) else RequestLosses
         request: RequestLosses | WindowLosses = losses_of(task, self.model)
-        watched = request.kept_sample(WATCHED)
+        watched = [batch.to(self.device) for batch in request.kept_sample(WATCHED)]
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(parameters, lr=options.gradient_ascent_learning_rate, maximize=True)
         start = self._watch(watched)

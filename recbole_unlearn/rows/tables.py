@@ -207,8 +207,8 @@ def reset_rows(
     target = dict(model.named_parameters())
     for table in find_tables(model, dataset):
         own, fresh = (as_rows(values[table.parameter], table.axis) for values in (target, initial))
-        rows = (ids[table.side] + table.offset).to(own.device)
-        own[rows] = fresh[rows]
+        rows = ids[table.side] + table.offset
+        own[rows.to(own.device)] = fresh[rows].to(own.device)
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import recbole
+import torch
 import yaml
 from recbole.config import Config
 from recbole.data.transform import construct_transform
@@ -99,8 +100,10 @@ class UnlearnConfig(Config):
         super().compatibility_settings()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A config that is sent to another process restores the names that RecBole needs there."""
+        """A config that is sent to another process takes its device, and restores the names that RecBole needs."""
         self.__dict__.update(state)
+        if self["device"].type == "cuda" and not torch.cuda.is_available():
+            self.final_config_dict["device"] = torch.device("cpu")
         self.compatibility_settings()
 
     def _build_yaml_loader(self) -> type:

@@ -172,8 +172,11 @@ class Rows(NamedTuple):
     def between(cls, before: torch.Tensor, after: torch.Tensor) -> Rows | None:
         """The rows in which two versions of a parameter differ; None when there are none."""
         before, after = _as_rows(before), _as_rows(after)
-        differs = before.cpu().numpy() != after.cpu().numpy()  # several times as fast as with torch
-        ids = torch.from_numpy(differs.reshape(len(before), -1).any(axis=1).nonzero()[0])
+        if after.is_cuda:  # compared there: few rows come to the CPU
+            ids = (before != after).reshape(len(before), -1).any(dim=1).nonzero().flatten().cpu()
+        else:
+            differs = before.numpy() != after.numpy()  # several times as fast as with torch
+            ids = torch.from_numpy(differs.reshape(len(before), -1).any(axis=1).nonzero()[0])
         return cls(ids, after[ids].clone()) if len(ids) else None
 
     def distance(self, before: torch.Tensor) -> float:

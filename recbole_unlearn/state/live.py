@@ -34,7 +34,7 @@ from recbole_unlearn.methods.obliviate import (
     read_state,
     refresh,
 )
-from recbole_unlearn.recbole_compat import clear_caches, other_parameters, own_randomness, seed_again
+from recbole_unlearn.recbole_compat import clear_caches, on_cpu, other_parameters, own_randomness, seed_again
 from recbole_unlearn.rows import (
     SIDES,
     Region,
@@ -88,12 +88,12 @@ class LiveModel:
         self.closed_form = self.config["MODEL_TYPE"] == ModelType.TRADITIONAL
         self.parts = [TrainIndex(part) for part in source.splits]  # of training, validation and test data
         self.index = self.parts[0].complete()
-        self.moments: Tensors = {name: value.clone() for name, value in moments.items()}
+        self.moments: Tensors = {name: value.to(self.config["device"], copy=True) for name, value in moments.items()}
         with own_randomness():
             # On the whole base, whatever was deleted since: some models draw while they read their data.
             net = build_model(self.config, source.splits)
             self._matrices = other_parameters(net) if self.closed_form else {}
-            self._initial = {name: value.detach().clone() for name, value in net.named_parameters()}
+            self._initial = on_cpu(dict(net.named_parameters()))
             model = self._built(weights, removed)
             self.trainer: Obliviate = compose(Obliviate, self.config, model, "unlearned")
             self.trainer.fitted = source.fitted
@@ -150,7 +150,7 @@ class LiveModel:
 
     def state(self) -> Tensors:
         """The weights as they are now, copied."""
-        return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+        return on_cpu(self.model.state_dict())
 
     def forget(self, numbers: Arrays) -> Change:
         """Make the model forget interactions, by their numbers in training, validation and test data of the base.

@@ -217,7 +217,7 @@ class State:
         id = torch.tensor([train.field2token_id[train.uid_field].get(str(user), 0)])
         if id == 0 or live.index.counts("user", id) == 0:
             raise UnlearnError("The model does not know this user: they have no training interaction.")
-        scores = live.trainer.scores(id, train)[0]
+        scores = live.trainer.scores(id, train)[0].cpu()
         # A published item has a blank for its name, which the suppression list does not know.
         scores[live.index.counts("item", torch.arange(len(scores))) == 0] = -torch.inf
         for index in live.parts[:2]:  # as in RecBole's evaluation: training and validation

@@ -11,6 +11,7 @@ A model may store training interactions next to its weights, for example a graph
 after another removes them in place (:func:`pair_remover`); models without that are built again.
 """
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -159,6 +160,17 @@ class EdgeRemoval:
         return csr_tensor(start.to(columns), columns, self._values, size)
 
 
+def in_full_precision(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of a graph model's pass: enable_amp does not reach it, as no sparse product has half precision."""
+
+    @functools.wraps(forward)
+    def wrapped(self: Any, *args: Any) -> Any:
+        with torch.autocast(self.device.type, enabled=False):
+            return forward(self, *args)
+
+    return wrapped
+
+
 @faster(lightgcn.LightGCN, "recbole_unlearn.models.lightgcn.LightGCN")
 class LightGCN(lightgcn.LightGCN):
     """RecBole's LightGCN with the same weights, in less time (see benchmarks/epoch.py)."""
@@ -167,6 +179,7 @@ class LightGCN(lightgcn.LightGCN):
         """The normalised adjacency, built at once."""
         return normalised_adjacency(self.interaction_matrix)
 
+    @in_full_precision
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         """User and item embeddings: the mean over the layers x, Âx, Â²x, ..."""
         final = SymmetricMap.apply(self.propagated, self.get_ego_embeddings())
@@ -190,6 +203,7 @@ class NGCF(ngcf.NGCF):
         matrix = normalised_adjacency(self.interaction_matrix)
         return matrix.to_sparse_coo().coalesce() if self.node_dropout else matrix
 
+    @in_full_precision
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         """User and item embeddings: all layers x_k side by side, x_k+1 from (x_k + Âx_k)W₁ + (Âx_k ⊙ x_k)W₂."""
         if self.node_dropout:

@@ -9,7 +9,6 @@ is not a number.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import importlib
 import itertools
@@ -31,6 +30,7 @@ from recbole_unlearn.data import Loaders, Splits, loaders
 from recbole_unlearn.errors import UnlearnError, reason
 from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress_bar
+from recbole_unlearn.recbole_compat import on_cpu
 from recbole_unlearn.settings import UnlearnConfig, refuse_unmeasured
 from recbole_unlearn.training.downdate import is_fitted, unfitted
 from recbole_unlearn.training.fast_models import fast_class
@@ -172,6 +172,9 @@ class PhaseTrainer(_Trainer):
         self._bar = self._watcher = self._lean = None
         seconds = time.perf_counter() - start - self.validation_seconds
         assert self.best is not None, "fit() saves at least one epoch"
+        # Free the gradients and moments: those of the best epoch are in its copy.
+        self.optimizer.zero_grad()
+        self.optimizer.state.clear()
         self.best.load_into(self.model)
         check_finite(self.model, self.label)
         return dataclasses.replace(self.best, seconds=seconds)
@@ -206,10 +209,9 @@ class PhaseTrainer(_Trainer):
         self.best = self.snapshot(epoch)
 
     def snapshot(self, epoch: int = -1) -> Trained:
-        """A copy of the model and its optimizer as they are now."""
-        state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
-        optimizer = copy.deepcopy(self.optimizer.state_dict())
-        return Trained(state, optimizer, recbole_compat.other_parameters(self.model), epoch)
+        """A copy of the model and its optimizer as they are now, on the CPU: in a file it fits every machine."""
+        state, optimizer = on_cpu(self.model.state_dict()), on_cpu(self.optimizer.state_dict())
+        return Trained(state, optimizer, on_cpu(recbole_compat.other_parameters(self.model)), epoch)
 
     def lower_rate(self, steps: int) -> None:
         """Let the learning rate fall to zero over ``steps`` steps."""
@@ -241,7 +243,7 @@ class PhaseTrainer(_Trainer):
         return score if self.valid_metric_bigger else -score
 
     def scores(self, users: torch.Tensor, dataset: Any) -> torch.Tensor:
-        """Scores of all items for ``users`` (n,), shape (n, items), on the CPU; padding is -inf."""
+        """Scores of all items for ``users`` (n,), shape (n, items), on the model's device; padding is -inf."""
         return self.batch_scores(dataset.join(Interaction({dataset.uid_field: users})), dataset)
 
     @torch.no_grad()
@@ -251,7 +253,7 @@ class PhaseTrainer(_Trainer):
         if self.item_tensor is None:
             self.item_tensor = dataset.get_item_feature().to(self.device)
         self.tot_item_num = dataset.item_num
-        return self._full_sort_batch_eval((batch, None, None, None))[1].cpu()
+        return self._full_sort_batch_eval((batch, None, None, None))[1]
 
 
 def loaded(config: UnlearnConfig, splits: Splits, label: str, trained: Trained) -> PhaseTrainer:

@@ -28,7 +28,7 @@ import torch
 from tqdm import tqdm
 
 from recbole_unlearn import __version__
-from recbole_unlearn.cluster import import_ray
+from recbole_unlearn.cluster import gpu_share, import_ray
 from recbole_unlearn.errors import UnlearnError, one_line, reason
 from recbole_unlearn.files import write_bytes
 from recbole_unlearn.settings import TuneSettings, read, read_regular
@@ -170,7 +170,8 @@ def run_trials(ray: Any, shared: Shared, space: Space, listed: Sequence[Settings
     driver = _driver(tune, journal, settings_of)
     parts = {"reference": [ray.put(shared)], "settings_of": settings_of, "known": known}
     how: dict[str, Any] = {"metric": "score", "mode": "max", "reuse_actors": True}
-    how["max_concurrent_trials"] = shared.config["workers"] or int(ray.cluster_resources().get("CPU", 1))
+    at_once = how["max_concurrent_trials"] = shared.config["workers"] or int(ray.cluster_resources().get("CPU", 1))
+    share = {"cpu": 1, "gpu": gpu_share(ray, shared.config["device"].type, at_once)}
     if listed is None:
         points = [record["settings"] for record in known.values()]
         name, seed_key = _SEARCHERS[options.searcher]
@@ -185,7 +186,7 @@ def run_trials(ray: Any, shared: Shared, space: Space, listed: Sequence[Settings
         how["scheduler"] = tune.schedulers.ASHAScheduler(max_t=options.tune_looks, reduction_factor=REDUCTION)
     with _quiet(), tempfile.TemporaryDirectory(prefix="recbole-unlearn-") as folder:
         tuner = tune.Tuner(
-            tune.with_resources(tune.with_parameters(_trainable, **parts), {"cpu": 1}),
+            tune.with_resources(tune.with_parameters(_trainable, **parts), share),
             param_space=domains,
             tune_config=tune.TuneConfig(**how),
             run_config=configs.RunConfig(

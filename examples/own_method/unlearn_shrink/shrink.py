@@ -38,5 +38,5 @@ class Shrink(UnlearnTrainer):
             if table.side == "user":
                 rows, start = (as_rows(x[table.parameter], table.axis) for x in (named, task.initial))
                 at = touched.ids + table.offset
-                rows[at] = torch.lerp(rows[at], start[at], weight.to(rows))
+                rows[at] = torch.lerp(rows[at], start[at].to(rows), weight.to(rows))
         return Outcome({"rows": len(touched)})

@@ -134,6 +134,7 @@ def _moment_of(kinds: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
     squares = mean = torch.zeros(())
     for rate, values, place in kinds:
         number = torch.bincount(place, minlength=len(rate)).clamp(min=1).to(values)[:, None]
+        rate, place = rate.to(values), place.to(values.device)
         zero = values.new_zeros(len(rate), values.shape[1])
         mean = mean + rate[:, None] * (zero.index_add(0, place, values) / number)
         squares = squares + rate[:, None] * (zero.index_add(0, place, values.square()) / number)

@@ -356,7 +356,8 @@ class Request:
         maps = self.task.prepared.maps
         for adapter in self.adapters.trained:
             if maps is None or adapter.axis:  # no neighbours to start from: the initial values
-                adapter.shift = as_rows(self.task.initial[adapter.name], adapter.axis)[adapter.rows] - adapter.base
+                initial = as_rows(self.task.initial[adapter.name], adapter.axis)[adapter.rows.cpu()]
+                adapter.shift = initial.to(adapter.base) - adapter.base
         if maps is None:
             return
         tables = new_start.side_tables(self.model, self.tables, self.index)

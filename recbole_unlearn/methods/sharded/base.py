@@ -42,7 +42,7 @@ from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import Curve, Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.methods.sharded.partition import Partition
-from recbole_unlearn.recbole_compat import clear_caches
+from recbole_unlearn.recbole_compat import clear_caches, on_cpu
 from recbole_unlearn.rows import find_vectors, side_tables
 from recbole_unlearn.settings import UnlearnConfig, plain_settings, read_regular
 from recbole_unlearn.training import Job, build_model
@@ -123,7 +123,7 @@ class Shards:
         shards = cls(config, partition, slices, depth, [], [[] for _ in range(partition.number)])
         for shard in range(partition.number):
             model = build_model(shards._config(shard), shards.splits(splits, shard))
-            shards.initial.append({name: value.clone() for name, value in model.state_dict().items()})
+            shards.initial.append(on_cpu(model.state_dict()))
         return shards
 
     def _config(self, shard: int) -> UnlearnConfig:
