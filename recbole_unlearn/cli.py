@@ -79,6 +79,8 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0; 1 if a part of a grid failed, 2 for wrong input, 130 after Ctrl-C, 143 after SIGTERM."""
+    # Read when torch is imported: threads that wait for others sleep. Spinning, they take the cores that others need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with stopping():
         try:
             return _main(list(sys.argv[1:] if arguments is None else arguments))
