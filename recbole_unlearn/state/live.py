@@ -180,10 +180,9 @@ class LiveModel:
             self.trainer.apply(dataclasses.replace(self._task, data=data))
             self.index.remove(asked)
             if self.moments:  # those of touched rows, without the deleted interactions
-                witness = _witness(self.config, self.index, touched)
                 tables = find_tables(self.model, self.base.splits.train)
-                refresh(self.moments, self.model, tables, touched, witness, self.config["train_batch_size"])
-                clear_caches(self.model)
+                generator = torch.Generator().manual_seed(self.config["seed"])
+                refresh(self.moments, tables, touched, self.index, generator)
         weights = _between(before, self.model.state_dict())
         drift = sum(rows.distance(before[name]) for name, rows in weights.items())
         return Change(weights, _between(moments_before, self.moments), self.fitted, drift)
@@ -263,9 +262,9 @@ def read_moments(config: UnlearnConfig, model: AbstractRecommender, trained: Tra
         return {}
     found = read_state(model, trained.optimizer, trained.epoch)
     if found is None:
-        index = TrainIndex(splits.train)
-        witness = _witness(config, index, Region())
-        parts = torch.arange(len(index)).split(config["train_batch_size"])
+        retained = RetainedIndex.whole(TrainIndex(splits.train))
+        witness = Witness(config, retained, Region(), torch.Generator().manual_seed(config["seed"]))
+        parts = torch.arange(retained.size).split(config["train_batch_size"])
         found = from_retained(model, [witness.batch(witness.triples(part)) for part in parts])
     return dict(found.moments)
 
@@ -274,13 +273,6 @@ def squared_norm(weights: Tensors) -> float:
     """‖θ‖² of all weights."""
     floats = (value for value in weights.values() if value.is_floating_point())
     return float(sum(value.double().square().sum() for value in floats))
-
-
-def _witness(config: UnlearnConfig, index: TrainIndex, region: Region) -> Witness:
-    """The witness set of an index from which every deleted interaction is removed."""
-    none = torch.empty(0, dtype=torch.long)
-    retained = RetainedIndex(index, none, none, index.removed, none)
-    return Witness(config, retained, region, torch.Generator().manual_seed(config["seed"]))
 
 
 def _pairs(data: UnlearnData) -> tuple[torch.Tensor, torch.Tensor]:
