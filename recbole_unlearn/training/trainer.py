@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import itertools
 import logging
 import time
@@ -82,34 +81,6 @@ class Watcher(Protocol):
         """``done`` of its epochs are finished."""
 
 
-class EpochCurves:
-    """Losses and validation scores of each epoch for the open W&B run, as `original/train/train_loss`.
-
-    It replaces RecBole's `WandbLogger`, which gives all trainings of a run the same names, and sends the test figures
-    of every evaluation (a small request could be recognised in them) and the whole config with its paths.
-    """
-
-    def __init__(self, config: UnlearnConfig, label: str) -> None:
-        self.run: Any = importlib.import_module("wandb").run if config["log_wandb"] else None
-        self.label = label
-        if self.run is not None:
-            for head in ("train", "valid"):
-                self.run.define_metric(f"{label}/{head}_step")
-                self.run.define_metric(f"{label}/{head}/*", step_metric=f"{label}/{head}_step")
-
-    def log_metrics(self, metrics: dict[str, Any], head: str = "train", commit: bool = True) -> None:
-        """Send the figures of an epoch."""
-        if self.run is not None:
-            named = {
-                f"{self.label}/{key}" if key.endswith("_step") else f"{self.label}/{head}/{key}": value
-                for key, value in metrics.items()
-            }
-            self.run.log(named, commit=commit)
-
-    def log_eval_metrics(self, metrics: dict[str, Any], head: str = "eval") -> None:
-        """Drop the figures of an evaluation: result.json has those that may be shown."""
-
-
 if TYPE_CHECKING:  # mixed into the trainer that RecBole picks, see compose()
     from recbole.trainer import Trainer as _Trainer
 else:
@@ -142,10 +113,10 @@ class PhaseTrainer(_Trainer):
             folder = Path(config["output_dir"]) / "tensorboard" / self.label
         try:
             with _tensorboard_in(folder):
+                # RecBole would send test figures, in which a small request could be recognised, and paths.
                 super().__init__(config.replace(log_wandb=False) if config["log_wandb"] else config, model)
         except _BAD_SETTING as error:
             raise _not_built("a trainer", error) from error
-        self.wandblogger = EpochCurves(config, self.label)
         # RecBole's trainer of closed-form models sets one epoch after this was read, and would never evaluate.
         self.eval_step = min(self.eval_step, self.epochs)
         self.eval_collector = recbole_compat.TensorCollector(config)

@@ -45,7 +45,7 @@ def run(settings, forget=None, compare=None, **changes):
     return run_unlearn("BPR", "tiny", forget=forget, unlearn="finetune", compare=compare, config_dict=values)
 
 
-def test_both_get_settings_figures_and_curves_of_each_phase(settings, wandb, mlflow, tmp_path):
+def test_both_get_settings_and_figures_of_each_phase(settings, wandb, mlflow, tmp_path):
     own = {"log_wandb": True, "wandb_project": "mine", "log_mlflow": True, "inject_users": 0.5}
     outcome = run(settings, compare="retrain", **own)
     (started,) = (call.kwargs for call in wandb.init.call_args_list)
@@ -67,17 +67,15 @@ def test_both_get_settings_figures_and_curves_of_each_phase(settings, wandb, mlf
     assert {"unlearned/attack/tpr_at_1_fpr", "unlearned/seconds"} <= set(mlflow.metrics)
     assert wandb.summary["verdict"] == level
     mlflow.set_tag.assert_called_once_with("verdict", level)
-    names = {key for call in wandb.log.call_args_list for key in call.args[0]}
-    assert {"original/train/train_loss", "retrained/train/train_loss", "original/valid/ndcg@20"} <= names
+    wandb.log.assert_not_called()  # RecBole sends figures of every evaluation
     wandb.finish.assert_called_once_with(exit_code=0)
     mlflow.end_run.assert_called_once_with("FINISHED")
 
 
 def test_small_requests_are_sent_as_result_json_has_them(settings, wandb, mlflow):
-    """No curve of a training by which a request of one user could be known again, and no figure either."""
     own = {"min_group": 10, "log_wandb": True, "log_mlflow": True, "cache": False}
     outcome = run(settings, forget={"user_id": ["u1"]}, compare="retrain", **own)
-    assert {key.split("/")[0] for call in wandb.log.call_args_list for key in call.args[0]} == {"original"}
+    wandb.log.assert_not_called()
     assert not [key for key in {**wandb.summary, **mlflow.metrics} if "affected" in key or "attack" in key]
     assert wandb.summary["original/demotion_rate"] in (0.0, 0.5, 1.0)
     assert wandb.summary == trackers.figures(outcome.record) | {"verdict": outcome.result["verdict"]["level"]}
