@@ -129,8 +129,7 @@ class TuneSettings:
     )
     trials: int = setting("Trials of a sweep; grid search does all combinations instead.", low=1)
     searcher: str = setting(
-        "How settings are chosen; optuna and hyperopt have to be installed.",
-        choices=("random", "grid", "optuna", "hyperopt"),
+        "How settings are chosen; optuna has to be installed.", choices=("random", "grid", "optuna")
     )
     scheduler: str = setting("asha stops bad trials early; none does not.", choices=("none", "asha"))
     tune_looks: int = setting(

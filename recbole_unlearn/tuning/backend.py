@@ -44,8 +44,6 @@ WORST = -1e6  # the score that Ray gets for a failed trial; it needs a number
 DEATHS = 1  # how often a trial whose process died is tried again
 REDUCTION = 2  # ASHA lets one trial in so many continue
 
-# The classes of Ray, and how they call their seed.
-_SEARCHERS = {"optuna": ("OptunaSearch", "seed"), "hyperopt": ("HyperOptSearch", "random_state_seed")}
 _QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1", "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
@@ -141,10 +139,8 @@ class Journal:
 def check(searcher: str, address: str | None) -> None:
     """Refuse a sweep that Ray cannot run, before anything is trained."""
     import_ray("ray.tune")
-    if searcher in _SEARCHERS and not is_installed(searcher):
-        raise UnlearnError(
-            f"searcher={searcher} needs the package {searcher}: pip install {searcher}, or use --searcher=random."
-        )
+    if searcher == "optuna" and not is_installed(searcher):
+        raise UnlearnError("searcher=optuna needs the package optuna: pip install optuna, or use --searcher=random.")
     if address is not None and address.startswith("ray://"):
         raise UnlearnError(
             "A sweep is driven from a machine of the cluster, not through a Ray client: start it there with "
@@ -174,11 +170,10 @@ def run_trials(ray: Any, shared: Shared, space: Space, listed: Sequence[Settings
     share = {"cpu": 1, "gpu": gpu_share(ray, shared.config["device"].type, at_once)}
     if listed is None:
         points = [record["settings"] for record in known.values()]
-        name, seed_key = _SEARCHERS[options.searcher]
-        searcher = getattr(importlib.import_module(f"ray.tune.search.{options.searcher}"), name)
         # With the seed of the first part, a resumed sweep would suggest what that part suggested.
-        seed = {seed_key: shared.config["seed"] + len(points)}
-        how |= {"search_alg": searcher(points_to_evaluate=points or None, **seed), "num_samples": options.trials}
+        seed, optuna = shared.config["seed"] + len(points), importlib.import_module("ray.tune.search.optuna")
+        searcher = optuna.OptunaSearch(points_to_evaluate=points or None, seed=seed)
+        how |= {"search_alg": searcher, "num_samples": options.trials}
         domains = {key: space.domain(key) for key in space.lines}
     else:
         domains = {"position": tune.grid_search(list(range(len(listed))))}
