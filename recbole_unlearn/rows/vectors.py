@@ -10,14 +10,15 @@ NeuMF, MultiVAE and EASE have none.
 
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from recbole.data.dataset import Dataset
 from recbole.model.abstract_recommender import AbstractRecommender, GeneralRecommender
 
+from recbole_unlearn.rows.index import Side
 from recbole_unlearn.rows.model_loss import pair_scores
-from recbole_unlearn.rows.tables import as_rows, find_tables
+from recbole_unlearn.rows.tables import Table, as_rows, find_tables
 
 COMPARED, CLOSE = 32, 1e-4  # users, and items, whose scores are compared; how near they are
 Vectors = tuple[torch.Tensor, torch.Tensor]  # of users (n, d) and of items (m, d)
@@ -48,14 +49,16 @@ def _candidates(model: AbstractRecommender, dataset: Dataset) -> Iterator[Vector
     made = model.forward() if all(one.default is not inspect.Parameter.empty for one in given) else None
     if isinstance(made, tuple) and [isinstance(part, torch.Tensor) for part in made[:2]] == [True, True]:
         yield made[0], made[1]
-    yield from itertools.product(*side_tables(model, dataset).values())
+    yield from itertools.product(*side_tables(model, find_tables(model, dataset), dataset).values())
 
 
-def side_tables(model: AbstractRecommender, dataset: Dataset) -> dict[str, list[torch.Tensor]]:
-    """The rows of users and of items in each of the model's tables."""
-    named, sizes = dict(model.named_parameters()), {"user": dataset.user_num, "item": dataset.item_num}
-    sides: dict[str, list[torch.Tensor]] = {side: [] for side in sizes}
-    for table in find_tables(model, dataset):
-        rows = as_rows(named[table.parameter], table.axis)
+def side_tables(
+    model: AbstractRecommender, tables: Sequence[Table], dataset: Dataset
+) -> dict[Side, list[torch.Tensor]]:
+    """The rows of users and of items in each of ``tables``, as views of the weights."""
+    sizes = {"user": dataset.user_num, "item": dataset.item_num}
+    sides: dict[Side, list[torch.Tensor]] = {"user": [], "item": []}
+    for table in tables:
+        rows = as_rows(model.get_parameter(table.parameter), table.axis)
         sides[table.side].append(rows[table.offset : table.offset + sizes[table.side]])
     return sides

@@ -50,7 +50,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 from torch.nn.functional import embedding_bag
 
 from recbole_unlearn.methods.obliviate.adapters import spectrum
-from recbole_unlearn.rows import OTHER, Members, Region, RetainedIndex, Side, Table, TrainIndex, as_rows, rarest
+from recbole_unlearn.rows import OTHER, Members, Region, RetainedIndex, Side, Table, TrainIndex, rarest, side_tables
 
 GAIN = 5.0  # an item that lost a fifth of its interactions starts again entirely
 HOPS, REACH = 2, 0.02  # rows follow when so much of their neighbours starts again
@@ -63,15 +63,10 @@ TINY = 1e-20
 Tables = Mapping[Side, torch.Tensor]  # (n, d) by side, with row k for id k
 
 
-def side_tables(model: AbstractRecommender, tables: Sequence[Table], index: TrainIndex) -> dict[Side, torch.Tensor]:
+def joined_tables(model: AbstractRecommender, tables: Sequence[Table], index: TrainIndex) -> dict[Side, torch.Tensor]:
     """The rows of each side that has any: a view of the weights, or a copy where a side has several tables."""
-    found: dict[Side, torch.Tensor] = {}
-    for side, size in index.sizes.items():
-        mine = [table for table in tables if table.side == side and table.axis == 0]
-        rows = [as_rows(model.get_parameter(t.parameter))[t.offset : t.offset + size] for t in mine]
-        if rows:
-            found[side] = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
-    return found
+    found = side_tables(model, [table for table in tables if table.axis == 0], index.train)
+    return {side: own[0] if len(own) == 1 else torch.cat(own, dim=1) for side, own in found.items() if own}
 
 
 # Contamination

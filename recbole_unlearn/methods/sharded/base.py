@@ -43,7 +43,7 @@ from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import Curve, Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.recbole_compat import clear_caches, on_cpu
-from recbole_unlearn.rows import find_vectors, side_tables
+from recbole_unlearn.rows import find_tables, find_vectors, side_tables
 from recbole_unlearn.settings import UnlearnConfig, plain_settings, read_regular
 from recbole_unlearn.training import Job, build_model
 
@@ -389,7 +389,7 @@ def row_vectors(task: UnlearnTask, pretrained: Trained) -> Vectors:
     pretrained.load_into(model)
     found = find_vectors(model, data.train)
     if found is None:
-        sides = side_tables(model, data.train)
+        sides = side_tables(model, find_tables(model, data.train), data.train)
         if not all(sides.values()):
             raise UnlearnError(
                 f"{task.config['model']} has no embeddings of {'users' if not sides['user'] else 'items'} to "
