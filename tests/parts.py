@@ -41,8 +41,7 @@ class Rows:
 
 def rest_of(index, deleted):
     """What is left of an index without the ``deleted`` interactions (a mask), and their region."""
-    gone = [index.ids[side][deleted] for side in SIDES]
-    return RetainedIndex(index, *gone, deleted), find_region(index, *gone)
+    return RetainedIndex(index, deleted), find_region(index, *(index.ids[side][deleted] for side in SIDES))
 
 
 def region_of(users=(), items=()):

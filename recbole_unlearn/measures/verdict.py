@@ -309,9 +309,7 @@ def provisional(
     """
     if len(questions.deleted) == 0:
         return None
-    forget = data.forget.inter_feat
-    pairs = forget[data.forget.uid_field], forget[data.forget.iid_field]
-    retained = RetainedIndex(TrainIndex(data.full.train), *pairs, data.deleted)
+    retained = RetainedIndex(TrainIndex(data.full.train), data.deleted)
     picked = _known(questions.deleted, retained, seed)
     users = questions.deleted.users[picked]
     number = len(torch.unique(users))

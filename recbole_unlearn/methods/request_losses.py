@@ -54,7 +54,7 @@ class RequestLosses:
         self.config, self.data, self.index, self.model = task.config, task.data, index, model
         forget = task.data.forget
         self.users, self.items = (forget.inter_feat[field].cpu() for field in (forget.uid_field, forget.iid_field))
-        self.retained = RetainedIndex(index, self.users, self.items, task.data.deleted)
+        self.retained = RetainedIndex(index, task.data.deleted)
         self.region = find_region(index, self.users, self.items, task.data.lost)
         self.generator = torch.Generator().manual_seed(task.config["seed"])
         self.facts = facts_of(task.data.retain.train, task.config["NEG_PREFIX"])

@@ -149,23 +149,20 @@ class TrainIndex:
 class RetainedIndex:
     r"""D\S by the index of D: which interactions and pairs are left."""
 
-    def __init__(
-        self, index: TrainIndex, users: torch.Tensor, items: torch.Tensor, deleted: torch.Tensor,
-        numbers: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """``users`` and ``items`` (m,) are those of the deleted interactions, ``deleted`` (|D|,) their mask in D.
+    def __init__(self, index: TrainIndex, deleted: torch.Tensor, numbers: torch.Tensor | None = None) -> None:
+        """``deleted`` (|D|,) is a mask in D of all interactions that are not left, also those removed before.
 
-        With ``numbers`` (m,), those of the deleted interactions, the index is this request's own: its table of pairs
-        is changed in place, and :meth:`TrainIndex.remove` follows when the request is done.
+        With ``numbers`` (m,), those of the request, the index is this request's own: its table of pairs is changed
+        in place, and :meth:`TrainIndex.remove` follows when the request is done.
         """
         self.index, self.deleted = index, deleted
         self._numbers = numbers
-        self.gone = index.keys(users, items)  # pairs of which no interaction is left
-        if len(users):
+        self.gone = index.keys(*(index.ids[side][self.asked] for side in SIDES))  # pairs without an interaction left
+        self.size = len(index) - len(self.gone)
+        if len(self.gone):
             keys, gone = torch.unique(self.gone, return_counts=True)
             first = torch.searchsorted(index.pairs, keys)
             self.gone = keys[gone == torch.searchsorted(index.pairs, keys, right=True) - first]
-        self.size = len(index) - len(users)
         self.table = None
         if index.table is not None:
             self.table = index.table if numbers is not None else index.table.clone()
@@ -174,8 +171,7 @@ class RetainedIndex:
     @classmethod
     def whole(cls, index: TrainIndex) -> Self:
         """All of D, nothing of it deleted."""
-        none = torch.empty(0, dtype=torch.long)
-        return cls(index, none, none, torch.zeros(len(index), dtype=torch.bool))
+        return cls(index, torch.zeros(len(index), dtype=torch.bool))
 
     @functools.cached_property
     def asked(self) -> torch.Tensor:

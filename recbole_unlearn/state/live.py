@@ -239,7 +239,7 @@ class LiveModel:
             with own_randomness():
                 self.trainer.model = self._built(self.state(), self.removed)
             return
-        retained = RetainedIndex(self.index, *_pairs(data), data.deleted, data.numbers)
+        retained = RetainedIndex(self.index, data.deleted, data.numbers)
         if len(retained.gone):
             items = self.index.sizes["item"]
             self._remove_pairs(retained.gone // items, retained.gone % items)

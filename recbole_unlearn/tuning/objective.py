@@ -87,9 +87,7 @@ def validation_only(data: UnlearnData) -> UnlearnData:
 
 def expected_demotion(config: UnlearnConfig, data: UnlearnData) -> float | None:
     """The demotion rate expected of a model that never saw the deleted interactions, without training one."""
-    forget = data.forget
-    pairs = forget.inter_feat[forget.uid_field], forget.inter_feat[forget.iid_field]
-    retained = RetainedIndex(TrainIndex(data.full.train), *pairs, data.deleted)
+    retained = RetainedIndex(TrainIndex(data.full.train), data.deleted)
     if len(retained.gone) == 0:
         return None
     witness = Witness(config, retained, Region(), torch.Generator().manual_seed(config["seed"]))

@@ -250,8 +250,7 @@ def test_a_model_that_hardly_moved_never_looks_forgotten(start, step, unsure):
 
 
 def retained(data):
-    users, items = (data.forget.inter_feat[key] for key in ("user_id", "item_id"))
-    return RetainedIndex(TrainIndex(data.full.train), users, items, data.deleted)
+    return RetainedIndex(TrainIndex(data.full.train), data.deleted)
 
 
 def seen_as(data, plan, push):

@@ -62,7 +62,7 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
     index.remove(torch.tensor(order[:first], dtype=torch.long))
     numbers = torch.tensor(order[first:second], dtype=torch.long)
     index.removed[numbers] = True
-    retained = RetainedIndex(index, *(index.ids[side][numbers] for side in SIDES), index.removed, numbers)
+    retained = RetainedIndex(index, index.removed, numbers)
     assert (retained.asked.tolist(), retained.size) == (sorted(order[first:second]), len(left))
     grid = torch.cartesian_prod(torch.arange(1, 8), torch.arange(1, 9))
     expected = [tuple(pair) in {pairs[k] for k in left} for pair in grid.tolist()]
@@ -78,7 +78,7 @@ def test_removing_in_place_is_an_index_of_the_rest(pairs, data, table):
         gone = index.removed_of(side, ids)
         assert gone.sort().values.tolist() == sorted(order[:second])
         assert index.ids[side][gone].tolist() == sorted(index.ids[side][gone].tolist())  # id after id
-    after = RetainedIndex(index, *torch.empty(2, 0, dtype=torch.long), index.removed)
+    after = RetainedIndex(index, index.removed)
     assert (after.are_known(*grid.T).tolist(), index.pairs.tolist()) == (expected, sorted(index.pairs.tolist()))
     assert [key for key in index.pairs.tolist() if key % index.sizes["item"]] == fresh.pairs.tolist()
 

@@ -188,7 +188,7 @@ class Obliviate(UnlearnTrainer):
         if task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
             return Prepared(None, None)
         if task.settings.lua_target != "none":
-            tables = new_start.side_tables(self.model, find_tables(self.model, task.data.full.train), task.index)
+            tables = new_start.joined_tables(self.model, find_tables(self.model, task.data.full.train), task.index)
             generator = torch.Generator().manual_seed(task.config["seed"])
             maps = self.request_class(task).learn_maps(tables, task, generator)
         if task.settings.lua_scale and task.original is not None:
@@ -222,7 +222,7 @@ class Request:
             )
         self.starts_again = self.options.lua_target != "none"
         users, items = (data.forget.inter_feat[f] for f in (data.forget.uid_field, data.forget.iid_field))
-        self.retained = rows.RetainedIndex(self.index, users, items, data.deleted, data.numbers)
+        self.retained = rows.RetainedIndex(self.index, data.deleted, data.numbers)
         # Shares may be known only within limits (`data/item_counts.py`): rows are calibrated by what they may have
         # lost, and start again by what they certainly lost.
         touched = find_region(self.index, users, items, data.lost)
@@ -360,7 +360,7 @@ class Request:
                 adapter.shift = initial.to(adapter.base) - adapter.base
         if maps is None:
             return
-        tables = new_start.side_tables(self.model, self.tables, self.index)
+        tables = new_start.joined_tables(self.model, self.tables, self.index)
         self.new_start = new_start.NewStart(tables, maps, self.certain, self.neighbours(tables))
         self.shift(self.new_start.moves(self.rounds))
         followed = len(self.adapters.adapters) > len(self.adapters.trained) and self.task.config.leaves_curves
@@ -388,7 +388,7 @@ class Request:
     def scatter(self, again: bool = False) -> None:
         """Rows that started again lie as far from the map as trained ones; ``again`` after they were calibrated."""
         if self.new_start is not None:
-            tables = new_start.side_tables(self.model, self.tables, self.index)
+            tables = new_start.joined_tables(self.model, self.tables, self.index)
             self.shift(self.new_start.scatter(tables, again))
             self.adapters.attach()
 
