@@ -91,11 +91,11 @@ class TrainIndex:
     def _move_back(self, side: Side, ids: torch.Tensor) -> None:
         """Move the removed interactions of ``ids`` behind the remaining ones; both keep their order."""
         order, start, count = self._order[side], self._start[side][ids], self._count[side][ids]
-        places = _ranges(start, count)
+        places = ranges(start, count)
         out = self.removed[order.index_select(0, places)]
         left, gone = places[~out], places[out]
         lost = torch.bincount(torch.searchsorted(ids, self.ids[side][order[gone]]), minlength=len(ids))
-        front, back = _ranges(start, count - lost), _ranges(start + count - lost, lost)
+        front, back = ranges(start, count - lost), ranges(start + count - lost, lost)
         for values in (order, self._far[side]):
             removed = values[gone]
             values.scatter_(0, front, values.index_select(0, left))  # faster than values[front] = values[left]
@@ -109,8 +109,8 @@ class TrainIndex:
         empty = self._start["user"][users + 1] - start - count
         mine = self.of("user", users)
         left = self.keys(self.ids["user"][mine], self.ids["item"][mine]).sort().values
-        self.pairs[_ranges(start, empty)] = torch.repeat_interleave(users * self.sizes["item"], empty)
-        self.pairs[_ranges(start + empty, count)] = left
+        self.pairs[ranges(start, empty)] = torch.repeat_interleave(users * self.sizes["item"], empty)
+        self.pairs[ranges(start + empty, count)] = left
 
     def keys(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """One number for each pair."""
@@ -122,16 +122,16 @@ class TrainIndex:
 
     def of(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
         """The numbers of all interactions of ``ids``, one id after the other."""
-        return self._order[side][_ranges(self._start[side][ids], self.counts(side, ids))]
+        return self._order[side][ranges(self._start[side][ids], self.counts(side, ids))]
 
     def ends(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
         """The items of these users, or the users of these items: the other ends of what :meth:`of` gives."""
-        return self._far[side][_ranges(self._start[side][ids], self.counts(side, ids))]
+        return self._far[side][ranges(self._start[side][ids], self.counts(side, ids))]
 
     def removed_of(self, side: Side, ids: torch.Tensor) -> torch.Tensor:
         """As :meth:`of`, for removed interactions."""
         start, count = self._start[side][ids], self.counts(side, ids)
-        return self._order[side][_ranges(start + count, self._start[side][ids + 1] - start - count)]
+        return self._order[side][ranges(start + count, self._start[side][ids + 1] - start - count)]
 
     def sample(
         self, side: Side, ids: torch.Tensor, most: int, generator: torch.Generator
@@ -214,11 +214,10 @@ class RetainedIndex:
         return items, known
 
 
-def _ranges(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def ranges(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """start, start + 1, … for every start (n,), as many as its length (n,), one after the other."""
-    ends = lengths.cumsum(0)
-    total = int(ends[-1]) if len(ends) else 0
-    return torch.repeat_interleave(starts - (ends - lengths), lengths) + torch.arange(total)
+    found = torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
+    return found + torch.arange(len(found), device=found.device)
 
 
 def _contains(ordered: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from recbole_unlearn.recbole_compat import anomaly_mode_kept
 from recbole_unlearn.registry import Registry
+from recbole_unlearn.rows.index import ranges
 
 with anomaly_mode_kept():
     from recbole.model.sequential_recommender import bert4rec, fearec
@@ -106,16 +107,11 @@ def normalised_adjacency(interactions: sp.coo_matrix) -> torch.Tensor:
     return csr_tensor(starts, columns, torch.from_numpy(values.astype(np.float32)), adjacency.shape)
 
 
-def _places(starts: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the entries of ``rows`` (m,) of a CSR matrix are stored, and how many each row has (m,)."""
-    count = starts[rows + 1] - starts[rows]
-    places = torch.repeat_interleave(starts[rows] - (count.cumsum(0) - count), count)
-    return places + torch.arange(len(places), device=places.device), count
-
-
 def some_rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """``rows`` (m,) of a CSR tensor (n, n), copied, as a tensor (m, n); a product with it has the same bits."""
-    places, count = _places(matrix.crow_indices(), rows)
+    starts = matrix.crow_indices()
+    count = starts[rows + 1] - starts[rows]
+    places = ranges(starts[rows], count)
     ends = torch.cat([count.new_zeros(1), count.cumsum(0)])
     size = (len(rows), matrix.shape[1])
     return csr_tensor(ends.to(matrix.col_indices()), matrix.col_indices()[places], matrix.values()[places], size)
@@ -149,7 +145,8 @@ class EdgeRemoval:
         self._degree.index_add_(0, ends, torch.full_like(ends, -1))
         start = torch.cat([self._degree.new_zeros(1), self._degree.cumsum(0)])
         nodes = torch.unique(ends)
-        places, count = _places(start, nodes)
+        count = self._degree[nodes]
+        places = ranges(start[nodes], count)
         rows, columns = torch.repeat_interleave(nodes, count), self._columns[places].long()
         # numpy's power, as in normalised_adjacency: torch's differs in the last bit
         left, right = (np.power(self._degree[ids].numpy() + EPSILON, -0.5) for ids in (rows, columns))

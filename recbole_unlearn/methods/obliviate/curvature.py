@@ -113,11 +113,10 @@ def refresh(
         others = drawn[~members.contains(drawn) & (index.counts(side, drawn) > 0)]
         number, order = index.counts(side, others).sort(stable=True)
         place = torch.searchsorted(number, index.counts(side, members.ids))[:, None] + torch.arange(-LIKE, LIKE)
-        alone = index.counts(side, members.ids) == 0
+        known = (index.counts(side, members.ids) > 0) & (len(others) > 0)
         for table in tables:
-            if table.side == side and table.parameter in moments and len(others):
+            if table.side == side and table.parameter in moments:
                 rows = as_rows(moments[table.parameter], table.axis)
-                like = others[order[place.clamp(0, len(others) - 1)]] + table.offset
-                mean = rows[like.to(rows.device)].mean(dim=1)
-                mean[alone.to(rows.device)] = 0.0
-                rows[(members.ids + table.offset).to(rows.device)] = mean
+                rows[(members.ids + table.offset).to(rows.device)] = 0.0
+                like = others[order[place[known].clamp(max=len(others) - 1).clamp(min=0)]] + table.offset
+                rows[(members.ids[known] + table.offset).to(rows.device)] = rows[like.to(rows.device)].mean(dim=1)
