@@ -1,7 +1,6 @@
 """Every method, the live state and files on a simulated GPU (simulated_device.py); what is kept there, and sent."""
 
 import contextlib
-import importlib
 import os
 import pickle
 import re
@@ -16,7 +15,6 @@ from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import load_for_recbole
 from recbole_unlearn.measures import evaluation, scores
-from recbole_unlearn.methods.gradient_ascent import GradientAscent
 from recbole_unlearn.recbole_compat import own_environment
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import KNOWLEDGE
@@ -171,14 +169,6 @@ def test_use_gpu_is_no_way_off_the_gpu(gpu, forget, caplog):
         assert ("give --gpu_id= to work on the CPU" in caplog.text) == said
 
 
-def test_after_a_training_the_gpu_holds_the_weights_alone(gpu, make_config):
-    config = make_config("BPR", epochs=1)
-    trainer, trained = train_here(config, load(config).splits, "original")
-    held = [*trained.state_dict.values(), *(x for one in trained.optimizer["state"].values() for x in one.values())]
-    assert [value.is_cuda for value in held] == [False] * 8  # two tables, with a step and two moments each
-    assert [value.grad for value in trainer.model.parameters()] == [None, None]
-
-
 @pytest.mark.parametrize("model", ["BPR", "SASRec"])
 def test_measuring_brings_lists_to_the_host_and_no_scores(gpu, forget, model):
     sizes, observe = [], scores.observe
@@ -194,20 +184,7 @@ def test_measuring_brings_lists_to_the_host_and_no_scores(gpu, forget, model):
     assert 0 < max(sizes) <= 40 * 5  # the scores of all users are 40 · 61
 
 
-def test_the_watched_batch_is_brought_to_the_gpu_once(gpu, forget):
-    with mock.patch.object(GradientAscent, "_watch", autospec=True, side_effect=GradientAscent._watch) as watch:
-        forget("BPR", unlearn="gradient_ascent")
-    assert all(value.is_cuda for call in watch.call_args_list for value in call.args[1][0].interaction.values())
-
-
 @pytest.mark.parametrize(("model", "dropout"), [("LightGCN", {}), ("NGCF", {}), ("NGCF", {"node_dropout": 0.2})])
 def test_graph_models_in_mixed_precision(make_config, model, dropout):
     config = make_config(model, enable_amp=True, epochs=1, **dropout)
     assert train_here(config, load(config).splits, "original")[1].epoch == 0
-
-
-def test_the_example_uses_the_gpu(gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr("recbole.trainer.Trainer.fit", lambda *given, **more: None)
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    model = importlib.import_module("train_plain").train(str(tmp_path))[1]
-    assert all(value.is_cuda for value in model.parameters())

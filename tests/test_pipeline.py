@@ -3,7 +3,6 @@
 import json
 import logging
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -62,20 +61,6 @@ def test_the_contract(settings, tmp_path):
     shown = str(outcomes[2])
     assert f"{original[2]['seconds']:.1f}*" in shown
     assert "earlier run" in shown
-
-
-def test_a_second_retraining_is_the_floor(settings):
-    """Two retrained models with seeds of their own: their distance is what no method can undercut."""
-    values = settings | {"report": "none"}
-    methods = {"unlearn": "obliviate", "compare": ["retrain", "retrain"]}
-    phases = run_unlearn("BPR", "tiny", **methods, config_dict=values).result["phases"]
-    assert list(phases) == ["original", "unlearned", "retrained", "retrained_2"]
-    assert phases["retrained"]["metrics"] != phases["retrained_2"]["metrics"]
-    assert ["ks" in phases[name]["forgetting"] for name in ("retrained", "retrained_2")] == [False, True]
-    alone = run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=values).result["phases"]
-    assert alone["retrained"] == alone["unlearned"]
-    for key in ("metrics", "affected", "masked", "groups"):
-        assert alone["unlearned"][key] == phases["retrained"][key]
 
 
 def test_a_whole_user_and_a_whole_item(settings):
@@ -208,24 +193,6 @@ def test_ml_100k_without_any_configuration(tmp_path, capsys):
     assert written["forget"]["users"] == round(0.2 * 942)
     assert written["settings"]["val_interval"] == {"rating": "[4,inf)"}
     assert {p.name for p in tmp_path.iterdir()} == {"saved"}  # nothing is strewn about
-
-
-def test_the_pieces_for_an_own_setup(settings):
-    """config, model and loaders from RecBole; back comes a model and loaders over the retained rows."""
-    config = UnlearnConfig("BPR", "tiny", config_dict=settings)
-    plain = config.to_recbole()
-    splits = load(config).splits
-    data = loaders(config, splits)
-    model = build_model(config, splits)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    frame = pd.DataFrame({"user_id": ["u1", "u2"]})
-    unlearned = unlearn_model(plain, model, data, frame, method="retrain", retrain_seed=5)
-    expected = train(config.replace(seed=5), unlearned.data.retain, "x")
-    assert torch.equal(unlearned.model.user_embedding.weight, expected.state_dict["user_embedding.weight"])
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    users = unlearned.loaders.train._dataset.inter_feat["user_id"].numpy()
-    assert not np.isin(users, splits.train.token2id("user_id", ["u1", "u2"])).any()
-    assert unlearned.seconds > 0
 
 
 def test_tensorboard_threads_and_handlers(settings, tmp_path):

@@ -8,25 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from recbole.config import Config
-from recbole.data import create_dataset, data_preparation
-from recbole.utils import init_seed
 
 from recbole_unlearn.data import Located, append, divide, inject, load, loaders
-from recbole_unlearn.settings import ForgetSettings, UnlearnConfig
+from recbole_unlearn.settings import ForgetSettings
 from tests.data.conftest import pairs
 from tests.parts import refused, without
-
-
-def test_the_split_is_recboles_own(tiny_path, tmp_path):
-    values = {"data_path": str(tiny_path), "checkpoint_dir": str(tmp_path), "seed": 11}
-    theirs = Config("BPR", "tiny", config_dict=dict(values))
-    init_seed(theirs["seed"], theirs["reproducibility"])
-    expected = data_preparation(theirs, create_dataset(theirs))
-    ours = load(UnlearnConfig("BPR", "tiny", config_dict=values)).splits
-    assert pairs(ours.train) == pairs(expected[0]._dataset)
-    for mine, loader in zip(ours[1:], expected[1:], strict=True):
-        assert sorted(pairs(mine)) == sorted(pairs(loader._dataset))
 
 
 @given(data=st.data())

@@ -5,7 +5,6 @@ import json
 import re
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import yaml
@@ -127,18 +126,6 @@ def test_the_files_that_come_along_and_the_example_of_the_documentation(file, mo
     for cell in machine:
         expected = importlib.import_module("trainings").settings_of(cell.model, cell.dataset)
         assert ({key: cell.values[key] for key in expected}, cell.config()["embedding_size"]) == (expected, 64)
-
-
-def test_a_file_of_that_name_comes_before_a_grid_of_the_package(monkeypatch, capsys):
-    monkeypatch.setattr(grid_run, "load", mock.Mock(side_effect=LookupError))
-    Path("paper").mkdir()  # a directory of that name does not count
-    mine, package = write(Path("smoke.yaml"), GOOD), properties_dir() / "grid"
-    for name, expected in (("smoke", package / "smoke.yaml"), ("paper", package / "paper.yaml"), (mine, mine)):
-        with pytest.raises(LookupError):
-            run_grid(name)
-        assert grid_run.load.call_args.args[0] == expected
-    assert cli.main(["--grid=smok"]) == 2
-    assert "is neither a file here nor one of machine, paper, smoke. Did you mean smoke?" in capsys.readouterr().err
 
 
 @pytest.fixture

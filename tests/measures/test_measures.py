@@ -14,7 +14,6 @@ from recbole_unlearn import measures
 from recbole_unlearn.measures import evaluation, forgetting, scores
 from recbole_unlearn.training import build_model
 from tests.measures.conftest import FixedScores, untrained
-from tests.parts import divided
 
 
 def table_of(data, seed=0, levels=1000):
@@ -158,12 +157,6 @@ def test_an_attack_finds_what_is_there_and_nothing_else():
     assert forgetting.attack(noise[:4], noise[:4], np.arange(4)) is None
 
 
-def test_thirds_keep_equal_values_together():
-    assert evaluation.thirds(torch.tensor([1, 2, 3, 4, 5, 6])).tolist() == [0, 0, 1, 1, 2, 2]
-    assert len(set(evaluation.thirds(torch.tensor([7, 7, 7])).tolist())) == 1
-    assert evaluation.thirds(torch.tensor([3])).tolist() in ([0], [1], [2])
-
-
 def test_groups_are_plain_recall(data, plan):
     seen = measures.observe(FixedScores(table_of(data)), plan, data.retain)
     found, test = evaluation.by_group(plan, data, seen.top), data.retain.test.inter_feat
@@ -185,15 +178,6 @@ def test_entanglement_is_high_when_nothing_separates():
     assert forgetting.entanglement(square, square + 10.0) == pytest.approx((1 + 1) / 25)
 
 
-@pytest.mark.parametrize("model", ["BPR", "MultiVAE"])
-def test_difficulty_of_a_request(make_config, model):
-    config = make_config(model)
-    request = divided(config)
-    found = measures.difficulty(build_model(config, request.full), request, 0)
-    assert 0.4 < found["deleted_share_users"] < 0.6
-    assert ("entanglement" in found) == (model == "BPR")
-
-
 def test_masked_utility_equals_recboles_when_nothing_deleted_is_recommended(make_config, data):
     trainer, measurement = untrained(make_config(), data)
     found = measurement.measure(trainer)
@@ -202,17 +186,6 @@ def test_masked_utility_equals_recboles_when_nothing_deleted_is_recommended(make
     plain = measurement.masked(unmasked, found.utility["unaffected"])
     assert plain == pytest.approx({key: found.utility["metrics"][key] for key in plain}, abs=1e-5)
     assert found.masked.keys() == plain.keys()
-
-
-def test_a_sample_of_the_others_is_enough(make_config, data, monkeypatch):
-    monkeypatch.setattr(scores, "OTHERS", 10)
-    pairs = measures.deleted_pairs(data, 10, 0)
-    plan = measures.Questions.of(data, pairs, 3)
-    assert (int(plan.affected.sum()), int((~plan.affected).sum())) == (len(data.affected_users), 10)
-    assert torch.equal(plan.users, measures.Questions.of(data, pairs, 3).users)
-    trainer, measurement = untrained(make_config(), data)
-    found = measurement.measure(trainer)
-    assert sum(group["users"] for group in found.groups["user_activity"].values()) <= len(plan.users)
 
 
 def test_the_error_of_a_mean_takes_users_as_they_are():

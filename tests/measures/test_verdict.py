@@ -278,13 +278,6 @@ def test_the_expected_level_is_that_of_the_same_comparisons(data, plan):
     assert provisional(plan, data, up, up, least=number + 1) is module.NOTHING_LEFT  # too few users to be spoken of
 
 
-def test_a_sample_of_very_many_pairs_is_enough(data, plan, monkeypatch):
-    monkeypatch.setattr(module, "PAIRS", 20)
-    assert len(module._known(plan.deleted, retained(data), 0)) == 20
-    up = seen_as(data, plan, 100.0)
-    assert provisional(plan, data, up, up).looks == "under"
-
-
 def test_users_without_anything_left_say_nothing(make_config):
     """Whole users: the ranker has no idea of them, and all its scores are equal."""
     splits = load(make_config()).splits
@@ -356,20 +349,6 @@ def test_a_run_without_retraining_has_it(settings, tmp_path):
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Provisional: no retrained model" in page
     assert "No verdict" not in page
-
-
-@pytest.mark.parametrize("changes", [
-    {"unlearn": "finetune", "compare": "retrain"}, {"unlearn": "retrain", "compare": "retrain"},
-    {"unlearn": "sisa", "compare": "retrain"},
-    {"unlearn": "finetune", "forget": {"item_id": ["i1"]}, "min_group": 30},
-])  # fmt: skip
-def test_with_retraining_and_for_a_small_request_the_closed_form_is_not_fitted(settings, monkeypatch, changes):
-    monkeypatch.setattr(module, "ClosedFormRanker", None)
-    arguments = {key: changes[key] for key in ("compare", "forget") if key in changes}
-    values = settings | {"min_group": changes.get("min_group", 1), "report": "none", "epochs": 1}
-    outcome = run_unlearn("BPR", "tiny", unlearn=changes["unlearn"], config_dict=values, **arguments)
-    assert "provisional" not in outcome.result["verdict"]
-    assert outcome.record.placebo is None or changes["unlearn"] == "finetune"  # of a method that starts from θ0
 
 
 def test_an_exact_model_is_said_to_be_exact_whatever_its_figures_are():

@@ -19,7 +19,7 @@ import pytest
 from recbole_unlearn.cli import parse
 from recbole_unlearn.measures import SHORT
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.report import comparison, figures, page, run_report, write_comparison, write_report
+from recbole_unlearn.report import comparison, page, run_report, write_comparison, write_report
 from recbole_unlearn.results import LEVELS, PhaseResult, RunResult
 from recbole_unlearn.settings import names
 from tests.parts import refused
@@ -431,54 +431,6 @@ def test_a_bad_directory_is_named_in_one_line(tmp_path, content, why):
     assert str(tmp_path / "result.json") in refused(why, write_comparison, [tmp_path], tmp_path / "comparison.html")
     assert not (tmp_path / "comparison.html").exists()
     refused("Nothing to compare", write_comparison, [], tmp_path / "comparison.html")
-
-
-def test_durations():
-    written = {0.0312: "0.031 s", 1.5: "1.5 s", 99.99: "1 min 40 s", 296.02: "4 min 56 s", 7500: "2 h 05 min"}
-    assert {key: page.duration(key).replace("\N{NO-BREAK SPACE}", " ") for key in written} == written
-
-
-def test_the_share_of_a_bin_and_the_change_of_a_group():
-    phases = read().phases
-    (trace, *_) = figures.distribution(phases)["data"]
-    assert sum(trace["y"]) == pytest.approx(1)
-    assert len(trace["x"]) == len(trace["y"]) == 62
-    bars = {trace["name"]: trace["y"] for trace in figures.damage(phases, "user_activity")["data"]}
-    assert bars["unlearned"][0] == pytest.approx(0.249 - 0.156)
-    assert "original" not in bars
-    (first, *_) = figures.damage(phases, "item_popularity")["data"]
-    assert first["x"][0] == "tail<br>2,100 test<br>interactions"
-
-
-def test_axes_of_shares_start_at_zero_and_others_have_a_least_span():
-    flat = {"unlearned": {"demotion": [(0, 0.90), (9, 0.91)], "own": [(0, -5.00), (9, -5.01)]}}
-    share = figures.curve(flat, "demotion", "y", is_share=True)["layout"]["yaxis"]["range"]
-    other = figures.curve(flat, "own", "y")["layout"]["yaxis"]["range"]
-    assert (share[0], other[1] - other[0] >= 2.5) == (0, True)
-    tiny = figures.damage(grouped((0.1, 0.2), (0.101, 0.2)), "user_activity")["layout"]["yaxis"]["range"]
-    assert tiny == [-figures.LEAST_CHANGE, figures.LEAST_CHANGE]
-    points = figures.trade_off([("m", 0.0, 0.20), ("m", 0.01, 0.21)], figures.looks(["m"]), "x", "y")["layout"]
-    for low, high in (points["xaxis"]["range"], points["yaxis"]["range"]):
-        assert (low >= 0, high - low >= figures.LEAST_SHARE - 1e-9) == (True, True)
-
-
-def light(color):
-    """The relative luminance of WCAG 2 of a color such as #1c2127."""
-    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05
-
-
-def test_text_can_be_read_in_light_and_dark():
-    day, night = (
-        page.render("base.html", title="").decode().split("<style>")[1].split("prefers-color-scheme: dark", 1)
-    )
-    for part in (day, night.split("* {")[0]):
-        tone = {name: light(color) for name, color in re.findall(r"--(\w+): (#\w{6})", part)}
-        inks = [(tone[ink], 4.5) for ink in ("ink", "quiet", "near", "under", "over", "unknown")]
-        for ground, seen in (("paper", [(light(look.color), 3) for look in figures.LOOKS]), ("panel", [])):
-            for ink, least in inks + seen:
-                assert max(ink, tone[ground]) / min(ink, tone[ground]) >= least
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

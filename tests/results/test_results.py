@@ -6,7 +6,6 @@ import math
 import re
 
 import hypothesis
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,9 +16,8 @@ from recbole_unlearn.report import Entry, write_comparison
 from recbole_unlearn.report import recovered as recovered_by_runs
 from recbole_unlearn.results import Forgotten, PhaseResult, RunResult, Verdict, method_phases, seen_from
 from recbole_unlearn.results.disclosure import Crowd, Discretion
-from recbole_unlearn.results.record import judged, left_out, recovered, speedup
-from recbole_unlearn.results.table import frame, notebook_html, table
-from recbole_unlearn.tuning import TuneResult
+from recbole_unlearn.results.record import judged, left_out, recovered
+from recbole_unlearn.results.table import notebook_html, table
 from tests.results.test_disclosure import phases, results
 from tests.test_text import NONSENSE
 
@@ -189,13 +187,6 @@ def test_a_method_with_an_original_of_its_own_is_judged_from_there():
     assert judged(alone, {}, Forgotten(interactions=3)) == alone
 
 
-def test_speed_ups_below_one_keep_their_digits():
-    def of(fast, slow):
-        return speedup({"unlearned": PhaseResult(fast), "retrained": PhaseResult(slow)})
-
-    assert [of(1, 29.138), of(79, 27), of(1000, 1.234), of(0, 3)] == [29.14, 0.34, 0.0012, None]
-
-
 def test_every_compared_method_has_a_verdict_in_the_file_the_table_and_the_frame(settings):
     own = settings | {"inject_users": 0.5, "report": "none", "epochs": 2, "finetune_epochs": 1, "sisa_shards": 2}
     compare = ["finetune", "sisa", "retrain", "retrain"]
@@ -246,13 +237,6 @@ def test_few_users_have_no_figures_in_any_verdict():
     assert "40% of what retraining does" in shown.verdict.text
 
 
-def test_an_original_of_a_methods_own_has_rows():
-    result = run_of({"sisa": PhaseResult(before=PhaseResult(metrics={"ndcg@20": 0.1}))})
-    assert frame(result).values.tolist() == [["sisa before", "all", "ndcg@20", 0.1]]
-    nothing = frame(run_of({}))
-    assert (len(nothing), nothing["value"].dtype) == (0, float)
-
-
 def test_names_are_escaped_and_nothing_is_fetched():
     evil = "<script>alert(1)</script>"
     phases = {evil: PhaseResult(metrics={evil: 0.1}, forgetting={"demotion_rate": 0.5})}
@@ -260,14 +244,3 @@ def test_names_are_escaped_and_nothing_is_fetched():
     shown = notebook_html(result)
     assert "<script" not in shown
     assert not re.search(r"https?://|src=|href=", shown)
-
-
-def test_a_sweep_as_a_frame(tmp_path):
-    trials = [
-        {"number": 0, "state": "finished", "settings": {"rank": 4},
-         "reports": [{"step": 1, "score": 0.5}, {"step": 2, "score": 0.6}]},
-        {"number": 1, "state": "failed", "settings": {"rank": 8}, "reports": []},
-    ]  # fmt: skip
-    found = TuneResult({"trials": trials}, tmp_path).to_frame()
-    assert (list(found), found["trial"].tolist()) == (["trial", "state", "rank", "step", "score"], [0, 0, 1])
-    assert pd.isna(found["score"].iloc[-1])

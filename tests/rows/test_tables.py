@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recbole_unlearn.data import load
-from recbole_unlearn.rows import SIDES, Table, as_rows, find_features, find_tables, reset_rows
+from recbole_unlearn.rows import SIDES, Table, find_features, find_tables, reset_rows
 from recbole_unlearn.settings import SEQUENTIAL, UnlearnConfig
 from recbole_unlearn.training import build_model
 from tests.conftest import USERS
@@ -28,13 +28,6 @@ def test_equally_many_users_and_items_are_told_apart_by_name(make_config):
     model.user_embedding, model.item_embedding = torch.nn.Embedding(50, 2), torch.nn.Embedding(50, 2)
     found = find_tables(model, Rows([], users=50, items=50))
     assert {(table.parameter, table.side) for table in found} == set(BOTH.items())
-
-
-def test_matrices_are_seen_along_the_right_axis():
-    matrix, bias = torch.arange(6.0).reshape(2, 3), torch.zeros(4)
-    as_rows(matrix, 1)[2] = 9.0
-    as_rows(bias)[1] = 5.0
-    assert (matrix.tolist(), bias.tolist()) == ([[0.0, 1.0, 9.0], [3.0, 4.0, 9.0]], [0.0, 5.0, 0.0, 0.0])
 
 
 @pytest.mark.parametrize("model", ["BPR", "NeuMF", "FM"])

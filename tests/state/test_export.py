@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from recbole_unlearn import recbole_compat, run_unlearn
-from recbole_unlearn.state import Vectors, find_vectors, load_suppression, moved, open_state
+from recbole_unlearn.state import find_vectors, load_suppression, open_state
 from tests.conftest import ROOT
 from tests.files import plain_recbole, strings
 from tests.parts import refused
@@ -119,14 +119,6 @@ def test_a_delta_leads_from_one_export_to_the_next(make_state, tmp_path, caplog,
     assert not any(part.numel() for part in delta_after(lambda: None).values())
     rows = [pd.read_parquet(out / "users.parquet") for out in outs[3:]]
     assert all(frame.equals(rows[0]) for frame in rows)
-
-
-def test_a_delta_has_what_differs_and_nothing_else():
-    before = Vectors(torch.tensor([[0.0], [1.0], [2.0], [3.0], [0.0]]), np.array([1, 2, 3]))
-    after = Vectors(torch.tensor([[0.0], [1.0], [5.0], [0.0], [0.0]]), np.array([1, 2, 4]))
-    found = {name: part.tolist() for name, part in moved(before, after).items()}
-    # 4 is in use now, with a vector of zeros.
-    assert found == {"rows": [2, 4], "vectors": [[5.0], [0.0]], "removed": [3]}
 
 
 def test_an_export_of_another_state_or_a_damaged_one_is_refused(make_state, tmp_path):

@@ -2,13 +2,10 @@
 
 import logging
 
-import numpy as np
 import pytest
-import scipy.sparse as sp
 import torch
 from recbole.utils import get_trainer
 
-from recbole_unlearn import recbole_compat
 from recbole_unlearn.data import load, loaders
 from recbole_unlearn.files import Trained
 from recbole_unlearn.settings import RunSettings, read
@@ -112,18 +109,6 @@ def test_models_with_their_own_trainer_or_loader_train(made, model):
     trained.load_into(again)
     found = compose(PhaseTrainer, config, again, "again").scores(torch.tensor([1]), splits.train)
     assert torch.allclose(found, scores)
-
-
-def test_graphs_are_built_on_every_scipy(made):
-    """On a scipy that has `_update` its own is used; the result is the same either way."""
-    had = hasattr(sp.dok_matrix, "_update")
-    _, splits, trainer = made("NGCF")
-    assert trainer.model.norm_adj_matrix._nnz() >= 2 * len(splits.train)
-    assert hasattr(sp.dok_matrix, "_update") == had
-    matrix = sp.dok_matrix((3, 3))
-    with recbole_compat.dok_update():
-        matrix._update({(0, 1): 2.0, (2, 2): 5.0})
-    assert np.array_equal(matrix.toarray(), [[0, 2, 0], [0, 0, 0], [0, 0, 5]])
 
 
 @pytest.mark.parametrize(

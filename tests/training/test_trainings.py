@@ -11,7 +11,7 @@ from recbole_unlearn.files.atomic import atomic
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.training import Trainings
 from recbole_unlearn.training import trainings as module
-from tests.parts import loaded, same, without
+from tests.parts import loaded, without
 
 
 @pytest.fixture
@@ -39,17 +39,6 @@ def make_cache(folder, size=1.0, cache=True, threads="auto"):
     return Trainings(CacheSettings(cache=cache, cache_dir=str(folder), cache_size=size), threads)
 
 
-def test_the_same_model_is_trained_once(make_config, tmp_path, counted):
-    config, splits = loaded(make_config("LightGCN"))
-    first = make_cache(tmp_path / "c").train(config, splits, "a")
-    second = make_cache(tmp_path / "c").train(config.replace(output_dir="x", show_progress=True), splits, "b")
-    assert counted == ["a"]
-    assert (first.from_cache, second.from_cache) == (False, True)
-    assert (first.seconds, first.epoch) == (second.seconds, second.epoch)
-    assert same(first.state_dict, second.state_dict)
-    assert torch.equal(first.optimizer["state"][0]["exp_avg_sq"], second.optimizer["state"][0]["exp_avg_sq"])
-
-
 def test_everything_that_matters_is_in_the_key(make_config, tmp_path):
     config, splits = loaded(make_config())
     cache = make_cache(tmp_path / "c")
@@ -66,14 +55,6 @@ def test_everything_that_matters_is_in_the_key(make_config, tmp_path):
     assert len(set(keys)) == len(keys)
     assert cache.key(config.replace(inject_users=0.5, unlearn="other"), splits) == keys[0]
     assert cache.key(make_config(unlearn="obliviate", lac_steps=3), splits) == keys[0]
-
-
-def test_it_can_be_turned_off(one, tmp_path, counted):
-    cache = make_cache(tmp_path / "c", cache=False)
-    cache.train(*one, "a")
-    cache.train(*one, "b")
-    assert counted == ["a", "b"]
-    assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize("damage", ["short", "a byte"])

@@ -38,14 +38,6 @@ def test_contamination_falls_from_hop_to_hop():
     assert new_start.spread(touched, retained, 1.0)["item"].ids.tolist() == [3]
 
 
-@pytest.mark.parametrize(("share", "degree"), [(0.01, 0.05), (0.1, 0.5), (0.2, 1.0), (0.9, 1.0)])
-def test_an_item_starts_again_as_far_as_it_lost(share, degree):
-    assert float(new_start.degree("item", torch.tensor([share]))) == pytest.approx(degree)
-    assert float(new_start.degree("user", torch.tensor([share]))) == 1.0
-    again = new_start.started_again(region_of({3: share}, {5: share}))
-    assert (len(again["user"]), len(again["item"])) == (1, int(degree >= 0.5))
-
-
 def draws(seed):
     """``draws(seed)(rows, columns)``: normal numbers of double precision."""
     return functools.partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

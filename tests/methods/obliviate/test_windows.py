@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.data import TRAIN, load
 from recbole_unlearn.methods import Watch
-from recbole_unlearn.methods.obliviate import windows
 from recbole_unlearn.methods.obliviate.fast_gradients import row_gradients
 from recbole_unlearn.methods.obliviate.windows import WindowGradients, WindowRequest
 from recbole_unlearn.rows import TrainIndex, as_rows, rarest, training_loss
@@ -245,19 +244,6 @@ def mean_loss(losses, rows, draws=8):
         return sum(float(losses.deleted_loss(rows)) for _ in range(draws)) / draws
 
 
-def test_a_whole_downdate_is_that_of_its_parts(ready, monkeypatch):
-    """g_S is a sum over S, however many windows are looked at together."""
-    found = []
-    for size in (2048, 7):
-        monkeypatch.setattr(windows, "BATCH", size)
-        request = requested(*ready(), lua_target="none")
-        request.lua()
-        found.append([adapter.delta for adapter in request.adapters.adapters])
-    for whole, parts in zip(*found, strict=True):
-        assert whole.any()
-        assert torch.allclose(whole, parts, atol=1e-6)
-
-
 def check_rows(model, before, data):
     _, region = rest_of(TrainIndex(data.full.train), data.deleted)
     return check_outside(model, before, data.full.train, region)
@@ -366,15 +352,6 @@ def draw_some():
     random.seed()
     np.random.seed()
     torch.seed()
-
-
-@pytest.mark.parametrize("model", ["SASRec", "HGN"])
-def test_doing_nothing_changes_nothing(ready, model):
-    start = ready(model)
-    nothing = {"lac_steps": 0, "lua_target": "none", "lua_scale": 0.0}
-    assert same(unlearned(*start, **nothing), start[2].state_dict)
-    for changes in ({"lac_steps": 2}, {"lua_target": "neighbours"}, {"lua_scale": 0.05}):
-        assert not same(unlearned(*start, **nothing | changes), start[2].state_dict), changes
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_unlearn.methods.sharded import Partition, partition
@@ -55,16 +55,6 @@ def make_data(seed, n=12, rows=40, d=3, kinds=None):
     return Data(torch.cat([ids, extra[0]]), torch.cat([shuffled, extra[1]]), p, q)
 
 
-def make_clusters(seed, k=4, each=15):
-    """Users and items in ``k`` far clusters (user u in cluster u % k), with rows inside them only."""
-    generator, ids = seeded(seed), torch.arange(k * each + 1)
-    centres = 10.0 * torch.eye(k)[ids % k]
-    p, q = (centres + 0.1 * torch.randn(centres.shape, generator=generator) for _ in range(2))
-    users = ids[1:].repeat_interleave(3)
-    steps = k * torch.randint(0, each, users.shape, generator=generator)
-    return Data(users, (users - 1 + steps) % (k * each) + 1, p, q)
-
-
 EVERY = ["random_users", "item_blocks", "by_interactions", "fill", "transport"]
 LEARNED = EVERY[2:]
 
@@ -84,14 +74,6 @@ def test_each_row_has_one_shard_and_no_shard_is_empty(name, seed, n, k, kinds):
             assert shard[0] == shard[len(size) - 1] == -1
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_a_seed_decides(name):
-    data = make_data(3, n=30, rows=200)
-    found = [data.parts(name, 4, seed).interactions for seed in (0, 0, 1)]
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
-
-
 @pytest.mark.parametrize("name", ["random_users", "transport"])
 @given(seed=seeds, n=st.integers(1, 25), k=st.integers(1, 7), kinds=st.sampled_from([None, 1, 3]))
 def test_shards_of_one_size(name, seed, n, k, kinds):
@@ -99,21 +81,6 @@ def test_shards_of_one_size(name, seed, n, k, kinds):
     sizes = make_data(seed, n=n, kinds=kinds).parts(name, k, seed).users[1:-1].bincount(minlength=k)
     assert sizes.max() - sizes.min() <= 1
     assert sizes.sum() == n
-
-
-@given(seed=seeds, k=st.integers(1, 6))
-def test_shards_keep_to_their_cap(seed, k):
-    data = make_data(seed)
-    assert data.parts("by_interactions", k, seed).interactions.bincount().max() <= np.ceil(1.2 * len(data.users) / k)
-    assert data.parts("fill", k, seed).users[1:-1].bincount().max() <= np.ceil(1.2 * 12 / k)
-
-
-def test_users_count_once_however_many_rows_they_have():
-    users = torch.tensor([1] * 50 + [2, 3, 4])
-    p = torch.tensor([[0.0], [0.0], [0.1], [9.0], [9.1]])
-    for seed in range(5):
-        found = partition.by_users(users, p, 2, seeded(seed), partition.fill).users
-        assert found[1] == found[2] != found[3] == found[4]
 
 
 @given(seeds, st.integers(1, 4))
@@ -194,14 +161,6 @@ def test_the_affinity_of_a_row_is_a_product(monkeypatch):
     assert found.users is found.items is None
 
 
-@pytest.mark.parametrize("name", LEARNED)
-@pytest.mark.parametrize("seed", range(5))
-def test_clear_clusters_are_found(name, seed):
-    data = make_clusters(seed)
-    found = data.parts(name, 4, seed).interactions
-    assert len(torch.unique(data.users % 4 * 4 + found)) == len(torch.unique(found)) == 4
-
-
 @given(seeds, st.sampled_from([(2, 2), (4, 2), (6, 2), (6, 3), (4, 4), (3, 1)]), st.sampled_from([2, 10**6]))
 def test_transport_is_the_best_balanced_assignment(seed, shape, values):
     n, k = shape
@@ -211,16 +170,6 @@ def test_transport_is_the_best_balanced_assignment(seed, shape, values):
     best = min(sum(cost[row, s] for row, s in enumerate(each)) for each in balanced)
     assert tuple(found) in balanced
     assert cost[np.arange(n), found].sum() == best
-
-
-@given(seeds, st.integers(1, 30), st.integers(1, 8))
-@example(13, 13, 5)  # most of their mass would be kept in shards of 3, 3, 3, 1 and 3
-def test_divided_users_do_not_unbalance(seed, n, k):
-    n = max(n, k)
-    cost = np.random.default_rng(seed).integers(0, 10, (n, k)).astype(float)
-    sizes = np.bincount(partition.transport(cost), minlength=k)
-    assert sizes.max() <= -(-n // k)
-    assert sizes.min() >= n // k
 
 
 def test_without_drops_rows_and_forgets_orphans():

@@ -59,24 +59,6 @@ def test_only_touched_shards_change(make_config, method, model):
     assert set(finished.certificates["shard_seconds"]) == {str(shard + 1) for shard in touched}
 
 
-def test_the_seconds_of_a_rule_are_without_validation(make_config, monkeypatch):
-    """As for every training; here a look at validation rows takes far longer than all the rest."""
-    config = make_config(epochs=1)
-    trainer, task = make_task(config, divided(config), "receraser")
-    looks = []
-
-    def slow(*args, **kwargs):
-        looks.append(0)
-        trainer.validation_seconds += 1000.0
-        return 0.1, {}
-
-    monkeypatch.setattr(trainer, "_valid_epoch", slow)
-    made, finished = trainer.originate(task), trainer.run(task)
-    assert len(looks) >= 4
-    assert made.seconds < 0
-    assert finished.certificates["rule_seconds"] < -1000
-
-
 def test_a_restarted_shard_is_one_that_never_saw_the_rows(make_config):
     config, watched = make_config(epochs=2), Watched()
     data = divided(config, some_of_one)
