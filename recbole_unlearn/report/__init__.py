@@ -1,8 +1,8 @@
-"""HTML reports: `write_report` shows one run, `write_comparison` compares several, `write_sweep` shows a sweep.
+"""HTML reports: `write_report` shows one run, `write_comparison` compares several.
 
-A page is one file that needs no network: a template of `templates/` (Jinja2, autoescaped), filled by `run_report.py`,
-`comparison.py` (with the tables of the paper) or `sweep.py`. `page.py` renders and writes values for people,
-`figures.py` draws, `entries.py` reads many results.
+A page is one file that needs no network: a template of `templates/` (Jinja2, autoescaped), filled by `run_report.py`
+or `comparison.py` (with the tables of the paper). `page.py` renders and writes values for people, `figures.py` draws,
+`entries.py` reads many results.
 """
 
 from recbole_unlearn.report.comparison import write_comparison
@@ -22,4 +22,3 @@ from recbole_unlearn.report.entries import (
 )
 from recbole_unlearn.report.page import decimal, difference, duration, percent, times, write_page
 from recbole_unlearn.report.run_report import write_report
-from recbole_unlearn.report.sweep import write_sweep

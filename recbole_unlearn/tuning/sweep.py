@@ -1,4 +1,4 @@
-"""`--tune`: a sweep from the request to `tune.json`, `best.yaml`, the settings on the front, and `tune.html`.
+"""`--tune`: a sweep from the request to `tune.json`, `best.yaml` and the settings on the front.
 
 The original (and, with `--compare=retrain`, the retrained model) is made once here; trials are run by `backend.py`
 and kept in a journal as they end. Everything that can be refused is refused before anything is trained.
@@ -170,10 +170,6 @@ class _Sweep:
             for place, candidate in enumerate(content["front"], 1):
                 about = f"Settings {place} of the front"
                 self._write_settings(folder / f"{place:02d}.yaml", candidate, about, metric)
-        if self.pipeline.run_settings.report != "none":
-            from recbole_unlearn.report import write_sweep  # plotly, only where something is drawn
-
-            logger.info("Report: %s", write_sweep(content, directory))
         logger.info("Best settings: %s", directory / "best.yaml")
 
     def _write_settings(self, path: Path, candidate: Candidate, about: str, metric: str) -> None:

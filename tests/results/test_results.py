@@ -18,6 +18,7 @@ from recbole_unlearn.results import Forgotten, PhaseResult, RunResult, Verdict, 
 from recbole_unlearn.results.disclosure import Crowd, Discretion
 from recbole_unlearn.results.record import judged, left_out, recovered
 from recbole_unlearn.results.table import notebook_html, table
+from recbole_unlearn.tuning import TuneResult
 from tests.results.test_disclosure import phases, results
 from tests.test_text import NONSENSE
 
@@ -244,3 +245,14 @@ def test_names_are_escaped_and_nothing_is_fetched():
     shown = notebook_html(result)
     assert "<script" not in shown
     assert not re.search(r"https?://|src=|href=", shown)
+
+
+def test_a_sweep_as_a_frame(tmp_path):
+    trials = [
+        {"number": 0, "state": "finished", "settings": {"rank": 4},
+         "reports": [{"step": 1, "score": 0.5}, {"step": 2, "score": 0.6}]},
+        {"number": 1, "state": "failed", "settings": {"rank": 8}, "reports": []},
+    ]  # fmt: skip
+    found = TuneResult({"trials": trials}, tmp_path).to_frame()
+    assert (list(found), found["trial"].tolist()) == (["trial", "state", "rank", "step", "score"], [0, 0, 1])
+    assert found["score"].isna().tolist() == [False, False, True]
