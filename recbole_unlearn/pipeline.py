@@ -40,7 +40,7 @@ from recbole_unlearn.registry import AUTO, METHODS
 from recbole_unlearn.results import CONTROL, ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult, record
 from recbole_unlearn.results.disclosure import Discretion
 from recbole_unlearn.results.record import Evidence
-from recbole_unlearn.results.table import frame, notebook_html, table
+from recbole_unlearn.results.table import frame, table
 from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose, forget_neighbours, loaded
@@ -68,12 +68,8 @@ class UnlearnResult:
         """All figures, a row each: phase, group, metric and value (:func:`~recbole_unlearn.results.table.frame`)."""
         return frame(self.record)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # also what a notebook shows
         return table(self.record)
-
-    def _repr_html_(self) -> str:
-        """The output in a notebook."""
-        return notebook_html(self.record)
 
 
 @dataclasses.dataclass(frozen=True)

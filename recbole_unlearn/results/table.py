@@ -1,7 +1,6 @@
-"""A result for people: text tables (utility, forgetting, methods against retraining), notebook HTML, data frame."""
+"""A result for people: text tables (utility, forgetting, methods against retraining), and a data frame."""
 
 from collections.abc import Iterator, Mapping
-from html import escape
 from typing import Any
 
 import pandas as pd
@@ -26,19 +25,6 @@ def table(result: RunResult) -> str:
     """The tables of a run, and the lines below them; as wide as the screen."""
     tables = "\n\n".join(drawn(*block) for block in blocks(result))
     return "\n".join([tables, *map(wrapped, closing_lines(result))])
-
-
-def notebook_html(result: RunResult) -> str:
-    """The verdict in short, the tables of a run, and the lines below them, as HTML that fetches nothing."""
-    names = " · ".join(str(name) for name in (result.method, result.model, result.dataset) if name)
-    head = f"<strong>{escape(names)}</strong>"
-    if (said := result.verdict) is not None:
-        looks = said.provisional.looks if said.provisional else said.level
-        head += f": {escape(SHORT.get(looks, looks))}" + (" (provisional)" if said.provisional else "")
-    frames = [pd.DataFrame(rows, columns=columns) for columns, rows, _ in blocks(result)]
-    tables = [one.to_html(index=False, border=0) for one in frames]
-    lines = [f"<p>{escape(line)}</p>" for line in closing_lines(result)]
-    return "\n".join(["<div>", f"<p>{head}</p>", *tables, *lines, "</div>"])
 
 
 def frame(result: RunResult) -> pd.DataFrame:

@@ -1,9 +1,8 @@
-"""Results: the file is read back, shares of noise are left out, and tables, frames and notebooks show sense only."""
+"""Results: the file is read back, shares of noise are left out, and tables and frames show sense only."""
 
 import dataclasses
 import json
 import math
-import re
 
 import hypothesis
 import pytest
@@ -14,10 +13,10 @@ from recbole_unlearn import run_unlearn
 from recbole_unlearn.measures import SHORT
 from recbole_unlearn.report import Entry, write_comparison
 from recbole_unlearn.report import recovered as recovered_by_runs
-from recbole_unlearn.results import Forgotten, PhaseResult, RunResult, Verdict, method_phases, seen_from
+from recbole_unlearn.results import Forgotten, PhaseResult, RunResult, method_phases, seen_from
 from recbole_unlearn.results.disclosure import Crowd, Discretion
 from recbole_unlearn.results.record import judged, left_out, recovered
-from recbole_unlearn.results.table import notebook_html, table
+from recbole_unlearn.results.table import table
 from recbole_unlearn.tuning import TuneResult
 from tests.results.test_disclosure import phases, results
 from tests.test_text import NONSENSE
@@ -216,9 +215,7 @@ def test_every_compared_method_has_a_verdict_in_the_file_the_table_and_the_frame
         assert wide.loc[(name, "time"), "seconds"] == phase["seconds"]
     gap = phases["unlearned"]["forgetting"]["demotion_gap"]["mean"]
     assert wide.loc[("unlearned", "forgetting"), "demotion_gap.mean"] == gap
-    shown = outcome._repr_html_()
-    assert outcome.result["verdict"]["text"].split(" (")[0] in shown
-    assert shown.count("<table") == shown.count("</table>") == 3
+    assert repr(outcome) == str(outcome)  # in a notebook
 
 
 def test_few_users_have_no_figures_in_any_verdict():
@@ -236,15 +233,6 @@ def test_few_users_have_no_figures_in_any_verdict():
     shown = Discretion(10, ENOUGH).shown(run_of({**phases, "finetune": share})).phases["finetune"]
     assert shown.recovered == {"ndcg@20": 0.4}
     assert "40% of what retraining does" in shown.verdict.text
-
-
-def test_names_are_escaped_and_nothing_is_fetched():
-    evil = "<script>alert(1)</script>"
-    phases = {evil: PhaseResult(metrics={evil: 0.1}, forgetting={"demotion_rate": 0.5})}
-    result = RunResult(evil, evil, evil, 1, {}, Forgotten(evil, 1, 1, 1), phases, verdict=Verdict(evil, evil))
-    shown = notebook_html(result)
-    assert "<script" not in shown
-    assert not re.search(r"https?://|src=|href=", shown)
 
 
 def test_a_sweep_as_a_frame(tmp_path):
