@@ -7,7 +7,6 @@ axis of shares, metrics or losses starts at 0, every other one has a least span:
 """
 
 import html
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -202,43 +201,10 @@ def trade_off(
     return _figure(traces, x_title, y_title, axis, {"range": span(heights, LEAST_SHARE)})
 
 
-def over_time(
-    series: Mapping[str, Steps], y_title: str, limit: float | None = None, form: str = "", whole: bool = False
-) -> Figure | None:
-    """Heights from a time (ISO) to the next, a line per name, and a ``limit``; ``whole`` heights are counts."""
-    traces = []
-    for (name, points), look in zip(series.items(), (_FIXED[UNLEARNED], _FIXED[ORIGINAL]), strict=False):
-        if points:
-            trace = _trace(name, look, points)
-            trace["line"]["shape"] = "hv"
-            traces.append(trace | {"cliponaxis": False})
-    if limit is not None:
-        traces += _level(traces, "budget", limit)
+def over_time(name: str, points: Steps, limit: float, form: str = "") -> Figure | None:
+    """Heights from a time (ISO) to the next, and a ``limit``."""
+    trace = _trace(name, _FIXED[UNLEARNED], points)
+    trace["line"]["shape"] = "hv"
+    traces = [trace | {"cliponaxis": False}]
     axis: dict[str, Any] = _FROM_ZERO | ({"tickformat": form} if form else {})
-    if traces and whole:  # the least of 1, 2, 5, 10, 20, … with which the axis has at most six steps
-        sizes = (step * 10**exponent for exponent in itertools.count() for step in (1, 2, 5))
-        largest = max(max(trace["y"]) for trace in traces)
-        axis |= {"tick0": 0, "dtick": next(size for size in sizes if largest <= 6 * size)}
-    return _figure(traces, "", y_title, {"type": "date"}, axis)
-
-
-def deadlines(rows: Sequence[tuple[str, str, str]], now: str) -> Figure | None:
-    """For each (name, from, due) a line up to its deadline; times are ISO. Passed deadlines look different."""
-    waits = _trace("waits", _FIXED[ORIGINAL], [], "lines")
-    for name, start, due in rows:
-        waits["x"] += [start, due, None]
-        waits["y"] += [label(name), label(name), None]
-    traces = [waits] if rows else []
-    for title, look, passed in (("due", _FIXED[UNLEARNED], False), ("overdue", _FIXED[RETRAINED], True)):
-        own = [(due, label(name)) for name, _, due in rows if (due < now) is passed]
-        if own:
-            traces.append(_trace(title, look, own, "markers"))
-    figure = _figure(traces, "", "", {"type": "date"}, _CATEGORIES)
-    if figure:
-        across = {"xref": "x", "yref": "paper", "x0": now, "x1": now, "y0": 0, "y1": 1}
-        figure["layout"]["shapes"] = [{"type": "line", **across, "line": {"color": "#858b94", "dash": "dot"}}]
-        figure["layout"]["annotations"] = [
-            {"x": now, "xref": "x", "y": 0, "yref": "paper", "yanchor": "bottom", "text": "now", "showarrow": False,
-             "xanchor": "left", "xshift": 4}
-        ]  # fmt: skip
-    return figure
+    return _figure(traces + _level(traces, "budget", limit), "", name, {"type": "date"}, axis)

@@ -20,10 +20,10 @@ from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrap
 MOST_DELETED, MOST_DRIFT = 0.05, 0.1
 WAITING = ("pending", "failed")  # a deadline matters to these
 Row = dict[str, Any]
-# Of the page: groups of requests, requests of a group, bars of deadlines, entries of the ledger.
+# Of the page: groups of requests, requests of a group, entries of the ledger.
 _GROUPS = ("failed", "pending", "done", "published", "rolled back")
 _MARK = b"<title>Deletion requests: "
-_ROWS, _BARS, _ENTRIES = 200, 20, 12
+_ROWS, _ENTRIES = 200, 12
 _SHOWN = ("id", "status", "submitted", "due", "finished", *STEPS, "why")
 
 
@@ -147,17 +147,7 @@ def write_status(database: Database, target: Path) -> Path:
     end = now()
     rows = seen.rows
     by_status = {name: [row for row in reversed(rows) if row["status"] == name] for name in _GROUPS}
-    finished = sorted(row["finished"] for row in by_status["done"] + by_status["published"])
-    series = {"done": finished, "submitted": [row["submitted"] for row in rows]}
-    counts = {
-        name: [(_plain_time(time), min(place, len(times))) for place, time in enumerate([*times, end], 1)]
-        for name, times in series.items()
-        if times
-    }
     spent = [(_plain_time(time), point) for time, point in [*points, (end, points[-1][1])]]
-    waiting = [row for row in rows if row["status"] in WAITING and isinstance(row["due"], str)]
-    first = sorted(waiting, key=lambda row: row["due"])[:_BARS]
-    bars = [(row["id"], _plain_time(row["submitted"]), _plain_time(row["due"])) for row in reversed(first)]
     took = [entry["measures"]["seconds"] for entry in entries if entry["what"] == "done"]
     return write_page(
         target, "status.html", title=f"Deletion requests: {seen.model} on {seen.dataset}", seen=seen,
@@ -165,11 +155,8 @@ def write_status(database: Database, target: Path) -> Path:
         spent=Spent(seen.deleted_share, seen.drift).rounded(),
         now=_plain_time(end), number={name: len(own) for name, own in by_status.items()},
         seconds=statistics.median(took) if took else None, most_deleted=MOST_DELETED, most_drift=MOST_DRIFT,
-        counts=figures.over_time(counts, "requests", whole=True),
-        deadlines=figures.deadlines(bars, _plain_time(end)), waiting=waiting,
-        undrawn=_omitted(waiting, first, "deadline"),
-        deleted=figures.over_time({"deleted": [(t, p.deleted) for t, p in spent]}, "deleted", MOST_DELETED, ".1%"),
-        drift=figures.over_time({"drift": [(t, p.drift) for t, p in spent]}, "drift", MOST_DRIFT),
+        deleted=figures.over_time("deleted", [(t, p.deleted) for t, p in spent], MOST_DELETED, ".1%"),
+        drift=figures.over_time("drift", [(t, p.drift) for t, p in spent], MOST_DRIFT),
         groups={
             f"{name} ({len(own)})": [cells for row in own[:_ROWS] for cells in _cells(row)]
             for name, own in by_status.items()
