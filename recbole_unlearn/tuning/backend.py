@@ -162,7 +162,7 @@ def run_trials(ray: Any, shared: Shared, space: Space, listed: Sequence[Settings
 
     options, known = read(TuneSettings, shared.config), journal.known
     configs = importlib.import_module("ray.tune" if hasattr(tune, "RunConfig") else "ray.air")
-    settings_of = functools.partial(_settings, space, listed)
+    settings_of = space.plain if listed is None else lambda config: listed[config["position"]]
     driver = _driver(tune, journal, settings_of)
     parts = {"reference": [ray.put(shared)], "settings_of": settings_of, "known": known}
     how: dict[str, Any] = {"metric": "score", "mode": "max", "reuse_actors": True}
@@ -229,11 +229,6 @@ def _driver(tune: Any, journal: Journal, settings_of: SettingsOf) -> Any:
             return {}  # Ray pickles callbacks with its own state, which is never read
 
     return Driver()
-
-
-def _settings(space: Space, listed: Sequence[Settings] | None, config: Mapping[str, Any]) -> Settings:
-    """The settings of a trial: its place in the list, or the suggestion of a searcher."""
-    return space.plain(config) if listed is None else listed[config["position"]]
 
 
 def _trainable(config: dict[str, Any], reference: Any, settings_of: SettingsOf, known: dict[str, Record]) -> None:
