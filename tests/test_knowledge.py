@@ -350,3 +350,15 @@ def test_what_is_not_supported_is_refused_before_any_data(quick, model, changes,
     assert message in refused(
         "", run_unlearn, model, "tiny", forget={"user_id": ["u1"]}, config_dict=values | changes
     )
+
+
+def test_facts_about_items_that_are_gone_leave_the_graph(quick):
+    gone, data = without(UnlearnConfig("CKE", "tiny", config_dict=quick("CKE")), "i5")
+    before, after = data.full.train, data.retain.train
+    about = [(feat["head_id"] == gone) | (feat["tail_id"] == gone) for feat in (before.kg_feat, after.kg_feat)]
+    assert int(about[0].sum()) == len(before.kg_feat) - len(after.kg_feat) > 0
+    assert not about[1].any()
+    assert before.id2token("entity_id", data.orphan_values[before.entity_field].numpy()).tolist() == ["only5"]
+    same = data.retain._replace(train=after.copy(after.inter_feat))
+    same.train.kg_feat = before.kg_feat
+    assert same.digest() != data.retain.digest()  # the cache tells graphs apart

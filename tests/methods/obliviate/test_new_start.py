@@ -377,3 +377,11 @@ def test_sides_start_again_in_turn(rounds, with_users):
     for side in tables:
         ids = list(LOST[side])
         assert torch.allclose(moved[side], now[side][ids] - tables[side][ids], atol=1e-5), side
+
+
+@pytest.mark.parametrize(("share", "degree"), [(0.01, 0.05), (0.1, 0.5), (0.2, 1.0), (0.9, 1.0)])
+def test_an_item_starts_again_as_far_as_it_lost(share, degree):
+    assert float(new_start.degree("item", torch.tensor([share]))) == pytest.approx(degree)
+    assert float(new_start.degree("user", torch.tensor([share]))) == 1.0
+    again = new_start.started_again(region_of({3: share}, {5: share}))
+    assert (len(again["user"]), len(again["item"])) == (1, int(degree >= 0.5))

@@ -466,3 +466,13 @@ def test_the_presets_have_the_paper_s_values(settings):
         assert (values("no_distill", *place)["lac_distill"], values("no_lua", *place)["lua_scale"]) == (0, 0)
     assert set(values("no_lua", "BPR", "tiny")) == set(values("obliviate_paper", "BPR", "tiny"))
     assert paper.BUFFER == 0.1
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=8))
+def test_losses_equal_their_formulas(pairs):
+    """Down the loss, deleted scores fall and others rise."""
+    first, second = (torch.tensor(part, dtype=torch.float64, requires_grad=True) for part in zip(*pairs, strict=True))
+    reverse = sum(math.log1p(math.exp(a - b)) for a, b in pairs) / len(pairs)
+    assert reverse_ranking_loss(first, second).item() == pytest.approx(reverse)
+    of_first, of_second = torch.autograd.grad(reverse_ranking_loss(first, second), [first, second])
+    assert ((of_first > 0) & (of_second < 0)).all()
