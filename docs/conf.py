@@ -48,8 +48,7 @@ html_show_sphinx = False
 # The pages in the order of the sidebar. README itself has no such list: GitHub would show it as it is.
 NAVIGATION = {
     "Use it": [
-        "docs/installation", "docs/deletion-requests", "docs/runbook", "docs/requests", "docs/serving",
-        "docs/many-runs",
+        "docs/installation", "docs/requests", "docs/deletion-requests", "docs/serving", "docs/many-runs",
         "docs/troubleshooting", "examples/README",
     ],
     "Judge it": [
@@ -60,9 +59,10 @@ NAVIGATION = {
         "docs/api/python", "docs/api/settings", "docs/api/methods", "docs/api/measures", "docs/api/result",
     ],
     "Change it": [
-        "docs/architecture", "docs/adding-a-method", "examples/own_method/README", "CONTRIBUTING", "SECURITY",
+        "docs/architecture", "docs/extending", "examples/own_method/README", "CONTRIBUTING", "SECURITY",
         "benchmarks/README", "benchmarks/grid-2026-11-16", "CHANGELOG",
     ],
+    "Archive": ["docs/archive/results-2026-11", "docs/archive/tried-2026-11", "docs/archive/weight-2026-11"],
 }  # fmt: skip
 
 
