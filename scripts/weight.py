@@ -99,7 +99,7 @@ def static_weight(folder: Path) -> dict[str, str]:
         for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for line in node.body
     )  # fmt: skip
     tests = sorted((folder / "tests").rglob("*.py"))
-    pages = [folder / "README.md", *(folder / "docs").rglob("*.md")]
+    pages = [folder / "README.md", *(folder / "docs").glob("*.md")]
     lines = [len(path.read_text().splitlines()) for path in (folder / PACKAGE).rglob("*.py")]
     return {
         "package: lines · files": f"{sum(lines):,} · {len(lines)}",
