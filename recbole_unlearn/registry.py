@@ -3,7 +3,7 @@
 Discovery imports every module below a package of ours, and every entry point that another package declares in a
 group. A method is one file in `recbole_unlearn/methods` whose trainer carries ``@method``, and one YAML file of the
 same name in `properties/method/`. A method of another package names its module in the entry-point group
-`recbole_unlearn.methods`. No other module knows a method by its name; see docs/adding-a-method.md.
+`recbole_unlearn.methods`. No other module knows a method by its name; see docs/extending.md.
 """
 
 import importlib

@@ -125,7 +125,7 @@ def test_the_python_snippets_of_readme_run(tmp_path, monkeypatch):
 
 
 def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
-    page = (ROOT / "docs" / "adding-a-method.md").read_text()
+    page = (ROOT / "docs" / "extending.md").read_text()
     (code,), (values,) = blocks(page, "python"), blocks(page, "yaml")
     (tmp_path / "example_method.py").write_text(code)
     (tmp_path / "example.yaml").write_text(values)
