@@ -21,7 +21,7 @@ from recbole_unlearn.log import own_handlers
 START_SECONDS = 12.0  # typical cost of starting Ray and its workers, which import torch and RecBole
 RETRIES = 1  # of work whose worker died
 CONNECT_SECONDS = 5.0  # limit for a cluster to answer
-# RecBole 1.2.1 asks for Ray 2.6, which was made for numpy 1; pip installs numpy 2 with it.
+# RecBole 1.2.1 asks for Ray 2.6, which was made for numpy 1; numpy 2 may stand beside it.
 GO_TOGETHER = 'These versions go together: pip install "recbole==1.2.0" "ray[tune]>=2.40" "numpy>=2".'
 
 
@@ -35,7 +35,7 @@ def import_ray(module: str = "ray") -> Any:
             with contextlib.suppress(ModuleNotFoundError):  # Ray works without pyarrow, but not with a broken one
                 importlib.import_module("pyarrow")
     except ModuleNotFoundError as error:
-        how = f'use pip install "recbole-unlearn[tune]"{otherwise}.'
+        how = f'use pip install "ray[tune]>=2.40"{otherwise}.'
         raise UnlearnError(f"{name} is not installed ({error}); {how}") from error
     except (ImportError, AttributeError) as error:
         raise UnlearnError(f"{name} cannot be used here: {reason(error)}. {GO_TOGETHER}") from error

@@ -1,6 +1,7 @@
 """README and docs are true: their commands, snippets and lists are run or compared; their site builds."""
 
 import ast
+import configparser
 import importlib
 import json
 import re
@@ -40,6 +41,25 @@ def test_readme_opens_with_a_checkpoint_and_a_csv_and_ci_runs_its_test_command()
     command = next(block for block in blocks(README, "bash") if "pytest" in block).strip()
     assert command in screen
     assert command in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_two_sets_of_versions():
+    """The second is installed without the plugin's own requirements, so its file has to name all of them."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    needed, first, second = (
+        dict(re.findall(r"^([\w-]+)(?:\[tune\])?(?:==)?([\d.<>].*)$", text, re.M))
+        for text in (
+            setup["options"]["install_requires"],
+            (ROOT / "constraints.txt").read_text(),
+            (ROOT / "requirements-recbole-1.2.1.txt").read_text(),
+        )
+    )
+    assert needed.keys() == second.keys()
+    pythons = ", ".join(re.findall(r"Python :: (3\.\d+)", setup["metadata"]["classifiers"]))
+    page = (ROOT / "docs" / "installation.md").read_text().lower()
+    for name, version in first.items() | {("python", pythons)}:
+        assert f"| {name} | {version} | {second.get(name, '3.11')} |" in page
 
 
 def test_options_in_texts_are_quoted_for_the_shell():

@@ -13,6 +13,7 @@ import time
 from unittest import mock
 
 import pytest
+import ray
 import torch
 import yaml
 
@@ -32,7 +33,6 @@ from tests.parts import refused, same
 from tests.test_cluster import Unreadable, all_done, dies, refuses, square, threads
 from tests.tuning.test_sweep import in_this_process, small, space, untimed
 
-ray = pytest.importorskip("ray")
 __all__ = ["file", "small", "small_grid", "space"]
 pytestmark = pytest.mark.slow
 
@@ -53,12 +53,6 @@ def two_workers(one_ray):
         patch.setenv("PYTHONPATH", str(ROOT))  # its workers import tests/test_cluster.py
         with cluster.session(None, 2) as started:
             yield started
-
-
-@pytest.fixture
-def tune(one_ray):
-    """Ray Tune, which not every Ray has."""
-    return pytest.importorskip("ray.tune")
 
 
 def test_independent_work(two_workers, settings, tmp_path, monkeypatch):
@@ -106,7 +100,7 @@ def test_a_grid(two_workers, small_grid, tmp_path, monkeypatch):
     assert ray.is_initialized()
 
 
-def test_a_sweep_goes_on_after_a_kill(tune, two_workers, small, tmp_path, monkeypatch):
+def test_a_sweep_goes_on_after_a_kill(two_workers, small, tmp_path, monkeypatch):
     """A sweep in a process of its own is killed; the rest is done here, and equals a sweep without Ray or kill."""
     values = small | {"trials": 60, "output_dir": str(tmp_path / "killed")}
     flags = [f"--{key}={value}" for key, value in values.items()]
@@ -137,7 +131,7 @@ def test_a_sweep_goes_on_after_a_kill(tune, two_workers, small, tmp_path, monkey
     assert (there, untimed(resumed["best"])) == (here, untimed(whole.result["best"]))
 
 
-def test_trials_that_fail_and_trials_that_die(tune, two_workers, small, tmp_path, monkeypatch):
+def test_trials_that_fail_and_trials_that_die(two_workers, small, tmp_path, monkeypatch):
     class Fragile(Obliviate):  # local, so that Ray carries it to its workers by value
         """Leaves the original as it is, or does worse."""
 
@@ -168,7 +162,7 @@ def test_trials_that_fail_and_trials_that_die(tune, two_workers, small, tmp_path
         assert line in str(outcome)
 
 
-def test_searchers_and_asha(tune, two_workers, small):
+def test_searchers_and_asha(two_workers, small):
     """Optuna (where it is installed) suggests and ASHA stops; going on with more trials repeats none of them."""
     searcher = "optuna" if backend.is_installed("optuna") else "random"
     values = small | {"searcher": searcher, "scheduler": "asha", "trials": 5, "workers": 2}
@@ -182,14 +176,14 @@ def test_searchers_and_asha(tune, two_workers, small):
     assert len(second["trials"]) > len(first["trials"])
 
 
-def test_a_listener_that_fails_ends_the_sweep(tune, two_workers, small, tmp_path, monkeypatch):
+def test_a_listener_that_fails_ends_the_sweep(two_workers, small, tmp_path, monkeypatch):
     full = mock.Mock(side_effect=UnlearnError("Cannot write trials.jsonl: No space left on device."))
     monkeypatch.setattr(backend.Journal, "ended", full)
     refused("No space left", tune_unlearn, "BPR", "tiny", config_dict=small | {"workers": 2})
     assert not (tmp_path / "out" / "tune.json").exists()
 
 
-def test_a_cluster_of_two_nodes(tune, small, small_grid, settings, monkeypatch):
+def test_a_cluster_of_two_nodes(one_ray, small, small_grid, settings, monkeypatch):
     from ray.cluster_utils import Cluster
 
     places = []

@@ -174,9 +174,10 @@ def write_vectors(place: Path, train: Dataset, vectors: tuple[Vectors, Vectors])
     """Write the vectors of all rows, and the tokens of those in use; returns their numbers."""
     tables = {side: one.values for side, one in zip(TABLES, vectors, strict=True)}
     write_bytes(place / VECTORS, pack(tables))
-    arrays = io.BytesIO()
-    np.savez(arrays, **{side: table.numpy() for side, table in tables.items()})
-    write_bytes(place / "embeddings.npz", arrays.getvalue())
+    arrays: dict[str, Any] = {side: table.numpy() for side, table in tables.items()}
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    write_bytes(place / "embeddings.npz", file.getvalue())
     numbers: dict[str, Any] = {"dimension": vectors[0].values.shape[1]}
     for side, one, field in zip(TABLES, vectors, (train.uid_field, train.iid_field), strict=True):
         tokens = train.field2id_token[field][one.rows].astype(str)

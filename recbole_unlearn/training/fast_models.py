@@ -24,7 +24,6 @@ from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.model.general_recommender import bpr, lightgcn, neumf, ngcf
 from recbole.model.knowledge_aware_recommender.kgcn import KGCN
-from torch import nn
 from torch.nn import functional
 
 from recbole_unlearn.recbole_compat import anomaly_mode_kept
@@ -207,12 +206,11 @@ class NGCF(ngcf.NGCF):
             return super().forward()
         layer = self.get_ego_embeddings()
         layers = [layer]
-        # RecBole 1.2.0 makes a new module at every step, which drops in evaluation too: its numbers, so ours.
-        dropout = getattr(self, "emb_dropout", None) or nn.Dropout(self.message_dropout)
         for step in self.GNNlayers:
             near = SymmetricMap.apply(self.norm_adj_matrix.matmul, layer)
             layer = step.linear(layer + near) + step.interActTransform(near * layer)
-            layer = dropout(functional.leaky_relu(layer, negative_slope=0.2))
+            layer = functional.leaky_relu(layer, negative_slope=0.2)
+            layer = functional.dropout(layer, self.message_dropout, self.training)  # RecBole 1.2.0 always drops
             layer = functional.normalize(layer, p=2, dim=1)
             layers.append(layer)
         users, items = torch.split(torch.cat(layers, dim=1), [self.n_users, self.n_items])

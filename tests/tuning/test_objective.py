@@ -240,7 +240,6 @@ def test_a_setting_cannot_be_swept_over_and_fixed(make_config, tmp_path):
 
 @pytest.mark.parametrize("path", sorted((properties_dir() / "tune").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_spaces_that_are_shipped_fit_their_methods(path, make_config):
-    pytest.importorskip("ray.tune")
     name, _, kind = path.stem.partition("-")
     config = make_config({"": "BPR", "sequential": "SASRec"}[kind], unlearn=name)
     own = space.load(config, METHODS.get(name), None)
@@ -281,7 +280,6 @@ def assert_inside(drawn, values):
 
 @given(SPACES, st.integers(0, 2**31), st.integers(1, 12))
 def test_draws_are_inside_distinct_repeatable_and_the_start_of_longer_sweeps(drawn, seed, trials):
-    pytest.importorskip("ray.tune")
     found = drawn.random(trials, seed)
     for values in found:
         assert_inside(drawn, values)

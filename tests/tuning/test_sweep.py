@@ -33,7 +33,6 @@ def in_this_process(ray, shared, drawn, listed, kept, *options):
 
 @pytest.fixture
 def here(monkeypatch):
-    pytest.importorskip("ray.tune")
     monkeypatch.setattr(backend, "run_trials", in_this_process)
     monkeypatch.setattr("recbole_unlearn.cluster.session", lambda *args: contextlib.nullcontext(True))
 
@@ -186,7 +185,6 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
     ({"space": "oblivate"}, "neither a file here nor one of"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_nothing_is_trained(small, tmp_path, monkeypatch, capsys, changes, said):
-    pytest.importorskip("ray.tune")
     monkeypatch.setattr(backend, "is_installed", lambda name: "pip install" not in said)
     monkeypatch.setattr("recbole_unlearn.pipeline.Pipeline.prepare", lambda *args: pytest.fail("too late"))
     (tmp_path / "listed.yaml").write_text("rank: {grid: [2, full]}\n")
