@@ -1,7 +1,7 @@
 """RecBole's loading of a dataset in a fifth of the time, with the same result bit for bit.
 
 RecBole asks pandas for its parser in Python, which is slow, and selects rows by lists, which torch makes into a
-tensor again for every column.
+tensor again for every column. It divides users' interactions in Python, and holds a string for every token of a line.
 """
 
 import contextlib
@@ -13,17 +13,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from recbole.data.dataset import Dataset
 from recbole.data.interaction import Interaction
 
 from recbole_unlearn.recbole_compat import replaced
 
-_read_csv, _rows_of = pd.read_csv, Interaction.__getitem__
+_read_csv, _rows_of, _split = pd.read_csv, Interaction.__getitem__, Dataset.split_by_ratio
 
 
 @contextlib.contextmanager
 def fast_loading() -> Iterator[None]:
-    """Let RecBole read files and select rows with the functions below in the block."""
-    with replaced(pd, "read_csv", read_csv), replaced(Interaction, "__getitem__", rows_of):
+    """Let RecBole read files, select rows and split with the functions below in the block."""
+    with (
+        replaced(pd, "read_csv", read_csv), replaced(Interaction, "__getitem__", rows_of),
+        replaced(Dataset, "split_by_ratio", split_by_ratio),
+    ):  # fmt: skip
         yield
 
 
@@ -32,7 +36,11 @@ def read_csv(path: str, **options: Any) -> pd.DataFrame:
     content = Path(path).read_bytes().rstrip(b"\r\n")
     if _is_regular(content, str(options.get("delimiter")), options.get("encoding") or "utf-8"):
         with contextlib.suppress(ValueError):  # the parser in Python takes more, or says what is wrong
-            frame = _read_csv(io.BytesIO(content), **options | {"engine": "c"})
+            types = options.get("dtype", {})
+            shared = {name: "category" if kind is str else kind for name, kind in types.items()}  # one string a token
+            frame = _read_csv(io.BytesIO(content), **options | {"engine": "c", "dtype": shared})
+            for name in frame.columns[frame.dtypes == "category"]:
+                frame[name] = frame[name].astype(object)
             numbers = frame.select_dtypes("float64").to_numpy()
             # The one in Python reads whole numbers as integers: large ones are rounded otherwise, and -0 has no sign.
             if not ((np.abs(numbers) >= 2.0**53) | (numbers == 0) & np.signbit(numbers)).any():
@@ -59,3 +67,23 @@ def rows_of(self: Interaction, index: Any) -> Interaction:
             which = torch.from_numpy(rows)
             return Interaction({field: values[which] for field, values in self.interaction.items()})
     return _rows_of(self, index)
+
+
+def split_by_ratio(self: Dataset, ratios: list[float], group_by: str | None = None) -> list[Dataset]:
+    """As RecBole's: the users in the order of their first interactions, of each the first ones for training."""
+    if group_by is None:
+        return _split(self, ratios)
+    shares = [ratio / sum(ratios) for ratio in ratios]
+    keys = self.inter_feat[group_by].numpy()
+    order = np.argsort(keys, kind="stable")
+    bounds = np.flatnonzero(np.diff(keys[order], prepend=-1, append=-1))
+    counts, first = np.diff(bounds), order[bounds[:-1]]
+    sizes, of_user = np.unique(counts, return_inverse=True)
+    cuts = np.array([self._calcu_split_ids(int(size), shares) for size in sizes]).reshape(len(sizes), -1)[of_user]
+    part, rank = np.zeros(len(keys), dtype=np.int8), np.arange(len(keys)) - np.repeat(bounds[:-1], counts)
+    for cut in cuts.T:
+        part += rank >= np.repeat(cut, counts)
+    by_first = np.argsort(np.repeat(first, counts), kind="stable")
+    order, part = order[by_first], part[by_first]
+    self._drop_unused_col()
+    return [self.copy(self.inter_feat[order[part == number]]) for number in range(len(shares))]
