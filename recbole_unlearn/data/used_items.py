@@ -4,7 +4,6 @@ RecBole makes one for every user and phase, which takes more memory than the int
 """
 
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -31,27 +30,20 @@ class UsedItems:
         )
 
     def __getitem__(self, users: Any) -> Any:
-        if isinstance(users, Iterable):
+        if np.ndim(users):
             return [self[user] for user in users]
-        if users is None:  # before the first user, by FullSortEvalDataLoader
-            return None
-        user = int(users)
+        user = int(users or 0)  # before the first user FullSortEvalDataLoader asks for None; the padding has nothing
         if user not in self._sets:
             start, end = self._matrix.indptr[user : user + 2]
             self._sets[user] = set(self._matrix.indices[start:end].tolist())
         return self._sets[user]
 
-    def have_all(self) -> bool:
-        """Whether a user has all items but the padding."""
-        train = self._parts[0]
-        number = sum(np.bincount(part.inter_feat[train.uid_field], minlength=train.user_num) for part in self._parts)
-        wanted = train.item_num - 1
-        return bool((number >= wanted).any() and (np.diff(self._matrix.indptr) == wanted).any())  # some may be twice
-
 
 def used_ids(self: Sampler) -> dict[str, UsedItems]:
     """As RecBole's `Sampler.get_used_ids`: by phase, the items of its dataset and of those before it."""
     found = {phase: UsedItems(self.datasets[: last + 1]) for last, phase in enumerate(self.phases)}
-    if found[self.phases[-1]].have_all():
+    number = sum(np.bincount(part.inter_feat[self.uid_field], minlength=self.user_num) for part in self.datasets)
+    whole, every = found[self.phases[-1]], self.item_num - 1
+    if any(len(whole[user]) == every for user in np.flatnonzero(number >= every)):  # others need no set for this
         raise ValueError("some users have interacted with all items; set user_inter_num_interval to leave them out")
     return found

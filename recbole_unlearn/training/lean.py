@@ -15,7 +15,6 @@ Negatives come from another random stream than RecBole's, so a model is another 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -82,15 +81,11 @@ class BPRSteps:
         self._gamma = next(part.gamma for part in model.children() if isinstance(part, BPRLoss))
         self._weights = [model.user_embedding.weight, model.item_embedding.weight]
 
-    @functools.cached_property
-    def _sums(self) -> Tables:
-        return [torch.empty_like(weight) for weight in self._weights]
-
     def loss(self, triple: Triple) -> torch.Tensor:
         """The loss of a batch; the gradients of the weights are set."""
-        for weight, total in zip(self._weights, self._sums, strict=True):
-            weight.grad = total.zero_()
-        return bpr_step(self._weights, triple, self._gamma, self._sums)
+        for weight in self._weights:
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad.zero_()
+        return bpr_step(self._weights, triple, self._gamma, [weight.grad for weight in self._weights])
 
     def finish(self) -> None:
         """The end of an epoch."""
@@ -136,10 +131,11 @@ class RowSteps(BPRSteps):
     def __init__(self, model: BPR, optimizer: Adam) -> None:
         super().__init__(model, optimizer)
         self._group, self._states = optimizer.param_groups[0], [optimizer.state[weight] for weight in self._weights]
+        self._tables = []  # weights, m and v by side
         for state, weight in zip(self._states, self._weights, strict=True):
-            if not state:
-                zeros = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
-                state.update(step=torch.tensor(0.0), **zeros)
+            state.setdefault("step", torch.tensor(0.0))
+            moments = [state.setdefault(name, torch.zeros_like(weight)) for name in ("exp_avg", "exp_avg_sq")]
+            self._tables.append([weight, *moments])
         self._step = self._first = int(self._states[0]["step"])
         self._done = [torch.full((len(weight),), self._step) for weight in self._weights]  # t by row
         self._moves = torch.zeros(1, dtype=torch.float64)  # the sums above, by t less the first
@@ -155,13 +151,12 @@ class RowSteps(BPRSteps):
         one, two = self._group["betas"]
         root = (1.0 - two**self._step) ** 0.5
         rate = float(self._group["lr"]) * root / (1.0 - one**self._step)
-        for side, ids in enumerate((users, items)):
+        for side, (ids, gradient) in enumerate(zip((users, items), sums, strict=True)):
             weight, mean, square = held[side]
-            mean.lerp_(sums[side], 1.0 - one)
-            square.mul_(two).addcmul_(sums[side], sums[side], value=1.0 - two)
+            mean.lerp_(gradient, 1.0 - one)
+            square.mul_(two).addcmul_(gradient, gradient, value=1.0 - two)
             weight.addcdiv_(mean, square.sqrt().add_(self._group["eps"] * root), value=-rate)
             self._write(side, ids, held[side])
-            self._states[side]["step"] += 1
         late = self._moves[-FORGOTTEN:]
         late += rate * (one / two**0.5) ** torch.arange(len(late), 0, -1, dtype=torch.float64)
         self._moves = torch.cat([self._moves, late.new_zeros(1)])
@@ -169,9 +164,8 @@ class RowSteps(BPRSteps):
 
     def _read(self, side: int, ids: torch.Tensor) -> list[torch.Tensor]:
         """Rows of weights, m and v, each (n, d), after the steps that they missed."""
-        state, (one, two), done = self._states[side], self._group["betas"], self._done[side][ids]
-        tables = self._weights[side], state["exp_avg"], state["exp_avg_sq"]
-        weight, mean, square = (table.index_select(0, ids) for table in tables)
+        (one, two), done = self._group["betas"], self._done[side][ids]
+        weight, mean, square = (table.index_select(0, ids) for table in self._tables[side])
         late, small = self._step - done, self._group["eps"] * (1.0 - two ** done.double()).sqrt()
         factors = (self._moves[done - self._first], small, one ** late.double(), two ** late.double())
         moved, small, fade, fade_square = (factor[:, None].to(weight) for factor in factors)
@@ -179,15 +173,15 @@ class RowSteps(BPRSteps):
         return [weight, mean * fade, square * fade_square]
 
     def _write(self, side: int, ids: torch.Tensor, rows: list[torch.Tensor]) -> None:
-        state = self._states[side]
-        for table, values in zip((self._weights[side], state["exp_avg"], state["exp_avg_sq"]), rows, strict=True):
+        for table, values in zip(self._tables[side], rows, strict=True):
             table.index_copy_(0, ids, values)
         self._done[side][ids] = self._step
 
     def finish(self) -> None:
         """The end of an epoch, after which all rows have made all steps."""
-        for side, weight in enumerate(self._weights):
-            for ids in torch.arange(len(weight)).split(2**16):
+        for side, state in enumerate(self._states):
+            state["step"].fill_(self._step)
+            for ids in torch.arange(len(self._weights[side])).split(2**16):
                 self._write(side, ids, self._read(side, ids))
         self._first, self._moves = self._step, self._moves.new_zeros(1)
 
@@ -217,9 +211,9 @@ class LeanLoop:
         )  # fmt: skip
         if any(is_other):
             return None
-        (group,), size = trainer.optimizer.param_groups, sum(weight.numel() for weight in trainer.model.parameters())
-        by_rows = kind is BPRSteps and size >= MANY and _on_cpu(trainer.optimizer) and not group["weight_decay"]
-        return cls(trainer, loader, RowSteps if by_rows else kind)
+        is_adam = type(trainer.optimizer) is Adam and not trainer.optimizer.defaults["weight_decay"]
+        is_large = trainer.device.type == "cpu" and sum(map(torch.numel, trainer.model.parameters())) >= MANY
+        return cls(trainer, loader, RowSteps if kind is BPRSteps and is_adam and is_large else kind)
 
     def epoch(self) -> float:
         """Train one epoch; the sum of the losses of its batches."""
@@ -250,18 +244,12 @@ class LeanLoop:
                 yield own.repeat(times), item.repeat(times), others.T.reshape(-1)
 
 
-def _on_cpu(optimizer: Optimizer) -> bool:
-    """Whether it is Adam on the CPU."""
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    return type(optimizer) is Adam and all(weight.device.type == "cpu" for weight in weights)
-
-
 @contextlib.contextmanager
 def fused(optimizer: Optimizer) -> Iterator[None]:
     """Adam in one pass over each tensor, on the CPU; what is saved of the optimizer does not tell."""
-    groups = optimizer.param_groups if _on_cpu(optimizer) else []
+    groups = optimizer.param_groups if type(optimizer) is Adam else []
     for group in groups:
-        group["fused"] = True
+        group["fused"] = all(weight.device.type == "cpu" for weight in group["params"]) or None
     try:
         yield
     finally:
