@@ -14,7 +14,7 @@ from recbole.data.dataloader import AbstractDataLoader
 from recbole.data.dataset import Dataset, SequentialDataset
 from recbole.data.interaction import Interaction, cat_interactions
 from recbole.data.utils import create_samplers, get_dataloader
-from recbole.sampler import KGSampler
+from recbole.sampler import KGSampler, Sampler
 from recbole.utils import ModelType, init_seed
 
 from recbole_unlearn.data.download import ensure_dataset
@@ -22,8 +22,10 @@ from recbole_unlearn.data.fast_loading import fast_loading
 from recbole_unlearn.data.knowledge_graph import require_files
 from recbole_unlearn.data.sequences import SCORES, Sequences, SequenceSplits
 from recbole_unlearn.data.splits import Splits, three_parts
+from recbole_unlearn.data.used_items import used_ids
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Clock, Done, read_dataset
+from recbole_unlearn.recbole_compat import replaced
 from recbole_unlearn.settings import UnlearnConfig
 
 # Errors that RecBole raises at a setting it does not expect; it checks few of them.
@@ -140,10 +142,13 @@ def loaders(config: UnlearnConfig, splits: Splits, most: int | None = None) -> L
         names = users.unique()
         drawn = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(config["seed"]))[:most]]
         parts[1:] = [valid.copy(valid.inter_feat[torch.isin(users, drawn)])] * 2
-    whole = parts[0].copy(cat_interactions([part.inter_feat for part in parts]))
     is_graph = config["MODEL_TYPE"] == ModelType.KNOWLEDGE
+    whole = parts[0]
+    if is_graph or config["repeatable"]:  # other samplers do not read it
+        whole = parts[0].copy(cat_interactions([part.inter_feat for part in parts]))
     try:
-        samplers: list[tuple[Any, ...]] = [(own,) for own in create_samplers(config, whole, parts)]
+        with replaced(Sampler, "get_used_ids", used_ids):
+            samplers: list[tuple[Any, ...]] = [(own,) for own in create_samplers(config, whole, parts)]
     except ValueError as error:
         raise UnlearnError(f"RecBole cannot draw negatives from this data: {error}") from error
     shuffle = bool(config["shuffle"]) or is_graph  # a graph is always shuffled, as in RecBole

@@ -30,6 +30,8 @@ from recbole_unlearn.rows import RetainedIndex, TrainIndex
 from recbole_unlearn.training.fast_models import LightGCN
 
 DRAWN = 2**22  # negatives drawn at once, at most
+MANY = 2**24  # parameters of BPR from which on a step reads and writes only the rows of its batch
+FORGOTTEN = 300  # steps after which a gradient moves its row no more: (β₁ / √β₂)³⁰⁰ < 1e-13
 
 Tables = Sequence[torch.Tensor]  # of users and of items
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # users, items and negatives of a batch
@@ -74,24 +76,27 @@ def bpr_step(tables: Tables, triple: Triple, gamma: float, sums: Tables) -> torc
 class BPRSteps:
     """Steps of BPR: gradients for the optimizer."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
         self._gamma = next(part.gamma for part in model.children() if isinstance(part, BPRLoss))
         self._weights = [model.user_embedding.weight, model.item_embedding.weight]
-        self._sums = [torch.empty_like(weight) for weight in self._weights]
 
     def loss(self, triple: Triple) -> torch.Tensor:
         """The loss of a batch; the gradients of the weights are set."""
-        for weight, total in zip(self._weights, self._sums, strict=True):
-            weight.grad = total.zero_()
-        return bpr_step(self._weights, triple, self._gamma, self._sums)
+        for weight in self._weights:
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad.zero_()
+        return bpr_step(self._weights, triple, self._gamma, [weight.grad for weight in self._weights])
+
+    def finish(self) -> None:
+        """The end of an epoch."""
+        self._optimizer.zero_grad()
 
 
 class LightGCNSteps(BPRSteps):
     """Steps of LightGCN, in tensors that are used again."""
 
-    def __init__(self, model: LightGCN) -> None:
-        super().__init__(model)
+    def __init__(self, model: LightGCN, optimizer: Optimizer) -> None:
+        super().__init__(model, optimizer)
         self._ego, self._total, *self._spare = (torch.cat(self._weights) for _ in range(4))
 
     def loss(self, triple: Triple) -> torch.Tensor:
@@ -111,6 +116,76 @@ class LightGCNSteps(BPRSteps):
         return loss
 
 
+class RowSteps(BPRSteps):
+    r"""Steps of BPR with many rows: Adam reads and writes only those of a batch.
+
+    Adam moves a row without a gradient too, by the mean of earlier ones. Such steps are made up for when a batch has
+    the row again, and at the end of an epoch. In k of them after step t the row's moments m and v become β₁ᵏ m and
+    β₂ᵏ v, and it moves by
+
+        −m / (√v + ε √(1−β₂ᵗ)) · Σ_s lr_s √(1−β₂ˢ) / (1−β₁ˢ) (β₁ / √β₂)^(s−t)        s = t+1, ..., t+k
+
+    as with Adam, but for the growth of ε against √v in the few steps that count.
+    """
+
+    def __init__(self, model: BPR, optimizer: Adam) -> None:
+        super().__init__(model, optimizer)
+        self._group, self._states = optimizer.param_groups[0], [optimizer.state[weight] for weight in self._weights]
+        self._tables = []  # weights, m and v by side
+        for state, weight in zip(self._states, self._weights, strict=True):
+            state.setdefault("step", torch.tensor(0.0))
+            moments = [state.setdefault(name, torch.zeros_like(weight)) for name in ("exp_avg", "exp_avg_sq")]
+            self._tables.append([weight, *moments])
+        self._step = self._first = int(self._states[0]["step"])
+        self._done = [torch.full((len(weight),), self._step) for weight in self._weights]  # t by row
+        self._moves = torch.zeros(1, dtype=torch.float64)  # the sums above, by t less the first
+
+    def loss(self, triple: Triple) -> torch.Tensor:
+        """The loss of a batch, whose rows make their step."""
+        users, of_user = triple[0].unique(return_inverse=True)
+        items, of_items = torch.cat(triple[1:]).unique(return_inverse=True)
+        held = [self._read(side, ids) for side, ids in enumerate((users, items))]
+        sums = [torch.zeros_like(rows[0]) for rows in held]
+        loss = bpr_step([rows[0] for rows in held], (of_user, *of_items.chunk(2)), self._gamma, sums)
+        self._step += 1
+        one, two = self._group["betas"]
+        root = (1.0 - two**self._step) ** 0.5
+        rate = float(self._group["lr"]) * root / (1.0 - one**self._step)
+        for side, (ids, gradient) in enumerate(zip((users, items), sums, strict=True)):
+            weight, mean, square = held[side]
+            mean.lerp_(gradient, 1.0 - one)
+            square.mul_(two).addcmul_(gradient, gradient, value=1.0 - two)
+            weight.addcdiv_(mean, square.sqrt().add_(self._group["eps"] * root), value=-rate)
+            self._write(side, ids, held[side])
+        late = self._moves[-FORGOTTEN:]
+        late += rate * (one / two**0.5) ** torch.arange(len(late), 0, -1, dtype=torch.float64)
+        self._moves = torch.cat([self._moves, late.new_zeros(1)])
+        return loss
+
+    def _read(self, side: int, ids: torch.Tensor) -> list[torch.Tensor]:
+        """Rows of weights, m and v, each (n, d), after the steps that they missed."""
+        (one, two), done = self._group["betas"], self._done[side][ids]
+        weight, mean, square = (table.index_select(0, ids) for table in self._tables[side])
+        late, small = self._step - done, self._group["eps"] * (1.0 - two ** done.double()).sqrt()
+        factors = (self._moves[done - self._first], small, one ** late.double(), two ** late.double())
+        moved, small, fade, fade_square = (factor[:, None].to(weight) for factor in factors)
+        weight -= moved * mean / (square.sqrt() + small).clamp(min=1e-30)
+        return [weight, mean * fade, square * fade_square]
+
+    def _write(self, side: int, ids: torch.Tensor, rows: list[torch.Tensor]) -> None:
+        for table, values in zip(self._tables[side], rows, strict=True):
+            table.index_copy_(0, ids, values)
+        self._done[side][ids] = self._step
+
+    def finish(self) -> None:
+        """The end of an epoch, after which all rows have made all steps."""
+        for side, state in enumerate(self._states):
+            state["step"].fill_(self._step)
+            for ids in torch.arange(len(self._weights[side])).split(2**16):
+                self._write(side, ids, self._read(side, ids))
+        self._first, self._moves = self._step, self._moves.new_zeros(1)
+
+
 STEPS: dict[type, type[BPRSteps]] = {BPR: BPRSteps, LightGCN: LightGCNSteps}  # a subclass may have another loss
 
 
@@ -119,7 +194,7 @@ class LeanLoop:
 
     def __init__(self, trainer: Any, loader: TrainDataLoader, kind: type[BPRSteps]) -> None:
         self.loader, self._trainer = loader, trainer
-        self._steps = kind(trainer.model)
+        self._steps = kind(trainer.model, trainer.optimizer)
         self._negatives = Negatives(loader._sampler, loader.generator)
 
     @classmethod
@@ -134,7 +209,11 @@ class LeanLoop:
             drawn.get("dynamic", False), drawn["distribution"] != sampler.distribution,
             sampler.phase != sampler.phases[0], not all(weight.requires_grad for weight in weights),
         )  # fmt: skip
-        return None if any(is_other) else cls(trainer, loader, kind)
+        if any(is_other):
+            return None
+        is_adam = type(trainer.optimizer) is Adam and not trainer.optimizer.defaults["weight_decay"]
+        is_large = trainer.device.type == "cpu" and sum(map(torch.numel, trainer.model.parameters())) >= MANY
+        return cls(trainer, loader, RowSteps if kind is BPRSteps and is_adam and is_large else kind)
 
     def epoch(self) -> float:
         """Train one epoch; the sum of the losses of its batches."""
@@ -146,8 +225,8 @@ class LeanLoop:
                 loss = self._steps.loss(triple)
                 trainer._check_nan(loss)
                 total += float(loss)
-                trainer.optimizer.step()
-            trainer.optimizer.zero_grad()
+                trainer.optimizer.step()  # RowSteps leave no gradients: then it calls the hooks alone
+            self._steps.finish()
         return total
 
     def _batches(self) -> Iterator[Triple]:
