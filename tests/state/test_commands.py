@@ -119,7 +119,7 @@ def test_no_user_or_item_is_named(command, requests, make_state):
         code, out, err = command(*arguments)
         assert code == 0, err
         assert not tokens & set(re.findall(r"\w+", out))
-        assert arguments[0] != "ledger" or ROOT.name not in out  # nor a path
+        assert arguments[0] != "ledger" or f"/{ROOT.name}" not in out  # nor a path
     page = re.sub(r"(?s)<script.*?</script>|<style.*?</style>", "", (state.parent / "page.html").read_text())
     assert not tokens & set(re.findall(r"\w+", page))
 
