@@ -6,8 +6,8 @@ that its user did not meet in training; with r its place, 1 being the first,
     score = mean of 1 / (1 + (r / 10)²)
 
 which follows NDCG@20 and varies half as much. The same interactions are ranked before and after, so that the model
-alone makes the difference. What LUA and LAC do to rows of items
-and of other users is taken back, a quarter at a time, until the score has not fallen by more than 1 %.
+alone makes the difference. What LUA and LAC do to rows of items and of other users is taken back, a quarter at a
+time, until the score has not fallen by more than 1 %.
 """
 
 import torch

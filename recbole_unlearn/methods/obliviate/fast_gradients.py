@@ -34,7 +34,7 @@ class RowGradients:
         names = dict.fromkeys(adapter.name for adapter in self.chosen)
         self._names = [name for name in names if named[name].requires_grad]
         self._parameters = [named[name] for name in self._names]
-        self.sums: dict[str, torch.Tensor] = {}
+        self._sums: dict[str, torch.Tensor] = {}
         self._scores: torch.Tensor | None = None
         self._set_up()
 
@@ -84,10 +84,10 @@ class RowGradients:
         taken = []
         for adapter in self.chosen:
             rows = torch.zeros_like(adapter.base)
-            if adapter.name in self.sums:
-                rows = as_rows(self.sums[adapter.name], adapter.axis)[adapter.rows]
+            if adapter.name in self._sums:
+                rows = as_rows(self._sums[adapter.name], adapter.axis)[adapter.rows]
             taken.append(self._projected(rows, adapter))
-        self.sums = {}
+        self._sums = {}
         return taken
 
     def _projected(self, rows: torch.Tensor, adapter: Adapter) -> torch.Tensor:
@@ -102,7 +102,7 @@ class RowGradients:
         found = torch.autograd.grad(output, self._parameters, gradient, allow_unused=True)
         for name, value in zip(self._names, found, strict=True):
             if value is not None:
-                self.sums[name] = self.sums[name] + value if name in self.sums else value
+                self._sums[name] = self._sums[name] + value if name in self._sums else value
 
 
 def bpr_slopes(p_u: torch.Tensor, x: torch.Tensor, weight: float) -> tuple[float, torch.Tensor, torch.Tensor]:
