@@ -41,7 +41,6 @@ from recbole_unlearn.results import CONTROL, ORIGINAL, RETRAINED, UNLEARNED, Pha
 from recbole_unlearn.results.disclosure import Discretion
 from recbole_unlearn.results.record import Evidence
 from recbole_unlearn.results.table import frame, table
-from recbole_unlearn.results.trackers import tracked
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer, Trainings, build_model, compose, forget_neighbours, loaded
 from recbole_unlearn.training.threads import of_one_process, use_threads
@@ -121,25 +120,23 @@ class Pipeline:
     def run(self, forget: Any) -> UnlearnResult:
         """From the request to the written result."""
         injected = is_injected(forget)
-        with tracked(self.config) as send:
-            if not injected:  # noise is not a request: it needs no hashes
-                self.evidence.open()
-            options = self.forget_settings
-            self.plan = self.trainings.watcher = Plan(
-                self.config, self.methods, "injected noise" if injected else "a request",
-                informed=injected and options.inject_mode == "informed", loaded=self.checkpoint is not None,
-                placebo=self.evaluation.placebo, noise=options.inject_users * options.inject_amount,
-            )  # fmt: skip
-            self._begin = self.plan.begin
-            self.prepare(forget)
-            test, number = loaders(self.config, self.data.retain), self.evaluation.demotion_negatives
-            self.measurement = measures.Measurement(self.config, self.data, test, number)
-            if not self.methods[0].method.own_original:
-                self._measure_original(*self._original)
-            done = [self._run_method(phase) for phase in self.methods]
-            result = self._result(done)
-            self._write(result)
-            send(result)
+        if not injected:  # noise is not a request: it needs no hashes
+            self.evidence.open()
+        options = self.forget_settings
+        self.plan = self.trainings.watcher = Plan(
+            self.config, self.methods, "injected noise" if injected else "a request",
+            informed=injected and options.inject_mode == "informed", loaded=self.checkpoint is not None,
+            placebo=self.evaluation.placebo, noise=options.inject_users * options.inject_amount,
+        )  # fmt: skip
+        self._begin = self.plan.begin
+        self.prepare(forget)
+        test, number = loaders(self.config, self.data.retain), self.evaluation.demotion_negatives
+        self.measurement = measures.Measurement(self.config, self.data, test, number)
+        if not self.methods[0].method.own_original:
+            self._measure_original(*self._original)
+        done = [self._run_method(phase) for phase in self.methods]
+        result = self._result(done)
+        self._write(result)
         return UnlearnResult(result, done[0][0].model, self.config, self.data, self.home)
 
     # Data and request

@@ -26,7 +26,6 @@ from recbole_unlearn.log import logging_to
 from recbole_unlearn.pipeline import Pipeline, UnlearnResult, begin, checked_settings, planned_methods
 from recbole_unlearn.recbole_compat import on_cpu, other_parameters, own_environment
 from recbole_unlearn.registry import AUTO, METHODS
-from recbole_unlearn.results import trackers
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import Trainings, use_threads
 
@@ -98,7 +97,6 @@ def opened(
         own = model if isinstance(model, type) else None
         original = files.read_checkpoint(values["checkpoint"], own) if values.get("checkpoint") else None
         config = configured(model, dataset, list(config_files or []), values, original)
-        trackers.asked(config)  # or refused
         run = settings.read(settings.RunSettings, config)
         cache = settings.read(settings.CacheSettings, config)
         name = f"{config['model']}-{config['dataset']}-{config['unlearn']}-{get_local_time()}"

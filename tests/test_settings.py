@@ -145,6 +145,7 @@ def test_values_are_read_as_yaml(text, value):
     ("BPR", "tiny", {"metrics": ["AUC"], "eval_args": {"mode": "labeled"}, "valid_metric": "AUC"}, "ranking"),
     ("BPR", "tiny", {"metrics": ["Recal"]}, "There is no metric named 'Recal'"),
     ("BPR", "tiny", {"topk": [0]}, "topk"),
+    ("BPR", "tiny", {"log_wandb": True}, "send result.json when the run has ended"),
     ("BPR", "tiny", {"benchmark_filename": ["../../etc/passwd"]}, "expected a list of names, without paths"),
 ])  # fmt: skip
 def test_models_datasets_and_settings_that_are_refused(model, dataset, changes, message):

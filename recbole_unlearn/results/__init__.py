@@ -1,7 +1,7 @@
 """The outputs of a run: `schema.py` is the contract of result.json, and the only file that is imported as the room.
 
-`record.py` fills a result in, `disclosure.py` withholds figures of few users, `table.py` writes it for people and
-`trackers.py` sends it to W&B and MLflow. They need measures, which need the schema, so they are imported by file.
+`record.py` fills a result in, `disclosure.py` withholds figures of few users, `table.py` writes it for people. They
+need measures, which need the schema, so they are imported by file.
 """
 
 from recbole_unlearn.results.schema import (

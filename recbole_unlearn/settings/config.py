@@ -91,6 +91,11 @@ class UnlearnConfig(Config):
         if self.model_class.type is ModelType.SEQUENTIAL:
             construct_transform(self)  # writes the names of the fields it adds, which models read when built
         _refuse_code_and_paths(self)
+        if self["log_wandb"]:  # it would send test figures, in which a small request could be recognised, and paths
+            raise UnlearnError(
+                "log_wandb sends every figure of a training, and some could name people. Leave it out, and send "
+                "result.json when the run has ended (docs/deletion-requests.md)."
+            )
         if not self.inherited:  # with an existing model there may be no training
             refuse_unmeasured(self)
 
@@ -266,7 +271,7 @@ class UnlearnConfig(Config):
 
     def without_curves(self) -> Self:
         """A copy with which trainings leave no losses or scores anywhere, and methods no sizes of a request."""
-        other = self.replace(tensorboard=False, log_wandb=False)
+        other = self.replace(tensorboard=False)
         other.leaves_curves = False
         return other
 

@@ -50,10 +50,6 @@ class RunSettings:
         role=Role.PLACE, per_run=False,
     )
     tensorboard: bool = setting("Write training curves to OUTPUT_DIR/tensorboard.", role=Role.SPEED)
-    log_mlflow: bool = setting(
-        "Log settings and final figures to MLflow, in the active run or a new one; log_wandb does so for W&B.",
-        role=Role.SPEED,
-    )
     report: str = setting(
         "html writes OUTPUT_DIR/report.html, none does not; DIR1,DIR2,... compares the results in those directories.",
         role=Role.SPEED,

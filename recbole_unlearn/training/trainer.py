@@ -113,8 +113,7 @@ class PhaseTrainer(_Trainer):
             folder = Path(config["output_dir"]) / "tensorboard" / self.label
         try:
             with _tensorboard_in(folder):
-                # RecBole would send test figures, in which a small request could be recognised, and paths.
-                super().__init__(config.replace(log_wandb=False) if config["log_wandb"] else config, model)
+                super().__init__(config, model)
         except _BAD_SETTING as error:
             raise _not_built("a trainer", error) from error
         # RecBole's trainer of closed-form models sets one epoch after this was read, and would never evaluate.

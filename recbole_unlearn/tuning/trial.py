@@ -54,11 +54,6 @@ def refuse_untunable(pipeline: Pipeline, options: TuneSettings) -> None:
             f"{pipeline.config['model']} is a sequential model, and only a retrained one shows where its deleted "
             "items belong: add --compare=retrain."
         )
-    for key in ("log_wandb", "log_mlflow"):
-        if pipeline.config[key]:
-            raise UnlearnError(
-                f"A sweep is not logged run by run: leave --{key} out, and give it to the run of the best settings."
-            )
     read_metric(options, pipeline.config)
     for other in others:
         if not other.reference:
