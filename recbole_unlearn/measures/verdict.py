@@ -10,6 +10,7 @@ the same users, which neither has seen (a model that ranks those otherwise is of
 errors of the compared figures; and the difference that the verdict ignores.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
@@ -309,18 +310,17 @@ def provisional(
     """
     if len(questions.deleted) == 0:
         return None
-    retained = RetainedIndex(TrainIndex(data.full.train), data.deleted)
-    picked = _known(questions.deleted, retained, seed)
+    expectation = Expectation(data, seed)
+    picked = expectation.picked(questions.deleted)
     users = questions.deleted.users[picked]
     number = len(torch.unique(users))
     if number < max(1, least):
         return NOTHING_LEFT
-    ranker = ClosedFormRanker(retained)
-    demoted = _demoted(ranker, questions.deleted, picked)
+    demoted = expectation.demoted(questions.deleted, picked)
     ranks = (seen.deleted.demoted[picked].double() for seen in (original, unlearned))
     gaps = [clustered(rank - demoted, users) for rank in ranks]
-    held_out = _known(questions.held_out, retained, seed)
-    other = original.held_out.demoted[held_out].double() - _demoted(ranker, questions.held_out, held_out)
+    held_out = expectation.picked(questions.held_out)
+    other = original.held_out.demoted[held_out].double() - expectation.demoted(questions.held_out, held_out)
     level, kind = float(demoted.mean()), abs(float(other.mean())) if len(other) else 0.0
     unsure = max(LEAST, UNSURE * level, kind, *(2 * error for _, error in gaps))
     return Provisional(looks(gaps[0][0], gaps[1][0], unsure), _RANKER, rounded(level), number)
@@ -343,17 +343,26 @@ def looks(start: float, end: float, unsure: float) -> str:
     return "under" if end < -max(SHARE * abs(start), unsure) else "near"
 
 
-def _known(pairs: Pairs, retained: RetainedIndex, seed: int) -> torch.Tensor:
-    """Positions of pairs whose users have a retained interaction; a sample where there are many."""
-    index = retained.index
-    left = torch.bincount(index.ids["user"][~retained.deleted], minlength=index.sizes["user"])
-    known = (left[pairs.users] > 0).nonzero().flatten()
-    chosen = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))[:PAIRS]
-    return known[chosen.sort().values]
+class Expectation:
+    """Where a model that never saw them would put pairs, by the closed-form ranker; also the goal of a sweep."""
 
+    def __init__(self, data: UnlearnData, seed: int = 0) -> None:
+        self.retained, self.seed = RetainedIndex(TrainIndex(data.full.train), data.deleted), seed
 
-def _demoted(ranker: ClosedFormRanker, pairs: Pairs, picked: torch.Tensor) -> torch.Tensor:
-    """The share of the compared items that the closed-form ranker puts above each pair (m,)."""
-    items = torch.cat([pairs.items[picked, None], pairs.others[picked]], dim=1)
-    scores = ranker.scores(pairs.users[picked], items)
-    return (scores[:, :1] < scores[:, 1:]).double().mean(dim=1)
+    @functools.cached_property
+    def _ranker(self) -> ClosedFormRanker:
+        return ClosedFormRanker(self.retained)
+
+    def picked(self, pairs: Pairs) -> torch.Tensor:
+        """Positions of pairs whose users have a retained interaction; a sample where there are many."""
+        index = self.retained.index
+        left = torch.bincount(index.ids["user"][~self.retained.deleted], minlength=index.sizes["user"])
+        known = (left[pairs.users] > 0).nonzero().flatten()
+        chosen = torch.randperm(len(known), generator=torch.Generator().manual_seed(self.seed))[:PAIRS]
+        return known[chosen.sort().values]
+
+    def demoted(self, pairs: Pairs, picked: torch.Tensor) -> torch.Tensor:
+        """The share of the compared items that the closed-form ranker puts above each pair (m,)."""
+        items = torch.cat([pairs.items[picked, None], pairs.others[picked]], dim=1)
+        scores = self._ranker.scores(pairs.users[picked], items)
+        return (scores[:, :1] < scores[:, 1:]).double().mean(dim=1)

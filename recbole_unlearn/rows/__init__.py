@@ -7,7 +7,7 @@ a pair in a model that never saw it.
 """
 
 from recbole_unlearn.rows.batches import Triples, Witness, as_batch, learns_by_user
-from recbole_unlearn.rows.closed_form import PAIRS, ClosedFormRanker, ExpectedStanding
+from recbole_unlearn.rows.closed_form import PAIRS, ClosedFormRanker
 from recbole_unlearn.rows.index import OTHER, SIDES, RetainedIndex, Side, TrainIndex
 from recbole_unlearn.rows.model_loss import (
     Moments,

@@ -14,14 +14,12 @@ import scipy.sparse as sp
 import scipy.sparse.linalg
 import torch
 
-from recbole_unlearn.rows.batches import Triples, Witness
 from recbole_unlearn.rows.index import RetainedIndex
 
 EASE_ITEMS = 5000  # beyond, EASE's matrix is too large to invert in seconds
 FACTORS = 64
 PENALTY = 50.0  # λ of EASE, times the mean number of interactions per item
-PAIRS = 8192  # deleted pairs whose standing is looked up
-CANDIDATES = 100  # unseen items that a deleted one is compared with
+PAIRS = 8192  # deleted pairs that are ranked at most
 
 
 class ClosedFormRanker:
@@ -63,21 +61,3 @@ class ClosedFormRanker:
                 mixed = torch.from_numpy(rows @ self.factors.numpy())[place[mine] - start]
                 found[mine] = torch.einsum("md,mkd->mk", mixed, self.factors[items[mine]])
         return found
-
-
-class ExpectedStanding:
-    """How a model that never saw the deleted pairs would rank them among items never touched."""
-
-    def __init__(self, witness: Witness, deleted: Triples) -> None:
-        """``deleted``: the pairs to place, as :meth:`Witness.deleted` draws them."""
-        reference = ClosedFormRanker(witness.retained)
-        self.deleted = deleted
-        users = deleted.users[:, None].expand(-1, CANDIDATES).contiguous()
-        others = witness.retained.negatives(users, witness.generator)
-        score = reference.scores(deleted.users, torch.cat([deleted.items[:, None], others], dim=1))
-        self.percentile = (score[:, 1:] > score[:, :1]).float().mean(dim=1)  # the share that ranks higher
-
-    @property
-    def level(self) -> float:
-        """The demotion rate to expect of a model that never saw the deleted interactions."""
-        return float(self.percentile.mean()) if len(self.percentile) else 1.0

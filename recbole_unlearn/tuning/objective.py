@@ -4,16 +4,16 @@ r"""The objective of a sweep: utility against forgetting, on training and valida
     distance = |demotion rate − target|
     score    = utility / utility of the original − w · distance                      w: tune_weight
 
-The target is the retrained model's demotion rate where there is one, otherwise the rate that a closed-form ranker on
-D\S expects of a model that never saw the deleted interactions (`rows/closed_form.py`). The ranker has no histories:
-a sequential model needs the retrained one, and its deleted interactions are scored at their cleaned prefixes.
+The target is the retrained model's demotion rate where there is one, otherwise the level that the provisional verdict
+expects (`measures/verdict.py`), and both are then of users who keep an interaction. The ranker behind it has no
+histories: a sequential model needs the retrained one; its deleted interactions are scored at their cleaned prefixes.
 
 The *front* are the candidates that no other beats in both utility and distance; for any weight, the best is on it.
 """
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,6 @@ from recbole.evaluator.register import metrics_dict
 from recbole_unlearn import measures
 from recbole_unlearn.data import SequenceSplits, UnlearnData, loaders
 from recbole_unlearn.errors import UnlearnError, nearest
-from recbole_unlearn.rows import PAIRS, ExpectedStanding, Region, RetainedIndex, TrainIndex, Witness
 from recbole_unlearn.settings import TuneSettings, UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer
 
@@ -85,15 +84,6 @@ def validation_only(data: UnlearnData) -> UnlearnData:
     return dataclasses.replace(data, full=data.full.validated(), retain=data.retain.validated())
 
 
-def expected_demotion(config: UnlearnConfig, data: UnlearnData) -> float | None:
-    """The demotion rate expected of a model that never saw the deleted interactions, without training one."""
-    retained = RetainedIndex(TrainIndex(data.full.train), data.deleted)
-    if len(retained.gone) == 0:
-        return None
-    witness = Witness(config, retained, Region(), torch.Generator().manual_seed(config["seed"]))
-    return ExpectedStanding(witness, witness.deleted(PAIRS)).level
-
-
 class Bench:
     """Measures models on validation interactions: one scoring pass for utility, another for the affected users."""
 
@@ -109,6 +99,17 @@ class Bench:
             self.deleted, self.windows = measures.deleted_windows(*asked)
         else:
             self.deleted = measures.deleted_pairs(*asked)
+        self._expected: Callable[[], float] | None = None
+        if self.windows is None and len(config.method_names()) == 1:
+            expectation, every = measures.Expectation(data, config["seed"]), self.deleted
+            picked = expectation.picked(every)
+            self.deleted = measures.Pairs(every.users[picked], every.items[picked], every.others[picked])
+            self._expected = lambda: float(expectation.demoted(every, picked).mean())
+
+    @property
+    def expected(self) -> float | None:
+        """Without retraining, the demotion rate that is expected of the deleted pairs."""
+        return self._expected() if self._expected is not None and len(self.deleted) else None
 
     def measure(self, trainer: PhaseTrainer) -> Figures:
         """The figures of a trainer's model."""

@@ -30,6 +30,7 @@ from recbole_unlearn.tuning.trial import Shared, prepare, refuse_untunable
 
 SCHEMA = 1
 ROWS = 15  # trials in the table
+NO_BETTER = "No trial is better than the untouched original, by this objective: do not use best.yaml."
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +73,14 @@ class TuneResult:
             lines.append("* stopped early by the scheduler.")
         lines += [f"Trial {record['number']} failed: {record['error']}" for record in states[backend.FAILED]]
         chosen = ", ".join(f"{key}={_plain(value)}" for key, value in result["best"]["settings"].items())
+        headline = [] if result["beats_original"] else [NO_BETTER, ""]
         lines.append(f"Best, on validation interactions: trial {result['best']['trial']}, {chosen}.")
         if objective["target"] is not None:
             source = "retrained" if objective["target_source"] == "retrained" else "expected of never-seen items"
             lines.append(f"Demotion rate to reach: {decimal(objective['target'], 3)} ({source}).")
         number = counted(len(result["front"]), "candidate")
         lines.append(f"On the front of utility and forgetting: {number}; their settings are in front/.")
-        return "\n".join([drawn(head, rows), *map(wrapped, lines)])
+        return "\n".join([*headline, drawn(head, rows), *map(wrapped, lines)])
 
 
 def tune_unlearn(model: str | type | None = None, dataset: str | None = None, **arguments: Any) -> TuneResult:
@@ -130,6 +132,7 @@ class _Sweep:
                     logger.warning("Stopped: finished trials are kept (%s); continue with --resume.", number)
                     raise
         content = {**self._content(shared, kept), **references, "prepare_seconds": seconds}
+        content["beats_original"] = content["best"]["score"] > references["original"]["score"]
         self._write(content)
         return TuneResult(content, self.directory)
 
@@ -164,19 +167,19 @@ class _Sweep:
     def _write(self, content: dict[str, Any]) -> None:
         directory = self.directory
         write_json(directory / "tune.json", content)
-        metric = content["objective"]["metric"]
-        self._write_settings(directory / "best.yaml", content["best"], "The best settings", metric)
+        self._write_settings(directory / "best.yaml", content["best"], "The best settings", content)
         with new_directory(directory / "front") as folder:
             for place, candidate in enumerate(content["front"], 1):
                 about = f"Settings {place} of the front"
-                self._write_settings(folder / f"{place:02d}.yaml", candidate, about, metric)
+                self._write_settings(folder / f"{place:02d}.yaml", candidate, about, content)
         logger.info("Best settings: %s", directory / "best.yaml")
 
-    def _write_settings(self, path: Path, candidate: Candidate, about: str, metric: str) -> None:
+    def _write_settings(self, path: Path, candidate: Candidate, about: str, content: dict[str, Any]) -> None:
         """Settings for `--config_files`: those of the candidate, and those of the method that the user had set."""
         config, own = self.config, settings.names(self.method.Settings)
         fixed = {key: value for key, value in config.external_config_dict.items() if key in own}
         values = {"unlearn": self.method.name, **fixed, **candidate["settings"]}
+        metric = content["objective"]["metric"]
         lines = [
             f"{about} of a sweep of {self.method.name} with {config['model']} on {config['dataset']}, "
             f"seed {config['seed']}, trial {candidate['trial']}.",
@@ -184,6 +187,7 @@ class _Sweep:
             f"{decimal(candidate['affected'])} (affected), demotion rate {decimal(candidate['demotion'], 3)}, "
             f"score {decimal(candidate['score'])}.",
             f"Use it with the same command: --config_files={path.name} instead of --tune.",
+            *([] if content["beats_original"] else [NO_BETTER]),
         ]
         text = "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(values, sort_keys=False)
         write_bytes(path, text.encode())

@@ -24,7 +24,7 @@ from recbole_unlearn.pipeline import Pipeline, begin
 from recbole_unlearn.settings import TuneSettings, UnlearnConfig
 from recbole_unlearn.training import Trainings, loaded
 from recbole_unlearn.training.threads import of_one_process
-from recbole_unlearn.tuning.objective import Bench, Candidate, Goal, expected_demotion, read_metric, validation_only
+from recbole_unlearn.tuning.objective import Bench, Candidate, Goal, read_metric, validation_only
 
 Report = dict[str, Any]
 
@@ -79,6 +79,12 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str
     data = validation_only(pipeline.data)
     metric = read_metric(options, config, data.full.train.item_num)
     bench = Bench(config, data, metric)
+    least = 1 if pipeline.discretion.shows_all else pipeline.discretion.min_group
+    if len(pipeline.methods) == 1 and len(torch.unique(bench.deleted.users)) < least:
+        raise UnlearnError(
+            "Too few users of the request keep an interaction, so nothing tells where their deleted items belong: "
+            "add --compare=retrain."
+        )
     original, retrained = bench.measure(loaded(config, data.full, "original", pipeline.original)), None
     for exact in pipeline.methods[1:2]:
         trainer, task = begin(
@@ -86,7 +92,7 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str
         )
         trainer.run(task)
         retrained = bench.measure(trainer)
-    target = expected_demotion(config, data) if retrained is None else retrained.demotion
+    target = bench.expected if retrained is None else retrained.demotion
     goal = Goal(metric, options.tune_affected, options.tune_weight)
     if target is not None:
         target = round(target, DECIMALS)  # the last bits of another machine do not make another sweep of it

@@ -75,6 +75,7 @@ def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
     assert all(found in ([1, 2, 3, 4], [2, 4, 6, 8]) for found in steps)
     assert result["objective"]["target_source"] == "expected"
     assert "Best, on validation interactions" in str(outcome)
+    assert result["beats_original"] == (result["best"]["score"] > result["original"]["score"])
     assert str(tmp_path) not in json.dumps(result)
     assert len(list((out / "front").glob("*.yaml"))) == len(result["front"])
     own = {k: v for k, v in small.items() if k not in ("tune", "space", "trials", "unlearn")}
@@ -84,6 +85,14 @@ def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
         # A setting that was fixed for the sweep belongs to its result.
         assert (values["unlearn"], values["lac_forget"]) == ("obliviate", 0.5)
         assert_gives(file, candidate, "BPR", own)
+
+
+def test_a_sweep_that_is_no_better_than_the_untouched_original_says_so_first(here, small, tmp_path):
+    untouched = {"lua_target": "none", "lua_scale": 0.0}  # with no step, the method does nothing
+    outcome = sweep(small, space=space("lac_steps: {grid: [0]}"), searcher="grid", **untouched)
+    assert outcome.result["best"]["score"] == outcome.result["original"]["score"]
+    assert str(outcome).startswith("No trial is better than the untouched original")
+    assert "# No trial is better" in (tmp_path / "out" / "best.yaml").read_text()
 
 
 @pytest.mark.parametrize(

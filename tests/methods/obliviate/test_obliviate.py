@@ -18,7 +18,7 @@ from recbole_unlearn.methods.obliviate.obliviate import Objective, Schedule, cal
 from recbole_unlearn.methods.obliviate.paper import PaperObjective
 from recbole_unlearn.rows import Table, find_tables, loss_gradients, reverse_ranking_loss
 from recbole_unlearn.rows import closed_form as level
-from recbole_unlearn.rows.closed_form import ClosedFormRanker, ExpectedStanding
+from recbole_unlearn.rows.closed_form import ClosedFormRanker
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train
 from tests.methods.conftest import make_task, regression
 from tests.methods.conftest import run as run_method
@@ -227,20 +227,6 @@ def test_the_teacher_knows_every_pair_of_a_batch(settings, monkeypatch):
 def test_it_warns_when_retraining_is_quicker(caplog, trained, seconds, warned):
     obliviate.warn_if_slow(trained, seconds)
     assert ("Obliviate will take about 50 s here, and training the original took 30 s" in caplog.text) == warned
-
-
-@pytest.mark.parametrize("items", [5000, 0])
-def test_the_standing_tells_what_is_liked_from_what_is_not(scene, monkeypatch, items):
-    """`tiny` has two tastes: a deleted item of the own half stands high, one of the other half low."""
-    monkeypatch.setattr(level, "EASE_ITEMS", items)
-    monkeypatch.setattr(level, "FACTORS", 2)
-    witness, _ = scene()
-    standing, data = ExpectedStanding(witness, witness.deleted(10**6)), witness.index.train
-    taste = [int(token[1:]) % 2 for token in data.id2token("user_id", standing.deleted.users)]
-    half = [int(token[1:]) >= 30 for token in data.id2token("item_id", standing.deleted.items)]
-    own = torch.tensor([a == b for a, b in zip(taste, half, strict=True)])
-    assert standing.percentile[own].mean() + 0.2 < standing.percentile[~own].mean()
-    assert 0.0 <= standing.level <= 1.0
 
 
 USERS, ITEMS = torch.tensor([3, 8]), torch.tensor([[1, 2], [5, 9]])
