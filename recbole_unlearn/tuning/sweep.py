@@ -132,7 +132,7 @@ class _Sweep:
                     logger.warning("Stopped: finished trials are kept (%s); continue with --resume.", number)
                     raise
         content = {**self._content(shared, kept), **references, "prepare_seconds": seconds}
-        content["beats_original"] = content["best"]["score"] > references["original"]["score"]
+        content["beats_original"] = content["best"]["score"] > content["original"]["score"]
         self._write(content)
         return TuneResult(content, self.directory)
 
