@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recbole_unlearn import __version__, cli, settings, unlearn_model
+from recbole_unlearn import cli, settings, unlearn_model
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import UnlearnConfig, parse_value
@@ -33,10 +33,6 @@ def test_flags_and_spaces():
 @pytest.mark.parametrize("arguments", [["BPR"], ["-m", "BPR"], ["--"], ["--a=1", "--a=2"]])
 def test_arguments_that_cannot_be_read(arguments):
     refused("", cli.parse, arguments)
-
-
-def test_version(capsys):
-    assert (cli.main(["--version"]), capsys.readouterr().out.strip()) == (0, f"recbole-unlearn {__version__}")
 
 
 def test_names_that_look_like_numbers_stay_names(monkeypatch):
@@ -84,10 +80,7 @@ def test_help_without_a_model(capsys):
     """300 epochs, not the 200 of BPR on ml-100k; no filter of ml-100k's ratings; five examples that can be typed."""
     assert cli.main([]) == 0
     text = capsys.readouterr().out
-    for line in (
-        "usage:", "--epochs=300", "--finetune_epochs=10", "--data_path=dataset/ ", "--metrics='[Recall, NDCG]'",
-        "One of error, skip", "The number of training epochs", "RecBole, dataset:", "--config_files",
-    ):  # fmt: skip
+    for line in ("--epochs=300", "--data_path=dataset/ ", "--metrics='[Recall, NDCG]'", "One of error, skip"):
         assert line in text, line
     for line in ("None", "val_interval=", "=/", "site-packages", "_AnyModel"):
         assert line not in text, line
@@ -102,18 +95,15 @@ def test_help_without_a_model(capsys):
 
 def test_the_default_and_the_recommended_method_are_said(capsys):
     assert cli.main(["--unlearn=?"]) == 0
-    text = capsys.readouterr().out
-    lines = text.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     first = [line.split()[0] for line in lines[2:] if line[:1].strip()][:3]
     assert set(first) == {method.name for method in METHODS.all() if method.auto_order is not None}
     assert any(line.startswith("obliviate (recommended)") for line in lines)
-    assert "obliviate is recommended for one person at a time" in " ".join(text.split())
     for method in METHODS.all():
         assert any(line.startswith(method.name) for line in lines)
         assert (method.result == "exact") == method.exact
         assert (method.models == "all") <= (not method.needs_gradients)
     assert max(map(len, lines)) <= 110
-    assert "--unlearn=auto, is the quickest exact method" in " ".join(text.split())
     assert inspect.signature(unlearn_model).parameters["method"].default == "auto"
 
 
@@ -124,11 +114,9 @@ def test_the_default_and_the_recommended_method_are_said(capsys):
     ("xgboost", "RecBole cannot import xgboost"),
 ])  # fmt: skip
 def test_help_refuses_the_models_that_a_run_refuses(model, why):
-    words = []
-    for attempt in (cli.help_text, lambda name: UnlearnConfig(name, "ml-100k")):
-        words.append(refused(model, attempt, model))
-    assert why in words[0]
-    assert words[0] == words[1]
+    said = refused(model, cli.help_text, model)
+    assert why in said
+    assert refused(model, UnlearnConfig, model, "ml-100k") == said
 
 
 @pytest.mark.parametrize("value", [

@@ -87,13 +87,10 @@ def test_ray_is_started_when_it_pays(no_ray, monkeypatch, installed, cores, load
     assert no_ray == expected
 
 
-@pytest.mark.parametrize(("module", "said"), [
-    ("ray", r"Ray is not installed .*ray\[tune\]>=2\.40.*--workers=1"),
-    ("ray.tune", r"Ray Tune is not installed .*ray\[tune\]>=2\.40"),
-])  # fmt: skip
+@pytest.mark.parametrize(("module", "said"), [("ray", "Ray is not .*--workers=1"), ("ray.tune", "Ray Tune is not")])
 def test_what_is_missing_is_said(monkeypatch, module, said):
     monkeypatch.setitem(sys.modules, module, None)
-    refused(said, cluster.import_ray, module)
+    assert "ray[tune]>=2.40" in refused(said, cluster.import_ray, module)
 
 
 @pytest.mark.parametrize(("module", "error"), [

@@ -3,7 +3,6 @@
 import ast
 import configparser
 import importlib
-import json
 import re
 import shlex
 import subprocess
@@ -30,17 +29,6 @@ NOT_OURS = {"CUDA out of memory", "obliviate"}  # at the start of a line of docs
 
 def blocks(text, language):
     return re.findall(rf"```{language}\n(.*?)```", text, re.S)
-
-
-def test_readme_opens_with_a_checkpoint_and_a_csv_and_ci_runs_its_test_command():
-    first, *_ = blocks(README, "bash")
-    assert all(given in first for given in ("--checkpoint=", "--forget=requests.csv"))
-    assert README.index("## A checkpoint and a CSV") < README.index("## The paper's experiment")
-    screen = "\n".join(README.splitlines()[:30])
-    assert "python run_unlearn.py --model=LightGCN --dataset=ml-100k" in screen
-    command = next(block for block in blocks(README, "bash") if "pytest" in block).strip()
-    assert command in screen
-    assert command in (ROOT / ".ci" / "run").read_text()
 
 
 def test_the_two_sets_of_versions():
@@ -96,11 +84,9 @@ def test_troubleshooting_quotes_messages_that_exist():
     ]
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     others = page[page.index("## Installing") : page.index("## Data")]  # errors of RecBole and torch
-    for line in page.replace(others, "").splitlines():
-        symptom = line.split("|")[1] if line.startswith("| `") else ""
-        for quoted in re.findall(r"`([^`]+)`", symptom):
-            known = quoted in NOT_OURS or any(quoted in text for text in constants)
-            assert known, quoted
+    symptoms = re.findall(r"^\| `[^|]*", page.replace(others, ""), re.M)
+    quoted = {one for symptom in symptoms for one in re.findall(r"`([^`]+)`", symptom)} - NOT_OURS
+    assert {one for one in quoted if not any(one in text for text in constants)} == set()
 
 
 def test_tests_that_the_docs_name_exist():
@@ -200,7 +186,6 @@ def test_so_is_every_measure_of_sequential_models(settings, tmp_path):
     page = (ROOT / "docs" / "result-json.md").read_text()
     keys = set(outcome.result) | set(outcome.result["phases"]["original"])
     assert not [key for key in keys if f"`{key}`" not in page]
-    json.dumps(outcome.result, allow_nan=False)
 
 
 def is_everywhere(expected, outcome, directory):

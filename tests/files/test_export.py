@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from recbole.model.general_recommender import BPR
-from recbole.utils import ModelType
 
 from recbole_unlearn import load_unlearned, run_unlearn
 from recbole_unlearn.files import StandIn, load_torch, only, read_checkpoint
@@ -133,18 +132,6 @@ def test_models_that_keep_data_are_rebuilt_on_the_retained_data(unlearn, model):
 
 NAMED = {"final_config_dict": {"model": "BPR", "dataset": "t"}}
 FORGET = {"user_id": ["u3", "u8"]}
-
-
-def test_model_dataset_and_settings_are_read(plain_checkpoint, tiny_path):
-    found = read_checkpoint(plain_checkpoint)
-    assert (found.model, found.dataset) == ("BPR", "tiny")
-    assert found.settings["embedding_size"] == 8
-    assert found.settings["metrics"] == ["Recall", "MRR", "NDCG", "Hit", "Precision"]
-    assert not {"data_path", "worker"} & set(found.settings)  # no path, and no number of processes
-    assert found.recorded_data_path == str(tiny_path / "tiny")
-    assert found.dataset_file is None
-    assert set(found.trained.optimizer["state"][0]) == {"step", "exp_avg", "exp_avg_sq"}
-    assert not any(isinstance(value, ModelType) for value in found.settings.values())
 
 
 def test_the_original_is_the_model_recbole_saved(plain_checkpoint, tmp_path, tiny_path):

@@ -220,21 +220,6 @@ def test_groups_add_up_and_equal_recboles_figures(data, evaluated):
         assert measured["metrics"][metric] == pytest.approx(value, abs=1e-4)
 
 
-def test_recall_and_ndcg_by_hand(data, evaluated):
-    trainer, test, measured = evaluated
-    recalls, ndcgs = [], []
-    known, held = pairs_of(data.retain.train, data.retain.valid), pairs_of(data.retain.test)
-    for user in test.test.uid_list.tolist():
-        wanted = {item for owner, item in held if owner == user}
-        order = trainer.scores(torch.tensor([user]), data.full.train)[0].argsort(descending=True).tolist()
-        ranking = [item for item in order if item and (user, item) not in known][:10]
-        gains = [1 / np.log2(rank + 2) for rank, item in enumerate(ranking) if item in wanted]
-        recalls.append(len(gains) / len(wanted))
-        ndcgs.append(sum(gains) / sum(1 / np.log2(rank + 2) for rank in range(min(10, len(wanted)))))
-    assert measured["metrics"]["recall@10"] == pytest.approx(np.mean(recalls), abs=1e-6)
-    assert measured["metrics"]["ndcg@10"] == pytest.approx(np.mean(ndcgs), abs=1e-6)
-
-
 def test_reported_metrics_are_always_there(make_config):
     config = measures.report_config(make_config(metrics=["MRR"], topk=[5], valid_metric="MRR@5"), item_num=61)
     assert (config["metrics"], config["topk"]) == (["Recall", "NDCG", "MRR"], [5, 10, 20, 50])

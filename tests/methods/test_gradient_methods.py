@@ -442,9 +442,3 @@ def test_weights_that_are_not_numbers_are_refused(begin, method):
     original.state_dict["user_embedding.weight"][3] = float("nan")
     trainer, task = begin(method, original=original)
     refused(r"not finite|not a number|not a finite number", trainer.run, task)
-
-
-def test_the_fisher_term_is_a_weighted_square():
-    named = {"a": torch.nn.Parameter(torch.tensor([1.0, 2.0])), "b": torch.nn.Parameter(torch.ones(1))}
-    anchor, held = {"a": torch.tensor([0.0, 4.0])}, {"a": torch.tensor([3.0, 0.5])}
-    assert rrl.fisher_term(named, anchor, held).item() == pytest.approx(0.5 * (3.0 + 0.5 * 4.0))

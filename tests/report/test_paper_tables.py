@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from recbole_unlearn import report
 from recbole_unlearn.report import NO_PLAN, comparison, page, write_comparison
 from recbole_unlearn.results import RunResult
-from recbole_unlearn.settings import properties_dir, read_yaml
 from tests.report.test_report import HOSTILE, Reader
 
 
@@ -201,23 +200,3 @@ def test_any_text_can_be_written_in_latex_and_markdown(text):
     cell = page.markdown_text(text)
     assert not re.search(r"(?<!\\)(?:\\\\)*[|<`*#]", cell)
     assert "\n" not in written + cell
-
-
-def test_the_papers_figures_are_those_of_its_text():
-    """Its own changes in per cent, which are not stored, follow from what is; and no figure is missing."""
-    figures = read_yaml(properties_dir() / "paper.yaml")
-    for part, methods in {"utility": 5, "time": 5, "ablations": 3, "demotion": 3}.items():
-        assert set(figures[part]) == {"ml-1m", "amazon-music", "yelp2018"}
-        for models in figures[part].values():
-            assert list(models) == ["BPR", "LightGCN"]
-            assert all(len(own) == methods for own in models.values())
-    for dataset, model, method, place, change in (
-        ("ml-1m", "BPR", "obliviate", 4, 2.43), ("ml-1m", "LightGCN", "obliviate", 4, 0.98),
-        ("amazon-music", "BPR", "obliviate", 4, 6.40), ("amazon-music", "LightGCN", "receraser", 3, 68.57),
-        ("yelp2018", "BPR", "rrl", 0, -0.52), ("yelp2018", "LightGCN", "obliviate", 5, 2.95),
-    ):  # fmt: skip
-        own = figures["utility"][dataset][model][method]
-        assert 100 * (own["unlearned"][place] / own["original"][place] - 1) == pytest.approx(change, abs=0.01)
-    assert figures["time"]["yelp2018"]["LightGCN"]["obliviate"] == [1984.45, 57.23]
-    assert figures["ablations"]["ml-1m"]["BPR"]["no_lua"] == [0.1921, 0.3089]
-    assert figures["demotion"]["yelp2018"]["BPR"]["obliviate"] == [0.0088, 0.7987]

@@ -19,7 +19,7 @@ import pytest
 from recbole_unlearn.cli import parse
 from recbole_unlearn.measures import SHORT
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.report import comparison, figures, page, run_report, write_comparison, write_report
+from recbole_unlearn.report import comparison, page, run_report, write_comparison, write_report
 from recbole_unlearn.results import LEVELS, PhaseResult, RunResult
 from recbole_unlearn.settings import names
 from tests.parts import refused
@@ -488,22 +488,3 @@ def test_chromium_draws_the_pages_in_light_and_dark_and_on_a_phone(tmp_path, com
     check_in_chromium(write_report(read(), tmp_path), tmp_path, 7, False)
     check_in_chromium(compare(sample(), sample("other")), tmp_path, 2, True)
     check_in_chromium(hostile, tmp_path, 7, True)
-
-
-def light(color):
-    """The relative luminance of WCAG 2 of a color such as #1c2127."""
-    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05
-
-
-def test_text_can_be_read_in_light_and_dark():
-    day, night = (
-        page.render("base.html", title="").decode().split("<style>")[1].split("prefers-color-scheme: dark", 1)
-    )
-    for part in (day, night.split("* {")[0]):
-        tone = {name: light(color) for name, color in re.findall(r"--(\w+): (#\w{6})", part)}
-        inks = [(tone[ink], 4.5) for ink in ("ink", "quiet", "near", "under", "over", "unknown")]
-        for ground, seen in (("paper", [(light(look.color), 3) for look in figures.LOOKS]), ("panel", [])):
-            for ink, least in inks + seen:
-                assert max(ink, tone[ground]) / min(ink, tone[ground]) >= least
