@@ -2,10 +2,6 @@
 
     python benchmarks/obliviate.py --dataset=ml-1m --data_path=DIR --models=BPR,LightGCN --seeds=2020,2021,2022
 
-    python benchmarks/obliviate.py --docs
-
-The second command prints the tables of docs/results.md ("Obliviate as it is now") from the runs that are in OUT.
-
 Each cell is one run of `run_unlearn`, whose result.json stays in OUT; a second call goes on where the first one
 stopped. Retraining has a seed of its own for each cell, so it is done in the same run as what it is compared with.
 """
@@ -14,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -91,62 +86,6 @@ def figures(result: dict, phase: str) -> dict[str, float]:
     }
 
 
-# Columns of the tables of docs/results.md: a head, a figure, its format, and how the worst run is found.
-COLUMNS: dict[str, list[tuple]] = {
-    "genuine": [
-        ("attack AUC − retrained's", "attack", "+.3f", abs),
-        ("the original's", "attack of the original", "+.2f", None),
-        ("demotion rate − retrained's", "gap", "+.3f", abs), ("the original's", "gap of the original", "+.2f", None),
-        ("unaffected users (NDCG@20, against the original)", "unaffected", "+.1%", lambda x: -x),
-        ("affected users, against retrained", "affected of retrained", "+.1%", None),
-        ("memory, demotion", "memory", "+.3f", abs),
-    ],
-    "injected": [
-        ("recovered", "recovered", ".0%", lambda x: -x), ("demotion rate − retrained's", "gap", "+.3f", abs),
-        ("unaffected users", "unaffected", "+.1%", lambda x: -x),
-        ("retrained", "unaffected of retrained", "+.1%", None),
-        ("memory, demotion", "memory", "+.3f", abs), ("changes accepted", "accepted", ".2f", lambda x: -x),
-    ],
-}  # fmt: skip
-
-
-def printed(value: float, style: str) -> str:
-    """A figure as the docs have it: a minus sign, and no zero before the point of a share."""
-    text = format(value, style).replace("-", "−").replace("%", " %")
-    return text if "%" in text else re.sub(r"\b0(?=\.)", "", text)
-
-
-def docs_tables(out: Path) -> None:
-    """The mean over seeds of every finished cell, in brackets the worst run."""
-    found: dict[tuple[str, str, str], list[dict]] = {}
-    for path in sorted(out.glob("*-obliviate/result.json")):
-        dataset, model, kind, _, _ = path.parent.name.rsplit("-", 4)
-        result = json.loads(path.read_text())
-        first, last = (figures(result, phase) for phase in ("original", "retrained"))
-        own = figures(result, "unlearned")
-        own |= {f"{key} of the original": first[key] for key in ("gap", "attack")}
-        own["affected of retrained"] = own["affected"] / last["affected"] - 1
-        own["unaffected of retrained"] = last["unaffected"]
-        own["memory"] = result.get("placebo", {}).get("memory", {}).get("demotion", float("nan"))
-        own["accepted"] = result["certificates"].get("accepted", 1.0)
-        own["verdict"] = result["verdict"]["level"]
-        found.setdefault((kind, dataset, model), []).append(own)
-    for kind, columns in COLUMNS.items():
-        rows = []
-        for (_, dataset, model), cells in ((key, cells) for key, cells in found.items() if key[0] == kind):
-            row = [f"{model}, {dataset}", len(cells)]
-            for _, key, style, worst in columns:
-                values = [cell[key] for cell in cells]
-                shown = printed(float(np.mean(values)), style)
-                row.append(
-                    f"{shown} ({printed(max(values, key=worst), style)})" if worst and len(values) > 1 else shown
-                )
-            rows.append([*row, ", ".join(cell["verdict"] for cell in cells)])
-        heads = ["", "seeds", *(head for head, *_ in columns), "verdicts"]
-        table = tabulate(rows, heads, tablefmt="github", disable_numparse=True)
-        print(f"{kind}\n{table}\n")
-
-
 def main() -> None:
     """Run what is missing, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -160,10 +99,7 @@ def main() -> None:
     parser.add_argument("--cached", dest="fresh", action="store_false", help="retraining may come from the cache")
     parser.add_argument("--cache_dir", default="saved/cache")
     parser.add_argument("--out", default="saved/benchmark")
-    parser.add_argument("--docs", action="store_true", help="print the tables of docs/results.md, run nothing")
     args = parser.parse_args()
-    if args.docs:
-        return docs_tables(Path(args.out))
     rows = []
     for model in args.models.split(","):
         for kind in args.requests.split(","):

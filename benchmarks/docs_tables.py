@@ -1,0 +1,132 @@
+"""Write the tables of README, docs/results.md and the grid's record from finished runs.
+
+    python run_unlearn.py --model=LightGCN --dataset=ml-100k --unlearn=obliviate --compare=retrain --output_dir=FIRST
+    python benchmarks/obliviate.py --methods= --cached --out=RUNS ...
+    python run_unlearn.py --grid=properties/grid/machine.yaml --output_dir=GRID
+    python benchmarks/docs_tables.py --readme=FIRST --runs=RUNS --grid=GRID --record=benchmarks/grid-DATE.md
+
+Each option alone writes its own tables. A table stands between `<!-- NAME: ... -->` and `<!-- end -->`; all else in a
+page stays as it is. The record of a grid is the file that `--report` writes, with its settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from obliviate import figures
+from tabulate import tabulate
+
+from recbole_unlearn.report import read_result, write_comparison
+from recbole_unlearn.results.table import table
+
+# Columns of the tables of docs/results.md: a head, a figure, its format, and how the worst run is found.
+COLUMNS: dict[str, list[tuple]] = {
+    "genuine": [
+        ("attack AUC − retrained's", "attack", "+.3f", abs),
+        ("the original's", "attack of the original", "+.2f", None),
+        ("demotion rate − retrained's", "gap", "+.3f", abs), ("the original's", "gap of the original", "+.2f", None),
+        ("unaffected users (NDCG@20, against the original)", "unaffected", "+.1%", lambda x: -x),
+        ("affected users, against retrained", "affected of retrained", "+.1%", None),
+        ("memory, demotion", "memory", "+.3f", abs),
+    ],
+    "injected": [
+        ("recovered", "recovered", ".0%", lambda x: -x), ("demotion rate − retrained's", "gap", "+.3f", abs),
+        ("unaffected users", "unaffected", "+.1%", lambda x: -x),
+        ("retrained", "unaffected of retrained", "+.1%", None),
+        ("memory, demotion", "memory", "+.3f", abs), ("changes accepted", "accepted", ".2f", lambda x: -x),
+    ],
+}  # fmt: skip
+
+
+def printed(value: float, style: str) -> str:
+    """A figure as the docs have it: a minus sign, and no zero before the point of a share."""
+    text = format(value, style).replace("-", "−").replace("%", " %")
+    return text if "%" in text else re.sub(r"\b0(?=\.)", "", text)
+
+
+def written(page: Path, name: str, text: str) -> None:
+    """Put ``text`` between the marks of ``name`` in a page."""
+    found, number = re.subn(
+        rf"(<!-- {name}:[^\n]*-->\n).*?(\n<!-- end -->)",
+        lambda marks: f"{marks[1]}{text}{marks[2]}",
+        page.read_text(),
+        flags=re.S,
+    )
+    if number != 1:
+        raise SystemExit(f"{page} has {number} blocks named {name}; expected one")
+    page.write_text(found)
+
+
+def cells_of(out: Path) -> dict[tuple[str, str, str], list[dict]]:
+    """The figures of all finished runs by kind of request, dataset and model."""
+    found: dict[tuple[str, str, str], list[dict]] = {}
+    for path in sorted(out.glob("*-obliviate/result.json")):
+        dataset, model, kind, _, _ = path.parent.name.rsplit("-", 4)
+        result = json.loads(path.read_text())
+        first, last = (figures(result, phase) for phase in ("original", "retrained"))
+        own = figures(result, "unlearned")
+        own |= {f"{key} of the original": first[key] for key in ("gap", "attack")}
+        own["affected of retrained"] = own["affected"] / last["affected"] - 1
+        own["unaffected of retrained"] = last["unaffected"]
+        own["memory"] = result.get("placebo", {}).get("memory", {}).get("demotion", float("nan"))
+        own["accepted"] = result["certificates"].get("accepted", 1.0)
+        own["verdict"] = result["verdict"]["level"]
+        found.setdefault((kind, dataset, model), []).append(own)
+    return found
+
+
+def results_tables(out: Path) -> dict[str, str]:
+    """The mean over seeds of every finished cell, in brackets the worst run; by kind of request."""
+    found, tables = cells_of(out), {}
+    for kind, columns in COLUMNS.items():
+        rows = []
+        for (_, dataset, model), cells in ((key, cells) for key, cells in found.items() if key[0] == kind):
+            row = [f"{model}, {dataset}", len(cells)]
+            for _, key, style, worst in columns:
+                values = [cell[key] for cell in cells]
+                shown = printed(float(np.mean(values)), style)
+                row.append(
+                    f"{shown} ({printed(max(values, key=worst), style)})" if worst and len(values) > 1 else shown
+                )
+            rows.append([*row, ", ".join(cell["verdict"] for cell in cells)])
+        heads = ["", "seeds", *(head for head, *_ in columns), "verdicts"]
+        tables[kind] = tabulate(rows, heads, tablefmt="github", disable_numparse=True)
+    return tables
+
+
+def grid_record(grid: Path, record: Path) -> None:
+    """The tables of a grid, as `--report` writes them."""
+    results = sorted(path.parent for path in grid.glob("*/result.json"))
+    with tempfile.TemporaryDirectory() as folder:
+        page = write_comparison(results, Path(folder) / "report.html", [grid])
+        tables = page.with_name("tables.md").read_text()
+    head = f"# A grid: all tables\n\nWritten by `benchmarks/docs_tables.py` from {len(results)} runs."
+    record.write_text(f"{head}\n\n{tables}")
+
+
+def main() -> None:
+    """Write the tables that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--readme", type=Path, help="the directory of the run of README's first command")
+    parser.add_argument("--runs", type=Path, help="the directory that benchmarks/obliviate.py wrote")
+    parser.add_argument("--grid", type=Path, help="the directory of a grid")
+    parser.add_argument("--record", type=Path, help="the page to write the grid's tables to")
+    args = parser.parse_args()
+    if args.readme:
+        shown = table(read_result(args.readme / "result.json")).split("\n\n")[0]
+        written(Path("README.md"), "first run", f"```text\n{shown}\n```")
+    if args.runs:
+        tables = results_tables(args.runs)
+        written(Path("docs/results.md"), "genuine", tables["genuine"])
+        written(Path("docs/results.md"), "noise", tables["injected"])
+    if args.grid:
+        grid_record(args.grid, args.record)
+
+
+if __name__ == "__main__":
+    main()
