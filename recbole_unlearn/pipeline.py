@@ -126,7 +126,7 @@ class Pipeline:
         self.plan = self.trainings.watcher = Plan(
             self.config, self.methods, "injected noise" if injected else "a request",
             informed=injected and options.inject_mode == "informed", loaded=self.checkpoint is not None,
-            placebo=self.evaluation.placebo, noise=options.inject_users * options.inject_amount,
+            placebo=self.evaluation.placebo,
         )  # fmt: skip
         self._begin = self.plan.begin
         self.prepare(forget)

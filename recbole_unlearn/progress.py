@@ -1,8 +1,7 @@
-"""Messages of a run: its plan and time, and the size of the request.
+"""Messages of a run: its plan, the time that is left of a training, and the size of the request.
 
-The time of an epoch is measured: all trainings of a run have the same model, and an epoch takes time in proportion to
-its interactions. Early stopping shortens trainings, so estimates are upper limits; only training is estimated.
-Messages have counts, never names of users; figures of few users were rounded or removed before.
+Early stopping shortens trainings, so estimates are upper limits. Messages have counts, never names of users; figures
+of few users were rounded or removed before.
 """
 
 import dataclasses
@@ -50,13 +49,7 @@ class Step:
     name: str
     what: str
     epochs: int = 0  # 0: no training, or a closed form
-    interactions: int = 0
     cached: bool = False
-
-    @property
-    def work(self) -> int:
-        """Epochs times interactions to be trained on."""
-        return 0 if self.cached else self.epochs * self.interactions
 
 
 @dataclasses.dataclass
@@ -69,11 +62,8 @@ class Plan:
     informed: bool = False  # noise is chosen by a model of the clean data
     loaded: bool = False  # the original comes from a checkpoint
     placebo: bool = True  # the method also runs on the retrained model
-    noise: float = 0.0  # injected interactions, as a share of the clean ones
     now: Callable[[], float] = time.perf_counter
     steps: list[Step] = dataclasses.field(default_factory=list)
-    _at: int = -1  # position of the current phase
-    _pace: float | None = None  # seconds for one interaction of one epoch
 
     @property
     def _limit(self) -> str:
@@ -82,7 +72,7 @@ class Plan:
         return "at most " if 0 < last < self.config["epochs"] else ""
 
     def announce(self, parts: Mapping[str, Splits], trainings: Trainings, changes: bool = True) -> None:
-        """Log the plan, once; a later call, which knows more, only corrects the estimates.
+        """Log the plan, once; a later call only knows better which phases come.
 
         ``parts`` are the splits that are known: "clean", or "full" and "retain". ``changes`` says whether a training
         interaction is deleted.
@@ -98,16 +88,14 @@ class Plan:
 
     def phases(self, parts: Mapping[str, Splits], trainings: Trainings, changes: bool = True) -> list[Step]:
         """The phases of the run, in the order in which the pipeline does them; arguments as :meth:`announce`."""
-        retain = len(parts["retain" if "retain" in parts else CLEAN].train)
-        full = len(parts["full"].train) if "full" in parts else round(retain * (1 + self.noise))
         has = lambda config, part: part in parts and trainings.has(config, parts[part])  # noqa: E731
         config, first = self.config, self.methods[0].method
         closed_form = config["MODEL_TYPE"] == ModelType.TRADITIONAL
         epochs = 0 if closed_form else int(config["epochs"])
         original = Step(ORIGINAL, "measure the original")
         if not self.loaded:
-            original = Step(ORIGINAL, "train original", epochs, full, has(config, "full"))
-        steps = [Step(CLEAN, "train clean", epochs, retain, has(config, CLEAN))] if self.informed else []
+            original = Step(ORIGINAL, "train original", epochs, has(config, "full"))
+        steps = [Step(CLEAN, "train clean", epochs, has(config, CLEAN))] if self.informed else []
         steps += [] if first.own_original else [original]
         for position, phase in enumerate(self.methods):
             method, name = phase.method, phase.name
@@ -117,13 +105,13 @@ class Plan:
             if method.own_original and self.loaded and position == 0:
                 steps.append(Step(phase.own_original, f"measure the original of {method.name}"))
             elif method.own_original:
-                steps.append(Step(phase.own_original, f"train the parts of {method.name}", epochs, full))
+                steps.append(Step(phase.own_original, f"train the parts of {method.name}", epochs))
             if method.exact and (changes or position > 0):
                 cached = has(method.training(phase.settings, config, phase.repeat), "retain")
-                steps.append(Step(name, method.name, epochs, retain, cached))
+                steps.append(Step(name, method.name, epochs, cached))
             elif changes:
                 again = epochs if method.own_original else 0
-                steps.append(Step(name, f"unlearn with {method.name}", again, retain))
+                steps.append(Step(name, f"unlearn with {method.name}", again))
             else:
                 steps.append(Step(name, f"{method.name}, which has nothing to change"))
         retrains = changes and any(phase.method.reference for phase in self.methods[1:])
@@ -133,37 +121,22 @@ class Plan:
 
     def begin(self, name: str) -> None:
         """Log that the phase of this name begins."""
-        self._at = next(position for position, step in enumerate(self.steps) if step.name == name)
-        step, rest = self.steps[self._at], self._rest()
-        parts = [f"Phase {self._at + 1} of {len(self.steps)}: {step.what}"]
-        if step.work:
-            parts.append(self._limit + counted(step.epochs, "epoch"))
-            parts += [] if self._pace is None else [f"about {duration(step.work * self._pace)}"]
-        later = f" (about {duration(rest)} of training after it)" if rest else ""
-        logger.info("%s%s.", ", ".join(parts), later)
+        at, step = next((at, step) for at, step in enumerate(self.steps, 1) if step.name == name)
+        epochs = f", {self._limit}{counted(step.epochs, 'epoch')}" if step.epochs and not step.cached else ""
+        logger.info("Phase %d of %d: %s%s.", at, len(self.steps), step.what, epochs)
 
-    def _rest(self) -> float:
-        """Seconds of the trainings of later phases; 0 if unknown."""
-        return sum(step.work for step in self.steps[self._at + 1 :]) * (self._pace or 0.0)
-
-    def training(self, label: str, interactions: int, epochs: int) -> None:
-        """A training begins; its pace is measured."""
-        self._label, self._interactions, self._epoch_number = label, interactions, epochs
-        # With the pace of an earlier training, the phase began with an estimate.
-        self._start, self._next = self.now(), _RELIABLE if self._pace is None else _AGAIN
+    def training(self, label: str, epochs: int) -> None:
+        """A training begins."""
+        self._label, self._epochs, self._start, self._next = label, epochs, self.now(), _RELIABLE
 
     def epoch(self, done: int) -> None:
         """``done`` epochs of the training are finished; log the time left, at growing intervals."""
         spent = self.now() - self._start
-        self._pace = spent / (done * max(1, self._interactions))
-        left = spent / done * (self._epoch_number - done)
-        if spent < self._next or left < _RELIABLE:
-            return
-        self._next = spent + min(_SELDOM, max(_AGAIN, spent))
-        rest = self._rest()
-        more = f", and {duration(rest)} of training after it" if rest else ""
-        with tqdm.external_write_mode():  # keeps a progress bar on the screen intact
-            logger.info("Training %s: %sabout %s left%s.", self._label, self._limit, duration(left), more)
+        left = spent / done * (self._epochs - done)
+        if spent >= self._next and left >= _RELIABLE:
+            self._next = spent + min(_SELDOM, max(_AGAIN, spent))
+            with tqdm.external_write_mode():  # keeps a progress bar on the screen intact
+                logger.info("Training %s: %sabout %s left.", self._label, self._limit, duration(left))
 
 
 def duration(seconds: float) -> str:

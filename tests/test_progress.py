@@ -58,28 +58,31 @@ def running():
 def test_the_plan_and_its_estimates(running, lines):
     now, time = running
     now.announce(sizes(1200, 1000), cache(1200))
-    now.announce(sizes(1200, 1000), cache())  # the same phases; it is said once
+    now.announce(sizes(1200, 1000), cache(1200))  # the same phases; it is said once
     now.begin("clean")
-    now.training("clean", 1000, 100)
+    now.training("clean", 100)
     time[0] = 1.0
     now.epoch(1)  # too early to say
     time[0] = 10.0
-    now.epoch(2)  # 5 s an epoch of 1000 interactions
+    now.epoch(2)  # 5 s an epoch
     time[0] = 15.0
     now.epoch(3)  # said a moment ago
     now.begin("original")
-    now.training("original", 1200, 100)
     now.begin("unlearned")
     now.begin("retrained")
+    now.training("retrained", 100)
+    time[0] = 35.0
+    now.epoch(5)
     assert lines() == [
         "Plan for LightGCN on ml-1m, with injected noise: 1 train clean (at most 100 epochs), 2 train original "
         "(cached), 3 unlearn with obliviate, 4 retrain (at most 100 epochs), 5 obliviate on the retrained model, "
         "as a placebo.",
         "Phase 1 of 5: train clean, at most 100 epochs.",
-        "Training clean: at most about 8 min left, and 18 min of training after it.",
-        "Phase 2 of 5: train original, at most 100 epochs, about 10 min (about 8 min of training after it).",
-        "Phase 3 of 5: unlearn with obliviate (about 8 min of training after it).",
-        "Phase 4 of 5: retrain, at most 100 epochs, about 8 min.",
+        "Training clean: at most about 8 min left.",
+        "Phase 2 of 5: train original.",
+        "Phase 3 of 5: unlearn with obliviate.",
+        "Phase 4 of 5: retrain, at most 100 epochs.",
+        "Training retrained: at most about 6 min left.",
     ]
 
 

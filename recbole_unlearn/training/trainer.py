@@ -74,7 +74,7 @@ def _missing_package(config: UnlearnConfig, error: ImportError) -> UnlearnError:
 class Watcher(Protocol):
     """Follows the epochs of a training."""
 
-    def training(self, label: str, interactions: int, epochs: int) -> None:
+    def training(self, label: str, epochs: int) -> None:
         """A training begins."""
 
     def epoch(self, done: int) -> None:
@@ -130,7 +130,7 @@ class PhaseTrainer(_Trainer):
         refuse_unmeasured(self.config)
         self._watcher = watcher
         if watcher is not None:
-            watcher.training(self.label, len(data.train._dataset), self.epochs)
+            watcher.training(self.label, self.epochs)
         start = time.perf_counter()
         shown = bool(self.config["show_progress"])
         with progress_bar(f"Train {self.label}", self.epochs, shown, "epoch") as self._bar:
