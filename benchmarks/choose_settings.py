@@ -66,7 +66,7 @@ CANDIDATES = {
     ],
     "ifru": [*grid(ifru_damping=[0.02, 0.05, 0.1, 0.2], ifru_hops=[0, 1])],
     "sisa": [
-        *grid(sisa_learning_rate=[None, 0.002, 0.005, 0.01], sisa_epochs=[None, 400]),
+        *grid(sisa_learning_rate=[None, 0.002, 0.005, 0.01]),
         *grid(sisa_learning_rate=[0.0005, 0.003, 0.007, 0.02]),
     ],
     "receraser": [
@@ -75,7 +75,7 @@ CANDIDATES = {
         *grid(receraser_partition=["users"], receraser_learning_rate=[0.002]),
     ],
     "ultrare": [
-        *grid(ultrare_learning_rate=[None, 0.002, 0.005, 0.01], ultrare_epochs=[None, 400]),
+        *grid(ultrare_learning_rate=[None, 0.002, 0.005, 0.01]),
         *grid(ultrare_learning_rate=[0.0005, 0.003, 0.007, 0.02]),
     ],
 }
@@ -92,12 +92,9 @@ SHORT = {
     ],
     "scif": grid(scif_cap=[0.7, 1.0], scif_damping=[0.01, 0.1]),
     "ifru": grid(ifru_damping=[0.02, 0.05, 0.1, 0.2]),
-    "sisa": [*grid(sisa_learning_rate=[0.002, 0.005, 0.01]), {"sisa_learning_rate": 0.005, "sisa_epochs": 100}],
+    "sisa": grid(sisa_learning_rate=[0.002, 0.005, 0.01]),
     "receraser": grid(receraser_partition=["users"], receraser_learning_rate=[0.002, 0.005]),
-    "ultrare": [
-        *grid(ultrare_learning_rate=[0.002, 0.005, 0.01]),
-        {"ultrare_learning_rate": 0.005, "ultrare_epochs": 100},
-    ],
+    "ultrare": grid(ultrare_learning_rate=[0.002, 0.005, 0.01]),
 }
 assert all(len(own) <= 12 for own in CANDIDATES.values())
 assert all(len(own) <= 4 for own in SHORT.values())

@@ -6,6 +6,7 @@ same name in `properties/method/`. A method of another package names its module 
 `recbole_unlearn.methods`. No other module knows a method by its name; see docs/extending.md.
 """
 
+import dataclasses
 import importlib
 import logging
 import pkgutil
@@ -79,8 +80,13 @@ def quickest_exact(model: type) -> type[Any]:
     return min(suiting, key=lambda one: one.auto_order)
 
 
+@dataclasses.dataclass(frozen=True)
+class NoSettings:
+    """Of a method without any."""
+
+
 def method(
-    name: str, help: str, settings: type, *, models: str = "", result: str = "", recommended: str = ""
+    name: str, help: str, settings: type = NoSettings, *, models: str = "", result: str = "", recommended: str = ""
 ) -> Callable[[C], C]:
     """Class decorator: make a trainer available as ``--unlearn=name``, with the dataclass of its ``settings``.
 

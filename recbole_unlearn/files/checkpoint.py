@@ -9,7 +9,6 @@ plain RecBole takes both and gets the split they were evaluated with. Moments an
 import contextlib
 import dataclasses
 import hashlib
-import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -46,8 +45,6 @@ SCHEMA, HEAD = 1, "ensemble.json"
 _SIZE = re.compile(r"size|dim|hidden|layers|factor|num|length", re.IGNORECASE)
 _NEIGHBORS = ("adj_entity", "adj_relation")  # of KGCN, by entity: its sample of the knowledge graph
 _FIT = "Give the dataset, data_path and settings that the checkpoint was trained with."
-
-logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -225,7 +222,7 @@ def _is_sensible(value: Any, most: int, most_inside: int, depth: int = 0) -> boo
 
 
 def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
-    """The weights and the rest of a training; an optimizer that is damaged is left out, as methods that need it say.
+    """The weights and the rest of a training; whether its optimizer can be used, methods that need it find out.
 
     SASRecF keeps a layer with its arrays and numbers; its weights are in the state_dict as well, and it is not read.
     """
@@ -237,9 +234,6 @@ def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
     epoch, optimizer = content.get("epoch", -1), content.get("optimizer")
     counted = type(epoch) is int and -1 <= epoch <= LARGEST_NUMBER
     _require(counted, path, "has an epoch that is not a number of epochs.")
-    if optimizer is not None and not _is_optimizer(optimizer):
-        logger.warning("The optimizer's state in %s is damaged and is not used.", shown(path))
-        optimizer = None
     other, kept = content.get("other_parameter"), {}
     kinds = (torch.Tensor, np.ndarray, np.generic, sp.spmatrix, bool, int, float, str, type(None))
     known = other is None or isinstance(other, dict)
@@ -249,19 +243,6 @@ def _trained(path: Path, content: Mapping[str, Any]) -> Trained:
             kept[name] = value
     _require(known, path, "has other parameters that no model of RecBole keeps.")
     return Trained({**content["state_dict"]}, optimizer, kept, epoch)
-
-
-def _is_optimizer(state: Any) -> bool:
-    if not isinstance(state, dict):
-        return False
-    groups, moments = state.get("param_groups"), state.get("state")
-    return (
-        isinstance(groups, list)
-        and isinstance(moments, dict)
-        and all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups)
-        and all(type(index) is int for group in groups for index in group["params"])
-        and all(type(index) is int and isinstance(entry, dict) for index, entry in moments.items())
-    )
 
 
 def _dataset_of(path: Path, values: Mapping[str, Any], digest: Any) -> Path | None:

@@ -1,7 +1,7 @@
 r"""Downdate: a closed form of D becomes that of D\S without a refit; `training/downdate.py` has the formulas."""
 
-import dataclasses
 import logging
+from typing import Any
 
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
@@ -28,12 +28,7 @@ def closed_form(trainer: UnlearnTrainer, task: UnlearnTask) -> Outcome:
     return Outcome({"exact": True, "refitted": True}, {}, new.seconds, new.from_cache, refitted_items=items)
 
 
-@dataclasses.dataclass(frozen=True)
-class DowndateSettings:
-    """There are none."""
-
-
-@method("downdate", "Subtract the request from a closed form: exact.", DowndateSettings, models="EASE, ItemKNN, Pop")
+@method("downdate", "Subtract the request from a closed form: exact.", models="EASE, ItemKNN, Pop")
 class Downdate(UnlearnTrainer):
     r"""The matrices of D\S from those of D."""
 
@@ -46,7 +41,7 @@ class Downdate(UnlearnTrainer):
         return model in (*DOWNDATED, Pop)
 
     @classmethod
-    def check(cls, settings: DowndateSettings, config: UnlearnConfig) -> None:
+    def check(cls, settings: Any, config: UnlearnConfig) -> None:
         """Refuse all models but three."""
         if not cls.suits(config.model_class):
             raise UnlearnError(

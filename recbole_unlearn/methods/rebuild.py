@@ -12,7 +12,6 @@ are exact too.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from typing import Any
 
@@ -20,7 +19,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.methods import Outcome, UnlearnTask, method
 from recbole_unlearn.methods.retrain import Retrain
-from recbole_unlearn.settings import UnlearnConfig, setting
+from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import SPECTRAL, most_epochs
 
 # As good as retrained by docs/results.md. Others can be rebuilt, but --unlearn=auto retrains them.
@@ -28,17 +27,9 @@ MEASURED = ("BPR", "LightGCN", "NGCF", "SGL", "SimpleX", "NeuMF", "GRU4Rec")
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class RebuildSettings:
-    """Settings of rebuilding."""
-
-    rebuild_seed: int | None = setting("Seed of the new model; one more than the run's when empty.")
-
-
 @method(
     "rebuild",
     "Start from a factorization of the retained interactions, then train a few epochs: exact, and done in seconds.",
-    RebuildSettings,
     models="all; in full where a model has no rows of users",
     result="exact",
     recommended="for a batch of requests, and whenever the result has to be exact",
@@ -56,9 +47,8 @@ class Rebuild(Retrain):
 
     @classmethod
     def training(cls, settings: Any, config: UnlearnConfig, repeat: int) -> UnlearnConfig:
-        """The config with a spectral start, and a new seed as for retraining."""
-        seed = config["seed"] + 1 if settings.rebuild_seed is None else settings.rebuild_seed
-        return config.replace(seed=seed + repeat, start=SPECTRAL)
+        """The config with a spectral start, and a new seed."""
+        return config.replace(seed=config["seed"] + 1 + repeat, start=SPECTRAL)
 
     @classmethod
     def epochs(cls, settings: Any, config: UnlearnConfig) -> int:

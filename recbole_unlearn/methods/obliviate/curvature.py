@@ -45,7 +45,7 @@ class UnusableStateError(Exception):
 
 def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | None) -> tuple[Moments, str]:
     """Second moments by parameter name, and the optimizer's name; UnusableStateError unless they fit the model."""
-    if not optimizer or not optimizer.get("state"):
+    if not isinstance(optimizer, Mapping) or not optimizer.get("state"):
         raise UnusableStateError("there is none")
     try:
         groups = {index: group for group in optimizer["param_groups"] for index in group["params"]}

@@ -192,18 +192,13 @@ class Shards:
 
 
 class ShardedTrainer(UnlearnTrainer):
-    """K models on parts of D; a request trains those that saw S again. Settings: NAME_shards, NAME_epochs etc."""
+    """K models on parts of D; a request trains those that saw S again. Settings: NAME_shards, NAME_learning_rate."""
 
     needs_original = False
     own_original = True
     needs_gradients = True
 
     shards: Shards  # of the original, and after `run` of the result, with retained interactions only
-
-    @classmethod
-    def epochs(cls, settings: Any, config: UnlearnConfig) -> int:
-        """Epochs of a shard's training."""
-        return getattr(settings, f"{cls.name}_epochs") or int(config["epochs"])
 
     def pretrain(self, task: UnlearnTask) -> Trained | None:
         """The model whose embeddings the interactions are divided by, the plain original; None without one."""
@@ -223,9 +218,8 @@ class ShardedTrainer(UnlearnTrainer):
 
     def originate(self, task: UnlearnTask) -> Outcome:
         """Train the ensemble on D, or read it from the directory it was saved to."""
-        given = {key: getattr(task.settings, f"{self.name}_{key}") for key in ("epochs", "learning_rate")}
-        given = {key: value for key, value in given.items() if value is not None}
-        full, config = task.data.full, task.config.replace(**given)
+        full, rate = task.data.full, getattr(task.settings, f"{self.name}_learning_rate")
+        config = task.config if rate is None else task.config.replace(learning_rate=rate)
         if task.stored is not None:
             self.shards, rule = read_ensemble(task.stored, config, full)
             self.model = self._combined(task, full, rule)[0]

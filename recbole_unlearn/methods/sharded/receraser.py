@@ -63,7 +63,6 @@ class RecEraserSettings:
         "By interactions (InBP), by users (UBP), or the light one by items.",
         choices=("interactions", "users", "items"),
     )
-    receraser_epochs: int | None = setting("Epochs of a shard's training; the model's own when empty.", low=1)
     receraser_learning_rate: float | None = setting("Learning rate of a shard; the model's own when empty.", low=0.0)
     receraser_aggregation: str = setting(
         "Attention over embeddings, or the mean of scores; the light partition has neither.",

@@ -33,7 +33,6 @@ class SISASettings:
 
     sisa_shards: int = setting("Shards, K.", low=1)
     sisa_slices: int = setting("Slices of a shard, with a checkpoint after each.", low=1)
-    sisa_epochs: int | None = setting("Epochs of a shard's training; the model's own when empty.", low=1)
     sisa_learning_rate: float | None = setting("Learning rate of a shard; the model's own when empty.", low=0.0)
 
 

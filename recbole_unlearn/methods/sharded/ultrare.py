@@ -40,11 +40,7 @@ class UltraRESettings:
     """Settings of UltraRE."""
 
     ultrare_shards: int = setting("Clusters of users, K.", low=1)
-    ultrare_epochs: int | None = setting("Epochs of a cluster's training; the model's own when empty.", low=1)
     ultrare_learning_rate: float | None = setting("Learning rate of a cluster; the model's own when empty.", low=0.0)
-    ultrare_combination: str = setting(
-        "Logistic regression on the models' scores, or their mean.", choices=("logistic", "mean")
-    )
 
 
 @method(
@@ -63,16 +59,13 @@ class UltraRE(ShardedTrainer):
         return by_users(users, embeddings[0], task.settings.ultrare_shards, generator, transport)
 
     def ensemble(self, task: UnlearnTask, splits: Splits, models: list[Any]) -> Ensemble:
-        """Weights by cluster, or the mean."""
-        if task.settings.ultrare_combination == "mean":
-            return Ensemble(task.config, models)
+        """Weights by cluster."""
         assert self.shards.partition.users is not None, "clusters are of users"
         return WeightedEnsemble(task.config, models, self.shards.partition.users)
 
     def fit_rule(self, task: UnlearnTask, ensemble: Ensemble, splits: Splits) -> dict[str, Curve]:
         """A regression for each cluster that has interactions."""
-        if not isinstance(ensemble, WeightedEnsemble):
-            return {}
+        assert isinstance(ensemble, WeightedEnsemble)
         index = TrainIndex(splits.train)
         all_pairs = RetainedIndex.whole(index)
         generator = torch.Generator().manual_seed(task.config["seed"])
