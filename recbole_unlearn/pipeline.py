@@ -219,6 +219,12 @@ class Pipeline:
 
     # The methods
 
+    @property
+    def _relearns(self) -> bool:
+        """Whether an approximate method is compared with retraining, so that relearning tells something."""
+        used = [phase.method for phase in self.methods]
+        return any(one.reference for one in used) and not all(one.exact or one.own_original for one in used)
+
     def _run_method(self, phase: MethodPhase) -> tuple[PhaseTrainer, Outcome]:
         """Run one method, save the model of the first one, and measure it."""
         method, first = phase.method, self.methods[0]
@@ -239,7 +245,10 @@ class Pipeline:
             data = dataclasses.replace(self.data, done=(*self.data.done, *new))
             self.saved = trainer.save(self.directory, data, self.home)
         made = self._as_saved(trainer, self.saved if phase is first else None)
-        self.phases[phase.name] = self._measure(phase.name, made, outcome, start)
+        # An exact model never saw S; the retrained one is trained on for the others' sake.
+        again = works and self._relearns and (method.reference or not (method.exact or method.own_original))
+        relearn = measures.relearning_epochs(self.config) if again else 0
+        self.phases[phase.name] = self._measure(phase.name, made, outcome, start, relearn)
         return made, outcome
 
     def _as_saved(self, trainer: UnlearnTrainer, name: str | None = None) -> PhaseTrainer:
@@ -271,10 +280,10 @@ class Pipeline:
         return self.phases[ORIGINAL]
 
     def _measure(
-        self, name: str, trainer: PhaseTrainer, made: Trained | Outcome, start: _Phase | None = None
+        self, name: str, trainer: PhaseTrainer, made: Trained | Outcome, start: _Phase | None = None, relearn: int = 0
     ) -> _Phase:
         """All figures of a model by itself; logs the main ones."""
-        measured = self.measurement.measure(trainer, None if start is None else start.measured)
+        measured = self.measurement.measure(trainer, None if start is None else start.measured, relearn)
         exact = isinstance(made, Outcome) and made.certificates.get("exact") is True
         phase = _Phase(measured, made.seconds, made.from_cache, start, exact)
         shown = self.discretion.phase(phase.result())
@@ -307,7 +316,7 @@ class Pipeline:
             phases,
             difficulty=self.difficulty,
             certificates=outcome.certificates,
-            curves={name: own.curves for name, own in outcomes.items() if own.curves},
+            curves={name: own for name in self.phases if (own := self._curves(name, outcomes))},
             errors=errors,
             placebo=self._placebo(outcomes),
             control=self._control(),
@@ -340,6 +349,10 @@ class Pipeline:
                 distribution=distributions.get(name),
             )
         return found
+
+    def _curves(self, name: str, outcomes: Mapping[str, Outcome]) -> dict[str, results.Curve]:
+        """Those of a phase's method, and of its relearning."""
+        return (outcomes[name].curves if name in outcomes else {}) | self.phases[name].measured.curves
 
     def _placebo(self, outcomes: Mapping[str, Outcome]) -> results.Placebo | None:
         """The method on the retrained model, measured: one unlearning, no training."""

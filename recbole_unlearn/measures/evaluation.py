@@ -23,8 +23,9 @@ from recbole_unlearn.data import Loaders, SequenceSplits, UnlearnData
 from recbole_unlearn.measures.base import DECIMALS, View, measures, rounded
 from recbole_unlearn.measures.forgetting import histograms, kolmogorov_smirnov
 from recbole_unlearn.measures.probe import Probes, probe
+from recbole_unlearn.measures.relearning import curves, relearned
 from recbole_unlearn.measures.scores import HistoryQuestions, Observation, Questions, deleted_pairs, observe
-from recbole_unlearn.results.schema import Distribution, Figure, Metrics, PhaseResult, Placebo
+from recbole_unlearn.results.schema import Curve, Distribution, Figure, Metrics, PhaseResult, Placebo
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.training import PhaseTrainer
 
@@ -103,6 +104,7 @@ class Measured(NamedTuple):
     groups: dict[str, dict[str, Metrics]]
     seen: Observation
     affected: dict[str, torch.Tensor]  # by metric, the values of each affected user
+    curves: dict[str, Curve]  # of relearning
 
 
 def paired_errors(before: Measured, after: Measured) -> Metrics:
@@ -126,17 +128,22 @@ class Measurement:
             self.questions = Questions.of(data, deleted_pairs(data, negatives, seed), seed)
         self.probes = Probes.of(data, seed)
 
-    def measure(self, trainer: PhaseTrainer, before: Measured | None = None) -> Measured:
-        """The figures of a model by itself, and of it together with the model it started from."""
+    def measure(self, trainer: PhaseTrainer, before: Measured | None = None, relearn: int = 0) -> Measured:
+        """The figures of a model by itself, and of it together with the model it started from.
+
+        ``relearn`` is the number of epochs for which a copy of it is trained on (`relearning.py`).
+        """
         found, affected = utility(trainer, self.config, self.test, self.data.affected_users)
         seen = dataclasses.replace(
             observe(trainer, self.questions, self.data.retain),
             probe=probe(trainer.model, self.data.retain.train, self.probes),
             ndcg=affected.get("ndcg@20"),
+            relearned=relearned(trainer, self.questions, self.data, relearn),
         )
         view = View(self.questions, seen, None if before is None else before.seen)
         masked, groups = self.masked(seen, found["unaffected"]), by_group(self.questions, self.data, seen.top)
-        return Measured(found, masked, self._figures(view, distances=False), groups, seen, affected)
+        figures = self._figures(view, distances=False)
+        return Measured(found, masked, figures, groups, seen, affected, curves(self.questions, seen))
 
     def _figures(self, view: View, distances: bool) -> dict[str, Figure]:
         taken = [one for one in measures() if one.is_distance == distances]

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.measures.base import View, measure, rounded
-from recbole_unlearn.measures.scores import HistoryObservation, HistoryQuestions, Standing
+from recbole_unlearn.measures.scores import HistoryObservation, HistoryQuestions, Questions, Standing
 from recbole_unlearn.results.schema import Distribution, Figure, Metrics
 from recbole_unlearn.rows import as_rows, find_tables
 
@@ -29,8 +29,8 @@ ATTACKED = 5_000  # pairs of each kind; the interval is then about .01 wide
 FOLDS = 5  # of the attack
 BINS = 60  # of the histograms of a run
 EMBEDDED = 20_000  # interactions of each kind, for the entanglement
-_GAP = {"mean": "", "error": ": standard error"}
-_AUC = {"auc": ": AUC", "tpr@1%fpr": ": TPR at 1% FPR"}
+GAP = {"mean": "", "error": ": standard error"}
+AUC = {"auc": ": AUC", "tpr@1%fpr": ": TPR at 1% FPR"}
 _USERS = {"all": ", all users", "affected": ", affected users", "unaffected": ", unaffected users"}
 
 
@@ -41,7 +41,7 @@ _USERS = {"all": ", all users", "affected": ", affected users", "unaffected": ",
 )  # fmt: skip
 def demotion_rate(view: View) -> dict[str, Figure]:
     """The mean over deleted pairs of the share of never-touched items that score higher."""
-    return {"demotion_rate": _rate(view.seen.deleted.demoted) if len(view.questions.deleted) else None}
+    return {"demotion_rate": mean(view.seen.deleted.demoted) if len(view.questions.deleted) else None}
 
 
 @measure(
@@ -56,18 +56,18 @@ def resurfacing(view: View) -> dict[str, Figure]:
         return {}
     lists = view.seen.top[torch.searchsorted(view.questions.users, pairs.users)]
     hits = lists == pairs.items[:, None]
-    return {f"resurfacing@{k}": _rate(hits[:, :k].any(dim=1)) for k in TOPK if k <= lists.shape[1]}
+    return {f"resurfacing@{k}": mean(hits[:, :k].any(dim=1)) for k in TOPK if k <= lists.shape[1]}
 
 
 @measure(
-    "demotion_gap", title="Demotion gap", parts=_GAP, is_distance=True, place=5,
+    "demotion_gap", title="Demotion gap", parts=GAP, is_distance=True, place=5,
     meaning="demotion rate minus the retrained model's, on the same comparisons, and its standard error over users",
     good="0, within twice its error",
 )  # fmt: skip
 def demotion_gap(view: View) -> dict[str, Figure]:
     """The mean of the paired differences, with an error that takes a user's pairs as one observation."""
     mine, target = (one.deleted.demoted for one in (view.seen, view.target))
-    return _gap("demotion_gap", mine, target, view.questions.deleted.users)
+    return gap("demotion_gap", mine, target, view.questions.deleted.users)
 
 
 @measure(
@@ -76,10 +76,10 @@ def demotion_gap(view: View) -> dict[str, Figure]:
     good="the retrained model's (it is above 0.5 there too)",
 )  # fmt: skip
 def _probe(view: View) -> dict[str, Figure]:
-    return {} if view.seen.probe is None else {"probe": _rate(view.seen.probe)}
+    return {} if view.seen.probe is None else {"probe": mean(view.seen.probe)}
 
 
-def _gap(
+def gap(
     key: str, mine: torch.Tensor | None, target: torch.Tensor | None, users: torch.Tensor | None = None
 ) -> dict[str, Figure]:
     """The mean of the differences of values (n,), and its standard error over ``users`` (n,), by default one each."""
@@ -90,21 +90,21 @@ def _gap(
 
 
 @measure(
-    "probe_gap", title="Probe of item vectors: gap", parts=_GAP, is_distance=True, discloses="probed", place=5,
+    "probe_gap", title="Probe of item vectors: gap", parts=GAP, is_distance=True, discloses="probed", place=5,
     meaning="the probe's AUC minus the retrained model's, for the same users, and its standard error over them",
     good="0, within twice its error; more is memory of S in the item vectors",
 )  # fmt: skip
 def _probe_gap(view: View) -> dict[str, Figure]:
-    return _gap("probe_gap", view.seen.probe, view.target.probe)
+    return gap("probe_gap", view.seen.probe, view.target.probe)
 
 
 @measure(
-    "utility_gap", title="NDCG@20 of affected users: gap", parts=_GAP, is_distance=True, discloses="measured",
+    "utility_gap", title="NDCG@20 of affected users: gap", parts=GAP, is_distance=True, discloses="measured",
     meaning="NDCG@20 of affected users minus the retrained model's, and its standard error over them", place=5,
     good="0, within twice its error; less is damage",
 )  # fmt: skip
 def _utility_gap(view: View) -> dict[str, Figure]:
-    return _gap("utility_gap", view.seen.ndcg, view.target.ndcg)
+    return gap("utility_gap", view.seen.ndcg, view.target.ndcg)
 
 
 def clustered(values: torch.Tensor, users: torch.Tensor) -> tuple[float, float]:
@@ -122,7 +122,8 @@ def clustered(values: torch.Tensor, users: torch.Tensor) -> tuple[float, float]:
     return float(mean), float(sums.square().sum().sqrt() / len(values))
 
 
-def _rate(values: torch.Tensor) -> float:
+def mean(values: torch.Tensor) -> float:
+    """The mean of ``values`` (n,), rounded as in results."""
     return rounded(values.double().mean())
 
 
@@ -142,7 +143,7 @@ def _histories(view: View) -> tuple[HistoryQuestions, HistoryObservation]:
 )  # fmt: skip
 def _demotion_at_test(view: View) -> dict[str, Figure]:
     questions, seen = _histories(view)
-    return {"demotion_at_test": _rate(seen.at_test)} if len(questions.deleted) else {}
+    return {"demotion_at_test": mean(seen.at_test)} if len(questions.deleted) else {}
 
 
 @measure(
@@ -154,7 +155,7 @@ def _demotion_at_test(view: View) -> dict[str, Figure]:
 )  # fmt: skip
 def _uncleaned(view: View) -> dict[str, Figure]:
     questions, seen = _histories(view)
-    rate = {"demotion_rate": _rate(seen.uncleaned)} if len(questions.deleted) else {}
+    rate = {"demotion_rate": mean(seen.uncleaned)} if len(questions.deleted) else {}
     found = rate | one_target_utility(seen.hits)
     return {"uncleaned": found} if found else {}
 
@@ -163,7 +164,7 @@ def one_target_utility(hits: torch.Tensor) -> Metrics:
     """RecBole's Recall and NDCG at K of windows with one target each: it is found or not, and 1/log₂(1 + place)."""
     gains = hits.double() / torch.log2(1 + torch.arange(1, hits.shape[1] + 1, dtype=torch.double))
     cuts = [k for k in TOPK if k <= hits.shape[1]] if len(hits) else []
-    recall = {f"recall@{k}": _rate(hits[:, :k].any(dim=1)) for k in cuts}
+    recall = {f"recall@{k}": mean(hits[:, :k].any(dim=1)) for k in cuts}
     return recall | {f"ndcg@{k}": rounded(gains[:, :k].sum(dim=1).mean()) for k in cuts}
 
 
@@ -177,14 +178,14 @@ def _emptied(view: View) -> dict[str, Figure]:
     questions, seen = _histories(view)
     if not len(questions.emptied) or not len(questions.control):  # without a control it means nothing
         return {}
-    return {"emptied": {"demotion_rate": _rate(seen.emptied), "held_out": _rate(seen.control)}}
+    return {"emptied": {"demotion_rate": mean(seen.emptied), "held_out": mean(seen.control)}}
 
 
 @measure(
     "emptied_gap", title="Emptied histories: demotion gap",
     meaning="how much more that rate differs from the retrained model's than that of held-out items of others does",
     good="0, within twice its error",
-    parts=_GAP, is_distance=True, of_sequences=True, discloses="emptied", place=5,
+    parts=GAP, is_distance=True, of_sequences=True, discloses="emptied", place=5,
 )  # fmt: skip
 def _emptied_gap(view: View) -> dict[str, Figure]:
     (questions, seen), target = _histories(view), view.target
@@ -221,6 +222,13 @@ def tpr_at_fpr(members: np.ndarray, others: np.ndarray, fpr: float = 0.01) -> fl
     return float((members > np.quantile(others, 1.0 - fpr, method="higher")).mean())
 
 
+def found_at(members: np.ndarray, others: np.ndarray, fpr: float) -> Metrics:
+    """As :func:`tpr_at_fpr`, under its name (`tpr@1%fpr`), with Wilson's 95 % interval for that many members."""
+    key, share = f"tpr@{100 * fpr:g}%fpr", tpr_at_fpr(members, others, fpr)
+    between = stats.binomtest(round(share * len(members)), len(members)).proportion_ci(method="wilson")
+    return {key: share, f"{key}_low": float(between.low), f"{key}_high": float(between.high)}
+
+
 def attack(members: np.ndarray, others: np.ndarray, users: np.ndarray) -> dict[str, Any] | None:
     """AUC with interval and TPR at 1 % FPR by features (m, f) of members and others; None with few ``users`` (m,)."""
     if len(np.unique(users)) < 2 * FOLDS:
@@ -235,11 +243,10 @@ def attack(members: np.ndarray, others: np.ndarray, users: np.ndarray) -> dict[s
     return {key: round(value, 4) for key, value in found.items()} | {"pairs": len(members)}
 
 
-def _membership(view: View, key: str, standings: Sequence[tuple[Standing, Standing]]) -> dict[str, Figure]:
+def membership(questions: Questions, standings: Sequence[tuple[Standing, Standing]]) -> dict[str, Any] | None:
     """The attack by the answers of one or more models, (deleted, held out) each."""
-    questions = view.questions
     if len(questions.members) == 0:
-        return {}
+        return None
     pick = np.arange(len(questions.members))
     if len(pick) > ATTACKED:
         pick = np.sort(np.random.default_rng(0).choice(len(pick), ATTACKED, replace=False))
@@ -249,28 +256,29 @@ def _membership(view: View, key: str, standings: Sequence[tuple[Standing, Standi
         for own in zip(*standings, strict=True)
     )
     members, others = members[questions.members.numpy()[pick]], others[pick]
-    found = attack(members, others, questions.held_out.users.numpy()[pick])
-    return {} if found is None else {key: found}
+    return attack(members, others, questions.held_out.users.numpy()[pick])
 
 
 @measure(
-    "attack", title="Attack", parts=_AUC, discloses="matched", place=3,
+    "attack", title="Attack", parts=AUC, discloses="matched", place=3,
     meaning="an attacker with this model alone tells deleted pairs from held-out ones; guessing gives 0.5 and 0.01",
     good="the retrained model's, within the intervals",
 )  # fmt: skip
 def _attack_alone(view: View) -> dict[str, Figure]:
-    return _membership(view, "attack", [(view.seen.deleted, view.seen.held_out)])
+    found = membership(view.questions, [(view.seen.deleted, view.seen.held_out)])
+    return {} if found is None else {"attack": found}
 
 
 @measure(
-    "attack_before_after", title="Attack, before and after", parts=_AUC, discloses="matched", place=4,
+    "attack_before_after", title="Attack, before and after", parts=AUC, discloses="matched", place=4,
     meaning="the same with the models before and after; guessing gives 0.5 and 0.01",
     good="the retrained model's, within the intervals",
 )  # fmt: skip
 def _attack_before_after(view: View) -> dict[str, Figure]:
     if view.before is None:
         return {}
-    return _membership(view, "attack_before_after", [(one.deleted, one.held_out) for one in (view.before, view.seen)])
+    found = membership(view.questions, [(one.deleted, one.held_out) for one in (view.before, view.seen)])
+    return {} if found is None else {"attack_before_after": found}
 
 
 # Score distributions of deleted pairs, relative to the user's other items: (s − mean)/std

@@ -128,6 +128,7 @@ class Standing:
 
     score: torch.Tensor  # (m,), (s − mean)/std over all items of the user
     demoted: torch.Tensor  # (m,), share of the compared items that score higher
+    log_p: torch.Tensor  # (m,), log of the softmax probability of the item among all items of the user
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +141,7 @@ class Observation:
     held_out: Standing
     probe: torch.Tensor | None = dataclasses.field(default=None, kw_only=True)  # (k,), see probe.py
     ndcg: torch.Tensor | None = dataclasses.field(default=None, kw_only=True)  # (a,), NDCG@20 of each affected user
+    relearned: tuple["Observation", ...] = dataclasses.field(default=(), kw_only=True)  # by epoch, see relearning.py
 
 
 @torch.no_grad()
@@ -153,18 +155,21 @@ def observe(trainer: PhaseTrainer, questions: Questions, splits: Splits) -> Obse
         scores = trainer.scores(users, splits.train)
         asked = torch.isin(users, questions.deleted.users).nonzero().flatten()
         # Torch warns about a mean over no user, where a request has no training interaction.
-        spread, mean = torch.std_mean(scores[asked, 1:], dim=1) if len(asked) else scores.new_zeros(2, 0)
+        known = scores[asked, 1:]
+        spread, mean = torch.std_mean(known, dim=1) if len(asked) else scores.new_zeros(2, 0)
+        total = known.logsumexp(dim=1)
         standings = []
         for pairs in (questions.deleted, questions.held_out):
             own, below = compared(scores, users, pairs)
             place = torch.searchsorted(users[asked], pairs.users[pairs.of(users)])
             standings += [(own - mean[place]) / spread[place].clamp(min=1e-12), below.float().mean(dim=1)]
-        known = history.of("user", users)
-        scores[torch.searchsorted(users, history.ids["user"][known]), history.ids["item"][known]] = -torch.inf
+            standings.append(own - total[place])
+        kept = history.of("user", users)
+        scores[torch.searchsorted(users, history.ids["user"][kept]), history.ids["item"][kept]] = -torch.inf
         found = *_lists(scores, users, questions.deleted), *standings
         parts.append([one.cpu() for one in found])
     top, masked, *rest = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Observation(top, masked, Standing(*rest[:2]), Standing(*rest[2:]))
+    return Observation(top, masked, Standing(*rest[:3]), Standing(*rest[3:]))
 
 
 def compared(scores: torch.Tensor, users: torch.Tensor, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -338,12 +343,13 @@ def _scored(
 @torch.no_grad()
 def standing(trainer: PhaseTrainer, pairs: Pairs, windows: Windows, splits: Splits) -> Standing:
     """The rank of each pair at its window."""
-    found = [torch.zeros(2, 0)]
+    found = [torch.zeros(3, 0)]
     for rows, scores in _scored(trainer, windows, torch.arange(len(pairs)), splits):
         spread, mean = torch.std_mean(scores[:, 1:], dim=1)
         own = scores.gather(1, pairs.items[rows, None].to(scores.device))
         demoted = (own < scores.gather(1, pairs.others[rows].to(scores.device))).float().mean(dim=1)
-        found.append(torch.stack([(own[:, 0] - mean) / spread.clamp(min=1e-12), demoted]).cpu())
+        log_p = own[:, 0] - scores[:, 1:].logsumexp(dim=1)
+        found.append(torch.stack([(own[:, 0] - mean) / spread.clamp(min=1e-12), demoted, log_p]).cpu())
     return Standing(*torch.cat(found, dim=1))
 
 

@@ -62,6 +62,7 @@ _WORDS = {
     "cannot_tell": "This request cannot tell: with it, the original and the retrained model look alike",
     "control": "This request cannot tell: a control that only reset rows without interactions passes the same test",
     "damage": "Forgotten at a price: recommendations of affected users are clearly worse than a retrained model's",
+    "returns": "Not fully forgotten: deleted items rank higher again as soon as training goes on",
     "exact": "Exact: the model is made of the retained interactions alone; nothing of the deleted ones went in",
     "unknown": "How near this model is to a retrained one is not known: retraining was not run (--compare=retrain)",
 }
@@ -133,7 +134,7 @@ def restated(
     """The same verdict with the figures of ``phases``, which may be rounded or left out."""
     if found.text in (UNCHANGED, DONE, NOTHING):
         return found
-    own = (key for key in ("control", "damage") if found.text.startswith(_WORDS[key]))
+    own = (key for key in ("control", "damage", "returns") if found.text.startswith(_WORDS[key]))
     note = next((one for one in (EMPTIED, WHOLE) if found.text.endswith(one)), "")
     return _said(next(own, found.level), phases, recovered, provisional, note)
 
@@ -158,7 +159,7 @@ class _Way(NamedTuple):
 
 
 def _reason(phases: Phases, probed: bool) -> str:
-    """A level, or "damage" where affected users have clearly worse recommendations than by the retrained model."""
+    """A level; "returns" where training brings deleted items back; "damage" to recommendations of affected users."""
     ways = [_probe(phases)] if probed else [_demotion(phases), _attack(phases), _probe(phases)]
     known = [way for way in ways if way is not None]
     if not known:
@@ -166,6 +167,8 @@ def _reason(phases: Phases, probed: bool) -> str:
     for way in known:
         if not way.is_near:
             return way.side
+    if not probed and any(way is not None and not way.is_near and way.side == "under" for way in _relearned(phases)):
+        return "returns"
     utility, target = _by_gap(phases, "utility_gap"), phases.get(RETRAINED, PhaseResult())
     if utility.end < -max(utility.slack, DAMAGE * target.affected.get("ndcg@20", 0.0)):
         return "damage"
@@ -204,19 +207,27 @@ def _probe(phases: Phases) -> _Way | None:
     return None if None in both else _by_gap(phases, "probe_gap")
 
 
-def _by_gap(phases: Phases, gap: str, clear: int = 1) -> _Way:
+def _relearned(phases: Phases) -> tuple[_Way | None, _Way | None]:
+    """Demotion rate and attack after a few more epochs, on the way from the original, which is not trained on."""
+    if phases.get(UNLEARNED, PhaseResult()).figure("relearning_gap", "mean") is None:
+        return None, None
+    return _by_gap(phases, "relearning_gap", of_original="demotion_gap"), _attack(phases, "relearning")
+
+
+def _by_gap(phases: Phases, gap: str, clear: int = 1, of_original: str | None = None) -> _Way:
     """By mean and error of the distance from the retrained model, which has none from itself."""
     named = [phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, SECOND)]
-    start, end, again = (phase.figure(gap, "mean") or 0.0 for phase in named)
-    unsure, own, _ = (2 * (phase.figure(gap, "error") or 0.0) for phase in named)
+    gaps = (of_original or gap, gap, gap)
+    start, end, again = (phase.figure(key, "mean") or 0.0 for key, phase in zip(gaps, named, strict=True))
+    unsure, own = (2 * (phase.figure(key, "error") or 0.0) for key, phase in zip(gaps[:2], named, strict=False))
     spread = max(LEAST, 2 * abs(again))
     return _Way(start, end, max(spread, own), abs(start) > clear * max(spread, unsure))
 
 
-def _attack(phases: Phases) -> _Way | None:
-    """The attacker's AUC with its confidence intervals."""
-    held = (phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, RETRAINED))
-    found = [phase.forgetting.get("attack") for phase in held]
+def _attack(phases: Phases, key: str = "attack") -> _Way | None:
+    """The attacker's AUC with its confidence intervals, under ``key`` for the unlearned and the retrained model."""
+    keys = {ORIGINAL: "attack", UNLEARNED: key, RETRAINED: key}
+    found = [phases.get(name, PhaseResult()).forgetting.get(own) for name, own in keys.items()]
     if not all(isinstance(one, Mapping) and {"auc", "low", "high"} <= one.keys() for one in found):
         return None
     before, after, target = cast("list[Mapping[str, float]]", found)
@@ -242,6 +253,9 @@ def _said(
     if reason == "damage" and "ndcg@20" in mine.affected and "ndcg@20" in target.affected:
         both = [decimal(one.affected["ndcg@20"], 3) for one in (mine, target)]
         text += f" (NDCG@20 {both[0]}, retrained {both[1]})"
+    if reason == "returns":
+        both = [decimal(one.figure("relearning", "demotion_rate"), 3) for one in (mine, target)]
+        text += f" (demotion rate {both[0]} after more epochs, retrained {both[1]}); without them they look forgotten"
     aucs = [decimal(one.figure("attack", "auc"), 2) for one in (mine, target)]
     differs = attack is not None and not attack.is_near and aucs[0] != aucs[1]
     leaks = probe is not None and not probe.is_near
@@ -267,7 +281,7 @@ def _said(
     share = recovered.get("ndcg@20")
     if share is not None:
         text += f"; {percent(share)} of what retraining does for affected users is recovered"
-    level = {"control": "cannot_tell", "damage": "over"}.get(reason, reason)
+    level = {"control": "cannot_tell", "damage": "over", "returns": "under"}.get(reason, reason)
     return Verdict(level, f"{text}. {note}".rstrip())
 
 

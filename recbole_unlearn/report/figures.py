@@ -149,9 +149,10 @@ def damage(phases: Phases, grouping: str) -> Figure | None:
 
 
 def curve(
-    curves: dict[str, dict[str, Curve]], kind: str, y_title: str, goal: float | None = None, is_share: bool = False
-) -> Figure | None:
-    """A ``kind`` of curve by step, a line per phase, with the retrained model's ``goal``; shares on an axis to 1."""
+    curves: dict[str, dict[str, Curve]], kind: str, y_title: str, goal: float | None = None, is_share: bool = False,
+    unit: str = "step",
+) -> Figure | None:  # fmt: skip
+    """A ``kind`` of curve by ``unit``, a line per phase, with the retrained model's ``goal``; shares up to 1."""
     traces = []
     for name, look in looks(curves).items():
         points = curves.get(name, {}).get(kind, [])
@@ -163,7 +164,7 @@ def curve(
     axis: Mapping[str, Any] = {"range": [0, 1.02]} if is_share else _FROM_ZERO
     if values and min(values) < 0:
         axis = {"range": span(values)}
-    return _figure(traces, "step", y_title, {}, axis)
+    return _figure(traces, unit, y_title, {}, axis)
 
 
 def _level(traces: Sequence[Figure], name: str, height: float) -> list[Figure]:

@@ -29,6 +29,8 @@ _HARM = 0.02  # recall@20 that a group may lose compared with retraining before 
 _CURVES = {  # titles of what our methods record by step; any other curve has its own name
     "loss": "objective",
     "demotion": "demotion rate of deleted pairs",
+    "relearned_demotion": "demotion rate while training goes on",
+    "relearned_attack": "attack's AUC while training goes on",
     "retained_loss": "loss of retained interactions",
     "residual": "relative residual of the solver",
     "validation": "validation score",
@@ -138,10 +140,11 @@ def is_small(result: RunResult, phases: figures.Phases) -> bool:
 def _curves(result: RunResult) -> list[tuple[figures.Figure | None, str, str]]:
     drawn = []
     for kind in dict.fromkeys(kind for own in result.curves.values() for kind in own):
-        title, is_share = _CURVES.get(kind, kind.replace("_", " ")), kind == "demotion"
-        goal = result.retrained.demotion_rate if is_share and result.retrained else None
-        figure = figures.curve(result.curves, kind, title, goal, is_share)
-        drawn.append((figure, f"{title[:1].upper()}{title[1:]} by step.", ""))
+        title, is_share = _CURVES.get(kind, kind.replace("_", " ")), kind.endswith(("demotion", "attack"))
+        goal = result.retrained.demotion_rate if kind == "demotion" and result.retrained else None
+        unit = "epoch" if kind.startswith("relearned") else "step"
+        figure = figures.curve(result.curves, kind, title, goal, is_share, unit)
+        drawn.append((figure, f"{title[:1].upper()}{title[1:]} by {unit}.", ""))
     return drawn
 
 

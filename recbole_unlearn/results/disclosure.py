@@ -280,8 +280,9 @@ class Discretion:
             },
             curves={} if self.few else {
                 name: {
-                    kind: [(at, _mean(y, compared) if kind == "demotion" else blunt(y)) for at, y in curve]
+                    kind: [(at, _mean(y, compared) if kind.endswith("demotion") else blunt(y)) for at, y in curve]
                     for kind, curve in own.items()
+                    if not kind.endswith("attack") or self._behind("matched") is not None
                 }
                 for name, own in result.curves.items()
             },

@@ -108,6 +108,10 @@ class EvaluationSettings:
         "With a retrained model to compare with: also run the method on that model, which never saw the deleted "
         "interactions. An effect in both results is the method's own; the difference is memory."
     )
+    relearn_epochs: int | str = setting(
+        "With a retrained model to compare with: epochs for which copies of both models are trained on, to see what "
+        "comes back; auto is 3 for BPR and LightGCN and 0 for others.", words=("auto",), low=0,
+    )
     min_group: int = setting(
         "Users a group needs before its figures are shown; fewer could be recognised. 1 shows all, for research.",
         low=1,

@@ -7,6 +7,7 @@ start from the interactions, `downdate.py` closed forms without a refit, `thread
 
 from recbole_unlearn.training.downdate import DOWNDATED, downdate_model
 from recbole_unlearn.training.fast_models import fast_class, forget_neighbours, pair_remover, some_rows
+from recbole_unlearn.training.lean import is_lean
 from recbole_unlearn.training.spectral import SPECTRAL, SpectralStart, most_epochs
 from recbole_unlearn.training.threads import use_threads
 from recbole_unlearn.training.trainer import (

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import torch
 from recbole.data.dataloader import TrainDataLoader
+from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.model.general_recommender.bpr import BPR
 from recbole.model.loss import BPRLoss
 from recbole.sampler import Sampler
@@ -27,7 +28,7 @@ from torch.optim import Adam, Optimizer
 
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import RetainedIndex, TrainIndex
-from recbole_unlearn.training.fast_models import LightGCN
+from recbole_unlearn.training.fast_models import LightGCN, fast_class
 
 DRAWN = 2**22  # negatives drawn at once, at most
 MANY = 2**24  # parameters of BPR from which on a step reads and writes only the rows of its batch
@@ -187,6 +188,11 @@ class RowSteps(BPRSteps):
 
 
 STEPS: dict[type, type[BPRSteps]] = {BPR: BPRSteps, LightGCN: LightGCNSteps}  # a subclass may have another loss
+
+
+def is_lean(model: type[AbstractRecommender]) -> bool:
+    """Whether models of a class of RecBole's have written-out steps."""
+    return fast_class(model) in STEPS
 
 
 class LeanLoop:

@@ -26,8 +26,8 @@ from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.settings import RECBOLE, CacheSettings, Known, UnlearnConfig, own_settings, read_json
-from recbole_unlearn.training.fast_models import cache_name, fast_class
-from recbole_unlearn.training.lean import STEPS
+from recbole_unlearn.training.fast_models import cache_name
+from recbole_unlearn.training.lean import is_lean
 from recbole_unlearn.training.spectral import SPECTRAL
 from recbole_unlearn.training.trainer import Job, PhaseTrainer, Watcher, Weights, loaded, train, train_here
 
@@ -215,7 +215,7 @@ class Trainings:
             parts["start"] = state_digest(start)
         if config["start"] == SPECTRAL:
             parts["rows"] = SPECTRAL
-        if fast_class(config.model_class) in STEPS:
+        if is_lean(config.model_class):
             parts["loop"] = "lean"
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 

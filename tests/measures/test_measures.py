@@ -94,7 +94,7 @@ def test_distances_of_distributions(a, b):
     below = [np.array([(v.numpy() <= p).mean() for p in points]) for v in (x, y)]
     apart = np.abs(below[0] - below[1])
     area = (apart[:-1] * np.diff(points)).sum()
-    answers = [SimpleNamespace(deleted=scores.Standing(values, values)) for values in (x, y)]
+    answers = [SimpleNamespace(deleted=scores.Standing(values, values, values)) for values in (x, y)]
     for target, ks, wasserstein in ((answers[1], apart.max(), area), (answers[0], 0.0, 0.0)):
         view = measures.View(None, answers[0], retrained=target)
         assert forgetting._ks(view)["ks"] == pytest.approx(ks, abs=1e-6)
