@@ -254,8 +254,10 @@ def _said(
         both = [decimal(one.affected["ndcg@20"], 3) for one in (mine, target)]
         text += f" (NDCG@20 {both[0]}, retrained {both[1]})"
     if reason == "returns":
-        both = [decimal(one.figure("relearning", "demotion_rate"), 3) for one in (mine, target)]
-        text += f" (demotion rate {both[0]} after more epochs, retrained {both[1]}); without them they look forgotten"
+        paths = {"demotion rate": "demotion_rate", "attack's AUC": "auc"}
+        pairs = {k: [decimal(one.figure("relearning", key), 3) for one in (mine, target)] for k, key in paths.items()}
+        told = "; ".join(f"{title} {own}, retrained {other}" for title, (own, other) in pairs.items())
+        text += f" (after more epochs: {told}); before that they look forgotten"
     aucs = [decimal(one.figure("attack", "auc"), 2) for one in (mine, target)]
     differs = attack is not None and not attack.is_near and aucs[0] != aucs[1]
     leaks = probe is not None and not probe.is_near

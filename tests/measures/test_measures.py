@@ -11,9 +11,13 @@ from recbole.data.interaction import Interaction
 from scipy import stats
 
 from recbole_unlearn import measures
-from recbole_unlearn.measures import evaluation, forgetting, scores
-from recbole_unlearn.training import build_model
+from recbole_unlearn.measures import evaluation, forgetting, rmia, scores
+from recbole_unlearn.methods import UnlearnTask
+from recbole_unlearn.methods.finetune import Finetune
+from recbole_unlearn.settings import read
+from recbole_unlearn.training import build_model, compose
 from tests.measures.conftest import FixedScores, untrained
+from tests.parts import divided, same, weights
 
 
 def table_of(data, seed=0, levels=1000):
@@ -155,6 +159,47 @@ def test_an_attack_finds_what_is_there_and_nothing_else():
     assert forgetting.attack(noise + 2.0, rng.normal(size=(1000, 2)), users)["auc"] > 0.9
     assert forgetting.attack(noise - 2.0, rng.normal(size=(1000, 2)), users)["auc"] > 0.9  # either way round
     assert forgetting.attack(noise[:4], noise[:4], np.arange(4)) is None
+
+
+def test_rmia_is_its_definition():
+    own, reference = np.log(np.array([0.2, 0.01, 0.3])), np.log(np.array([0.1, 0.01, 0.001]))
+    for a in rmia.SHARES:
+        expected = np.exp(own) / (((1 + a) * np.exp(reference) + 1 - a) / 2)
+        assert np.exp(rmia.log_ratio(own, reference, a)) == pytest.approx(expected)
+    ratios, population = np.array([1.0, 4.1, 8.1]), np.array([4.0, 1.0, 2.0, 3.0])
+    found = rmia.dominated(np.log(ratios), np.log(population))
+    assert found.tolist() == [np.mean([one / other >= rmia.GAMMA for other in population]) for one in ratios]
+
+
+def test_rmia_finds_a_memory_that_is_small_beside_what_users_like(make_config):
+    data = divided(make_config(), lambda users: np.arange(0, len(users), 4))
+    plan = measures.Questions.of(data, measures.deleted_pairs(data, 10, 0), 0)
+    liked, *noise = (torch.randn(41, 61, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    tables = [3.0 * liked + 0.1 * one for one in (*noise, noise[1])]
+    tables[2][plan.deleted.users, plan.deleted.items] += 1.0
+    seen = [measures.observe(FixedScores(table), plan, data.retain) for table in tables]
+    views = [measures.View(plan, one, retrained=seen[0]) for one in seen[1:]]
+    floor, marked = (rmia._rmia(view)["rmia"] for view in views)
+    assert floor["low"] < 0.5 < floor["high"]
+    assert marked["auc"] > 0.9 > forgetting._attack_alone(views[1])["attack"]["auc"]
+    assert marked["tpr@1%fpr_low"] > floor["tpr@1%fpr_high"]
+
+
+def test_relearning_trains_on_as_fine_tuning_does_and_leaves_the_model_alone(make_config, data):
+    config = make_config(unlearn="finetune", finetune_epochs=2)
+    trainer, measurement = untrained(config, data)
+    before, state = weights(trainer.model), torch.get_rng_state()
+    measured = measurement.measure(trainer, relearn=2)
+    assert same(before, weights(trainer.model))
+    assert torch.equal(state, torch.get_rng_state())
+    tuner = compose(Finetune, config, trainer.model, "x")
+    options = read(Finetune.Settings, config.method_values("finetune"))
+    tuner.unlearn(UnlearnTask(config, data, None, {}, options, None))
+    after = measurement.measure(tuner)
+    rates = [one.forgetting["demotion_rate"] for one in (measured, after)]
+    assert measured.forgetting["relearning"]["demotion_rate"] == rates[1] != rates[0]
+    assert [value for _, value in measured.curves["relearned_demotion"]][::2] == rates
+    assert "relearning" not in after.forgetting
 
 
 def test_groups_are_plain_recall(data, plan):

@@ -93,6 +93,24 @@ def placed(gap, auc, error=0.005, half=0.01):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("gap", "auc", "level"), [
+    (-0.02, 0.52, "near"), (-0.2, 0.52, "under"), (-0.02, 0.7, "under"), (0.2, 0.5, "near"),
+])  # fmt: skip
+def test_what_comes_back_when_training_goes_on_was_not_forgotten(gap, auc, level):
+    def trained_on(phase, later):
+        figures = {"demotion_rate": later["demotion_rate"], **later["attack"]}
+        more = {"relearning": figures, "relearning_gap": later["demotion_gap"]}
+        return dataclasses.replace(phase, forgetting=phase.forgetting | more)
+
+    phases = {"original": placed(-0.6, 0.9), "unlearned": placed(-0.05, 0.52), "retrained": placed(0.0, 0.5)}
+    phases["unlearned"] = trained_on(phases["unlearned"], placed(gap, auc).forgetting)
+    phases["retrained"] = trained_on(phases["retrained"], placed(0.0, 0.5).forgetting)
+    found = verdict(phases, {})
+    assert found.level == level
+    assert ("training goes on" in found.text) == (level == "under")
+    assert module.restated(found, phases, {}, None) == found
+
+
 @pytest.mark.parametrize(("original", "unlearned", "second", "level"), [
     ((-0.6, 0.9), (-0.05, 0.52), None, "near"), ((-0.6, 0.9), (-0.2, 0.52), None, "under"),
     ((-0.6, 0.9), (0.15, 0.5), None, "over"), ((-0.6, 0.9), (0.0, 0.38), None, "over"),
