@@ -53,7 +53,7 @@ def curves(questions: Questions, seen: Observation) -> dict[str, Curve]:
 
 
 @measure(
-    "relearning", title="Relearning", parts={"demotion_rate": ": demotion rate", "auc": ": attack's AUC"}, place=4,
+    "relearning", title="Relearning", parts={"demotion_rate": ": demotion rate", "auc": ": attack AUC"}, place=4,
     meaning="the same figures after a few more epochs of training on the retained interactions",
     good="the retrained model's after as many", discloses={"demotion_rate": "compared", "*": "matched"},
 )  # fmt: skip

@@ -254,7 +254,7 @@ def _said(
         both = [decimal(one.affected["ndcg@20"], 3) for one in (mine, target)]
         text += f" (NDCG@20 {both[0]}, retrained {both[1]})"
     if reason == "returns":
-        paths = {"demotion rate": "demotion_rate", "attack's AUC": "auc"}
+        paths = {"demotion rate": "demotion_rate", "attack AUC": "auc"}
         pairs = {k: [decimal(one.figure("relearning", key), 3) for one in (mine, target)] for k, key in paths.items()}
         told = "; ".join(f"{title} {own}, retrained {other}" for title, (own, other) in pairs.items())
         text += f" (after more epochs: {told}); before that they look forgotten"

@@ -30,7 +30,7 @@ _CURVES = {  # titles of what our methods record by step; any other curve has it
     "loss": "objective",
     "demotion": "demotion rate of deleted pairs",
     "relearned_demotion": "demotion rate while training goes on",
-    "relearned_attack": "attack's AUC while training goes on",
+    "relearned_attack": "attack AUC while training goes on",
     "retained_loss": "loss of retained interactions",
     "residual": "relative residual of the solver",
     "validation": "validation score",
