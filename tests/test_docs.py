@@ -139,13 +139,9 @@ def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(METHODS, "entries", {known.name: known for known in METHODS.all()})
     importlib.import_module("example_method")
     own = settings | {"example_epochs": 3, "unlearn": "example", "compare": "retrain"}
-    outcome = run_unlearn("BPR", "tiny", config_dict=own)
-    phases = outcome.result["phases"]
-    assert list(phases) == ["original", "unlearned", "retrained"]
-    assert outcome.result["settings"]["example_epochs"] == 3
-    assert outcome.result["speedup"] > 0
-    assert phases["unlearned"]["metrics"] != phases["original"]["metrics"]
-    assert len(outcome.result["curves"]["unlearned"]["loss"]) == 3
+    result = run_unlearn("BPR", "tiny", config_dict=own).result
+    assert result["phases"]["unlearned"]["metrics"] != result["phases"]["original"]["metrics"]
+    assert (result["settings"]["example_epochs"], len(result["curves"]["unlearned"]["loss"])) == (3, 3)
 
 
 def test_the_requests_of_the_docs_mean_what_they_say(ml_100k, tmp_path):
@@ -169,30 +165,20 @@ def test_the_requests_of_the_docs_mean_what_they_say(ml_100k, tmp_path):
         assert sum(int(mask.sum()) for mask in (located.train, located.valid, located.test)) == number, line
 
 
-def test_every_measure_is_in_the_json_the_table_the_report_and_the_docs(settings, tmp_path):
-    values = settings | {"inject_users": 0.5}
-    outcome = run_unlearn("BPR", "tiny", unlearn="obliviate", compare="retrain", config_dict=values)
-    is_everywhere([one for one in measures() if not one.of_sequences], outcome, tmp_path / "out")
-
-
-def test_so_is_every_measure_of_sequential_models(settings, tmp_path):
+@pytest.mark.parametrize("of_sequences", [False, True])
+def test_every_measure_is_in_the_json_the_table_the_report_and_the_docs(settings, tmp_path, of_sequences):
     """A whole user has emptied histories, the others have cleaned ones; every key of result.json is documented."""
-    del settings["embedding_size"]
-    own = {"hidden_size": 8, "MAX_ITEM_LIST_LENGTH": 6, "epochs": 1, "eval_step": 1, "placebo": False}
-    own |= settings | own | {"unlearn": "finetune", "compare": "retrain"}
-    request = pd.DataFrame({"user_id": ["u1", None], "item_id": [None, "i5"]})
-    outcome = run_unlearn("GRU4Rec", "tiny", forget=request, config_dict=own)
-    is_everywhere([one for one in measures() if one.of_sequences], outcome, tmp_path / "out")
-    page = (ROOT / "docs" / "result-json.md").read_text()
-    keys = set(outcome.result) | set(outcome.result["phases"]["original"])
-    assert not [key for key in keys if f"`{key}`" not in page]
-
-
-def is_everywhere(expected, outcome, directory):
-    page = (ROOT / "docs" / "measuring.md").read_text()
-    report = (directory / "report.html").read_text()
+    model, request, own = "BPR", None, {"inject_users": 0.5, "unlearn": "obliviate"}
+    if of_sequences:
+        del settings["embedding_size"]
+        model, request = "GRU4Rec", pd.DataFrame({"user_id": ["u1", None], "item_id": [None, "i5"]})
+        own = {"hidden_size": 8, "MAX_ITEM_LIST_LENGTH": 6, "epochs": 1, "eval_step": 1, "unlearn": "finetune"}
+    outcome = run_unlearn(model, "tiny", forget=request, compare="retrain", config_dict=settings | own)
+    page, keys = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("measuring", "result-json"))
+    assert not [key for key in {*outcome.result, *outcome.result["phases"]["original"]} if f"`{key}`" not in keys]
+    report = (tmp_path / "out" / "report.html").read_text()
     found = outcome.result["phases"]["unlearned"]["forgetting"]
-    for one in expected:
+    for one in (known for known in measures() if known.of_sequences == of_sequences):
         assert [key for key in found if key.split("@")[0] == one.key], one.key
         assert re.search(rf"`{one.key}(@\w+)?`", page), one.key
         for _, title in one.figures(found):

@@ -3,9 +3,7 @@
 import copy
 import logging
 import re
-import sys
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 
@@ -84,16 +82,6 @@ def test_the_plan_and_its_estimates(running, lines):
         "Phase 4 of 5: retrain, at most 100 epochs.",
         "Training retrained: at most about 6 min left.",
     ]
-
-
-@pytest.mark.parametrize(("terminal", "given", "shown"), [
-    (False, {}, False), (True, {}, True), (False, {"show_progress": True}, True),
-    (True, {"show_progress": False}, False), (None, {}, False),
-])  # fmt: skip
-def test_bars_are_for_terminals(settings, monkeypatch, terminal, given, shown):
-    del settings["show_progress"]
-    monkeypatch.setattr(sys, "stderr", None if terminal is None else mock.Mock(isatty=lambda: terminal))
-    assert bool(UnlearnConfig("BPR", "tiny", config_dict=settings | given)["show_progress"]) == shown
 
 
 @pytest.mark.parametrize(("methods", "changes", "phases"), [

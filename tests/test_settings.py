@@ -163,15 +163,6 @@ def test_kinds_of_values_and_models(make_config):
     assert not torch.is_anomaly_enabled()  # RecBole's sine.py turns it on when it is imported
 
 
-def test_replace_changes_a_copy_or_fails(make_config):
-    config = make_config(unlearn="obliviate", compare="retrain")
-    assert config.replace(lac_steps=3).method_values("obliviate")["lac_steps"] == 3
-    assert config.method_values("obliviate")["lac_steps"] != 3
-    assert (config.replace(seed=7)["seed"], config["seed"]) == (7, 2020)
-    refused("lac_stepz cannot be changed: unknown", config.replace, lac_stepz=3)
-    refused("rrl_steps cannot be changed: it is a setting of rrl", config.replace, rrl_steps=3)
-
-
 def test_settings_of_an_existing_config_are_never_replaced(settings, monkeypatch, tmp_path):
     """Nor the choices for this machine in files or a dict."""
     recbole_compat.restore_numpy_names()

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from recbole_unlearn import UnlearnError, cli, run_unlearn
-from recbole_unlearn.files import claimed, remove_stale, staged
+from recbole_unlearn.files import claimed, staged
 from recbole_unlearn.training import trainer
 from tests.parts import refused
 
@@ -29,14 +29,6 @@ def test_files_appear_as_one(tmp_path, there):
     assert not [name for name in [*names(tmp_path), *names(out)] if name.startswith(".")]
     if there == "file":
         assert (out / "mine.txt").read_text() == "mine"
-
-
-def test_a_failure_leaves_the_log_and_nothing_else(tmp_path):
-    with pytest.raises(ValueError, match="broken"), staged(tmp_path / "out") as (place, _):  # noqa: PT012
-        (place / "model.pth").write_text("half")
-        (place / "run.log").write_text("why")
-        raise ValueError("broken")
-    assert (names(tmp_path / "out"), names(tmp_path)) == (["run.log"], ["out"])
 
 
 def test_two_runs_do_not_share_a_directory(tmp_path, settings):
@@ -101,15 +93,6 @@ def test_the_log_is_not_written_through_a_link(settings, flags, tmp_path, comman
         given = [flag for flag in flags() if not flag.startswith(single)]
         assert cli.main([f"--grid={tmp_path / 'g.yaml'}", *given]) == 2
     assert victim.read_text() == "mine\n"
-
-
-def test_files_without_a_lock_are_removed(tmp_path):
-    stale, held = tmp_path / ".a.tmp", tmp_path / ".b.tmp"
-    stale.mkdir()
-    held.mkdir()
-    with claimed(held):
-        assert remove_stale(tmp_path, ".*.tmp") == 1
-    assert names(tmp_path) == [".b.tmp"]
 
 
 def test_recbole_s_own_files_are_not_left(settings, tmp_path, monkeypatch):

@@ -139,20 +139,19 @@ def test_the_original_is_the_model_recbole_saved(plain_checkpoint, tmp_path, tin
 
     The user's checkpoint and its directory are never written to.
     """
-    before = plain_checkpoint.read_bytes(), plain_checkpoint.stat().st_mtime_ns
-    names = sorted(path.name for path in plain_checkpoint.parent.iterdir())
+
+    def seen():
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in plain_checkpoint.parent.iterdir()}
+
+    before = seen()
     places = {"cache_dir": str(tmp_path / "c"), "data_path": str(tiny_path), "output_dir": str(tmp_path / "out")}
     result = run_unlearn(checkpoint=plain_checkpoint, forget=FORGET, config_dict=RUN | places)
     phases = result.result["phases"]
     assert phases["original"]["seconds"] is None
     assert result.config["epochs"] == 3
-    saved = torch.load(plain_checkpoint, weights_only=False)
-    assert result.data.full.train.user_num == len(saved["state_dict"]["user_embedding.weight"])
-    # Whole users were forgotten: the retrained model still has their row as it was initialized.
     assert result.result["forget"]["orphan_users"] == 2
     assert {"mrr@10", "recall@50"} <= set(phases["unlearned"]["metrics"])
-    assert (plain_checkpoint.read_bytes(), plain_checkpoint.stat().st_mtime_ns) == before
-    assert sorted(path.name for path in plain_checkpoint.parent.iterdir()) == names
+    assert seen() == before
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -207,7 +206,6 @@ def test_from_recbole_to_the_second_request_and_back(monkeypatch, tmp_path, tiny
     refused(r"If OwnBPR is a model class of yours, give it: --model=package\.", read_checkpoint, path)
     given = {"output_dir": tmp_path / "one", "config_dict": RUN | {"data_path": str(tiny_path)}}
     first = run_unlearn(cls, checkpoint=path, forget=FORGET, **given)
-    assert type(first.model) is cls
     # A setting that only the class reads, though it has no source to look at.
     assert first.model.strength == 3
     given = {"unlearn": "obliviate", "output_dir": tmp_path / "two", "config_dict": RUN}
@@ -216,7 +214,6 @@ def test_from_recbole_to_the_second_request_and_back(monkeypatch, tmp_path, tiny
     loaded = load_unlearned(tmp_path / "two", model=cls)
     assert type(loaded.model) is cls
     assert same(second.model.state_dict(), loaded.model.state_dict())
-    assert len(loaded.recommend("u1", 3)) == 3
     refused("If OwnBPR is a model class of yours", load_unlearned, tmp_path / "two")
 
 

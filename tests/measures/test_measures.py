@@ -144,13 +144,10 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     assert 0.91 < hits / 400 < 0.98
 
 
-def test_true_positives_at_a_false_positive_rate():
+def test_an_attack_finds_what_is_there_and_nothing_else():
     others = np.arange(1000.0)
     assert forgetting.tpr_at_fpr(np.array([2000.0, 500.0]), others) == 0.5
     assert forgetting.tpr_at_fpr(others, others) <= 0.01
-
-
-def test_an_attack_finds_what_is_there_and_nothing_else():
     rng, users = np.random.default_rng(1), np.repeat(np.arange(50), 20)
     noise = rng.normal(size=(1000, 2))
     nothing = forgetting.attack(noise, rng.normal(size=(1000, 2)), users)

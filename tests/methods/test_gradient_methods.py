@@ -66,16 +66,13 @@ def test_conjugate_gradients_solve(seed, size, damping):
     assert found.damping == damping
 
 
-def test_negative_curvature_stops_the_solver_and_more_damping_helps():
+def test_the_solver_on_negative_curvature_where_more_damping_helps_on_zero_and_on_nan():
     matrix, b = torch.diag(torch.tensor([1.0, -0.5, 2.0])), torch.ones(3)
     assert solver.conjugate_gradient(lambda v: matrix @ v, b, 0.0, 20, 1e-6).negative_curvature
     found = solver.damped(lambda v: matrix @ v, b, torch.ones(3), 0.0, 20, 1e-6)
     assert found.damping > 0.5
     assert torch.allclose(found.x, 1.0 / (matrix.diag() + found.damping), atol=1e-4)
     refused("not positive definite", solver.damped, lambda v: -1e30 * v, b, torch.ones(3), 0.0, 20, 1e-6)
-
-
-def test_the_solver_on_zero_and_on_nan():
     found = solver.conjugate_gradient(lambda v: v, torch.zeros(3), 0.1, 5, 1e-6)
     assert torch.equal(found.x, torch.zeros(3))
     assert found.outcome().certificates["solver"]["steps"] == 0

@@ -352,24 +352,6 @@ def test_without_retraining_it_says_which_claims_cannot_be_made():
             assert absent not in text
 
 
-def grouped(before, after, retrained=None, users=(300, 300)):
-    def of(recalls):
-        sizes = zip(("low", "high"), recalls, users, strict=True)
-        return PhaseResult(groups={"user_activity": {k: {"recall@20": v, "users": n} for k, v, n in sizes}})
-
-    found = {"original": of(before), "unlearned": of(after)}
-    return found | ({} if retrained is None else {"retrained": of(retrained)})
-
-
-@pytest.mark.parametrize(("users", "after", "is_small"), [
-    (31, (0.1, 0.2), False), (30, (0.1, 0.2), True), (30, (0.1, 0.15), False), (30, (0.1, 0.185), True),
-])  # fmt: skip
-def test_a_small_request_hides_gains_and_losses_unless_there_is_harm(users, after, is_small):
-    phases = grouped((0.1, 0.2), after, (0.1, 0.2))
-    result = RunResult("BPR", "d", "m", 1, {}, read(forget={"users": users}).forget, phases)
-    assert ("Who gains" in show(result).text) is not is_small
-
-
 def test_the_command_repeats_the_run():
     given = {
         "epochs": 5, "learning_rate": 1e-05, "topk": [5, 20], "lua_target": "none",
