@@ -47,12 +47,6 @@ def test_results_are_the_same_to_the_last_digit(tmp_path):
             assert {key: (now[key], frozen[key]) for key in keys if not same(now[key], frozen[key])} == {}, name
 
 
-def test_figures_of_another_processor_are_close_and_no_more():
-    assert runs.close([1, 0.5, ["a"], {}], [1, 0.501, ["b"], {}])
-    for one, other in ((0.51, 0.5), (None, 0.5), ([1], [1, 2]), ("a", 1), ([30, 70], [28, 72]), (True, False)):
-        assert not runs.close(one, other)
-
-
 def test_options_of_the_command_line():
     shown = set(re.findall(r"^  --(\w+)", cli.help_text(), re.M))
     missing = set(NAMES["options"]) - shown

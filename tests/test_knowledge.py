@@ -333,7 +333,6 @@ def test_the_synthetic_protocol_puts_noise_into_histories_and_keeps_the_graph(qu
     ("SASRec", {"unlearn": "obliviate", "lac_forget": 0.5}, "lac_forget: a setting of models that score"),
     ("SASRec", {"unlearn": "obliviate", "lac_distill": 0.5}, "lac_distill is a setting of no_distill"),
     ("SASRec", {"transform": "crop_itemseq"}, "transform=crop_itemseq changes histories"),
-    ("SASRec", {"compare": ["sisa"]}, "sisa does not work on sequences yet"),
     ("SASRec", {"eval_args": {"split": {"RS": [8, 1, 1]}, "order": "TO", "mode": "full"}}, "LS: valid_and_test"),
     ("MKR", {}, "Use CKE, CFKG, KGCN or KTUP, or train MKR again with RecBole"),
     ("RippleNet", {}, "it keeps users' histories"),

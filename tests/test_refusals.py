@@ -4,8 +4,6 @@ Everything that can be refused without data is refused before data is loaded, fo
 """
 
 import contextlib
-import os
-import pickle
 from unittest import mock
 
 import pytest
@@ -15,7 +13,6 @@ from recbole_unlearn import cli, data, run_unlearn, unlearn_model
 from recbole_unlearn.files import atomic as files
 from recbole_unlearn.settings import own_settings
 from recbole_unlearn.training import build_model
-from tests.files import Trap
 from tests.parts import refused
 
 BASE = ["--model=BPR", "--dataset=tiny"]
@@ -104,16 +101,6 @@ def test_only_a_training_needs_the_validation_metric(assert_fails, plain_checkpo
 ])  # fmt: skip
 def test_requests_are_refused_without_their_tokens(assert_fails, flags, tmp_path, text, words):
     assert "ghost" not in assert_fails([*BASE, request(tmp_path, text), *flags(epochs=1)], "requests.csv", *words)
-
-
-def test_truncated_and_hostile_checkpoints(assert_fails, plain_checkpoint, tmp_path):
-    forget, evil = request(tmp_path, "user_id\nu1\n"), Trap(os.system, f"touch {tmp_path / 'ran'}")
-    torch.save({"state_dict": {}, "config": evil}, tmp_path / "evil.pth")
-    (tmp_path / "plain.pth").write_bytes(pickle.dumps(evil))
-    (tmp_path / "cut.pth").write_bytes(plain_checkpoint.read_bytes()[:3000])
-    for name, *words in (("cut.pth", "cut off"), ("evil.pth", "system"), ("plain.pth",)):
-        assert_fails([f"--checkpoint={tmp_path / name}", forget], name, *words)
-    assert not (tmp_path / "ran").exists()
 
 
 def test_output_directories_that_cannot_be_written_and_a_loss_that_explodes(assert_fails, flags, tmp_path):

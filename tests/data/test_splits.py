@@ -8,11 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recbole.sampler import Sampler
 
 from recbole_unlearn.data import Located, append, divide, inject, load, loaders
+from recbole_unlearn.data.used_items import used_ids
 from recbole_unlearn.settings import ForgetSettings
 from tests.data.conftest import pairs
-from tests.parts import refused, without
+from tests.parts import Rows, refused, without
 
 
 @given(data=st.data())
@@ -125,3 +127,36 @@ def test_other_columns_are_the_users_own_and_the_seed_decides(splits):
 @pytest.mark.parametrize("changes", [{"inject_users": 0.0}, {"inject_amount": 0.0}, {"inject_users": 0.001}])
 def test_nothing_to_inject_is_refused(splits, changes):
     refused("nothing to forget", inject, splits, options(**changes), 0, None)
+
+
+def test_used_items_are_the_sets_of_recbole(splits):
+    sampler = Sampler(["train", "valid", "test"], list(splits))
+    for phase, ours in used_ids(sampler).items():
+        theirs = sampler.used_ids[phase]
+        assert ours[np.arange(sampler.user_num)] == theirs.tolist()
+        assert ours[np.int64(3)] == ours[3] == theirs[3]
+
+
+def test_an_epoch_of_the_lean_loop_makes_no_used_items_and_evaluation_its_users_own(splits, tiny_config):
+    made = loaders(tiny_config, splits, most=5)
+    assert not any(made.train._sampler.used_ids._sets.values())
+    for loader, number in ((made.valid, 2), (made.test, 3)):
+        users, parts = loader.uid_list.tolist(), loader._sampler.datasets[:number]
+        assert len(users) == 5
+        assert loader._sampler.used_ids._sets.keys() == {0, *users}
+        for user in users:
+            items = [part.inter_feat["item_id"][part.inter_feat["user_id"] == user] for part in parts]
+            history = set(torch.cat(items).tolist()) - set(loader.uid2positive_item[user].tolist())
+            assert set(loader.uid2history_item[user].tolist()) == history
+
+
+def test_a_user_with_all_items_is_refused_also_where_a_pair_is_there_twice():
+    for known, is_refused in (([(1, 1), (1, 2), (2, 1), (2, 1)], True), ([(1, 1), (1, 1), (2, 2)], False)):
+        sampler = Sampler.__new__(Sampler)
+        sampler.datasets, sampler.phases = [Rows(known, users=3, items=3)], ["train"]
+        sampler.uid_field, sampler.user_num, sampler.item_num = "user_id", 3, 3
+        if is_refused:
+            with pytest.raises(ValueError, match="all items; set user_inter_num_interval"):
+                used_ids(sampler)
+        else:
+            assert used_ids(sampler)["train"][[1, 2]] == [{1}, {2}]

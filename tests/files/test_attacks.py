@@ -1,9 +1,7 @@
 """Attacks by the content of checkpoints, datasets and settings: each worked once, or would in a careless reader."""
 
 import json
-import os
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -157,19 +155,6 @@ def test_a_grid_file_names_no_place(tmp_path, capsys):
         (tmp_path / "g.yaml").write_text(f"{lists}settings: {{{key}: /x}}\n")
         assert cli.main([f"--grid={tmp_path / 'g.yaml'}"]) == 2
         assert key in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("given", ["--checkpoint={}", "--config_files={}", "--forget={}", "--space={}"])
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path, flags, given):
-    pipe = tmp_path / "pipe.csv"
-    os.mkfifo(pipe)
-    arguments = ["--model=BPR", "--dataset=tiny", "--unlearn=obliviate", given.format(pipe), *flags()]
-    arguments += ["--tune"] if "space" in given else []
-    codes = []
-    thread = threading.Thread(target=lambda: codes.append(cli.main(arguments)), daemon=True)
-    thread.start()
-    thread.join(timeout=60)
-    assert codes == [2]
 
 
 @pytest.mark.parametrize("name", ["forward", "user_embedding", "training", "__class__", "state_dict", "x" * 1000])

@@ -141,7 +141,8 @@ def test_the_original_is_the_model_recbole_saved(plain_checkpoint, tmp_path, tin
     """
 
     def seen():
-        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in plain_checkpoint.parent.iterdir()}
+        files = [path for path in plain_checkpoint.parent.rglob("*") if path.is_file()]
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
     before = seen()
     places = {"cache_dir": str(tmp_path / "c"), "data_path": str(tiny_path), "output_dir": str(tmp_path / "out")}

@@ -426,7 +426,6 @@ def test_closed_form_models_are_refused(settings, method):
     ("sisa", {"sisa_shards": 41}, "use 40 or fewer"),
     ("receraser", {"model": "NeuMF"}, "receraser_aggregation=mean"),  # it has no vectors
     ("obliviate", {"rank": "much"}, "rank='much'"),
-    ("obliviate", {"lac_distill": 0.5}, "lac_distill is a setting of no_distill"),
     ("obliviate", {"lac_learning_rate": 1e30}, "LAC failed: its loss is not a number"),
 ])  # fmt: skip
 def test_settings_they_cannot_work_with(settings, method, changes, message):

@@ -69,13 +69,8 @@ def test_utility_is_the_mean_over_seeds_next_to_the_papers_figures():
     }  # fmt: skip
     assert table["sisa"]["Before"] == "0.1000 ± 0.0000"  # its own original
     assert (table["sisa"]["Change"], table["sisa"]["Paper"]) == ("+50.0%", "0.2741 → 0.2876 (+4.9%)")
-    assert table["retrained"]["Paper"] == "0.3043 → 0.3241 (+6.5%)"
     assert table["retrained"]["Gap"] == table["no_lua"]["Paper"] == "–"
-    for title, printed in (
-        ("Recall@10", "0.1190 → 0.1210 (+1.7%)"), ("Recall@20", "0.1890 → 0.1932 (+2.2%)"),
-        ("Recall@50", "0.3262 → 0.3326 (+2.0%)"), ("NDCG@10", "0.3204 → 0.3279 (+2.3%)"),
-        ("NDCG@50", "0.3191 → 0.3263 (+2.3%)"),
-    ):  # fmt: skip
+    for title, printed in (("Recall@10", "0.1190 → 0.1210 (+1.7%)"), ("NDCG@50", "0.3191 → 0.3263 (+2.3%)")):
         assert rows(RUNS, title)["obliviate"]["Paper"] == printed
 
 
@@ -94,7 +89,6 @@ def test_forgetting_time_and_ablations():
         "Method": "obliviate", "Seconds": "4.00 ± 4.00", "Speed-up": "25.0×", "Speed-up, worst": "10.0×",
         "Paper": "19.95 of 533.50 (26.7×)", "Runs": "4",
     }  # fmt: skip
-    assert time["retrained"]["Seconds"] == "100.0 ± 0.0"
     cached = rows([result(1, retrained=phase(0.4, 0.9, 100.0) | {"seconds_from_cache": True})], "Time")
     assert (cached["retrained"]["Seconds"], cached["obliviate"]["Seconds"]) == ("100.0*", "2.00")  # one: no spread
     ablations = rows(RUNS, "Ablations")

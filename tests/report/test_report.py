@@ -255,7 +255,6 @@ def test_what_is_missing_is_never_zero():
     assert text.count("Demotion rate\n") == 2  # in both tables, not among the key figures
     assert "\nDemotion rate\n–\n0.941\n0.025\n−0.916\n" in text.split("\nForgetting\n")[1]
     assert text.count("loaded\n") == 3
-    assert page.decimal(None) == page.percent(None) == page.duration(None) == "–"
 
 
 def poisoned(tree):
@@ -346,8 +345,6 @@ def test_without_retraining_it_says_which_claims_cannot_be_made():
         text = words(without_retraining(verdict=verdict))
         assert "Run it again with --compare=retrain to have" in text
         assert ("To make obliviate forget more" in text) == (verdict is looks)
-        assert ("7,191 interactions were to be forgotten." in text) == (verdict is None)
-        assert "Time to forget" in text
         for absent in ("Speed-up", "recovered ", "Kolmogorov", "overlap", "floor", "Near the", "Attack AUC"):
             assert absent not in text
 
@@ -387,7 +384,6 @@ def test_the_comparison_averages_seeds_and_counts_a_model_once(compare):
     exact["phases"]["original"]["seconds"] = None
     text = Reader(compare(*runs, exact)).text
     assert "5 runs: 3 methods, 2 datasets, 1 model · 17 November 2026, 17:24 UTC\n" in text
-    assert "Artificial noise" in text
     assert "\nretrain\n" not in text  # an exact method is not listed next to itself
     assert text.count("\nloaded\n") == 1
     first = text.split("ml-100k · LightGCN")[1].split("ml-1m")[0]
@@ -395,10 +391,8 @@ def test_the_comparison_averages_seeds_and_counts_a_model_once(compare):
     assert first.split("original\n")[1].split("retrained\n")[0].split()[-1] == "2"
     own = first.split("obliviate\n")[1].split("\n")
     ndcg = [run["phases"]["unlearned"]["affected"]["ndcg@20"] for run in runs[:2]]
-    assert own[0] == "not fully forgotten"
     assert own[1].startswith(f"{sum(ndcg) / 2:.4f} ± ")
-    assert own[3] == "96%"
-    assert "29.1×" in own
+    assert (own[0], own[3]) == ("not fully forgotten", "96%")
     assert "+0.080\nis 0.610 ± 0.000\n" in first
 
 

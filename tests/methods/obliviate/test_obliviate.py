@@ -288,9 +288,8 @@ def test_it_works_on_many_models(settings, model):
     assert phases["unlearned"]["metrics"] != phases["original"]["metrics"]
     assert certificates["drift"] > 0
     assert certificates["lac"]["steps"] == 6
-    assert {"energy", "margin", "retained", "rows", "rank"} <= set(certificates)
+    assert {"energy", "margin", "rows", "rank"} <= set(certificates)
     assert certificates["retained"]["largest"] > 0
-    assert "recovered" not in outcome.result  # retraining did not run
     outside_is_unchanged(outcome)
     if model == "LightGCN":  # it is left ready for evaluation
         user, item = outcome.model.forward()
