@@ -12,6 +12,7 @@ import pytest
 from recbole_unlearn.settings import properties_dir
 from tests.conftest import ROOT, run_command
 
+pytestmark = pytest.mark.slow
 EXAMPLES, COMMAND = ROOT / "examples", [sys.executable, "-m", "recbole_unlearn"]
 
 
@@ -21,7 +22,6 @@ def run_example(name, folder):
     return run_command([program, str(EXAMPLES / name), str(folder / "work")], folder)
 
 
-@pytest.mark.slow
 def test_a_checkpoint_and_a_csv(tmp_path):
     assert "BPR-unlearned.pth" in run_example("checkpoint_and_csv.sh", tmp_path)
     paths = (tmp_path / "work" / day / "result.json" for day in ("monday", "tuesday"))
@@ -29,7 +29,6 @@ def test_a_checkpoint_and_a_csv(tmp_path):
     assert (first["forget"]["users"], second["forget"]["users"]) == (2, 1)
 
 
-@pytest.mark.slow
 def test_from_python_and_with_a_model_of_ones_own(tmp_path):
     assert "interactions forgotten in" in run_example("from_python.py", tmp_path)
     assert (tmp_path / "work" / "out" / "result.json").is_file()
@@ -40,7 +39,6 @@ def test_from_python_and_with_a_model_of_ones_own(tmp_path):
     assert json.loads((tmp_path / "own" / "work" / "out" / "result.json").read_text())["model"] == "BiasedBPR"
 
 
-@pytest.mark.slow
 def test_a_sequential_model(tmp_path):
     said = run_example("unlearn_sequences.py", tmp_path)
     forgotten = int(re.findall(r"(\d+) interactions of 2 users forgotten", said)[0])
@@ -50,7 +48,6 @@ def test_a_sequential_model(tmp_path):
     assert (tmp_path / "work" / "out" / "GRU4Rec-unlearned.pth").is_file()
 
 
-@pytest.mark.slow
 def test_serving_with_faiss(tmp_path):
     pytest.importorskip("faiss")
     said = run_example("serve_with_faiss.py", tmp_path)
@@ -62,7 +59,6 @@ def test_serving_with_faiss(tmp_path):
     assert small < whole / 10
 
 
-@pytest.mark.slow
 def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
     site, copy = tmp_path / "site", shutil.copytree(EXAMPLES / "own_method", tmp_path / "source")
     install = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(site), str(copy)]
@@ -79,7 +75,6 @@ def test_a_method_of_ones_own_is_installed_and_found(tmp_path, flags):
     assert result["certificates"]["rows"] == result["forget"]["users"]
 
 
-@pytest.mark.slow
 def test_the_tutorial(tmp_path):
     """Committed without outputs; all code cells run in one file, in order, as `Restart and run all` does."""
     cells = json.loads((EXAMPLES / "tutorial.ipynb").read_text())["cells"]
@@ -94,7 +89,6 @@ def files_below(folder):
     return {path.relative_to(folder).as_posix() for path in found}
 
 
-@pytest.mark.slow
 def test_the_wheel_holds_all_files_and_runs_elsewhere(tmp_path, flags):
     pytest.importorskip("build")
     source, site = tmp_path / "copy", tmp_path / "site"

@@ -11,7 +11,7 @@ from recbole_unlearn import UnlearnConfig, cli, run_unlearn, unlearn_model
 from recbole_unlearn.data import load, loaders
 from recbole_unlearn.training import build_model, train
 from tests.conftest import tiny_rows
-from tests.parts import loaded, refused
+from tests.parts import loaded
 
 METRICS = {f"{name}@{k}" for name in ("recall", "ndcg") for k in (10, 20, 50)}
 
@@ -120,25 +120,6 @@ def test_a_request_of_held_out_interactions_changes_no_weight(settings, model, u
         pair = part.token2id("user_id", user), part.token2id("item_id", item)
         assert not ((part.inter_feat["user_id"] == pair[0]) & (part.inter_feat["item_id"] == pair[1])).any()
         assert len(part) == len(getattr(outcome.data.full, name)) - 1
-
-
-def test_a_request_after_a_held_out_one(settings, tmp_path):
-    request = held_out_request(settings)
-    first = run_unlearn("BPR", "tiny", forget=request, unlearn="obliviate", config_dict=settings)
-    assert first.result["verdict"]["level"] == "near"
-    assert first.result["hashes"]["original"] == first.result["hashes"]["result"]
-    (tmp_path / "key").write_text("another key than that of the first one")
-
-    def then(forget, folder, **own):
-        own |= {"show_progress": False, "tensorboard": False, "report": "none", "min_group": 1}
-        checkpoint = first.output_dir / "BPR-unlearned.pth"
-        return run_unlearn(
-            checkpoint=checkpoint, forget=forget, unlearn="obliviate", output_dir=folder, config_dict=own
-        )
-
-    refused("not in the training data", then, request, tmp_path / "again", hash_key=str(tmp_path / "key"))
-    assert then(request, tmp_path / "known").result["done_earlier"]
-    assert then({"user_id": ["u1"]}, tmp_path / "second").result["forget"]["orphan_users"] == 1
 
 
 def test_a_user_with_held_out_interactions_alone(settings, tmp_path):

@@ -286,18 +286,6 @@ def test_settings_that_name_a_path_are_left_out():
     assert "All 2 settings" in text
 
 
-def test_the_account_of_other_runs():
-    text = words(sample(forget={"source": "file", "interactions": 0, "users": 0, "items": 0}))
-    assert "not trained on. The original was trained in 27.1 s. So obliviate had nothing to change." in text
-    assert "Artificial noise:" not in text
-    exact = sample(method="retrain", verdict={"level": "exact", "text": "Exact."})
-    del exact["phases"]["retrained_2"], exact["phases"]["fine_tune"]
-    exact["phases"]["original"]["seconds"], exact["phases"]["unlearned"]["exact"] = None, True
-    text = words(exact)
-    assert "The original came from a checkpoint. The method retrain made a new model without these" in text
-    assert not re.search("retrained from scratch|What to do|The methods against", text)
-
-
 def test_one_is_singular_and_small_requests_are_rough():
     one = {"source": "file", "interactions": 1, "users": 1, "items": 1}
     text = show(without_retraining(forget=one, withheld={"min_group": 10, "why": "Few."}, curves={})).text
