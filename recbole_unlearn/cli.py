@@ -25,7 +25,7 @@ from recbole_unlearn.registry import METHODS
 from recbole_unlearn.text import counted, width, wrapped
 
 # Names among RecBole's settings; taken as typed, like ours of type str.
-_NAMES = {"model", "dataset", "data_path", "config_files"}
+_NAMES = {"model", "dataset", "data_path", "config_files", "config_file_list"}
 _RECBOLE = Path(recbole.__file__).parent / "properties"
 _COLUMN = 34  # where help texts begin
 OPENING = """Make a trained RecBole model forget interactions, and measure how well it did.
@@ -137,7 +137,8 @@ def _run(values: dict[str, Any]) -> int:
     """One run, or with `--tune` a sweep of them."""
     from recbole_unlearn import settings
 
-    files = values.pop("config_files", None) or []
+    files = [values.pop(key, None) for key in ("config_files", "config_file_list")]  # RecBole has both names
+    files = next(filter(None, files), [])
     if isinstance(files, str):
         files = settings.as_list(files) if "," in files else files.split()
     model, dataset = _model(values.pop("model", None)), values.pop("dataset", None)

@@ -290,8 +290,9 @@ class Pipeline:
         took = "loaded" if shown.seconds is None else f"{shown.seconds:.1f} s"
         parts = [f"{name}: {took}" + (" (cached)" if shown.seconds_from_cache else "")]
         for figures, users in ((shown.metrics, "all"), (shown.affected, "affected")):
-            parts += [f"NDCG@20 {users} {figures['ndcg@20']:.4f}"] if "ndcg@20" in figures else []
-        if shown.demotion_rate is not None:
+            form = "~{:.1f}" if self.discretion.few else "{:.4f}"
+            parts += [f"NDCG@20 {users} {form.format(figures['ndcg@20'])}"] if "ndcg@20" in figures else []
+        if shown.demotion_rate is not None and not self.discretion.few:
             parts.append(f"demotion rate {shown.demotion_rate:.3f}")
         logger.info(", ".join(parts))
         return phase

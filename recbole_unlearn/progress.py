@@ -170,7 +170,7 @@ def log_request(config: UnlearnConfig, data: UnlearnData, forget: Forgotten, wit
             "The request hits validation and test interactions alone. No model was trained on them, so no weight has "
             "to change; they leave the retained data."
         )
-    elif counts := forget.counts:
+    elif "orphan_users" in (counts := forget.counts):
         valid, test = counts["valid_rows_removed"], counts["test_rows_removed"]
         if valid or test:
             logger.warning(

@@ -43,6 +43,7 @@ def run_unlearn(
     config_files: Sequence[str] | None = None,
     output_dir: str | Path | None = None,
     config_dict: dict[str, Any] | None = None,
+    config_file_list: Sequence[str] | None = None,
 ) -> UnlearnResult:
     """Train or load a model, make it forget, and measure it.
 
@@ -58,10 +59,11 @@ def run_unlearn(
         config_files: YAML files as RecBole reads them.
         output_dir: directory of the result; a new one in `saved/` by default.
         config_dict: any further setting of RecBole or of the plugin.
+        config_file_list: RecBole's name for ``config_files``.
 
     """
     with opened(
-        model, dataset, forget=forget, config_files=config_files, config_dict=config_dict,
+        model, dataset, forget=forget, config_files=config_files, config_dict=config_dict, config_file_list=config_file_list,
         unlearn=unlearn, compare=compare, checkpoint=checkpoint, output_dir=output_dir,
     ) as (pipeline, wanted):  # fmt: skip
         for key, option, function in (("tune", "--tune", "tune_unlearn"), ("grid", "--grid=FILE", "run_grid")):
@@ -74,7 +76,7 @@ def run_unlearn(
 def opened(
     model: str | type | None = None, dataset: str | None = None, *, forget: Request | None = None,
     config_files: Sequence[str] | None = None, config_dict: dict[str, Any] | None = None, as_one: bool = True,
-    **named: Any,
+    config_file_list: Sequence[str] | None = None, **named: Any,
 ) -> Iterator[tuple[Pipeline, Any]]:  # fmt: skip
     """A pipeline with its directory and log, and the request; ``named`` settings win over ``config_dict``.
 
@@ -96,7 +98,7 @@ def opened(
         model = model or values.get("model")
         own = model if isinstance(model, type) else None
         original = files.read_checkpoint(values["checkpoint"], own) if values.get("checkpoint") else None
-        config = configured(model, dataset, list(config_files or []), values, original)
+        config = configured(model, dataset, list(config_files or config_file_list or []), values, original)
         run = settings.read(settings.RunSettings, config)
         cache = settings.read(settings.CacheSettings, config)
         name = f"{config['model']}-{config['dataset']}-{config['unlearn']}-{get_local_time()}"

@@ -35,7 +35,8 @@ def test_arguments_that_cannot_be_read(arguments):
     refused("", cli.parse, arguments)
 
 
-def test_names_that_look_like_numbers_stay_names(monkeypatch):
+@pytest.mark.parametrize("name", ["config_files", "config_file_list"])
+def test_names_that_look_like_numbers_stay_names(monkeypatch, name):
     seen = {}
 
     def run(model, dataset, **kwargs):
@@ -43,7 +44,7 @@ def test_names_that_look_like_numbers_stay_names(monkeypatch):
         raise UnlearnError("enough")
 
     monkeypatch.setattr("recbole_unlearn.quick_start.run_unlearn", run)
-    cli.main(["--model=BPR", "--dataset=2024", "--output_dir=1e3", "--config_files=a.yaml,b.yaml"])
+    cli.main(["--model=BPR", "--dataset=2024", "--output_dir=1e3", f"--{name}=a.yaml,b.yaml"])
     assert seen == {"dataset": "2024", "output_dir": "1e3", "files": ["a.yaml", "b.yaml"]}
 
 

@@ -212,6 +212,12 @@ def test_inherited_settings(make_config, settings):
     other, own = ({"config_dict": settings | {"seed": seed}, "inherited": {"seed": 5}} for seed in (1, 5))
     refused("seed=1 differs from the checkpoint's 5", UnlearnConfig, "BPR", "tiny", **other)
     UnlearnConfig("BPR", "tiny", **own)
+    trained = {"eval_args": make_config()["eval_args"]}
+    for split, mode in (({"RS": [0.8, 0.1, 0.1]}, "full"), ({"RS": [8, 1, 1]}, {"valid": "full"})):
+        short = settings | {"eval_args": {"split": split, "order": "RO", "group_by": "user", "mode": mode}}
+        UnlearnConfig("BPR", "tiny", config_dict=short, inherited=trained)  # RecBole reads all of these alike
+    short["eval_args"]["split"] = {"RS": [7, 2, 1]}
+    refused("eval_args=.*differs", UnlearnConfig, "BPR", "tiny", config_dict=short, inherited=trained)
     config = make_config("MultiVAE", train_neg_sample_args=None)
     values = plain_settings(config.final_config_dict | {"odd": object(), "nested": {"x": {1: 2}}})
     assert not {"device", "local_rank", "MODEL_TYPE", "checkpoint_dir", "odd", "nested"} & set(values)

@@ -427,7 +427,9 @@ def locate(
             f"{request.name} asks to forget all {len(located.train)} training interactions: there is no "
             "model without data. Delete the model instead, or ask for less."
         )
-    return located._replace(skipped=int((unknown | absent).sum()))
+    trained = matched[0][1]
+    states = {"training": trained, "held_out": ~(trained | unknown | absent), "unknown": unknown | absent}
+    return located._replace(lines={state: int(rows.sum()) for state, rows in states.items()})
 
 
 def ids_of(request: ForgetRequest, train: Dataset) -> tuple[np.ndarray, np.ndarray]:

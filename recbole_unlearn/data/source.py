@@ -69,6 +69,7 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
         dataset, clock, fitted, done = read_dataset(saved, config)
     else:
         fetch(config)
+        _load_times(config)
         if config["MODEL_TYPE"] == ModelType.KNOWLEDGE:
             require_files(config)
         try:
@@ -85,6 +86,19 @@ def load(config: UnlearnConfig, saved: Path | None = None) -> Source:
     if len(splits.train) == 0:
         raise UnlearnError(f"Dataset {name} has no training interactions after filtering; check val_interval.")
     return Source(splits, clock, None if fitted is None else torch.from_numpy(fitted), done)
+
+
+def _load_times(config: UnlearnConfig) -> None:
+    """Let a sequential model read the times of interactions, which RecBole loads only where it is told to."""
+    columns = (config["load_col"] or {}).get("inter")
+    is_chosen = "load_col" in {**config.inherited, **config.external_config_dict}
+    file = Path(config["data_path"]) / f"{config['dataset']}.inter"
+    if config["MODEL_TYPE"] != ModelType.SEQUENTIAL or not columns or is_chosen or not file.is_file():
+        return
+    with open(file, encoding=config["encoding"] or "utf-8") as stream:
+        head = [name.partition(":")[0] for name in stream.readline().rstrip("\r\n").split(config["field_separator"])]
+    if config["TIME_FIELD"] in head and config["TIME_FIELD"] not in columns:
+        config["load_col"] = {**config["load_col"], "inter": [*columns, config["TIME_FIELD"]]}
 
 
 def _split(dataset: Dataset, is_saved: bool) -> Splits:

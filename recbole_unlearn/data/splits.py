@@ -100,12 +100,12 @@ def three_parts(parts: Sequence[Dataset]) -> Sequence[Dataset]:
 
 
 class Located(NamedTuple):
-    """Which interactions of each split a request means (boolean masks), and how many requests were skipped."""
+    """Which interactions of each split a request means (boolean masks), and the state of its lines, counted."""
 
     train: np.ndarray
     valid: np.ndarray
     test: np.ndarray
-    skipped: int = 0
+    lines: dict[str, int] | None = None  # "training", "held_out" (not trained on) and "unknown"
 
     @property
     def is_empty(self) -> bool:
@@ -229,7 +229,8 @@ def divide(
         if len(part) == 0:
             raise UnlearnError(f"After this request no {label} interaction is left to measure with. {_LESS}")
     counts = {
-        "skipped_requests": located.skipped,
+        **{f"lines_{state}": number for state, number in (located.lines or {}).items()},
+        "skipped_requests": (located.lines or {}).get("unknown", 0),
         "valid_rows_removed": int(remove[1].sum()), "test_rows_removed": int(remove[2].sum()),
         "orphan_users": len(users), "orphan_items": len(items),
         "orphan_valid_rows": len(kept.valid) - len(retain.valid),

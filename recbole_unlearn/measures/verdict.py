@@ -63,9 +63,10 @@ _WORDS = {
     "control": "This request cannot tell: a control that only reset rows without interactions passes the same test",
     "damage": "Forgotten at a price: recommendations of affected users are clearly worse than a retrained model's",
     "returns": "Not fully forgotten: deleted items rank higher again as soon as training goes on",
-    "exact": "Exact: the model is made of the retained interactions alone; nothing of the deleted ones went in",
+    "exact": "Exact: trained without these interactions; nothing of them went into the model",
     "unknown": "How near this model is to a retrained one is not known: retraining was not run (--compare=retrain)",
 }
+_BESIDE = "; for information: "  # before figures of an exact model
 SHORT = {
     "near": "near retraining", "under": "not fully forgotten", "over": "forgotten too well",
     "cannot_tell": "cannot tell", "unknown": "not known", "exact": "exact",
@@ -117,7 +118,7 @@ def verdict(
     if deleted == 0:
         return Verdict("near", UNCHANGED)
     if phases.get(UNLEARNED, PhaseResult()).exact:
-        return _said("exact", phases, recovered, None, "")
+        return _said("exact", {} if whole else phases, recovered, None, "")  # rates of whole users say nothing
     probed = whole and _probe(phases) is not None  # rows of whole users start again in every model
     reason = _reason(phases, probed)
     if reason == "unknown" and RETRAINED in phases:
@@ -134,6 +135,8 @@ def restated(
     """The same verdict with the figures of ``phases``, which may be rounded or left out."""
     if found.text in (UNCHANGED, DONE, NOTHING):
         return found
+    if found.level == "exact" and _BESIDE not in found.text:
+        phases = {}
     own = (key for key in ("control", "damage", "returns") if found.text.startswith(_WORDS[key]))
     note = next((one for one in (EMPTIED, WHOLE) if found.text.endswith(one)), "")
     return _said(next(own, found.level), phases, recovered, provisional, note)
@@ -288,12 +291,15 @@ def _said(
 
 
 def _beside(phases: Phases) -> str:
-    """How an exact model differs from the retrained one, where both are there and differ."""
-    mine, target = (phases.get(name, PhaseResult()) for name in (UNLEARNED, RETRAINED))
-    paths = {"demotion rate": ("demotion_rate",), "attack AUC": ("attack", "auc")}
-    pairs = {title: [decimal(one.figure(*path), 3) for one in (mine, target)] for title, path in paths.items()}
-    told = [f"{title} {own}, retrained {other}" for title, (own, other) in pairs.items() if own != other != MISSING]
-    return f"; where it differs from the retrained model, their trainings differ ({'; '.join(told)})" if told else ""
+    """How an exact model differs from the original and from the retrained one, which says nothing against it."""
+    others, told = {"retrained": RETRAINED, "original": ORIGINAL}, []
+    for title, path in {"demotion rate": ("demotion_rate",), "attack AUC": ("attack", "auc")}.items():
+        own, *rest = (
+            decimal(phases.get(name, PhaseResult()).figure(*path), 3) for name in (UNLEARNED, *others.values())
+        )
+        beside = [f"{name} {value}" for name, value in zip(others, rest, strict=True) if value not in (own, MISSING)]
+        told += [f"{title} {', '.join([own, *beside])}"] if own != MISSING and beside else []
+    return f"{_BESIDE}{'; '.join(told)}" if told else ""
 
 
 def _looks(found: Provisional, phases: Phases) -> str:

@@ -20,7 +20,7 @@ from recbole_unlearn.report.entries import is_noise, levels_of
 from recbole_unlearn.report.page import MISSING, chip, lines
 from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, PhaseResult, RunResult, in_order
 from recbole_unlearn.results.schema import flat, number
-from recbole_unlearn.results.table import measured_figures
+from recbole_unlearn.results.table import line_states, measured_figures
 
 PROGRAM = ("python", "-m", "recbole_unlearn")
 OWN = (ORIGINAL, UNLEARNED, RETRAINED, SECOND)  # all other phases are compared methods
@@ -39,8 +39,7 @@ _CURVES = {  # titles of what our methods record by step; any other curve has it
 
 def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | None = None) -> Path:
     """Write the page of ``result``, with the command that repeats it where the user's settings are ``given``."""
-    phases, users, withheld = in_order(result.phases), result.forget.users, result.withheld
-    few = withheld is not None and users is not None and users < withheld.min_group  # their figures are left out
+    phases = in_order(result.phases)
     original, own, goal, again = (phases.get(name, PhaseResult()) for name in OWN)
     looks, levels = figures.looks(phases), levels_of(result)
     # The unlearned model is next to its goal in tables, so that a phone shows both.
@@ -72,12 +71,13 @@ def write_report(result: RunResult, directory: Path, given: Mapping[str, Any] | 
         forgets={name: SHORT[one] for name, one in levels.items()},
         ways=turned(method, result),
         can_tune=method is not None and (settings.properties_dir() / "tune" / f"{method.name}.yaml").is_file(),
-        few=few,
+        few=result.few,
+        lines=line_states(result),
         shown=shown,
         metrics=list(dict.fromkeys(key for _, one in shown for group in GROUPS for key in getattr(one, group))),
         distribution=figures.distribution(phases),
         by_k={metric: figures.by_k(phases, metric) for metric in ("recall", "ndcg")},
-        forgetting=[] if few else list(measured_figures(phases)),
+        forgetting=[] if result.few else list(measured_figures(phases)),
         damage={} if is_small(result, phases) else {
             grouping: (figures.damage(phases, grouping), *(figures.changes(phases, n, grouping) for n in OWN[1:3]))
             for grouping in figures.GROUPINGS

@@ -180,7 +180,8 @@ class Discretion:
 
         sizes = {"interactions": forget.interactions, "items": forget.items}
         shown: dict[str, Any] = {key: None if count is None else size(count) for key, count in sizes.items()}
-        counts = {} if self.few else {key: size(count) for key, count in forget.counts.items()}
+        kept = {key: n for key, n in forget.counts.items() if key.startswith("lines_") or not self.few}
+        counts = {key: size(count) for key, count in kept.items()}
         return replace(forget, **shown, counts=counts)
 
     def phase(self, phase: PhaseResult) -> PhaseResult:

@@ -242,6 +242,12 @@ class RunResult(_Record):
         return self.phases.get(UNLEARNED, PhaseResult())
 
     @property
+    def few(self) -> bool:
+        """Whether the request has so few users that their figures are left out."""
+        users = self.forget.users
+        return self.withheld is not None and users is not None and users < self.withheld.min_group
+
+    @property
     def retrained(self) -> PhaseResult | None:
         """The phase all others are compared with, when there is one."""
         return self.phases.get(RETRAINED)

@@ -57,7 +57,13 @@ def _figures(phase: PhaseResult) -> Iterator[tuple[str, str, float]]:
 
 def blocks(result: RunResult) -> list[Block]:
     """Utility, forgetting and, where there are several methods, these against retraining."""
-    return [block for block in (_utility(result), _forgetting(result.phases), _methods(result)) if block]
+    found = (_utility(result), None if result.few else _forgetting(result), _methods(result))
+    return [block for block in found if block]
+
+
+def _decimal(result: RunResult, value: float | None, digits: int = 4) -> str:
+    """0.1234; a value that was rounded so that it discloses nothing as ~0.1, without digits that it does not have."""
+    return decimal(value, digits) if result.withheld is None or value is None else f"~{value:z.{digits}g}"
 
 
 def asked_metrics(result: RunResult) -> list[str]:
@@ -89,10 +95,15 @@ def _utility(result: RunResult) -> Block:
     rows = []
     for name, phase in shown.items():
         time = "loaded" if phase.seconds is None else f"{phase.seconds:.1f}{'*' * phase.seconds_from_cache}"
-        figures = [decimal(phase.metrics.get(metric)) for metric in metrics]
-        rows.append([name, "all", *figures, decimal(phase.demotion_rate, 3), time])
-        rows.append(["", "affected", *(decimal(phase.affected.get(metric)) for metric in metrics), "", ""])
-    return ["phase", "users", *map(_head, metrics), "demotion", "seconds"], rows, 2
+        groups = {"all": phase.metrics} if result.few else {"all": phase.metrics, "affected": phase.affected}
+        for users, own in groups.items():
+            rows.append([name, users, *(_decimal(result, own.get(metric)) for metric in metrics)])
+            # Of few users it is 0, 0.5 or 1, which reads as a failure.
+            rate = [] if result.few else [_decimal(result, phase.demotion_rate, 3)]
+            rows[-1] += [*rate, time] if own is phase.metrics else ["" for _ in rate] + [""]
+            name = ""
+    rate = [] if result.few else ["demotion"]
+    return ["phase", "users", *map(_head, metrics), *rate, "seconds"], rows, 2
 
 
 def measured_figures(phases: Mapping[str, PhaseResult]) -> Iterator[tuple[Measure, tuple[str, ...], str]]:
@@ -104,9 +115,10 @@ def measured_figures(phases: Mapping[str, PhaseResult]) -> Iterator[tuple[Measur
                 yield one, path, title
 
 
-def _forgetting(phases: Mapping[str, PhaseResult]) -> Block:
+def _forgetting(result: RunResult) -> Block:
+    phases = result.phases
     rows = [
-        [title, *(decimal(phase.figure(*path), 3) for phase in phases.values())]
+        [title, *(_decimal(result, phase.figure(*path), 3) for phase in phases.values())]
         for _, path, title in measured_figures(phases)
     ]
     names = ["retrained 2" if name == SECOND else name for name in phases]
@@ -130,6 +142,21 @@ def _methods(result: RunResult) -> Block | None:
     return ["against retraining", "verdict", "demotion", "attack AUC", "N@20", "recovered", "speed-up"], rows, 2
 
 
+def line_states(result: RunResult) -> str:
+    """What became of every line of the request; "" of a request without lines."""
+    held = {state: result.forget.counts.get(f"lines_{state}") for state in ("training", "held_out", "unknown")}
+    if None in held.values() or result.forget.interactions is None:
+        return ""
+    about = "" if result.withheld is None else "up to " if result.few else "about "
+    said = {
+        "training": "in the training data",
+        "held_out": "held out (not trained on)",
+        "unknown": "unknown (skipped)",
+    }
+    parts = [f"{about if number else ''}{number} {said[state]}" for state, number in held.items()]
+    return f"Its lines: {', '.join(parts)}."
+
+
 def closing_lines(result: RunResult) -> Iterator[str]:
     """The lines below the tables: verdict, request, meaning of the heads, metrics without a column, and notices."""
     forget, shown = result.forget, asked_metrics(result)
@@ -149,6 +176,8 @@ def closing_lines(result: RunResult) -> Iterator[str]:
     known = [_HEADS[name] for name in names if name in _HEADS]
     legend = ", ".join(f"{short} {title}" for short, title in known if short != title)
     yield f"{legend}. {said}" if legend else said
+    if told := line_states(result):
+        yield told
     more = [_head(key) for key in measured if key not in shown]
     if more:
         yield f"Also measured, in result.json: {', '.join(more)}."
@@ -173,7 +202,7 @@ def closing_lines(result: RunResult) -> Iterator[str]:
     if result.control is not None and result.control.verdict is not None:
         level = result.control.verdict.level
         yield f"Control, a model that only reset rows without interactions: {SHORT.get(level, level)}."
-    if result.speedup is not None:
+    if result.speedup is not None and result.unlearned != result.retrained:
         yield f"Speed: {speed(result.speedup)}."
     if result.withheld is not None:
         yield result.withheld.why

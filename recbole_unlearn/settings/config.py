@@ -82,6 +82,7 @@ class UnlearnConfig(Config):
         except (ValueError, TypeError, LookupError, NotImplementedError, RuntimeError, AttributeError) as error:
             reason = str(error.args[0] if error.args else error).split("\n")[0]
             raise UnlearnError(f"RecBole does not accept these settings: {reason}") from error
+        self._refuse_other_data()
         if self["eval_type"] != EvaluatorType.RANKING:
             raise UnlearnError(
                 f"metrics={self['metrics']} are not ranking metrics; unlearning is measured by ranking. "
@@ -183,10 +184,13 @@ class UnlearnConfig(Config):
             if key not in known:
                 raise UnlearnError(f"Unknown setting {key!r}.{nearest(key, known)} --help lists all settings.")
         _refuse_impossible(self.external_config_dict, self.internal_config_dict)
-        # A model that exists was trained on one split of one dataset; no setting may draw another.
-        for key in sorted(self.inherited.keys() & {*dataset_arguments, "seed", "eval_args", "repeatable"}):
-            old, new = self.inherited[key], self.external_config_dict.get(key, self.inherited[key])
-            if old != new:
+
+    def _refuse_other_data(self) -> None:
+        """A model that exists was trained on one split of one dataset; no setting may draw another."""
+        decides = {*dataset_arguments, "seed", "eval_args", "repeatable"}
+        for key in sorted(self.inherited.keys() & self.external_config_dict.keys() & decides):
+            old, new = self.inherited[key], self.final_config_dict[key]  # with RecBole's short forms written out
+            if _compared(old) != _compared(new):
                 raise UnlearnError(
                     f"{key}={new!r} differs from the checkpoint's {old!r}, so the data would be split in another way "
                     f"than the model was trained on. Leave {key} out."
@@ -356,6 +360,20 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(is_plain(v) for v in value)
     return value is None or type(value) in (bool, int, float, str)
+
+
+def _compared(value: Any) -> Any:
+    """A value such that two which mean the same are equal: shares of a split in any unit, columns in any order."""
+    if isinstance(value, dict):
+        made = {key: _compared(one) for key, one in value.items()}
+        if (
+            isinstance(shares := value.get("RS"), list)
+            and all(isinstance(one, Real) for one in shares)
+            and sum(shares)
+        ):
+            made["RS"] = [round(one / sum(shares), 9) for one in shares]
+        return made
+    return sorted(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else value
 
 
 def _literal(value: Any) -> Any:

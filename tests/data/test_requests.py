@@ -213,7 +213,7 @@ def test_the_rows_found_are_those_a_loop_finds(source, data):
     expected = [[wanted(pair) for pair in tokens(split)] for split in source.splits]
     located = locate(read_request(request, FIELDS), source.splits)
     assert [located.train.tolist(), located.valid.tolist(), located.test.tolist()] == expected
-    assert located.skipped == 0
+    assert located.lines["unknown"] == 0
 
 
 def test_a_timestamp_is_matched_although_recbole_scaled_it(source, tiny_path):
@@ -237,7 +237,8 @@ def test_unknown_and_missing_are_counted_without_names(source, tmp_path, caplog)
     said = r"r\.csv: 1 of 3 requests name .* \(line 3\).*on_missing=skip"
     assert "stranger" not in refused(said, locate, request, source.splits)
     located = locate(request, source.splits, "skip")
-    assert (located.skipped, located.train.sum()) == (2, 1)
+    assert located.lines == {"training": 1, "held_out": 0, "unknown": 2}
+    assert located.train.sum() == 1
     assert "r.csv: requests that are not in the training data were skipped" in caplog.text
     assert not any(word in caplog.text for word in ("of 3", "stranger", absent))
     many = read_request({"user_id": [f"x{n}" for n in range(30)]}, FIELDS)

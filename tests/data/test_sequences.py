@@ -12,7 +12,8 @@ from recbole.data.dataset import Dataset
 from recbole.utils import init_seed
 
 from recbole_unlearn import recbole_compat
-from recbole_unlearn.data import Sequences, Splits
+from recbole_unlearn.data import Sequences, Splits, load
+from recbole_unlearn.settings import UnlearnConfig
 from tests.parts import refused
 
 SPLITS = {
@@ -99,6 +100,14 @@ def test_fields_for_the_split_alone_are_dropped_and_numbers_with_buckets_are_lis
 ])  # fmt: skip
 def test_data_without_the_order_of_time_is_refused(tiny_path, changes, said):
     refused(said, Sequences.of, raw_dataset(data_path=str(tiny_path), **changes))
+
+
+def test_the_times_are_loaded_where_the_file_has_them_unless_the_columns_are_chosen(settings):
+    del settings["load_col"]
+    config = UnlearnConfig("GRU4Rec", "tiny", config_dict=settings)
+    assert config["load_col"] == {"inter": ["user_id", "item_id"]}
+    assert "timestamp" in load(config).splits.train.inter_feat
+    assert config["load_col"] == {"inter": ["user_id", "item_id", "timestamp"]}  # as the checkpoint has it
 
 
 def brute_force(sequences, keep):
