@@ -64,7 +64,8 @@ def run_unlearn(
     """
     with opened(
         model, dataset, forget=forget, config_files=config_files, config_dict=config_dict,
-        config_file_list=config_file_list, unlearn=unlearn, compare=compare, checkpoint=checkpoint, output_dir=output_dir,
+        config_file_list=config_file_list, unlearn=unlearn, compare=compare, checkpoint=checkpoint,
+        output_dir=output_dir,
     ) as (pipeline, wanted):  # fmt: skip
         for key, option, function in (("tune", "--tune", "tune_unlearn"), ("grid", "--grid=FILE", "run_grid")):
             if pipeline.config[key]:

@@ -148,11 +148,7 @@ def line_states(result: RunResult) -> str:
     if None in held.values() or result.forget.interactions is None:
         return ""
     about = "" if result.withheld is None else "up to " if result.few else "about "
-    said = {
-        "training": "in the training data",
-        "held_out": "held out (not trained on)",
-        "unknown": "unknown (skipped)",
-    }
+    said = {"training": "in the training data", "held_out": "held out (not trained on)", "unknown": "unknown"}
     parts = [f"{about if number else ''}{number} {said[state]}" for state, number in held.items()]
     return f"Its lines: {', '.join(parts)}."
 
