@@ -88,15 +88,12 @@ def test_troubleshooting_quotes_messages_that_exist():
     assert {one for one in quoted if not any(one in text for text in constants)} == set()
 
 
-def test_tests_that_the_docs_name_exist():
+def test_names_of_tests_and_links_in_the_docs_lead_somewhere():
     files = (ROOT / "tests").rglob("*.py")
     defined = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
     for page in (ROOT / "docs").glob("*.md"):
         named = set(re.findall(r"`(test_\w+)`", page.read_text()))
         assert named <= defined | {"test_rows_removed"}, page.name  # which is a key of result.json
-
-
-def test_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"

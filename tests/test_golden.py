@@ -47,14 +47,11 @@ def test_results_are_the_same_to_the_last_digit(tmp_path):
             assert {key: (now[key], frozen[key]) for key in keys if not same(now[key], frozen[key])} == {}, name
 
 
-def test_options_of_the_command_line():
+def test_options_of_the_command_line_and_public_names():
     shown = set(re.findall(r"^  --(\w+)", cli.help_text(), re.M))
     missing = set(NAMES["options"]) - shown
     assert not missing
     assert not {key for key in shown - set(NAMES["options"]) if key not in NAMES["recbole_options"]}
-
-
-def test_public_names():
     assert sorted(recbole_unlearn.__all__) == NAMES["public"]
     assert all(getattr(recbole_unlearn, name) is not None for name in NAMES["public"])
     assert not hasattr(recbole_unlearn, "nothing")

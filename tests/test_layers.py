@@ -44,15 +44,12 @@ def rank(module):
     return RANK[max(fits, key=len)]
 
 
-def test_a_room_imports_only_from_those_before_it():
+def test_rooms_import_only_what_is_below_them():
     for path in MODULES:
         module = name_of(path)
         others = set() if module in ENTRY else imports(path) - {PACKAGE}
         above = {other for other in others if rank(other) > rank(module)}
         assert not above, f"{module} imports {above}, which are above it"
-
-
-def test_no_family_of_methods_imports_another():
     families = {f"{PACKAGE}.{family}" for family in FAMILIES}
     for path in (ROOT / PACKAGE / "methods").rglob("*.py"):
         others = {family for family in families if not name_of(path).startswith(family)}

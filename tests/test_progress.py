@@ -45,16 +45,10 @@ def lines(caplog):
     return said
 
 
-@pytest.fixture
-def running():
-    """The plan of obliviate and retrain for the paper's LightGCN on ml-1m, whose data is not needed, and its time."""
-    paper = UnlearnConfig("LightGCN", "ml-1m", config_dict={"show_progress": False})
-    time = [0.0]
-    return plan(paper, "obliviate", "retrain", now=lambda: time[0], informed=True), time
-
-
-def test_the_plan_and_its_estimates(running, lines):
-    now, time = running
+def test_the_plan_and_its_estimates(lines):
+    """Of obliviate and retrain for the paper's LightGCN on ml-1m, whose data is not needed."""
+    paper, time = UnlearnConfig("LightGCN", "ml-1m", config_dict={"show_progress": False}), [0.0]
+    now = plan(paper, "obliviate", "retrain", now=lambda: time[0], informed=True)
     now.announce(sizes(1200, 1000), cache(1200))
     now.announce(sizes(1200, 1000), cache(1200))  # the same phases; it is said once
     now.begin("clean")
@@ -122,16 +116,6 @@ def test_the_log_has_every_epoch_and_the_screen_has_not(flags, tmp_path, capsys,
     assert not any(word in screen for word in ("train loss", "\r", "\x1b"))  # no frames of bars in a file
     assert cli.main([*given, "--show_progress=True", "--no_cache"]) == 0
     assert "Train original" in capsys.readouterr().err
-
-
-def test_a_line_a_message_without_colours(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    with logging_to(tmp_path):
-        logging.getLogger().warning("\x1b[1;35mtwo\x1b[0m:\nlines")
-        logging.getLogger().info("of RecBole")
-    first, second = (tmp_path / "run.log").read_text().splitlines()
-    assert (first.endswith("WARNING two: lines"), "of RecBole" in second) == (True, True)
-    assert "two: lines" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("before", [None, "of yesterday\n"])

@@ -77,7 +77,7 @@ def test_property_files_and_methods_name_the_same_keys(make_config):
     assert {path.stem for path in (properties_dir() / "model").glob("*.yaml")} <= set(models)
 
 
-def test_a_name_is_registered_once():
+def test_names_that_are_registered(monkeypatch, make_config):
     registry = Registry("thing", "recbole_unlearn.settings")
     registry.add("sample", Sample)
     registry.add("sample", Sample)  # a cell of a notebook that is run again
@@ -85,9 +85,6 @@ def test_a_name_is_registered_once():
         registry.add("sample", Registry)
     assert registry.get("sample") is Sample
     refused(r"Unknown thing 'simple'\. Did you mean sample\?", registry.get, "simple")
-
-
-def test_a_package_that_cannot_be_imported_and_one_without_a_yaml(monkeypatch, make_config):
     broken = metadata.EntryPoint("broken", "nothing_of_this_name", "things")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [broken])
     said = "The thing broken of another package cannot be used: ModuleNotFoundError"

@@ -107,6 +107,7 @@ def test_a_signal_waits_while_the_result_is_put_in_place(flags, tmp_path):
     assert code == 143
     assert "Stopped; the result was written before, to" in said.splitlines()[-1]
     assert {"out/result.json", "out/BPR-unlearned.pth", "out/tiny-Dataset.pth"} <= left
+    assert not [path for path in left if path.startswith("tmp/")]  # as RecBole's folder for checkpoints
 
 
 def test_a_refused_request_leaves_no_folder(flags, tmp_path, caplog, capsys):

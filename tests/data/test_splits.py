@@ -46,7 +46,7 @@ def test_held_out_interactions_of_a_request_leave_every_phase_but_not_all_of_the
     refused("no test interaction is left", divide, splits, located([0], [], range(len(splits.test))), "python")
 
 
-def test_deleted_pairs_become_negatives_and_are_not_masked(splits, tiny_config):
+def test_deleted_pairs_become_negatives_unless_they_stay_in_another_row(splits, tiny_config):
     user = int(splits.train.inter_feat["user_id"][0])
     divided = without(splits, torch.nonzero(splits.train.inter_feat["user_id"] == user).flatten().tolist()[:-2])
     deleted = {item for owner, item in pairs(divided.forget) if owner == user}
@@ -59,10 +59,7 @@ def test_deleted_pairs_become_negatives_and_are_not_masked(splits, tiny_config):
     assert deleted & set(after.train._sampler.sample_by_user_ids(np.full(3000, user), None, 1).tolist())
     assert deleted <= set(before.test.uid2history_item[user].tolist())
     assert not deleted & set(after.test.uid2history_item[user].tolist())
-
-
-def test_pairs_that_stay_in_another_row_are_not_called_deleted(splits):
-    """The same pair twice in the data, one of them deleted by its timestamp: it is still known."""
+    # The same pair twice in the data, one of them deleted by its timestamp: it is still known.
     twice = splits._replace(train=append(splits.train, splits.train.inter_feat[[0]]))
     users, items = without(twice, [0, 1]).forget_pairs
     assert list(zip(users.tolist(), items.tolist(), strict=True)) == [pairs(splits.train)[1]]
@@ -106,16 +103,13 @@ def test_noise_is_new_to_its_user_and_of_the_asked_amount(splits, share, amount,
         assert number == min(splits.train.item_num - 1 - seen[user], max(1, round(amount * own[user])))
 
 
-def test_informed_noise_comes_from_the_lowest_scores(splits):
+def test_how_noise_is_drawn(splits):
     scores = torch.from_numpy(np.random.default_rng(0).normal(size=splits.train.item_num)).float()
     full, _ = inject(splits, options(inject_amount=0.1), 3, lambda users: scores[None])
     touched = {pair for split in splits for pair in pairs(split)}
     for user, item in pairs(full.train)[len(splits.train) :]:
         unseen = [i for i in range(1, splits.train.item_num) if (user, i) not in touched]
         assert sum(1 for other in unseen if scores[other] < scores[item]) < np.ceil(0.2 * len(unseen))
-
-
-def test_other_columns_are_the_users_own_and_the_seed_decides(splits):
     full, again, other = (inject(splits, options(), seed, None)[0].train for seed in (3, 3, 2))
     feat, mine = full.inter_feat, splits.train.inter_feat
     for row in range(len(splits.train), len(full)):

@@ -6,7 +6,6 @@ import pytest
 
 from recbole_unlearn import UnlearnError, cli, run_unlearn
 from recbole_unlearn.files import claimed, staged
-from recbole_unlearn.training import trainer
 from tests.parts import refused
 
 
@@ -38,20 +37,14 @@ def test_two_runs_do_not_share_a_directory(tmp_path, settings):
     assert names(tmp_path / "out") == []
 
 
-@pytest.fixture
-def forget(settings):
-    """``forget("u1")``: a run that forgets this user."""
+def test_an_earlier_result_is_not_replaced_unasked(settings, tmp_path):
+    """The earlier model would be replaced by one made from the original: the earlier deletion would be back."""
+    out = tmp_path / "out"
 
-    def run(user, **more):
+    def forget(user, **more):
         values = settings | {"report": "none", **more}
         return run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": [user]}, config_dict=values)
 
-    return run
-
-
-def test_an_earlier_result_is_not_replaced_unasked(forget, tmp_path):
-    """The earlier model would be replaced by one made from the original: the earlier deletion would be back."""
-    out = tmp_path / "out"
     forget("u1", replace=False)
     before = (out / "BPR-unlearned.pth").read_bytes()
     refused(r"holds the result of an earlier run.*--replace", forget, "u2", replace=False)
@@ -93,15 +86,3 @@ def test_the_log_is_not_written_through_a_link(settings, flags, tmp_path, comman
         given = [flag for flag in flags() if not flag.startswith(single)]
         assert cli.main([f"--grid={tmp_path / 'g.yaml'}", *given]) == 2
     assert victim.read_text() == "mine\n"
-
-
-def test_recbole_s_own_files_are_not_left(settings, tmp_path, monkeypatch):
-    """RecBole's trainers make a folder for checkpoints; it is outside the output directory, and goes."""
-    seen, original = [], trainer.PhaseTrainer.__init__
-    monkeypatch.setattr(
-        trainer.PhaseTrainer, "__init__",
-        lambda self, config, model: (seen.append(config["checkpoint_dir"]), original(self, config, model))[1],
-    )  # fmt: skip
-    run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings | {"report": "none"})
-    assert seen
-    assert not any(os.path.exists(folder) for folder in seen)

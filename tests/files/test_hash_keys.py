@@ -93,19 +93,9 @@ def test_requests_have_one_hash_if_they_ask_for_the_same(first, second, data):
     assert (digest(first) == digest(second)) == (plain(first) == plain(second))
 
 
-def test_a_hash_has_one_purpose():
+def test_what_a_hash_depends_on():
     assert hash_keys.keyed_hash(KEY, "a", b"bc") == hash_keys.keyed_hash(KEY, "a", [b"b", b"c"])
     assert hash_keys.keyed_hash(KEY, "a", b"bc") != hash_keys.keyed_hash(KEY, "ab", b"c")
-
-
-def model(weight, **others):
-    """As much of a RecBole model as is hashed."""
-    found = torch.nn.ParameterDict({"weight": weight})
-    found.other_parameter = lambda: others
-    return found
-
-
-def test_models_have_one_hash_if_they_are_the_same():
     weight = torch.arange(6.0)
     models = [
         model(weight), model(weight + 1e-6), model(weight.reshape(2, 3)), model(weight.double()),
@@ -116,3 +106,10 @@ def test_models_have_one_hash_if_they_are_the_same():
     assert len(set(digests)) == len(models)
     assert digests == again
     assert hash_keys.model_digest(KEY, models[0], {"n_layers": 3}) not in digests
+
+
+def model(weight, **others):
+    """As much of a RecBole model as is hashed."""
+    found = torch.nn.ParameterDict({"weight": weight})
+    found.other_parameter = lambda: others
+    return found

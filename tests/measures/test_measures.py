@@ -57,7 +57,7 @@ def test_an_observation_is_the_plain_loop(data, plan, levels):
                 assert table[user, found[row, :20]].tolist() == table[user, best[:20]].tolist()
 
 
-def test_held_out_pairs_are_of_the_same_users_and_used_once(data, plan):
+def test_held_out_pairs_and_negatives(data, plan):
     assert torch.equal(plan.deleted.users[plan.members], plan.held_out.users)
     assert len(torch.unique(plan.members)) == len(plan.members)
     held = pairs_of(data.retain.valid, data.retain.test)
@@ -66,9 +66,6 @@ def test_held_out_pairs_are_of_the_same_users_and_used_once(data, plan):
     for user in plan.deleted.users.unique().tolist():
         possible = min(int((plan.deleted.users == user).sum()), sum(u == user for u, _ in held))
         assert sum(u == user for u, _ in mine) == possible
-
-
-def test_negatives_were_never_touched_and_stay_the_same(data):
     pairs, touched = measures.deleted_pairs(data, 10, seed=1), pairs_of(*data.full)
     assert pairs.others.shape == (len(data.forget), 10)
     for user, negatives in zip(pairs.users.tolist(), pairs.others.tolist(), strict=True):
@@ -240,16 +237,10 @@ def test_the_error_of_a_mean_takes_users_as_they_are():
     assert forgetting.clustered(values, torch.ones(100))[1] == 1.0
 
 
-@pytest.fixture
-def evaluated(make_config, data):
-    """An untrained model's trainer, the loaders of the retained data, and its utility."""
+def test_groups_add_up_and_equal_recboles_figures(make_config, data):
     trainer, measurement = untrained(make_config(), data)
     test = measurement.test
-    return trainer, test, measures.utility(trainer, measurement.config, test, data.affected_users)[0]
-
-
-def test_groups_add_up_and_equal_recboles_figures(data, evaluated):
-    trainer, test, measured = evaluated
+    measured = measures.utility(trainer, measurement.config, test, data.affected_users)[0]
     users = test.test.uid_list
     affected = torch.isin(users, data.affected_users)
     assert 0 < affected.sum() < len(users)

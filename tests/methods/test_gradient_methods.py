@@ -117,9 +117,6 @@ def test_a_selection_reads_and_writes_its_rows_only():
     full = selection.scatter(torch.arange(8.0))
     assert torch.equal(selection.gather(full), torch.arange(8.0))
     assert float(full["users"].sum() + full["columns"].sum()) == 28.0
-
-
-def test_a_linear_loss_has_no_curvature():
     net, index = torch.nn.Linear(3, 1, bias=False), TrainIndex(Rows([(1, 1)]))
     selection = Selection(net, [Table("weight", "user", 0, 1)], region_of([0, 2]), index)
     assert torch.equal(hessian_product(net(torch.ones(1, 3)).sum(), selection)(torch.ones(2)), torch.zeros(2))

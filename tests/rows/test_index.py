@@ -141,7 +141,7 @@ def test_batches_are_epochs_of_retained_rows_that_touch_the_region(make_config, 
         assert not witness.retained.are_known(batch.users, batch.negatives).any()
 
 
-def test_items_of_the_region_are_negatives_as_often_as_in_training(make_config, tiny):
+def test_what_a_witness_draws(make_config, tiny):
     data, witness = tiny
     often = witness.retained.size * len(witness.region["item"]) / witness.index.sizes["item"]
     assert (witness.extra(), make_witness(make_config(), data, negatives=0.0).extra()) == (round(often), 0)
@@ -149,9 +149,6 @@ def test_items_of_the_region_are_negatives_as_often_as_in_training(make_config, 
     assert witness.region["item"].contains(drawn.negatives).all()
     assert not witness.retained.are_known(drawn.users, drawn.negatives).any()
     assert not data.deleted[drawn.numbers].any()
-
-
-def test_deleted_pairs_and_the_buffer(tiny):
     data, witness = tiny
     wanted = set(zip(*(data.forget.inter_feat[f].tolist() for f in ("user_id", "item_id")), strict=True))
     deleted = witness.deleted(10**6)

@@ -110,12 +110,7 @@ def test_item_knn_is_a_fit_bit_for_bit(any_rank, matrices, method, k, shrink):
     assert same(downdate.downdate_knn(w, before, after, k, shrink, method == "user"), expected)
 
 
-def test_counts_that_float32_does_not_have_are_fitted():
-    x = sp.csr_matrix(np.full((2, 3), 4096, np.float32))
-    assert downdate.downdate_knn(sp.csc_matrix((3, 3), dtype=np.float32), x, x, 2, 0.0, False) is None
-
-
-def test_drift_and_large_requests_are_fitted(caplog):
+def test_what_is_fitted_instead(caplog):
     caplog.set_level("INFO")
     x = sp.csr_matrix(np.random.default_rng(0).integers(0, 2, (30, 40)).astype(float))
     after, (b, _) = x.copy().tolil(), fitted(x)
@@ -127,6 +122,8 @@ def test_drift_and_large_requests_are_fitted(caplog):
     assert "not accurate enough" in caplog.text
     assert downdate.downdate_ease(b, x, sp.csr_matrix(x.shape), PENALTY) is None
     assert "too much" in caplog.text
+    x = sp.csr_matrix(np.full((2, 3), 4096, np.float32))
+    assert downdate.downdate_knn(sp.csc_matrix((3, 3), dtype=np.float32), x, x, 2, 0.0, False) is None
 
 
 MODELS = {"EASE": {}, "ItemKNN": {"k": 5, "shrink": 1.0}}

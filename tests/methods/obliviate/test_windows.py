@@ -272,7 +272,7 @@ def data(ready):
     return ready()[1]
 
 
-def test_batches_are_epochs_of_retained_windows(witness, data):
+def test_batches_are_epochs_of_windows(witness, data):
     known = histories(data).values()
     retained = [(*pair, tuple(clean)) for *pair, role, kept, clean, _ in known if role == TRAIN and kept and clean]
     assert Counter(windows_in(witness.windows)) == Counter(retained)
@@ -291,6 +291,15 @@ def test_batches_are_epochs_of_retained_windows(witness, data):
     assert not torch.equal(epochs[0], epochs[1])
     (only,) = witness.batches(torch.tensor([4, 9, 2]), 7, 1)  # a batch larger than an epoch
     assert sorted(Counter(only.numbers.tolist()).values()) == [2, 2, 3]
+    region = {side: set(members.ids.tolist()) for side, members in witness.region.items()}
+    assert region["user"] == set(data.forget.inter_feat["user_id"].tolist())
+    read = enumerate(windows_in(witness.windows))
+    touch = [k for k, (user, item, _) in read if user in region["user"] or item in region["item"]]
+    assert 0 < len(touch) < len(witness.windows)
+    assert witness.interactions().tolist() == touch
+    drawn = witness.buffer(0.5)
+    assert len(drawn) == round(0.5 * len(witness.windows))
+    assert 0 <= int(drawn.min()) <= int(drawn.max()) < len(witness.windows)
 
 
 def test_deleted_pairs_are_asked_for_after_what_is_left(witness, data):
@@ -313,18 +322,6 @@ def test_deleted_pairs_are_asked_for_after_what_is_left(witness, data):
     few = witness.deleted(5)
     assert len(few.numbers) == 5
     assert set(few.numbers.tolist()) <= expected
-
-
-def test_windows_of_a_step_touch_the_region(witness, data):
-    region = {side: set(members.ids.tolist()) for side, members in witness.region.items()}
-    assert region["user"] == set(data.forget.inter_feat["user_id"].tolist())
-    read = enumerate(windows_in(witness.windows))
-    touch = [k for k, (user, item, _) in read if user in region["user"] or item in region["item"]]
-    assert 0 < len(touch) < len(witness.windows)
-    assert witness.interactions().tolist() == touch
-    drawn = witness.buffer(0.5)
-    assert len(drawn) == round(0.5 * len(witness.windows))
-    assert 0 <= int(drawn.min()) <= int(drawn.max()) < len(witness.windows)
 
 
 @pytest.mark.parametrize(

@@ -151,12 +151,6 @@ def test_variants_and_other_models(settings, method, model, extra):
     assert result["phases"]["unlearned"]["metrics"]["ndcg@20"] > 0
 
 
-def test_a_model_you_hold_is_no_ensemble(make_config):
-    config, splits = loaded(make_config())
-    asked = config, build_model(config, splits), splits, {"user_id": ["u1"]}
-    refused("several models", unlearn_model, *asked, method="sisa")
-
-
 @pytest.fixture
 def saved(settings, tmp_path):
     """An ensemble of RecEraser on disk, which has forgotten u3, and the outcome it was saved from."""
@@ -251,13 +245,16 @@ def test_a_damaged_directory_is_refused_in_one_line(saved, settings, tmp_path):
         shutil.rmtree(copied)
 
 
-def test_the_method_must_fit_the_checkpoint(saved, settings, plain_checkpoint):
+def test_starts_that_do_not_fit_the_method(saved, settings, plain_checkpoint, make_config):
     _, path = saved
     for method, start, message in (
         ("sisa", path, "Use --unlearn=receraser"), ("sisa", plain_checkpoint, "is one model"),
         ("receraser", path, "overwrite"),
     ):  # fmt: skip
         refused(message, run, settings, method, checkpoint=start, forget={"user_id": ["u7"]})
+    config, splits = loaded(make_config())
+    asked = config, build_model(config, splits), splits, {"user_id": ["u1"]}
+    refused("several models", unlearn_model, *asked, method="sisa")
 
 
 def test_a_full_disk_leaves_the_old_directory(saved, settings, monkeypatch):
@@ -312,16 +309,13 @@ def answers(ensemble):
     return whole
 
 
-def test_the_mean_of_scores_and_the_score_of_the_items_model(make_config):
+def test_how_several_models_answer_as_one(make_config):
     assert torch.allclose(answers(sharded.Ensemble(make_config(), MODELS)), SCORES.mean(dim=0))
     shards = torch.tensor([-1, 0, 2, 1, 1, -1, 0])
     found = answers(sharded.ItemEnsemble(make_config(), MODELS, shards))
     for item, shard in enumerate(shards.tolist()):
         expected = SCORES[shard, :, item] if shard >= 0 else SCORES[:, :, item].mean(dim=0)
         assert torch.allclose(found[:, item], expected)
-
-
-def test_weights_by_the_users_shard(make_config):
     shards = torch.tensor([-1, 0, 2, 1, 0])
     ensemble = sharded.WeightedEnsemble(make_config(), MODELS, shards)
     assert torch.allclose(answers(ensemble), SCORES.mean(dim=0))
@@ -371,7 +365,7 @@ def test_attention_is_the_formula(attentive):
     assert torch.allclose(ensemble.pair_scores(torch.tensor([user]), torch.tensor([item])), expected)
 
 
-def test_training_the_attention_leaves_the_models_alone_and_keeps_the_best_epoch(attentive, monkeypatch):
+def test_training_the_attention_leaves_the_models_alone(attentive, monkeypatch):
     monkeypatch.setattr(sharded.receraser, "BATCH", 64)
     nets, ensemble = attentive
     before = [weights(net) for net in nets]
@@ -386,9 +380,6 @@ def test_training_the_attention_leaves_the_models_alone_and_keeps_the_best_epoch
     assert losses[-1][1] < losses[0][1]
     assert torch.equal(ensemble.turn, states[2])
     assert all(same(old, net.state_dict()) for old, net in zip(before, nets, strict=True))
-
-
-def test_a_failing_attention_says_so(attentive):
     _, ensemble = attentive
     with torch.no_grad():
         ensemble.turn[0, 0, 0] = float("nan")
