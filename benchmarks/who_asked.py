@@ -187,7 +187,7 @@ class Case:
             tempfile.TemporaryDirectory() as work,
             new_state(Path(work), self.config, self.source, self.trained) as state,
         ):
-            state.submit(self.frame(numbers), on_missing="skip")
+            state.submit(self.frame(numbers))
             state.run()
             state.publish()
             tables = tables_of(state.model)

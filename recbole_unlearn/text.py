@@ -18,6 +18,17 @@ def counted(number: float | None, noun: str) -> str:
     return f"{MISSING if number is None else number} {noun if number == 1 else f'{noun}s'}"
 
 
+def ranges(numbers: Sequence[int]) -> str:
+    """`4, 9-12` for ascending numbers."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
 def decimal(value: float | None, digits: int = 4) -> str:
     """0.1234, or a dash."""
     return MISSING if value is None else f"{value:z.{digits}f}"

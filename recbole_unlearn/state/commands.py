@@ -1,8 +1,8 @@
 """The command line of a state: `recbole-unlearn requests COMMAND STATE ...`.
 
 Exit codes: 0; 1 when a request failed, `verify` found a fault, or `check` found a deleted pair; 2 when the input has
-to be corrected; 130 after Ctrl-C and 143 after SIGTERM. `run --watch` is meant to be stopped: it finishes the current
-request and ends with 0 or 1.
+to be corrected; 3 when `submit` left lines out; 130 after Ctrl-C and 143 after SIGTERM. `run --watch` is meant to be
+stopped: it finishes the current request and ends with 0 or 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.log import exit_code, saying, stopping, uninterrupted, without_warnings
 from recbole_unlearn.state.database import REBUILT, Database
-from recbole_unlearn.state.status import status_text, write_status
+from recbole_unlearn.state.status import lines_said, status_text, write_status
 from recbole_unlearn.text import counted, width, wrapped
 
 if TYPE_CHECKING:  # imported by the commands that need the model
@@ -109,14 +109,21 @@ def _init(_: None, given: Any) -> None:
     print(f"Ledger: 1 entry, head {seen.head}")
 
 
-def _submit(state: State, given: Any) -> None:
-    newest = "SELECT max(number) FROM requests"
-    before = state.core.database.value(newest)
-    receipt = state.submit(given.file, given.id, given.deadline, given.on_missing)
+def _submit(state: State, given: Any) -> int:
+    receipt = state.submit(given.file, given.id, given.deadline, given.dry_run)
     how = f"; {_how(receipt)} since {receipt.since[:16].replace('T', ' ')}" if receipt.since else ""
     print(f"{receipt.id} {receipt.status}: {_asks(receipt)}{how}")
-    if state.core.database.value(newest) == before:
-        print("The same request was submitted before; nothing is queued a second time.")
+    if receipt.same_as is not None:
+        print(f"The same request was submitted before, as {receipt.same_as}; nothing is queued a second time.")
+    if receipt.whole:
+        return 0
+    if receipt.lines is None:
+        print(f"Of its lines, {lines_said(receipt._asdict())}.")
+    else:
+        queued, unknown, before = receipt.lines.counts()
+        print(f"{counted(queued, receipt.lines.unit)} queued, {unknown} unknown, {before} deleted before.")
+        print(*receipt.lines.others(), sep="\n")
+    return 3
 
 
 def _asks(receipt: Receipt) -> str:
@@ -248,14 +255,14 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, s
     ),
     "submit": (
         _submit, "check a request and put it into the queue",
-        "From now on its pairs are not recommended any more. The first word printed is its id. The same request a "
-        "second time is recognized.",
+        "From now on its pairs are not recommended any more. The first word printed is its id. Lines that are "
+        "unknown, or were deleted before, are left out: their numbers are printed, and the exit code is 3. The same "
+        "request a second time is recognized.",
         [
             ("FILE", "CSV, TSV, JSON Lines or parquet; docs/deletion-requests.md", {}),
             ("--id ID", "its name in the ledger, such as a ticket's number; never a person's name", {}),
-            ("--deadline SPAN", "from now, such as 30d or 12h", {}),
-            ("--on_missing", "a row that names nothing in the data: refuse the request, or skip the row",
-             {"choices": ("error", "skip"), "default": "error"}),
+            ("--deadline WHEN", "from now, such as 30d or 12h, or a day such as 2026-12-01", {}),
+            ("--dry-run", "only say what would be queued", {"action": "store_true"}),
         ],
     ),
     "run": (

@@ -11,9 +11,9 @@ import json
 import platform
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import recbole
@@ -23,11 +23,11 @@ from recbole_unlearn import __version__
 from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import keyed_hash, load_key
-from recbole_unlearn.results.disclosure import coarse
 from recbole_unlearn.settings import UnlearnConfig, model_names
-from recbole_unlearn.state.database import FILES, STEPS, Database, unpacked
+from recbole_unlearn.state.database import FILES, Database, asked, unpacked
 from recbole_unlearn.state.deltas import Base, Change, Store, unpack
 from recbole_unlearn.state.live import LiveModel
+from recbole_unlearn.text import ranges
 
 Tokens = tuple[str | None, str | None]  # user and item; None for all users, or for all items
 
@@ -39,6 +39,25 @@ class Version(NamedTuple):
     change: int | None
 
 
+class Lines(NamedTuple):
+    """The lines of a request by their states, with their numbers in its file."""
+
+    unit: str  # "line" in a text file, "row" elsewhere
+    queued: list[int]
+    unknown: dict[str, list[int]]  # by the columns whose values are not, or not together, in the data
+    deleted_before: list[int]
+
+    def counts(self) -> tuple[int, int, int]:
+        """How many are queued, unknown, and deleted before."""
+        return len(self.queued), sum(map(len, self.unknown.values())), len(self.deleted_before)
+
+    def others(self) -> list[str]:
+        """Those that are not queued, all by their numbers."""
+        named = {f"unknown {column}": numbers for column, numbers in self.unknown.items()}
+        named |= {"deleted before": self.deleted_before} if self.deleted_before else {}
+        return [f"{what}: {self.unit}{'s' * (len(own) > 1)} {ranges(own)}" for what, own in named.items()]
+
+
 class Receipt(NamedTuple):
     """A request: its id, its status, and how much it asks for."""
 
@@ -48,20 +67,25 @@ class Receipt(NamedTuple):
     held_out: int | None
     users: int | None
     items: int | None
+    queued_up_to: int  # lines, in steps
+    unknown_up_to: int
+    deleted_before_up_to: int
     why: str = ""
+    lines: Lines | None = None  # when it is submitted
+    same_as: str | None = None  # the id of the same request, submitted before
     seconds: float | None = None  # that it took, from the call that carried it out
     exact: bool | None = None  # whether it is now, see `status.Exactness`; None while it is not in the model
     since: str | None = None
 
     @classmethod
-    def of(cls, row: sqlite3.Row) -> Receipt:
+    def of(cls, row: Mapping[str, Any] | sqlite3.Row) -> Receipt:
         """From a row of the database."""
-        return cls(**{name: row[name] for name in cls._fields[:-3]})
+        return cls(**{name: row[name] for name in cls._fields[: cls._fields.index("lines")]})
 
-    def in_steps(self, usual: int) -> dict[str, int]:
-        """How much it asks for, as shown without the key: ten users have ``usual`` training interactions or more."""
-        users, total = self.users or 0, (self.interactions or 0) + (self.held_out or 0)
-        return dict(zip(STEPS, (coarse(min(total, max(1, users * usual))), coarse(users)), strict=True))
+    @property
+    def whole(self) -> bool:
+        """Whether all lines were queued."""
+        return not self.unknown_up_to and not self.deleted_before_up_to
 
 
 class Suppression:
@@ -197,12 +221,6 @@ class Core:
         return Suppression(self.key, self.deleted() | {pair_hash(self.key, *pair) for pair in self.tokens("true")})
 
 
-def asked(rows: Sequence[sqlite3.Row]) -> list[np.ndarray]:
-    """The interactions of requests by their numbers in training, validation and test data, ascending."""
-    pairs = unpacked(b"".join(row["asked"] for row in rows))
-    return [np.unique(pairs[pairs[:, 0] == part, 1]) for part in range(3)]
-
-
 def span(text: str | datetime.timedelta) -> datetime.timedelta:
     """A time span such as "30d", "12h", "45m" or "10s"."""
     if isinstance(text, datetime.timedelta):
@@ -212,6 +230,20 @@ def span(text: str | datetime.timedelta) -> datetime.timedelta:
     if not fits:
         raise UnlearnError(f"{text!r} is not a time span; give for example 30d, 12h, 45m or 10s.")
     return datetime.timedelta(**{units[fits[2]]: float(fits[1])})
+
+
+def due_at(deadline: str | datetime.timedelta | datetime.date) -> str:
+    """The time at which a request is due: after a span, or at the end of a day such as "2026-12-01", in UTC."""
+    if not isinstance(deadline, datetime.date) and re.fullmatch(r"\d{4}-\d\d-\d\d", str(deadline)):
+        try:
+            deadline = datetime.date.fromisoformat(str(deadline))
+        except ValueError as error:
+            raise UnlearnError(f"{deadline!r} is not a date: {error}.") from error
+    if isinstance(deadline, datetime.date):
+        time = datetime.datetime.combine(deadline, datetime.time(23, 59, 59), datetime.UTC)
+    else:
+        time = datetime.datetime.now(datetime.UTC) + span(deadline)
+    return time.isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:

@@ -38,7 +38,7 @@ import json
 import os
 import sqlite3
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +49,8 @@ from recbole_unlearn.errors import UnlearnError, shown
 
 NAME, LOCK, FILES = "state.sqlite", "worker.sqlite", "files"
 COUNTS = ("interactions", "held_out", "users", "items")  # of a request
-STEPS = ("interactions_up_to", "users_up_to")
+STEPS = ("interactions_up_to", "users_up_to")  # how much it asks for, as shown without the key
+LINES = ("queued_up_to", "unknown_up_to", "deleted_before_up_to")  # its lines by their states, likewise
 CLEARED = ", ".join([*(f"{name} = NULL" for name in COUNTS), "asked = x''", "suppressed = x''"])
 WAIT = 30.0  # seconds for another process's transaction, which takes milliseconds
 START = "0" * 64  # the link before the first entry
@@ -57,7 +58,7 @@ START = "0" * 64  # the link before the first entry
 TAKEN, REBUILT, RETRAINED = TRAINED = ("taken under care", "rebuilt", "retrained")
 
 # The format of the file; a line ends with a semicolon where its statement ends.
-VERSION = 2
+VERSION = 3
 SEALED = ("about", "base", "changes", "requests", "sqlite_sequence")
 SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -82,7 +83,9 @@ CREATE TABLE requests (
     digest TEXT NOT NULL,  -- keyed
     status TEXT NOT NULL CHECK (status IN ('pending', 'done', 'failed', 'rolled back', 'published')),
     submitted TEXT NOT NULL, due TEXT, finished TEXT,
-    interactions_up_to INTEGER NOT NULL, users_up_to INTEGER NOT NULL,  -- in steps
+    -- In steps: how much it asks for, and the states of its lines.
+    interactions_up_to INTEGER NOT NULL, users_up_to INTEGER NOT NULL,
+    queued_up_to INTEGER NOT NULL, unknown_up_to INTEGER NOT NULL, deleted_before_up_to INTEGER NOT NULL,
     -- Exactly, with the interactions below; NULL once it is published or undone.
     interactions INTEGER, held_out INTEGER, users INTEGER, items INTEGER,
     why TEXT NOT NULL DEFAULT '',
@@ -140,6 +143,12 @@ def packed(pairs: ArrayLike) -> bytes:
 def unpacked(content: bytes) -> np.ndarray:
     """The pairs (n, 2) that were :func:`packed`."""
     return np.frombuffer(content, dtype="<i8").reshape(-1, 2)
+
+
+def asked(rows: Sequence[sqlite3.Row]) -> list[np.ndarray]:
+    """The interactions of requests by their numbers in training, validation and test data, ascending."""
+    pairs = unpacked(b"".join(row["asked"] for row in rows))
+    return [np.unique(pairs[pairs[:, 0] == part, 1]) for part in range(3)]
 
 
 def _hash(key: bytes, what: str, content: bytes) -> str:
@@ -319,10 +328,9 @@ class Database:
 
     def spent(self) -> Spent:
         """The budget that was spent since the last training."""
-        done = "(SELECT total(interactions) FROM requests WHERE status = 'done')"
-        drift = "(SELECT total(drift) FROM changes)"
-        query = f"SELECT (gone + {done}) / max(1.0, trained_on), (drift + {drift}) / max(1e-30, norm) FROM base"
-        return Spent(*self.rows(query)[0])
+        deleted = float(len(asked(self.rows("SELECT asked FROM requests WHERE status = 'done'"))[0]))
+        drift = "(drift + (SELECT total(drift) FROM changes)) / max(1e-30, norm)"
+        return Spent(*self.rows(f"SELECT (gone + ?) / max(1.0, trained_on), {drift} FROM base", deleted)[0])
 
     def exactness(self) -> tuple[Exactness, dict[str, Exactness]]:
         """Whether the model is exact, and by their ids the requests that are in it, by the ledger alone.
@@ -336,8 +344,8 @@ class Database:
             if what in TRAINED:
                 requests |= dict.fromkeys(approximate, Exactness(True, time))
                 approximate, taken = set(), entry.get("exact", what != TAKEN)
-            elif what == "done":
-                requests[id] = Exactness(entry.get("exact", False), time)
+            elif what == "done" or entry.get("same_as") in requests:
+                requests[id] = requests.get(entry.get("same_as", ""), Exactness(entry.get("exact", False), time))
                 approximate |= set() if requests[id].exact else {id}
             elif what == "rolled back":
                 approximate -= {id, *entry["again"]}

@@ -132,20 +132,22 @@ class State:
         return self.core.live.model
 
     def submit(
-        self, forget: Any, id: str | None = None, deadline: Span | None = None, on_missing: str = "error"
+        self, forget: Any, id: str | None = None, deadline: worker.Deadline = None, dry_run: bool = False
     ) -> Receipt:
         """Check a request and put it into the queue; from now on its pairs are not recommended any more.
 
-        The same request a second time is recognized, and answered with the receipt of the first.
+        Lines that are unknown or were deleted before are left out and counted, with their numbers in the receipt. The
+        same request a second time is recognized, answered with the receipt of the first, and recorded if it has an
+        ``id`` of its own.
 
         Args:
             forget: a file, a DataFrame, a dict of columns, or a pair (users, items).
             id: its name in the ledger, for example a ticket's number; never a person's name.
-            deadline: from now, for example "30d" or "12h".
-            on_missing: "error" refuses a request with a row that names nothing in the data, "skip" leaves it out.
+            deadline: from now, for example "30d" or "12h", or a day, "2026-12-01".
+            dry_run: only say what would be queued.
 
         """
-        return worker.submit(self.core, forget, id, deadline, on_missing)
+        return worker.submit(self.core, forget, id, deadline, dry_run)
 
     def run(self, window: Span | None = None) -> list[Receipt]:
         """Carry out pending requests, in order; requests submitted within ``window`` of the first of them as one."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recbole_unlearn.errors import UnlearnError, shown
-from recbole_unlearn.state.database import STEPS, TRAINED, Database, Exactness, Spent, now
+from recbole_unlearn.state.database import LINES, STEPS, TRAINED, Database, Exactness, Spent, now
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrapped
 
 # The budget: from here on a model should be trained again; docs/requests.md says where the limits come from.
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 _GROUPS = ("failed", "pending", "done", "published", "rolled back")
 _MARK = b"<title>Deletion requests: "
 _ROWS, _ENTRIES = 200, 12
-_SHOWN = ("id", "status", "submitted", "due", "finished", *STEPS, "why")
+_SHOWN = ("id", "status", "submitted", "due", "finished", *STEPS, *LINES, "why")
 
 
 def history(database: Database) -> list[tuple[str, Spent]]:
@@ -55,7 +55,7 @@ class Overview(NamedTuple):
 
     @property
     def requests(self) -> Any:
-        """A DataFrame: id, status, submitted, due, finished, interactions_up_to, users_up_to, why, exact, since."""
+        """A DataFrame: id, status, submitted, due, finished, sizes in steps (…_up_to), why, exact, since."""
         import pandas as pd  # which the commands do not need
 
         frame = pd.DataFrame(self.rows, columns=[*_SHOWN, *Exactness._fields])
@@ -97,7 +97,8 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
         ]  # fmt: skip
         lines += [drawn(head, cells, left=5), ""]
     failed = [wrapped(f"{row['id']} failed: {row['why']}") for row in rows if row["status"] == "failed"]
-    lines += [*failed, ""] if failed else []
+    left_out = [wrapped(f"{row['id']}: {lines_said(row)}") for row in rows if row[LINES[1]] or row[LINES[2]]]
+    lines += [*failed, *left_out, ""] if failed or left_out else []
     time, command = f"since {_plain_time(seen.since)[:16]}", f"requests rebuild {state}`"
     number = f" ({counted(seen.approximate, 'request')} by obliviate)" if seen.approximate else ""
     model = f"exact {time}: it comes from the retained data alone."
@@ -114,6 +115,12 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
         advice = f"Retraining is due: `recbole-unlearn {command}, or `retrain`, or train a new model and `init` it."
     entries = "1 entry" if seen.entries == 1 else f"{seen.entries} entries"
     return "\n".join([*lines, wrapped(advice), f"Ledger: {entries}, head {seen.head}"])
+
+
+def lines_said(row: Row) -> str:
+    """The states of the lines of a request, in steps."""
+    queued, unknown, before = (row[name] for name in LINES)
+    return f"up to {queued} queued, {unknown} unknown, {before} deleted before"
 
 
 def due(row: Row) -> str:

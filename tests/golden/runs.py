@@ -155,7 +155,7 @@ def run_stream(checkpoint: Path, folder: Path) -> dict:
             "last": {"user_id": ["500"], "item_id": [None]},
         }
         for name, request in requests.items():
-            state.submit(request, id=name, on_missing="skip")
+            state.submit(request, id=name)
             done = [(one.id, one.status, one.interactions, one.held_out, one.users, one.items) for one in state.run()]
             note(name, *map(list, done))
         state.rollback("pairs")

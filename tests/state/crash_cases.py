@@ -36,7 +36,7 @@ REQUESTS = {
 def submit(state, ids):
     """Submit some of the requests."""
     for id in ids:
-        state.submit(REQUESTS[id], id=id, on_missing="skip")
+        state.submit(REQUESTS[id], id=id)
 
 
 class Step(NamedTuple):

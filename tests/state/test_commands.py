@@ -129,7 +129,7 @@ def test_no_user_or_item_is_named(command, requests, make_state):
     (["run"], "required: STATE"),
     (["run", "S", "--windw=1h"], "Run does not know --windw=1h"),
     (["run", "S", "--watch=1"], "--watch"),
-    (["submit", "S", "a.csv", "--on_missing=guess"], "invalid choice: 'guess'"),
+    (["submit", "S", "a.csv", "--on_missing=skip"], "does not know --on_missing=skip"),
     (["recommend", "S", "u1", "--k=many"], "invalid int value"),
     (["status", "S"], "S is not a state"),
     (["init", "S"], "required: --checkpoint"),
@@ -151,6 +151,7 @@ def test_wrong_times_keys_and_ids(command, requests, make_state, tmp_path, capsy
     for arguments, what in (
         (("run", state, "--window=soon"), "is not a time span"),
         (("submit", state, requests("u3"), "--deadline=-1d"), "is not a time span"),
+        (("submit", state, requests("u3"), "--deadline=2026-13-01"), "is not a date"),
         (("submit", state, requests("u3"), "--id=a b"), "an id has letters"),
         (("status", state, "T-9"), "There is no request T-9"),
         (("rollback", state, "T-9"), "There is no request T-9"),
@@ -164,6 +165,26 @@ def test_wrong_times_keys_and_ids(command, requests, make_state, tmp_path, capsy
     (tmp_path / "other").write_text("f" * 64)
     assert cli.main(["requests", "verify", str(state), f"--hash_key={tmp_path / 'other'}"]) == 2
     assert "This is not the key" in capsys.readouterr().err
+
+
+def test_lines_that_are_left_out_are_counted_and_named_by_their_numbers(command, requests, make_state, tmp_path):
+    state, path = make_state().core.folder, tmp_path / "day.csv"
+    command("submit", state, requests("u3"))
+    assert command("run", state)[0] == 0
+    path.write_text("user_id,item_id\nu8,\nnobody,\nu3,\n\nu9,i2x\nu9,i3x\n")
+    expected = "1 line queued, 3 unknown, 1 deleted before.\nunknown user_id: line 3\nunknown item_id: lines 6-7\n"
+    expected += "deleted before: line 4\n"
+    code, out, _ = command("submit", state, path, "--dry-run", "--id=T-1")
+    assert (code, out.startswith("T-1 not submitted: "), out.endswith(expected)) == (3, True, True)
+    code, out, _ = command("submit", state, path, "--id=T-1")
+    assert (code, out.startswith("T-1 pending: "), out.endswith(expected)) == (3, True, True)
+    code, out, _ = command("submit", state, path, "--id=T-2")
+    assert (code, "before, as T-1; nothing" in out, "up to 1 queued, 5 unknown, 1 deleted" in out) == (3, True, True)
+    assert "T-2: up to 1 queued, 5 unknown, 1 deleted before" in command("status", state)[1]
+    path.write_text("user_id,item_id\nnobody,\nu3,\n")
+    code, out, error = command("submit", state, path)
+    assert (code, out) == (2, "")
+    assert "nothing is queued, none of its lines names data that is left (unknown user_id: line 2; deleted" in error
 
 
 def test_a_request_that_fails_and_a_command_that_is_stopped(command, requests, make_state, monkeypatch):

@@ -19,7 +19,7 @@ from recbole_unlearn.recbole_compat import other_parameters, own_randomness, see
 from recbole_unlearn.rows import find_features
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.state import LiveModel, init_state, open_state
-from recbole_unlearn.state.context import asked
+from recbole_unlearn.state.database import LINES, asked
 from recbole_unlearn.training import Trainings, build_model
 from tests.conftest import tiny_rows, train_plain, write_tiny
 from tests.parts import refused, same
@@ -176,20 +176,28 @@ def test_held_out_interactions_alone_change_no_weight(make_state):
     assert same(before, weights(state))
     state.publish()
     state.verify()
-    refused("name nothing", state.submit, {"user_id": [user] * 2, "item_id": [item] * 2, "timestamp": [1.0, 2.0]})
+    refused(
+        "deleted before: rows 0-1",
+        state.submit,
+        {"user_id": [user] * 2, "item_id": [item] * 2, "timestamp": [1.0, 2.0]},
+    )
 
 
 def test_bad_requests_and_ids_leave_the_state_as_it_was(make_state):
     state, anyone = make_state(), [f"u{n}" for n in range(40)]
     before = state.ledger()
     for request, what in (
-        ({"user_id": "stranger"}, "1 of 1 rows name nothing"),
+        ({"user_id": "stranger"}, "nothing is queued, .*unknown user_id: row 0"),
         ({"user_id": [], "item_id": []}, "asks for nothing"),
         ({"user_id": anyone}, "no training interaction would be left"),
-        ({"user_id": "u1", "item_id": "i999"}, "name nothing"),
+        ({"user_id": "u1", "item_id": "i999"}, "unknown item_id: row 0"),
+        (
+            {"user_id": ["x", "u1"], "item_id": ["y", items_of("u2")[-1]]},
+            "unknown user_id and item_id: row 0; unknown pair: row 1",
+        ),
         ("nowhere.csv", "no such file"),
         *(
-            ({"user_id": token}, "name nothing")
+            ({"user_id": token}, "unknown user_id")
             for token in ("'; DROP TABLE requests; --", 'a"b', "a\nb", "ü𝔘", "\x00")
         ),
     ):
@@ -197,9 +205,47 @@ def test_bad_requests_and_ids_leave_the_state_as_it_was(make_state):
     for bad in ("", "a b", "x" * 65, "../x", "ü", "a'b", "a\nb"):
         refused("an id has letters", state.submit, some("u3", 1), id=bad)
     assert (state.ledger(), len(state.status().requests)) == (before, 0)
-    done(state, some("u3", 3))  # deleted interactions are refused or skipped
-    refused(r"3 of 5 rows name nothing .* deleted before \(rows 0, 1, 2\)", state.submit, some("u3", 5))
-    assert state.submit(some("u3", 5), on_missing="skip").status == "pending"
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_every_line_of_a_request_has_its_state(make_state, published):
+    """A person who was deleted before, or a typo, does not hold up the others."""
+    state = make_state()
+    done(state, some("u3", 3), {"user_id": "u4"})
+    _ = state.publish() if published else None
+    users, items = ["u3"] * 5 + ["u4", "u4", "u5", "u9x"], [*items_of("u3")[:5], None, items_of("u4")[0], "i5x", None]
+    before = state.ledger()
+    for dry_run in (True, False):
+        assert state.ledger() == before
+        receipt = state.submit({"user_id": users, "item_id": items}, id="T-1", dry_run=dry_run)
+        unknown = {"item_id": [7], "user_id": [8]}
+        assert receipt.lines == ("row", [3, 4], unknown, [0, 1, 2, 5, 6])
+        assert (receipt.status, receipt.whole) == ("not submitted" if dry_run else "pending", False)
+    entry, row = json.loads(state.ledger().splitlines()[-1]), state.status("T-1").rows[0]
+    assert [entry[name] for name in LINES] == [row[name] for name in LINES] == [2, 2, 5]
+    assert receipt.interactions + receipt.held_out == 2
+    refused("nothing is queued, .*deleted before: rows 0-1", state.submit, some("u3", 2))
+    assert not state.submit({"user_id": users, "item_id": items}).whole  # recognized
+
+
+def test_the_same_request_under_a_second_id_is_recorded_under_it(make_state):
+    state = make_state()
+    for id in "ab":
+        first = state.submit({"user_id": "u8"}, id=id, deadline="2030-12-01")
+        assert (first.status, first.same_as) == ("pending", None if id == "a" else "a")
+    state.run()
+    spent, left = state.core.database.spent(), weights(state)
+    third = state.submit({"user_id": "u8"}, id="c")
+    assert (third.id, third.status, third.exact, third.same_as) == ("c", "done", False, "a")
+    assert (state.core.database.spent(), state.submit({"user_id": "u8"}).id) == (spent, "a")
+    assert [one.id for one in state.rollback("a")] == ["b", "c"]  # which ask for the same
+    assert same(left, weights(state))
+    assert set(state.status().requests["due"].dropna()) == {"2030-12-01T23:59:59+00:00"}
+    state.rebuild()
+    assert state.submit({"user_id": "u8"}, id="d")[:3] == ("d", "published", None)
+    assert state.status("d").rows[0]["exact"]
+    refused("another request with the id d", state.submit, some("u9", 1), id="d")
+    state.verify()
 
 
 def test_no_state_a_newer_one_and_no_new_one_over_an_old(make_state, checkpoints, key_file, tmp_path):
