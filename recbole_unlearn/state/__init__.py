@@ -1,9 +1,9 @@
 """A state: a directory with a model to which deletion requests are submitted, carried out, undone and published.
 
-`state.py` is the Python interface and `commands.py` the command line. `worker.py` has the queue, carries requests
-out and undoes them, `publish.py` makes them final, `verify.py` checks the state, `export.py` writes it for serving,
-`status.py` shows it. They share `context.py`: the database (`database.py`, with the ledger), the files (`deltas.py`)
-and the model in memory (`live.py`).
+`state.py` is the Python interface and `commands.py` the command line. `submit.py` queues requests, `worker.py`
+carries them out and undoes them, `publish.py` makes them final, `verify.py` checks the state, `export.py` writes it
+for serving, `status.py` shows it. They share `context.py`: the database (`database.py`, with the ledger), the files
+(`deltas.py`) and the model in memory (`live.py`).
 """
 
 import importlib

@@ -22,7 +22,7 @@ from recbole_unlearn.files import Checkpoint, new_directory, read_checkpoint, re
 from recbole_unlearn.quick_start import configured
 from recbole_unlearn.recbole_compat import own_randomness
 from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, declared
-from recbole_unlearn.state import publish, verify, worker
+from recbole_unlearn.state import publish, submit, verify, worker
 from recbole_unlearn.state.context import Core, Receipt, versions
 from recbole_unlearn.state.database import FILES, REBUILT, RETRAINED, TAKEN
 from recbole_unlearn.state.deltas import write_base
@@ -132,7 +132,7 @@ class State:
         return self.core.live.model
 
     def submit(
-        self, forget: Any, id: str | None = None, deadline: worker.Deadline = None, dry_run: bool = False
+        self, forget: Any, id: str | None = None, deadline: submit.Deadline = None, dry_run: bool = False
     ) -> Receipt:
         """Check a request and put it into the queue; from now on its pairs are not recommended any more.
 
@@ -147,7 +147,7 @@ class State:
             dry_run: only say what would be queued.
 
         """
-        return worker.submit(self.core, forget, id, deadline, dry_run)
+        return submit.submit(self.core, forget, id, deadline, dry_run)
 
     def run(self, window: Span | None = None) -> list[Receipt]:
         """Carry out pending requests, in order; requests submitted within ``window`` of the first of them as one."""

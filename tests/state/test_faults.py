@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.state import State, deltas, init_state, open_state, worker
+from recbole_unlearn.state import State, deltas, init_state, open_state, submit
 from tests.conftest import tiny_rows
 from tests.parts import refused
 from tests.state.conftest import done, items_of, some
@@ -224,7 +224,7 @@ def test_requests_that_would_empty_the_data_together(make_state, monkeypatch):
     assert [receipt.status for receipt in state.run()] == ["done", "done"]
     state.verify()
     state = make_state(name="at-once")
-    monkeypatch.setattr(worker, "_with_pending", lambda core, found: found.numbers)
+    monkeypatch.setattr(submit, "_with_pending", lambda core, found: found.numbers)
     for half in (users[:20], users[20:]):
         state.submit({"user_id": half})
     assert [receipt.status for receipt in state.run()] == ["done", "failed"]
