@@ -28,27 +28,6 @@ from recbole_unlearn.text import counted, width, wrapped
 _NAMES = {"model", "dataset", "data_path", "config_files", "config_file_list"}
 _RECBOLE = Path(recbole.__file__).parent / "properties"
 _COLUMN = 34  # where help texts begin
-OPENING = """Make a trained RecBole model forget interactions, and measure how well it did.
-
-usage: python run_unlearn.py [--key=value ...]
-
-Examples:
-  A checkpoint of RecBole and a CSV of deletion requests, with user and item names as in your data:
-    python run_unlearn.py --checkpoint=saved/BPR-Nov-16-2026_02-03-04.pth --forget=requests.csv
-  The paper's experiment: train with noise, forget it, and compare with a model that never saw it:
-    python run_unlearn.py --model=LightGCN --dataset=ml-100k --unlearn=obliviate --compare=retrain
-  Several methods on the same request:
-    python run_unlearn.py --model=BPR --dataset=ml-100k --forget=requests.csv --compare=obliviate,finetune,scif
-  Find good settings of a method for your data:
-    python run_unlearn.py --model=BPR --dataset=ml-100k --unlearn=obliviate --tune --trials=16
-  Many models, methods and seeds, and one page about all results:
-    python run_unlearn.py --grid=smoke --output_dir=saved/smoke
-    python run_unlearn.py --report=saved/smoke --output_dir=saved/page
-"""
-_BELOW = (
-    "Below are all settings with the defaults of a run; add --model=NAME and --dataset=NAME to --help for the "
-    "defaults of that model and dataset. A setting without a value has none."
-)
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
@@ -212,8 +191,8 @@ def help_text(model: str = "", dataset: str = "") -> str:
     # The settings of a user's own class are not listed.
     config = settings.default_config("" if ":" in model else model, dataset)
     defaults = config.internal_config_dict
-    requests = "Many requests one after the other, on a serving model: `recbole-unlearn requests --help`."
-    lines = [OPENING, wrapped(requests), wrapped(_choice()), wrapped(_BELOW), ""]
+    said = settings.read_yaml(settings.properties_dir() / "help.yaml")
+    lines = [said["opening"], wrapped(said["requests"]), wrapped(_choice()), wrapped(said["below"]), ""]
     lines += ["Required, unless a checkpoint gives them:", "  --model", "  --dataset"]
     for title, group in settings.GROUPS.items():
         lines += ["", f"{title}:", *_lines(settings.declared(group), defaults)]

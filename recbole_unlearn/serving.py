@@ -25,7 +25,7 @@ from recbole.data.interaction import cat_interactions
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn import data, settings
-from recbole_unlearn.data import EMPTY, Fields, Located, SequenceSplits, Splits, ids_of, read_request
+from recbole_unlearn.data import EMPTY, Fields, Located, SequenceSplits, Splits, ids_of, read_request, tokens
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Checkpoint, dataset_config, find_unlearned, read_checkpoint
 from recbole_unlearn.pipeline import begin, checked_settings
@@ -72,7 +72,8 @@ class Loaded:
             raise UnlearnError(f"k={k!r:.100} is not valid: expected a whole number, 1 or more.")
         train = self._splits.train
         banned, pairs = _masked(mask, Fields.of(self._ours), train)
-        asked, known = [t for t in _tokens(users) if t not in banned], train.field2token_id[train.uid_field]
+        named = dict.fromkeys(tokens(users if np.ndim(users) else [users]))
+        asked, known = [token for token in named if token not in banned], train.field2token_id[train.uid_field]
         ids = torch.tensor([int(known.get(token, 0)) for token in asked], dtype=torch.int64)
         unknown = ~torch.isin(ids, self.dataset.inter_feat[train.uid_field])
         if unknown.any():
@@ -171,17 +172,3 @@ def _masked(request: Any, fields: Fields, train: Dataset) -> tuple[set[str], Pai
     read = read_request(request, fields)
     users, items = map(torch.from_numpy, ids_of(read, train))
     return set(read.frame["user"][read.frame["item"].isna()]), (users, items)
-
-
-def _tokens(users: Any) -> list[str]:
-    """Tokens as strings without repetition, in their order; one token is a list of one."""
-    single = isinstance(users, (str, numbers.Real)) or np.ndim(users) == 0
-    found = []
-    for user in [users] if single else users:
-        if not isinstance(user, (str, numbers.Real)) or isinstance(user, bool):
-            kind = type(user).__name__
-            raise UnlearnError(f"A user is a token, not a {kind}: give tokens as the dataset has them.")
-        if isinstance(user, (float, np.floating)) and float(user).is_integer():
-            user = int(user)  # 196.0 comes from a table with gaps
-        found.append(str(user))
-    return list(dict.fromkeys(found))

@@ -87,9 +87,10 @@ def test_help_without_a_model(capsys):
         assert line not in text, line
     assert settings.default_config("BPR", "ml-100k")["epochs"] == 200
     assert text.index("Examples:") < 200
-    commands = re.findall(r"^    python run_unlearn.py (.*)$", cli.OPENING, re.M)
+    opening = settings.read_yaml(settings.properties_dir() / "help.yaml")["opening"]
+    commands = re.findall(r"^    python run_unlearn.py (.*)$", opening, re.M)
     assert len(commands) == 6
-    assert cli.OPENING in text
+    assert opening in text
     for command in commands:
         assert set(cli.parse(command.split())) <= {*settings.own_settings(), "model", "dataset"}
 

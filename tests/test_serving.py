@@ -168,7 +168,7 @@ def test_ways_to_name_users(loaded):
 @pytest.mark.parametrize(("users", "k", "message"), [
     (["u1", GONE_USER], 3, "1 of 2 users have no interaction in the retained data, the first of them at"),
     (["[PAD]"], 3, "1 of 1 users"), (["[removed-1]", "stranger"], 3, "2 of 2 users"),
-    ([("u1",)], 3, "not a tuple"), ([None], 3, "not a NoneType"),
+    ([("u1",)], 3, "1 of 1 users"), ([None], 3, "1 of 1 users"), ([True], 3, "1 of 1 users"),
     (["u1"], 0, "k=0"), (["u1"], True, "k=True"), (["u1"], "3", "k='3'"),
 ])  # fmt: skip
 def test_questions_that_are_refused(loaded, users, k, message):

@@ -31,6 +31,7 @@ from recbole_unlearn.results.schema import (
     Verdict,
 )
 from recbole_unlearn.rows import PAIRS, ClosedFormRanker, RetainedIndex, TrainIndex
+from recbole_unlearn.settings import properties_dir, read_yaml
 from recbole_unlearn.text import MISSING, decimal, percent
 
 Phases = Mapping[str, PhaseResult]
@@ -41,55 +42,13 @@ LEAST = 0.01  # demotion rates and AUCs that differ by less are the same
 # Of the expected level: how far a retrained model's demotion rate may be from it. It was up to .07 away on ml-100k
 # (docs/measuring.md), and twice as much for noise on ml-1m (`rows/closed_form.py`).
 UNSURE = 0.15
-UNCHANGED = "No model was trained on the interactions of this request, so no weight had to change."
-DONE = "This request was carried out earlier: its interactions are not in the data, and no weight had to change."
-NOTHING = (
-    "This request cannot tell: none of its interactions has a figure to compare with the retrained model's, as the "
-    "first ones of users of a sequential model, which it was never asked to predict."
-)
-EMPTIED = (
-    "Nothing is retained before the deleted interactions, so all models were asked at uncleaned histories, and what "
-    "differs as much for held-out items of other users does not count."
-)
-WHOLE = (
-    "Its users keep no interaction, and their rows start again in every model, so these say nothing: the vectors of "
-    "items were probed instead."
-)
-_WORDS = {
-    "near": "Forgotten, as far as measured: deleted items rank about where a retrained model puts them",
-    "under": "Not fully forgotten: deleted items rank higher than a retrained model puts them",
-    "over": "Forgotten too well: deleted items rank lower than a retrained model puts them, which can be seen",
-    "cannot_tell": "This request cannot tell: with it, the original and the retrained model look alike",
-    "control": "This request cannot tell: a control that only reset rows without interactions passes the same test",
-    "damage": "Forgotten at a price: recommendations of affected users are clearly worse than a retrained model's",
-    "returns": "Not fully forgotten: deleted items rank higher again as soon as training goes on",
-    "exact": "Exact: trained without these interactions; nothing of them went into the model",
-    "unknown": "How near this model is to a retrained one is not known: retraining was not run (--compare=retrain)",
-}
 _BESIDE = "; for information: "  # before figures of an exact model
-SHORT = {
-    "near": "near retraining", "under": "not fully forgotten", "over": "forgotten too well",
-    "cannot_tell": "cannot tell", "unknown": "not known", "exact": "exact",
-}  # fmt: skip
-# The provisional verdict: in short, and in terms of the expected level.
-_RANKED = "deleted items rank {} a model that never saw them should put them"
-_LOOKS = {
-    "near": ("Looks forgotten", _RANKED.format("about where")),
-    "under": ("Looks not fully forgotten", _RANKED.format("higher than")),
-    "over": ("Looks forgotten too well", _RANKED.format("lower than")),
-    "cannot_tell": (
-        "Cannot tell without retraining",
-        "the original does not rank deleted items clearly higher than a model that never saw them should",
-    ),
-}
-NOTHING_LEFT = Provisional(
-    "cannot_tell",
-    "too few users of the request have an interaction left, so nothing tells where their deleted items belong",
+_SAID = read_yaml(properties_dir() / "verdict.yaml")
+UNCHANGED, DONE, NOTHING, EMPTIED, WHOLE = (
+    _SAID[key] for key in ("unchanged", "done", "nothing", "emptied", "whole")
 )
-_RANKER = (
-    "a closed-form ranker of the retained interactions, which estimates where a model that never saw the deleted "
-    "pairs would put them"
-)
+_WORDS, SHORT = _SAID["words"], _SAID["short"]
+NOTHING_LEFT = Provisional("cannot_tell", _SAID["rests_on"]["nothing_left"])
 
 
 def verdict(
@@ -304,7 +263,7 @@ def _beside(phases: Phases) -> str:
 
 def _looks(found: Provisional, phases: Phases) -> str:
     """The provisional verdict in words: the level, its basis, and how to confirm it."""
-    short, meaning = _LOOKS[found.looks]
+    short, meaning = _SAID["looks"][found.looks]
     ending = "Only --compare=retrain can confirm it."
     if found.looks == "cannot_tell":
         ending = "Only --compare=retrain can tell."
@@ -345,7 +304,7 @@ def provisional(
     other = original.held_out.demoted[held_out].double() - expectation.demoted(questions.held_out, held_out)
     level, kind = float(demoted.mean()), abs(float(other.mean())) if len(other) else 0.0
     unsure = max(LEAST, UNSURE * level, kind, *(2 * error for _, error in gaps))
-    return Provisional(looks(gaps[0][0], gaps[1][0], unsure), _RANKER, rounded(level), number)
+    return Provisional(looks(gaps[0][0], gaps[1][0], unsure), _SAID["rests_on"]["ranker"], rounded(level), number)
 
 
 def looks(start: float, end: float, unsure: float) -> str:

@@ -37,19 +37,14 @@ PairRemover = Callable[[torch.Tensor, torch.Tensor], None]  # takes users and it
 
 EPSILON = 1e-7  # RecBole adds it to degrees
 FAST: Registry[type] = Registry("faster version of a model", "recbole_unlearn.training")  # by RecBole's class
-_CACHE_NAMES: dict[type, str] = {}
 _STORE_NOTHING = (bpr.BPR, neumf.NeuMF)  # models without a copy of their training interactions
 
 
-def faster(original: type, cache_name: str | None = None) -> Callable[[type], type]:
-    """Class decorator: use this subclass in place of RecBole's ``original``.
-
-    ``cache_name`` is part of the key of cached models; it never changes, or all would be trained again.
-    """
+def faster(original: type) -> Callable[[type], type]:
+    """Class decorator: use this subclass in place of RecBole's ``original``."""
 
     def add(cls: type) -> type:
         FAST.add(original, cls)
-        _CACHE_NAMES[original] = cache_name or f"{cls.__module__}.{cls.__qualname__}"
         return cls
 
     return add
@@ -58,11 +53,6 @@ def faster(original: type, cache_name: str | None = None) -> Callable[[type], ty
 def fast_class(model_class: type) -> type:
     """The faster version of ``model_class``, or itself if there is none."""
     return FAST.entries.get(model_class, model_class)
-
-
-def cache_name(model_class: type) -> str:
-    """The name of RecBole's ``model_class`` in the keys of cached models."""
-    return _CACHE_NAMES.get(model_class, f"{model_class.__module__}.{model_class.__qualname__}")
 
 
 class SymmetricMap(torch.autograd.Function):
@@ -167,7 +157,7 @@ def in_full_precision(forward: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-@faster(lightgcn.LightGCN, "recbole_unlearn.models.lightgcn.LightGCN")
+@faster(lightgcn.LightGCN)
 class LightGCN(lightgcn.LightGCN):
     """RecBole's LightGCN with the same weights, in less time (see benchmarks/epoch.py)."""
 
@@ -190,7 +180,7 @@ class LightGCN(lightgcn.LightGCN):
         return torch.div(found, self.n_layers + 1, out=spare[self.n_layers % 2])
 
 
-@faster(ngcf.NGCF, "recbole_unlearn.models.ngcf.NGCF")
+@faster(ngcf.NGCF)
 class NGCF(ngcf.NGCF):
     """RecBole's NGCF with the same weights, in less time; with node_dropout each step has a new matrix, as there."""
 
@@ -217,7 +207,7 @@ class NGCF(ngcf.NGCF):
         return users, items
 
 
-@faster(bert4rec.BERT4Rec, "recbole.model.sequential_recommender.bert4rec.BERT4Rec")
+@faster(bert4rec.BERT4Rec)
 class BERT4Rec(bert4rec.BERT4Rec):
     """RecBole's BERT4Rec; the loss of a batch in which no item happens to be masked is 0, not RecBole's 0 / 0."""
 
@@ -228,7 +218,7 @@ class BERT4Rec(bert4rec.BERT4Rec):
         return super().calculate_loss(interaction)
 
 
-@faster(fearec.FEARec, "recbole.model.sequential_recommender.fearec.FEARec")
+@faster(fearec.FEARec)
 class FEARec(fearec.FEARec):
     """RecBole's FEARec; its index of windows by target takes one sort, where RecBole compares all pairs."""
 

@@ -26,7 +26,6 @@ from recbole_unlearn.data import Splits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.settings import RECBOLE, CacheSettings, Known, UnlearnConfig, own_settings, read_json
-from recbole_unlearn.training.fast_models import cache_name
 from recbole_unlearn.training.lean import is_lean
 from recbole_unlearn.training.spectral import SPECTRAL
 from recbole_unlearn.training.trainer import Job, PhaseTrainer, Watcher, Weights, loaded, train, train_here
@@ -207,7 +206,7 @@ class Trainings:
         parts = {
             "versions": [__version__, recbole.__version__, torch.__version__, numpy.__version__],
             "threads": self.threads,
-            "model": cache_name(config.model_class),
+            "model": f"{config.model_class.__module__}.{config.model_class.__qualname__}",
             "settings": {name: repr(values[name]) for name in trained_with},
             "data": splits.digest(),
         }
