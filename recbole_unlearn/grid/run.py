@@ -1,26 +1,28 @@
 """`--grid=FILE.yaml`: read which runs make up a grid, do those that have no result yet, and write tables of all.
 
     datasets: [ml-100k]
-    models: [BPR, LightGCN]
+    models: [BPR, LightGCN]              # or package.module:Class, imported from the working directory
     methods: [obliviate, retrain]
     seeds: [2020, 2021]
-    ratios: [0.2]
-    settings: {epochs: 50}
+    ratios: [0.2]                        # and, or instead, requests: [requests.csv]
+    settings: {epochs: 50}               # config_files: [own.yaml] come before them
 
-Every combination of dataset, model, seed and ratio is a *cell*: one run with all methods, so that times are compared
-inside one run. `grids:` is a list of such blocks, each with its own lists; the keys next to it hold for all blocks.
-Nothing is evaluated as code, and the whole file is checked before anything is trained.
+Every combination of dataset, model, seed and ratio or request is a *cell*: one run with all methods, so that times
+are compared inside one run. `grids:` is a list of such blocks, each with its own lists; the keys next to it hold for
+all blocks. The whole file is checked before anything is trained, and all that is wrong with it is said at once.
 
 Each cell runs in a temporary directory, in this process or on a Ray worker, and returns the content of its files, so
 no disk is shared; its directory appears when it is complete. A cell that has a result is not done again: the same
 command continues after a kill, and retries the cells that failed.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import logging
 import math
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -40,17 +42,29 @@ from recbole_unlearn.registry import METHODS
 from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
 from recbole_unlearn.results.record import plain_values
 from recbole_unlearn.results.table import frame as frame_of
-from recbole_unlearn.settings import GROUPS, Role, RunSettings, UnlearnConfig, about, packaged, read, read_yaml
+from recbole_unlearn.settings import (
+    GROUPS,
+    Role,
+    RunSettings,
+    UnlearnConfig,
+    about,
+    packaged,
+    read,
+    read_yaml,
+    typed_class,
+)
 from recbole_unlearn.text import counted, drawn, wrapped
 from recbole_unlearn.training.threads import of_one_process
 
 SCHEMA = 1
 LARGEST = 10_000  # cells that a grid may have
-_LISTS = ("datasets", "models", "methods", "seeds", "ratios")
-_KEYS = (*_LISTS, "settings")
+MOST_SHOWN = 20  # problems of a file in one message
+_LISTS = ("datasets", "models", "methods", "seeds", "ratios", "requests")
+_KEYS = (*_LISTS, "config_files", "settings")
 _EXAMPLES = {
     "datasets": "datasets: [ml-100k]", "models": "models: [BPR, LightGCN]", "seeds": "seeds: [2020, 2021]",
-    "methods": "methods: [obliviate, retrain]", "ratios": "ratios: [0.05, 0.2]",
+    "methods": "methods: [obliviate, retrain]", "ratios": "ratios: [0.05, 0.2]", "requests": "requests: [mine.csv]",
+    "config_files": "config_files: [own.yaml]",
 }  # fmt: skip
 # The type of a list's values, which of them fit (a bool is no number), and what these are.
 _NAME = (str, lambda value: type(value) in (str, int) and str(value).strip(), "a name")
@@ -59,11 +73,12 @@ _VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
               "a seed; expected a whole number from 0 on, below 2^31"),
     "ratios": (float, lambda value: type(value) in (int, float) and 0 < value <= 1,
                "a share of users; expected a number above 0 and at most 1"),
+    "requests": (str, lambda value: type(value) is str and Path(value).is_file(), "a file of requests"),
 }  # fmt: skip
 # The settings that make a cell, and the lists that have their values.
 _OF_CELLS = {
     "model": "models", "dataset": "datasets", "seed": "seeds", "inject_users": "ratios", "unlearn": "methods",
-    "compare": "methods",
+    "compare": "methods", "forget": "requests",
 }  # fmt: skip
 # A grid is for figures: it keeps no models, and its runs are quiet and use one worker.
 _OF_RUNS = {"save_unlearned": False, "tensorboard": False, "show_progress": False, "workers": 1}
@@ -80,17 +95,34 @@ class Cell(NamedTuple):
     """One run of a grid: its settings, and in ``asked`` all that its figures depend on."""
 
     dataset: str
-    model: str
-    ratio: float
+    typed: str  # the model as it was typed, which may be package.module:Class
+    subject: float | str  # the share of users with injected noise, or a file of requests
     seed: int
     methods: tuple[str, ...]
     values: dict[str, Any]
     asked: dict[str, Any]
 
     @property
+    def model(self) -> str:
+        """The name of its model."""
+        return self.typed.rpartition(":")[2]
+
+    @property
+    def ratio(self) -> float | None:
+        """The share of users with injected noise; None with a file of requests."""
+        return None if isinstance(self.subject, str) else self.subject
+
+    @property
+    def request(self) -> str | None:
+        """A name for its file of requests, as results and directories have it."""
+        return (
+            re.sub(r"[^A-Za-z0-9._-]", "_", Path(self.subject).stem)[:64] if isinstance(self.subject, str) else None
+        )
+
+    @property
     def name(self) -> str:
         """Its directory, for example ml-100k-BPR-0.2-2020."""
-        return f"{self.dataset}-{self.model}-{self.ratio:.12g}-{self.seed}"
+        return f"{self.dataset}-{self.model}-{self.request or format(self.subject, '.12g')}-{self.seed}"
 
     @property
     def phases(self) -> list[str]:
@@ -100,36 +132,74 @@ class Cell(NamedTuple):
     @property
     def source(self) -> str:
         """The source of the request, as its result names it."""
-        return f"injected {self.asked['settings']['inject_mode']}"
+        return f"injected {self.asked['settings']['inject_mode']}" if self.request is None else "file"
+
+    @property
+    def model_or_class(self) -> Any:
+        """The model for a config: a name of RecBole's, or a class."""
+        return typed_class(self.typed) if ":" in self.typed else self.typed
 
     def config(self, **more: Any) -> UnlearnConfig:
         """The configuration of its run, with ``more`` settings."""
-        return UnlearnConfig(self.model, self.dataset, config_dict={**self.settings(), **more})
+        return UnlearnConfig(self.model_or_class, self.dataset, config_dict={**self.settings(), **more})
 
     def settings(self) -> dict[str, Any]:
         """The settings of its run."""
         first, *others = self.methods
-        own = {"seed": self.seed, "inject_users": self.ratio, "unlearn": first, "compare": others}
-        return {**self.values, "forget": "injected", **own}
+        own: dict[str, Any] = {"seed": self.seed, "unlearn": first, "compare": others}
+        if self.request is None:
+            own |= {"inject_users": self.ratio, "forget": "injected"}
+        else:
+            own |= {"forget": self.subject, "request_id": self.request}
+        return {**self.values, **own}
+
+
+class _Problems(list[str]):
+    """All that is wrong with a file."""
+
+    @contextlib.contextmanager
+    def noted(self, where: str = "") -> Iterator[None]:
+        """Keep a refusal in the block, and go on."""
+        try:
+            yield
+        except UnlearnError as error:
+            if (problem := f"{where}{error}") not in self:
+                self.append(problem)
 
 
 def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:
     """The cells of the grid file ``path``; settings in ``given`` win over those of the file."""
-    path = Path(path)
-    _refuse_cell_settings(given or {})
+    path, problems, cells = Path(path), _Problems(), []
+    with problems.noted():
+        _refuse_cell_settings(given or {})
     content = read_yaml(path, "grid", "--grid", _EXAMPLES["models"])
     if not content:
         raise UnlearnError(f"{path} is empty; expected lines such as {_EXAMPLES['models']}.")
-    try:
-        cells = [cell for block in _blocks(content) for cell in _cells(block, given or {})]
+    shared = {key: value for key, value in content.items() if key != "grids"}
+    _note_unknown(shared, (*_KEYS, "grids"), problems)
+    blocks = content.get("grids", [{}])
+    if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
+        problems.append("grids is not a list of grids; expected for example '- {models: [BPR], seeds: 1}'.")
+        blocks = []
+    for number, block in enumerate(blocks, 1):
+        where = f"grid {number}: " if "grids" in content else ""
+        found = _Problems()
+        _note_unknown(block, _KEYS, found)
+        with found.noted():
+            cells += _cells(shared, block, given or {}, found)
+        problems += [f"{where}{problem}" for problem in found]
+    with problems.noted():
         _refuse_twice("the cell", [cell.name for cell in cells])
-    except UnlearnError as error:
-        raise UnlearnError(f"{path}: {error}") from error
+    if len(problems) > 1:
+        shown = " ".join(f"({number}) {problem}" for number, problem in enumerate(problems[:MOST_SHOWN], 1))
+        raise UnlearnError(f"{path}: {len(problems)} problems: {shown}")
+    if problems:
+        raise UnlearnError(f"{path}: {problems[0]}")
     return cells
 
 
-def _refuse_cell_settings(values: Mapping[Any, Any], in_file: bool = False) -> None:
-    """Refuse settings that a grid gives its runs by other means, and in a file also places on one machine."""
+def _refuse_cell_settings(values: Mapping[Any, Any]) -> None:
+    """Refuse settings that a grid gives its runs by other means."""
     for key in values:
         problem = ""
         if not isinstance(key, str):
@@ -138,56 +208,52 @@ def _refuse_cell_settings(values: Mapping[Any, Any], in_file: bool = False) -> N
             problem = f"{key} differs between the runs of a grid: list its values under {_OF_CELLS[key]}"
         elif not about(key).per_run:
             problem = f"{key} is not a setting of the runs of a grid; leave it out"
-        elif in_file and about(key).role is Role.PLACE:
-            problem = f"{key} is a place on one machine: give --{key} on the command line instead"
         if problem:
             raise UnlearnError(f"{problem}.")
 
 
-def _blocks(content: dict[Any, Any]) -> Iterator[dict[str, Any]]:
-    """The blocks of the file, each with the keys that all blocks share."""
-    shared = {key: value for key, value in content.items() if key != "grids"}
-    _refuse_unknown(shared, (*_KEYS, "grids"))
-    blocks = content.get("grids", [{}])
-    if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
-        raise UnlearnError("grids is not a list of grids; expected for example '- {models: [BPR], seeds: 1}'.")
-    for number, block in enumerate(blocks, 1):
-        try:
-            _refuse_unknown(block, _KEYS)
-            settings: dict[str, Any] = {}
-            for values in (part["settings"] for part in (shared, block) if "settings" in part):
-                if not isinstance(values, dict):
-                    raise UnlearnError("settings is not a mapping; expected for example settings: {epochs: 50}.")
-                _refuse_cell_settings(values, in_file=True)
-                settings |= values
-            yield {**shared, **block, "settings": settings}
-        except UnlearnError as error:
-            where = f"grid {number}: " if "grids" in content else ""
-            raise UnlearnError(f"{where}{error}") from error
-
-
-def _refuse_unknown(block: dict[Any, Any], known: tuple[str, ...]) -> None:
+def _note_unknown(block: dict[Any, Any], known: tuple[str, ...], problems: _Problems) -> None:
     for key in block:
         if key not in known:
-            raise UnlearnError(f"unknown key {key!r}.{nearest(str(key), known)} One of {', '.join(known)}.")
+            problems.append(f"unknown key {key!r}.{nearest(str(key), known)} One of {', '.join(known)}.")
 
 
-def _cells(block: dict[str, Any], given: Mapping[str, Any]) -> list[Cell]:
-    lists = {key: _list(block, key) for key in _LISTS}
-    if (size := math.prod(len(values) for key, values in lists.items() if key != "methods")) > LARGEST:
+def _cells(
+    shared: dict[str, Any], block: dict[str, Any], given: Mapping[str, Any], problems: _Problems
+) -> Iterator[Cell]:
+    """The cells of a block with the keys that all blocks share; what is wrong with it goes to ``problems``."""
+    values: dict[str, Any] = dict(_OF_RUNS)
+    for part in (shared, block):
+        with problems.noted():
+            for file in _list(part, "config_files") if "config_files" in part else []:
+                values |= _settings_of(read_yaml(Path(file), option="config_files"))
+            values |= _settings_of(part.get("settings", {}))
+    values |= given
+    block, lists = shared | block, {key: [] for key in _LISTS}
+    for key in _LISTS:
+        if key in block or key != ("ratios" if "requests" in block else "requests"):  # either is enough
+            with problems.noted():
+                lists[key] = _list(block, key)
+    methods: tuple[str, ...] = ()
+    with problems.noted():
+        methods = _methods(lists["methods"])
+    subjects = [*lists["ratios"], *lists["requests"]]
+    if (size := math.prod(map(len, (lists["datasets"], lists["models"], lists["seeds"], subjects)))) > LARGEST:
         raise UnlearnError(f"the grid has {size} cells, more than {LARGEST}; leave values out.")
-    methods = _methods(lists["methods"])
-    values = {**_OF_RUNS, **block["settings"], **given}
-    cells = []
-    for dataset, model in itertools.product(lists["datasets"], lists["models"]):
-        # Settings do not differ between ratios and seeds, so one of each is checked for all.
-        first = Cell(dataset, model, lists["ratios"][0], lists["seeds"][0], methods, values, {})
-        asked = _checked(first)
-        cells += [
-            first._replace(ratio=ratio, seed=seed, asked=asked)
-            for ratio, seed in itertools.product(lists["ratios"], lists["seeds"])
-        ]
-    return cells
+    for dataset, model in itertools.product(lists["datasets"], lists["models"] if methods else ()):
+        # Settings do not differ between requests and seeds, so one of each is checked for all.
+        first = Cell(dataset, model, [*subjects, 1.0][0], [*lists["seeds"], 0][0], methods, values, {})
+        with problems.noted():
+            first = first._replace(asked=_checked(first))
+        if first.asked:
+            yield from (first._replace(subject=s, seed=n) for s, n in itertools.product(subjects, lists["seeds"]))
+
+
+def _settings_of(values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise UnlearnError("settings is not a mapping; expected for example settings: {epochs: 50}.")
+    _refuse_cell_settings(values)
+    return values
 
 
 def _list(block: dict[str, Any], key: str) -> list[Any]:
@@ -197,9 +263,8 @@ def _list(block: dict[str, Any], key: str) -> list[Any]:
         problem = "empty" if key in block else "missing"
         raise UnlearnError(f"{key} is {problem}; expected for example {_EXAMPLES[key]}.")
     kind, fits, expected = _VALUES.get(key, _NAME)
-    for value in values:
-        if not fits(value):
-            raise UnlearnError(f"{key}: {value!r} is not {expected}.")
+    if bad := [value for value in values if not fits(value)]:
+        raise UnlearnError(f"{key}: {', '.join(map(repr, bad[:MOST_SHOWN]))} is not {expected}.")
     checked = [kind(value) for value in values]
     _refuse_twice(key, checked)
     return checked
@@ -215,7 +280,7 @@ def _refuse_twice(what: str, values: list[Any]) -> None:
 def _methods(names: list[str]) -> tuple[str, ...]:
     """The methods of a run, beginning with the one it is about: the first that is not retraining."""
     reference = [name for name in names if METHODS.get(name).reference]
-    if not reference:
+    if names and not reference:
         raise UnlearnError("methods: retrain is missing; all figures are compared with the retrained model's.")
     others = [name for name in names if name not in reference]
     return (*others[:1], *reference, *others[1:])
@@ -253,7 +318,7 @@ class GridResult:
             if cell.name in self.failed:
                 continue
             result = self._result(cell)
-            own = {key: getattr(cell, key) for key in ("model", "dataset", "ratio", "seed")}
+            own = {key: getattr(cell, key) for key in ("model", "dataset", "ratio", "request", "seed")}
             own = {"cell": cell.name, **own, "method": result.method}
             figures = frame_of(result)
             parts.append(pd.DataFrame(own, index=figures.index).join(figures))
@@ -307,7 +372,7 @@ def _run(cells: list[Cell], directory: Path, run: RunSettings, show_progress: bo
         sources = {(cell.dataset, str(cell.values.get("data_path"))): cell for cell in left}
         for cell in sources.values():
             fetch(cell.config().replace(show_progress=show_progress))
-    keys = ("name", "dataset", "model", "source", "ratio", "seed", "phases")
+    keys = ("name", "dataset", "model", "source", "ratio", "request", "seed", "phases")
     plan = [{key: getattr(cell, key) for key in keys} for cell in cells]
     write_json(directory / report.PLAN_FILE, {"schema": SCHEMA, "cells": plan})
     _write_failed(directory, failed)
@@ -360,7 +425,10 @@ def run_cell(cell: Cell) -> dict[str, bytes]:
     """Do one run in a temporary directory; returns the content of its files by their names."""
     with tempfile.TemporaryDirectory(prefix="recbole-unlearn-") as work:
         folder = Path(work) / cell.name
-        with opened(cell.model, cell.dataset, output_dir=folder, config_dict=cell.settings()) as (pipeline, wanted):
+        with opened(cell.model_or_class, cell.dataset, output_dir=folder, config_dict=cell.settings()) as (
+            pipeline,
+            wanted,
+        ):
             pipeline.run(wanted)
         found = sorted(path for path in folder.rglob("*") if path.is_file())
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
@@ -371,7 +439,9 @@ def _placed(cell: Cell) -> Cell:
     config = cell.config()
     data_path = {**config.internal_config_dict, **cell.values}["data_path"]
     paths = {"cache_dir": config["cache_dir"], "data_path": data_path}
-    return cell._replace(values=cell.values | {key: str(Path(path).resolve()) for key, path in paths.items()})
+    subject = str(Path(cell.subject).resolve()) if isinstance(cell.subject, str) else cell.subject
+    values = cell.values | {key: str(Path(path).resolve()) for key, path in paths.items()}
+    return cell._replace(values=values, subject=subject)
 
 
 def _is_done(directory: Path, cell: Cell) -> bool:
@@ -379,6 +449,11 @@ def _is_done(directory: Path, cell: Cell) -> bool:
     folder = directory / cell.name
     if not (folder / "result.json").exists():
         return False
+    if (
+        isinstance(cell.subject, str)
+        and Path(cell.subject).stat().st_mtime > (folder / "result.json").stat().st_mtime
+    ):
+        raise UnlearnError(f"{folder} has a result that is older than {cell.subject}. Remove it to do it again.")
     found = report.read_mapping(folder / ASKED)
     for part, own in cell.asked.items():  # methods, settings, methods_settings
         before = found.get(part)

@@ -19,12 +19,12 @@ from recbole_unlearn.measures import SHORT
 from recbole_unlearn.report import entries, figures, page
 from recbole_unlearn.report.entries import AFTER, BEFORE, GOAL, FigureOf, Runs, affected_ndcg, ratio_of_sums
 from recbole_unlearn.report.page import MISSING, decimal, signed, spread
-from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, RunResult
+from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.results.table import asked_metrics
 from recbole_unlearn.settings import properties_dir, read_yaml
 
 TABLES = ("tables.md", "tables.tex")  # templates, and names of the files
-CUTS = (10, 20, 50)
-_METRICS = ("recall", "ndcg")
+_IN_PAPER = [f"{metric}@{cut}" for metric in ("recall", "ndcg") for cut in (10, 20, 50)]  # in its lists' order
 _rate: FigureOf = attrgetter("demotion_rate")
 _seconds: FigureOf = attrgetter("seconds")
 # A kind of table is a function that makes the row of a method, by column.
@@ -75,7 +75,7 @@ def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_P
         },
         "tables": tables,
         "by_title": {one.title: [table for table in tables if table.title == one.title] for one in tables},
-        "note": words()["note"],
+        "note": _note(tables),
         "missing": plan.missing,
     }
     return [page.render(template, **values) for template in ("comparison.html", *TABLES)]
@@ -83,12 +83,9 @@ def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_P
 
 def _row(runs: Runs, color: str) -> list[str]:
     is_reference, seconds = runs.name in entries.REFERENCES, runs.known(AFTER, _seconds)
-    # The levels of the runs' verdicts: near, or how many have which where they differ.
-    levels = Counter(SHORT[entry.level] for entry in runs.entries if entry.level in SHORT).most_common()
-    forgets = [f"{words} {amount}×" if len(levels) > 1 else words for words, amount in levels]
     return [
         page.chip(page.phase_title(runs.name), color),
-        "" if is_reference else ", ".join(forgets) or MISSING,
+        "" if is_reference else _verdicts(runs),
         _mean(runs, affected_ndcg, digits=4),
         "" if is_reference else page.percent(entries.recovered(runs.entries)),
         _mean(runs, _rate),
@@ -98,6 +95,12 @@ def _row(runs: Runs, color: str) -> list[str]:
         "" if is_reference else page.times(ratio_of_sums(runs.pairs(GOAL, AFTER, _seconds))),
         str(len(runs.entries)),
     ]
+
+
+def _verdicts(runs: Runs) -> str:
+    """The levels of the runs' verdicts: near, or how many have which where they differ."""
+    levels = Counter(SHORT[entry.level] for entry in runs.entries if entry.level in SHORT).most_common()
+    return ", ".join(f"{said} {amount}×" if len(levels) > 1 else said for said, amount in levels) or MISSING
 
 
 def _mean(runs: Runs, of: FigureOf, digits: int = 3, distance_first: bool = False) -> str:
@@ -144,7 +147,8 @@ def tables_of(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_
     """All tables that ``results`` have figures for; rows and runs of the ``plan`` that are missing are shown so."""
     everything = entries.grouped(results, plan)
     subjects = dict.fromkeys((place.dataset, place.request) for place in everything)
-    utility = {f"{page.metric_title(metric)}@{cut}": _utility(metric, cut) for metric in _METRICS for cut in CUTS}
+    asked = dict.fromkeys(key for result in results for key in asked_metrics(result))
+    utility = {page.metric_title(key): _utility(key) for key in asked}
     captions, made = dict.fromkeys(utility, words()["utility"]) | words()["captions"], []
     for title, row in (utility | _KINDS).items():
         for dataset, request in subjects:
@@ -164,6 +168,13 @@ def tables_of(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_
                 shown = {model: [next(left) for _ in body] for model, body in bodies.items() if body}
                 made.append(Table(title, f"{dataset} · {request}", captions[title], head, shown))
     return made
+
+
+def _note(tables: Sequence[Table]) -> str:
+    """What is said above all tables: of the paper's figures, and of its data, only where there are such."""
+    parts = {"note": True, "paper": any("Paper" in table.head for table in tables)}
+    parts["amazon"] = parts["paper"] and any(table.subject.startswith("amazon-music") for table in tables)
+    return " ".join(words()[part] for part, is_there in parts.items() if is_there)
 
 
 def _printed(runs: Runs, part: str, name: str | None = None) -> Any:
@@ -190,15 +201,15 @@ def _metric(key: str) -> FigureOf:
     return lambda phase: phase.metrics.get(key)
 
 
-def _utility(metric: str, cut: int) -> Row:
-    of = _metric(f"{metric}@{cut}")
-    place = _METRICS.index(metric) * len(CUTS) + CUTS.index(cut)  # in the paper's lists
+def _utility(key: str) -> Row:
+    of = _metric(key)
+    place = _IN_PAPER.index(key) if key in _IN_PAPER else None
 
     def row(runs: Runs) -> dict[str, str]:
         held = runs.pairs(AFTER, GOAL, of)
         name, phase = (published()["reference"], RETRAINED) if runs.name == RETRAINED else (None, UNLEARNED)
         printed = _printed(runs, "utility", name) or {}
-        has_both = phase in printed and ORIGINAL in printed
+        has_both = place is not None and phase in printed and ORIGINAL in printed
         worst = min((pair for pair in held if pair[1]), key=lambda pair: pair[0] / pair[1], default=(0, 0))
         return {
             "Before": runs.spread(BEFORE, of),
@@ -235,6 +246,20 @@ def _demotion(runs: Runs) -> dict[str, str]:
     }
 
 
+def _attack(runs: Runs) -> dict[str, str]:
+    def auc(phase: PhaseResult) -> float | None:
+        return phase.figure("attack", "auc")
+
+    away = [a - b for a, b in runs.pairs(AFTER, GOAL, auc)]
+    return {
+        "Before": runs.spread(BEFORE, auc, digits=3),
+        "After": runs.spread(AFTER, auc, digits=3),
+        "Gap": spread(away, 3, signed),
+        "Gap, worst": signed(max(away, key=abs, default=None)),
+        "Verdict": _verdicts(runs),
+    }
+
+
 def _time(runs: Runs) -> dict[str, str]:
     known, both = runs.known(AFTER, _seconds), runs.pairs(GOAL, AFTER, _seconds)
     cached = any(entry.phase.seconds_from_cache for entry in runs.entries)
@@ -251,7 +276,7 @@ def _ablation(runs: Runs) -> dict[str, str]:
     printed = _printed(runs, "ablations")
     whole = (_printed(runs, "utility") or {}).get(UNLEARNED)
     if printed is None and whole is not None:
-        printed = [whole[CUTS.index(20)], whole[len(CUTS) + CUTS.index(20)]]
+        printed = [whole[_IN_PAPER.index(key)] for key in ("recall@20", "ndcg@20")]
     recall, ndcg = (decimal(value, 4) for value in printed or (None, None))
     return {
         "R@20": runs.spread(AFTER, _metric("recall@20")),
@@ -272,5 +297,6 @@ def _ablated(methods: list[Runs]) -> list[Runs]:
 
 
 _KINDS: dict[str, Row] = {
-    "NDCG@20, affected users": _affected, "Demotion rate": _demotion, "Time": _time, "Ablations": _ablation,
+    "NDCG@20, affected users": _affected, "Demotion rate": _demotion, "Attack AUC, and verdict": _attack,
+    "Time": _time, "Ablations": _ablation,
 }  # fmt: skip

@@ -5,7 +5,7 @@ entry. A grid also has a plan, which says what should be there, so that missing 
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -92,10 +92,11 @@ class Runs(NamedTuple):
 
 
 class GridPlan(NamedTuple):
-    """The content that grids should have: seeds of every phase by place, and why cells are missing, by name."""
+    """The content that grids should have: seeds of every phase by place, why cells are missing, names of requests."""
 
     seeds: Mapping[Place, Mapping[str, set[str]]]
     missing: Mapping[str, str]
+    requests: Set[str] = frozenset()
 
 
 NO_PLAN = GridPlan({}, {})
@@ -145,6 +146,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def read_plan(directories: Iterable[Path]) -> GridPlan:
     """The plans of those directories that hold a grid, as one."""
     seeds: dict[Place, dict[str, set[str]]] = {}
+    requests: set[str] = set()
     missing: dict[str, str] = {}
     for directory in map(Path, directories):
         failed = read_mapping(directory / FAILED_FILE)
@@ -155,12 +157,15 @@ def read_plan(directories: Iterable[Path]) -> GridPlan:
             phases = cell.get("phases")
             if name is None or seed is None or not isinstance(phases, list):
                 continue
+            if request := _text(cell.get("request")):
+                requests.add(request)
+                source = f"{source} {request}"
             place = Place.of(dataset, model, source, number(cell.get("ratio")))
             for phase in phases:
                 seeds.setdefault(place, {}).setdefault(str(phase), set()).add(seed)
             if not (directory / name / "result.json").exists():
                 missing[name] = _text(failed.get(name)) or "not done yet"
-    return GridPlan(seeds, missing)
+    return GridPlan(seeds, missing, requests)
 
 
 def _text(value: Any) -> str | None:
@@ -177,7 +182,8 @@ def grouped(results: Sequence[RunResult], plan: GridPlan = NO_PLAN) -> dict[Plac
     found: dict[Place, dict[str, dict[tuple[str | None, str], Entry]]] = {}  # by place and name, each model once
     for result in results:
         ratio = number(result.settings.get("inject_users")) if is_noise(result) else None
-        place = Place.of(result.dataset, result.model, result.forget.source, ratio)
+        source = f"{result.forget.source} {result.request}" if result.request in plan.requests else None
+        place = Place.of(result.dataset, result.model, source or result.forget.source, ratio)
         for entry in _entries(result):
             own = found.setdefault(place, {}).setdefault(entry.name, {})
             own.setdefault((entry.seed, _figures(entry.phase)), entry)

@@ -114,7 +114,7 @@ def has_users(model: type) -> bool:
 
 
 def typed_class(text: str) -> type:
-    """The class of `--model=package.module:Class`, from the command line alone: no file can name code to import."""
+    """The class of `package.module:Class`, of the command line or a grid: no checkpoint or data can name code."""
     module, _, name = text.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), name]):
         raise UnlearnError(f"--model={text:.200} is not package.module:Class; for example --model=my_models:MyBPR.")

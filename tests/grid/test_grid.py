@@ -105,6 +105,49 @@ def test_bad_files_are_refused_in_one_line(file, content, message):
     assert str(path) in refused(message, grid_run.load, path)
 
 
+def test_all_that_is_wrong_with_a_file_is_said_at_once(file):
+    wrong = {"models": ["LightGNC", "BPR", "nowhere:Own"], "seeds": [1.5, 2], "requests": ["none.csv"], "odd": 1}
+    said = refused("^.*grid.yaml: 5 problems: ", grid_run.load, file(GOOD | wrong))
+    for part in (
+        "(1) unknown key 'odd'",
+        "(2) seeds: 1.5 is not",
+        "(3) requests: 'none.csv' is not a file",
+        "Did you mean LightGCN",
+    ):
+        assert part in said
+    said = refused("3 problems", grid_run.load, file(GOOD | {"models": wrong["models"], "settings": {"epoch": 3}}))
+    for part in ("Did you mean LightGCN", "Unknown setting 'epoch'", "There is no module nowhere"):
+        assert said.count(part) == 1
+    blocks = {"grids": [{"seeds": None}, {}, {"modles": 1}]}
+    assert "grid 3: unknown key" in refused("grid 1: seeds is empty", grid_run.load, file(GOOD | blocks))
+
+
+def test_requests_own_models_config_files_and_data_paths(file, settings, tmp_path, monkeypatch):
+    """Two files of requests of one model class in the working directory, with RecBole's settings in a file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_model.py").write_text(
+        "from recbole.model.general_recommender import BPR\n\n\nclass Own(BPR): ...\n"
+    )
+    for name, user in (("first", "u1"), ("second", "u2")):
+        (tmp_path / f"{name}.csv").write_text(f"user_id,item_id\n{user},\n")
+    kept = ("data_path", "load_col", "epochs", "embedding_size", "cache_dir", "min_group", "train_batch_size")
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({key: settings[key] for key in kept}))
+    content = {"datasets": ["tiny"], "models": ["own_model:Own"], "methods": ["retrain", "finetune"], "seeds": 1,
+               "requests": ["first.csv", "second.csv"], "config_files": "own.yaml",
+               "settings": {"epochs": 1, "report": "none"}}  # fmt: skip
+    path, given = file(content), {"workers": 1, "show_progress": False, "output_dir": str(tmp_path / "grid")}
+    result = run_grid(path, config_dict=given)
+    assert [cell.name for cell in result.cells] == ["tiny-Own-first-1", "tiny-Own-second-1"]
+    assert (result.failed, set(result.to_frame()["request"])) == ({}, {"first", "second"})
+    held = json.loads((tmp_path / "grid" / "tiny-Own-first-1" / "result.json").read_text())
+    assert (held["model"], held["settings"]["epochs"], held["forget"]["users"]) == ("Own", 1, 1)
+    tables = (tmp_path / "grid" / "tables.md").read_text()
+    assert all(f"tiny · file {name}" in tables for name in ("first", "second"))
+    assert "Missing" not in tables
+    (tmp_path / "first.csv").write_text("user_id,item_id\nu3,\n")  # its result is of another request
+    refused("older than first.csv", run_grid, path, config_dict=given)
+
+
 def test_the_files_that_come_along_and_the_example_of_the_documentation(file, monkeypatch):
     (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "many-runs.md").read_text(), re.S)
     cells = grid_run.load(file(example))

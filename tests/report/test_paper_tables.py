@@ -97,6 +97,26 @@ def test_forgetting_time_and_ablations():
     assert ablations["obliviate"]["R@20 paper"] == "0.1932"
 
 
+def test_metrics_that_were_asked_for_the_attack_and_the_verdict():
+    def attacked(auc):
+        return {"forgetting": {"demotion_rate": 0.5, "attack": {"auc": auc, "low": 0.4, "high": 0.6}}}
+
+    runs = []
+    for seed, level in enumerate(("near", "near", "under")):
+        own = {name: phase(0.3, 0.5, 1.0) | attacked(auc) for name, auc in (("unlearned", 0.6), ("retrained", 0.5))}
+        own["unlearned"]["metrics"]["mrr@5"] = 0.7
+        runs.append(result(seed, **own) | {"verdict": {"level": level, "text": "X."}})
+        runs[-1]["settings"] |= {"metrics": ["MRR", "NDCG"], "topk": [5, 10]}
+    assert [one.title for one in tables(runs)][:2] == ["NDCG@10", "MRR@5"]
+    assert rows(runs, "MRR@5")["obliviate"]["After"] == "0.7000 ± 0.0000"
+    found = rows(runs, "Attack AUC, and verdict")["obliviate"]
+    assert (found["Gap"], found["Verdict"]) == ("+0.100 ± 0.000", "near retraining 2×, not fully forgotten 1×")
+    for text in rendered(runs):
+        assert "no one-to-one comparison" in text
+        assert "Amazon" not in text  # nothing is said of data that is not there
+    assert not [text for text in rendered([result(1, ratio=0.05)]) if "one-to-one" in text]
+
+
 def test_ratios_datasets_and_models_stay_apart():
     results = [*RUNS, result(1, ratio=0.05), result(1, dataset="ml-100k"), result(1, model="LightGCN")]
     found = [table for table in tables(results) if table.title == "NDCG@20"]
