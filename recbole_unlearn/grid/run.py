@@ -169,7 +169,8 @@ class _Problems(list[str]):
 
 def load(path: Path, given: Mapping[str, Any] | None = None) -> list[Cell]:
     """The cells of the grid file ``path``; settings in ``given`` win over those of the file."""
-    path, problems, cells = Path(path), _Problems(), []
+    path, problems = Path(path), _Problems()
+    cells: list[Cell] = []
     with problems.noted():
         _refuse_cell_settings(given or {})
     content = read_yaml(path, "grid", "--grid", _EXAMPLES["models"])
@@ -229,7 +230,8 @@ def _cells(
                 values |= _settings_of(read_yaml(Path(file), option="config_files"))
             values |= _settings_of(part.get("settings", {}))
     values |= given
-    block, lists = shared | block, {key: [] for key in _LISTS}
+    block |= {key: value for key, value in shared.items() if key not in block}
+    lists: dict[str, list[Any]] = {key: [] for key in _LISTS}
     for key in _LISTS:
         if key in block or key != ("ratios" if "requests" in block else "requests"):  # either is enough
             with problems.noted():
