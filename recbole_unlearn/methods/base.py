@@ -19,7 +19,7 @@ from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained, write_model
 from recbole_unlearn.recbole_compat import clear_caches, own_randomness
-from recbole_unlearn.rows import TrainIndex, find_features, reset_features, reset_rows, reset_to_rarest
+from recbole_unlearn.rows import Earlier, TrainIndex, find_features, reset_features, reset_rows, reset_to_rarest
 from recbole_unlearn.settings import UnlearnConfig, pushes_all_items
 from recbole_unlearn.training import Job, PhaseTrainer, check_finite, forget_neighbours, train_all
 
@@ -71,6 +71,7 @@ class Outcome:
     refits_orphan_items: bool = False  # it gave orphan items a new start itself, and fitted them
     refitted_items: torch.Tensor | None = None  # items whose rows it refitted to retained interactions
     certify: Callable[[], dict[str, Any]] | None = None  # certificates of the final model; not timed
+    earlier: list[Earlier] | None = None  # what all rows it wrote were before, in that order; None: any may be new
 
 
 class UnlearnTrainer(PhaseTrainer):
@@ -148,26 +149,27 @@ class UnlearnTrainer(PhaseTrainer):
         """Change ``self.model`` so that it behaves as if it had never seen ``task.data.forget``."""
         raise NotImplementedError(f"{type(self).__name__} does not implement unlearn().")
 
-    def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> None:
+    def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> list[Earlier]:
         """Give orphans (users, items and values of features with no training interaction left) initial values.
 
         Where a sequential model's loss is over all items, training pushes items without interactions down: there,
-        orphan items get the rows of the rarest items.
+        orphan items get the rows of the rarest items. Returns what the rows were.
         """
-        if not self.exact:
-            users, items = task.data.unread
-            items = items[:0] if refitted_items else items
-            train = task.data.retain.train
-            reset_rows(self.model, task.initial, train, users, items)
-            if pushes_all_items(task.config):
-                reset_to_rarest(self.model, train, items)
-            self.reset_features(task)
+        if self.exact:
+            return []
+        users, items = task.data.unread
+        items = items[:0] if refitted_items else items
+        train = task.data.retain.train
+        earlier = reset_rows(self.model, task.initial, train, users, items)
+        if pushes_all_items(task.config):
+            earlier += reset_to_rarest(self.model, train, items)
+        return earlier + self.reset_features(task)
 
-    def reset_features(self, task: UnlearnTask) -> None:
+    def reset_features(self, task: UnlearnTask) -> list[Earlier]:
         """Give feature values that no training interaction has any more their initial rows."""
         features = find_features(self.model, task.data.retain.train)
-        if features:  # finding the values takes a pass over the data
-            reset_features(self.model, task.initial, features, task.data.orphan_values)
+        # Finding the values takes a pass over the data.
+        return reset_features(self.model, task.initial, features, task.data.orphan_values) if features else []
 
     def save(self, directory: Path, data: UnlearnData, home: Path) -> str:
         """Write the unlearned model and the retained data into ``directory``; returns the model's name.
@@ -194,10 +196,14 @@ class UnlearnTrainer(PhaseTrainer):
         """Unlearn (timed), reset orphans, and check that the weights are finite: the step runs and states share."""
         self._start, self._looked = time.perf_counter(), 0.0
         outcome = self.unlearn(task) or Outcome()
-        self.reset_orphans(task, outcome.refits_orphan_items)
+        orphans = self.reset_orphans(task, outcome.refits_orphan_items)
         seconds = time.perf_counter() - self._start - self._looked
         clear_caches(self.model)
-        check_finite(self.model, task.label)
+        new = None
+        if outcome.earlier is not None:
+            outcome = dataclasses.replace(outcome, earlier=outcome.earlier + orphans)
+            new = [(one.parameter, one.now(self.model)) for one in outcome.earlier or ()]
+        check_finite(self.model, task.label, new)
         self.fitted = task.data.fitted_after(outcome.refitted_items)
         return dataclasses.replace(outcome, seconds=seconds) if outcome.seconds is None else outcome
 
@@ -213,7 +219,9 @@ class UnlearnTrainer(PhaseTrainer):
         for name, points in outcome.curves.items():
             for step, value in points:
                 self.tensorboard.add_scalar(f"Unlearn/{name}", value, step)
-        return dataclasses.replace(outcome, certificates=certificates, refitted_items=None, certify=None)
+        return dataclasses.replace(
+            outcome, certificates=certificates, refitted_items=None, certify=None, earlier=None
+        )
 
     def show(self, task: UnlearnTask, step: int, refitted_items: bool = False) -> None:
         """Let ``task.watch`` see the model as if the method ended after ``step`` steps.

@@ -19,7 +19,7 @@ from recbole.data.dataset import Dataset
 from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.rows.index import OTHER, RetainedIndex, Side, TrainIndex
-from recbole_unlearn.rows.tables import as_rows, find_tables
+from recbole_unlearn.rows.tables import Earlier, as_rows, find_tables, write_rows
 
 PLACES = 2**17  # up to this id, a table of positions is quicker than a search
 LEAST_RARE, RARE_SHARE = 10, 50  # the rarest items: at least ten, otherwise one item of fifty
@@ -120,12 +120,14 @@ def rarest(train: Dataset) -> torch.Tensor:
 
 
 @torch.no_grad()
-def reset_to_rarest(model: AbstractRecommender, train: Dataset, items: torch.Tensor) -> None:
+def reset_to_rarest(model: AbstractRecommender, train: Dataset, items: torch.Tensor) -> list[Earlier]:
     """Give the rows of ``items`` (m,) in ``model`` the mean of the rows of the rarest items."""
     if len(items) == 0:
-        return
-    others = rarest(train)
-    for table in find_tables(model, train):
-        if table.side == "item":
-            rows = as_rows(model.get_parameter(table.parameter), table.axis)
-            rows[(items + table.offset).to(rows.device)] = rows[(others + table.offset).to(rows.device)].mean(dim=0)
+        return []
+    others, written = rarest(train), []
+    for name, side, offset, axis in find_tables(model, train):
+        if side == "item":
+            weights = model.get_parameter(name)
+            mean = as_rows(weights, axis)[(others + offset).to(weights.device)].mean(dim=0)
+            written.append(write_rows(name, weights, items + offset, mean, axis))
+    return written

@@ -53,6 +53,30 @@ class FieldTable(NamedTuple):
     offset: int = 0
 
 
+class Earlier(NamedTuple):
+    """What some rows (n,) of a parameter were before they were written."""
+
+    parameter: str
+    rows: torch.Tensor
+    values: torch.Tensor  # (n, d)
+    axis: int = 0
+
+    def now(self, model: AbstractRecommender) -> torch.Tensor:
+        """What they are now (n, d)."""
+        return as_rows(model.get_parameter(self.parameter), self.axis)[self.rows]
+
+
+def write_rows(
+    name: str, parameter: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, axis: int = 0
+) -> Earlier:  # fmt: skip
+    """Set some rows of a parameter; returns what they were."""
+    own = as_rows(parameter, axis)
+    rows = rows.to(own.device)
+    earlier = Earlier(name, rows, own[rows], axis)
+    own[rows] = values.to(own.device)
+    return earlier
+
+
 def as_rows(parameter: torch.Tensor, axis: int = 0) -> torch.Tensor:
     """A view (n, d) of a parameter with users or items along ``axis``; writing to it writes to the parameter."""
     parameter = parameter.detach()
@@ -201,25 +225,25 @@ def _sides(name: str, size: int, sizes: Mapping[Side, int]) -> list[Side]:
 def reset_rows(
     model: AbstractRecommender, initial: Mapping[str, torch.Tensor], dataset: Dataset, users: torch.Tensor,
     items: torch.Tensor,
-) -> None:  # fmt: skip
+) -> list[Earlier]:  # fmt: skip
     """Give the rows of orphans, ``users`` and ``items``, in ``model`` their values in ``initial``."""
     ids = {"user": users, "item": items}
-    target = dict(model.named_parameters())
-    for table in find_tables(model, dataset):
-        own, fresh = (as_rows(values[table.parameter], table.axis) for values in (target, initial))
-        rows = ids[table.side] + table.offset
-        own[rows.to(own.device)] = fresh[rows].to(own.device)
+    target, written = dict(model.named_parameters()), []
+    for name, side, offset, axis in find_tables(model, dataset):
+        rows = ids[side] + offset
+        written.append(write_rows(name, target[name], rows, as_rows(initial[name], axis)[rows], axis))
+    return written
 
 
 @torch.no_grad()
 def reset_features(
     model: AbstractRecommender, initial: Mapping[str, torch.Tensor], features: Sequence[FieldTable],
     values: Mapping[str, torch.Tensor],
-) -> None:  # fmt: skip
+) -> list[Earlier]:  # fmt: skip
     """Give the rows of ``values``, by field, that no interaction has any more their initial values."""
-    target = dict(model.named_parameters())
-    for table in features:
-        if table.field in values:
-            own = as_rows(target[table.parameter])
-            rows = values[table.field] + table.offset
-            own[rows.to(own.device)] = initial[table.parameter][rows].to(own.device)
+    target, written = dict(model.named_parameters()), []
+    for name, field, offset in features:
+        if field in values:
+            rows = values[field] + offset
+            written.append(write_rows(name, target[name], rows, as_rows(initial[name])[rows]))
+    return written

@@ -26,6 +26,7 @@ from safetensors.torch import load, save
 from recbole_unlearn.errors import UnlearnError, reason, shown
 from recbole_unlearn.files import dataset_config, keyed_hash, sync, write_dataset
 from recbole_unlearn.files.atomic import atomic
+from recbole_unlearn.rows import Earlier, as_rows
 from recbole_unlearn.settings import UnlearnConfig, read_regular
 
 Tensors = dict[str, torch.Tensor]
@@ -168,23 +169,6 @@ class Rows(NamedTuple):
     ids: torch.Tensor  # (n,)
     values: torch.Tensor  # (n, ...)
 
-    @classmethod
-    def between(cls, before: torch.Tensor, after: torch.Tensor) -> Rows | None:
-        """The rows in which two versions of a parameter differ; None when there are none."""
-        before, after = _as_rows(before), _as_rows(after)
-        if after.is_cuda:  # compared there: few rows come to the CPU
-            ids = (before != after).reshape(len(before), -1).any(dim=1).nonzero().flatten().cpu()
-        else:
-            differs = before.numpy() != after.numpy()  # several times as fast as with torch
-            ids = torch.from_numpy(differs.reshape(len(before), -1).any(axis=1).nonzero()[0])
-        return cls(ids, after[ids].clone()) if len(ids) else None
-
-    def distance(self, before: torch.Tensor) -> float:
-        """‖after − before‖²; 0 for integers, which are counters."""
-        if not before.is_floating_point():
-            return 0.0
-        return float((self.values - _as_rows(before)[self.ids]).square().sum())
-
     def write(self, target: torch.Tensor) -> None:
         """Set the rows of ``target``."""
         _as_rows(target)[self.ids.to(target.device)] = self.values.to(target)
@@ -192,6 +176,38 @@ class Rows(NamedTuple):
 
 def _as_rows(value: torch.Tensor) -> torch.Tensor:
     return value.reshape(1) if value.dim() == 0 else value
+
+
+def changed(
+    now: Mapping[str, torch.Tensor], earlier: Sequence[Earlier], others: Tensors | None = None
+) -> tuple[dict[str, Rows], float]:  # fmt: skip
+    """The rows of tensors that differ from what they were, and the sum of ‖now − before‖² over them.
+
+    ``earlier`` has all rows that were written, in that order: no other is copied or compared. Of ``others``, given
+    as they were, any row may be new. Integers are counters, and have no distance.
+    """
+    found, drift = dict[str, Rows](), 0.0
+    for name, value in now.items():
+        value, written = _as_rows(value.detach()), [one for one in earlier if one.parameter == name]
+        ids = torch.arange(len(value))
+        if others and name in others:
+            before = _as_rows(others[name])
+        elif any(one.axis for one in written):  # columns: all rows have a part of them
+            before = value.clone()
+        elif written:
+            ids = torch.unique(torch.cat([one.rows.cpu() for one in written]))
+            before = value[ids]
+        else:
+            continue
+        for one in reversed(written):
+            place = torch.searchsorted(ids, one.rows.cpu()) if len(ids) < len(value) else one.rows
+            as_rows(before, one.axis)[place] = one.values
+        differs = (before != value[ids]).reshape(len(before), -1).any(dim=1).nonzero().flatten().cpu()
+        if len(differs):
+            found[name] = Rows(ids[differs], value[ids[differs]])
+            if value.is_floating_point():
+                drift += float((found[name].values - before[differs]).square().sum())
+    return found, drift
 
 
 class Change(NamedTuple):

@@ -46,7 +46,7 @@ from recbole_unlearn.rows import (
     find_tables,
 )
 from recbole_unlearn.settings import UnlearnConfig
-from recbole_unlearn.state.deltas import Change, Rows, Tensors
+from recbole_unlearn.state.deltas import Change, Tensors, changed
 from recbole_unlearn.training import DOWNDATED, PhaseTrainer, build_model, compose, downdate_model, pair_remover
 
 MIN_GROUP = 10  # users who could have made a request of a shown size
@@ -170,22 +170,23 @@ class LiveModel:
         return Change({}, {}, self.fitted, 0.0)
 
     def _forget(self, asked: torch.Tensor) -> Change:
-        before = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
-        moments_before = {name: value.clone() for name, value in self.moments.items()}
+        parameters = dict(self.model.named_parameters())
+        others = {name: value.clone() for name, value in self.model.state_dict().items() if name not in parameters}
         data = self._data(asked)
         self._take_out(data)
         touched = find_region(self.index, *_pairs(data), data.lost)
         with own_randomness():
             seed_again(self.config["seed"], self.config["reproducibility"])  # models with dropout draw
-            self.trainer.apply(dataclasses.replace(self._task, data=data))
+            earlier = self.trainer.apply(dataclasses.replace(self._task, data=data)).earlier
+            assert earlier is not None
             self.index.remove(asked)
+            moments = []
             if self.moments:  # those of touched rows, without the deleted interactions
                 tables = find_tables(self.model, self.base.splits.train)
                 generator = torch.Generator().manual_seed(self.config["seed"])
-                refresh(self.moments, tables, touched, self.index, generator)
-        weights = _between(before, self.model.state_dict())
-        drift = sum(rows.distance(before[name]) for name, rows in weights.items())
-        return Change(weights, _between(moments_before, self.moments), self.fitted, drift)
+                moments = refresh(self.moments, tables, touched, self.index, generator)
+        weights, drift = changed(self.model.state_dict(), earlier, others)
+        return Change(weights, changed(self.moments, moments)[0], self.fitted, drift)
 
     def _built(self, weights: Mapping[str, torch.Tensor], removed: Arrays) -> AbstractRecommender:
         """A new model on the data without ``removed``, with ``weights``; of closed forms a downdate of the base."""
@@ -277,11 +278,6 @@ def squared_norm(weights: Tensors) -> float:
 
 def _pairs(data: UnlearnData) -> tuple[torch.Tensor, torch.Tensor]:
     return data.forget.inter_feat[data.forget.uid_field], data.forget.inter_feat[data.forget.iid_field]
-
-
-def _between(before: Tensors, after: Mapping[str, torch.Tensor]) -> dict[str, Rows]:
-    found = {name: Rows.between(before[name], value.detach()) for name, value in after.items()}
-    return {name: rows for name, rows in found.items() if rows is not None}
 
 
 def _no_training(*job: Any) -> Trained:

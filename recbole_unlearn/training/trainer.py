@@ -14,7 +14,7 @@ import itertools
 import logging
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -240,9 +240,11 @@ def compose(cls: type[PhaseTrainer], config: UnlearnConfig, model: AbstractRecom
     return combined(config, model)
 
 
-def check_finite(model: AbstractRecommender, label: str) -> None:
-    """Refuse a model with NaN or infinite weights: it is neither evaluated nor saved."""
-    for name, value in model.named_parameters():
+def check_finite(
+    model: AbstractRecommender, label: str, new: Iterable[tuple[str, torch.Tensor]] | None = None
+) -> None:
+    """Refuse a model with NaN or infinite weights, or ``new`` parts of them: it is neither evaluated nor saved."""
+    for name, value in model.named_parameters() if new is None else new:
         # A value that is not finite shows in the sum, which is quicker; a sum alone may overflow.
         if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
             raise UnlearnError(

@@ -20,6 +20,7 @@ from recbole_unlearn.rows import find_features
 from recbole_unlearn.settings import CacheSettings
 from recbole_unlearn.state import LiveModel, init_state, open_state
 from recbole_unlearn.state.database import LINES, asked
+from recbole_unlearn.state.deltas import Change
 from recbole_unlearn.training import Trainings, build_model
 from tests.conftest import tiny_rows, train_plain, write_tiny
 from tests.parts import refused, same
@@ -69,10 +70,26 @@ def test_one_request_is_a_run_of_obliviate(make_state, checkpoints, model):
 
 @pytest.mark.parametrize("model", [*MODELS, "NGCF", "NeuMF", "SGL", "MultiVAE", "FM", "NFM", "DMF"])
 def test_the_result_does_not_depend_on_the_process(make_state, key_file, model):
-    """A model that stayed in memory for three requests, and one that was loaded for each."""
+    """A model that stayed in memory for three requests, and one that was loaded for each from the files of changes.
+
+    These have all that is new, by a comparison of the whole model.
+    """
     stays, comes = make_state(model, "a"), make_state(model, "b")
     for request in (some("u3", 5), {"user_id": "u8"}, {"item_id": "i7"}):
+        before = weights(stays), {name: value.clone() for name, value in stays.core.live.moments.items()}
         done(stays, request)
+        file, drift = stays.core.database.rows("SELECT file, drift FROM changes ORDER BY number DESC LIMIT 1")[0]
+        change, moved = Change.unpack(stays.core.store.read(file), drift), 0.0
+        for kind, now in enumerate((weights(stays), stays.core.live.moments)):
+            known = {name: rows.ids for name, rows in change[kind].items()}
+            for name, value in now.items():
+                differs = (value != before[kind][name]).reshape(len(value) if value.dim() else 1, -1).any(dim=1)
+                ids = differs.nonzero().flatten()
+                assert torch.equal(known.pop(name, ids.new_empty(0)), ids)
+                if kind == 0 and value.is_floating_point():  # not a counter
+                    moved += (value - before[kind][name]).square().sum().item()
+            assert not known
+        assert drift == pytest.approx(moved, rel=1e-5)
         with again(comes, key_file) as other:
             done(other, request)
     assert same(weights(stays), weights(again(comes, key_file)))

@@ -18,7 +18,7 @@ from recbole.model.abstract_recommender import AbstractRecommender
 
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.recbole_compat import clear_caches
-from recbole_unlearn.rows import Region, Side, Table, as_rows
+from recbole_unlearn.rows import Earlier, Region, Side, Table, as_rows
 
 
 @dataclasses.dataclass
@@ -115,6 +115,10 @@ class AdapterSet:
         self.attach()
         self.adapters = []
         return self.model
+
+    def earlier(self) -> list[Earlier]:
+        """The original rows of all adapters."""
+        return [Earlier(adapter.name, adapter.rows, adapter.base, adapter.axis) for adapter in self.adapters]
 
     def drift(self) -> float:
         """‖Δθ‖²_F = Σ ‖R + A Bᵀ‖²."""

@@ -17,7 +17,7 @@ import torch
 from recbole.data.interaction import Interaction
 from recbole.model.abstract_recommender import AbstractRecommender
 
-from recbole_unlearn.rows import Moments, Region, Table, TrainIndex, as_rows, fisher
+from recbole_unlearn.rows import Earlier, Moments, Region, Table, TrainIndex, as_rows, fisher, write_rows
 
 LARGEST_MOMENT = 1e12  # no gradient of a usable model is larger than its root
 SAMPLE, LIKE = 4096, 8  # rows that are looked at, and those with fewer and with more interactions that are taken
@@ -106,17 +106,20 @@ def from_retained(model: AbstractRecommender, batches: Sequence[Interaction]) ->
 
 def refresh(
     moments: Moments, tables: Sequence[Table], touched: Region, index: TrainIndex, generator: torch.Generator
-) -> None:
+) -> list[Earlier]:  # fmt: skip
     """Replace the moments of the rows of ``touched``, in place; the request is removed from ``index``."""
+    written = []
     for side, members in touched.items():
         drawn = torch.unique(torch.randint(1, index.sizes[side], (SAMPLE,), generator=generator))
         others = drawn[~members.contains(drawn) & (index.counts(side, drawn) > 0)]
         number, order = index.counts(side, others).sort(stable=True)
         place = torch.searchsorted(number, index.counts(side, members.ids))[:, None] + torch.arange(-LIKE, LIKE)
         known = (index.counts(side, members.ids) > 0) & (len(others) > 0)
-        for table in tables:
-            if table.side == side and table.parameter in moments:
-                rows = as_rows(moments[table.parameter], table.axis)
-                rows[(members.ids + table.offset).to(rows.device)] = 0.0
-                like = others[order[place[known].clamp(max=len(others) - 1).clamp(min=0)]] + table.offset
-                rows[(members.ids[known] + table.offset).to(rows.device)] = rows[like.to(rows.device)].mean(dim=1)
+        like = others[order[place[known].clamp(max=len(others) - 1).clamp(min=0)]]
+        for name, own, offset, axis in tables:
+            if own == side and name in moments:
+                rows = as_rows(moments[name], axis)
+                values = rows.new_zeros(len(members), rows.shape[1])
+                values[known.to(rows.device)] = rows[(like + offset).to(rows.device)].mean(dim=1)
+                written.append(write_rows(name, moments[name], members.ids + offset, values, axis))
+    return written

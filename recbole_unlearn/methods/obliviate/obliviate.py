@@ -199,8 +199,9 @@ class Obliviate(UnlearnTrainer):
         r"""LUA and LAC, on ``self.model`` (built on D\S, with the original's weights)."""
         if task.config["MODEL_TYPE"] == ModelType.TRADITIONAL:
             return closed_form(self, task)
-        self.reset_features(task)  # first: no row is fitted next to a feature row that only S taught
-        return self.request_class(task)(self, task).run()
+        features = self.reset_features(task)  # first: no row is fitted next to a feature row that only S taught
+        outcome = self.request_class(task)(self, task).run()
+        return dataclasses.replace(outcome, earlier=[*features, *(outcome.earlier or [])])
 
 
 class Request:
@@ -299,7 +300,7 @@ class Request:
         return Outcome(
             found | {"lac": lac}, curves, refits_orphan_items=self.starts_again,
             refitted_items=self.witness.region["item"].ids if self.starts_again else None,
-            certify=lambda: self.certificates(lac),
+            certify=lambda: self.certificates(lac), earlier=self.adapters.earlier(),
         )  # fmt: skip
 
     def lua(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import Curve, Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.methods.sharded.partition import Partition
 from recbole_unlearn.recbole_compat import clear_caches, on_cpu
-from recbole_unlearn.rows import find_tables, find_vectors, side_tables
+from recbole_unlearn.rows import Earlier, find_tables, find_vectors, side_tables
 from recbole_unlearn.settings import UnlearnConfig, plain_settings, read_regular
 from recbole_unlearn.training import Job, build_model
 
@@ -279,8 +279,9 @@ class ShardedTrainer(UnlearnTrainer):
         self.shards = self.shards.without(task.data)
         return Outcome(seconds=0.0)
 
-    def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> None:
+    def reset_orphans(self, task: UnlearnTask, refitted_items: bool = False) -> list[Earlier]:
         """Does nothing: shards that held a deleted interaction started again, and no other ever saw it."""
+        return []
 
     def save(self, directory: Path, data: UnlearnData, home: Path) -> str:
         """Write the ensemble as a directory; an older one is replaced when all is written."""
