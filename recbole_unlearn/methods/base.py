@@ -199,11 +199,12 @@ class UnlearnTrainer(PhaseTrainer):
         orphans = self.reset_orphans(task, outcome.refits_orphan_items)
         seconds = time.perf_counter() - self._start - self._looked
         clear_caches(self.model)
-        new = None
-        if outcome.earlier is not None:
-            outcome = dataclasses.replace(outcome, earlier=outcome.earlier + orphans)
-            new = [(one.parameter, one.now(self.model)) for one in outcome.earlier or ()]
-        check_finite(self.model, task.label, new)
+        if outcome.earlier is None:
+            check_finite(self.model, task.label)
+        else:
+            earlier = [*outcome.earlier, *orphans]
+            outcome = dataclasses.replace(outcome, earlier=earlier)
+            check_finite(self.model, task.label, ((one.parameter, one.now(self.model)) for one in earlier))
         self.fitted = task.data.fitted_after(outcome.refitted_items)
         return dataclasses.replace(outcome, seconds=seconds) if outcome.seconds is None else outcome
 
@@ -214,6 +215,7 @@ class UnlearnTrainer(PhaseTrainer):
             task = dataclasses.replace(task, prepared_index=index)
         task = dataclasses.replace(task, prepared=self.prepare(task))
         outcome = self.apply(task)
+        check_finite(self.model, task.label)  # all of it: the original's as well
         certificates = outcome.certificates | (outcome.certify() if outcome.certify else {})
         clear_caches(self.model)
         for name, points in outcome.curves.items():

@@ -47,7 +47,15 @@ from recbole_unlearn.rows import (
 )
 from recbole_unlearn.settings import UnlearnConfig
 from recbole_unlearn.state.deltas import Change, Tensors, changed
-from recbole_unlearn.training import DOWNDATED, PhaseTrainer, build_model, compose, downdate_model, pair_remover
+from recbole_unlearn.training import (
+    DOWNDATED,
+    PhaseTrainer,
+    build_model,
+    check_finite,
+    compose,
+    downdate_model,
+    pair_remover,
+)
 
 MIN_GROUP = 10  # users who could have made a request of a shown size
 Arrays = Sequence[np.ndarray]  # masks or numbers in training, validation and test data
@@ -95,6 +103,7 @@ class LiveModel:
             self._matrices = other_parameters(net) if self.closed_form else {}
             self._initial = on_cpu(dict(net.named_parameters()))
             model = self._built(weights, removed)
+            check_finite(model, "state's")  # once; a request then checks what it writes
             self.trainer: Obliviate = compose(Obliviate, self.config, model, "unlearned")
             self.trainer.fitted = source.fitted
             self._task = self._prepared()
