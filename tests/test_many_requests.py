@@ -33,13 +33,14 @@ QUICK = {"show_progress": False, "tensorboard": False, "report": "none", "cache"
 
 @pytest.fixture(scope="module")
 def popular_path(tmp_path_factory):
-    """`tiny` with an item that 30 users have in the training split; the splits are files."""
+    """`tiny` with an item that 30 users have in the training split, and a user who is held out; splits are files."""
     root = tmp_path_factory.mktemp("data")
     folder = root / "popular"
     folder.mkdir()
     rows = [(user, item) for user, item, _, _ in tiny_rows()]
     train = rows[:520] + [(f"u{n}", HIT) for n in range(NUMBER)]
-    for name, pairs in {"train": train, "valid": rows[520:600], "test": rows[600:]}.items():
+    late = [("newcomer", "i1"), ("newcomer", "i2")]
+    for name, pairs in {"train": train, "valid": rows[520:600], "test": rows[600:] + late}.items():
         frame = pd.DataFrame(pairs, columns=["user_id:token", "item_id:token"])
         frame.to_csv(folder / f"popular.{name}.inter", sep="\t", index=False)
     return root
@@ -346,6 +347,16 @@ def test_ensembles_know_them_too(values, tmp_path):
     repeated = run_unlearn(**start, **asked, config_dict=QUICK)
     assert repeated.record.done_earlier is not None
     assert repeated.record.hashes["original"] == made.record.hashes["result"]
+
+
+def test_a_user_with_held_out_interactions_alone_is_gone_by_name(start, tmp_path):
+    outcome = forget(start.output_dir, {"user_id": ["newcomer"]}, tmp_path / "late", min_group=1)
+    keys = ("interactions", "test_rows_removed", "orphan_users")
+    assert [outcome.result["forget"][key] for key in keys] == [0, 2, 0]
+    before, after = (
+        (folder / "popular-Dataset.pth").read_bytes() for folder in (start.output_dir, tmp_path / "late")
+    )
+    assert (b"newcomer" in before, b"newcomer" in after) == (True, False)
 
 
 def test_parts_of_a_request_and_other_keys_make_other_requests(first, tmp_path):

@@ -10,7 +10,6 @@ import torch
 from recbole_unlearn import UnlearnConfig, cli, run_unlearn, unlearn_model
 from recbole_unlearn.data import load, loaders
 from recbole_unlearn.training import build_model, train
-from tests.conftest import tiny_rows
 from tests.parts import loaded
 
 METRICS = {f"{name}@{k}" for name in ("recall", "ndcg") for k in (10, 20, 50)}
@@ -25,7 +24,7 @@ def without_times(value):
 
 
 def test_the_contract(settings, tmp_path):
-    """The keys of result.json; two runs, and one from the cache, agree but for times."""
+    """What result.json holds (its keys are frozen in tests/golden); two runs, and one from the cache, agree."""
     outcomes = [
         run_unlearn("BPR", "tiny", unlearn="retrain", compare="retrain", config_dict=settings | {
             "cache_dir": str(tmp_path / cache), "output_dir": f"o{number}", "report": "none"})
@@ -34,10 +33,6 @@ def test_the_contract(settings, tmp_path):
     written = json.loads((tmp_path / "o0" / "result.json").read_text())
     assert written == outcomes[0].result
     assert str(tmp_path) not in json.dumps(written)  # no paths
-    assert {
-        "schema", "model", "dataset", "method", "seed", "settings", "forget", "phases", "recovered",
-        "speedup", "certificates", "environment", "verdict", "difficulty", "curves", "date", "request",
-    } == set(written) - {"recovered_left_out"}  # fmt: skip
     named = [written[key] for key in ("schema", "model", "dataset", "method", "seed")]
     assert named == [1, "BPR", "tiny", "retrain", 2020]
     assert list(written["phases"]) == ["original", "unlearned", "retrained"]
@@ -120,26 +115,6 @@ def test_a_request_of_held_out_interactions_changes_no_weight(settings, model, u
         pair = part.token2id("user_id", user), part.token2id("item_id", item)
         assert not ((part.inter_feat["user_id"] == pair[0]) & (part.inter_feat["item_id"] == pair[1])).any()
         assert len(part) == len(getattr(outcome.data.full, name)) - 1
-
-
-def test_a_user_with_held_out_interactions_alone(settings, tmp_path):
-    """A whole user none of whose interactions is in the training split: gone by name, and no weight changes."""
-    folder = tmp_path / "data" / "late"
-    folder.mkdir(parents=True)
-    rows = [(user, item) for user, item, _, _ in tiny_rows()]
-    late = [("newcomer", "i1"), ("newcomer", "i2")]
-    parts = {"train": rows[:560], "valid": rows[560:620], "test": [*rows[620:], *late]}
-    for name, pairs in parts.items():
-        frame = pd.DataFrame(pairs, columns=["user_id:token", "item_id:token"])
-        frame.to_csv(folder / f"late.{name}.inter", sep="\t", index=False)
-    values = settings | {
-        "data_path": str(tmp_path / "data"), "load_col": {"inter": ["user_id", "item_id"]},
-        "benchmark_filename": list(parts), "unlearn": "obliviate",
-    }  # fmt: skip
-    outcome = run_unlearn("BPR", "late", forget={"user_id": ["newcomer"]}, config_dict=values)
-    keys = ("interactions", "test_rows_removed", "orphan_users")
-    assert [outcome.result["forget"][key] for key in keys] == [0, 2, 0]
-    assert b"newcomer" not in (outcome.output_dir / "late-Dataset.pth").read_bytes()
 
 
 @pytest.mark.parametrize(("model", "method"), [("BPR", "retrain"), ("BPR", "obliviate"), ("Pop", "retrain")])

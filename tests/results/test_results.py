@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from recbole_unlearn import run_unlearn
 from recbole_unlearn.measures import SHORT
-from recbole_unlearn.report import Entry, write_comparison
+from recbole_unlearn.report import Entry
 from recbole_unlearn.report import recovered as recovered_by_runs
 from recbole_unlearn.results import Forgotten, PhaseResult, RunResult, method_phases, seen_from
 from recbole_unlearn.results.disclosure import Crowd, Discretion
@@ -132,20 +132,6 @@ def test_several_runs_have_a_share_where_most_of_them_have(is_moved, share):
     assert recovered_by_runs(entries) == (None if share is None else pytest.approx(share))
 
 
-def test_a_run_that_learned_nothing_has_no_share(settings, tmp_path):
-    """One epoch at a small learning rate: original and retrained model differ by their seeds alone."""
-    own = settings | {"epochs": 1, "learning_rate": 1e-5}
-    outcome = run_unlearn("BPR", "tiny", unlearn="obliviate", compare=["retrain", "retrain"], config_dict=own)
-    found = outcome.result
-    assert len(found["recovered_left_out"]["metrics"]) > len(found["recovered"])
-    assert "ndcg@20" in found["recovered_left_out"]["metrics"]
-    assert "of what retraining does for affected users" not in found["verdict"]["text"]
-    why = found["recovered_left_out"]["why"]
-    assert why in " ".join(str(outcome).split())
-    assert why in (tmp_path / "out" / "report.html").read_text()
-    assert "is a dash where" in write_comparison([outcome.output_dir], tmp_path / "page.html").read_text()
-
-
 SMALL = st.integers(0, 2)
 
 
@@ -196,9 +182,7 @@ def test_every_compared_method_has_a_verdict_in_the_file_the_table_and_the_frame
     text = str(outcome).split("against retraining")[1]
     rows = {line.split()[0]: line for line in text.splitlines() if line}
     for name in judged:
-        assert phases[name]["verdict"]["level"] in SHORT
         assert phases[name]["speedup"] > 0
-        assert set(phases[name]["recovered"]) <= set(phases[name]["metrics"])
         assert SHORT[phases[name]["verdict"]["level"]] in rows[name]
     assert "demotion_gap" in phases["sisa"]["before"]["forgetting"]
     assert phases["unlearned"]["verdict"] == outcome.result["verdict"]

@@ -42,11 +42,20 @@ class Watched:
 
 @pytest.mark.parametrize("model", ["BPR", "LightGCN"])
 @pytest.mark.parametrize("method", METHODS)
-def test_only_touched_shards_change(make_config, method, model):
+def test_the_rows_of_a_shard_are_its_own_and_only_touched_ones_change(make_config, method, model):
     config = make_config(model, epochs=2)
     data = divided(config, some_of_one)
     trainer, task = make_task(config, data, method)
     trainer.originate(task)
+    parts = [trainer.shards.splits(data.full, shard) for shard in range(3)]
+    assert sum(len(own.train) for own in parts) == len(data.full.train)
+    for own in parts:
+        users, items = (own.train.inter_feat[field] for field in ("user_id", "item_id"))
+        known = loaders(config, own).train._sampler.used_ids
+        for user in torch.unique(users).tolist():
+            assert known[user] == set(items[users == user].tolist())
+        assert torch.isin(own.valid.inter_feat["user_id"], users).all()
+        assert torch.isin(own.valid.inter_feat["item_id"], items).all()
     old = [weights(part) for part in trainer.model.models]
     touched = set(trainer.shards.partition.interactions[data.deleted].tolist())
     assert 0 < len(touched) < 3 or method == "receraser"
@@ -74,24 +83,6 @@ def test_a_restarted_shard_is_one_that_never_saw_the_rows(make_config):
     assert len(job.splits.train) == len(first[shard].splits.train) - int(data.deleted.sum())
     assert same(train(*job).state_dict, trainer.model.models[shard].state_dict())
     assert job.config["seed"] == config["seed"] + shard
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_rows_of_a_shard_are_its_own(make_config, method):
-    config = make_config(epochs=1)
-    data = divided(config)
-    trainer, task = make_task(config, data, method)
-    trainer.originate(task)
-    shards, full = trainer.shards, data.full
-    assert sum([len(shards.splits(full, shard).train) for shard in range(3)]) == len(full.train)
-    for shard in range(3):
-        own = shards.splits(full, shard)
-        users, items = (own.train.inter_feat[field] for field in ("user_id", "item_id"))
-        known = loaders(config, own).train._sampler.used_ids
-        for user in torch.unique(users).tolist():
-            assert known[user] == set(items[users == user].tolist())
-        assert torch.isin(own.valid.inter_feat["user_id"], users).all()
-        assert torch.isin(own.valid.inter_feat["item_id"], items).all()
 
 
 def test_a_shard_without_validation_rows_stops_by_all_and_without_rows_is_as_it_began(make_config):
@@ -124,18 +115,6 @@ def test_slices_resume_at_the_last_clean_one(make_config):
     assert len(new[0]) == 1
     assert same(job.start, shards.steps[0][1].state_dict)
     assert (after.steps[0][:2], len(job.splits.train)) == (shards.steps[0][:2], len(splits.train) - 1)
-
-
-@pytest.mark.parametrize(("method", "model"), [("sisa", "LightGCN"), ("receraser", "BPR"), ("ultrare", "BPR")])
-def test_from_a_request_to_a_result(settings, tmp_path, method, model):
-    outcome = run(settings, method, model, compare="retrain")
-    phases = outcome.result["phases"]
-    assert phases["unlearned"]["metrics"] != phases["original"]["metrics"]
-    assert outcome.result["certificates"]["shards"] == 3
-    assert "before" not in phases["unlearned"]
-    again = run(settings | {"output_dir": str(tmp_path / "two")}, method, model, compare="retrain")
-    assert again.result["phases"]["unlearned"]["metrics"] == phases["unlearned"]["metrics"]
-    assert again.result["phases"]["unlearned"]["seconds_from_cache"]
 
 
 @pytest.mark.parametrize(("method", "model", "extra"), [
