@@ -4,7 +4,6 @@ Values are read as YAML. `--flag` and `--no_flag` set a yes-or-no setting. `--he
 defaults of a run; `--unlearn=?` lists the methods.
 """
 
-import gc
 import os
 import re
 import shlex
@@ -82,7 +81,6 @@ def _main(arguments: list[str]) -> int:
     if "--version" in arguments:
         print(f"recbole-unlearn {__version__}")
         return 0
-    _import_methods()
     if not arguments or {"--help", "-h"} & set(arguments):
         values = parse([a for a in arguments if a not in ("--help", "-h")])
         print(help_text(str(values.get("model") or ""), str(values.get("dataset") or "")), flush=True)
@@ -94,15 +92,6 @@ def _main(arguments: list[str]) -> int:
     if values.get("report") not in (None, "html", "none"):
         return _compare(values)
     return _grid(values) if values.get("grid") is not None else _run(values)
-
-
-def _import_methods() -> None:
-    """Import all methods; nobody looks for garbage meanwhile, nor later among the million objects of modules."""
-    if "torch" not in sys.modules:  # in a process of our own
-        gc.disable()
-        METHODS.all()
-        gc.freeze()
-        gc.enable()
 
 
 def _model(typed: str | None) -> Any:

@@ -104,7 +104,12 @@ def opened(
         cache = settings.read(settings.CacheSettings, config)
         name = f"{config['model']}-{config['dataset']}-{config['unlearn']}-{get_local_time()}"
         directory = Path(run.output_dir or Path("saved") / name)
-        files.refuse_overwriting(directory, config, original.path if original else None)
+        if original is not None:
+            written = directory / f"{config['model']}-unlearned{'' if original.path.is_dir() else '.pth'}"
+            if written.exists() and written.samefile(original.path):
+                raise UnlearnError(
+                    f"The result would overwrite the checkpoint you passed, {written}. Choose another --output_dir."
+                )
         if as_one:
             files.refuse_result(directory, run.replace)
             place, home = stack.enter_context(files.staged(directory))

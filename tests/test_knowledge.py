@@ -227,7 +227,7 @@ def test_a_damaged_graph_is_refused_when_it_is_read(quick, tmp_path):
     path = tmp_path / "saved.pth"
     write_dataset(path, config.to_recbole(), load(config).splits, None)
     whole = path.read_bytes()
-    assert read_dataset(path, config).dataset.entity_num == load(config).splits.train.entity_num
+    assert read_dataset(path, config)[0].entity_num == load(config).splits.train.entity_num
     for damage, message in DAMAGES:
         saved = pickle.loads(whole)
         damage(saved)

@@ -28,7 +28,6 @@ from recbole_unlearn.files.checkpoint import (
     load_for_recbole,
     read_checkpoint,
     read_head,
-    refuse_overwriting,
     write_model,
 )
 from recbole_unlearn.files.hash_keys import Done, keyed_hash, load_key, model_digest, request_digest

@@ -352,17 +352,6 @@ def _live(value: Any, device: torch.device | None) -> Any:
     return value
 
 
-def refuse_overwriting(directory: Path, config: UnlearnConfig, original: Path | None) -> None:
-    """Stop before any work if the result would replace the checkpoint it starts from."""
-    target = directory / f"{config['model']}-unlearned.pth"
-    if original is not None and original.is_dir():
-        target = target.with_suffix("")  # an ensemble
-    if original is not None and target.exists() and target.samefile(original):
-        raise UnlearnError(
-            f"The result would overwrite the checkpoint you passed, {target}. Choose another --output_dir."
-        )
-
-
 def write_model(
     directory: Path, home: Path, config: UnlearnConfig, trained: Trained, optimizer: dict[str, Any],
     parts: Sequence[Dataset], clock: Clock | None, fitted: np.ndarray | None = None, done: Sequence[Done] = (),

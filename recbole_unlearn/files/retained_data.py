@@ -73,15 +73,6 @@ class Clock(NamedTuple):
         return self.start + (times - self.low) * self.slope
 
 
-class Saved(NamedTuple):
-    """A saved dataset, and the entries of its file that RecBole does not have."""
-
-    dataset: Dataset
-    clock: Clock | None
-    fitted: np.ndarray | None  # (items,), about how many interactions the rows of each item were fitted to
-    done: tuple[Done, ...]  # the requests that led here
-
-
 def write_dataset(
     path: Path, config: Config, parts: Sequence[Dataset], clock: Clock | None, fitted: np.ndarray | None = None,
     done: Sequence[Done] = (), windows: Sequence[Dataset] | None = None,
@@ -224,8 +215,8 @@ def blank_unused(dataset: Dataset) -> None:
     dataset._preloaded_weight = weights
 
 
-def read_dataset(path: Path, config: Config) -> Saved:
-    """A dataset that :func:`write_dataset` wrote, with the entries for the next request."""
+def read_dataset(path: Path, config: Config) -> tuple[Dataset, Clock | None, np.ndarray | None, tuple[Done, ...]]:
+    """A dataset that :func:`write_dataset` wrote, with its ``clock``, ``fitted`` and ``done``."""
     content = load_pickle(path, only(config.model_class))  # its config names the class
     state = content.state if isinstance(content, StandIn) else None
     kind = _KINDS.get(config["MODEL_TYPE"], Dataset)
@@ -262,7 +253,7 @@ def read_dataset(path: Path, config: Config) -> Saved:
     dataset.dataset_path = config["data_path"]  # a path is not taken from a file
     dataset.config, dataset.logger = config, logging.getLogger()
     dataset.benchmark_filename_list = PARTS
-    return Saved(dataset, clock, fitted, done or ())
+    return dataset, clock, fitted, done or ()
 
 
 def _check_state(state: Mapping[str, Any], name: str) -> None:

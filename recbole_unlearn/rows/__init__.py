@@ -14,7 +14,6 @@ from recbole_unlearn.rows.model_loss import (
     fisher,
     loss_gradients,
     pair_scores,
-    pairs_batch,
     predicted,
     reverse_ranking_loss,
     training_loss,

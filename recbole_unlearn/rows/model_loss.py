@@ -48,16 +48,12 @@ def fisher(model: AbstractRecommender, batches: Iterable[Interaction]) -> Moment
     return {name: total / max(1, number) for name, total in totals.items()}
 
 
-def pairs_batch(train: Dataset, users: torch.Tensor, items: torch.Tensor) -> Interaction:
-    """Pairs in the form `predict` takes, with the features of both sides."""
-    return train.join(Interaction({train.uid_field: users, train.iid_field: items}))
-
-
 def predicted(model: AbstractRecommender, train: Dataset, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
     """Scores of pairs (m,) with their autograd graph; an autoencoder scores the catalogue once for each user."""
     device = next(model.parameters()).device
     if not isinstance(model, AutoEncoderMixin):
-        return model.predict(pairs_batch(train, users, items).to(device)).reshape(-1)
+        pairs = train.join(Interaction({train.uid_field: users, train.iid_field: items}))  # with their features
+        return model.predict(pairs.to(device)).reshape(-1)
     names, place = torch.unique(users, return_inverse=True)
     scores = model.full_sort_predict(Interaction({train.uid_field: names}).to(device)).view(len(names), -1)
     return scores[place.to(device), items.to(device)]

@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 class Cache:
     """Trained models on disk, in one directory.
 
-    An entry is a file of torch named by its key, and a JSON file with its checksum, a digest of its training data and
-    their source, the name of the dataset. It is written whole or not at all, and read as data. When the cache
+    An entry is a file of torch named by its key, and a JSON file with a digest of its training data and their source,
+    the name of the dataset. It is written whole or not at all, and read as data. When the cache
     exceeds its size, the least recently used entries are removed first. A cache that cannot be written causes a
     warning, never the end of a run.
     """
@@ -57,8 +57,6 @@ class Cache:
         if not path.is_file():
             return None
         try:
-            if self._note(path).get("sha256") not in (None, files.file_digest(path)):
-                raise UnlearnError(f"{path} is damaged: its checksum is another.")
             trained = Trained(**{**files.load_torch(path), "from_cache": True})
         except (UnlearnError, TypeError, OSError) as error:
             logger.warning("Cached model not used, training again: %s", error)
@@ -72,7 +70,7 @@ class Cache:
         try:  # another run may have removed the folder while it was empty
             self.folder.mkdir(parents=True, exist_ok=True)
             files.write_torch(path, {f.name: getattr(trained, f.name) for f in dataclasses.fields(Trained)})
-            note = {"sha256": files.file_digest(path), "data": splits.digest(), "source": splits.train.dataset_name}
+            note = {"data": splits.digest(), "source": splits.train.dataset_name}
             files.write_json(path.with_suffix(".json"), note)
             total = 0
             entries = sorted(self.folder.glob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)

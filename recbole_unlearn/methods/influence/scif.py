@@ -92,7 +92,8 @@ class SCIF(UnlearnTrainer):
 
     def _changes(self, request: RequestLosses) -> Iterator[tuple[torch.Tensor, float]]:
         """(1 - ȳ)(ℓ(z) - ℓ(z')) on batches of S: the difference of the losses, and its weight in the sum."""
-        weight = 1.0 - mean_label(request.config["train_neg_sample_args"])
+        negatives = float((request.config["train_neg_sample_args"] or {}).get("sample_num", 1) or 1)
+        weight = 1.0 - 1.0 / (1.0 + negatives)
         for _ in range(DRAWS):
             for chosen in request.deleted_rows().split(BATCH):
                 batch = request.deleted_batch(chosen)
@@ -111,11 +112,6 @@ def turned(config: UnlearnConfig, batch: Interaction) -> Interaction:
     else:
         values[config["LABEL_FIELD"]] = torch.zeros_like(values[config["LABEL_FIELD"]])
     return Interaction(values)
-
-
-def mean_label(sampling: dict | None) -> float:
-    """The mean label of a user in training with k negatives to each positive: 1/(1 + k)."""
-    return 1.0 / (1.0 + float((sampling or {}).get("sample_num", 1) or 1))
 
 
 def cap_rows(selection: Selection, step: torch.Tensor, cap: float) -> tuple[torch.Tensor, int]:

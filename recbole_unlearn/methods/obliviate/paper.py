@@ -135,7 +135,8 @@ class PaperObjective(obliviate.Objective):
             users = drawn.users[:, None].expand(-1, CANDIDATES).contiguous()
             candidates = witness.retained.negatives(users, witness.generator)
             scores = gradients.scores(users.view(-1), candidates.view(-1)).cpu().view(candidates.shape)
-            pairs += [(drawn.users, drawn.items), (drawn.users, hardest(scores, candidates))]
+            hardest = candidates.gather(1, scores.argmax(dim=1, keepdim=True)).squeeze(1)
+            pairs += [(drawn.users, drawn.items), (drawn.users, hardest)]
         if self.distill:
             pairs.append((batch.users, batch.items))
         return obliviate.loss_of_scores(gradients, pairs, functools.partial(self._loss, batch)) if pairs else 0.0
@@ -159,8 +160,3 @@ class PaperObjective(obliviate.Objective):
         a.grad = a.grad + 2.0 * self.drift * a @ (b.T @ b)
         b.grad = b.grad + 2.0 * self.drift * b @ (a.T @ a)
         return self.drift * float(adapter.low.square().sum())
-
-
-def hardest(scores: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """Of each pair's candidate items (m, k) the one with the highest score (m, k): a hard negative."""
-    return candidates.gather(1, scores.argmax(dim=1, keepdim=True)).squeeze(1)
