@@ -178,6 +178,7 @@ def test_settings_of_an_existing_config_are_never_replaced(settings, monkeypatch
     assert (ours["eval_batch_size"], ours["device"]) == (456, torch.device("meta"))
     plain = UnlearnConfig.from_recbole(Config("BPR", "tiny", config_dict=values))
     assert plain["eval_batch_size"] == 4096000  # RecBole's default of 4096 is not a choice
+    assert UnlearnConfig("FM", "tiny")["eval_batch_size"] == 4096  # it takes each pair through its layers
     file = tmp_path / "mine.yaml"
     file.write_text("gpu_id: 3\neval_batch_size: 123\nshow_progress: False\nstate: ERROR\n")
     for read in (UnlearnConfig("BPR", "tiny", [str(file)]), UnlearnConfig("BPR", "tiny", config_dict=chosen)):

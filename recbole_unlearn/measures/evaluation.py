@@ -133,9 +133,11 @@ class Measurement:
 
         ``relearn`` is the number of epochs for which a copy of it is trained on (`relearning.py`).
         """
-        found, affected = utility(trainer, self.config, self.test, self.data.affected_users)
+        with trainer.scored_once(self.data.retain.train):
+            found, affected = utility(trainer, self.config, self.test, self.data.affected_users)
+            answers = observe(trainer, self.questions, self.data.retain)
         seen = dataclasses.replace(
-            observe(trainer, self.questions, self.data.retain),
+            answers,
             probe=probe(trainer.model, self.data.retain.train, self.probes),
             ndcg=affected.get("ndcg@20"),
             relearned=relearned(trainer, self.questions, self.data, relearn),

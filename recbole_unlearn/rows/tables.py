@@ -207,7 +207,10 @@ def _matrices(model: AbstractRecommender, dataset: Dataset, missing: set[str]) -
     """Matrices and biases with one row or column per user or item, for sides that have no embedding table."""
     sizes = {side: size for side, size in _sizes(dataset).items() if side in missing}
     for name, parameter in model.named_parameters():
-        if parameter.dim() > 2:
+        if parameter.dim() not in (1, 2):
+            continue
+        if len(sizes) == 2 and len(parameter) == sum(sizes.values()):  # GCMC: users, then items
+            yield from (Table(name, "user"), Table(name, "item", sizes["user"]))
             continue
         for axis, size in enumerate(parameter.shape):
             sides = _sides(name, size, sizes)

@@ -38,5 +38,6 @@ from recbole_unlearn.settings.supported_models import (
     has_users,
     model_names,
     pushes_all_items,
+    scores_pairs,
     typed_class,
 )

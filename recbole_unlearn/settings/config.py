@@ -156,7 +156,8 @@ class UnlearnConfig(Config):
         super()._load_internal_config_dict(model, model_class, dataset)
         supported.refuse_model(model, model_class)
         special = (f"model/{model}", f"dataset/{dataset}", f"model_dataset/{model}-{dataset}")
-        for name in ("overall", f"model_type/{model_class.type.name.lower()}", *special):
+        form = ("model_type/pairs",) if supported.scores_pairs(model_class) else ()
+        for name in ("overall", f"model_type/{model_class.type.name.lower()}", *form, *special):
             file = properties_dir() / f"{name}.yaml"
             if file.is_file():
                 self.internal_config_dict.update(read_yaml(file))

@@ -23,6 +23,7 @@ SEQUENTIAL = (
 )  # fmt: skip
 KNOWLEDGE = ("CKE", "CFKG", "KGCN", "KTUP")
 _REASONS = {
+    "RaCT": "it is trained in three stages, of which the first two leave files",
     "DIEN": "it makes windows of its own",
     "DIN": "it is trained and measured on labelled interactions",
     "S3Rec": "it is trained in two stages, of which the first leaves a file",
@@ -35,6 +36,7 @@ _REASONS = {
     "MKR": "it has two losses of which neither is calculate_loss, and methods work on that one",
     "RippleNet": "it keeps users' histories outside its weights, and saves them in its checkpoint",
 }
+_USER_BY_USER = ("FISM", "NAIS")  # whose full sort repeats a user's history for every item
 _TRANSFORMS = {"BERT4Rec": "mask_itemseq", "SHAN": "inverse_itemseq"}  # that models need for histories
 
 
@@ -62,6 +64,8 @@ def refuse_model(name: str, model: Any) -> None:
             f"{name} is a {model.type.name.lower()} model, which cannot be unlearned yet. General, context-aware, "
             "many sequential and some knowledge-aware models can."
         )
+    if _derives(model, ("RaCT",)):
+        raise UnlearnError(f"{name} cannot be unlearned{reason}. MultiVAE and RecVAE are of its kind, and can.")
     if model.type is ModelType.SEQUENTIAL and not _derives(model, SEQUENTIAL):
         raise UnlearnError(
             f"{name} is a sequential model that cannot be unlearned yet{reason}. These can: {', '.join(SEQUENTIAL)}."
@@ -111,6 +115,12 @@ def pushes_all_items(config: Config) -> bool:
 def has_users(model: type) -> bool:
     """Whether a sequential model has a row for every user."""
     return _derives(model, _WITH_USERS)
+
+
+def scores_pairs(model: type[AbstractRecommender]) -> bool:
+    """Whether a model takes every pair of a user and an item through its layers, instead of multiplying matrices."""
+    own = model.full_sort_predict is not AbstractRecommender.full_sort_predict
+    return model.type in (ModelType.GENERAL, ModelType.CONTEXT) and (not own or _derives(model, _USER_BY_USER))
 
 
 def typed_class(text: str) -> type:

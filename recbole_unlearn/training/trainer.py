@@ -14,7 +14,7 @@ import itertools
 import logging
 import time
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -30,13 +30,14 @@ from recbole_unlearn.errors import UnlearnError, reason
 from recbole_unlearn.files import Trained
 from recbole_unlearn.log import progress_bar
 from recbole_unlearn.recbole_compat import on_cpu
-from recbole_unlearn.settings import UnlearnConfig, refuse_unmeasured
+from recbole_unlearn.settings import UnlearnConfig, refuse_unmeasured, scores_pairs
 from recbole_unlearn.training.downdate import is_fitted, unfitted
 from recbole_unlearn.training.fast_models import fast_class
 from recbole_unlearn.training.lean import LeanLoop
 from recbole_unlearn.training.spectral import SPECTRAL, VALIDATED, SpectralStart
 
 logger = logging.getLogger(__name__)
+KEPT_SCORES = 2**26  # users × items that are kept at most, see PhaseTrainer.scored_once
 Weights: TypeAlias = dict[str, torch.Tensor]
 # Exceptions of RecBole's constructors for a setting of the wrong type or value.
 _BAD_SETTING = (
@@ -106,6 +107,9 @@ class PhaseTrainer(_Trainer):
     model: AbstractRecommender
     eval_step: int
     item_tensor: Any
+    test_batch_size: int
+    _most: int | None = None  # users or windows at a time, for which memory sufficed
+    _kept: dict[int, torch.Tensor] | None = None  # scores by user, see scored_once
 
     def __init__(self, config: UnlearnConfig, model: AbstractRecommender) -> None:
         folder = None
@@ -224,6 +228,50 @@ class PhaseTrainer(_Trainer):
             self.item_tensor = dataset.get_item_feature().to(self.device)
         self.tot_item_num = dataset.item_num
         return self._full_sort_batch_eval((batch, None, None, None))[1]
+
+    @contextlib.contextmanager
+    def scored_once(self, dataset: Any) -> Iterator[None]:
+        """In the block, a model that scores pair by pair scores a user once for all who ask, if they can be kept."""
+        few = dataset.user_num * dataset.item_num <= KEPT_SCORES
+        self._kept = {} if few and scores_pairs(type(self.model)) else None
+        try:
+            yield
+        finally:
+            self._kept = None
+
+    def _full_sort_batch_eval(self, batched_data: Any) -> Any:
+        """RecBole's scores of all items for a batch of users or windows, without those of the history."""
+        batch, history, *positive = batched_data
+        if (kept := self._kept) is None:
+            scores = self._scored(batch)
+        else:
+            users = batch[self.config["USER_ID_FIELD"]].tolist()
+            if new := [place for place, user in enumerate(users) if user not in kept]:
+                kept.update(zip([users[place] for place in new], self._scored(batch[new]), strict=True))
+            scores = torch.stack([kept[user] for user in users])
+        if history is not None:
+            scores[history] = -torch.inf
+        return batch, scores, *positive
+
+    def _scored(self, batch: Interaction) -> torch.Tensor:
+        """The scores of a batch, which is halved, from then on, where memory does not suffice."""
+        score, size = super()._full_sort_batch_eval, len(batch)
+        try:
+            parts = [batch[place : place + (self._most or size)] for place in range(0, size, self._most or size)]
+            found = [score((part, None, None, None))[1] for part in parts]
+            return found[0] if len(found) == 1 else torch.cat(found)
+        except RuntimeError as error:  # torch has no type of its own for memory of the CPU
+            at_once = min(self._most or size, size)
+            if "memory" not in str(error):
+                raise
+            if at_once > 1:
+                self._most = at_once // 2
+            elif scores_pairs(type(self.model)) and self.test_batch_size > 1:
+                self.test_batch_size //= 2  # RecBole takes the pairs of a user apart as well
+            else:
+                raise
+            logger.warning("Memory does not suffice for a batch of scores (%s): half of it at a time.", reason(error))
+        return self._scored(batch)
 
 
 def loaded(config: UnlearnConfig, splits: Splits, label: str, trained: Trained) -> PhaseTrainer:

@@ -57,6 +57,20 @@ def test_an_observation_is_the_plain_loop(data, plan, levels):
                 assert table[user, found[row, :20]].tolist() == table[user, best[:20]].tolist()
 
 
+@pytest.mark.parametrize(("model", "times"), [("NeuMF", 1), ("BPR", 2)])
+def test_a_model_that_scores_pairs_scores_a_user_once(make_config, monkeypatch, model, times):
+    """For utility and for our measures; the figures are those of scoring them twice."""
+    data = divided(make_config(model))
+    trainer, measurement = untrained(make_config(model), data)
+    whole, seen = trainer._scored, []
+    monkeypatch.setattr(trainer, "_scored", lambda batch: (seen.extend(batch["user_id"].tolist()), whole(batch))[1])
+    once = measurement.measure(trainer)
+    assert len(seen) == times * len(set(seen))
+    monkeypatch.setattr("recbole_unlearn.training.trainer.KEPT_SCORES", 0)
+    again = measurement.measure(trainer)
+    assert (once.utility, once.forgetting, once.masked) == (again.utility, again.forgetting, again.masked)
+
+
 def test_held_out_pairs_and_negatives(data, plan):
     assert torch.equal(plan.deleted.users[plan.members], plan.held_out.users)
     assert len(torch.unique(plan.members)) == len(plan.members)

@@ -16,6 +16,7 @@ from tests.parts import Rows, loaded
     ("LightGCN", {("user_embedding.weight", "user"), ("item_embedding.weight", "item")}),
     ("NeuMF", {(f"{side}_{part}_embedding.weight", side, 0) for side in SIDES for part in ("mf", "mlp")}),
     ("MultiVAE", {("encoder.0.weight", "item", 0, 1), ("decoder.2.weight", "item"), ("decoder.2.bias", "item")}),
+    ("GCMC", {("GcEncoder.weights_u.0", "user"), ("GcEncoder.weights_u.0", "item", USERS + 1)}),
     ("DMF", {("user_linear.weight", "item", 0, 1), ("item_linear.weight", "user", 0, 1)}),
 ])  # fmt: skip
 def test_tables_are_found(make_config, model, expected):

@@ -83,6 +83,26 @@ def test_models_with_their_own_trainer_or_loader_train(made, model):
     assert torch.allclose(found, scores)
 
 
+@pytest.mark.parametrize(("model", "score", "most"), [("NeuMF", "predict", 40), ("BPR", "full_sort_predict", 2)])
+def test_a_batch_is_halved_until_memory_suffices(made, monkeypatch, caplog, model, score, most):
+    """NeuMF takes 61 pairs of a user through its layers, so a user is taken apart as well."""
+    _, splits, trainer = made(model)
+    whole, users = getattr(trainer.model, score), torch.arange(1, 10)
+    expected = trainer.scores(users, splits.train)
+
+    def scarce(batch):
+        if len(batch) > most:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 45 GB.")
+        return whole(batch)
+
+    monkeypatch.setattr(trainer.model, score, scarce)
+    assert torch.allclose(trainer.scores(users, splits.train), expected)
+    assert "Memory does not suffice for a batch of scores (DefaultCPUAllocator" in caplog.text
+    most = 0
+    with pytest.raises(RuntimeError, match="45 GB"):
+        trainer.scores(users, splits.train)
+
+
 @pytest.mark.parametrize(
     ("gain", "free", "most"), [(1.0, 8, 6), (1.0, 3, 3), (0.05, 4, 1), (-0.5, 4, 1), (1.0, 1, 1)]
 )

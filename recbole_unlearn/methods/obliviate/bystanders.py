@@ -16,6 +16,7 @@ from recbole_unlearn.data import SequenceSplits
 from recbole_unlearn.methods import UnlearnTask, UnlearnTrainer
 from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import RetainedIndex
+from recbole_unlearn.settings import scores_pairs
 
 SCORES = 2**24  # users × items that are ranked, at most
 LEAST = 500  # with fewer interactions chance would decide
@@ -32,7 +33,11 @@ class Bystanders:
         users, items = (valid.inter_feat[field] for field in (valid.uid_field, valid.iid_field))
         others = (~torch.isin(users, forget.inter_feat[forget.uid_field])).nonzero().flatten()
         generator = torch.Generator().manual_seed(task.config["seed"])
-        chosen = others[torch.randperm(len(others), generator=generator)[: SCORES // index.sizes["item"]]]
+        if scores_pairs(task.config.model_class):  # a user's scores take long: all interactions of few users
+            order = torch.randperm(index.sizes["user"], generator=generator)[users[others]]
+            chosen = others[torch.argsort(order, stable=True)[: 2 * LEAST]]
+        else:
+            chosen = others[torch.randperm(len(others), generator=generator)[: SCORES // index.sizes["item"]]]
         self.items = items[chosen]
         if isinstance(task.data.retain, SequenceSplits):  # a line of scores for each window
             self.batch, self.line = task.data.retain.read(valid.inter_feat[chosen]), torch.arange(len(chosen))
