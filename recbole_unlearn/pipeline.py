@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -328,9 +329,11 @@ class Pipeline:
         try:  # before anything is written
             json.dumps(result.to_json(), allow_nan=False)
         except ValueError as error:
+            figures = results.flat(result.to_json(), " / ")
+            odd = (path for path, value in figures if isinstance(value, float) and not math.isfinite(value))
             raise UnlearnError(
-                "A figure of this run is not a finite number, so the model is not usable; nothing was written. "
-                "Check the weights of the original, and lower the learning rate."
+                f"{next(odd, 'A point of a curve')} is not a finite number, so nothing was written. Check the "
+                "measure if it is your own; otherwise the weights of the original, and lower the learning rate."
             ) from error
         return self.discretion.shown(result)
 
@@ -403,7 +406,8 @@ class Pipeline:
         if self.run_settings.report != "none":
             from recbole_unlearn import report  # imports plotly
 
-            page = report.write_report(result, self.directory, self.config.external_config_dict)
+            given = self.config.external_config_dict | {"model": self.config.model_class}
+            page = report.write_report(result, self.directory, given)
             logger.info("Report: %s", self.home / page.name)
 
 

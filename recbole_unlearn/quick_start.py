@@ -194,6 +194,10 @@ class Unlearned:
     loaders: datasets.Loaders
     seconds: float
 
+    def __repr__(self) -> str:
+        name, gone = type(self.model).__name__, len(self.data.forget)
+        return f"Unlearned({name}, {gone} training interactions forgotten in {self.seconds:.3g} s)"
+
 
 def unlearn_model(
     config: Config,

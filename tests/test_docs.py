@@ -16,10 +16,12 @@ import recbole_unlearn
 from recbole_unlearn import UnlearnConfig, cli, run_unlearn
 from recbole_unlearn.data import Fields, load, loaders, locate, read_request
 from recbole_unlearn.measures import measures
+from recbole_unlearn.measures.base import MEASURES
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import GROUPS, declared
 from recbole_unlearn.training import build_model
 from tests.conftest import COLUMNS, ROOT, run_command, train_plain
+from tests.parts import refused
 
 README = (ROOT / "README.md").read_text()
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
@@ -124,11 +126,12 @@ def test_the_python_snippets_of_readme_run(tmp_path, monkeypatch):
     }  # fmt: skip
     exec(pieces, names)
     assert len(names["unlearned"].data.forget) == 1
+    assert re.fullmatch(r"Unlearned\(\w+, 1 training interactions forgotten in [\d.e-]+ s\)", str(names["unlearned"]))
 
 
 def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
     page = (ROOT / "docs" / "extending.md").read_text()
-    (code,), (values,) = blocks(page, "python"), blocks(page, "yaml")
+    (code, _), (values,) = blocks(page, "python"), blocks(page, "yaml")
     (tmp_path / "example_method.py").write_text(code)
     (tmp_path / "example.yaml").write_text(values)
     monkeypatch.syspath_prepend(tmp_path)
@@ -138,6 +141,19 @@ def test_the_example_of_a_new_method_works(settings, tmp_path, monkeypatch):
     result = run_unlearn("BPR", "tiny", config_dict=own).result
     assert result["phases"]["unlearned"]["metrics"] != result["phases"]["original"]["metrics"]
     assert (result["settings"]["example_epochs"], len(result["curves"]["unlearned"]["loss"])) == (3, 3)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_example_of_a_new_measure_works_and_one_that_is_not_finite_is_named(settings, monkeypatch, wrong):
+    code = blocks((ROOT / "docs" / "extending.md").read_text(), "python")[1]
+    monkeypatch.setattr(MEASURES, "entries", {one.key: one for one in measures()})
+    exec(code.replace("double().mean()", "double().mean() * torch.nan") if wrong else code, {})
+    own = {"unlearn": "finetune", "config_dict": settings | {"report": "none"}}
+    if wrong:
+        refused("phases / original / forgetting / never_first is not a finite", run_unlearn, "BPR", "tiny", **own)
+    else:
+        phases = run_unlearn("BPR", "tiny", **own).result["phases"].values()
+        assert all(0 < phase["forgetting"]["never_first"] <= 1 for phase in phases)
 
 
 def test_the_requests_of_the_docs_mean_what_they_say(ml_100k, tmp_path):

@@ -154,11 +154,16 @@ def command(result: RunResult, given: Mapping[str, Any]) -> str | None:
         return None
     ours, original = settings.own_settings(), result.phases.get(ORIGINAL)
     is_loaded = original is not None and original.seconds is None
-    model = result.model if result.model in settings.model_names() else f"PACKAGE.MODULE:{result.model}"
+    model = result.model
+    if model not in settings.model_names():  # a class, which has a name where it was imported by one
+        module = getattr(given.get("model"), "__module__", "__main__")
+        model = f"{'PACKAGE.MODULE' if module == '__main__' else module}:{model}"
     options: dict[str, Any] = {"model": model, "dataset": result.dataset, "seed": result.seed}
     options = ({"checkpoint": "FILE"} if is_loaded else options) | {"unlearn": result.method}
     if not is_noise(result):
         options["forget"] = "FILE"
+    if given.get("data_path") is not None:
+        options["data_path"] = "FOLDER"
     for key, value in given.items():
         decides = key == "compare" or settings.about(key).role is settings.Role.RESULT
         if decides and key not in options and value is not None and not page.names_a_path(value):

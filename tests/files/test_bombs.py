@@ -211,7 +211,7 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_pipe_or_a_device_is_no_file(tmp_path, name, kind):
-    """The attack: whoever opens it waits for ever, or reads without end."""
+    """The attack: a process that opens it waits for ever, or reads without end."""
     if kind == "pipe":
         os.mkfifo(tmp_path / name)
     else:

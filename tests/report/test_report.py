@@ -343,10 +343,11 @@ def test_the_command_repeats_the_run():
         "unlearn": "obliviate", "val_interval": {"rating": "[4,inf)"},
         "rank": "full", "compare": ["retrain", "retrain", "fine_tune"],
     }  # fmt: skip
-    words = shlex.split(run_report.command(read(model="BPR"), given | {"output_dir": "x", "data_path": "y"}))
+    words = shlex.split(run_report.command(read(model="BPR"), given | {"output_dir": "x", "data_path": "/y"}))
     assert words[:3] == list(run_report.PROGRAM)
     fixed = {"model": "BPR", "seed": 2020, "dataset": "ml-100k", "compare": "retrain,retrain,fine_tune"}
-    assert parse(words[3:]) == given | fixed
+    assert parse(words[3:]) == given | fixed | {"data_path": "FOLDER"}
+    assert f"--model={__name__}:Own" in run_report.command(read(model="Own"), {"model": type("Own", (), {})})
     loaded = read(forget={"source": "file"})
     loaded.phases["original"] = PhaseResult()
     line = run_report.command(loaded, {"model": "BPR", "min_group": 1})
