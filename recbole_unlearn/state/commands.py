@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.log import exit_code, saying, stopping, uninterrupted, without_warnings
-from recbole_unlearn.state.database import REBUILT, Database
+from recbole_unlearn.state.database import REBUILT, RETRAINED, Database
 from recbole_unlearn.state.status import lines_said, status_text, write_status
 from recbole_unlearn.text import counted, width, wrapped
 
@@ -140,35 +141,38 @@ def _how(receipt: Receipt) -> str:
 
 def _run(state: State, given: Any) -> int:
     """Carry out requests; a signal waits until those that are carried out together are finished and printed."""
-    from recbole_unlearn.state import publish, worker
+    from recbole_unlearn.state import worker
     from recbole_unlearn.state.context import span
 
     look = given.rebuild  # at the budget: at first, and whenever requests were carried out
     core, window = state.core, None if given.window is None else span(given.window)
     seen: list[Receipt] = []
-    with worker.alone(core):
-        try:
-            if given.watch or core.database.value("SELECT 1 FROM requests WHERE status = 'pending'"):
-                _ = core.live  # takes longest, and may be interrupted
-            if given.watch:
-                print("Waiting for requests; Ctrl-C stops.", file=sys.stderr)
-            while True:
-                with uninterrupted():
-                    done = worker.step(core, window)
-                    _print(done)
-                    seen += done
-                if done:
-                    look = given.rebuild
-                elif look and state.status().retraining_is_due:
-                    print(f"The budget is spent. {_trained('Rebuilt', publish.retrain(core, REBUILT))}", flush=True)
-                elif given.watch:
-                    look = False
-                    time.sleep(_POLL)
-                else:
-                    break
-        except KeyboardInterrupt as stop:
-            print(f"Stopped; {_summary(seen)}", file=sys.stderr)
-            return _failed(seen) if given.watch else exit_code(stop)
+    try:
+        if given.watch or core.database.value("SELECT 1 FROM requests WHERE status = 'pending'"):
+            _ = core.live  # takes longest, and may be interrupted
+        if given.watch:
+            print("Waiting for requests; Ctrl-C stops.", file=sys.stderr)
+        while True:
+            # Others can publish and undo between two requests.
+            with worker.alone(core, math.inf if given.watch else None), uninterrupted():
+                done = worker.step(core, window)
+                _print(done)
+                seen += done
+            if done:
+                look = given.rebuild
+                time.sleep(worker.PAUSE)
+            elif look and state.status().retraining_is_due:
+                look = False
+                print("The budget is spent.")
+                _train(state, given)
+            elif given.watch:
+                look = False
+                time.sleep(_POLL)
+            else:
+                break
+    except KeyboardInterrupt as stop:
+        print(f"Stopped; {_summary(seen)}", file=sys.stderr)
+        return _failed(seen) if given.watch else exit_code(stop)
     print(_summary(seen))
     return _failed(seen)
 
@@ -205,8 +209,8 @@ def _rollback(state: State, given: Any) -> int:
 
 
 def _publish(state: State, given: Any) -> None:
-    number = state.publish()
-    print(f"{counted(number, 'request')} published; the data to undo them is destroyed.")
+    number = state.publish(given.older_than)
+    print(f"{counted(number, 'request')} published; the data to undo them is destroyed.{_undoable(state)}")
     print(f"Ledger: head {state.status().head}; note it apart from the state, for `verify --head`.")
 
 
@@ -234,8 +238,22 @@ def _export(state: State, given: Any) -> None:
         print(f"The delta has {done.delta_bytes:,} bytes; all vectors have {done.whole_bytes or 0:,}.")
 
 
-def _trained(how: str, seconds: float) -> str:
-    return f"{how} on the retained data in {seconds:.1f} s: exact. All requests that were done are published."
+def _undoable(state: State) -> str:
+    number = state.core.database.value("SELECT count(*) FROM requests WHERE status = 'done'")
+    return f" {counted(number, 'younger request')} can still be undone." if number else ""
+
+
+def _train(state: State, given: Any, what: str = REBUILT) -> None:
+    """Train the model; what becomes final by that is said before."""
+    from recbole_unlearn.state import publish
+
+    found = publish.final(state.core, given.older_than)
+    if found.requests or found.pending:
+        both = f"{counted(found.requests, 'request')} that can still be undone, and {found.pending} pending"
+        print(f"Final by this training: {both}.", flush=True)
+    seconds = (state.rebuild if what == REBUILT else state.retrain)(given.older_than)
+    how = "exact." if state.status().exact else "exact, before younger requests were carried out again."
+    print(f"{what.capitalize()} on the retained data in {seconds:.1f} s: {how}{_undoable(state)}", flush=True)
 
 
 _SHARED: list[tuple[str, str, dict[str, Any]]] = [
@@ -243,6 +261,9 @@ _SHARED: list[tuple[str, str, dict[str, Any]]] = [
     ("--hash_key FILE", "the key of the hashes; default RECBOLE_UNLEARN_KEY, or ~/.config/recbole_unlearn/key", {}),
     ("--model package.module:Class", "the class of the model, if it is your own", {}),
 ]  # fmt: skip
+_AGE: tuple[str, str, dict[str, Any]] = (
+    "--older_than SPAN", "make final what was submitted longer ago, such as 1d; what is younger can be undone", {}
+)  # fmt: skip
 # By command: its function, which returns the exit code or None for 0, help, more help, and arguments.
 COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, str, dict[str, Any]]]]] = {
     "init": (
@@ -270,7 +291,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, s
         [
             ("--watch", "keep the model in memory, and wait for requests", {"action": "store_true"}),
             ("--window SPAN", "carry out requests submitted within this span, such as 1h, as one", {}),
-            ("--rebuild", "rebuild the model whenever the budget is spent", {"action": "store_true"}),
+            ("--rebuild", "rebuild the model whenever the budget is spent", {"action": "store_true"}), _AGE,
         ],
     ),
     "status": (
@@ -282,7 +303,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, s
         "The model before it is restored exactly; later requests are carried out again on top.",
         [("ID", "of the request", {})],
     ),
-    "publish": (_publish, "make requests that are done final, and destroy the data to undo them", "", []),
+    "publish": (_publish, "make requests that are done final, and destroy the data to undo them", "", [_AGE]),
     "verify": (
         _verify, "check ledger, files, fingerprints and data", "",
         [("--head LINK", "a link of the ledger that you noted; finds a cut-off ledger", {})],
@@ -299,13 +320,12 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, s
         ],
     ),
     "rebuild": (
-        lambda state, given: print(_trained("Rebuilt", state.rebuild())),
-        "make the model exact in seconds: train it on the retained data from their SVD, and publish it",
-        "Carries out pending requests first. As exact as `retrain`, and much faster.", [],
+        _train, "make the model exact in seconds: train it on the retained data from their SVD, and publish it",
+        "Carries out pending requests first. As exact as `retrain`, and much faster.", [_AGE],
     ),
     "retrain": (
-        lambda state, given: print(_trained("Trained", state.retrain())),
-        "train the model again on the retained data, and publish it", "", [],
+        lambda state, given: _train(state, given, RETRAINED),
+        "train the model again on the retained data, and publish it", "", [_AGE],
     ),
     "ledger": (
         lambda database, given: sys.stdout.writelines(database.ledger_lines()),

@@ -29,6 +29,7 @@ from recbole_unlearn.state.deltas import Base, Change, Store, unpack
 from recbole_unlearn.state.live import LiveModel
 from recbole_unlearn.text import ranges
 
+LAST = 2**62  # later than every change
 Tokens = tuple[str | None, str | None]  # user and item; None for all users, or for all items
 
 
@@ -163,6 +164,14 @@ class Core:
         """The files that the database names."""
         return {*self.version().base, *(row[0] for row in self.database.rows("SELECT file FROM changes"))}
 
+    def redo(self, change: int) -> list[str]:
+        """Take back the changes after ``change``, in a transaction; their requests, whose ids it returns, wait."""
+        ids = [row["id"] for row in self.database.rows("SELECT id FROM requests WHERE change > ?", change)]
+        waiting = "UPDATE requests SET status = 'pending', finished = NULL, change = NULL WHERE change > ?"
+        self.database.write(waiting, change)
+        self.database.write("DELETE FROM changes WHERE number > ?", change)
+        return ids
+
     def drop(self) -> None:
         """Drop the model in memory."""
         self._live = self._version = None
@@ -191,16 +200,23 @@ class Core:
             version = self.refreshed()  # another process may have changed or destroyed the files meanwhile
         return self._live
 
-    def _loaded(self, base: Base) -> LiveModel:
+    def at(self, change: int) -> LiveModel:
+        """The model after a change, for the worker: the one in memory, unless other changes follow."""
+        version = self.version()
+        return self.live if change == (version.change or 0) else self._loaded(version.base, change)
+
+    def _loaded(self, base: Base, change: int = LAST) -> LiveModel:
         with self.store.opened(base.dataset) as path:
             source = load(self.config, path)
         removed = [np.zeros(len(part), dtype=bool) for part in source.splits]
-        done = self.database.rows("SELECT asked FROM requests WHERE status = 'done'")
+        done = self.database.rows("SELECT asked FROM requests WHERE change <= ?", change)
         for mask, numbers in zip(removed, asked(done), strict=True):
             mask[numbers] = True
         changes = [
             Change.unpack(self.store.read(file), drift)
-            for file, drift in self.database.rows("SELECT file, drift FROM changes ORDER BY number")
+            for file, drift in self.database.rows(
+                "SELECT file, drift FROM changes WHERE number <= ? ORDER BY number", change
+            )
         ]
         weights, moments = (unpack(self.store.read(name)) for name in base[:2])
         return LiveModel(self.config, source, weights, moments, removed, changes)

@@ -38,6 +38,7 @@ import json
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -341,15 +342,15 @@ class Database:
         model, requests, approximate, taken = Exactness(True, ""), dict[str, Exactness](), set[str](), True
         for entry in self.entries():
             what, time, id = entry["what"], entry["time"], entry.get("id", "")
+            if "again" in entry:  # undone, or to be done again
+                approximate -= {id, *entry["again"]}
+                requests = {one: how for one, how in requests.items() if one not in (id, *entry["again"])}
             if what in TRAINED:
                 requests |= dict.fromkeys(approximate, Exactness(True, time))
                 approximate, taken = set(), entry.get("exact", what != TAKEN)
             elif what == "done" or entry.get("same_as") in requests:
                 requests[id] = requests.get(entry.get("same_as", ""), Exactness(entry.get("exact", False), time))
                 approximate |= set() if requests[id].exact else {id}
-            elif what == "rolled back":
-                approximate -= {id, *entry["again"]}
-                requests = {one: how for one, how in requests.items() if one not in (id, *entry["again"])}
             exact = taken and not approximate
             if what in TRAINED or exact != model.exact:
                 model = Exactness(exact, time)
@@ -414,19 +415,31 @@ def _make_private(folder: Path, new: bool) -> None:
         ) from error
 
 
+def _begun(connection: sqlite3.Connection, until: float) -> bool:
+    try:
+        connection.execute("BEGIN EXCLUSIVE")
+    except sqlite3.OperationalError as error:
+        if "locked" not in str(error) or time.monotonic() >= until:
+            raise
+        return False
+    return True
+
+
 @contextlib.contextmanager
-def working(folder: Path) -> Iterator[None]:
-    """Hold the lock of the worker; refused while another process has it."""
+def working(folder: Path, patience: float) -> Iterator[None]:
+    """Hold the lock of the worker; refused when another process has it for ``patience`` seconds."""
+    until = time.monotonic() + patience
     with contextlib.ExitStack() as stack:
         try:
             os.close(os.open(folder / LOCK, os.O_CREAT, 0o600))
             connection = sqlite3.connect(folder / LOCK, timeout=0.0, isolation_level=None)
             stack.callback(connection.close)
-            connection.execute("BEGIN EXCLUSIVE")
+            while not _begun(connection, until):
+                time.sleep(0.005)  # not SQLite's own waiting, which a signal does not end
         except (sqlite3.Error, OSError) as error:
             why = f"Cannot work on the state {shown(folder)}: {error}. Check the disk and its permissions."
             if "locked" in str(error):
-                why = f"Another process is working on the state {shown(folder)}. Wait for it, or stop its `requests "
-                why += "run --watch`; new requests can be submitted meanwhile."
+                why = f"Another process is working on the state {shown(folder)}. Wait for it; new requests can be "
+                why += "submitted meanwhile."
             raise UnlearnError(why) from error
         yield

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import glob
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -155,12 +156,16 @@ class State:
             return list(worker.run(self.core, window))
 
     def watch(self, window: Span | None = None, every: float = 0.2) -> Iterator[Receipt]:
-        """As :meth:`run`, without end: yields every request when it is done, and keeps the model in memory."""
-        with worker.alone(self.core):
-            _ = self.core.live
-            while True:
-                yield from worker.run(self.core, window)
-                time.sleep(every)
+        """As :meth:`run`, without end: yields every request when it is done, and keeps the model in memory.
+
+        Between two requests, other processes can publish and undo.
+        """
+        _ = self.core.live
+        while True:
+            with worker.alone(self.core, math.inf):
+                done = worker.step(self.core, window)
+            yield from done
+            time.sleep(worker.PAUSE if done else every)
 
     def status(self, id: str | None = None) -> Overview:
         """All requests, deadlines, whether the model is exact, its drift, and whether retraining is due."""
@@ -172,23 +177,31 @@ class State:
             worker.rollback(self.core, id)
             return list(worker.run(self.core, None))
 
-    def publish(self) -> int:
-        """Make all requests that are done final, and destroy the data to undo them; returns how many."""
+    def publish(self, older_than: Span | None = None) -> int:
+        """Make requests that are done final, and destroy the data to undo them; returns how many.
+
+        With ``older_than``, such as "1d", only those that were submitted longer ago, and all before them.
+        """
         with worker.alone(self.core):
-            return publish.publish(self.core)
+            return publish.publish(self.core, older_than).requests
 
-    def retrain(self) -> float:
-        """Carry out pending requests, train on the retained data and publish; returns the seconds of training."""
-        return self._train(RETRAINED)
+    def retrain(self, older_than: Span | None = None) -> float:
+        """Carry out pending requests, train on the retained data and publish; returns the seconds of training.
 
-    def rebuild(self) -> float:
+        With ``older_than``, younger requests are carried out again on the new model, and can still be undone.
+        """
+        return self._train(RETRAINED, older_than)
+
+    def rebuild(self, older_than: Span | None = None) -> float:
         """As :meth:`retrain`, from an SVD of the retained data and in a few epochs: as exact, and within seconds."""
-        return self._train(REBUILT)
+        return self._train(REBUILT, older_than)
 
-    def _train(self, what: str) -> float:
+    def _train(self, what: str, older_than: Span | None) -> float:
         with worker.alone(self.core):
             list(worker.run(self.core, None))
-            return publish.retrain(self.core, what)
+            seconds = publish.retrain(self.core, what, older_than)
+            list(worker.run(self.core, None))
+            return seconds
 
     def fault(self, head: str | None = None) -> str | None:
         """The first fault in ledger, files, fingerprints and data, in words; None when there is none.

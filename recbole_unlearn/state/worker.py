@@ -20,18 +20,28 @@ from recbole_unlearn.state.publish import finish
 from recbole_unlearn.state.submit import refuse_emptying
 
 Window = str | datetime.timedelta | None
+PATIENCE, PAUSE = 5.0, 0.01  # seconds: for another worker, and between two requests for others
 
 
 @contextlib.contextmanager
-def alone(core: Core) -> Iterator[None]:
-    """Be the worker; first undo or finish the steps that a killed worker left half done."""
-    with working(core.folder), own_environment():
+def alone(core: Core, patience: float | None = None) -> Iterator[None]:
+    """Be the worker, after at most ``patience`` seconds; first undo or finish the steps that a killed worker left.
+
+    What a failed step wrote is removed. Files from before stay: while one is there, a publication is not finished.
+    """
+    with working(core.folder, PATIENCE if patience is None else patience), own_environment():
         threads = core.config["threads"]
         torch.set_num_threads(1 if threads == "auto" else threads)  # a request touches few rows
         core.version()  # refuses a state that was not finished
         if core.store.names() - core.named_files():
             finish(core)
-        yield
+        before = core.store.names()
+        try:
+            yield
+        except BaseException:  # what was written and not named, as on a full disk
+            with contextlib.suppress(UnlearnError):  # the next worker removes it
+                core.store.destroy_others(before | core.named_files())
+            raise
 
 
 def run(core: Core, window: Window) -> Iterator[Receipt]:
@@ -117,10 +127,7 @@ def rollback(core: Core, id: str) -> None:
     undone = f"UPDATE requests SET status = 'rolled back', finished = ?, change = NULL, {CLEARED}"
     with database.transaction():
         database.write(f"{undone} WHERE number = ?", now(), row["number"])
-        again = [one["id"] for one in database.rows("SELECT id FROM requests WHERE change >= ?", row["change"])]
-        waiting = "UPDATE requests SET status = 'pending', finished = NULL, change = NULL WHERE change >= ?"
-        database.write(waiting, row["change"])
-        database.write("DELETE FROM changes WHERE number >= ?", row["change"])  # none for a pending request: NULL
+        again = core.redo(row["change"] - 1) if row["change"] else []  # a pending request made no change
         after = core.fingerprint()
         database.enter("rolled back", id=id, request=row["digest"], again=again, before=before, after=after)
     core.store.destroy_others(core.named_files())

@@ -95,14 +95,20 @@ def test_a_request_from_submission_to_publication(command, requests, checkpoints
     assert not set(some("u3", 6)["item_id"]) & set(out.split())
     assert command("export", state, tmp_path / "out")[0] == 0
     assert (tmp_path / "out" / "export.json").is_file()
-    assert command("retrain", state)[1].startswith("Trained on the retained data in ")
-    assert command("rebuild", state)[1].startswith("Rebuilt on the retained data in ")
+    assert command("retrain", state)[1].startswith("Retrained on the retained data in ")
+    command("submit", state, requests("u8", 2), "--id=T-3")
+    code, out, _ = command("rebuild", state, "--older_than=1d")
+    assert re.match("Rebuilt .* exact, before younger requests were carried out again. 1 younger request can st", out)
+    command("submit", state, requests("u9", 2), "--id=T-4")
+    assert command("publish", state, "--older_than=1d")[1].startswith("0 requests published")
+    final = "Final by this training: 1 request that can still be undone, and 1 pending.\nRebuilt on the retained data"
+    assert command("rebuild", state)[1].startswith(final)
     again = command("submit", state, given)[1]
     assert re.match(r"T-\d published: how much .* is not kept; exact since \d{4}-\d\d-\d\d \d\d:\d\d\n", again)
     entries = [json.loads(line) for line in command("ledger", state)[1].splitlines()]
     assert [entry["what"] for entry in entries] == [
         "taken under care", "submitted", "done", "rolled back", "submitted", "done", "published", "retrained",
-        "rebuilt",
+        "submitted", "done", "rebuilt", "done", "submitted", "done", "rebuilt",
     ]  # fmt: skip
     with open_state(state, key_file) as opened:
         assert opened.status().head == entries[-1]["link"]

@@ -131,7 +131,7 @@ def test_run_rebuilds_when_the_budget_is_spent(make_state, key_file, monkeypatch
     """Requests within the budget leave the model; a closed form is exact, and needs no training."""
     state = make_state(model)
     command = ["requests", "run", str(state.core.folder), "--rebuild", f"--hash_key={key_file}"]
-    said = "The budget is spent. Rebuilt on the retained data in "
+    said = "The budget is spent.\nFinal by this training: "
     for limit, id, what, rebuilt in ((0.9, "a", some("u3", 2), False), (1e-9, "b", C, model == "BPR")):
         monkeypatch.setattr("recbole_unlearn.state.status.MOST_DELETED", limit)
         monkeypatch.setattr("recbole_unlearn.state.status.MOST_DRIFT", 1e9)

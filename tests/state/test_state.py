@@ -169,6 +169,45 @@ def test_publishing_is_final_and_changes_no_weight(make_state):
     state.verify()
 
 
+@pytest.mark.parametrize("model", [*MODELS, "EASE"])
+def test_what_is_younger_than_a_day_can_be_undone(make_state, key_file, model):
+    """Changes are final in their order: one is held back by an earlier one with a younger request."""
+    state, other = make_state(model, "a"), make_state(model, "b")
+    database = state.core.database
+    done(other, a=THREE["a"])
+    done(state, **THREE, d=some("u10", 2), e=some("u11", 2))
+
+    def aged(*ids):
+        with database.transaction():
+            marks = ", ".join("?" * len(ids))
+            database.write(f"UPDATE requests SET submitted = '2020-01-01' WHERE id IN ({marks})", *ids)
+            database.enter("failed")
+
+    before, shown, spent = weights(state), state.recommend("u9", 5), state.status().deleted_share
+    assert state.publish(older_than="1d") == 0
+    aged("a", "c")  # c comes after b, which is young
+    fingerprint = state.core.fingerprint()
+    assert state.publish(older_than="1d") == 1
+    assert [row["status"] for row in state.status().rows] == ["published", *["done"] * 4]
+    assert (same(before, weights(state)), state.core.fingerprint()) == (True, fingerprint)
+    assert (shown.equals(state.recommend("u9", 5)), state.status().deleted_share) == (True, pytest.approx(spent))
+    state.verify()
+    refused("published", state.rollback, "a")
+    for id in "edcb":
+        state.rollback(id)
+    assert same(weights(other), weights(state))
+    assert len(other.core.live.index) == len(state.core.live.index)
+    state.submit({"user_id": "u3"}, id="f")
+    aged("f")
+    state.submit(some("u9", 2), id="g")
+    state.rebuild(older_than="1d")  # f is carried out and final, g is done again on the new model
+    assert [state.status(id).rows[0]["status"] for id in "fg"] == ["published", "done"]
+    assert [state.status(id).rows[0]["exact"] for id in "fg"] == [True, model == "EASE"]
+    state.rollback("g")
+    assert state.status().exact
+    state.verify()
+
+
 def test_requests_of_a_window_are_one_change_and_one_entry_each(make_state):
     state, users = make_state(), ["u3", "u8", "u9"]
     for user in users:
