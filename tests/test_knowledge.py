@@ -135,8 +135,10 @@ def test_neighbours_that_no_fact_joins_are_taken_out(quick):
     assert whole.digest() != data.retain.digest()  # the cache tells graphs apart
 
 
-def test_facts_are_those_of_the_graph_with_other_tails(quick):
-    train = load(UnlearnConfig("CKE", "tiny", config_dict=quick("CKE"))).splits.train
+def test_facts_are_those_of_the_graph_and_batches_those_of_recbole(quick):
+    config = UnlearnConfig("CKE", "tiny", config_dict=quick("CKE"))
+    splits, plain = load(config).splits, config.to_recbole()
+    train = splits.train
     facts = Facts(train, "neg_")
     numbers = torch.cat([torch.arange(len(facts)), torch.tensor([-1, -1])])
     batch = facts.batch(numbers, torch.Generator().manual_seed(0))
@@ -149,6 +151,15 @@ def test_facts_are_those_of_the_graph_with_other_tails(quick):
     item = train.token2id("item_id", "i5")
     expected = (train.kg_feat["head_id"] == item) | (train.kg_feat["tail_id"] == item)
     assert facts.about(torch.tensor([item])).sort().values.tolist() == expected.nonzero().flatten().tolist()
+    init_seed(plain["seed"], True)
+    theirs = data_preparation(plain, create_dataset(plain))[0]
+    batches = []
+    for loader in (loaders(config, splits).train, theirs):
+        init_seed(1, True)
+        loader.set_mode(KGDataLoaderState.RSKG)
+        batches.append(next(iter(loader)))
+    assert set(batches[0].columns) == set(batches[1].columns)
+    assert same(batches[0].interaction, batches[1])
 
 
 @pytest.mark.parametrize("model", ["CKE", "CFKG"])
@@ -170,20 +181,6 @@ def test_a_deleted_interaction_takes_back_nothing_of_the_graph(quick, model):
     assert kept["head_id"].min() > 0
     gradients = loss_gradients(net, kept)[1]
     assert float(gradients["relation_embedding.weight"].abs().sum(dim=1)[1:-1].max()) > 0
-
-
-def test_batches_are_those_of_recbole(quick):
-    config = UnlearnConfig("CKE", "tiny", config_dict=quick("CKE"))
-    splits, plain = load(config).splits, config.to_recbole()
-    init_seed(plain["seed"], True)
-    theirs = data_preparation(plain, create_dataset(plain))[0]
-    batches = []
-    for loader in (loaders(config, splits).train, theirs):
-        init_seed(1, True)
-        loader.set_mode(KGDataLoaderState.RSKG)
-        batches.append(next(iter(loader)))
-    assert set(batches[0].columns) == set(batches[1].columns)
-    assert same(batches[0].interaction, batches[1])
 
 
 def test_graphs_that_are_missing_or_left_empty_are_refused(quick, tiny_path, graph_path, tmp_path):

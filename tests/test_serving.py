@@ -112,7 +112,7 @@ def loaded(tmp_path_factory, tiny_path):
 ALL_USERS = [f"u{n}" for n in range(USERS) if f"u{n}" != GONE_USER]
 
 
-def test_they_are_those_of_recbole(loaded):
+def test_they_are_those_of_recbole_without_seen_and_deleted_items(loaded):
     train, users = loaded.train_data._dataset, loaded.test_data.uid_list[:7]
     scores, items = full_sort_topk(users.tolist(), loaded.model, loaded.test_data, 10)
     found = loaded.recommend(train.id2token("user_id", users.numpy()), k=10)
@@ -122,9 +122,6 @@ def test_they_are_those_of_recbole(loaded):
         assert own["score"].is_monotonic_decreasing
     assert list(found.columns) == ["user", "rank", "item", "score"]
     assert found["score"].iloc[0] == pytest.approx(scores[0, 0].item())
-
-
-def test_seen_and_deleted_items_are_not_recommended(loaded):
     found = loaded.recommend(ALL_USERS, k=1000)
     assert not found["item"].str.startswith("[").any()  # no padding, no placeholder of an item that is gone
     assert GONE_ITEM not in set(found["item"])

@@ -48,7 +48,8 @@ def test_bad_values_name_the_key(key, value):
     refused(f"^{key}=", settings.read, Sample, GOOD | {key: value})
 
 
-def test_every_setting_has_one_default_a_type_and_a_help_text():
+def test_declarations_property_files_and_methods_name_the_same_keys(make_config):
+    """METHOD, METHOD-TYPE, METHOD-MODEL, METHOD-DATASET and METHOD-MODEL-DATASET; no file is an orphan."""
     declared = [key for group in settings.GROUPS.values() for key in settings.names(group)]
     assert len(declared) == len(set(declared))
     assert set(declared) <= set(read_yaml(properties_dir() / "overall.yaml"))
@@ -56,10 +57,6 @@ def test_every_setting_has_one_default_a_type_and_a_help_text():
         assert set(about.types) <= {str, int, float, bool, list}, key
         assert about.types, key
         assert about.help, key
-
-
-def test_property_files_and_methods_name_the_same_keys(make_config):
-    """METHOD, METHOD-TYPE, METHOD-MODEL, METHOD-DATASET and METHOD-MODEL-DATASET; no file is an orphan."""
     keys = {method.name: set(settings.names(method.Settings)) for method in METHODS.all()}
     config = make_config()
     assert {name: set(config.method_values(name)) for name in keys} == keys

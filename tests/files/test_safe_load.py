@@ -100,6 +100,9 @@ def test_what_checkpoints_hold_is_read(tmp_path):
     assert found["scalar"] == 0.5
     assert all((found[key] != content[key]).nnz == 0 for key in ("sparse", "coo"))
     assert (found["ordered"], found["plain"]) == (content["ordered"], content["plain"])
+    whole = torch.arange(1_000_000.0)  # a few views of a storage: many would take more memory than the file
+    torch.save([whole, whole.view(10, -1)], tmp_path / "x.pth")
+    assert all(torch.equal(found.flatten(), whole) for found in unpickle.load_torch(tmp_path / "x.pth"))
 
 
 @given(cut=st.floats(0, 0.95), noise=st.binary(max_size=20))
@@ -129,13 +132,6 @@ def test_plain_data_is_read_as_pickle_reads_it(tmp_path_factory, tree, protocol)
 def test_a_missing_file_and_a_directory(tmp_path):
     for path in (tmp_path / "none.pth", tmp_path):
         refused("There is no file", unpickle.load_torch, path)
-
-
-def test_tensors_may_share_a_storage(tmp_path):
-    """A few of them: many would take more memory than the file (`test_bombs.py`)."""
-    whole = torch.arange(1_000_000.0)
-    torch.save([whole, whole.view(10, -1)], tmp_path / "x.pth")
-    assert all(torch.equal(found.flatten(), whole) for found in unpickle.load_torch(tmp_path / "x.pth"))
 
 
 def test_a_file_with_two_central_directories_runs_nothing(tmp_path, monkeypatch):

@@ -44,9 +44,6 @@ def test_the_probe_is_its_formula(whole, monkeypatch):
         pairs = [(score[i], score[j]) for i in ranked.tolist() for j in probes.untouched[k].tolist()]
         auc = np.mean([(a > b) + 0.5 * (a == b) for a, b in pairs])
         assert float(found[k]) == pytest.approx(auc, abs=2e-3)  # equal scores may be told apart by rounding
-
-
-def test_halves_are_deleted_items_and_the_others_were_never_touched(whole):
     probes = module.Probes.of(whole, 3)
     assert module.probed_users(whole) == len(probes.fitted)
     users = torch.unique(whole.forget_pairs[0])

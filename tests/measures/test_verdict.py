@@ -259,13 +259,9 @@ def test_a_model_that_hardly_moved_never_looks_forgotten(start, step, unsure):
     assert looks(start, start + step * unsure, unsure) not in ("near", "over")
 
 
-def retained(data):
-    return RetainedIndex(TrainIndex(data.full.train), data.deleted)
-
-
 def seen_as(data, plan, push):
     """Scores of the closed-form ranker, with deleted pairs pushed up or down."""
-    ranker = ClosedFormRanker(retained(data))
+    ranker = ClosedFormRanker(RetainedIndex(TrainIndex(data.full.train), data.deleted))
     users, size = data.full.train.user_num, data.full.train.item_num
     table = ranker.scores(torch.arange(users), torch.arange(size).expand(users, -1))
     table[plan.deleted.users, plan.deleted.items] += push

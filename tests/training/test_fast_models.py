@@ -123,27 +123,19 @@ def test_scores_loss_and_gradients_equal_recboles(make_config, model, changes):
         assert torch.allclose(a, b, atol=1e-6)
 
 
-@pytest.fixture
-def built(settings):
-    """A model on `tiny` and a batch for it."""
+def test_what_is_mended_in_sequential_models(settings):
+    """FEARec has RecBole's index, BERT4Rec no loss where nothing is masked; RepeatNet keeps nothing of a batch."""
+    del settings["embedding_size"]
 
-    def build(model):
-        values = {key: value for key, value in settings.items() if key != "embedding_size"}
-        config, splits = loaded(UnlearnConfig(model, "tiny", config_dict=values | {"MAX_ITEM_LIST_LENGTH": 6}))
+    def built(model):
+        config, splits = loaded(UnlearnConfig(model, "tiny", config_dict=settings | {"MAX_ITEM_LIST_LENGTH": 6}))
         return build_model(config, splits), next(iter(loaders(config, splits).train))
 
-    return build
-
-
-def test_fearec_has_recboles_index(built):
     model, _ = built("FEARec")
     expected = fearec.FEARec.get_same_item_index(model, model.dataset)
     assert type(model) is not fearec.FEARec
     assert set(model.same_item_index) == set(expected)
     assert all(np.array_equal(model.same_item_index[item], rows) for item, rows in expected.items())
-
-
-def test_bert4rec_has_no_loss_where_nothing_is_masked(built):
     model, batch = built("BERT4Rec")
     model.eval()
     assert model.calculate_loss(batch) == bert4rec.BERT4Rec.calculate_loss(model, batch)
@@ -152,9 +144,6 @@ def test_bert4rec_has_no_loss_where_nothing_is_masked(built):
     loss = model.calculate_loss(nothing)
     loss.backward()
     assert loss == 0
-
-
-def test_repeatnet_keeps_nothing_of_a_batch(built):
     model, batch = built("RepeatNet")
     model.calculate_loss(batch)
     assert "repeat_explore" in vars(model)

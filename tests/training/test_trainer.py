@@ -7,8 +7,9 @@ import torch
 from recbole.utils import get_trainer
 
 from recbole_unlearn.data import load, loaders
+from recbole_unlearn.files import Trained
 from recbole_unlearn.settings import RunSettings, read
-from recbole_unlearn.training import PhaseTrainer, build_model, compose, threads, train
+from recbole_unlearn.training import PhaseTrainer, build_model, check_finite, compose, threads, train
 from tests.conftest import train_plain
 from tests.parts import loaded, refused, same
 
@@ -67,6 +68,25 @@ def test_a_loss_that_is_not_a_number_stops_training(made, monkeypatch):
     config, splits, trainer = made("BPR")
     torch.nn.init.constant_(trainer.model.item_embedding.weight, float("inf"))
     refused(said, trainer.train, loaders(config, splits))
+
+
+def test_weights_that_are_not_finite_are_refused(made):
+    model = made()[2].model
+    check_finite(model, "good")
+    with torch.no_grad():
+        model.item_embedding.weight[3, 2] = float("inf")
+    refused(r"bad model has weights that are not finite \(item_embedding", check_finite, model, "bad")
+
+
+def test_cached_embeddings_do_not_outlive_a_change_of_weights(made):
+    _, splits, trainer = made("LightGCN")
+    users = torch.tensor([1, 2])
+    before = trainer.scores(users, splits.train)
+    assert trainer.model.restore_user_e is not None
+    assert "restore_user_e" not in trainer.snapshot().other_parameter
+    state = {name: value + 0.1 for name, value in trainer.model.state_dict().items()}
+    Trained(state, None, {}, 0).load_weights(trainer.model)
+    assert not torch.allclose(before[:, 1:], trainer.scores(users, splits.train)[:, 1:])
 
 
 @pytest.mark.parametrize("model", ["RecVAE", "MultiVAE", "EASE", "Pop", "SimpleX", "NeuMF", "DMF", "FM"])
