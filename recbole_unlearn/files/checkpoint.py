@@ -39,7 +39,7 @@ from recbole_unlearn.settings import UnlearnConfig, is_plain, plain_settings, re
 LARGEST_NUMBER = 2**53  # of a setting
 LARGEST_SIZE, MOST_LAYERS = 10_000, 100  # of a layer, unless the weights have a larger one; and how many
 LONGEST_TEXT = 10_000
-MOST_PARTS = 1_000_000  # shards or slices of an ensemble
+MOST_PARTS = 1_000_000  # shards of an ensemble
 DATASET_DIGEST = "unlearn_dataset_sha256"  # in a checkpoint: the dataset file it belongs to
 SCHEMA, HEAD = 1, "ensemble.json"
 _SIZE = re.compile(r"size|dim|hidden|layers|factor|num|length", re.IGNORECASE)
@@ -285,8 +285,10 @@ def read_head(path: Path) -> dict[str, Any]:
     for key, kind in kinds.items():
         _require(isinstance(content.get(key), kind), file, f"is damaged: {key} is missing or odd.")
     _require(Path(content["dataset"]).name == content["dataset"], file, "is damaged: dataset is a path.")
-    few = all(0 < content[key] <= MOST_PARTS for key in ("shards", "slices"))
-    _require(few, file, "is damaged: the number of shards or slices is odd.")
+    few = 0 < content["shards"] <= MOST_PARTS and content["slices"] == 1  # earlier versions could have several
+    _require(
+        few, file, "is damaged: the number of shards is odd, or it is of several slices, as in earlier versions."
+    )
     return {key: content[key] for key in kinds}
 
 

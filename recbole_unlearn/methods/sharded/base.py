@@ -14,9 +14,9 @@ one model on one thread; `certificates` has the shards' times.
 An ensemble is saved as a directory that the next request starts from. It holds retained interactions only, no
 optimizer moments, and no shard of orphans; the dataset is its only pickle, and reading it runs no code from the file:
 
-    ensemble.json            method, model, dataset and settings, and the numbers of shards and slices
-    shard-K.safetensors      a shard's initial weights, and those after each slice
-    rule.safetensors         the shard and slice of each retained interaction, and the weights of the rule
+    ensemble.json            method, model, dataset and settings, and the number of shards
+    shard-K.safetensors      a shard's initial weights, and the trained ones
+    rule.safetensors         the shard of each retained interaction, and the weights of the rule
     DATASET-Dataset.pth      the retained interactions, in RecBole's format
 """
 
@@ -50,7 +50,7 @@ from recbole_unlearn.training import Job, build_model
 logger = logging.getLogger(__name__)
 
 Weights = dict[str, torch.Tensor]
-_RULE = "rule.safetensors"
+_RULE, _TRAINED = "rule.safetensors", "slice-0"  # names of files, and of weights in them
 Vectors = tuple[torch.Tensor, torch.Tensor]  # of users (n, d) and of items (m, d)
 
 
@@ -100,45 +100,29 @@ class Ensemble(AbstractRecommender):
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """The models of all shards, as data.
-
-    With L slices, a shard's interactions are added in L steps: slice 1, then 1 and 2, and so on, each step from the
-    weights of the step before. A deleted interaction of slice l leaves the steps before l valid, so a restart begins
-    at step l; with one slice it begins at the stored initial weights.
-    """
+    """The models of all shards, as data."""
 
     config: UnlearnConfig  # of a shard's training
     partition: Partition
-    slices: torch.Tensor  # (|D|,), the slice of each interaction
-    depth: int  # L, slices of a shard
     initial: list[Weights]  # by shard
-    steps: list[list[Trained]]  # by shard, after each slice; missing steps are to be trained
+    trained: list[Trained | None]  # by shard; None: to be trained from the initial weights
 
     @classmethod
-    def new(
-        cls, config: UnlearnConfig, splits: Splits, partition: Partition, depth: int, generator: torch.Generator
-    ) -> Self:
+    def new(cls, config: UnlearnConfig, splits: Splits, partition: Partition) -> Self:
         """Untrained shards, each with initial weights of its own."""
-        slices = torch.randint(0, depth, (len(partition.interactions),), generator=generator)
-        shards = cls(config, partition, slices, depth, [], [[] for _ in range(partition.number)])
+        shards = cls(config, partition, [], [None] * partition.number)
         for shard in range(partition.number):
             model = build_model(shards._config(shard), shards.splits(splits, shard))
             shards.initial.append(on_cpu(model.state_dict()))
         return shards
 
     def _config(self, shard: int) -> UnlearnConfig:
-        r"""A shard's config: a seed of its own, and epochs such that L slices cost as much as one.
+        """A shard's config, with a seed of its own."""
+        return self.config.replace(seed=self.config["seed"] + shard)
 
-        Step l sees l/L of the interactions, so with e epochs each the work is e (L + 1)/2 epochs over all of them.
-        """
-        epochs = max(1, round(2 * self.config["epochs"] / (self.depth + 1)))
-        return self.config.replace(seed=self.config["seed"] + shard, epochs=epochs)
-
-    def splits(self, splits: Splits, shard: int, step: int | None = None) -> Splits:
-        """A shard's training interactions up to a step (None: all), and validation ones of their users and items."""
+    def splits(self, splits: Splits, shard: int) -> Splits:
+        """A shard's training interactions, and validation ones of their users and items."""
         mine = self.partition.interactions == shard
-        if step is not None:
-            mine &= self.slices <= step
         train, held = splits.train.copy(splits.train.inter_feat[mine]), splits.valid.inter_feat
         users, items = (torch.isin(held[f], train.inter_feat[f]) for f in (train.uid_field, train.iid_field))
         own = users & items
@@ -147,46 +131,37 @@ class Shards:
         return Splits(train, valid, valid)
 
     def without(self, data: UnlearnData) -> Self:
-        """The shards of the retain set, without the steps that saw a deleted interaction."""
+        """The shards of the retain set; those that saw a deleted interaction are to be trained."""
         train, gone = data.full.train, data.deleted
         users, items = (train.inter_feat[field] for field in (train.uid_field, train.iid_field))
-        kept = []
-        for shard, steps in enumerate(self.steps):
-            touched = self.slices[gone & (self.partition.interactions == shard)]
-            kept.append(steps[: int(touched.min())] if len(touched) else list(steps))
-        partition = self.partition.without(gone, users, items)
-        return dataclasses.replace(self, partition=partition, slices=self.slices[~gone], steps=kept)
+        touched = self.partition.interactions[gone]
+        kept = [None if (touched == shard).any() else one for shard, one in enumerate(self.trained)]
+        return dataclasses.replace(self, partition=self.partition.without(gone, users, items), trained=kept)
 
-    def trained(
+    def fitted(
         self, splits: Splits, train_all: Callable[[Sequence[Job]], list[Trained]], label: str
-    ) -> tuple[Self, dict[int, list[Trained]]]:
-        """The shards with all steps trained on ``splits``, and the new trainings by shard."""
-        steps = [list(held) for held in self.steps]
-        new: dict[int, list[Trained]] = {n: [] for n, held in enumerate(steps) if len(held) < self.depth}
-        for step in range(self.depth):
-            due = [shard for shard in new if len(steps[shard]) == step]
-            jobs = {}
-            for shard in due:
-                start = steps[shard][-1].state_dict if step else self.initial[shard]
-                own = self.splits(splits, shard, step)
-                if len(own.train) == 0:  # nothing to learn from: the weights stay
-                    steps[shard].append(Trained(start, None, {}, -1, seconds=0.0))
-                    continue
-                # Not the shard's own number: it would narrow down the user of a single-user request.
-                name = f"{label} shard {due.index(shard) + 1}/{len(due)}"
-                name += f" slice {step + 1}/{self.depth}" if self.depth > 1 else ""
-                jobs[shard] = Job(self._config(shard), own, name, start)
-            for shard, trained in zip(jobs, train_all(list(jobs.values())), strict=True):
-                steps[shard].append(trained)
-                new[shard].append(trained)
-        return dataclasses.replace(self, steps=steps), new
+    ) -> tuple[Self, dict[int, Trained]]:
+        """The shards with all models trained on ``splits``, and the new ones by shard."""
+        due = [shard for shard, one in enumerate(self.trained) if one is None]
+        new, jobs = {}, {}
+        for shard in due:
+            own, start = self.splits(splits, shard), self.initial[shard]
+            if len(own.train) == 0:  # nothing to learn from: the weights stay
+                new[shard] = Trained(start, None, {}, -1, seconds=0.0)
+                continue
+            # Not the shard's own number: it would narrow down the user of a single-user request.
+            jobs[shard] = Job(self._config(shard), own, f"{label} shard {due.index(shard) + 1}/{len(due)}", start)
+        new |= dict(zip(jobs, train_all(list(jobs.values())), strict=True))
+        whole = [new.get(shard, one) for shard, one in enumerate(self.trained)]
+        return dataclasses.replace(self, trained=whole), new
 
     def models(self, splits: Splits) -> list[AbstractRecommender]:
         """The models, each built on its shard's interactions."""
         models = []
-        for shard in range(self.partition.number):
+        for shard, trained in enumerate(self.trained):
+            assert trained is not None
             model = build_model(self._config(shard), self.splits(splits, shard))
-            self.steps[shard][-1].load_weights(model)
+            trained.load_weights(model)
             models.append(model)
         return models
 
@@ -229,11 +204,10 @@ class ShardedTrainer(UnlearnTrainer):
         generator = torch.Generator().manual_seed(task.config["seed"])
         embeddings = None if pretrained is None else row_vectors(task, pretrained)
         partition = self.divide(task, embeddings, generator)
-        shards = Shards.new(config, full, partition, getattr(task.settings, f"{self.name}_slices", 1), generator)
+        shards = Shards.new(config, full, partition)
         spent = time.perf_counter() - start
-        self.shards, new = shards.trained(full, task.train_all, self.name)
-        trained = [one for several in new.values() for one in several]
-        trained += [] if pretrained is None else [pretrained]
+        self.shards, new = shards.fitted(full, task.train_all, self.name)
+        trained = [*new.values(), *([] if pretrained is None else [pretrained])]
         self.model, _, rule_seconds = self._combined(task, full)
         spent += rule_seconds + sum(one.seconds or 0.0 for one in trained)
         return Outcome(seconds=spent, from_cache=any(one.from_cache for one in trained))
@@ -259,9 +233,9 @@ class ShardedTrainer(UnlearnTrainer):
         shards = self.shards.without(task.data)
         logger.info("%s: the shards that hold deleted interactions start again.", self.name)
         finding = time.perf_counter() - start
-        self.shards, new = shards.trained(task.data.retain, task.train_all, self.label)
+        self.shards, new = shards.fitted(task.data.retain, task.train_all, self.label)
         self.model, curves, rule_seconds = self._combined(task, task.data.retain)
-        spent = {shard: sum(one.seconds or 0.0 for one in steps) for shard, steps in new.items()}
+        spent = {shard: one.seconds or 0.0 for shard, one in new.items()}
         return Outcome(
             {
                 "shards": shards.partition.number,
@@ -271,7 +245,7 @@ class ShardedTrainer(UnlearnTrainer):
             },
             curves,
             seconds=finding + rule_seconds + sum(spent.values()),
-            from_cache=any(one.from_cache for steps in new.values() for one in steps),
+            from_cache=any(one.from_cache for one in new.values()),
         )
 
     def keep(self, task: UnlearnTask) -> Outcome:
@@ -287,12 +261,12 @@ class ShardedTrainer(UnlearnTrainer):
         """Write the ensemble as a directory; an older one is replaced when all is written."""
         name, config, shards = f"{self.config['model']}-unlearned", self.config, self.shards
         with files.new_directory(directory / name) as folder:
-            for shard, steps in enumerate(shards.steps):
-                named = {"initial": shards.initial[shard]}
-                named |= {f"slice-{k}": trained.state_dict for k, trained in enumerate(steps)}
+            for shard, trained in enumerate(shards.trained):
+                assert trained is not None
+                named = {"initial": shards.initial[shard], _TRAINED: trained.state_dict}
                 _save(folder / f"shard-{shard}.safetensors", named)
             partition = shards.partition
-            places = {"rows": partition.interactions, "slices": shards.slices}
+            places = {"rows": partition.interactions}
             sides = {"users": partition.users, "items": partition.items}
             places |= {side: shard for side, shard in sides.items() if shard is not None}
             _save(folder / _RULE, {"partition": places, "rule": self.model.rule()})
@@ -303,7 +277,7 @@ class ShardedTrainer(UnlearnTrainer):
             head = {
                 "schema": files.SCHEMA, "method": self.name, "model": config["model"], "dataset": config["dataset"],
                 "settings": {key: value for key, value in values.items() if not key.endswith(("_path", "_dir"))},
-                "shards": partition.number, "slices": shards.depth, "rows": _digest(data.retain),
+                "shards": partition.number, "slices": 1, "rows": _digest(data.retain),
             }  # fmt: skip
             files.write_json(folder / files.HEAD, head)
         return name
@@ -312,7 +286,7 @@ class ShardedTrainer(UnlearnTrainer):
 def read_ensemble(path: Path, config: UnlearnConfig, splits: Splits) -> tuple[Shards, Weights]:
     """The shards of a saved ensemble of ``splits``, and the weights of its rule."""
     head = files.read_head(path)
-    number, depth = head["shards"], head["slices"]
+    number = head["shards"]
     if head["rows"] != _digest(splits):
         raise UnlearnError(
             f"{path} is of other interactions than its dataset file holds. Use the directory as it was written."
@@ -322,27 +296,26 @@ def read_ensemble(path: Path, config: UnlearnConfig, splits: Splits) -> tuple[Sh
     none = torch.empty(0, dtype=torch.long)  # users or items are left out where they are in many shards
     for name, size, low, high in (
         ("rows", len(train), 0, number),
-        ("slices", len(train), 0, depth),
         ("users", train.user_num if "users" in places else 0, -1, number),
         ("items", train.item_num if "items" in places else 0, -1, number),
     ):
         held = places.get(name, none)
         if held.shape != (size,) or held.dtype != torch.int64 or ((held < low) | (held >= high)).any():
             raise UnlearnError(
-                f"{path / _RULE} is damaged: {name} does not fit {size} places in {number} shards of "
-                f"{depth} slices. Use another copy of the ensemble."
+                f"{path / _RULE} is damaged: {name} does not fit {size} places in {number} shards. Use "
+                "another copy of the ensemble."
             )
     partition = Partition(number, places["rows"], places.get("users"), places.get("items"))
-    wanted = ["initial", *(f"slice-{k}" for k in range(depth))]
-    initial, steps = [], []
+    initial: list[Weights] = []
+    trained: list[Trained | None] = []
     for shard in range(number):
         file = path / f"shard-{shard}.safetensors"
         named = _load(file)
-        if sorted(named) != sorted(wanted):
-            raise UnlearnError(f"{file} is damaged: it does not hold all slices.")
+        if set(named) != {"initial", _TRAINED}:
+            raise UnlearnError(f"{file} is damaged: it does not hold initial and trained weights.")
         initial.append(named["initial"])
-        steps.append([Trained(named[key], None, {}, -1) for key in wanted[1:]])
-    return Shards(config, partition, places["slices"], depth, initial, steps), groups.get("rule", {})
+        trained.append(Trained(named[_TRAINED], None, {}, -1))
+    return Shards(config, partition, initial, trained), groups.get("rule", {})
 
 
 def _digest(splits: Splits) -> str:

@@ -1,15 +1,14 @@
 r"""SISA: users are divided at random, each shard trains a model, scores are averaged; a request restarts its shards.
 
 From the paper (*Machine unlearning*, Bourtoule et al.; for recommenders as in the appendix of Obliviate's): shards
-that are trained apart (*sharded*, *isolated*), slices within them with a checkpoint after each (*sliced*), scores
-averaged with equal weights (*aggregated*). A deleted interaction restarts its shard from the last checkpoint that did
-not see it, by default (one slice) from the initial weights.
+that are trained apart (*sharded*, *isolated*), and scores averaged with equal weights (*aggregated*). A deleted
+interaction restarts its shard from its initial weights. Slices within a shard (*sliced*) are left out: with the one
+slice of Obliviate's experiments there are none.
 
 Filled in, for recommenders: the unit is the user, whose interactions stay together, in shards of equal numbers of
 users. A user has a trained row in one shard's model only; in the others the row has its initial value (for graph
 models, no edges), and their scores weigh as much in the mean. Each shard has a seed of its own and stops on
-validation interactions of the users and items it knows. With L slices a step has 2/(L + 1) of the epochs, so that all
-slices together cost as much as a single one.
+validation interactions of the users and items it knows.
 
 Avoided: restarting from weights that were trained on the deleted interactions (the paper of Obliviate speaks of the
 *saved model*, which may be read so); negatives or early stopping that depend on other shards' interactions.
@@ -32,7 +31,6 @@ class SISASettings:
     """Settings of SISA."""
 
     sisa_shards: int = setting("Shards, K.", low=1)
-    sisa_slices: int = setting("Slices of a shard, with a checkpoint after each.", low=1)
     sisa_learning_rate: float | None = setting("Learning rate of a shard; the model's own when empty.", low=0.0)
 
 

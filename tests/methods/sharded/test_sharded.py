@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from recbole_unlearn import unlearn_model
-from recbole_unlearn.data import load, loaders
+from recbole_unlearn.data import loaders
 from recbole_unlearn.methods import sharded
 from recbole_unlearn.methods.sharded import AttentiveEnsemble, Partition, Shards, read_ensemble
 from recbole_unlearn.training import PhaseTrainer, build_model, compose, train, train_all
@@ -90,31 +90,14 @@ def test_a_shard_without_validation_rows_stops_by_all_and_without_rows_is_as_it_
     user = splits.train.inter_feat["user_id"][0]
     alone, mine = (part.inter_feat["user_id"] == user for part in (splits.train, splits.valid))
     splits = splits._replace(valid=splits.valid.copy(splits.valid.inter_feat[~mine]))
-    shards = Shards.new(config, splits, Partition(2, alone.long(), None, None), 1, torch.Generator())
+    shards = Shards.new(config, splits, Partition(2, alone.long(), None, None))
     assert len(shards.splits(splits, 1).valid) == len(splits.valid)
     data = without(splits, alone.numpy())
-    shards, _ = shards.trained(data.full, train_all, "x")
-    shards, new = shards.without(data).trained(data.retain, train_all, "x")
-    assert new == {1: []}
-    assert same(shards.initial[1], shards.steps[1][-1].state_dict)
-    assert not same(shards.initial[0], shards.steps[0][-1].state_dict)
-
-
-def test_slices_resume_at_the_last_clean_one(make_config):
-    config = make_config(epochs=3)
-    splits, watched = load(config).splits, Watched()
-    everything = Partition(1, torch.zeros(len(splits.train), dtype=torch.long), None, None)
-    shards = Shards.new(config, splits, everything, 3, torch.Generator().manual_seed(0))
-    shards, _ = shards.trained(splits, watched, "x")
-    jobs = [job for (job,) in watched.calls]
-    assert [len(job.splits.train) for job in jobs] == [int((shards.slices <= step).sum()) for step in range(3)]
-    assert [job.config["epochs"] for job in jobs] == [2, 2, 2]  # 2 · 3 / (3 + 1), rounded
-    data = without(splits, int((shards.slices == 2).nonzero()[0]))
-    after, new = shards.without(data).trained(data.retain, watched, "x")
-    (job,) = (job for jobs in watched.calls[3:] for job in jobs)
-    assert len(new[0]) == 1
-    assert same(job.start, shards.steps[0][1].state_dict)
-    assert (after.steps[0][:2], len(job.splits.train)) == (shards.steps[0][:2], len(splits.train) - 1)
+    shards, _ = shards.fitted(data.full, train_all, "x")
+    shards, new = shards.without(data).fitted(data.retain, train_all, "x")
+    assert (list(new), new[1].seconds) == ([1], 0.0)
+    assert same(shards.initial[1], shards.trained[1].state_dict)
+    assert not same(shards.initial[0], shards.trained[0].state_dict)
 
 
 @pytest.mark.parametrize(("method", "model", "extra"), [
@@ -161,7 +144,7 @@ def test_the_next_request_starts_from_the_directory(saved, settings, tmp_path):
 def test_the_directory_holds_nothing_of_what_was_deleted(saved):
     outcome, path = saved
     left, groups = len(outcome.data.retain.train), load_file(path / "rule.safetensors")
-    assert groups["partition.rows"].shape == groups["partition.slices"].shape == (left,)
+    assert groups["partition.rows"].shape == (left,)
     assert groups["partition.users"][outcome.data.full.train.token2id("user_id", "u3")] == -1
     assert (groups["partition.users"] >= 0).sum() == 39
     # The bytes of a weight may spell a token by chance.
@@ -187,7 +170,7 @@ def halved(name):
 
 
 def first(name, value):
-    """A first place that no shard or slice has, or places that are no whole numbers."""
+    """A first place that no shard has, or places that are no whole numbers."""
     return held(lambda own: own | {name: torch.cat([torch.tensor([value]), own[name][1:]]).to(type(value))})
 
 
@@ -205,13 +188,12 @@ def test_a_damaged_directory_is_refused_in_one_line(saved, settings, tmp_path):
         (RULE, halved("partition.rows"), "rows does not fit"), (RULE, halved("partition.users"), "users does not"),
         (RULE, first("partition.rows", 3), "rows does not fit"), (RULE, first("partition.rows", -1), "rows does not"),
         (RULE, first("partition.rows", 0.0), "rows does not fit"), (RULE, first("partition.users", 3), "users does"),
-        (RULE, first("partition.slices", 1), "slices does not fit"),
         (RULE, halved("rule.of_user.inner.weight"), OLD),
         (RULE, held(lambda own: {k: v for k, v in own.items() if not k.startswith("rule.")}), "is missing there"),
         (SHARD, lambda path: path.unlink(), "Cannot read"),
         (SHARD, lambda path: path.write_bytes(path.read_bytes()[:100]), "Cannot read"),
         (SHARD, held(lambda own: {k: torch.full_like(v, float("nan")) for k, v in own.items()}), "not finite"),
-        (SHARD, held(lambda own: {"initial.x": torch.zeros(1)}), "does not hold all slices"),
+        (SHARD, held(lambda own: {"initial.x": torch.zeros(1)}), "does not hold initial"),
         (HEAD, lambda path: path.write_text("{"), "not JSON"),
         (HEAD, changed(schema=9), "schema 1"), (HEAD, changed(shards="three"), "shards"),
         (HEAD, changed(rows="0" * 64), "other interactions"),
