@@ -30,7 +30,7 @@ from recbole_unlearn.files.checkpoint import (
     read_head,
     write_model,
 )
-from recbole_unlearn.files.hash_keys import Done, keyed_hash, load_key, model_digest, request_digest
+from recbole_unlearn.files.hash_keys import Done, key_place, keyed_hash, load_key, model_digest, request_digest
 from recbole_unlearn.files.retained_data import Clock, blank_unused, read_dataset, used_values, write_dataset
 from recbole_unlearn.files.safe_load import load_pickle, load_torch, only
 from recbole_unlearn.files.safe_pickle import StandIn

@@ -55,17 +55,33 @@ class Done(NamedTuple):
         return tuple(cls(*entry) for entry in content) if fits else None
 
 
-def load_key(path: str | os.PathLike | None = None) -> bytes | None:
-    """The key in ``path``, the environment, or the user's configuration, made if needed; None: no place for one."""
+def key_place(path: str | os.PathLike | None = None) -> str:
+    """Where the key is: in a file, or in a variable of the environment."""
+    return shown(path) if path is not None else VARIABLE if VARIABLE in os.environ else shown(_own_place())
+
+
+def _own_place() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return Path(base if os.path.isabs(base) else os.path.join(Path.home(), ".config"), "recbole_unlearn", "key")
+
+
+def load_key(path: str | os.PathLike | None = None, make: bool = True) -> bytes | None:
+    """The key in ``path``, the environment, or the user's configuration, made if needed; None: no place for one.
+
+    Without ``make`` it has to be there: another key does not fit hashes that were made before.
+    """
     if path is not None:
         return _read(Path(path))
     if VARIABLE in os.environ:
         return _checked(os.environ[VARIABLE].encode(), f"The key in {VARIABLE}")
     try:
-        base = os.environ.get("XDG_CONFIG_HOME", "")
-        base = base if os.path.isabs(base) else os.path.join(Path.home(), ".config")
-        place = Path(base, "recbole_unlearn", "key")
+        place = _own_place()
         if not place.exists():
+            if not make:
+                raise UnlearnError(
+                    f"There is no key {shown(place)}. Restore the state's own from its backup, or give it with "
+                    "--hash_key=FILE."
+                )
             _make(place)
     except (OSError, RuntimeError) as error:  # no home, or not writable
         logger.warning(

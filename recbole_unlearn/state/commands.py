@@ -99,6 +99,7 @@ def _parser() -> _Parser:
 
 
 def _init(_: None, given: Any) -> None:
+    from recbole_unlearn.files import key_place
     from recbole_unlearn.state.state import init_state
 
     if given.data_path is not None:
@@ -108,6 +109,8 @@ def _init(_: None, given: Any) -> None:
         seen = state.status()
     print(f"{shown(given.state)}: new state of {seen.model} on {seen.dataset}.")
     print(f"Ledger: 1 entry, head {seen.head}")
+    print(f"Key: {key_place(key)}. Back it up, apart from the state: it cannot be made again, and without it the")
+    print("state can be neither worked on nor verified, and what was deleted neither suppressed nor found.")
 
 
 def _submit(state: State, given: Any) -> int:

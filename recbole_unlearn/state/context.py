@@ -122,7 +122,7 @@ class Core:
         """``model`` is the class of a model that RecBole does not have."""
         self.folder = Path(folder).resolve()
         self.database = Database(self.folder, new)
-        key = load_key(hash_key)
+        key = load_key(hash_key, make=new)  # an old state has its own
         if key is None:
             raise UnlearnError("A state needs a key for its hashes. Give one with --hash_key=FILE.")
         self.key, self._model, self.store = key, model, Store(self.folder / FILES, key)

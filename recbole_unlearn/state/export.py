@@ -239,7 +239,7 @@ def load_suppression(path: str | os.PathLike, key: str | os.PathLike | bytes | N
 
     ``key`` is the file with the key of the state, or the key itself as bytes; the user's own when None.
     """
-    known = key if isinstance(key, bytes) else load_key(key)
+    known = key if isinstance(key, bytes) else load_key(key, make=False)
     try:
         content = read_json(path, LARGEST_FILE)
     except ValueError as error:

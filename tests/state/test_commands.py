@@ -71,6 +71,7 @@ def test_a_request_from_submission_to_publication(command, requests, checkpoints
     state, given = tmp_path / "S", requests("u3", 6)
     code, out, _ = command("init", state, f"--checkpoint={checkpoints('BPR')}", f"--data_path={tiny_path}")
     assert (code, out.splitlines()[0]) == (0, f"{state}: new state of BPR on tiny.")
+    assert f"Key: {key_file}. Back it up, apart from the state" in out
     code, out, _ = command("submit", state, given, "--id=T-1", "--deadline=30d")
     assert re.match(r"T-1 pending: \d training interactions, and \d held out, of 1 user and 6 items\n", out)
     assert "submitted before" in command("submit", state, given)[1]

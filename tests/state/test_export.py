@@ -259,9 +259,15 @@ def test_a_model_that_only_seems_to_have_vectors_has_none(make_state, monkeypatc
     assert find_vectors(live) is None
 
 
-def test_the_snippets_of_the_page_run(make_state, key_file, tmp_path):
+def test_the_snippets_of_the_page_run(make_state, key_file, tmp_path, monkeypatch):
+    """With the key where `init` puts it; without it they are refused, and no other is made."""
     make_state(name="care").close()
-    shutil.copy(key_file, tmp_path / "key")
+    for name in ("XDG_CONFIG_HOME", "RECBOLE_UNLEARN_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    refused("There is no key", open_state, "care")
+    (tmp_path / "home" / ".config" / "recbole_unlearn").mkdir(parents=True)
+    shutil.copy(key_file, tmp_path / "home" / ".config" / "recbole_unlearn" / "key")
     page = (ROOT / "docs" / "serving.md").read_text()
     names = {'"196"': '"u3"', '"242"': f'"{items_of("u3")[0]}"', "ml-100k": "tiny"}
     values = {}

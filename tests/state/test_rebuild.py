@@ -140,7 +140,8 @@ def test_run_rebuilds_when_the_budget_is_spent(make_state, key_file, monkeypatch
         assert (said in capsys.readouterr().out) is rebuilt
         status = state.status()
         assert (status.retraining_is_due, status.exact) == (False, rebuilt or model == "EASE")
-    monkeypatch.setattr("recbole_unlearn.state.commands.time.sleep", mock.Mock(side_effect=KeyboardInterrupt))
+    stop = mock.Mock(side_effect=[None, KeyboardInterrupt])  # after a request, and when there is none
+    monkeypatch.setattr("recbole_unlearn.state.commands.time.sleep", stop)
     state.submit(some("u20", 2), id="c")
     assert main([*command, "--watch"]) == 0
     assert (said in capsys.readouterr().out) is (model == "BPR")
