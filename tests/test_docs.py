@@ -212,7 +212,7 @@ def test_the_commands_of_requests_print_what_the_page_says(tmp_path, monkeypatch
     checkpoint = train_plain("BPR", tmp_path / "saved", dataset="ml-100k", epochs=3, embedding_size=16)
     page = page.replace('"$(ls -t saved/BPR-*.pth | head -1)"', str(checkpoint))
     parts = re.findall(r"```bash\n(.*?)```\n\n```text\n(.*?)```|```python\n(.*?)```", page, re.S)
-    assert len(parts) == 8
+    assert len(parts) == 9
     for commands, expected, code in parts:
         capsys.readouterr()
         exec(code, {})

@@ -248,15 +248,47 @@ def _undoable(state: State) -> str:
 
 def _train(state: State, given: Any, what: str = REBUILT) -> None:
     """Train the model; what becomes final by that is said before."""
+    _say_final(state, given, "pending")
+    seconds = (state.rebuild if what == REBUILT else state.retrain)(given.older_than)
+    _say_trained(state, what, "the retained data", seconds)
+
+
+def _say_final(state: State, given: Any, also: str = "") -> None:
     from recbole_unlearn.state import publish
 
     found = publish.final(state.core, given.older_than)
-    if found.requests or found.pending:
-        both = f"{counted(found.requests, 'request')} that can still be undone, and {found.pending} pending"
-        print(f"Final by this training: {both}.", flush=True)
-    seconds = (state.rebuild if what == REBUILT else state.retrain)(given.older_than)
+    if found.requests or (also and found.pending):
+        more = f", and {found.pending} {also}" if also else ""
+        print(
+            f"Final by this training: {counted(found.requests, 'request')} that can still be undone{more}.",
+            flush=True,
+        )
+
+
+def _say_trained(state: State, what: str, data: str, seconds: float) -> None:
     how = "exact." if state.status().exact else "exact, before younger requests were carried out again."
-    print(f"{what.capitalize()} on the retained data in {seconds:.1f} s: {how}{_undoable(state)}", flush=True)
+    print(f"{what.capitalize()} on {data} in {seconds:.1f} s: {how}{_undoable(state)}", flush=True)
+
+
+def _learn(state: State, given: Any) -> None:
+    _say_final(state, given)
+    done = state.learn(given.data, given.by, given.returning, given.older_than)
+    print(
+        f"{counted(done.new, 'new interaction')}, {counted(done.users, 'new user')}, "
+        f"{counted(done.items, 'new item')}; {done.known} known before, {done.deleted} left out as deleted or asked "
+        f"for, {done.filtered} filtered by RecBole."
+    )
+    if done.seconds is None:
+        print("The model stays as it is.")
+    else:
+        _say_trained(state, done.by, "all data", done.seconds)
+
+
+def _adopt(state: State, given: Any) -> None:
+    number = state.adopt(given.checkpoint, given.data_path)
+    print(
+        f"No deleted pair is in its data. It is the model of the state now; {counted(number, 'request')} published."
+    )
 
 
 _SHARED: list[tuple[str, str, dict[str, Any]]] = [
@@ -329,6 +361,24 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, s
     "retrain": (
         lambda state, given: _train(state, given, RETRAINED),
         "train the model again on the retained data, and publish it", "", [_AGE],
+    ),
+    "learn": (
+        _learn, "add new interactions, users and items, train a model on all data, and publish it",
+        "What was deleted or is asked for stays out. Without new interactions nothing happens.",
+        [
+            ("DATA", "a folder, or a .inter, .csv, .tsv or .parquet file, with the dataset's columns", {}),
+            ("--by", "how to train; rebuild for models that it was measured to suit, else retrain",
+             {"choices": ("rebuild", "retrain")}),
+            _AGE, ("--returning", "keep rows of deleted users, items or pairs that are newer than the deletion",
+             {"choices": ("drop", "keep"), "default": "drop"}),
+        ],
+    ),
+    "adopt": (
+        _adopt, "take a model that was trained elsewhere on new data, without what was deleted", "",
+        [
+            ("--checkpoint FILE", "of the same model class", {"required": True}),
+            ("--data_path DIR", "the folder of its data, if not RecBole's default", {}),
+        ],
     ),
     "ledger": (
         lambda database, given: sys.stdout.writelines(database.ledger_lines()),

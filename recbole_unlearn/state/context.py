@@ -32,6 +32,8 @@ from recbole_unlearn.text import ranges
 LAST = 2**62  # later than every change
 Tokens = tuple[str | None, str | None]  # user and item; None for all users, or for all items
 
+NOTE = "+"  # before a hash with a note, in the file of published pairs
+
 
 class Version(NamedTuple):
     """Identifies a model: the files of the base, and the number of the last change to it, which is never reused."""
@@ -108,9 +110,9 @@ class Suppression:
         return len(self.hashes)
 
 
-def pair_hash(key: bytes, user: str | None, item: str | None) -> str:
-    """The keyed hash of a pair of tokens."""
-    return keyed_hash(key, "pair", json.dumps([user, item], ensure_ascii=True).encode())
+def pair_hash(key: bytes, user: str | None, item: str | None, note: str = "") -> str:
+    """The keyed hash of a pair of tokens, or of a note on it: the day of its publication, or "returned"."""
+    return keyed_hash(key, f"pair {note}".rstrip(), json.dumps([user, item], ensure_ascii=True).encode())
 
 
 class Core:
@@ -125,7 +127,7 @@ class Core:
         key = load_key(hash_key, make=new)  # an old state has its own
         if key is None:
             raise UnlearnError("A state needs a key for its hashes. Give one with --hash_key=FILE.")
-        self.key, self._model, self.store = key, model, Store(self.folder / FILES, key)
+        self.key, self.model, self.store = key, model, Store(self.folder / FILES, key)
         self.database.use_key(key)
         self.about = self.database.about
         self._live: LiveModel | None = None
@@ -134,11 +136,15 @@ class Core:
     @functools.cached_property
     def config(self) -> UnlearnConfig:
         """The settings of the training and of obliviate."""
+        return self.configured({key: self.about(key) for key in ("model", "dataset", "settings", "own")})
+
+    def configured(self, said: Mapping[str, Any]) -> UnlearnConfig:
+        """The settings of a state about which this is ``said``."""
         own = {
-            **self.about("own"), "unlearn": "obliviate", "compare": [], "show_progress": False, "cache": False,
+            **said["own"], "unlearn": "obliviate", "compare": [], "show_progress": False, "cache": False,
             "checkpoint_dir": str(self.folder),  # RecBole's trainers create this folder
         }  # fmt: skip
-        name, model, dataset = self.about("model"), self._model, self.about("dataset")
+        name, model = said["model"], self.model
         if model is not None and model.__name__ != name:
             raise UnlearnError(f"The model of the state is a {name}, and the class given is {model.__name__}.")
         if model is None and name not in model_names():
@@ -146,7 +152,7 @@ class Core:
                 f"{name} is a model class of your own: give it with --model=package.module:{name}, or "
                 f"open_state(..., model={name})."
             )
-        return UnlearnConfig(model or name, dataset, config_dict=own, inherited=self.about("settings"))
+        return UnlearnConfig(model or name, said["dataset"], config_dict=own, inherited=said["settings"])
 
     def fingerprint(self) -> str:
         """Identifies the current model: the fingerprint of the last change, or of the base."""
@@ -180,6 +186,8 @@ class Core:
         """The current version; a model of another version is dropped from memory."""
         now = self.version()
         if self._version != now:
+            if self._version is not None and self._version.base != now.base:
+                self.__dict__.pop("config", None)  # another process may have adopted a model with other settings
             self._live, self._version = None, now
         return now
 
@@ -229,8 +237,15 @@ class Core:
         return {(str(users[user]) if user else None, str(items[item]) if item else None) for user, item in pairs}
 
     def deleted(self) -> set[str]:
-        """The keyed hashes of published pairs."""
-        return set(self.store.read(self.version().base.deleted).decode().split())
+        """The keyed hashes of published pairs, without those that returned with newer data."""
+        return {line for line in self._lines() if not line.startswith(NOTE)}
+
+    def notes(self) -> set[str]:
+        """The keyed hashes of published pairs with a note, see :func:`pair_hash`."""
+        return {line.removeprefix(NOTE) for line in self._lines() if line.startswith(NOTE)}
+
+    def _lines(self) -> list[str]:
+        return self.store.read(self.version().base.deleted).decode().split()
 
     def suppression(self) -> Suppression:
         """All suppressed pairs, those of pending requests included."""

@@ -56,7 +56,12 @@ CLEARED = ", ".join([*(f"{name} = NULL" for name in COUNTS), "asked = x''", "sup
 WAIT = 30.0  # seconds for another process's transaction, which takes milliseconds
 START = "0" * 64  # the link before the first entry
 # What entries of the ledger are about after which the budget starts again.
-TAKEN, REBUILT, RETRAINED = TRAINED = ("taken under care", "rebuilt", "retrained")
+TAKEN, REBUILT, RETRAINED, LEARNED, ADOPTED = TRAINED = (
+    "taken under care", "rebuilt", "retrained", "learned", "adopted",
+)  # fmt: skip
+
+PUBLISHED = "published"
+NOT_FINAL = "status IN ('pending', 'done', 'failed')"  # of requests
 
 # The format of the file; a line ends with a semicolon where its statement ends.
 VERSION = 3
@@ -327,6 +332,10 @@ class Database:
             )
         return json.loads(found)
 
+    def newest(self) -> int:
+        """The number of the newest request, 0 when there is none."""
+        return int(self.value("SELECT coalesce(max(number), 0) FROM requests"))
+
     def spent(self) -> Spent:
         """The budget that was spent since the last training."""
         deleted = float(len(asked(self.rows("SELECT asked FROM requests WHERE status = 'done'"))[0]))
@@ -346,8 +355,10 @@ class Database:
                 approximate -= {id, *entry["again"]}
                 requests = {one: how for one, how in requests.items() if one not in (id, *entry["again"])}
             if what in TRAINED:
-                requests |= dict.fromkeys(approximate, Exactness(True, time))
-                approximate, taken = set(), entry.get("exact", what != TAKEN)
+                taken = entry.get("exact", what != TAKEN)
+                new = {one for one in entry.get("ids", ()) if one not in requests}  # answered by an adopted model
+                requests |= dict.fromkeys(approximate | new if taken else new, Exactness(taken, time))
+                approximate = set() if taken else approximate | new
             elif what == "done" or entry.get("same_as") in requests:
                 requests[id] = requests.get(entry.get("same_as", ""), Exactness(entry.get("exact", False), time))
                 approximate |= set() if requests[id].exact else {id}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from recbole.model.general_recommender.pop import Pop
 from recbole.utils import ModelType
 
 from recbole_unlearn import settings
-from recbole_unlearn.data import Located, Source, Splits, UnlearnData, divide, loaders, time_precision
+from recbole_unlearn.data import Located, Source, Splits, UnlearnData, divide, load, loaders, time_precision
 from recbole_unlearn.files import Trained
 from recbole_unlearn.methods import UnlearnTask
 from recbole_unlearn.methods.obliviate import (
@@ -264,6 +265,15 @@ class LiveModel:
             rows.write(self.moments[name])
         self.trainer.fitted = change.fitted
         clear_caches(self.model)
+
+
+def load_trained(config: UnlearnConfig, trained: Trained, dataset: Path | None) -> tuple[Source, Tensors]:
+    """The data of a trained model, refused if its weights do not fit them, and its second moments."""
+    with own_randomness():
+        source = load(config, dataset)
+        net = build_model(config, source.splits)
+        trained.load_into(net)
+        return source, read_moments(config, net, trained, source.splits)
 
 
 def read_moments(config: UnlearnConfig, model: AbstractRecommender, trained: Trained, splits: Splits) -> Tensors:

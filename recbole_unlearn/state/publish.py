@@ -6,15 +6,19 @@ Changes become final in their order, up to the first with a request that is to s
 from __future__ import annotations
 
 import datetime
-from typing import NamedTuple
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from recbole_unlearn.data import Splits
+from recbole_unlearn.files import Clock
 from recbole_unlearn.recbole_compat import own_randomness
-from recbole_unlearn.state.context import Core, Tokens, pair_hash, span, versions
-from recbole_unlearn.state.database import CLEARED, REBUILT, RETRAINED, TRAINED, packed, unpacked
+from recbole_unlearn.settings import UnlearnConfig
+from recbole_unlearn.state.context import NOTE, Core, Tokens, pair_hash, span, versions
+from recbole_unlearn.state.database import CLEARED, PUBLISHED, REBUILT, RETRAINED, TRAINED, now, packed, unpacked
 from recbole_unlearn.state.deltas import Tensors, write_base
 from recbole_unlearn.state.live import LiveModel, read_moments, squared_norm
 from recbole_unlearn.training import SPECTRAL, train_here
@@ -43,12 +47,25 @@ def final(core: Core, older_than: Age) -> Final:
     return Final(change, value(f"{done} <= ?", change), value(f"{done} > ?", change), pending)
 
 
+class NewBase(NamedTuple):
+    """A model and its data, to become the base."""
+
+    config: UnlearnConfig
+    weights: Tensors
+    moments: Tensors
+    splits: Splits
+    clock: Clock | None
+    fitted: torch.Tensor | None
+
+
 def publish(core: Core, older_than: Age = None) -> Final:
     """Make requests that are done final; returns which."""
     found = final(core, older_than)
     if found.requests:
         live = core.at(found.change)
-        _replace_base(core, "published", live, found.change, live.state(), live.moments, live.fitted)
+        data = live.retained()
+        new = NewBase(core.config, live.state(), live.moments, data.retain, data.clock, live.fitted)
+        replace_base(core, PUBLISHED, live, found.change, new)
     finish(core)
     return found
 
@@ -56,21 +73,29 @@ def publish(core: Core, older_than: Age = None) -> Final:
 def retrain(core: Core, what: str = RETRAINED, older_than: Age = None) -> float:
     """Train a new model on the retained data alone, and make it the base; returns the seconds it took.
 
-    One that is rebuilt starts from an SVD of these data; nothing of the weights as they are is read. Requests that
-    are not final are retained, and pending again.
+    Requests that are not final are retained, and pending again.
     """
     change = final(core, older_than).change
     live = core.at(change)
-    data = live.retained()
+    new, seconds = trained(core, live.retained().retain, what)
+    replace_base(core, what, live, change, new)
+    finish(core)
+    return seconds
+
+
+def trained(core: Core, splits: Splits, what: str) -> tuple[NewBase, float]:
+    """A new model of ``splits``, and the seconds of its training.
+
+    One that is rebuilt starts from an SVD of these data; nothing of the weights as they are is read.
+    """
     with own_randomness(), core.store.workplace() as work:
         config = core.config.replace(checkpoint_dir=str(work), output_dir=None, tensorboard=False)
         config = config.replace(start=SPECTRAL) if what == REBUILT else config
-        trainer, trained = train_here(config, data.retain, what)
-        moments = read_moments(config, trainer.model, trained, data.retain)
-    _replace_base(core, what, live, change, trained.state_dict, moments, None)
-    finish(core)
+        trainer, trained = train_here(config, splits, what)
+        moments = read_moments(config, trainer.model, trained, splits)
     assert trained.seconds is not None
-    return trained.seconds
+    clock = core.live.base.clock
+    return NewBase(core.config, trained.state_dict, moments, splits, clock, None), trained.seconds
 
 
 def finish(core: Core) -> None:
@@ -85,46 +110,62 @@ def finish(core: Core) -> None:
     core.store.destroy_others(named)
 
 
-def _replace_base(
-    core: Core, what: str, live: LiveModel, change: int, weights: Tensors, moments: Tensors,
-    fitted: torch.Tensor | None,
-) -> None:  # fmt: skip
-    """Make ``weights`` and the data retained by ``live`` the base, and the requests up to ``change`` final."""
-    before, database = core.fingerprint(), core.database
-    data, left = live.kept()
-    hashes = core.deleted() | {pair_hash(core.key, *pair) for pair in _final_pairs(core, data.retain, change)}
-    base = write_base(core.store, core.config, weights, moments, data.retain, data.clock, fitted, hashes)
+def replace_base(
+    core: Core, what: str, live: LiveModel, change: int, new: NewBase, which: str = "", returned: Collection[Tokens] = (),
+    about: Mapping[str, Any] | None = None, check: Callable[[], None] = lambda: None, **entry: Any,
+) -> int:  # fmt: skip
+    """Make ``new`` the base and requests final, and return how many; one transaction, and one entry of the ledger.
+
+    Final are the requests up to ``change``, or those of the condition ``which``; ``live`` has the data without them.
+    ``returned`` are deleted pairs that may be in the data again, ``about`` is what is said of a model with other
+    settings, and ``check`` may refuse the transaction.
+    """
+    before, database, today = core.fingerprint(), core.database, now()[:10]
+    (data, left), which = live.kept(), which or f"change <= {change}"
+    pairs = _final_pairs(core, data.retain, which)
+    hashes = core.deleted() - {pair_hash(core.key, *one) for one in returned}
+    hashes |= {pair_hash(core.key, *one) for one in pairs}
+    notes = {*((one, today) for one in pairs), *((one, "returned") for one in returned)}
+    hashes |= {NOTE + hash for hash in core.notes() | {pair_hash(core.key, *one, note) for one, note in notes}}
+    base = write_base(core.store, *new, hashes)
     places = [np.cumsum(mask) - 1 for mask in left]
     with database.transaction():
-        train = len(data.retain.train)
+        check()
+        for key, value in (about or {}).items():
+            database.write("UPDATE about SET value = ? WHERE key = ?", json.dumps(value), key)
+        train = len(new.splits.train)
         row = {**base._asdict(), "fingerprint": base.fingerprint}
         if what in TRAINED:
-            row |= {"trained_on": train, "norm": squared_norm(weights), "gone": 0, "drift": 0.0}
+            row |= {"trained_on": train, "norm": squared_norm(new.weights), "gone": 0, "drift": 0.0}
         else:
             drift = "drift + (SELECT total(drift) FROM changes WHERE number <= ?)"
             spent = database.rows(f"SELECT trained_on - ? AS gone, {drift} AS drift FROM base", train, change)
             row |= dict(spent[0])
         database.write(f"UPDATE base SET {', '.join(f'{name} = ?' for name in row)}", *row.values())
-        ids = [one["id"] for one in database.rows("SELECT id FROM requests WHERE change <= ?", change)]
-        published = f"UPDATE requests SET status = 'published', change = NULL, {CLEARED}"
-        database.write(f"{published} WHERE change <= ?", change)
+        ids = [one["id"] for one in database.rows(f"SELECT id FROM requests WHERE {which} ORDER BY number")]
+        published = f"status = 'published', finished = coalesce(finished, ?), change = NULL, {CLEARED}"
+        database.write(f"UPDATE requests SET {published} WHERE {which}", now())
         again = core.redo(change) if what in TRAINED else []
         database.write("DELETE FROM changes WHERE number <= ?", change)
         # The interactions of other requests get their numbers in the new base.
-        for request, asked in database.rows("SELECT number, asked FROM requests WHERE asked != x''"):
-            kept = [(part, places[part][n]) for part, n in unpacked(asked) if left[part][n]]
+        for request, numbers in database.rows("SELECT number, asked FROM requests WHERE asked != x''"):
+            kept = [(part, places[part][n]) for part, n in unpacked(numbers) if left[part][n]]
             database.write("UPDATE requests SET asked = ? WHERE number = ?", packed(kept), request)
         # Publishing leaves the model as it is.
-        more = {"exact": True, "again": again} if what in TRAINED else {}
+        entry = {"exact": True, "again": again, **entry} if what in TRAINED else entry
         after = core.fingerprint()
-        database.enter(what, requests=len(ids), before=before, after=after, **more, versions=versions())
+        database.enter(what, requests=len(ids), ids=ids, before=before, after=after, **entry, versions=versions())
+    if about is not None:
+        core.drop()
+        del core.config
+    return len(ids)
 
 
-def _final_pairs(core: Core, retain: Splits, change: int) -> set[Tokens]:
-    """The pairs of requests up to ``change``, and pairs of others whose user or item loses its token now."""
+def _final_pairs(core: Core, retain: Splits, which: str) -> set[Tokens]:
+    """The pairs of the requests ``which``, and pairs of others whose user or item loses its token now."""
     train, kept = retain.train, []
     for field in (train.uid_field, train.iid_field):
-        ids = torch.cat([part.inter_feat[field] for part in retain]).unique()
+        ids = torch.cat([part.inter_feat[field] for part in retain]).unique().numpy()
         kept.append({None, *map(str, train.field2id_token[field][ids])})
-    final, others = core.tokens(f"change <= {change}"), core.tokens(f"change IS NULL OR change > {change}")
-    return final | {one for one in others if one[0] not in kept[0] or one[1] not in kept[1]}
+    others = core.tokens(f"({which}) IS NOT TRUE")
+    return core.tokens(which) | {one for one in others if one[0] not in kept[0] or one[1] not in kept[1]}

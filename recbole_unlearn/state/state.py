@@ -15,28 +15,21 @@ from typing import Any
 import pandas as pd
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
-from recbole.utils import ModelType
 
-from recbole_unlearn.data import load
 from recbole_unlearn.errors import UnlearnError, shown
-from recbole_unlearn.files import Checkpoint, new_directory, read_checkpoint, remove_stale, sync
-from recbole_unlearn.quick_start import configured
-from recbole_unlearn.recbole_compat import own_randomness
-from recbole_unlearn.settings import GROUPS, Role, UnlearnConfig, about, declared
+from recbole_unlearn.files import Checkpoint, new_directory, remove_stale, sync
+from recbole_unlearn.settings import GROUPS, UnlearnConfig, declared
 from recbole_unlearn.state import publish, submit, verify, worker
+from recbole_unlearn.state.adopt import adopt, described, opened, taken
 from recbole_unlearn.state.context import Core, Receipt, versions
 from recbole_unlearn.state.database import FILES, REBUILT, RETRAINED, TAKEN
 from recbole_unlearn.state.deltas import write_base
 from recbole_unlearn.state.export import Exported, export
-from recbole_unlearn.state.live import read_moments, squared_norm
+from recbole_unlearn.state.learn import Learned, learn
+from recbole_unlearn.state.live import squared_norm
 from recbole_unlearn.state.status import Overview, overview
-from recbole_unlearn.training import build_model
 
 Span = str | datetime.timedelta
-_NOT_KEPT = {
-    ModelType.KNOWLEDGE: "knowledge-aware model, and a state does not keep a graph",
-    ModelType.SEQUENTIAL: "sequential model, and a state does not keep histories",
-}
 
 
 def init_state(
@@ -62,18 +55,7 @@ def init_state(
                 f"{key} is a setting of run_unlearn.py and has no meaning for a state. Leave it out; settings of "
                 "obliviate and of RecBole are taken."
             )
-    original = read_checkpoint(checkpoint, model)
-    if original.trained is None:
-        raise UnlearnError(
-            f"{shown(checkpoint)} is an ensemble of {original.method}, which starts shards again for every request. "
-            "A state takes one model; use run_unlearn.py."
-        )
-    config = configured(model, None, [], {**settings, "unlearn": "obliviate"}, original)
-    if config["MODEL_TYPE"] in _NOT_KEPT:
-        raise UnlearnError(
-            f"{original.model} is a {_NOT_KEPT[config['MODEL_TYPE']]}. Use run_unlearn.py with --checkpoint, one "
-            "request after the other."
-        )
+    config, original = opened(checkpoint, model, settings)
     remove_stale(folder.parent, f".{glob.escape(folder.name)}.*.tmp")  # of an `init` that was killed
     with new_directory(folder) as place:
         (place / FILES).mkdir(mode=0o700)
@@ -87,31 +69,17 @@ def init_state(
 
 def _fill(core: Core, config: UnlearnConfig, original: Checkpoint, settings: Mapping[str, Any]) -> None:
     """Write the first base; refused if the weights do not fit the data."""
-    trained = original.trained
-    assert trained is not None
-    with own_randomness():
-        source = load(config, original.dataset_file)
-        net = build_model(config, source.splits)
-        trained.load_into(net)
-        moments = read_moments(config, net, trained, source.splits)
-    # No path is kept, except for the GPU that the state is worked on with.
-    own = {key: v for key, v in settings.items() if key == "gpu_id" or about(key).role is not Role.PLACE}
-    named = {"model": original.model, "dataset": original.dataset}
-    values = {**named, "settings": original.settings, "own": own}
-    database = core.database
+    said, database = described(original, settings), core.database
+    new, exact = taken(core, config, original, said)
     with database.transaction():
-        for key, value in values.items():
+        for key, value in said.items():
             database.write("INSERT INTO about VALUES (?, ?)", key, json.dumps(value))
-        base = write_base(
-            core.store, core.config, trained.state_dict, moments, source.splits, source.clock, source.fitted
-        )
-        row = (1, *base, base.fingerprint, len(source.splits.train), squared_norm(trained.state_dict), 0, 0.0)
+        base = write_base(core.store, *new)
+        row = (1, *base, base.fingerprint, len(new.splits.train), squared_norm(new.weights), 0, 0.0)
         database.write(f"INSERT INTO base VALUES ({', '.join('?' * len(row))})", *row)
-        # A model that was trained on the data it has has no counts of earlier interactions.
-        exact = source.fitted is None or config["MODEL_TYPE"] == ModelType.TRADITIONAL
         database.enter(
-            TAKEN, **named, exact=exact, interactions=sum(len(part) for part in source.splits),
-            after=base.fingerprint, versions=versions(),
+            TAKEN, model=original.model, dataset=original.dataset, exact=exact,
+            interactions=sum(len(part) for part in new.splits), after=base.fingerprint, versions=versions(),
         )  # fmt: skip
     core.database.wipe()
 
@@ -195,6 +163,34 @@ class State:
     def rebuild(self, older_than: Span | None = None) -> float:
         """As :meth:`retrain`, from an SVD of the retained data and in a few epochs: as exact, and within seconds."""
         return self._train(REBUILT, older_than)
+
+    def learn(
+        self, data: str | Path, by: str | None = None, returning: str = "drop", older_than: Span | None = None
+    ) -> Learned:
+        """Append new interactions, users and items to the data, train a model on all of it, and publish.
+
+        Args:
+            data: a `.inter`, CSV, TSV or parquet file with the dataset's columns, or a folder of such files.
+            by: "rebuild" or "retrain"; rebuild when None and the model was measured to suit it.
+            returning: "keep" learns a row of a deleted user, item or pair that is newer than the publication of the
+                deletion; "drop" leaves it out, as all older ones.
+            older_than: as for :meth:`retrain`; pending requests stay pending without it.
+
+        """
+        with worker.alone(self.core):
+            found = learn(self.core, data, by, returning, older_than)
+            if older_than is not None:
+                list(worker.run(self.core, None))
+            return found
+
+    def adopt(self, checkpoint: str | Path, data_path: str | Path | None = None) -> int:
+        """Take a model that was trained elsewhere on new data, in ``data_path``, without what was deleted.
+
+        Refused if a deleted pair is in its data, or one that is asked for. All requests are published; returns how
+        many were not yet.
+        """
+        with worker.alone(self.core):
+            return adopt(self.core, checkpoint, data_path)
 
     def _train(self, what: str, older_than: Span | None) -> float:
         with worker.alone(self.core):

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
+import torch
 
-from recbole_unlearn.data import tokens
+from recbole_unlearn.data import Splits, tokens
 from recbole_unlearn.errors import UnlearnError, reason, shown
 from recbole_unlearn.state.context import Core, Suppression
 
@@ -45,14 +46,20 @@ def faults(core: Core, head: str | None) -> Iterator[str]:
 
 def _data(core: Core) -> Iterator[str]:
     """Published pairs in the data of the state."""
-    if not (hashes := core.deleted()):
-        return
-    known, train = Suppression(core.key, hashes), core.live.base.splits.train
-    names = [train.field2id_token[field] for field in (train.uid_field, train.iid_field)]
-    for index, part in zip(core.live.parts, ("training", "validation", "test"), strict=True):
-        found = _count(known, names[0][index.ids["user"]], names[1][index.ids["item"]])
-        if found:
-            yield f"{found} deleted pairs are in the {part} data of the state"
+    if hashes := core.deleted():
+        for part, found in deleted_in(Suppression(core.key, hashes), core.live.base.splits).items():
+            if found:
+                yield f"{found} deleted pairs are in the {part} data of the state"
+
+
+def deleted_in(known: Suppression, splits: Splits) -> dict[str, int]:
+    """How many distinct pairs of training, validation and test data are suppressed."""
+    found = {}
+    for part, name in zip(splits, ("training", "validation", "test"), strict=True):
+        pairs = torch.stack([part.inter_feat[field] for field in (part.uid_field, part.iid_field)]).unique(dim=1)
+        names = (part.field2id_token[field] for field in (part.uid_field, part.iid_field))
+        found[name] = _count(known, *(own[ids] for own, ids in zip(names, pairs.numpy(), strict=True)))
+    return found
 
 
 def _count(known: Suppression, *columns: Sequence[object]) -> int:
@@ -63,22 +70,26 @@ def _count(known: Suppression, *columns: Sequence[object]) -> int:
 
 
 def check(core: Core, path: str | Path) -> dict[str, int]:
-    """How many deleted pairs each file of a dataset holds: a folder, a RecBole file, CSV, TSV or parquet."""
+    """How many deleted pairs each file of a dataset holds; see :func:`tables`."""
+    known, found = core.suppression(), {}
+    fields = [core.config["USER_ID_FIELD"], core.config["ITEM_ID_FIELD"]]
+    for name, frame in tables(path):
+        if not set(fields) <= set(frame.columns):
+            raise UnlearnError(f"{shown(name)} has no columns {fields[0]} and {fields[1]}.")
+        found[name] = _count(known, *(frame[field].tolist() for field in fields))
+    return found
+
+
+def tables(path: str | Path) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The tables of interactions in a folder, or in a RecBole file, CSV, TSV or parquet, with their names."""
     path, kinds = Path(path), (".inter", ".csv", ".tsv", ".parquet")
     files = [path]
     if path.is_dir():
         files = [one for one in sorted(path.iterdir()) if one.name.removesuffix(".gz").endswith(kinds)]
     if not files:
         raise UnlearnError(f"{shown(path)} has no file of interactions ({', '.join(kinds)}).")
-    known = core.suppression()
-    fields = [core.config["USER_ID_FIELD"], core.config["ITEM_ID_FIELD"]]
-    found = {}
     for file in files:
-        frame = _frame(file)
-        if not set(fields) <= set(frame.columns):
-            raise UnlearnError(f"{shown(file)} has no columns {fields[0]} and {fields[1]}.")
-        found[file.name] = _count(known, *(frame[field].tolist() for field in fields))
-    return found
+        yield file.name, _frame(file)
 
 
 def _frame(path: Path) -> pd.DataFrame:

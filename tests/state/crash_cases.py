@@ -15,6 +15,7 @@ import shutil
 import signal
 import sqlite3
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,12 @@ def submit(state, ids):
         state.submit(REQUESTS[id], id=id)
 
 
+def learn(state):
+    """New interactions, of which some are of users who asked."""
+    Path("week.csv").write_text("user_id,item_id,rating,timestamp\nu8,i1,4,1e9\nnew,i1,4,1e9\nu1,i99,4,1e9\n")
+    state.learn("week.csv")
+
+
 class Step(NamedTuple):
     """A command, the requests that are done and pending before it, and the whole states it goes through."""
 
@@ -56,6 +63,7 @@ STEPS = {
         lambda state: itertools.chain([worker.rollback(state.core, "b")], worker.run(state.core, None)),
     ),
     "publish": Step(State.publish, "abc", "d", lambda state: [publish.publish(state.core)]),
+    "learn": Step(learn, "a", "b", lambda state: [learn(state)]),
     **{
         name: Step(
             getattr(State, name), "a", "b",
