@@ -111,8 +111,9 @@ def finish(core: Core) -> None:
 
 
 def replace_base(
-    core: Core, what: str, live: LiveModel, change: int, new: NewBase, which: str = "", returned: Collection[Tokens] = (),
-    about: Mapping[str, Any] | None = None, check: Callable[[], None] = lambda: None, **entry: Any,
+    core: Core, what: str, live: LiveModel, change: int, new: NewBase, which: str = "",
+    returned: Collection[Tokens] = (), about: Mapping[str, Any] | None = None,
+    check: Callable[[], None] = lambda: None, **entry: Any,
 ) -> int:  # fmt: skip
     """Make ``new`` the base and requests final, and return how many; one transaction, and one entry of the ledger.
 
