@@ -67,14 +67,12 @@ def test_help_shows_the_defaults_of_a_run(model, dataset):
         assert shown[key].split("  ")[0] == ("" if value == [] else cli.typed(value)), key
     for one in METHODS.all():
         block = text[text.index(f"\nMethod {cli._marked(one)}:") :].split("\n\n", 1)[0]
-        values = config.method_values(one.name)
-        above = config.method_values(settings.preset_of(one.name)) if settings.preset_of(one.name) else {}
-        typed = {
-            f"{key}={cli.typed(value)}" if above or value not in (None, []) else key
-            for key, value in values.items()
-            if not above or value != above[key]
-        }
-        assert {line.split(" ")[0] for line in re.findall(r"^  --(\S.*)$", block, re.M)} == typed
+        values, preset = config.method_values(one.name), settings.preset_of(one.name)
+        shown = dict(re.findall(r"^  --(\w+)=?(\S*)", block, re.M))
+        above = config.method_values(preset) if preset else {}
+        own = {key: value for key, value in values.items() if not above or value != above[key]}
+        empty = () if above else (None, [])
+        assert shown == {key: "" if value in empty else cli.typed(value) for key, value in own.items()}
 
 
 def test_help_without_a_model(capsys):

@@ -124,15 +124,6 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
         assert (path.read_text(), [p.name for p in tmp_path.iterdir()]) == ("old", ["result.json"])
 
 
-def test_a_model_in_memory_is_refused_before_it_is_touched(make_config):
-    config = make_config()
-    splits = data.load(config).splits
-    model = build_model(config, splits)
-    refused("rank=0", unlearn_model, config, model, splits, {"user_id": ["u1"]}, "obliviate", rank=0)
-    with own_numbers():
-        unlearn_model(config, model, splits, {"user_id": ["u1"]}, "obliviate")
-
-
 @contextlib.contextmanager
 def own_numbers():
     """A caller that seeds its own script finds its random numbers unchanged."""
@@ -143,7 +134,7 @@ def own_numbers():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_run_keeps_random_numbers_and_places_to_itself(settings):
+def test_a_run_keeps_random_numbers_and_places_to_itself(settings, make_config):
     places = {"download_url": "https://example.org/secret.zip", "report": "none"}
     with own_numbers():
         result = run_unlearn("BPR", "tiny", unlearn="retrain", config_dict=settings | places).result
@@ -151,3 +142,9 @@ def test_a_run_keeps_random_numbers_and_places_to_itself(settings):
     hidden = {"ray_address", "download_url", "output_dir", "cache_dir", "data_path"}
     assert hidden <= {*own_settings(), "data_path"}
     assert not hidden & set(result["settings"])
+    config = make_config()
+    splits = data.load(config).splits
+    model = build_model(config, splits)
+    refused("rank=0", unlearn_model, config, model, splits, {"user_id": ["u1"]}, "obliviate", rank=0)
+    with own_numbers():
+        unlearn_model(config, model, splits, {"user_id": ["u1"]}, "obliviate")

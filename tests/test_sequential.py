@@ -54,8 +54,8 @@ def test_orphan_items_start_again(quick, loss):
     assert torch.allclose(rows[row], expected)
 
 
-def test_rows_of_users_without_a_window_start_again(quick):
-    """u7 keeps its first training interaction, which no window has any more; u3 keeps nothing."""
+def test_users_without_a_window_start_again_and_are_not_measured(quick):
+    """u7 keeps its first training interaction, which no window has any more, and held-out ones; u3 keeps nothing."""
     splits = load(UnlearnConfig("HGN", "tiny", config_dict=quick("HGN"))).splits
     ids = splits.train.token2id("user_id", ["u7", "u3"])
     own = splits.train.inter_feat["item_id"][splits.train.inter_feat["user_id"] == ids[0]][1:]
@@ -66,6 +66,16 @@ def test_rows_of_users_without_a_window_start_again(quick):
     fresh = build_model(result.config, result.data.retain).user_embedding.weight
     same = (result.model.user_embedding.weight == fresh).all(dim=1)
     assert same.nonzero().flatten().tolist() == sorted({0, *ids.tolist()})
+    shown = {}
+    for model in ("SASRec", "HGN"):
+        splits = load(UnlearnConfig(model, "tiny", config_dict=quick(model))).splits
+        user = splits.train.token2id("user_id", "u7")
+        own = (splits.train.inter_feat["user_id"] == user).numpy()
+        own[np.flatnonzero(own)[0]] = False
+        windows = without(splits, own).retain.for_model()
+        shown[model] = [(part.inter_feat["user_id"] == user).any().item() for part in windows]
+    assert shown["SASRec"][0] is shown["HGN"][0] is False
+    assert (shown["SASRec"][1:], shown["HGN"][1:]) == ([True, True], [False, False])
 
 
 def test_masks_of_the_measures_are_the_same_every_time(quick):
@@ -144,20 +154,6 @@ def test_data_without_times_or_with_windows_of_its_own_is_refused(quick, tmp_pat
     ):
         values = quick("SASRec", data_path=str(tmp_path / "own"), **changes)
         refused(message, run_unlearn, "SASRec", "tiny", forget={"user_id": ["u1"]}, config_dict=values)
-
-
-def test_users_without_a_window_are_not_measured_by_models_with_rows_of_users(quick):
-    """u7 keeps its first training interaction, which is no target any more, and both held-out ones."""
-    shown = {}
-    for model in ("SASRec", "HGN"):
-        splits = load(UnlearnConfig(model, "tiny", config_dict=quick(model))).splits
-        user = splits.train.token2id("user_id", "u7")
-        own = (splits.train.inter_feat["user_id"] == user).numpy()
-        own[np.flatnonzero(own)[0]] = False
-        windows = without(splits, own).retain.for_model()
-        shown[model] = [(part.inter_feat["user_id"] == user).any().item() for part in windows]
-    assert shown["SASRec"][0] is shown["HGN"][0] is False
-    assert (shown["SASRec"][1:], shown["HGN"][1:]) == ([True, True], [False, False])
 
 
 METHODS = ("obliviate", "gradient_ascent", "finetune", "retrain")  # of which the first is saved

@@ -73,7 +73,7 @@ def test_no_path_and_no_number_of_processes_comes_from_a_file(forged, tmp_path, 
     assert key not in read_checkpoint(forged({key: str(tmp_path / "x")})).settings
 
 
-def test_data_that_was_elsewhere_is_not_looked_for_there(forged, unlearn, tmp_path):
+def test_data_is_not_looked_for_where_a_file_says(forged, unlearn, tmp_path, settings, plain_checkpoint):
     """The checkpoint may name any folder; people say where their data is. Nor are pickles read that it names."""
     asked = {"checkpoint": forged(), "forget": {"user_id": ["u1"]}, "output_dir": tmp_path / "o"}
     refused(r"paths are not taken from files. Add --data_path=", run_unlearn, **asked, config_dict=RUN)
@@ -81,9 +81,6 @@ def test_data_that_was_elsewhere_is_not_looked_for_there(forged, unlearn, tmp_pa
     named = dict.fromkeys(("dataset_save_path", "dataloaders_save_path"), str(tmp_path / "trap.pth"))
     assert unlearn(forged(named)).result["forget"]["users"] == 1
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_saved_dataset_does_not_say_where_it_is(settings, tmp_path, plain_checkpoint):
     run_unlearn("BPR", "tiny", unlearn="obliviate", forget={"user_id": ["u1"]}, config_dict=settings)
     dataset = pickle.loads((tmp_path / "out" / "tiny-Dataset.pth").read_bytes())
     dataset.dataset_path = "/etc"

@@ -59,7 +59,7 @@ def test_validation_is_not_part_of_the_time(made, monkeypatch):
     assert trained.seconds == 50.0 - 20.0
 
 
-def test_a_loss_that_is_not_a_number_stops_training(made, monkeypatch):
+def test_a_loss_and_weights_that_are_not_numbers_stop_training(made, monkeypatch):
     config, splits, trainer = made("NeuMF")
     said = r"test model failed: the loss is (nan|inf).*learning_rate"
     for bad in (float("nan"), float("inf")):
@@ -68,9 +68,6 @@ def test_a_loss_that_is_not_a_number_stops_training(made, monkeypatch):
     config, splits, trainer = made("BPR")
     torch.nn.init.constant_(trainer.model.item_embedding.weight, float("inf"))
     refused(said, trainer.train, loaders(config, splits))
-
-
-def test_weights_that_are_not_finite_are_refused(made):
     model = made()[2].model
     check_finite(model, "good")
     with torch.no_grad():
