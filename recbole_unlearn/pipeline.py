@@ -404,7 +404,7 @@ class Pipeline:
         self.trainings.forget(self.data)
         logger.info("Result: %s", self.home / "result.json")
         if self.run_settings.report != "none":
-            from recbole_unlearn import report  # imports plotly
+            from recbole_unlearn import report
 
             given = self.config.external_config_dict | {"model": self.config.model_class}
             page = report.write_report(result, self.directory, given)

@@ -1,4 +1,4 @@
-"""Pages and how they write values: Jinja2 templates with autoescape, plotly.js inside the file.
+"""Pages and how they write values: Jinja2 templates with autoescape, figures as SVG inside the file.
 
 A page asks for nothing from the network. An unknown value (None) is a dash on it, never zero.
 """
@@ -14,7 +14,6 @@ from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
-from plotly.offline import get_plotlyjs
 
 from recbole_unlearn import text
 from recbole_unlearn.files import write_bytes
@@ -34,7 +33,7 @@ def render(template: str, **values: Any) -> bytes:
     """The content of a file from one of `templates/`; a page extends `base.html`, which needs a ``title``."""
     made = _environment(template.rpartition(".")[2]).get_template(template)
     # A lone surrogate, which JSON can carry, has no UTF-8.
-    return made.render(plotlyjs=get_plotlyjs, **values).encode("utf-8", "replace")
+    return made.render(**values).encode("utf-8", "replace")
 
 
 def write_page(target: Path, template: str, **values: Any) -> Path:
@@ -46,6 +45,8 @@ def write_page(target: Path, template: str, **values: Any) -> Path:
 @functools.cache
 def _environment(kind: str) -> jinja2.Environment:
     """Every value that a template prints is escaped for its ``kind``: html, md or tex."""
+    from recbole_unlearn.report.drawing import layout  # it draws what is titled here
+
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("recbole_unlearn.report"),
         autoescape=True,
@@ -53,10 +54,9 @@ def _environment(kind: str) -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    own = (chip, count, counted, day, decimal, difference, duration, flat, lines, listed, metric_title, percent,
-           phase_title, plain, prose, shell, signed, times, without_gaps)  # fmt: skip
+    own = (chip, count, counted, day, decimal, difference, duration, flat, layout, lines, listed, metric_title,
+           percent, phase_title, plain, prose, shell, signed, times, without_gaps)  # fmt: skip
     made.filters |= {one.__name__: one for one in own}
-    made.filters["json"] = functools.partial(json.dumps, separators=(",", ":"), allow_nan=False)
     if kind == "html":
         return made
     return made.overlay(

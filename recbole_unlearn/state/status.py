@@ -146,7 +146,7 @@ def exact_since(row: Row) -> str:
 
 def write_status(database: Database, target: Path) -> Path:
     """Write the page of a state and return its path: ids of requests and counts, but no names of users or items."""
-    from recbole_unlearn.report import figures, write_page  # imports plotly
+    from recbole_unlearn.report import figures, write_page
 
     if os.path.lexists(target) and not (target.is_file() and _MARK in target.read_bytes()[:4096]):
         raise UnlearnError(f"{shown(target)} exists and is not a page of `requests status`. Choose another file.")
@@ -162,7 +162,7 @@ def write_status(database: Database, target: Path) -> Path:
         spent=Spent(seen.deleted_share, seen.drift).rounded(),
         now=_plain_time(end), number={name: len(own) for name, own in by_status.items()},
         seconds=statistics.median(took) if took else None, most_deleted=MOST_DELETED, most_drift=MOST_DRIFT,
-        deleted=figures.over_time("deleted", [(t, p.deleted) for t, p in spent], MOST_DELETED, ".1%"),
+        deleted=figures.over_time("deleted", [(t, p.deleted) for t, p in spent], MOST_DELETED, True),
         drift=figures.over_time("drift", [(t, p.drift) for t, p in spent], MOST_DRIFT),
         groups={
             f"{name} ({len(own)})": [cells for row in own[:_ROWS] for cells in _cells(row)]
@@ -191,5 +191,5 @@ def _omitted(rows: Sequence[Row], drawn: Sequence[Row], noun: str) -> str:
 
 
 def _plain_time(time: str) -> str:
-    """A stored time without its zone, which plotly does not take; all are UTC."""
+    """A stored time without its zone; all are UTC."""
     return datetime.datetime.fromisoformat(time).astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
