@@ -39,8 +39,9 @@ from recbole_unlearn.log import logging_to, on_terminal, progress_bar
 from recbole_unlearn.pipeline import checked_settings
 from recbole_unlearn.quick_start import opened
 from recbole_unlearn.registry import METHODS
-from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.results import RunResult, flat
 from recbole_unlearn.results.record import plain_values
+from recbole_unlearn.results.table import against_retraining
 from recbole_unlearn.results.table import frame as frame_of
 from recbole_unlearn.settings import (
     GROUPS,
@@ -83,9 +84,6 @@ _OF_CELLS = {
 # A grid is for figures: it keeps no models, and its runs are quiet and use one worker.
 _OF_RUNS = {"save_unlearned": False, "tensorboard": False, "show_progress": False, "workers": 1}
 ASKED = "cell.json"  # in the directory of a cell: all that its figures depend on
-_HEAD = (
-    "cell", "method", "N@20 before", "after", "retrained", "recovered", "demotion", "retrained", "time", "speed-up",
-)  # fmt: skip
 _OF_GRID = ("output_dir", "workers", "ray_address", "show_progress", "resume")
 
 logger = logging.getLogger(__name__)
@@ -327,14 +325,17 @@ class GridResult:
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
     def __str__(self) -> str:
-        """A row for each cell with the figures of its first method; then the reason of each failure."""
-        rows = []
-        for cell in self.cells:
-            figures = ["failed"] if cell.name in self.failed else _figures(self._result(cell))
-            rows.append([cell.name, cell.methods[0], *figures, *[""] * (len(_HEAD) - 2 - len(figures))])
-        lines = ["N@20: NDCG@20 of affected users. All methods, with means over seeds: tables.md."]
+        """A row for each method of each cell, with its distances from retraining; then the reason of each failure."""
+        blocks = [
+            (cell.name, found)
+            for cell in self.cells
+            if cell.name not in self.failed and (found := against_retraining(self._result(cell), least=1))
+        ]
+        rows = [[name, *row] for name, (_, own, _) in blocks for row in own]
+        lines = ["Distances from the retrained model's figures. Means over seeds, and all figures: tables.md."]
         lines += [f"{name} failed: {why}" for name, why in self.failed.items()]
-        return "\n".join([drawn(_HEAD, rows, left=2), *map(wrapped, lines)])
+        tables = [drawn(["cell", *blocks[0][1][0]], rows, left=3)] if blocks else []
+        return "\n".join([*tables, *map(wrapped, lines)])
 
     def _result(self, cell: Cell) -> RunResult:
         return report.read_result(self.output_dir / cell.name / "result.json")
@@ -457,28 +458,10 @@ def _is_done(directory: Path, cell: Cell) -> bool:
     ):
         raise UnlearnError(f"{folder} has a result that is older than {cell.subject}. Remove it to do it again.")
     found = report.read_mapping(folder / ASKED)
-    for part, own in cell.asked.items():  # methods, settings, methods_settings
-        before = found.get(part)
-        if before == own:
-            continue
-        what = "methods"
-        if part != "methods":
-            before = before if isinstance(before, dict) else {}
-            key = next(key for key in [*own, *before] if before.get(key) != own.get(key))
-            what = f"settings ({key})" if part == "settings" else f"settings of {key}"
-        raise UnlearnError(
-            f"{folder} has a result with other {what}. Remove it to do it again, or choose another --output_dir."
-        )
+    before, own = (dict(flat(tree, " / ")) for tree in (found, cell.asked))  # methods, settings, methods_settings
+    for key in [*own, *before]:
+        if before.get(key) != own.get(key):
+            raise UnlearnError(
+                f"{folder} has a result with other {key}. Remove it to do it again, or choose another --output_dir."
+            )
     return True
-
-
-def _figures(result: RunResult) -> list[str]:
-    phases = [result.phases.get(name, PhaseResult()) for name in (ORIGINAL, UNLEARNED, RETRAINED)]
-    _, after, target = phases
-    return [
-        *(report.decimal(phase.affected.get("ndcg@20"), 4) for phase in phases),
-        report.percent((result.recovered or {}).get("ndcg@20")),
-        *(report.decimal(phase.demotion_rate) for phase in (after, target)),
-        report.duration(after.seconds),
-        report.times(result.speedup),
-    ]

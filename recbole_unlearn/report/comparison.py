@@ -9,7 +9,7 @@ import functools
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from recbole_unlearn.measures import SHORT
 from recbole_unlearn.report import entries, figures, page
 from recbole_unlearn.report.entries import AFTER, BEFORE, GOAL, FigureOf, Runs, affected_ndcg, ratio_of_sums
 from recbole_unlearn.report.page import MISSING, decimal, signed, spread
-from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, PhaseResult, RunResult
+from recbole_unlearn.results import ORIGINAL, RETRAINED, UNLEARNED, RunResult
 from recbole_unlearn.results.table import asked_metrics
 from recbole_unlearn.settings import properties_dir, read_yaml
 
@@ -27,6 +27,7 @@ TABLES = ("tables.md", "tables.tex")  # templates, and names of the files
 _IN_PAPER = [f"{metric}@{cut}" for metric in ("recall", "ndcg") for cut in (10, 20, 50)]  # in its lists' order
 _rate: FigureOf = attrgetter("demotion_rate")
 _seconds: FigureOf = attrgetter("seconds")
+_auc: FigureOf = methodcaller("figure", "attack", "auc")
 # A kind of table is a function that makes the row of a method, by column.
 Row = Callable[[Runs], dict[str, str]]
 
@@ -89,7 +90,7 @@ def _row(runs: Runs, color: str) -> list[str]:
         _mean(runs, affected_ndcg, digits=4),
         "" if is_reference else page.percent(entries.recovered(runs.entries)),
         _mean(runs, _rate),
-        _mean(runs, lambda phase: phase.figure("attack", "auc"), distance_first=True),
+        _mean(runs, _auc, distance_first=True),
         _mean(runs, lambda phase: phase.figure("overlap@20", "affected")),
         page.duration(statistics.fmean(seconds)) if seconds else "loaded",
         "" if is_reference else page.times(ratio_of_sums(runs.pairs(GOAL, AFTER, _seconds))),
@@ -234,30 +235,23 @@ def _affected(runs: Runs) -> dict[str, str]:
     }
 
 
-def _demotion(runs: Runs) -> dict[str, str]:
-    printed = _printed(runs, "demotion")
-    away = [a - b for a, b in runs.pairs(AFTER, GOAL, _rate)]
+def _gaps(runs: Runs, of: FigureOf) -> dict[str, str]:
+    away = [a - b for a, b in runs.pairs(AFTER, GOAL, of)]
     return {
-        "Before": runs.spread(BEFORE, _rate, digits=3),
-        "After": runs.spread(AFTER, _rate, digits=3),
+        "Before": runs.spread(BEFORE, of, digits=3),
+        "After": runs.spread(AFTER, of, digits=3),
         "Gap": spread(away, 3, signed),
         "Gap, worst": signed(max(away, key=abs, default=None)),
-        "Paper": _arrow(printed[0], printed[1], change=False) if printed else MISSING,
     }
+
+
+def _demotion(runs: Runs) -> dict[str, str]:
+    printed = _printed(runs, "demotion")
+    return {**_gaps(runs, _rate), "Paper": _arrow(printed[0], printed[1], change=False) if printed else MISSING}
 
 
 def _attack(runs: Runs) -> dict[str, str]:
-    def auc(phase: PhaseResult) -> float | None:
-        return phase.figure("attack", "auc")
-
-    away = [a - b for a, b in runs.pairs(AFTER, GOAL, auc)]
-    return {
-        "Before": runs.spread(BEFORE, auc, digits=3),
-        "After": runs.spread(AFTER, auc, digits=3),
-        "Gap": spread(away, 3, signed),
-        "Gap, worst": signed(max(away, key=abs, default=None)),
-        "Verdict": _verdicts(runs),
-    }
+    return {**_gaps(runs, _auc), "Verdict": _verdicts(runs)}
 
 
 def _time(runs: Runs) -> dict[str, str]:

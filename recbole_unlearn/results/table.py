@@ -57,7 +57,7 @@ def _figures(phase: PhaseResult) -> Iterator[tuple[str, str, float]]:
 
 def blocks(result: RunResult) -> list[Block]:
     """Utility, forgetting and, where there are several methods, these against retraining."""
-    found = (_utility(result), None if result.few else _forgetting(result), _methods(result))
+    found = (_utility(result), None if result.few else _forgetting(result), against_retraining(result))
     return [block for block in found if block]
 
 
@@ -125,10 +125,10 @@ def _forgetting(result: RunResult) -> Block:
     return ["forgetting", *names], rows, 1
 
 
-def _methods(result: RunResult) -> Block | None:
-    """A row per method with its gaps to retraining and its verdict, where there are several methods."""
+def against_retraining(result: RunResult, least: int = 2) -> Block | None:
+    """A row per method with its gaps to retraining and its verdict, where there are ``least`` methods."""
     judged = [(name, phase, phase.verdict) for name, phase in result.phases.items() if phase.verdict is not None]
-    if len(judged) < 2:
+    if len(judged) < least:
         return None
     target = result.retrained or PhaseResult()
     goal = target.demotion_rate, target.figure("attack", "auc"), target.affected.get("ndcg@20")
@@ -177,7 +177,7 @@ def closing_lines(result: RunResult) -> Iterator[str]:
     more = [_head(key) for key in measured if key not in shown]
     if more:
         yield f"Also measured, in result.json: {', '.join(more)}."
-    if _methods(result) is not None:
+    if against_retraining(result) is not None:
         yield (
             "Against retraining: the method's figure minus the retrained model's (N@20: NDCG@20 of affected users); "
             "recovered: the share of what retraining does for affected users, by NDCG@20; speed-up: retraining's "
