@@ -110,12 +110,6 @@ class AdapterSet:
                 self.rows(adapter)[adapter.rows] = values
             clear_caches(self.model)
 
-    def merge(self) -> AbstractRecommender:
-        """Make the change permanent and drop the adapters."""
-        self.attach()
-        self.adapters = []
-        return self.model
-
     def earlier(self) -> list[Earlier]:
         """The original rows of all adapters."""
         return [Earlier(adapter.name, adapter.rows, adapter.base, adapter.axis) for adapter in self.adapters]
