@@ -47,31 +47,27 @@ def from_optimizer(model: AbstractRecommender, optimizer: Mapping[str, Any] | No
     """Second moments by parameter name, and the optimizer's name; UnusableStateError unless they fit the model."""
     if not isinstance(optimizer, Mapping) or not optimizer.get("state"):
         raise UnusableStateError("there is none")
+    moments, learner, named = {}, "", list(model.named_parameters())
     try:
         groups = {index: group for group in optimizer["param_groups"] for index in group["params"]}
-        states = {index: optimizer["state"].get(index) for index in sorted(groups)}
-    except (LookupError, TypeError, AttributeError) as error:
-        raise UnusableStateError("it is damaged") from error
-    named = list(model.named_parameters())
-    if len(groups) != len(named):
-        raise UnusableStateError(f"it is of {len(groups)} parameters, and the model has {len(named)}")
-    moments, learner = {}, ""
-    for (name, parameter), (index, state) in zip(named, states.items(), strict=True):
-        if state is None:  # a parameter that never had a gradient
-            continue
-        try:
+        if len(groups) != len(named):
+            raise UnusableStateError(f"it is of {len(groups)} parameters, and the model has {len(named)}")
+        for (name, parameter), index in zip(named, sorted(groups), strict=True):
+            state = optimizer["state"].get(index)
+            if state is None:  # a parameter that never had a gradient
+                continue
             key = next((key for key in READERS if key in state), None)
             if key is None:
                 raise UnusableStateError("the optimizer keeps no second moments")
             learner, read = READERS[key]
             moment = read(state, groups[index])
-        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
-            raise UnusableStateError(f"the moments of {name} are damaged") from error
-        if not isinstance(moment, torch.Tensor) or moment.shape != parameter.shape:
-            raise UnusableStateError(f"the moments of {name} have another shape than the weights")
-        if not torch.isfinite(moment).all() or (moment < 0).any() or (moment > LARGEST_MOMENT).any():
-            raise UnusableStateError(f"the moments of {name} are not squares of gradients")
-        moments[name] = moment.to(parameter.device)
+            if not isinstance(moment, torch.Tensor) or moment.shape != parameter.shape:
+                raise UnusableStateError(f"the moments of {name} have another shape than the weights")
+            if not torch.isfinite(moment).all() or (moment < 0).any() or (moment > LARGEST_MOMENT).any():
+                raise UnusableStateError(f"the moments of {name} are not squares of gradients")
+            moments[name] = moment.to(parameter.device)
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
+        raise UnusableStateError("it is damaged") from error
     if not any(moment.any() for moment in moments.values()):
         raise UnusableStateError("all moments are zero")
     return moments, learner
