@@ -4,46 +4,61 @@
     python benchmarks/all_models.py --out=saved/all_models.json --table > models.md
 
 What is in the file is not run again, so that a stopped run goes on where it was. `--limit` is in seconds of the
-processor, so that a busy machine makes no difference. The table is that of docs/supported-models.md.
+processor, so that a busy machine makes little difference. `--table` prints what was found by type, and why models
+are refused: docs/supported-models.md is written from it. Other options are those of a run (`--dataset=`).
 """
 
 import argparse
-import functools
 import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 from recbole.utils import get_model
 from tabulate import tabulate
 
+from recbole_unlearn import quick_start  # noqa: F401 - imported once, for all processes
+from recbole_unlearn.cli import main
 from recbole_unlearn.files import write_json
 from recbole_unlearn.recbole_compat import anomaly_mode_kept
 from recbole_unlearn.settings import model_names
 
+ALWAYS = ["--epochs=1", "--unlearn=obliviate", "--report=none", "--cache=False", "--threads=1"]
 MANY = 60  # seconds of the processor from which on a run is shown as slow
+
+
+def run(arguments: list[str], limit: int, log: TextIO) -> NoReturn:
+    """In a process of its own: the command line, of which ``log`` keeps what it says."""
+    code = 1
+    try:
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        sys.stdout = sys.stderr = log
+        code = main(arguments)
+    except Exception:
+        traceback.print_exc()
+    finally:
+        log.flush()
+        os._exit(code)
 
 
 def attempt(model: str, limit: int, given: list[str]) -> dict[str, Any]:
     """Run one model: its state (works, refused, failed, stopped), seconds of the processor, memory and last line."""
-    limited = functools.partial(resource.setrlimit, resource.RLIMIT_CPU, (limit, limit + 1))
     with tempfile.TemporaryDirectory() as out, tempfile.TemporaryFile("w+") as log:
-        command = [
-            sys.executable, "-m", "recbole_unlearn", f"--model={model}", "--epochs=1", "--unlearn=obliviate",
-            "--report=none", "--cache=False", "--threads=1", f"--output_dir={out}/run", *given,
-        ]  # fmt: skip
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, preexec_fn=limited)
-        _, status, used = os.wait4(process.pid, 0)  # of this child alone, with its largest memory
-        process.returncode = os.waitstatus_to_exitcode(status)
+        child = os.fork()  # with all imports done
+        if child == 0:
+            run([f"--model={model}", f"--output_dir={out}/run", *ALWAYS, *given], limit, log)
+        _, status, used = os.wait4(child, 0)  # of this child alone, with its largest memory
+        code = os.waitstatus_to_exitcode(status)
         log.seek(0)
         lines = log.read().strip().splitlines() or [""]
-        works = process.returncode == 0 and Path(out, "run", "result.json").is_file()
-    stopped = process.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+        works = code == 0 and Path(out, "run", "result.json").is_file()
+    stopped = code in (-signal.SIGXCPU, -signal.SIGKILL)
     refused = not works and not any(line.startswith("Traceback") for line in lines)
     return {
         "state": "works" if works else "stopped" if stopped else "refused" if refused else "failed",
@@ -81,7 +96,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     return f"{tabulate(lines, ('type', 'works', 'does not'), tablefmt='github')}\n\n{why}"
 
 
-def main() -> None:
+def write_all() -> None:
     """Run what is missing, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -101,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_all()

@@ -48,8 +48,8 @@ html_show_sphinx = False
 # The pages in the order of the sidebar. README itself has no such list: GitHub would show it as it is.
 NAVIGATION = {
     "Use it": [
-        "docs/installation", "docs/requests", "docs/deletion-requests", "docs/serving", "docs/many-runs",
-        "docs/troubleshooting", "examples/README",
+        "docs/installation", "docs/requests", "docs/deletion-requests", "docs/supported-models", "docs/serving",
+        "docs/many-runs", "docs/troubleshooting", "examples/README",
     ],
     "Judge it": [
         "docs/method", "docs/baselines", "docs/measuring", "docs/results", "docs/result-json", "docs/guarantees",

@@ -443,6 +443,8 @@ def checked_settings(method: type[UnlearnTrainer], config: UnlearnConfig) -> Any
             able = ", ".join(one.name for one in METHODS.all() if getattr(one, ability))
             what = f"{config['model']} is {model}, and {method.name} does not work on {gap}"
             raise UnlearnError(f"{what}. Use {able}.")
+    if method.needs_original and (reason := settings.only_retrained(config.model_class)):
+        raise UnlearnError(f"{config['model']} can only be trained again: {reason}. Use --unlearn=retrain.")
     method.check(options, config)
     return options
 

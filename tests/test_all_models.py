@@ -1,9 +1,11 @@
 """benchmarks/all_models.py, which writes the table of docs/supported-models.md, on a part of the models."""
 
 import importlib
+import re
 
 import pytest
 
+from recbole_unlearn.settings import model_names
 from tests.conftest import ROOT
 
 
@@ -20,3 +22,10 @@ def test_models_of_each_form_work_or_are_refused(monkeypatch, tiny_path):
     assert "| context | DSSM" in script.table(found)
     assert "FM (stopped)" in script.table(found)
     assert "- RaCT cannot be unlearned: it is trained in three stages" in script.table(found)
+
+
+def test_the_page_has_every_model_once():
+    """By name, in a table of those that work or of those that are refused."""
+    tables = [line for line in (ROOT / "docs" / "supported-models.md").read_text().splitlines() if line[:1] == "|"]
+    words = [word for line in tables for word in re.findall(r"[\w]+", line.replace("NCL's", ""))]
+    assert [name for name in model_names() if words.count(name) != 1] == []

@@ -74,6 +74,7 @@ def test_values_of_recboles_settings_that_cannot_work(assert_fails, flags, no_da
     ("--unlearn=obliviate --lac_steps=9 --lac_horizon=5", "lac_horizon=5 is not valid: at least"),
     ("--unlearn=retrain --trials=0", "trials=0 is not valid"),
     ("--model=EASE --unlearn=retrain --compare=rrl", "EASE is a closed form of its data, and rrl"),
+    ("--model=NCL --unlearn=obliviate", "NCL can only be trained again: its loss reads clusters"),
     ("--model=RaCT", "RaCT cannot be unlearned: it is trained in three stages, of which the first two leave files"),
     ("--unlearn=downdate", "BPR has no downdate: that is for EASE, ItemKNN and Pop. Use --unlearn=rebuild"),
 ])  # fmt: skip

@@ -37,6 +37,7 @@ from recbole_unlearn.settings.supported_models import (
     SUPPORTED_TYPES,
     has_users,
     model_names,
+    only_retrained,
     pushes_all_items,
     scores_pairs,
     typed_class,

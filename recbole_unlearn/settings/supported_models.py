@@ -36,6 +36,10 @@ _REASONS = {
     "MKR": "it has two losses of which neither is calculate_loss, and methods work on that one",
     "RippleNet": "it keeps users' histories outside its weights, and saves them in its checkpoint",
 }
+_RETRAINED = {
+    "NCEPLRec": "it is a closed form without rows of users or items",
+    "NCL": "its loss reads clusters of users and items that only its own trainer makes",
+}
 _USER_BY_USER = ("FISM", "NAIS")  # whose full sort repeats a user's history for every item
 _TRANSFORMS = {"BERT4Rec": "mask_itemseq", "SHAN": "inverse_itemseq"}  # that models need for histories
 
@@ -115,6 +119,11 @@ def pushes_all_items(config: Config) -> bool:
 def has_users(model: type) -> bool:
     """Whether a sequential model has a row for every user."""
     return _derives(model, _WITH_USERS)
+
+
+def only_retrained(model: type) -> str | None:
+    """Why no method can work on the weights of a model; None where it can."""
+    return next((reason for name, reason in _RETRAINED.items() if _derives(model, (name,))), None)
 
 
 def scores_pairs(model: type[AbstractRecommender]) -> bool:
