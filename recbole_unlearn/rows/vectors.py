@@ -5,7 +5,8 @@ their propagation), not by a list of models, and taken if
 
     |p_u · q_i − score(u, i)| ≤ 1e-4 · max |score|    for some users u and items i.
 
-NeuMF, MultiVAE and EASE have none.
+A model with a bias for each item (matrix factorization with biases) has vectors with one more dimension, (p_u, 1) and
+(q_i, b_i); a bias of the user, or of all, changes no ranking and is left out. NeuMF, MultiVAE and EASE have none.
 """
 
 import inspect
@@ -31,11 +32,19 @@ def find_vectors(model: AbstractRecommender, dataset: Dataset) -> Vectors | None
     users, items = (torch.randint(1, size, (COMPARED,), generator=generator) for size in sizes)
     pairs = torch.cartesian_prod(users, items)
     scores = pair_scores(model, dataset, *pairs.T).view(COMPARED, COMPARED)
-    for p, q in _candidates(model, dataset):
-        if not (p.dim() == q.dim() == 2 and (len(p), len(q)) == sizes and p.shape[1] == q.shape[1]):
-            continue
-        if ((p[users] @ q[items].T).cpu() - scores).abs().max() <= CLOSE * scores.abs().max():
-            return p.detach(), q.detach()
+    biases = [rows for rows in side_tables(model, find_tables(model, dataset), dataset)["item"] if rows.shape[1] == 1]
+    for bias in (None, *biases):
+        for p, q in _candidates(model, dataset):
+            if not (p.dim() == q.dim() == 2 and (len(p), len(q)) == sizes and p.shape[1] == q.shape[1]):
+                continue
+            if bias is not None:
+                p, q = torch.cat([p, torch.ones_like(p[:, :1])], dim=1), torch.cat([q, bias], dim=1)
+            left = (p[users] @ q[items].T).cpu() - scores
+            left -= (
+                0.0 if bias is None else left.mean(dim=1, keepdim=True)
+            )  # what is the same for all items of a user
+            if left.abs().max() <= CLOSE * scores.abs().max():
+                return p.detach(), q.detach()
     return None
 
 

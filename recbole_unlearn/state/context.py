@@ -104,7 +104,11 @@ class Suppression:
     def __contains__(self, pair: tuple[str, str]) -> bool:
         """Whether a pair (user token, item token) is suppressed, by itself, or with its item or its user."""
         forms = (pair, (None, pair[1]), (pair[0], None))
-        return bool(self.hashes) and any(pair_hash(self._key, *one) in self.hashes for one in forms)
+        return bool(self.hashes) and any(self.has(*one) for one in forms)
+
+    def has(self, user: str | None, item: str | None) -> bool:
+        """Whether this is suppressed by itself; None for all users, or for all items."""
+        return pair_hash(self._key, user, item) in self.hashes
 
     def __len__(self) -> int:
         return len(self.hashes)

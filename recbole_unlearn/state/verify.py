@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -63,10 +64,30 @@ def deleted_in(known: Suppression, splits: Splits) -> dict[str, int]:
 
 
 def _count(known: Suppression, *columns: Sequence[object]) -> int:
-    """How many distinct pairs are suppressed; text such as 196.0, which a table with gaps has, also means 196."""
-    pairs = set(zip(*map(tokens, columns), strict=True))
-    forms = ([{token, re.sub(r"^(\d+)\.0$", r"\1", token)} for token in pair if token] for pair in pairs)
-    return sum(any(pair in known for pair in itertools.product(*own)) for own in forms if len(own) == 2)
+    """How many distinct pairs are suppressed; text such as 196.0, which a table with gaps has, also means 196.
+
+    Users and items are looked up once each, and a pair of others by one hash.
+    """
+    if not len(known):
+        return 0
+    (users, user_names), (items, item_names) = map(_coded, columns)
+    distinct = np.unique((users * len(item_names) + items)[(users >= 0) & (items >= 0)])
+    pairs = np.stack(np.divmod(distinct, max(1, len(item_names))))
+    whole_user = np.array([any(known.has(form, None) for form in own) for own in user_names], dtype=bool)
+    whole_item = np.array([any(known.has(None, form) for form in own) for own in item_names], dtype=bool)
+    whole = whole_user[pairs[0]] | whole_item[pairs[1]]
+    single = sum(
+        any(known.has(*one) for one in itertools.product(user_names[user], item_names[item]))
+        for user, item in pairs[:, ~whole].T.tolist()
+    )
+    return int(whole.sum()) + single
+
+
+def _coded(column: Sequence[object]) -> tuple[np.ndarray, list[set[str]]]:
+    """The values of a column by their numbers, -1 for an empty one, and the forms of each distinct token."""
+    codes, values = pd.factorize(pd.Series(column))
+    own, names = pd.factorize(np.array([*tokens(values.tolist()), None], dtype=object))  # the last for -1
+    return own[codes], [{name, re.sub(r"^(\d+)\.0$", r"\1", name)} for name in names]
 
 
 def check(core: Core, path: str | Path) -> dict[str, int]:

@@ -13,12 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from examples.own_model import BiasedBPR
 from recbole_unlearn import recbole_compat, run_unlearn
-from recbole_unlearn.state import find_vectors, load_suppression, open_state
-from tests.conftest import ROOT
+from recbole_unlearn.state import find_vectors, init_state, load_suppression, open_state
+from tests.conftest import ROOT, train_plain
 from tests.files import plain_recbole, strings
 from tests.parts import refused
-from tests.state.conftest import about, done, items_of, some
+from tests.state.conftest import PLAIN, about, done, items_of, some
 
 
 def scores_of(state, users):
@@ -68,6 +69,35 @@ def test_the_dot_product_of_the_vectors_is_the_score(make_state, tmp_path, model
     users, items = (torch.from_numpy(listed[side]) for side in ("users", "items"))
     expected = scores_of(state, users.tolist())[:, items]
     assert torch.allclose(tables["users"][users] @ tables["items"][items].T, expected, atol=1e-4)
+
+
+class Biased(BiasedBPR):
+    """With a bias of each user, which changes no ranking."""
+
+    def __init__(self, config, dataset):
+        super().__init__(config, dataset)
+        self.user_bias = torch.nn.Embedding(self.n_users, 1)
+
+    def predict(self, interaction):
+        return super().predict(interaction) + self.user_bias(interaction[self.USER_ID]).squeeze(1)
+
+
+def test_a_bias_of_each_item_is_one_more_dimension(tmp_path, tiny_path, key_file):
+    checkpoint = train_plain(Biased, tmp_path / "plain", data_path=str(tiny_path), **PLAIN)
+    given = {"model": Biased, "hash_key": key_file, "data_path": str(tiny_path)}
+    with init_state(tmp_path / "S", checkpoint, **given) as state:
+        done(state, {"user_id": ["u3"]})
+        state.export(tmp_path / "out")
+        tables, item_bias = load_file(tmp_path / "out" / "embeddings.safetensors"), state.model.item_bias.weight
+        size = state.model.embedding_size + 1
+        users, items = (torch.from_numpy(one.rows) for one in find_vectors(state.core.live))
+        expected = scores_of(state, users.tolist())[:, items]
+    assert tables["items"].shape[1] == size
+    assert item_bias.abs().max() > 0.01
+    found = tables["users"][users] @ tables["items"][items].T
+    assert torch.allclose(
+        found - found.mean(dim=1, keepdim=True), expected - expected.mean(dim=1, keepdim=True), atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("model", ["NeuMF", "MultiVAE", "EASE"])
