@@ -71,7 +71,6 @@ def test_values_of_recboles_settings_that_cannot_work(assert_fails, flags, no_da
     ("--valid_metric=Foo@3", "Use for example --valid_metric=Recall@50"),
     ("--unlearn=obliviate --rank=0", "rank=0 is not valid: expected a whole number, at least 1, or"),
     ("--unlearn=retrain --compare=obliviate --lac_steps=-1", "lac_steps=-1 is not valid"),
-    ("--unlearn=obliviate --lac_steps=9 --lac_horizon=5", "lac_horizon=5 is not valid: at least"),
     ("--unlearn=retrain --trials=0", "trials=0 is not valid"),
     ("--model=EASE --unlearn=retrain --compare=rrl", "EASE is a closed form of its data, and rrl"),
     ("--model=NCL --unlearn=obliviate", "NCL can only be trained again: its loss reads clusters"),

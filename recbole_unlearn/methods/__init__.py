@@ -4,6 +4,6 @@
 share. A folder is a family: `obliviate/`, `influence/` (SCIF, IFRU) and `sharded/` (SISA, RecEraser, UltraRE).
 """
 
-from recbole_unlearn.methods.base import Curve, Outcome, UnlearnTask, UnlearnTrainer, Watch
+from recbole_unlearn.methods.base import Curve, Outcome, UnlearnTask, UnlearnTrainer
 from recbole_unlearn.methods.request_losses import BATCH, RequestLosses, WindowLosses, tie
 from recbole_unlearn.registry import method

@@ -18,20 +18,12 @@ from recbole.utils import ModelType
 from recbole_unlearn.data import SequenceSplits, UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained, write_model
-from recbole_unlearn.recbole_compat import clear_caches, own_randomness
+from recbole_unlearn.recbole_compat import clear_caches
 from recbole_unlearn.rows import Earlier, TrainIndex, find_features, reset_features, reset_rows, reset_to_rarest
 from recbole_unlearn.settings import UnlearnConfig, pushes_all_items
 from recbole_unlearn.training import Job, PhaseTrainer, check_finite, forget_neighbours, train_all
 
 Curve = list[tuple[int, float]]  # (step, value)
-
-
-@dataclasses.dataclass(frozen=True)
-class Watch:
-    """A callback that sees the model before a method that works in steps has ended."""
-
-    steps: frozenset[int]  # after these steps
-    look: Callable[["UnlearnTrainer", int, float], None]  # gets the trainer, the step, the method's seconds so far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +40,6 @@ class UnlearnTask:
     repeat: int = 0  # how often this method ran before in the same run
     train_all: Callable[[Sequence[Job]], list[Trained]] = train_all
     stored: Path | None = None  # directory of the method's own original, when the run starts from it
-    watch: Watch | None = None
     prepared_index: TrainIndex | None = None  # of D, for methods with `needs_index`
     prepared: Any = None  # the result of the method's `prepare`
 
@@ -101,7 +92,6 @@ class UnlearnTrainer(PhaseTrainer):
     of_pairs: ClassVar[Sequence[str]] = ()  # settings without a meaning for a sequential model
 
     fitted: torch.Tensor | None = None  # (items,), counts for the next request, see UnlearnData
-    _start = _looked = 0.0
 
     @classmethod
     def suits(cls, model: type[AbstractRecommender]) -> bool:
@@ -126,16 +116,6 @@ class UnlearnTrainer(PhaseTrainer):
     def epochs(cls, settings: Any, config: UnlearnConfig) -> int:
         """The largest number of epochs of a training, for methods that train."""
         return int(config["epochs"])
-
-    @classmethod
-    def steps(cls, settings: Any) -> int:
-        """The number of steps of a method that calls :meth:`show`; 0 for others."""
-        return 0
-
-    @classmethod
-    def settings_after(cls, settings: Any, step: int) -> dict[str, Any]:
-        """Changes to ``settings`` with which the method ends with the model that :meth:`show` shows at ``step``."""
-        raise NotImplementedError(f"{cls.__name__} has no steps to watch.")
 
     def originate(self, task: UnlearnTask) -> Outcome:
         """Make ``self.model`` the method's own model of D, for methods with `own_original`; called before `run`."""
@@ -194,10 +174,10 @@ class UnlearnTrainer(PhaseTrainer):
 
     def apply(self, task: UnlearnTask) -> Outcome:
         """Unlearn (timed), reset orphans, and check that the weights are finite: the step runs and states share."""
-        self._start, self._looked = time.perf_counter(), 0.0
+        start = time.perf_counter()
         outcome = self.unlearn(task) or Outcome()
         orphans = self.reset_orphans(task, outcome.refits_orphan_items)
-        seconds = time.perf_counter() - self._start - self._looked
+        seconds = time.perf_counter() - start
         clear_caches(self.model)
         if outcome.earlier is None:
             check_finite(self.model, task.label)
@@ -224,23 +204,3 @@ class UnlearnTrainer(PhaseTrainer):
         return dataclasses.replace(
             outcome, certificates=certificates, refitted_items=None, certify=None, earlier=None
         )
-
-    def show(self, task: UnlearnTask, step: int, refitted_items: bool = False) -> None:
-        """Let ``task.watch`` see the model as if the method ended after ``step`` steps.
-
-        A method with steps calls this. It does not count as the method's time, and restores weights and random
-        numbers.
-        """
-        assert task.watch is not None
-        now = time.perf_counter()
-        before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
-        with own_randomness():  # of Python and numpy too: a look may draw BERT4Rec's masks, a step negatives
-            self.reset_orphans(task, refitted_items)
-            clear_caches(self.model)
-            check_finite(self.model, task.label)
-            task.watch.look(self, step, now - self._start - self._looked)
-        with torch.no_grad():
-            for name, value in self.model.named_parameters():
-                value.copy_(before[name])
-        clear_caches(self.model)
-        self._looked += time.perf_counter() - now

@@ -128,14 +128,7 @@ class TuneSettings:
         role=Role.PLACE, per_run=False,
     )
     trials: int = setting("Trials of a sweep; grid search does all combinations instead.", low=1)
-    searcher: str = setting(
-        "How settings are chosen; optuna has to be installed.", choices=("random", "grid", "optuna")
-    )
-    scheduler: str = setting("asha stops bad trials early; none does not.", choices=("none", "asha"))
-    tune_looks: int = setting(
-        "How often a trial of a method with steps is measured, the end included; each measurement is a candidate.",
-        low=1,
-    )
+    searcher: str = setting("How settings are chosen.", choices=("random", "grid"))
     tune_metric: str = setting("The metric that is used as utility, on validation interactions.")
     tune_affected: float = setting(
         "Weight of affected users in utility; all users together have the rest, up to 1.", low=0.0, high=1.0

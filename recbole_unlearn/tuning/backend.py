@@ -13,13 +13,13 @@ objective is refused, because its scores would not compare.
 import contextlib
 import functools
 import hashlib
-import importlib.util
+import importlib
 import json
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,17 @@ from recbole_unlearn import __version__
 from recbole_unlearn.cluster import gpu_share, import_ray
 from recbole_unlearn.errors import UnlearnError, one_line, reason
 from recbole_unlearn.files import write_bytes
-from recbole_unlearn.settings import TuneSettings, read, read_regular
+from recbole_unlearn.settings import read_regular
 from recbole_unlearn.text import decimal
 from recbole_unlearn.training import state_digest
 from recbole_unlearn.tuning.objective import Bench
 from recbole_unlearn.tuning.space import Settings, Space, identity
-from recbole_unlearn.tuning.trial import Report, Shared, run_trial
+from recbole_unlearn.tuning.trial import Shared, run_trial
 
 NAME = "trials.jsonl"
-STATES = FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
+FINISHED, FAILED = "finished", "failed"
 WORST = -1e6  # the score that Ray gets for a failed trial; it needs a number
 DEATHS = 1  # how often a trial whose process died is tried again
-REDUCTION = 2  # ASHA lets one trial in so many continue
 
 _QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
@@ -50,8 +49,7 @@ _QUIET = {
     "TUNE_GLOBAL_CHECKPOINT_S": "3600", "TUNE_WARN_THRESHOLD_S": "60", "RAY_AIR_NEW_OUTPUT": "0",
 }  # fmt: skip
 
-Record = dict[str, Any]  # number, settings, state, error, node, reports
-SettingsOf = Callable[[Mapping[str, Any]], Settings]
+Record = dict[str, Any]  # number, settings, state, error, node, figures
 
 
 def sweep_digest(shared: Shared, space: Space) -> str:
@@ -62,7 +60,7 @@ def sweep_digest(shared: Shared, space: Space) -> str:
         "method": shared.method.name,
         "settings": shared.values,
         "space": space.lines,
-        "run": [config[key] for key in ("seed", "tune_looks", "demotion_negatives", "threads", "device")],
+        "run": [config[key] for key in ("seed", "demotion_negatives", "threads", "device")],
         "objective": [goal.metric, goal.affected, goal.weight, goal.original, goal.target],
         "data": [shared.data.full.digest(), shared.data.retain.digest()],
         "original": state_digest(shared.original.state_dict),
@@ -118,29 +116,23 @@ class Journal:
             raise UnlearnError(f"{error} Finished trials are kept; continue with --resume.") from error
 
     def ended(
-        self, number: int | None, values: Settings, reports: list[Report], node: str | None, error: str | None
+        self, number: int, values: Settings, figures: dict[str, Any] | None, node: str | None, error: str | None
     ) -> None:
-        """Keep a trial that has ended, by default under the next number; one that was known is on disk already."""
-        if (name := identity(values)) not in self.known:
-            if number is None:
-                number = self.records[name]["number"] if name in self.records else len(self.records)
-            state = FAILED if error is not None or not reports else FINISHED if reports[-1]["last"] else STOPPED
-            record = {"number": number, "settings": values, "state": state, "error": error}
-            self.records[name] = {**record, "node": node, "reports": reports}
-            self._write()
+        """Keep a trial that has ended."""
+        record = {"number": number, "settings": values, "state": FINISHED if figures else FAILED, "error": error}
+        self.records[identity(values)] = {**record, "node": node, "figures": figures}
+        self._write()
         if self.bar is not None:
             records = self.records.values()
-            best = max((report["score"] for record in records for report in record["reports"]), default=None)
+            best = max((record["figures"]["score"] for record in records if record["figures"]), default=None)
             failed = sum(record["state"] == FAILED for record in records)
             self.bar.set_postfix_str(f"best {decimal(best)}" + (f", {failed} failed" if failed else ""))
             self.bar.update()
 
 
-def check(searcher: str, address: str | None) -> None:
+def check(address: str | None) -> None:
     """Refuse a sweep that Ray cannot run, before anything is trained."""
     import_ray("ray.tune")
-    if searcher == "optuna" and not is_installed(searcher):
-        raise UnlearnError("searcher=optuna needs the package optuna: pip install optuna, or use --searcher=random.")
     if address is not None and address.startswith("ray://"):
         raise UnlearnError(
             "A sweep is driven from a machine of the cluster, not through a Ray client: start it there with "
@@ -148,42 +140,22 @@ def check(searcher: str, address: str | None) -> None:
         )
 
 
-def is_installed(package: str) -> bool:
-    """Whether a package can be imported."""
-    return importlib.util.find_spec(package) is not None
-
-
-def run_trials(ray: Any, shared: Shared, space: Space, listed: Sequence[Settings] | None, journal: Journal) -> None:
-    """Run the trials ``listed``; None: as many as a model-based searcher may suggest.
-
-    The journal gets every trial that ends, and its error ends the sweep; trials it knows are only reported again.
-    """
+def run_trials(ray: Any, shared: Shared, listed: Sequence[Settings], journal: Journal) -> None:
+    """Run the trials of ``listed`` that the journal does not know; it gets each that ends, and its error ends all."""
     from ray import tune
 
-    options, known = read(TuneSettings, shared.config), journal.known
     configs = importlib.import_module("ray.tune" if hasattr(tune, "RunConfig") else "ray.air")
-    settings_of = space.plain if listed is None else lambda config: listed[config["position"]]
-    driver = _driver(tune, journal, settings_of)
-    parts = {"reference": [ray.put(shared)], "settings_of": settings_of, "known": known}
-    how: dict[str, Any] = {"metric": "score", "mode": "max", "reuse_actors": True}
-    at_once = how["max_concurrent_trials"] = shared.config["workers"] or int(ray.cluster_resources().get("CPU", 1))
+    driver = _driver(tune, journal, listed)
+    at_once = shared.config["workers"] or int(ray.cluster_resources().get("CPU", 1))
     share = {"cpu": 1, "gpu": gpu_share(ray, shared.config["device"].type, at_once)}
-    if listed is None:
-        points = [record["settings"] for record in known.values()]
-        # With the seed of the first part, a resumed sweep would suggest what that part suggested.
-        seed, optuna = shared.config["seed"] + len(points), importlib.import_module("ray.tune.search.optuna")
-        searcher = optuna.OptunaSearch(points_to_evaluate=points or None, seed=seed)
-        how |= {"search_alg": searcher, "num_samples": options.trials}
-        domains = {key: space.domain(key) for key in space.lines}
-    else:
-        domains = {"position": tune.grid_search(list(range(len(listed))))}
-    if options.scheduler == "asha":
-        how["scheduler"] = tune.schedulers.ASHAScheduler(max_t=options.tune_looks, reduction_factor=REDUCTION)
+    left = [position for position, values in enumerate(listed) if identity(values) not in journal.known]
     with _quiet(), tempfile.TemporaryDirectory(prefix="recbole-unlearn-") as folder:
         tuner = tune.Tuner(
-            tune.with_resources(tune.with_parameters(_trainable, **parts), share),
-            param_space=domains,
-            tune_config=tune.TuneConfig(**how),
+            tune.with_resources(tune.with_parameters(_trainable, reference=[ray.put(shared)], listed=listed), share),
+            param_space={"position": tune.grid_search(left)},
+            tune_config=tune.TuneConfig(
+                metric="score", mode="max", reuse_actors=True, max_concurrent_trials=at_once
+            ),
             run_config=configs.RunConfig(
                 name="sweep", storage_path=folder, verbose=0, callbacks=[driver], stop=driver,
                 failure_config=configs.FailureConfig(max_failures=DEATHS),
@@ -199,7 +171,7 @@ def run_trials(ray: Any, shared: Shared, space: Space, listed: Sequence[Settings
         raise driver.error
 
 
-def _driver(tune: Any, journal: Journal, settings_of: SettingsOf) -> Any:
+def _driver(tune: Any, journal: Journal, listed: Sequence[Settings]) -> Any:
     """A callback and stopper of Ray Tune that calls ``journal``; made here because its base classes are Ray's."""
 
     class Driver(tune.Callback, tune.Stopper):
@@ -214,11 +186,11 @@ def _driver(tune: Any, journal: Journal, settings_of: SettingsOf) -> Any:
             return self.error is not None
 
         def on_trial_complete(self, trial: Any, died: str | None = None, **info: Any) -> None:
-            last, position = trial.last_result, trial.config.get("position")
-            reports, node, error = last.get("reports", []), last.get("node"), last.get("failure", died)
+            last, position = trial.last_result, trial.config["position"]
+            figures, node, error = last.get("figures"), last.get("node"), last.get("failure", died)
             try:
                 if self.error is None:
-                    journal.ended(position, settings_of(trial.config), reports, node, error)
+                    journal.ended(position, listed[position], figures, node, error)
             except UnlearnError as failure:  # Ray would take it for an error of the trial
                 self.error = failure
 
@@ -231,26 +203,17 @@ def _driver(tune: Any, journal: Journal, settings_of: SettingsOf) -> Any:
     return Driver()
 
 
-def _trainable(config: dict[str, Any], reference: Any, settings_of: SettingsOf, known: dict[str, Record]) -> None:
+def _trainable(config: dict[str, Any], reference: Any, listed: Sequence[Settings]) -> None:
     from ray import get_runtime_context, tune
 
     # Ray moved the function in its second generation.
     place = tune if hasattr(tune, "RunConfig") else importlib.import_module("ray.air.session")
-    values, node = settings_of(config), get_runtime_context().get_node_id()
-    reports: list[Report] = []
-
-    def tell(report: Report) -> None:
-        reports.append(report)
-        place.report({"score": report["score"], "reports": reports, "node": node})
-
-    if identity(values) in known:
-        for report in known[identity(values)]["reports"]:
-            tell(report)
-        return
+    node = get_runtime_context().get_node_id()
     try:
-        run_trial(*_received(reference[0]), values, tell)
+        figures = run_trial(*_received(reference[0]), listed[config["position"]])
+        place.report({"score": figures["score"], "figures": figures, "node": node})
     except Exception as error:  # of any kind: the sweep continues, and the table names it
-        place.report({"score": WORST, "failure": one_line(error), "reports": reports, "node": node})
+        place.report({"score": WORST, "failure": one_line(error), "node": node})
 
 
 @functools.lru_cache(maxsize=1)

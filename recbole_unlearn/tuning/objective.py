@@ -131,13 +131,13 @@ class Bench:
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate:
-    """The highest score; of equals the nearest to the target, then the fewest steps, then the first trial."""
-    return max(candidates, key=lambda c: (c["score"], -c["distance"], -(c["step"] or 0), -c["trial"]))
+    """The highest score; of equals the nearest to the target, then the first trial."""
+    return max(candidates, key=lambda c: (c["score"], -c["distance"], -c["trial"]))
 
 
 def front(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates that no other beats in both utility and distance; nearest to the target first."""
-    ordered = sorted(candidates, key=lambda c: (c["distance"], -c["utility"], c["step"] or 0, c["trial"]))
+    ordered = sorted(candidates, key=lambda c: (c["distance"], -c["utility"], c["trial"]))
     found: list[Candidate] = []
     for candidate in ordered:
         if not found or candidate["utility"] > found[-1]["utility"]:

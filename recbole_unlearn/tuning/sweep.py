@@ -25,7 +25,7 @@ from recbole_unlearn.training.threads import of_one_process
 from recbole_unlearn.tuning import backend
 from recbole_unlearn.tuning import space as spaces
 from recbole_unlearn.tuning.objective import Candidate, best, front
-from recbole_unlearn.tuning.space import Settings, identity
+from recbole_unlearn.tuning.space import identity
 from recbole_unlearn.tuning.trial import Shared, prepare, refuse_untunable
 
 SCHEMA = 1
@@ -43,35 +43,29 @@ class TuneResult:
     output_dir: Path
 
     def to_frame(self) -> pd.DataFrame:
-        """The trials: a row for each measurement of one, with its settings and figures; failed ones have none."""
+        """The trials: a row for each, with its settings and figures; failed ones have none."""
         rows = [
-            {"trial": record["number"], "state": record["state"], **record["settings"], **report}
+            {"trial": record["number"], "state": record["state"], **record["settings"], **(record["figures"] or {})}
             for record in self.result["trials"]
-            for report in record["reports"] or [{}]
         ]
         return pd.DataFrame(rows)
 
     def __str__(self) -> str:
-        """The best of every trial, best first; then lines about the best and about failures."""
+        """The trials, best first; then lines about the best and about failures."""
         result = self.result
         keys, records, objective = list(result["space"]), result["trials"], result["objective"]
-        states = {state: [r for r in records if r["state"] == state] for state in backend.STATES}
-        good = [*states[backend.FINISHED], *states[backend.STOPPED]]
-        tops = [(best([{"trial": r["number"], **report} for report in r["reports"]]), r) for r in good]
-        steps = ["steps"] if any(top["step"] is not None for top, _ in tops) else []
+        good = [record for record in records if record["state"] == backend.FINISHED]
         references = [(name, result[name]) for name in ("original", "retrained") if result[name]]
-        rows = [[name, *[""] * len([*keys, *steps]), *_cells(figures)] for name, figures in references]
-        for top, record in sorted(tops, key=lambda pair: -pair[0]["score"])[:ROWS]:
-            name = f"trial {record['number']}" + ("*" if record["state"] == backend.STOPPED else "")
+        rows = [[name, *[""] * len(keys), *_cells(figures)] for name, figures in references]
+        for record in sorted(good, key=lambda one: -one["figures"]["score"])[:ROWS]:
             values = [_plain(record["settings"].get(key)) for key in keys]
-            rows.append([name, *values, *(str(top["step"]) for _ in steps), *_cells(top)])
-        head = ["", *keys, *steps, objective["metric"], "affected", "demotion", "score", "seconds"]
+            rows.append([f"trial {record['number']}", *values, *_cells(record["figures"])])
+        head = ["", *keys, objective["metric"], "affected", "demotion", "score", "seconds"]
         lines = []
         if len(good) > ROWS:
             lines.append(f"The best {ROWS} of {counted(len(good), 'trial')}; tune.json has all.")
-        if states[backend.STOPPED]:
-            lines.append("* stopped early by the scheduler.")
-        lines += [f"Trial {record['number']} failed: {record['error']}" for record in states[backend.FAILED]]
+        failed = [record for record in records if record["state"] == backend.FAILED]
+        lines += [f"Trial {record['number']} failed: {record['error']}" for record in failed]
         chosen = ", ".join(f"{key}={_plain(value)}" for key, value in result["best"]["settings"].items())
         headline = [] if result["beats_original"] else [NO_BETTER, ""]
         lines.append(f"Best, on validation interactions: trial {result['best']['trial']}, {chosen}.")
@@ -95,19 +89,13 @@ class _Sweep:
         self.options = settings.read(settings.TuneSettings, self.config)
         self.method = pipeline.methods[0].method
         refuse_untunable(pipeline, self.options)
-        backend.check(self.options.searcher, pipeline.run_settings.ray_address)
+        backend.check(pipeline.run_settings.ray_address)
         backend.refuse_other(self.directory, self.options.resume)
         self.space = spaces.load(self.config, self.method, self.options.space)
-        self.listed: list[Settings] | None = None  # the settings of all trials, where they are known before
         if self.options.searcher == "grid":
             self.listed = self.space.grid()
-        elif self.options.searcher == "random":
+        else:
             self.listed = self.space.random(self.options.trials, self.config["seed"])
-        elif listed := [key for key, line in self.space.lines.items() if "grid" in line]:
-            raise UnlearnError(
-                f"{self.options.searcher} draws and does not go through the grid of {listed[0]}: "
-                f"write {listed[0]}: {{choice: [...]}}, or use --searcher=grid."
-            )
 
     def run(self, forget: Any) -> TuneResult:
         """From the request to the written result."""
@@ -118,15 +106,12 @@ class _Sweep:
             shared, references = prepare(self.pipeline, self.options)
             seconds = round(time.perf_counter() - start, 2)
             kept = backend.Journal(self.directory, backend.sweep_digest(shared, self.space))
-            if self.listed is None:
-                total, left = self.options.trials, self.options.trials - len(kept.known)
-            else:
-                total, left = len(self.listed), sum(identity(values) not in kept.known for values in self.listed)
+            left = sum(identity(values) not in kept.known for values in self.listed)
             shown = bool(self.config["show_progress"])
-            with progress_bar(f"Tune {self.method.name}", total, shown and left > 0, "trial") as kept.bar:
+            with progress_bar(f"Tune {self.method.name}", len(self.listed), shown and left > 0, "trial") as kept.bar:
                 try:
                     if left > 0:
-                        backend.run_trials(ray, shared, self.space, self.listed, kept)
+                        backend.run_trials(ray, shared, self.listed, kept)
                 except KeyboardInterrupt:
                     number = counted(len(kept.records), "trial")
                     logger.warning("Stopped: finished trials are kept (%s); continue with --resume.", number)
@@ -141,10 +126,9 @@ class _Sweep:
         config, goal = self.config, shared.goal
         records = sorted(kept.records.values(), key=lambda record: record["number"])
         candidates = [
-            {"trial": record["number"], **{k: report[k] for k in report if k not in ("last", "work_seconds")}}
+            {"trial": record["number"], "settings": record["settings"], **record["figures"]}
             for record in records
-            if record["state"] != backend.FAILED
-            for report in record["reports"]
+            if record["state"] == backend.FINISHED
         ]
         if not candidates:
             reasons = [record["error"] for record in records if record["error"]]
@@ -159,7 +143,7 @@ class _Sweep:
             "forget": self.pipeline.forgotten.to_json(),
             "objective": objective | {"target_source": source},
             "space": dict(self.space.lines),
-            "searcher": self.options.searcher, "scheduler": self.options.scheduler,
+            "searcher": self.options.searcher,
             "best": best(candidates), "front": front(candidates), "trials": records,
             "environment": environment(of_one_process(config["threads"]), config["device"]),
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""One trial: the method with some settings on the shared original, measured on validation interactions as it runs.
+"""One trial: the method with some settings on the shared original, measured on validation interactions.
 
 :func:`prepare` makes the common start of all trials in the process that drives the sweep; workers get it as data:
 the config, the divided data, the original's weights. A trial reads no file and leaves none.
@@ -8,7 +8,6 @@ import dataclasses
 import logging
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,14 +18,12 @@ from recbole_unlearn.data import UnlearnData
 from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.files import Trained
 from recbole_unlearn.measures import DECIMALS
-from recbole_unlearn.methods import UnlearnTrainer, Watch
+from recbole_unlearn.methods import UnlearnTrainer
 from recbole_unlearn.pipeline import Pipeline, begin
 from recbole_unlearn.settings import TuneSettings, UnlearnConfig
 from recbole_unlearn.training import Trainings, loaded
 from recbole_unlearn.training.threads import of_one_process
 from recbole_unlearn.tuning.objective import Bench, Candidate, Goal, read_metric, validation_only
-
-Report = dict[str, Any]
 
 logger = logging.getLogger(__name__)
 
@@ -104,33 +101,19 @@ def prepare(pipeline: Pipeline, options: TuneSettings) -> tuple[Shared, dict[str
     return shared, {"original": goal.judge(original), "retrained": judged}
 
 
-def run_trial(shared: Shared, bench: Bench, values: dict[str, Any], emit: Callable[[Report], None]) -> None:
-    """Unlearn with ``values`` instead of the method's settings; ``emit`` gets a report for every look.
-
-    A report has the `settings` with which a single run ends in the same state, the figures, the method's own
-    `seconds`, the trial's `work_seconds` so far, and whether it is the `last`.
-    """
+def run_trial(shared: Shared, bench: Bench, values: dict[str, Any]) -> dict[str, Any]:
+    """Unlearn with ``values`` instead of the method's settings; the figures, and seconds of the method and of all."""
     start, method, threads = time.perf_counter(), shared.method, of_one_process(shared.config["threads"])
     torch.set_num_threads(threads)
     logging.getLogger().setLevel(logging.WARNING)
     options: Any = settings.read(method.Settings, shared.values | values)
     method.check(options, shared.config)
-    total = method.steps(options)
-
-    def report(trainer: UnlearnTrainer, step: int, seconds: float, last: bool = False) -> None:
-        changed = {} if last else method.settings_after(options, step)
-        figures = shared.goal.judge(bench.measure(trainer))
-        work = round(time.perf_counter() - start, 4)
-        about = {"settings": {**values, **changed}, "step": step if total else None}
-        emit({**about, **figures, "seconds": round(seconds, 4), "work_seconds": work, "last": last})
-
-    looks = shared.config["tune_looks"]  # at equal shares of the steps, the end included
-    before = frozenset(step for k in range(1, looks) if 0 < (step := round(total * k / looks)) < total)
-    watch = Watch(before, report) if total else None
     with tempfile.TemporaryDirectory() as work:
         quiet = {"checkpoint_dir": work, "output_dir": None, "show_progress": False}
         config = shared.config.replace(**quiet).without_curves()
         models = Trainings(dataclasses.replace(settings.read(settings.CacheSettings, config), cache=False), threads)
         trainer, task = begin(method, options, config, shared.data, shared.original, models, "unlearned")
-        finished = trainer.run(dataclasses.replace(task, watch=watch))
-        report(trainer, total, finished.seconds or 0.0, last=True)
+        finished = trainer.run(task)
+        figures = shared.goal.judge(bench.measure(trainer))
+        took = time.perf_counter() - start
+        return {**figures, "seconds": round(finished.seconds or 0.0, 4), "work_seconds": round(took, 4)}

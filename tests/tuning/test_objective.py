@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from recbole_unlearn import settings as groups
 from recbole_unlearn.data import loaders
 from recbole_unlearn.measures import Measurement, Questions, deleted_pairs, observe, provisional
-from recbole_unlearn.methods import Watch
 from recbole_unlearn.registry import METHODS
 from recbole_unlearn.settings import properties_dir
-from recbole_unlearn.training import PhaseTrainer, build_model, compose, train
+from recbole_unlearn.training import PhaseTrainer, build_model, compose
 from recbole_unlearn.tuning import Bench, Figures, Goal, Space, identity, objective, space, trial, validation_only
-from tests.methods.conftest import make_task
-from tests.parts import divided, refused, same, weights, without
+from tests.parts import divided, refused, without
 
 OBLIVIATE = METHODS.get("obliviate")
 FIGURES = st.builds(Figures, st.floats(0, 1), st.floats(0, 1) | st.none(), st.floats(0, 1) | st.none())
@@ -39,7 +37,7 @@ def test_the_score_is_its_formula():
 @given(st.lists(FIGURES, min_size=1, max_size=12), st.floats(0, 5))
 def test_no_candidate_beats_one_of_the_front_and_the_best_is_on_it(drawn, weight):
     judge = Goal("m", 0.5, weight, 0.3, 0.5)
-    found = [{"trial": k, "step": None, **judge.judge(figures)} for k, figures in enumerate(drawn)]
+    found = [{"trial": k, **judge.judge(figures)} for k, figures in enumerate(drawn)]
 
     def beaten(a):
         better = [b for b in found if b["utility"] >= a["utility"] and b["distance"] <= a["distance"]]
@@ -175,35 +173,6 @@ def test_data_that_cannot_be_tuned_on_is_refused(measured):
     refused("add --compare=retrain", trial.prepare, pipeline, groups.read(groups.TuneSettings, config))
 
 
-@pytest.mark.parametrize(("model", "changes"), [
-    ("BPR", {"lac_forget": 0.1}),
-    ("LightGCN", {"rank": 3}),
-    ("NeuMF", {}),  # dropout: every step draws from torch's own generator
-])  # fmt: skip
-def test_the_first_steps_of_a_longer_calibration_bit_for_bit(make_config, model, changes):
-    config = make_config(model, epochs=1, eval_step=1)
-    data = divided(config)
-    # Rows that are reset in every state that is shown, although they are in the region.
-    data = dataclasses.replace(data, orphan_users=torch.tensor([2]), orphan_items=data.forget_pairs[1][:1])
-    original, seen = train(config, data.full, "original"), {}
-
-    def unlearned(watch=None, **steps):
-        trainer, task = make_task(config, data, "obliviate", original, **changes | steps)
-        seconds = trainer.run(dataclasses.replace(task, watch=watch)).seconds
-        return weights(trainer.model), seconds
-
-    def look(trainer, step, seconds):
-        seen[step] = weights(trainer.model), seconds
-
-    whole, seconds = unlearned(Watch(frozenset({3, 6}), look), lac_steps=8)
-    assert sorted(seen) == [3, 6]
-    assert 0 < seen[3][1] < seen[6][1] < seconds
-    assert same(whole, unlearned(lac_steps=8)[0])  # being watched changes nothing
-    for step in (3, 6):
-        assert same(unlearned(lac_steps=step, lac_horizon=8)[0], seen[step][0])
-    assert not same(unlearned(lac_steps=3)[0], seen[3][0])
-
-
 def load_space(make_config, tmp_path, text, **changes):
     file = tmp_path / "space.yaml"
     file.write_text(text)
@@ -233,7 +202,7 @@ def test_every_kind_of_values(make_config, tmp_path):
     ("learning_rate: {uniform: [0.1, 0.2]}\n", "not a setting of obliviate"),
     ("4: {int: [1, 2]}\n", "the key 4 is not a name"), ("lac_steps: {int: [20, 20]}\n", "upside down or empty"),
     ("lac_steps: {int: [1.5, 20]}\n", "whole numbers"), ("lac_steps: {int: [1, 20, 0]}\n", "step 0"),
-    ("lac_steps: {int: [-5, 20]}\n", "lac_steps=-5"), ("lac_horizon: {choice: [8]}\n", "lac_horizon=8"),
+    ("lac_steps: {int: [-5, 20]}\n", "lac_steps=-5"),
     ("lac_learning_rate: {loguniform: [0, 0.1]}\n", "above 0"),
     ("lac_learning_rate: {uniform: [0, .inf]}\n", "finite number"),
     ("lac_learning_rate: {uniform: [0.1]}\n", "two numbers"), ("lac_learning_rate: {choice: [.nan]}\n", "finite"),

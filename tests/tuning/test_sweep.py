@@ -18,17 +18,18 @@ from recbole_unlearn.tuning import Bench, backend, identity, trial, validation_o
 from tests.parts import refused
 
 
-def in_this_process(ray, shared, drawn, listed, kept, *options):
-    """As `backend.run_trials`, without Ray; for random and grid search."""
+def in_this_process(ray, shared, listed, kept):
+    """As `backend.run_trials`, without Ray."""
     bench = Bench(shared.config, shared.data, shared.goal.metric)
     for number, values in enumerate(listed):
-        reports, error = [], None
-        if identity(values) not in kept.known:
-            try:
-                trial.run_trial(shared, bench, values, reports.append)
-            except UnlearnError as failure:
-                error = one_line(failure)
-        kept.ended(number, values, json.loads(json.dumps(reports)), "here", error)
+        figures, error = None, None
+        if identity(values) in kept.known:
+            continue
+        try:
+            figures = trial.run_trial(shared, bench, values)
+        except UnlearnError as failure:
+            error = one_line(failure)
+        kept.ended(number, values, json.loads(json.dumps(figures)), "here", error)
 
 
 @pytest.fixture
@@ -69,10 +70,7 @@ def test_a_sweep_and_the_way_back_from_its_settings(here, small, tmp_path):
     result, out = outcome.result, tmp_path / "out"
     assert result == json.loads((out / "tune.json").read_text())
     assert [record["state"] for record in result["trials"]] == ["finished"] * 3
-    reports = [report for record in result["trials"] for report in record["reports"]]
-    assert max(report["score"] for report in reports) == result["best"]["score"]
-    steps = [[report["step"] for report in record["reports"]] for record in result["trials"]]
-    assert all(found in ([1, 2, 3, 4], [2, 4, 6, 8]) for found in steps)
+    assert max(record["figures"]["score"] for record in result["trials"]) == result["best"]["score"]
     assert result["objective"]["target_source"] == "expected"
     assert "Best, on validation interactions" in str(outcome)
     assert result["beats_original"] == (result["best"]["score"] > result["original"]["score"])
@@ -104,8 +102,8 @@ def test_a_sweep_of_a_sequential_model(here, settings, tmp_path, method, text):
         "MAX_ITEM_LIST_LENGTH": 6, "hidden_size": 8, "epochs": 2, "inject_mode": "random",
     }  # fmt: skip
     asked = {"space": space(text), "searcher": "grid", "unlearn": method, "compare": ["retrain"]}
-    result = sweep(own, "GRU4Rec", tune=True, tune_looks=1, **asked).result
-    assert [(record["state"], len(record["reports"])) for record in result["trials"]] == [("finished", 1)] * 2
+    result = sweep(own, "GRU4Rec", tune=True, **asked).result
+    assert [record["state"] for record in result["trials"]] == ["finished"] * 2
     assert result["objective"]["target_source"] == "retrained"
     assert (result["objective"]["target"], result["retrained"]["distance"]) == (result["retrained"]["demotion"], 0)
     assert_gives(tmp_path / "out" / "best.yaml", result["best"], "GRU4Rec", own)
@@ -129,17 +127,6 @@ def test_the_same_seed_gives_the_same_sweep_also_when_it_was_cut_short(here, sma
     for _ in range(2):  # the second time, nothing is left to do
         assert untimed(sweep(halved, resume=True).result) == untimed(whole)
         assert len(calls) == 2 + 2  # the first of the trials was not done again
-
-
-def test_a_suggested_trial_has_a_number_of_its_own(tmp_path):
-    """Also in a resumed sweep, where a trial that failed is tried again under its number."""
-    report = {"score": 1.0, "last": True}
-    for ended in (((1, [report]), (2, []), (3, [report])), ((rank, [report]) for rank in (1, 3, 4, 2))):
-        kept = backend.Journal(tmp_path, "x")
-        for rank, reports in ended:
-            kept.ended(None, {"rank": rank}, reports, "node", None)
-    numbers = {record["settings"]["rank"]: record["number"] for record in kept.records.values()}
-    assert numbers == {1: 0, 2: 1, 3: 2, 4: 3}
 
 
 def test_failing_trials_are_named_and_the_others_count(here, small, tmp_path):
@@ -173,7 +160,7 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
     refused(r"no sweep in .* to resume", sweep, small, resume=True)
     sweep(small, trials=1)
     refused("holds a sweep already", sweep, small)
-    for changed in ({"tune_weight": 2.0}, {"epochs": 3}, {"lac_batch_size": 64}, {"tune_looks": 2}):
+    for changed in ({"tune_weight": 2.0}, {"epochs": 3}, {"lac_batch_size": 64}):
         refused("another original, data, space or objective", sweep, small, resume=True, **changed)
     (tmp_path / "out" / backend.NAME).write_text('{"sweep": 1}\nnonsense\n')
     refused("damaged", sweep, small, resume=True)
@@ -183,8 +170,6 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
 @pytest.mark.parametrize(("changes", "said"), [
     ({"tune_metric": "NDCG@15"}, "tune_metric=NDCG@15 is not measured"),
     ({"searcher": "grid"}, "Grid search cannot go through the range of lac_learning_rate"),
-    ({"searcher": "optuna"}, "pip install optuna"),
-    ({"searcher": "optuna", "space": "listed.yaml"}, "not go through the grid of rank"),
     ({"compare": "obliviate_paper"}, "compares with retrain, not with obliviate_paper"),
     ({"unlearn": "retrain", "space": None}, "retrain has no search space of its own"),
     ({"unlearn": "sisa", "space": None}, "sisa trains an original of its own"),
@@ -194,9 +179,7 @@ def test_a_sweep_is_not_mixed_with_another(here, small, tmp_path):
     ({"space": "oblivate"}, "neither a file here nor one of"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_nothing_is_trained(small, tmp_path, monkeypatch, capsys, changes, said):
-    monkeypatch.setattr(backend, "is_installed", lambda name: "pip install" not in said)
     monkeypatch.setattr("recbole_unlearn.pipeline.Pipeline.prepare", lambda *args: pytest.fail("too late"))
-    (tmp_path / "listed.yaml").write_text("rank: {grid: [2, full]}\n")
     flags = [f"--{key}={value}" for key, value in (small | changes).items() if value is not None]
     assert cli.main(["--model=BPR", "--dataset=tiny", *flags]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]

@@ -44,7 +44,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import logging
 import math
 import time
@@ -109,10 +108,6 @@ class ObliviateSettings:
         low=1, words=("full",),
     )  # fmt: skip
     lac_steps: int = setting("Steps of LAC; fewer for a small request: 16 passes over it at most.", low=0)
-    lac_horizon: int | None = setting(
-        "Steps over which the learning rate falls; lac_steps when empty. With more than lac_steps, the calibration "
-        "is the beginning of a longer one, bit for bit.", low=1,
-    )  # fmt: skip
     lac_learning_rate: float | None = setting(
         "Adam's learning rate at the first step; when empty, twelve times the training's, at most .06; for "
         "sequential models four times.", low=0.0,
@@ -152,11 +147,7 @@ class Obliviate(UnlearnTrainer):
 
     @classmethod
     def check(cls, settings: Any, config: UnlearnConfig) -> None:
-        """Refuse a horizon that is too short, and settings that a sequential model does not read."""
-        if settings.lac_horizon is not None and settings.lac_horizon < settings.lac_steps:
-            raise UnlearnError(
-                f"lac_horizon={settings.lac_horizon} is not valid: at least lac_steps, which is {settings.lac_steps}."
-            )
+        """Refuse settings that a sequential model does not read."""
         if config["MODEL_TYPE"] == ModelType.SEQUENTIAL:
             usual = config.usual_values(cls.name)
             turned = ", ".join(key for key in cls.of_pairs if getattr(settings, key) != usual[key])
@@ -165,16 +156,6 @@ class Obliviate(UnlearnTrainer):
                     f"{turned}: a setting of models that score pairs of a user and an item, and a sequential model "
                     "scores items after a history. Leave it out."
                 )
-
-    @classmethod
-    def steps(cls, settings: Any) -> int:
-        """The steps of LAC."""
-        return settings.lac_steps
-
-    @classmethod
-    def settings_after(cls, settings: Any, step: int) -> dict[str, Any]:
-        """The first ``step`` steps of the same calibration."""
-        return {"lac_steps": step, "lac_horizon": settings.lac_horizon or settings.lac_steps}
 
     def request_class(self, task: UnlearnTask) -> type[Request]:
         """The class of a request, by the kind of data."""
@@ -259,30 +240,18 @@ class Request:
         self.scatter()
         steps, first = schedule.steps, time.perf_counter()
         shown = bool(self.task.config["show_progress"]) and self.task.config.leaves_curves
-        watch, original = self.task.watch, self.task.original
+        original = self.task.original
 
         def after(step: int) -> None:
-            """Show the model to a watcher, or warn when retraining would be quicker."""
-            if watch is None:
-                if step == WARN_AFTER and original is not None:
-                    warn_if_slow(original.seconds, first - began + (time.perf_counter() - first) / step * steps)
-            elif step in watch.steps:
-                self.adapters.attach()  # not all gradients write to the model as they go
-                now = [(adapter.a, adapter.shift) for adapter in self.adapters.adapters]
-                self.finish()
-                self.trainer.show(self.task, step, self.starts_again)
-                for adapter, (a, shift) in zip(self.adapters.adapters, now, strict=True):
-                    adapter.a, adapter.shift = a, shift
-                self.adapters.attach()
+            """Warn when retraining would be quicker."""
+            if step == WARN_AFTER and original is not None:
+                warn_if_slow(original.seconds, first - began + (time.perf_counter() - first) / step * steps)
 
         with progress_bar(f"LAC {self.task.label}", steps, shown) as bar:
             values, demotion = calibrate(
                 self.adapters, self.witness, objective, schedule, interactions, bar, after,
                 watches=self.task.config.leaves_curves,
             )  # fmt: skip
-            if watch is not None:  # a small request has fewer steps; the model then stays the same
-                for step in range(max(1, steps), self.options.lac_steps):
-                    after(step)
         found["accepted"] = self.finish()
         if found["accepted"] < 1.0:
             logger.warning(TOO_LARGE, 100 * found["accepted"])
@@ -494,18 +463,17 @@ class Schedule(NamedTuple):
     steps: int
     learning_rate: float
     batch_size: int
-    horizon: int  # T: t steps laid out for T are the first t steps of a calibration of T, bit for bit
 
     @classmethod
     def by(cls, options: Any, rate: float, size: int) -> Schedule:
         """By the settings, with ``rate`` and ``size`` of a batch where they are empty."""
         rate = rate if options.lac_learning_rate is None else options.lac_learning_rate
-        return cls(options.lac_steps, rate, options.lac_batch_size or size, options.lac_horizon or options.lac_steps)
+        return cls(options.lac_steps, rate, options.lac_batch_size or size)
 
     def within(self, interactions: int) -> Schedule:
         """At most a few passes over so many interactions: a small request takes few steps."""
         most = max(1, -(-PASSES * interactions // self.batch_size))
-        return self._replace(steps=min(self.steps, most), horizon=min(self.horizon, most))
+        return self._replace(steps=min(self.steps, most))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -550,7 +518,7 @@ def calibrate(
     """Fit the adapters to retained ``interactions``.
 
     Returns the objective of every step, and the demotion rate of deleted pairs every few steps. ``after_step`` is
-    called with the number of steps done, after each but the last; the model's rows need not be those of that step.
+    called with the number of steps done, after each but the last.
     Without ``watches`` deleted pairs are not scored, which costs a graph model as much as a step.
     """
     values: list[float] = []
@@ -562,8 +530,8 @@ def calibrate(
     trained = [x.a for x in chosen] + ([x.b for x in chosen] if objective.trains_b else [])
     optimizer = torch.optim.Adam(trained, lr=schedule.learning_rate)
     watched = witness.deleted(witness.watched)
-    batches = witness.batches(interactions, schedule.batch_size, schedule.horizon)
-    for step, batch in enumerate(itertools.islice(batches, schedule.steps)):
+    batches = witness.batches(interactions, schedule.batch_size, schedule.steps)
+    for step, batch in enumerate(batches):
         if watches and step % CHECK_EVERY == 0:
             demotion.append((step, gradients.demotion(watched)))
         value = objective.value(gradients, witness, batch)
@@ -574,7 +542,7 @@ def calibrate(
             raise UnlearnError("LAC failed: its loss is not a number. Lower lac_learning_rate.")
         values.append(value)
         if not objective.trains_b:
-            optimizer.param_groups[0]["lr"] = schedule.learning_rate * (1.0 - step / schedule.horizon)
+            optimizer.param_groups[0]["lr"] = schedule.learning_rate * (1.0 - step / schedule.steps)
         optimizer.step()
         gradients.changed()
         bar.update()

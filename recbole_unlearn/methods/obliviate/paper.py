@@ -42,7 +42,6 @@ class PaperSettings:
     lua_scale: float = setting("Scale c of the downdate, c / batch size. 0 for none.", low=0.0)
     rank: int | str = setting("Rank of the adapters. A number, or 'full'.", low=1, words=("full",))
     lac_steps: int = setting("Steps of the calibration.", low=0)
-    lac_horizon: int | None = setting("Steps that the batches are laid out for; lac_steps when empty.", low=1)
     lac_learning_rate: float = setting("Adam's learning rate.", low=0.0)
     lac_batch_size: int | None = setting("Interactions in a step; 8192 when empty.", low=1)
     lac_forget: float = setting("Weight of the reverse ranking loss on deleted interactions.", low=0.0)

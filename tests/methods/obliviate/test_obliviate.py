@@ -196,11 +196,10 @@ def test_a_new_start_is_frozen_and_rows_that_follow_are_not_calibrated(scene, mo
 
 
 def test_a_small_request_takes_few_steps():
-    plan = Schedule(30, 0.1, 8192, 30)
-    assert plan.within(100) == Schedule(1, 0.1, 8192, horizon=1)
+    plan = Schedule(30, 0.1, 8192)
+    assert plan.within(100) == Schedule(1, 0.1, 8192)
     assert plan.within(2000).steps == 4  # 16 · 2000 / 8192, rounded up
     assert plan.within(10**6) == plan
-    assert Schedule(3, 0.1, 8192, horizon=30).within(2000) == Schedule(3, 0.1, 8192, horizon=4)
 
 
 @pytest.mark.parametrize("forget", [0.0, 1.0])
