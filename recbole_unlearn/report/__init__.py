@@ -11,14 +11,11 @@ from recbole_unlearn.report.entries import (
     NO_PLAN,
     PLAN_FILE,
     Entry,
-    affected_ndcg,
-    grouped,
-    ratio_of_sums,
     read_mapping,
     read_plan,
     read_result,
     recovered,
     results_in,
 )
-from recbole_unlearn.report.page import decimal, difference, duration, percent, times, write_page
+from recbole_unlearn.report.page import write_page
 from recbole_unlearn.report.run_report import write_report
