@@ -50,7 +50,8 @@ def write_comparison(directories: Sequence[Path], target: Path, grids: Sequence[
 
 def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_PLAN) -> list[bytes]:
     """The page about ``results``, and their tables as Markdown and as LaTeX."""
-    groups = {place: {runs.name: runs for runs in methods} for place, methods in entries.grouped(results).items()}
+    found = entries.grouped(results, entries.NO_PLAN._replace(requests=plan.requests))
+    groups = {place: {runs.name: runs for runs in methods} for place, methods in found.items()}
     names = list(dict.fromkeys(name for methods in groups.values() for name in methods))
     looks = figures.looks(names)
     amounts = {
@@ -85,12 +86,11 @@ def rendered(results: Sequence[RunResult], plan: entries.GridPlan = entries.NO_P
 def _row(runs: Runs, color: str) -> list[str]:
     is_reference, seconds = runs.name in entries.REFERENCES, runs.known(AFTER, _seconds)
     return [
-        page.chip(page.phase_title(runs.name), color),
-        "" if is_reference else _verdicts(runs),
-        _mean(runs, affected_ndcg, digits=4),
-        "" if is_reference else page.percent(entries.recovered(runs.entries)),
+        page.lines(page.chip(page.phase_title(runs.name), color), *([] if is_reference else [_verdicts(runs)])),
         _mean(runs, _rate),
         _mean(runs, _auc, distance_first=True),
+        _mean(runs, affected_ndcg, digits=4),
+        "" if is_reference else page.percent(entries.recovered(runs.entries)),
         _mean(runs, lambda phase: phase.figure("overlap@20", "affected")),
         page.duration(statistics.fmean(seconds)) if seconds else "loaded",
         "" if is_reference else page.times(ratio_of_sums(runs.pairs(GOAL, AFTER, _seconds))),

@@ -414,8 +414,8 @@ def test_the_comparison_averages_seeds_and_counts_a_model_once(compare):
     assert first.split("original\n")[1].split("retrained\n")[0].split()[-1] == "2"
     own = first.split("obliviate\n")[1].split("\n")
     ndcg = [run["phases"]["unlearned"]["affected"]["ndcg@20"] for run in runs[:2]]
-    assert own[1].startswith(f"{sum(ndcg) / 2:.4f} ± ")
-    assert (own[0], own[3]) == ("not fully forgotten", "96%")
+    assert own[5].startswith(f"{sum(ndcg) / 2:.4f} ± ")
+    assert (own[0], own[7]) == ("not fully forgotten", "96%")
     assert "+0.080\nis 0.610 ± 0.000\n" in first
 
 
