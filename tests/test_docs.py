@@ -206,9 +206,8 @@ def plain_words(text):
 
 
 @pytest.mark.slow
-def test_the_commands_of_requests_print_what_the_page_says(tmp_path, monkeypatch, capsys):
+def test_the_commands_of_requests_print_what_the_page_says(tmp_path, capsys):
     page = (ROOT / "docs" / "requests.md").read_text()
-    monkeypatch.setenv("RECBOLE_UNLEARN_KEY", "0123456789abcdef" * 4)
     checkpoint = train_plain("BPR", tmp_path / "saved", dataset="ml-100k", epochs=3, embedding_size=16)
     page = page.replace('"$(ls -t saved/BPR-*.pth | head -1)"', str(checkpoint))
     parts = re.findall(r"```bash\n(.*?)```\n\n```text\n(.*?)```|```python\n(.*?)```", page, re.S)
