@@ -17,5 +17,5 @@ from recbole_unlearn.report.entries import (
     recovered,
     results_in,
 )
-from recbole_unlearn.report.page import write_page
+from recbole_unlearn.report.page import day, write_page
 from recbole_unlearn.report.run_report import write_report

@@ -1,8 +1,8 @@
 """A state: a directory with a model to which deletion requests are submitted, carried out, undone and published.
 
 `state.py` is the Python interface and `commands.py` the command line. `submit.py` queues requests, `worker.py`
-carries them out and undoes them, `publish.py` makes them final, `verify.py` checks the state, `export.py` writes it
-for serving, `status.py` shows it. They share `context.py`: the database (`database.py`, with the ledger), the files
+carries them out and undoes them, `publish.py` makes them final, `learn.py` and `adopt.py` bring new data, `verify.py`
+checks the state, `export.py` writes it for serving, `status.py` and `receipt.py` show it. They share `context.py`: the database (`database.py`, with the ledger), the files
 (`deltas.py`) and the model in memory (`live.py`).
 """
 
@@ -13,7 +13,7 @@ _HOMES = {
     "Receipt": "context", "Change": "deltas", "Store": "deltas", "LiveModel": "live", "read_moments": "live",
     "squared_norm": "live", "Vectors": "export", "find_vectors": "export", "load_suppression": "export",
     "moved": "export", "State": "state", "init_state": "state", "open_state": "state", "MOST_DRIFT": "status",
-    "history": "status", "write_status": "status",
+    "history": "status", "write_status": "status", "write_receipt": "receipt",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.log import exit_code, saying, stopping, uninterrupted, without_warnings
 from recbole_unlearn.state.database import REBUILT, RETRAINED, Database
-from recbole_unlearn.state.status import lines_said, status_text, write_status
+from recbole_unlearn.state.status import lines_said, overview, status_json, status_text, write_status
 from recbole_unlearn.text import counted, width, wrapped
 
 if TYPE_CHECKING:  # imported by the commands that need the model
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str], parse: Parse, class_of: Callable[[str], Any])
     with stopping(), saying("the state is as its last finished step left it."), without_warnings():
         if given.command == "init":
             return do(None, given) or 0
-        if given.command in ("status", "ledger"):  # which need no key
+        if given.command in ("status", "receipt", "ledger"):  # which need no key
             with contextlib.closing(Database(Path(given.state))) as database:
                 return do(database, given) or 0
         from recbole_unlearn.state.state import open_state
@@ -114,7 +114,22 @@ def _init(_: None, given: Any) -> None:
 
 
 def _submit(state: State, given: Any) -> int:
-    receipt = state.submit(given.file, given.id, given.deadline, given.dry_run)
+    if given.per is None:
+        return _submit_one(state, given, given.file, given.id)
+    if given.id is not None:
+        raise UnlearnError("--per takes the ids from the file; leave --id out.")
+    codes = set()
+    for id, request in state.requests_in(given.file, given.per).items():
+        try:
+            codes.add(_submit_one(state, given, request, id))
+        except UnlearnError as error:  # the others are submitted all the same
+            print(f"{id} refused: {error}", file=sys.stderr)
+            codes.add(2)
+    return 2 if 2 in codes else max(codes)
+
+
+def _submit_one(state: State, given: Any, request: Any, id: str | None) -> int:
+    receipt = state.submit(request, id, given.deadline, given.dry_run)
     how = f"; {_how(receipt)} since {receipt.since[:16].replace('T', ' ')}" if receipt.since else ""
     print(f"{receipt.id} {receipt.status}: {_asks(receipt)}{how}")
     if receipt.same_as is not None:
@@ -195,13 +210,20 @@ def _failed(receipts: Iterable[Receipt]) -> int:
     return int(any(receipt.status == "failed" for receipt in receipts))
 
 
-def _status(database: Database, given: Any) -> None:
-    if given.html is None:
-        print(status_text(database, shown(given.state), given.id))
-    elif given.id is not None:
-        raise UnlearnError("--html is a page about all requests; leave the id out.")
-    else:
+def _status(database: Database, given: Any) -> int:
+    if given.html is not None:
+        if given.id is not None:
+            raise UnlearnError("--html is a page about all requests; leave the id out.")
         print(shown(write_status(database, Path(given.html))))
+    else:
+        print(status_json(database, given.id) if given.json else status_text(database, shown(given.state), given.id))
+    return int(overview(database, given.id).overdue > 0)
+
+
+def _receipt(database: Database, given: Any) -> None:
+    from recbole_unlearn.state import write_receipt
+
+    print(*map(shown, write_receipt(database, given.id, Path(given.out))), sep="\n")
 
 
 def _rollback(state: State, given: Any) -> int:
@@ -317,6 +339,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, s
         [
             ("FILE", "CSV, TSV, JSON Lines or parquet; docs/deletion-requests.md", {}),
             ("--id ID", "its name in the ledger, such as a ticket's number; never a person's name", {}),
+            ("--per COLUMN", "a column of the file, such as ticket: one request for each of its values, its id", {}),
             ("--deadline WHEN", "from now, such as 30d or 12h, or a day such as 2026-12-01", {}),
             ("--dry-run", "only say what would be queued", {"action": "store_true"}),
         ],
@@ -331,7 +354,15 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, s
     ),
     "status": (
         _status, "show requests, deadlines, drift, and whether the model is exact and retraining due", "",
-        [("ID", "of one request alone", {"nargs": "?"}), ("--html FILE", "write a page instead", {})],
+        [
+            ("ID", "of one request alone", {"nargs": "?"}), ("--html FILE", "write a page instead", {}),
+            ("--json", "print JSON instead", {"action": "store_true"}),
+        ],
+    ),
+    "receipt": (
+        _receipt, "write a page and a JSON file about one request, for a data protection officer",
+        "It names no user and no item.",
+        [("ID", "of the request", {}), ("--out DIR", "where to, by default the current directory", {"default": "."})],
     ),
     "rollback": (
         _rollback, "undo a request that is not published",

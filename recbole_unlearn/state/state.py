@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 
+from recbole_unlearn.data import Fields, ForgetRequest, read_requests
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.files import Checkpoint, new_directory, remove_stale, sync
 from recbole_unlearn.settings import GROUPS, UnlearnConfig, declared
@@ -117,6 +118,10 @@ class State:
 
         """
         return submit.submit(self.core, forget, id, deadline, dry_run)
+
+    def requests_in(self, table: Any, per: str) -> dict[str, ForgetRequest]:
+        """The requests to submit in a file or table, one for each value of its column ``per``, such as tickets."""
+        return read_requests(table, Fields.of(self.core.config), per)
 
     def run(self, window: Span | None = None) -> list[Receipt]:
         """Carry out pending requests, in order; requests submitted within ``window`` of the first of them as one."""

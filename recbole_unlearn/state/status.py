@@ -6,6 +6,7 @@ Reads the database alone: neither the model nor the key. Sizes are in steps, so 
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import statistics
 from collections.abc import Sequence
@@ -55,10 +56,10 @@ class Overview(NamedTuple):
 
     @property
     def requests(self) -> Any:
-        """A DataFrame: id, status, submitted, due, finished, sizes in steps (…_up_to), why, exact, since."""
+        """A DataFrame: id, status, dates, sizes in steps (…_up_to), why, published, exact, since."""
         import pandas as pd  # which the commands do not need
 
-        frame = pd.DataFrame(self.rows, columns=[*_SHOWN, *Exactness._fields])
+        frame = pd.DataFrame(self.rows, columns=[*_SHOWN, "published", *Exactness._fields])
         return frame.astype(dict.fromkeys(Exactness._fields, object))
 
     @property
@@ -76,7 +77,11 @@ def overview(database: Database, id: str | None = None) -> Overview:
             raise UnlearnError(f"There is no request {shown(id)}; `requests status` lists them.")
     now_exact, by_id = database.exactness()
     unknown = dict.fromkeys(Exactness._fields)
-    found = [{**row, **(by_id[row["id"]]._asdict() if row["id"] in by_id else unknown)} for row in rows]
+    final = {id: entry["time"] for entry in database.entries() for id in entry.get("ids", ())}
+    found = [
+        {**row, "published": final.get(row["id"]), **(by_id[row["id"]]._asdict() if row["id"] in by_id else unknown)}
+        for row in rows
+    ]
     approximate = sum(not one.exact for one in by_id.values())
     overdue = sum(row["status"] in WAITING and row["due"] is not None and row["due"] < now() for row in rows)
     model, dataset = database.about("model"), database.about("dataset")
@@ -89,13 +94,13 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
     rows, number = seen.rows, counted(len(seen.rows), "request")
     lines = [f"{seen.model} on {seen.dataset}: {number}, {seen.overdue} overdue. Times are UTC.", ""]
     if rows:
-        head = ("id", "status", "submitted", "due", "exact since", "interactions ≤", "users ≤")
+        head = ("id", "status", "submitted", "due", "done", "published", "exact since")
         cells = [
-            [row["id"], row["status"], row["submitted"][:10], due(row), exact_since(row).split()[0],
-             *(str(row[name]) for name in STEPS)]
+            [row["id"], row["status"], row["submitted"][:10], due(row),
+             *((row[name] or MISSING)[:10] for name in ("finished", "published")), exact_since(row).split()[0]]
             for row in rows
         ]  # fmt: skip
-        lines += [drawn(head, cells, left=5), ""]
+        lines += [drawn(head, cells, left=7), ""]
     failed = [wrapped(f"{row['id']} failed: {row['why']}") for row in rows if row["status"] == "failed"]
     left_out = [wrapped(f"{row['id']}: {lines_said(row)}") for row in rows if row[LINES[1]] or row[LINES[2]]]
     lines += [*failed, *left_out, ""] if failed or left_out else []
@@ -115,6 +120,14 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
         advice = f"Retraining is due: `recbole-unlearn {command}, or `retrain`, or train a new model and `init` it."
     entries = "1 entry" if seen.entries == 1 else f"{seen.entries} entries"
     return "\n".join([*lines, wrapped(advice), f"Ledger: {entries}, head {seen.head}"])
+
+
+def status_json(database: Database, id: str | None = None) -> str:
+    """The status as JSON, with the fields of :class:`Overview`, what is spent of the budget in steps."""
+    seen = overview(database, id)
+    deleted, drift = Spent(seen.deleted_share, seen.drift).rounded()
+    said = {**seen._asdict(), "deleted_share": deleted, "drift": drift, "retraining_is_due": seen.retraining_is_due}
+    return json.dumps({**said, "requests": said.pop("rows")}, indent=1)
 
 
 def lines_said(row: Row) -> str:
@@ -179,7 +192,7 @@ def write_status(database: Database, target: Path) -> Path:
 
 def _cells(row: Row) -> list[list[str]]:
     """A row of the table, and below it the reason of a failure."""
-    found = (row["submitted"], row["finished"])
+    found = (row["submitted"], row["finished"], row["published"])
     times = (_plain_time(time)[:16] if isinstance(time, str) else MISSING for time in found)
     cells = [row["id"], due(row), *times, exact_since(row), *(f"{row[name]:,}" for name in STEPS)]
     return [cells, [row["why"]]] if row["why"] else [cells]

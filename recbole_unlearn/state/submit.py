@@ -88,7 +88,7 @@ def submit(core: Core, forget: Any, id: str | None, deadline: Deadline, dry_run:
     if id is not None and not _ID.fullmatch(id):
         raise UnlearnError(f"id={shown(id)}: an id has letters, digits, dots, dashes and _, 64 at most.")
     due = None if deadline is None else due_at(deadline)
-    request = read_request(forget, Fields.of(core.config))
+    request = forget if isinstance(forget, ForgetRequest) else read_request(forget, Fields.of(core.config))
     known = request_digest(core.key, request.frame)
     while True:
         base = core.refreshed().base

@@ -115,6 +115,18 @@ def test_a_request_from_submission_to_publication(command, requests, checkpoints
         assert opened.status().head == entries[-1]["link"]
 
 
+def test_one_request_for_each_ticket(command, make_state, tmp_path):
+    state, path = make_state(), tmp_path / "tickets.csv"
+    rows = [("u3", "", "T-1"), ("u8", "", "T-2"), ("nowhere", "", "T-2"), ("u5", "", "T-1"), ("gone", "", "T-3")]
+    pd.DataFrame(rows, columns=["user_id", "item_id", "ticket"]).to_csv(path, index=False)
+    code, out, error = command("submit", state.core.folder, path, "--per=ticket")
+    assert (code, re.findall(r"^(T-\d) pending", out, re.M)) == (2, ["T-1", "T-2"])
+    assert "unknown user_id: line 4" in out
+    assert re.search(r"^T-3 refused: .*nothing is queued", error, re.M)
+    assert [one.users for one in state.run()] == [2, 1]
+    assert "no column case" in command("submit", state.core.folder, path, "--per=case")[2]
+
+
 def test_no_user_or_item_is_named(command, requests, make_state):
     state = make_state().core.folder
     tokens = {name for user, item, *_ in tiny_rows() for name in (user, item)}

@@ -1,12 +1,17 @@
 """The budget of a state over time, and the page of `requests status`."""
 
+import json
 import re
 import shutil
 
 import pytest
 
+from recbole_unlearn import cli
+from recbole_unlearn.errors import UnlearnError
 from recbole_unlearn.state import MOST_DRIFT, history, open_state, status, write_status
+from recbole_unlearn.state.receipt import write_receipt
 from recbole_unlearn.state.status import overview
+from tests.conftest import tiny_rows
 from tests.report.test_report import Reader, check_in_chromium, in_chromium
 from tests.state.conftest import some
 
@@ -90,6 +95,45 @@ def test_a_page_of_a_new_state(make_state, tmp_path):
     assert "No request was submitted yet." in reader.text
     assert "No request is overdue, and retraining is not due." in reader.text
     assert len(reader.figures) == 2
+
+
+def test_a_receipt_says_what_was_done_and_names_no_one(busy, tmp_path):
+    """Of each kind of request; the JSON says the same, and an other file is not replaced."""
+    database, tokens = busy.core.database, {name for row in tiny_rows() for name in row[:2]}
+    busy.submit({"user_id": ["u30", "nowhere"]}, id="new", deadline="30d")
+    busy.run()
+    busy.publish()
+    head = busy.status().head
+    busy.rebuild()
+    links = {one["link"] for one in map(json.loads, database.ledger_lines())}
+    for id in busy.status().requests["id"]:
+        page, data = write_receipt(database, id, tmp_path / "out")
+        text, found = " ".join(Reader(page).text.split()), json.loads(data.read_text())
+        assert not tokens & set(re.findall(r"\w+", (text + data.read_text()).replace(id, "")))
+        assert (found["request"], found["hashes"]["ledger head"]) == (id, busy.status().head)
+        assert all(one["link"] in text for one in found["ledger"])
+        assert {one["link"] for one in found["ledger"]} <= links
+        assert "<script" not in page.read_text()
+    found = json.loads((tmp_path / "out" / "receipt-new.json").read_text())
+    assert (found["status"], found["exact"], found["methods"]) == ("published", True, ["obliviate", "rebuilt"])
+    assert [one["what"] for one in found["ledger"]] == ["submitted", "done", "published", "rebuilt"]
+    assert [found["asked"][f"{name}_up_to"] for name in ("users", "queued", "unknown")] == [1, 1, 1]
+    dates = [found["dates"][name] for name in ("submitted", "done", "published", "exact since")]
+    assert dates == sorted(dates)
+    busy.verify(head=head)
+    (tmp_path / "receipt-new.html").write_text("mine")
+    with pytest.raises(UnlearnError, match="is not a receipt"):
+        write_receipt(database, "new", tmp_path)
+    with pytest.raises(UnlearnError, match="There is no request other"):
+        write_receipt(database, "other", tmp_path)
+
+
+def test_status_as_json_has_all_dates_and_an_exit_code(busy, key_file, capsys):
+    folder = str(busy.core.folder)
+    for id, code in (("late-u9", 1), ("first-u3", 0)):
+        assert cli.main(["requests", "status", folder, id, "--json"]) == code
+        (row,) = json.loads(capsys.readouterr().out)["requests"]
+        assert (row["id"], {"submitted", "due", "finished", "published", "since"} <= row.keys()) == (id, True)
 
 
 @pytest.mark.slow
