@@ -2,8 +2,8 @@
 
 `state.py` is the Python interface and `commands.py` the command line. `submit.py` queues requests, `worker.py`
 carries them out and undoes them, `publish.py` makes them final, `learn.py` and `adopt.py` bring new data, `verify.py`
-checks the state, `export.py` writes it for serving, `status.py` and `receipt.py` show it. They share `context.py`: the database (`database.py`, with the ledger), the files
-(`deltas.py`) and the model in memory (`live.py`).
+checks the state, `export.py` writes it for serving, `status.py` and `receipt.py` show it. They share `context.py`:
+the database (`database.py`, with the ledger), the files (`deltas.py`) and the model in memory (`live.py`).
 """
 
 import importlib
