@@ -29,8 +29,8 @@ def receipt(database: Database, id: str) -> dict[str, Any]:
     own = [one for one in entries if names & {one.get("id"), *one.get("ids", ()), *one.get("again", ())}]
     own += [one for one in entries if row["exact"] and one["time"] == row["since"] and one not in own]
     is_in = row["exact"] is not None
-    done = next((one for one in reversed(own) if is_in and one["what"] == "done"), {})
-    final = next((one for one in reversed(own) if id in one.get("ids", ())), {})
+    done: dict[str, Any] = next((one for one in reversed(own) if is_in and one["what"] == "done"), {})
+    final: dict[str, Any] = next((one for one in reversed(own) if id in one.get("ids", ())), {})
     trained = [one["what"] for one in own if one["what"] in TRAINED and one["time"] == row["since"]]
     return {
         "schema": SCHEMA, "date": now(), "request": id, "model": seen.model, "dataset": seen.dataset,
