@@ -226,7 +226,7 @@ def test_the_commands_of_requests_print_what_the_page_says(tmp_path, capsys):
                 subprocess.run(["bash", "-e", "-c", line], check=True)
         if not code:
             assert plain_words(capsys.readouterr().out) == plain_words(expected)
-    assert (tmp_path / "status.html").is_file()
+    assert (tmp_path / "receipt-T-1043.html").is_file()
 
 
 # A page may link to the web; it may not load anything from there.

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from recbole_unlearn.report.figures import Axis, Figure, Trace
@@ -40,9 +39,6 @@ class Scale(NamedTuple):
         """A value as a number on the axis."""
         if self.kind == "category":
             return float(self.names.index(value))
-        if self.kind == "date":
-            moment = datetime.fromisoformat(value)
-            return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
         return math.log10(value) if self.kind == "log" else float(value)
 
     def at(self, number: float) -> float:
@@ -57,10 +53,6 @@ class Scale(NamedTuple):
             powers = range(math.floor(self.low), math.ceil(self.high) + 1)
             marks = [m * 10.0**power for power in powers for m in ((1, 2, 5) if self.high - self.low < 2.5 else (1,))]
             return [(self.at(math.log10(x)), [f"{x:g}"]) for x in marks if self.low <= math.log10(x) <= self.high]
-        if self.kind == "date":
-            form = "%d %b" if self.high - self.low > 3 * 86400 else "%d %b %H:%M"
-            moments = [self.low + (self.high - self.low) * part / 4 for part in (0.5, 2, 3.5)]
-            return [(self.at(x), [datetime.fromtimestamp(x, UTC).strftime(form)]) for x in moments]
         rough = (self.high - self.low) / MOST
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9))

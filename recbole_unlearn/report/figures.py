@@ -13,7 +13,6 @@ from recbole_unlearn.results import ORIGINAL, RETRAINED, SECOND, UNLEARNED, Curv
 
 Phases = Mapping[str, PhaseResult]
 Point = tuple[str, float, float]  # the name of a phase, x and y
-Steps = Sequence[tuple[str, float]]  # a time (ISO), and the height from then on
 # Groupings of `groups` in a result: the key of a group's size, and the unit.
 GROUPINGS = {"user_activity": ("users", "users"), "item_popularity": ("rows", "test interactions")}
 LEAST_CHANGE = 0.05  # of recall@20, that the axis of changes shows to each side at least
@@ -39,7 +38,7 @@ class Trace(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """One axis; ``kind`` is linear, log, date or category."""
+    """One axis; ``kind`` is linear, log or category."""
 
     title: str
     ends: Sequence[float] | None = None  # None: from 0, or where the values begin, to where they end
@@ -183,9 +182,3 @@ def trade_off(
     ends = [min(places) / 1.5, max(places) * 1.5] if logarithmic else span(places, LEAST_SHARE)
     x = Axis(x_title, ends, "log" if logarithmic else "linear")
     return _figure(traces, x, Axis(y_title, span(heights, LEAST_SHARE)))
-
-
-def over_time(name: str, points: Steps, limit: float, is_share: bool = False) -> Figure | None:
-    """Heights from a time (ISO) to the next, and a ``limit``."""
-    traces = [Trace(name, _FIXED[UNLEARNED], list(points), "steps")]
-    return _figure(traces + _level(traces, "budget", limit), Axis("", kind="date"), Axis(name, is_share=is_share))

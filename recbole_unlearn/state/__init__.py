@@ -13,7 +13,7 @@ _HOMES = {
     "Receipt": "context", "Change": "deltas", "Store": "deltas", "LiveModel": "live", "read_moments": "live",
     "squared_norm": "live", "Vectors": "export", "find_vectors": "export", "load_suppression": "export",
     "moved": "export", "State": "state", "init_state": "state", "open_state": "state", "MOST_DRIFT": "status",
-    "history": "status", "write_status": "status", "write_receipt": "receipt",
+    "write_receipt": "receipt",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from recbole_unlearn.errors import UnlearnError, shown
 from recbole_unlearn.log import exit_code, saying, stopping, uninterrupted, without_warnings
 from recbole_unlearn.state.database import REBUILT, RETRAINED, Database
-from recbole_unlearn.state.status import lines_said, overview, status_json, status_text, write_status
+from recbole_unlearn.state.status import lines_said, overview, status_json, status_text
 from recbole_unlearn.text import counted, width, wrapped
 
 if TYPE_CHECKING:  # imported by the commands that need the model
@@ -211,12 +211,7 @@ def _failed(receipts: Iterable[Receipt]) -> int:
 
 
 def _status(database: Database, given: Any) -> int:
-    if given.html is not None:
-        if given.id is not None:
-            raise UnlearnError("--html is a page about all requests; leave the id out.")
-        print(shown(write_status(database, Path(given.html))))
-    else:
-        print(status_json(database, given.id) if given.json else status_text(database, shown(given.state), given.id))
+    print(status_json(database, given.id) if given.json else status_text(database, shown(given.state), given.id))
     return int(overview(database, given.id).overdue > 0)
 
 
@@ -355,8 +350,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, s
     "status": (
         _status, "show requests, deadlines, drift, and whether the model is exact and retraining due", "",
         [
-            ("ID", "of one request alone", {"nargs": "?"}), ("--html FILE", "write a page instead", {}),
-            ("--json", "print JSON instead", {"action": "store_true"}),
+            ("ID", "of one request alone", {"nargs": "?"}), ("--json", "print JSON instead", {"action": "store_true"}),
         ],
     ),
     "receipt": (

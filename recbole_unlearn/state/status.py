@@ -1,4 +1,4 @@
-"""The status of a state: its requests, their deadlines, the budget, and the ledger's head, as a text or as a page.
+"""The status of a state: its requests, their deadlines, the budget, and the ledger's head, as text and as JSON.
 
 Reads the database alone: neither the model nor the key. Sizes are in steps, so that they name no user.
 """
@@ -7,36 +7,18 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from recbole_unlearn.errors import UnlearnError, shown
-from recbole_unlearn.state.database import LINES, STEPS, TRAINED, Database, Exactness, Spent, now
+from recbole_unlearn.state.database import LINES, STEPS, Database, Exactness, Spent, now
 from recbole_unlearn.text import MISSING, counted, decimal, drawn, percent, wrapped
 
 # The budget: from here on a model should be trained again; docs/requests.md says where the limits come from.
 MOST_DELETED, MOST_DRIFT = 0.05, 0.1
 WAITING = ("pending", "failed")  # a deadline matters to these
 Row = dict[str, Any]
-# Of the page: groups of requests, requests of a group, entries of the ledger.
-_GROUPS = ("failed", "pending", "done", "published", "rolled back")
-_MARK = b"<title>Deletion requests: "
-_ROWS, _ENTRIES = 200, 12
 _SHOWN = ("id", "status", "submitted", "due", "finished", *STEPS, *LINES, "why")
-
-
-def history(database: Database) -> list[tuple[str, Spent]]:
-    """The budget since the last training, by the ledger, with times; the first is zero."""
-    points: list[tuple[str, Spent]] = []
-    for entry in database.entries():
-        if entry["what"] in TRAINED:
-            points = []
-        if entry["what"] not in ("submitted", "failed"):
-            points.append((entry["time"], Spent(**entry["spent"])))
-    return points
 
 
 class Overview(NamedTuple):
@@ -97,14 +79,15 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
         head = ("id", "status", "submitted", "due", "done", "published", "exact since")
         cells = [
             [row["id"], row["status"], row["submitted"][:10], due(row),
-             *((row[name] or MISSING)[:10] for name in ("finished", "published")), exact_since(row).split()[0]]
+             *((row[name] or MISSING)[:10] for name in ("finished", "published")),
+             MISSING if row["exact"] is None else row["since"][:10] if row["exact"] else "approximate"]
             for row in rows
         ]  # fmt: skip
         lines += [drawn(head, cells, left=7), ""]
     failed = [wrapped(f"{row['id']} failed: {row['why']}") for row in rows if row["status"] == "failed"]
     left_out = [wrapped(f"{row['id']}: {lines_said(row)}") for row in rows if row[LINES[1]] or row[LINES[2]]]
     lines += [*failed, *left_out, ""] if failed or left_out else []
-    time, command = f"since {_plain_time(seen.since)[:16]}", f"requests rebuild {state}`"
+    time, command = f"since {seen.since[:16].replace('T', ' ')}", f"requests rebuild {state}`"
     number = f" ({counted(seen.approximate, 'request')} by obliviate)" if seen.approximate else ""
     model = f"exact {time}: it comes from the retained data alone."
     if not seen.exact:
@@ -148,61 +131,3 @@ def due(row: Row) -> str:
         return f"{day}, overdue"
     hours = left / datetime.timedelta(hours=1)
     return f"{day}, in {counted(round(hours / 24), 'day') if hours > 36 else counted(round(hours), 'hour')}"
-
-
-def exact_since(row: Row) -> str:
-    """The time since which a request is exact, or that it is approximate."""
-    if row["exact"] is None:
-        return MISSING
-    return _plain_time(row["since"])[:16] if row["exact"] else "approximate"
-
-
-def write_status(database: Database, target: Path) -> Path:
-    """Write the page of a state and return its path: ids of requests and counts, but no names of users or items."""
-    from recbole_unlearn.report import figures, write_page
-
-    if os.path.lexists(target) and not (target.is_file() and _MARK in target.read_bytes()[:4096]):
-        raise UnlearnError(f"{shown(target)} exists and is not a page of `requests status`. Choose another file.")
-    seen, entries, points = overview(database), list(database.entries()), history(database)
-    end = now()
-    rows = seen.rows
-    by_status = {name: [row for row in reversed(rows) if row["status"] == name] for name in _GROUPS}
-    spent = [(_plain_time(time), point) for time, point in [*points, (end, points[-1][1])]]
-    took = [entry["measures"]["seconds"] for entry in entries if entry["what"] == "done"]
-    return write_page(
-        target, "status.html", title=f"Deletion requests: {seen.model} on {seen.dataset}", seen=seen,
-        since=_plain_time(seen.since)[:16],
-        spent=Spent(seen.deleted_share, seen.drift).rounded(),
-        now=_plain_time(end), number={name: len(own) for name, own in by_status.items()},
-        seconds=statistics.median(took) if took else None, most_deleted=MOST_DELETED, most_drift=MOST_DRIFT,
-        deleted=figures.over_time("deleted", [(t, p.deleted) for t, p in spent], MOST_DELETED, True),
-        drift=figures.over_time("drift", [(t, p.drift) for t, p in spent], MOST_DRIFT),
-        groups={
-            f"{name} ({len(own)})": [cells for row in own[:_ROWS] for cells in _cells(row)]
-            for name, own in by_status.items()
-            if own
-        },
-        omitted=" ".join(_omitted(own, own[:_ROWS], f"{name} request") for name, own in by_status.items()),
-        newest=[
-            [entry["number"], _plain_time(entry["time"])[:16], entry["what"], entry.get("id", MISSING)]
-            for entry in reversed(entries[-_ENTRIES:])
-        ],
-    )  # fmt: skip
-
-
-def _cells(row: Row) -> list[list[str]]:
-    """A row of the table, and below it the reason of a failure."""
-    found = (row["submitted"], row["finished"], row["published"])
-    times = (_plain_time(time)[:16] if isinstance(time, str) else MISSING for time in found)
-    cells = [row["id"], due(row), *times, exact_since(row), *(f"{row[name]:,}" for name in STEPS)]
-    return [cells, [row["why"]]] if row["why"] else [cells]
-
-
-def _omitted(rows: Sequence[Row], drawn: Sequence[Row], noun: str) -> str:
-    number = len(rows) - len(drawn)
-    return f"{counted(number, f'further {noun}')} not shown." if number else ""
-
-
-def _plain_time(time: str) -> str:
-    """A stored time without its zone; all are UTC."""
-    return datetime.datetime.fromisoformat(time).astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -250,8 +250,6 @@ def test_a_figure_against_its_arithmetic():
     assert made["traces"][1]["bars"][1] == (431.5, 138.0, 88.9, 124.0, "b: two, -1")
     log = Scale.of(Axis("s", [0.1, 1000], "log"), [], 0, 400)
     assert log.ticks(False) == [(0, ["0.1"]), (100, ["1"]), (200, ["10"]), (300, ["100"]), (400, ["1000"])]
-    date = Scale.of(Axis("", kind="date"), ["2026-11-01", "2026-11-09"], 0, 80)
-    assert date.ticks(False) == [(10, ["02 Nov"]), (40, ["05 Nov"]), (70, ["08 Nov"])]
 
 
 def paths(tree, above=()):

@@ -318,20 +318,6 @@ def test_a_state_is_private(checkpoints, tiny_path, key_file, tmp_path, monkeypa
     refused("must be private, and its mode cannot be changed: not yours", open_state, folder, key_file)
 
 
-def test_a_page_does_not_replace_what_it_did_not_write(make_state, tmp_path, capsys):
-    folder = make_state().core.folder
-    (tmp_path / "link.html").symlink_to(folder / "nowhere")
-    (tmp_path / "mine.html").write_text("mine")
-    (tmp_path / "d.html").mkdir()
-    content = (folder / "state.sqlite").read_bytes()
-    for path in (folder / "state.sqlite", *(tmp_path / f"{name}.html" for name in ("mine", "link", "d"))):
-        assert cli.main(["requests", "status", str(folder), f"--html={path}"]) == 2
-        assert "is not a page of `requests status`" in capsys.readouterr().err
-    assert (folder / "state.sqlite").read_bytes() == content
-    for _ in range(2):
-        assert cli.main(["requests", "status", str(folder), f"--html={tmp_path / 'page.html'}"]) == 0
-
-
 @pytest.fixture(scope="module")
 def by_number(checkpoints, key_file, tmp_path_factory):
     """A state whose users and items are numbers, as in ml-100k."""
