@@ -350,7 +350,8 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], str, str, list[tuple[str, s
     "status": (
         _status, "show requests, deadlines, drift, and whether the model is exact and retraining due", "",
         [
-            ("ID", "of one request alone", {"nargs": "?"}), ("--json", "print JSON instead", {"action": "store_true"}),
+            ("ID", "of one request alone", {"nargs": "?"}),
+            ("--json", "print JSON instead", {"action": "store_true"}),
         ],
     ),
     "receipt": (

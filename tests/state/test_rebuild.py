@@ -10,7 +10,6 @@ import torch
 from recbole_unlearn.cli import main
 from recbole_unlearn.state import init_state
 from recbole_unlearn.state.status import status_text
-from tests.report.test_report import Reader
 from tests.state.conftest import about, done, some
 
 A, B, C = {"user_id": ["u3", "u5"]}, {"item_id": "i7"}, some("u9", 3)
