@@ -350,7 +350,7 @@ FILE = {"forget": {"source": "file", "interactions": 2}}
     ({"model": "SASRec", **UNDER}, "raise lua_limit", "lac_forget"),  # refused for sequences
     ({"method": "sisa"}, "is an ensemble", "raise"),
     ({**UNSURE, **FILE}, "--forget=injected", "too little"),
-    (UNSURE, "These figures cannot tell X. ", "--forget=injected"),
+    (UNSURE, "Inconclusive X. ", "--forget=injected"),
 ])  # fmt: skip
 def test_advice_by_verdict_and_method(changes, said, absent):
     text = words(sample(**changes))
