@@ -221,10 +221,9 @@ def test_few_users_have_no_figures_in_any_verdict():
 
 def test_a_sweep_as_a_frame(tmp_path):
     trials = [
-        {"number": 0, "state": "finished", "settings": {"rank": 4},
-         "reports": [{"step": 1, "score": 0.5}, {"step": 2, "score": 0.6}]},
-        {"number": 1, "state": "failed", "settings": {"rank": 8}, "reports": []},
-    ]  # fmt: skip
+        {"number": 0, "state": "finished", "settings": {"rank": 4}, "figures": {"score": 0.5}},
+        {"number": 1, "state": "failed", "settings": {"rank": 8}, "figures": None},
+    ]
     found = TuneResult({"trials": trials}, tmp_path).to_frame()
-    assert (list(found), found["trial"].tolist()) == (["trial", "state", "rank", "step", "score"], [0, 0, 1])
-    assert found["score"].isna().tolist() == [False, False, True]
+    assert (list(found), found["trial"].tolist()) == (["trial", "state", "rank", "score"], [0, 1])
+    assert found["score"].isna().tolist() == [False, True]
