@@ -1,4 +1,4 @@
-r"""The verdict on a result: exact, near retraining, short of it, beyond it, inconclusive, or unknown, with a sentence.
+r"""The verdict on a result: exact, near retraining, short of it, beyond it, inconclusive or unknown, and a sentence.
 
 An exact model is a function of D\S alone. Where it differs from the retrained model, seeds or recipes of training
 differ; no figure is asked whether it remembers.
