@@ -267,18 +267,14 @@ def span(text: str | datetime.timedelta) -> datetime.timedelta:
     return datetime.timedelta(**{units[fits[2]]: float(fits[1])})
 
 
-def due_at(deadline: str | datetime.timedelta | datetime.date) -> str:
+def due_at(deadline: str | datetime.timedelta) -> str:
     """The time at which a request is due: after a span, or at the end of a day such as "2026-12-01", in UTC."""
-    if not isinstance(deadline, datetime.date) and re.fullmatch(r"\d{4}-\d\d-\d\d", str(deadline)):
-        try:
-            deadline = datetime.date.fromisoformat(str(deadline))
-        except ValueError as error:
-            raise UnlearnError(f"{deadline!r} is not a date: {error}.") from error
-    if isinstance(deadline, datetime.date):
-        time = datetime.datetime.combine(deadline, datetime.time(23, 59, 59), datetime.UTC)
-    else:
-        time = datetime.datetime.now(datetime.UTC) + span(deadline)
-    return time.isoformat(timespec="seconds")
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", str(deadline)):
+        return (datetime.datetime.now(datetime.UTC) + span(deadline)).isoformat(timespec="seconds")
+    try:
+        return datetime.datetime.fromisoformat(f"{deadline}T23:59:59+00:00").isoformat()
+    except ValueError as error:
+        raise UnlearnError(f"{deadline!r} is not a date: {error}.") from error
 
 
 def versions() -> dict[str, str]:

@@ -426,16 +426,6 @@ def _make_private(folder: Path, new: bool) -> None:
         ) from error
 
 
-def _begun(connection: sqlite3.Connection, until: float) -> bool:
-    try:
-        connection.execute("BEGIN EXCLUSIVE")
-    except sqlite3.OperationalError as error:
-        if "locked" not in str(error) or time.monotonic() >= until:
-            raise
-        return False
-    return True
-
-
 @contextlib.contextmanager
 def working(folder: Path, patience: float) -> Iterator[None]:
     """Hold the lock of the worker; refused when another process has it for ``patience`` seconds."""
@@ -445,8 +435,13 @@ def working(folder: Path, patience: float) -> Iterator[None]:
             os.close(os.open(folder / LOCK, os.O_CREAT, 0o600))
             connection = sqlite3.connect(folder / LOCK, timeout=0.0, isolation_level=None)
             stack.callback(connection.close)
-            while not _begun(connection, until):
-                time.sleep(0.005)  # not SQLite's own waiting, which a signal does not end
+            while not connection.in_transaction:  # not SQLite's own waiting, which a signal does not end
+                try:
+                    connection.execute("BEGIN EXCLUSIVE")
+                except sqlite3.OperationalError as error:
+                    if "locked" not in str(error) or time.monotonic() >= until:
+                        raise
+                    time.sleep(0.005)
         except (sqlite3.Error, OSError) as error:
             why = f"Cannot work on the state {shown(folder)}: {error}. Check the disk and its permissions."
             if "locked" in str(error):

@@ -65,7 +65,9 @@ class Store:
         try:
             with tempfile.TemporaryDirectory(dir=self.folder) as folder:
                 yield Path(folder)
-        except OSError as error:
+        except (OSError, UnlearnError) as error:
+            if isinstance(error, UnlearnError) and not isinstance(error.__cause__, OSError):
+                raise
             raise self._cannot_write(error) from error
 
     def _cannot_write(self, error: Exception) -> UnlearnError:

@@ -24,7 +24,7 @@ from recbole_unlearn.state.context import Core, Lines, Receipt, Suppression, due
 from recbole_unlearn.state.database import LINES, STEPS, asked, now, packed
 from recbole_unlearn.state.live import Arrays, LiveModel
 
-Deadline = str | datetime.timedelta | datetime.date | None
+Deadline = str | datetime.timedelta | None
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
