@@ -22,12 +22,11 @@ Who can do what:
 * A writer without the key can damage a state, which is found, and can put an older copy of all of it back, which is
   found by a link that was noted elsewhere (`verify --head`). They cannot make a request look done or undone.
 * A reader of the directory (mode 0700, files 0600) has the model, its data, and the requests that are not published.
-* A reader of `status` and `ledger`, which need no key, sees ids, times, and sizes in the steps of :func:`rounded` and
-  of `disclosure.coarse`, which at least ten users could have asked for.
+* A reader of `status`, `receipt` and `ledger`, which need no key, sees ids, times, and sizes in the steps of
+  :func:`rounded` and of `disclosure.coarse`, which at least ten users could have asked for.
 
-One process at a time works on a state (`run`, `rollback`, `publish`, `rebuild`, `retrain`); others may submit and
-read. The worker's lock is a lock on a second, empty SQLite file, which the operating system releases when the process
-ends.
+One process at a time works on a state (`run`, `rollback`, `publish`, and all that train); others may submit and read.
+The worker's lock is a lock on a second, empty SQLite file, which the operating system releases when the process ends.
 """
 
 from __future__ import annotations

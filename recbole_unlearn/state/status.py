@@ -100,7 +100,7 @@ def status_text(database: Database, state: str, id: str | None = None) -> str:
     )
     advice = "Retraining is not due."
     if seen.retraining_is_due:
-        advice = f"Retraining is due: `recbole-unlearn {command}, or `retrain`, or train a new model and `init` it."
+        advice = f"Retraining is due: `recbole-unlearn {command}, or `retrain`, or train a new model and `adopt` it."
     entries = "1 entry" if seen.entries == 1 else f"{seen.entries} entries"
     return "\n".join([*lines, wrapped(advice), f"Ledger: {entries}, head {seen.head}"])
 
@@ -110,7 +110,8 @@ def status_json(database: Database, id: str | None = None) -> str:
     seen = overview(database, id)
     deleted, drift = Spent(seen.deleted_share, seen.drift).rounded()
     said = {**seen._asdict(), "deleted_share": deleted, "drift": drift, "retraining_is_due": seen.retraining_is_due}
-    return json.dumps({**said, "requests": said.pop("rows")}, indent=1)
+    rows = said.pop("rows")
+    return json.dumps({**said, "requests": rows}, indent=1)
 
 
 def lines_said(row: Row) -> str:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from recbole_unlearn.errors import UnlearnError
-from recbole_unlearn.state import State, open_state, publish, worker
+from recbole_unlearn.state import State, learn, open_state, publish, worker
 from recbole_unlearn.state.database import REBUILT, RETRAINED
 
 CALLS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
@@ -40,10 +40,10 @@ def submit(state, ids):
         state.submit(REQUESTS[id], id=id)
 
 
-def learn(state):
+def week():
     """New interactions, of which some are of users who asked."""
     Path("week.csv").write_text("user_id,item_id,rating,timestamp\nu8,i1,4,1e9\nnew,i1,4,1e9\nu1,i99,4,1e9\n")
-    state.learn("week.csv")
+    return "week.csv"
 
 
 class Step(NamedTuple):
@@ -63,7 +63,10 @@ STEPS = {
         lambda state: itertools.chain([worker.rollback(state.core, "b")], worker.run(state.core, None)),
     ),
     "publish": Step(State.publish, "abc", "d", lambda state: [publish.publish(state.core)]),
-    "learn": Step(learn, "a", "b", lambda state: [learn(state)]),
+    "learn": Step(
+        lambda state: state.learn(week()), "a", "b",
+        lambda state: [learn.learn(state.core, week(), None, "drop", None)],
+    ),
     **{
         name: Step(
             getattr(State, name), "a", "b",
