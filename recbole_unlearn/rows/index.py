@@ -15,6 +15,7 @@ import torch
 from recbole.data.dataset import Dataset
 
 TABLE_BYTES = 2**26  # up to this size a table of all pairs is kept, which is quicker to look up
+IN_ORDER = 2**16  # keys that are looked up at once, from which on they are sorted first
 
 Side = Literal["user", "item"]
 SIDES: tuple[Side, Side] = ("user", "item")
@@ -224,5 +225,9 @@ def _contains(ordered: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Which of ``values`` are in a sorted tensor."""
     if len(ordered) == 0:
         return torch.zeros(values.shape, dtype=torch.bool)
+    order = None
+    if len(values) > IN_ORDER:  # a search then finds in the cache what the one before has read
+        values, order = values.sort()
     place = torch.searchsorted(ordered, values).clamp_(max=len(ordered) - 1)
-    return ordered[place] == values
+    found = ordered[place] == values
+    return found if order is None else torch.empty_like(found).index_copy_(0, order, found)
